@@ -1,0 +1,1 @@
+"""Format descriptions and rewrite rules."""

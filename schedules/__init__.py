@@ -1,0 +1,1 @@
+"""One file per operator: its program, its oracle, its schedule templates."""

@@ -1,0 +1,21 @@
+"""The errors that sparsetir raises; every one names what was expected and what came."""
+
+from __future__ import annotations
+
+__all__ = ["IllFormedError", "LoweringError", "ScheduleError", "StructureError"]
+
+
+class IllFormedError(ValueError):
+    """A stage-I function breaks a rule of the language; the message carries file and line."""
+
+
+class LoweringError(ValueError):
+    """A program is well-formed, but cannot be lowered as it stands."""
+
+
+class ScheduleError(ValueError):
+    """A schedule primitive or the default schedule cannot be applied."""
+
+
+class StructureError(ValueError):
+    """Arrays that describe a sparse structure (indptr, indices) are not valid."""

@@ -1,0 +1,189 @@
+"""Make the init of every reduction run, also where the reduction is empty.
+
+A reduction block whose loop has extent zero never runs its `T.init()`. Before::
+
+    for j in range(J_indptr[vi + 1] - J_indptr[vi]):
+        with T.sblock("spmm1"):
+            vj = T.axis.reduce(..., j)
+            with T.init():
+                C[vi] = 0.0
+            C[vi] = C[vi] + A[vi, vj]
+
+After::
+
+    with T.sblock("spmm1_init"):
+        C[vi] = 0.0
+    for j in range(J_indptr[vi + 1] - J_indptr[vi]):
+        with T.sblock("spmm1"):
+            C[vi] = C[vi] + A[vi, vj]
+
+TVM's `decompose_reduction` does this for one block that a user names; it refuses blocks that share
+their output. Here nothing can refuse: an init is idempotent and only its place changes. Reductions
+over threads are left alone: TVM lowers their init apart from the loop.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.nodes import substitute
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["hoist_init"]
+
+# An init on its way out: the loop it goes in front of (None: the block itself), and its nest.
+_Pending = list[tuple[Any, tirx.Stmt]]
+
+
+def hoist_init(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Move the init of every reduction block in front of its outermost reduction loop."""
+    body, pending = _visit(func.body, [])
+    assert not pending, "an init found no place"
+    return func.with_body(body)
+
+
+def _visit(stmt: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
+    """Rewrite a statement below the loops `path` of its block; also the inits to place above."""
+    if isinstance(stmt, tirx.For):
+        body, pending = _visit(stmt.body, [*path, stmt])
+        loop = tirx.For(
+            stmt.loop_var,
+            stmt.min,
+            stmt.extent,
+            stmt.kind,
+            body,
+            stmt.thread_binding,
+            stmt.annotations,
+            stmt.step,
+            stmt.span,
+        )
+        here = [init for target, init in pending if target is stmt]
+        return _before(here, loop), [(t, i) for t, i in pending if t is not stmt]
+    if isinstance(stmt, tirx.SeqStmt):
+        parts = [_visit(s, path) for s in stmt.seq]
+        return tirx.SeqStmt([s for s, _ in parts]), [p for _, ps in parts for p in ps]
+    if isinstance(stmt, tirx.IfThenElse):
+        then, pending = _visit(stmt.then_case, path)
+        if stmt.else_case is None:
+            return tirx.IfThenElse(stmt.condition, then), pending
+        other, more = _visit(stmt.else_case, path)
+        return tirx.IfThenElse(stmt.condition, then, other), [*pending, *more]
+    if isinstance(stmt, tirx.AttrStmt):
+        body, pending = _visit(stmt.body, path)
+        return tirx.AttrStmt(stmt.node, stmt.attr_key, stmt.value, body), pending
+    if isinstance(stmt, tirx.While):
+        body, pending = _visit(stmt.body, path)
+        return tirx.While(stmt.condition, body), pending
+    if isinstance(stmt, s_tir.SBlockRealize):
+        return _realize(stmt, path)
+    return stmt, []
+
+
+def _before(inits: list[tirx.Stmt], stmt: tirx.Stmt) -> tirx.Stmt:
+    return tirx.SeqStmt([*inits, stmt]) if inits else stmt
+
+
+def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
+    block = realize.block
+    body, inner = _visit(block.body, [])
+    assert not inner, "an init found no place"
+    hoisted = None if block.init is None else _init_nest(realize, path)
+    reads = list(block.reads)
+    if hoisted is not None:
+        reads = [*(w for w in block.writes), *reads]
+    new_block = s_tir.SBlock(
+        block.iter_vars,
+        reads,
+        block.writes,
+        block.name_hint,
+        body,
+        None if hoisted is not None else block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+        block.span,
+    )
+    new = s_tir.SBlockRealize(realize.iter_values, realize.predicate, new_block, realize.span)
+    if hoisted is None:
+        return new, []
+    target, nest = hoisted
+    return (_before([nest], new), []) if target is None else (new, [(target, nest)])
+
+
+def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:
+    """The init under loops of its own, and the loop that it goes in front of."""
+    block = realize.block
+    reduced: set[Any] = set()
+    for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
+        if iter_var.iter_type != tirx.IterVar.DataPar:
+            reduced |= free_vars(value)
+    reduce_loops = [loop for loop in path if loop.loop_var in reduced]
+    if any(loop.kind == tirx.ForKind.THREAD_BINDING for loop in reduce_loops):
+        return None
+    first = path.index(reduce_loops[0]) if reduce_loops else len(path)
+    inside = path[first:]
+    inside_vars = {loop.loop_var for loop in inside}
+
+    loops: list[Any] = []  # what the init nest iterates, outermost first
+    renamed: dict[Any, Any] = {}
+    iter_vars: list[Any] = []
+    values: list[Any] = []
+    rename_iter: dict[Any, Any] = {}
+    for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
+        if iter_var.iter_type != tirx.IterVar.DataPar:
+            continue
+        used = free_vars(value) & inside_vars
+        fresh = tirx.Var(iter_var.var.name, dtype_of(iter_var.var))
+        rename_iter[iter_var.var] = fresh
+        if used & reduced:
+            # The spatial position shares a loop with the reduction: give it one of its own.
+            own = tirx.Var(iter_var.var.name.removeprefix("v"), dtype_of(fresh))
+            zero = as_dtype(0, dtype_of(own))
+            loops.append(tirx.For(own, zero, iter_var.dom.extent, tirx.ForKind.SERIAL, tirx.Evaluate(0)))
+            value = own
+        else:
+            for loop in inside:
+                if loop.loop_var in used and loop.loop_var not in renamed:
+                    renamed[loop.loop_var] = tirx.Var(loop.loop_var.name, dtype_of(loop.loop_var))
+                    loops.append(loop)
+            value = substitute(value, renamed)
+        iter_vars.append(tirx.IterVar(iter_var.dom, fresh, iter_var.iter_type))
+        values.append(value)
+
+    predicate = tirx.const(True, "bool")
+    for term in _conjuncts(realize.predicate):
+        if not free_vars(term) & reduced:
+            predicate = tirx.all(predicate, substitute(term, renamed))
+    init_block = s_tir.SBlock(
+        iter_vars,
+        [],
+        [substitute(w, rename_iter) for w in block.writes],
+        f"{block.name_hint}_init",
+        substitute(block.init, rename_iter),
+    )
+    nest: tirx.Stmt = s_tir.SBlockRealize(values, predicate, init_block)
+    for loop in reversed(loops):
+        var = renamed.get(loop.loop_var, loop.loop_var)
+        nest = tirx.For(
+            var,
+            loop.min,
+            substitute(loop.extent, renamed),
+            loop.kind,
+            nest,
+            loop.thread_binding,
+            loop.annotations,
+        )
+    return (reduce_loops[0] if reduce_loops else None), nest
+
+
+def _conjuncts(expr: Any) -> list[Any]:
+    if isinstance(expr, tirx.And):
+        return [*_conjuncts(expr.a), *_conjuncts(expr.b)]
+    if isinstance(expr, tirx.IntImm):
+        return []
+    if isinstance(expr, ir.Call) and getattr(expr.op, "name", "") == "tirx.likely":
+        return _conjuncts(expr.args[0])
+    return [expr]

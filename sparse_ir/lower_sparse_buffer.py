@@ -1,0 +1,325 @@
+"""Sparse buffer lowering: stage II to stage III (SparseTIR, section 3.4.1).
+
+Every buffer over axes becomes one-dimensional. Before::
+
+    C[vi, vk] = C[vi, vk] + A[vi, vj] * B[J_indices[vi, vj], vk]
+
+After (offsets that a product of sizes could carry past 2^31 are 64-bit)::
+
+    C[int64(vi) * feat + vk] = C[...] + A[J_indptr[vi] + vj] * B[int64(J_indices[...]) * feat + vk]
+
+The offset of an element sums, over the axis trees of the buffer, the offset within the tree times
+the sizes of the trees after it (equations 6 to 8; trees are ordered by their roots).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.hoist_init import hoist_init
+from sparsetir.sparse_ir.nodes import Axis, map_expr, substitute, walk
+from sparsetir.sparse_ir.position_space import LAYOUTS, VALUE_DOMAINS, Layout, as_dtype, dtype_of
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["LowerSparseBuffer", "lower_sparse_buffer"]
+
+INT32_MAX = 2**31 - 1
+
+
+def lower_sparse_buffer(func_or_mod: Any) -> Any:
+    """Lower a stage-II function, scheduled or not, to plain TIR over flat buffers.
+
+    func_or_mod : PrimFunc from :func:`lower_sparse_iter`, a `tvm.s_tir.Schedule` of one, or an
+        IRModule whose stage-II functions are lowered and the rest kept
+    Returns a PrimFunc (or the module) that `tvm.compile` takes; nothing of ours is left in it.
+    """
+    if isinstance(func_or_mod, s_tir.Schedule):
+        functions = list(func_or_mod.mod.functions.values())
+        if len(functions) != 1:
+            return LowerSparseBuffer()(func_or_mod.mod)
+        return lower_sparse_buffer(functions[0])
+    if isinstance(func_or_mod, tvm.IRModule):
+        return LowerSparseBuffer()(func_or_mod)
+    if not isinstance(func_or_mod, tirx.PrimFunc):
+        raise TypeError(
+            "lower_sparse_buffer: argument 'func_or_mod': expected a stage-II PrimFunc, a "
+            f"Schedule or an IRModule, got {type(func_or_mod).__name__}"
+        )
+    if LAYOUTS not in func_or_mod.attrs:
+        return func_or_mod
+    return _Flattening(hoist_init(func_or_mod)).run()
+
+
+def LowerSparseBuffer() -> Any:  # noqa: N802 (TVM names passes so)
+    """The pass: :func:`lower_sparse_buffer` on every stage-II function of a module."""
+
+    @tvm.transform.module_pass(opt_level=0, name="sparsetir.LowerSparseBuffer")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        functions = {
+            gv: lower_sparse_buffer(f) if isinstance(f, tirx.PrimFunc) else f
+            for gv, f in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    return run
+
+
+class _Storage:
+    """Offsets and sizes of one buffer over axes."""
+
+    def __init__(self, layout: Layout, flat: dict[str, Any], rename: Any) -> None:
+        self.axes = list(layout.axes)
+        self.ends = int(layout.ends)
+        self._flat = flat
+        self._indptr = {a.name: n for a, n in zip(self.axes, layout.indptr, strict=True) if n}
+        self._rename = rename
+        parents = {a.parent.name for a in self.axes if a.parent is not None}
+        self.leaves = [a for a in self.axes if a.name not in parents]
+        roots = [a.root.name for a in self.axes if a.parent is None]
+        self.leaves.sort(key=lambda a: roots.index(a.root.name))
+        sizes = [self._size(a) for a in self.leaves]
+        self.dtype = self._offset_dtype(sizes)
+        self.sizes = [as_dtype(s, self.dtype) for s in sizes]
+
+    def _size(self, axis: Axis) -> Any:
+        """Elements of an axis under its whole tree: nnz(Tree(axis))."""
+        if axis.kind == "dense_fixed":
+            return self._rename(axis.length)
+        if axis.is_variable:
+            return self._rename(axis.nnz)
+        above = self._size(axis.parent)
+        cols = self._rename(axis.nnz_cols)
+        if isinstance(above, tirx.IntImm) and isinstance(cols, tirx.IntImm):
+            return as_dtype(int(above) * int(cols), "int64")
+        return as_dtype(above, "int64") * as_dtype(cols, "int64")
+
+    def _offset_dtype(self, sizes: list[Any]) -> str:
+        if all(isinstance(s, tirx.IntImm) for s in sizes):
+            total = 1
+            for s in sizes:
+                total *= int(s)
+            wide = total + self.ends > INT32_MAX or any(a.idtype == "int64" for a in self.leaves)
+            return "int64" if wide else "int32"
+        return dtype_of(sizes[0]) if len(sizes) == 1 else "int64"
+
+    def size(self) -> Any:
+        """Number of elements."""
+        total = as_dtype(1, self.dtype)
+        for n, size in enumerate(self.sizes):
+            total = size if n == 0 else total * size
+        return total + as_dtype(1, self.dtype) if self.ends else total
+
+    def strides(self) -> list[Any]:
+        """Elements between neighbours on each leaf, in the order of `leaves`."""
+        out: list[Any] = []
+        stride: Any = as_dtype(1, self.dtype)
+        for n, size in enumerate(reversed(self.sizes)):
+            out.insert(0, stride)
+            stride = size if n == 0 else size * stride
+        return out
+
+    def offset(self, index: list[Any]) -> Any:
+        """Offset of the element at these positions (equations 6 and 7)."""
+        pos = {a.name: i for a, i in zip(self.axes, index, strict=True)}
+        total: Any = None
+        for leaf, stride in zip(self.leaves, self.strides(), strict=True):
+            here = as_dtype(self._within(leaf, pos), self.dtype)
+            term = here if _is_one(stride) else here * stride
+            total = term if total is None else total + term
+        return Analyzer().simplify(total)
+
+    def _within(self, axis: Axis, pos: dict[str, Any]) -> Any:
+        here = pos[axis.name]
+        if axis.kind == "dense_fixed":
+            return here
+        above = self._within(axis.parent, pos)
+        if axis.is_variable:
+            start = tirx.BufferLoad(self._flat[self._indptr[axis.name]], [above])
+            return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))
+        cols = as_dtype(self._rename(axis.nnz_cols), self.dtype)
+        return as_dtype(above, self.dtype) * cols + as_dtype(here, self.dtype)
+
+
+def _is_one(expr: Any) -> bool:
+    return isinstance(expr, tirx.IntImm) and int(expr) == 1
+
+
+class _Flattening:
+    def __init__(self, func: tirx.PrimFunc) -> None:
+        self.func = func
+        layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
+        self.flat: dict[Any, Any] = {}
+        self.storage: dict[Any, _Storage] = {}
+        by_name: dict[str, Any] = {}
+        for name, var in self._buffers(layouts).items():
+            storage = _Storage(layouts[name], by_name, self._rename)
+            by_name[name] = tirx.decl_buffer(
+                [storage.size()],
+                var.ty.dtype,
+                name=name,
+                scope=var.ty.storage_scope,
+                data_alignment=_element_bytes(var),
+            )
+            self.flat[var] = by_name[name]
+            self.storage[var] = storage
+
+    def run(self) -> tirx.PrimFunc:
+        body = map_expr(self.func.body, [(s_tir.SBlock, self._inline_matches)])
+        body = map_expr(
+            body,
+            [
+                (ir.TensorLoad, self._load),
+                (tirx.BufferStore, self._store),
+                (ir.TensorRegion, self._region),
+                (s_tir.SBlock, self._allocs),
+            ],
+        )
+        params = [self.flat.get(p, self._aligned(p)) for p in self.func.params]
+        body = substitute(body, {p: q for p, q in zip(self.func.params, params, strict=True)})
+        body = substitute(body, self.flat)
+        attrs = {
+            k: v for k, v in self.func.attrs.items() if str(k) not in (LAYOUTS, VALUE_DOMAINS)
+        }
+        return tirx.PrimFunc(
+            params,
+            body,
+            ret_type=self.func.ret_type,
+            attrs=tvm.ir.make_node("ir.DictAttrs", **attrs),
+            span=self.func.span,
+        )
+
+    def _buffers(self, layouts: dict[str, Layout]) -> dict[str, Any]:
+        """The function's variables for the buffers that have a layout, index arrays first."""
+        found: dict[str, Any] = {}
+
+        def add(var: Any) -> None:
+            layout = layouts.get(var.name)
+            if layout is None or len(var.ty.shape) != len(layout.axes):
+                return
+            if found.setdefault(var.name, var) is not var and not found[var.name].same_as(var):
+                raise LoweringError(
+                    f"{self._name()}: two buffers are called '{var.name}'; "
+                    "a schedule must not reuse the name of a sparse buffer"
+                )
+
+        for p in self.func.params:
+            if tirx.is_buffer_var(p):
+                add(p)
+
+        def block(node: Any) -> None:
+            if isinstance(node, s_tir.SBlock):
+                for var in node.alloc_buffers:
+                    if var.ty.storage_scope in ("", "global"):
+                        add(var)
+
+        walk(self.func.body, block)
+        order = [n for n in layouts if layouts[n].ends]
+        order.sort(key=lambda n: len(layouts[n].axes))
+        return {n: found[n] for n in [*order, *(n for n in layouts if n not in order)] if n in found}
+
+    def _name(self) -> str:
+        attrs = self.func.attrs
+        return str(attrs["global_symbol"]) if "global_symbol" in attrs else "main"
+
+    def _rename(self, expr: Any) -> Any:
+        """Sizes in attributes name the parameters of the function as it was before scheduling."""
+        by_name = {p.name: p for p in self.func.params}
+        return substitute(expr, {v: by_name[v.name] for v in free_vars(expr) if v.name in by_name})
+
+    def _aligned(self, param: Any) -> Any:
+        """A dense buffer parameter, with no more alignment than its elements have."""
+        if not tirx.is_buffer_var(param):
+            return param
+        return tirx.decl_buffer(
+            param.ty.shape,
+            param.ty.dtype,
+            name=param.name,
+            scope=param.ty.storage_scope,
+            data_alignment=_element_bytes(param),
+        )
+
+    def _load(self, node: Any) -> Any:
+        storage = self.storage.get(node.source)
+        if storage is None:
+            return node
+        return tirx.BufferLoad(self.flat[node.source], [storage.offset(list(node.indices))])
+
+    def _store(self, node: Any) -> Any:
+        storage = self.storage.get(node.buffer)
+        if storage is None:
+            return node
+        offset = storage.offset(list(node.indices))
+        return tirx.BufferStore(self.flat[node.buffer], node.value, [offset], span=node.span)
+
+    def _region(self, node: Any) -> Any:
+        storage = self.storage.get(node.source)
+        if storage is None:
+            return node
+        if all(_is_one(r.extent) for r in node.region):
+            first = storage.offset([r.min for r in node.region])
+            ranges = [ir.Range.from_min_extent(first, as_dtype(1, storage.dtype))]
+        else:
+            ranges = [ir.Range.from_min_extent(as_dtype(0, storage.dtype), storage.size())]
+        return tirx.BufferRegion(self.flat[node.source], ranges)
+
+    def _allocs(self, block: Any) -> Any:
+        if not any(v in self.flat for v in block.alloc_buffers):
+            return block
+        allocs = [self.flat.get(v, v) for v in block.alloc_buffers]
+        return _with(block, alloc_buffers=allocs)
+
+    def _inline_matches(self, block: Any) -> Any:
+        """Resolve `T.match_buffer` of a region of a sparse buffer (tensor intrinsics make them)."""
+        matches = [m for m in block.match_buffers if m.source.source in self.storage]
+        if not matches:
+            return block
+        body, init = block.body, block.init
+        for match in matches:
+            mapping, load = self._matched(match)
+            body = substitute(map_expr(body, [(ir.TensorLoad, load)]), mapping)
+            if init is not None:
+                init = substitute(map_expr(init, [(ir.TensorLoad, load)]), mapping)
+        rest = [m for m in block.match_buffers if m.source.source not in self.storage]
+        return _with(block, body=body, init=init, match_buffers=rest)
+
+    def _matched(self, match: Any) -> tuple[dict[Any, Any], Any]:
+        source, target = match.source.source, match.buffer
+        storage, ty = self.storage[source], target.ty
+        stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides(), strict=True)}
+        dims = storage.axes[len(storage.axes) - len(ty.shape) :]
+        if any(a.name not in stride_of for a in dims):
+            raise LoweringError(
+                f"{self._name()}: a region of '{source.name}' is matched across a ragged dimension"
+            )
+        strides = [stride_of[a.name] for a in dims]
+        offset = storage.offset([r.min for r in match.source.region])
+        mapping: dict[Any, Any] = {target: self.flat[source]}
+        for have, want in [(ty.elem_offset, offset), *zip(ty.strides, strides, strict=False)]:
+            if isinstance(have, ir.Var):
+                mapping[have] = as_dtype(want, dtype_of(have))
+
+        def load(node: Any) -> Any:
+            if not node.source.same_as(target):
+                return node
+            at = offset
+            for i, stride in zip(node.indices, strides, strict=True):
+                at = at + as_dtype(i, storage.dtype) * stride
+            return tirx.BufferLoad(self.flat[source], [at])
+
+        return mapping, load
+
+
+def _with(block: Any, **changes: Any) -> Any:
+    fields = ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
+              "match_buffers", "annotations", "span")  # fmt: skip
+    return s_tir.SBlock(*(changes.get(f, getattr(block, f)) for f in fields))
+
+
+def _element_bytes(var: Any) -> int:
+    dtype = tvm.DataType(str(var.ty.dtype))
+    return max(1, dtype.bits * dtype.lanes // 8)

@@ -1,0 +1,514 @@
+"""Sparse iteration lowering: stage I to stage II (SparseTIR, section 3.3.1).
+
+Before::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+After::
+
+    for i in range(m):
+        with T.sblock("spmm0"):
+            vi = T.axis.spatial(m, i)
+            for j, k in T.grid(J_indptr[vi + 1] - J_indptr[vi], feat):
+                with T.sblock("spmm1"):
+                    vj, vk = T.axis.remap("RS", [j, k])
+                    with T.init():
+                        C[vi, vk] = 0.0
+                    C[vi, vk] = C[vi, vk] + A[vi, vj] * B[J_indices[vi, vj], vk]
+
+An iteration becomes levels of loops. A level ends, with a block boundary, before a loop whose
+extent depends on a position of that level, and after the loop that completes what a search needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    SparseFunc,
+    SparseIteration,
+    substitute,
+    walk,
+)
+from sparsetir.sparse_ir.position_space import (
+    LAYOUTS,
+    VALUE_DOMAINS,
+    PositionSpace,
+    as_dtype,
+    dtype_of,
+)
+from sparsetir.sparse_ir.search import find_last_start, scalar_buffer
+from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
+from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit, free_vars
+
+__all__ = ["LowerSparseIter", "lower_sparse_iter"]
+
+
+def lower_sparse_iter(func_or_mod: Any) -> Any:
+    """Lower a stage-I function to an ordinary PrimFunc in position space.
+
+    func_or_mod : SparseFunc, or an IRModule whose SparseFuncs are lowered and the rest kept
+    Returns a PrimFunc that `tvm.s_tir.Schedule` takes (or the module). Its attributes say which
+    axes each buffer lies over ("sparsetir.layouts") and which values index arrays hold
+    ("sparsetir.value_domains"); :func:`lower_sparse_buffer` needs the first.
+    Raises LoweringError for what has no position-space form.
+    """
+    if isinstance(func_or_mod, tvm.IRModule):
+        return LowerSparseIter()(func_or_mod)
+    if not isinstance(func_or_mod, SparseFunc):
+        raise TypeError(
+            "lower_sparse_iter: argument 'func_or_mod': expected a stage-I function or an "
+            f"IRModule, got {type(func_or_mod).__name__}"
+        )
+    return _Lowering(func_or_mod).run()
+
+
+def LowerSparseIter() -> Any:  # noqa: N802 (TVM names passes so)
+    """The pass: :func:`lower_sparse_iter` on every stage-I function of a module."""
+
+    @tvm.transform.module_pass(opt_level=0, name="sparsetir.LowerSparseIter")
+    def run(mod: tvm.IRModule, _: Any) -> tvm.IRModule:
+        functions = {
+            gv: lower_sparse_iter(f) if isinstance(f, SparseFunc) else f
+            for gv, f in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+    return run
+
+
+@dataclass
+class _Unit:
+    """One loop: an axis, a fused axis or an attached axis."""
+
+    node: Any
+    kinds: str
+    loop: Any
+    var: Any
+    extent: Any
+    pads: list[Any] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+
+    @property
+    def iter_type(self) -> int:
+        if set(self.kinds) == {"S"}:
+            return tirx.IterVar.DataPar
+        return tirx.IterVar.CommReduce if set(self.kinds) == {"R"} else tirx.IterVar.Opaque
+
+
+@dataclass
+class _Level:
+    """Loops around one block, and the searches that its body starts with."""
+
+    units: list[_Unit] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+
+
+class _Lowering:
+    def __init__(self, func: SparseFunc) -> None:
+        self.func = func
+        self.space = PositionSpace(func)
+        written: set[Any] = set()
+        walk(func.body, lambda n: written.add(n.buffer) if _is_store(n) else None)
+        self.translate = Translator(self.space, written)
+        self.locals: list[Any] = []
+
+    def run(self) -> tirx.PrimFunc:
+        body = self._stmt(self.func.body, Scope())
+        root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self.space.allocated())
+        attrs = {
+            **dict(self.func.attrs.items()),
+            "tirx.noalias": True,
+            "s_tir": True,
+            LAYOUTS: self.space.layouts,
+            VALUE_DOMAINS: self.space.domains,
+        }
+        return tirx.PrimFunc(
+            self.space.params,
+            s_tir.SBlockRealize([], True, root),
+            attrs=tvm.ir.make_node("ir.DictAttrs", **attrs),
+            span=self.func.span,
+        )
+
+    # -- statements ---------------------------------------------------------------------------
+
+    def _stmt(self, stmt: Any, scope: Scope) -> tirx.Stmt:
+        if isinstance(stmt, SparseIteration):
+            return self._iteration(stmt, scope)
+        if isinstance(stmt, tirx.SeqStmt):
+            return tirx.SeqStmt([self._stmt(s, scope) for s in stmt.seq])
+        if isinstance(stmt, tirx.For):
+            return self._for(stmt, scope)
+        if isinstance(stmt, tirx.While):
+            return self._with_searches(
+                scope, lambda: tirx.While(self.translate.expr(stmt.condition, scope), tirx.Evaluate(0)),
+                lambda head: tirx.While(head.condition, self._stmt(stmt.body, scope)),
+            )
+        if isinstance(stmt, tirx.IfThenElse):
+            return self._with_searches(
+                scope,
+                lambda: self.translate.expr(stmt.condition, scope),
+                lambda cond: tirx.IfThenElse(
+                    cond,
+                    self._stmt(stmt.then_case, scope),
+                    None if stmt.else_case is None else self._stmt(stmt.else_case, scope),
+                ),
+            )
+        if isinstance(stmt, tirx.BufferStore):
+            return self._with_searches(scope, lambda: self.translate.store(stmt, scope))
+        if isinstance(stmt, tirx.Evaluate):
+            return self._with_searches(
+                scope, lambda: tirx.Evaluate(self.translate.expr(stmt.value, scope))
+            )
+        if isinstance(stmt, tirx.Bind):
+            scope.bound_in_body.add(stmt.var)
+            return self._with_searches(
+                scope, lambda: tirx.Bind(stmt.var, self.translate.expr(stmt.value, scope))
+            )
+        if isinstance(stmt, tirx.AllocBuffer):
+            scope.bound_in_body.add(stmt.buffer)
+            return stmt
+        if isinstance(stmt, tirx.AssertStmt):
+            return self._with_searches(
+                scope,
+                lambda: tirx.AssertStmt(
+                    stmt.error_kind, self.translate.expr(stmt.condition, scope), stmt.message_parts
+                ),
+            )
+        raise LoweringError(
+            f"{self.func.name}: a statement {type(stmt).__name__} cannot stand in stage I"
+        )
+
+    def _for(self, stmt: Any, scope: Scope) -> tirx.Stmt:
+        scope.bound_in_body.add(stmt.loop_var)
+
+        def head() -> list[Any]:
+            return [self.translate.expr(e, scope) for e in (stmt.min, stmt.extent)]
+
+        def build(bounds: list[Any]) -> tirx.Stmt:
+            return tirx.For(
+                stmt.loop_var,
+                bounds[0],
+                bounds[1],
+                stmt.kind,
+                self._stmt(stmt.body, scope),
+                stmt.thread_binding,
+                stmt.annotations,
+            )
+
+        return self._with_searches(scope, head, build)
+
+    @staticmethod
+    def _with_searches(scope: Scope, head: Any, build: Any = None) -> tirx.Stmt:
+        """Put searches that only the statement can make in front of it."""
+        outer, scope.local = scope.local, []
+        value = head()
+        local, scope.local = scope.local, outer
+        stmt = value if build is None else build(value)
+        if not local:
+            return stmt
+        scope.searches.extend((("", []), Search(tirx.Evaluate(0), s.result, set())) for s in local)
+        return tirx.SeqStmt([*(s.stmt for s in local), stmt])
+
+    # -- iterations ---------------------------------------------------------------------------
+
+    def _iteration(self, it: SparseIteration, outer: Scope) -> tirx.Stmt:
+        scope = outer.nested()
+        for axis, var, _ in it.axis_of():
+            scope.axis_of_var[var] = axis
+        before: list[tirx.Stmt] = []
+        in_place = it.init is not None and init_runs_in_place(it, self.func)
+        if it.init is not None and not in_place:
+            before.append(self._iteration(separate_init(it, self.func, outer.visits), outer))
+        units = self._units(it, scope)
+        pads = [cond for unit in units for cond in unit.pads]
+        scope.local = []
+        body = _guarded(pads, self._stmt(it.body, scope))
+        init = _guarded(pads, self._stmt(it.init, scope)) if in_place else None
+        levels, prelude = self._levels(units, scope)
+        stmt = self._emit(it, levels, body, init, [s.result for _, s in scope.searches if not s.uses])
+        outer_locals = [s.result for s in prelude]
+        before.extend(s.stmt for s in prelude)
+        # Results of searches that come before the loops live in a block of their own.
+        whole = tirx.SeqStmt([*before, stmt]) if before else stmt
+        if outer_locals:
+            whole = self._block(f"{it.name}_search", [], whole, None, outer_locals, {})
+        return whole
+
+    def _units(self, it: SparseIteration, scope: Scope) -> list[_Unit]:
+        units: list[_Unit] = []
+        at = 0
+        for node in it.axes:
+            count = len(node.axes) if isinstance(node, FusedAxis) else 1
+            coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
+            at += count
+            if isinstance(node, FusedAxis):
+                units.append(self._fused_unit(node, coords, kinds, scope))
+            else:
+                units.append(self._axis_unit(node, coords[0], kinds, scope))
+        return units
+
+    def _axis_unit(self, node: Any, coord_var: Any, kind: str, scope: Scope) -> _Unit:
+        axis = node.axis if isinstance(node, AttachedAxis) else node
+        parents = self._parents(node, scope)
+        loop, var = tirx.Var(coord_var.name, axis.idtype), tirx.Var("v" + coord_var.name, axis.idtype)
+        extent = as_dtype(self.space.extent(axis, parents), axis.idtype)
+        if isinstance(node, AttachedAxis) and node.to.kind == "sparse_fixed":
+            exists = scope.visits[node.to.name].coord >= 0
+            extent = tirx.if_then_else(exists, extent, as_dtype(0, axis.idtype))
+        coord = self.space.coordinate(axis, [*parents, var])
+        self._visit(axis, coord_var, var, coord, parents, scope)
+        pads = [coord >= 0] if axis.kind == "sparse_fixed" else []
+        return _Unit(node, kind, loop, var, extent, pads)
+
+    @staticmethod
+    def _parents(node: Any, scope: Scope) -> list[Any]:
+        """Positions of an axis's ancestors."""
+        if isinstance(node, AttachedAxis):
+            to = scope.visits[node.to.name]
+            return [as_dtype(to.coord, node.axis.parent.idtype)]
+        if node.parent is None:
+            return []
+        visit = scope.visits[node.parent.name]
+        return [*visit.parents, visit.pos]
+
+    @staticmethod
+    def _visit(
+        axis: Axis, coord_var: Any, pos: Any, coord: Any, parents: list[Any], scope: Scope
+    ) -> None:
+        scope.visits[axis.name] = Visit(axis, pos, coord, parents)
+        scope.coords[coord_var] = coord
+
+    def _fused_unit(
+        self, node: FusedAxis, coords: list[Any], kinds: str, scope: Scope
+    ) -> _Unit:
+        """One loop over the joint positions; each axis's own position is recovered from it.
+
+        The axes fall into runs, each an axis and its descendants; a run that holds a variable axis
+        recovers the positions above it by searching its offsets, the fixed ones by division.
+        """
+        axes = list(node.axes)
+        dtype = "int64" if any(a.idtype == "int64" for a in axes) else "int32"
+        name = "".join(c.name for c in coords)
+        loop, var = tirx.Var(name, dtype), tirx.Var("v" + name, dtype)
+        runs: list[list[int]] = []
+        for n, axis in enumerate(axes):
+            if runs and axis.parent is not None:
+                runs[-1].append(n)
+            else:
+                runs.append([n])
+        sizes = [self._run_size([axes[n] for n in run], scope, dtype) for run in runs]
+        unit = _Unit(node, kinds, loop, var, _product(sizes, dtype))
+        rest: Any = var
+        for number, run in enumerate(runs):
+            inner = _product(sizes[number + 1 :], dtype)
+            here = rest if number + 1 == len(runs) else tirx.floordiv(rest, inner)
+            rest = rest if number + 1 == len(runs) else tirx.floormod(rest, inner)
+            self._recover([axes[n] for n in run], [coords[n] for n in run], here, unit, scope)
+        return unit
+
+    def _run_size(self, run: list[Axis], scope: Scope, dtype: str) -> Any:
+        base, end = self._run_bounds(run, scope)
+        return as_dtype(end - base if base is not None else end, dtype)
+
+    def _run_bounds(self, run: list[Axis], scope: Scope) -> tuple[Any, Any]:
+        """First (None for 0) and past-the-end offset of a run, in elements of its last axis."""
+        variable = [n for n, a in enumerate(run) if a.is_variable]
+        outer = self._parents(run[0], scope) if run[0].parent is not None else []
+        fixed_after = run[variable[-1] + 1 :] if variable else run
+        factor = _product([self.space.extent(a, []) for a in fixed_after], run[-1].idtype)
+        if not variable:
+            return None, factor
+        last = run[variable[-1]]
+        if not outer:
+            return None, as_dtype(last.nnz, run[-1].idtype) * factor
+        above = run[: variable[-1]]
+        head = [self.space.extent(run[0], outer), *([0] * (len(above) - 1))] if above else []
+        base = self._offset(last, outer, [as_dtype(0, a.idtype) for a in above])
+        if above:
+            end = self._offset(last, outer, [as_dtype(h, a.idtype) for h, a in zip(head, above, strict=True)])
+        else:
+            end = self.space.start(last, outer, 1)
+        return base * factor, end * factor
+
+    def _offset(self, last: Axis, outer: list[Any], above: list[Any]) -> Any:
+        return self.space.start(last, [*outer, *above])
+
+    def _recover(
+        self, run: list[Axis], coords: list[Any], joint: Any, unit: _Unit, scope: Scope
+    ) -> None:
+        outer = self._parents(run[0], scope) if run[0].parent is not None else []
+        variable = [n for n, a in enumerate(run) if a.is_variable]
+        split = variable[-1] if variable else -1
+        after = run[split + 1 :]
+        positions: list[Any] = []
+        tail: list[Any] = []
+        for axis in reversed(after):
+            extent = as_dtype(self.space.extent(axis, []), dtype_of(joint))
+            if axis is run[0]:
+                tail.insert(0, joint)
+            else:
+                tail.insert(0, tirx.floormod(joint, extent))
+                joint = tirx.floordiv(joint, extent)
+        if variable:
+            positions = self._recover_variable(run[: split + 1], outer, joint, unit, scope)
+        positions += tail
+        for n, (axis, coord_var) in enumerate(zip(run, coords, strict=True)):
+            pos = as_dtype(positions[n], axis.idtype)
+            parents = [*outer, *positions[:n]]
+            coord = self.space.coordinate(axis, [*parents, pos])
+            self._visit(axis, coord_var, pos, coord, parents, scope)
+            if axis.kind == "sparse_fixed":
+                unit.pads.append(coord >= 0)
+
+    def _recover_variable(
+        self, run: list[Axis], outer: list[Any], joint: Any, unit: _Unit, scope: Scope
+    ) -> list[Any]:
+        """Positions of a run that ends in a variable axis, from an offset into that axis."""
+        last = run[-1]
+        if outer:
+            zeros = [as_dtype(0, a.idtype) for a in run[:-1]]
+            joint = joint + self._offset(last, outer, zeros)
+        found: list[Any] = []
+        for n, axis in enumerate(run[:-1]):
+            result = scalar_buffer(self.translate.fresh(f"{axis.name}_at"), axis.idtype)
+            below = [as_dtype(0, a.idtype) for a in run[n + 1 : -1]]
+
+            def start_of(x: Any, found: list[Any] = list(found), below: list[Any] = below) -> Any:
+                return self._offset(last, outer, [*found, x, *below])
+
+            extent = self.space.extent(axis, [*outer, *found])
+            reads = self.translate.reads_of([extent, joint, *found])
+            indptr = self.space.indptr(last)
+            whole = [ir.Range.from_min_extent(as_dtype(0, dtype_of(d)), d) for d in indptr.ty.shape]
+            stmt = find_last_start(
+                f"find_{result.name}", result, start_of, extent, joint,
+                [*reads, tirx.BufferRegion(indptr, whole)],
+            )
+            unit.searches.append(Search(stmt, result, free_vars(joint) | {unit.var}))
+            found.append(tirx.BufferLoad(result, [0]))
+        pos = joint - as_dtype(self._offset(last, outer, found), dtype_of(joint))
+        return [*found, as_dtype(pos, last.idtype)]
+
+    # -- levels -------------------------------------------------------------------------------
+
+    def _levels(self, units: list[_Unit], scope: Scope) -> tuple[list[_Level], list[Search]]:
+        """Cut the loops into levels; also the searches that need none of the loops."""
+        defined_by: dict[Any, int] = {}
+        at: dict[int, list[Search]] = {}
+        for number, unit in enumerate(units):
+            defined_by[unit.var] = number
+            for search in unit.searches:
+                defined_by[search.result] = number
+                at.setdefault(number, []).append(search)
+        prelude: list[Search] = []
+        for _, search in scope.searches:
+            if isinstance(search.stmt, tirx.Evaluate):  # made in the body, in place
+                continue
+            number = max((defined_by.get(v, -1) for v in search.uses), default=-1)
+            defined_by[search.result] = number
+            (prelude if number < 0 else at.setdefault(number, [])).append(search)
+        levels = [_Level()]
+        for number, unit in enumerate(units):
+            here = {u.var for u in levels[-1].units}
+            if levels[-1].searches or free_vars(unit.extent) & here:
+                levels.append(_Level())
+            levels[-1].units.append(unit)
+            levels[-1].searches.extend(at.get(number, []))
+        if levels[-1].searches:
+            levels.append(_Level())
+        return levels, prelude
+
+    def _emit(
+        self,
+        it: SparseIteration,
+        levels: list[_Level],
+        body: tirx.Stmt,
+        init: tirx.Stmt | None,
+        body_locals: list[Any],
+    ) -> tirx.Stmt:
+        init_level = next(
+            (n for n, lv in enumerate(levels) if any("R" in u.kinds for u in lv.units)), None
+        )
+        stmt = body
+        for number in reversed(range(len(levels))):
+            level = levels[number]
+            allocs = [s.result for s in level.searches]
+            if level.searches:
+                stmt = tirx.SeqStmt([*(s.stmt for s in level.searches), stmt])
+            if number == len(levels) - 1:
+                allocs += body_locals
+            here = None
+            if init is not None and number == init_level:
+                here = self._init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
+            annotations = {str(k): v for k, v in it.annotations.items()}
+            stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
+            for unit in reversed(level.units):
+                zero = as_dtype(0, dtype_of(unit.loop))
+                stmt = tirx.For(unit.loop, zero, unit.extent, tirx.ForKind.SERIAL, stmt)
+        return stmt
+
+    @staticmethod
+    def _init_loops(init: tirx.Stmt, inner: list[_Unit]) -> tirx.Stmt:
+        """Loops around an init for the spatial loops that lie inside the reduction's level."""
+        used = free_vars(init)
+        for unit in reversed(inner):
+            if set(unit.kinds) == {"S"} and unit.var in used:
+                loop = tirx.Var(unit.loop.name, dtype_of(unit.loop))
+                init = substitute(init, {unit.var: loop})
+                zero = as_dtype(0, dtype_of(loop))
+                init = tirx.For(loop, zero, unit.extent, tirx.ForKind.SERIAL, init)
+        return init
+
+    def _block(
+        self,
+        name: str,
+        units: list[_Unit],
+        body: tirx.Stmt,
+        init: tirx.Stmt | None,
+        allocs: list[Any],
+        annotations: dict[str, Any],
+    ) -> tirx.Stmt:
+        iter_vars = [
+            tirx.IterVar(
+                ir.Range.from_min_extent(as_dtype(0, dtype_of(u.var)), u.extent), u.var, u.iter_type
+            )
+            for u in units
+        ]
+        self.locals.extend(allocs)
+
+        def make(reads: list[Any], writes: list[Any]) -> Any:
+            return s_tir.SBlock(
+                iter_vars, reads, writes, name, body, init,
+                alloc_buffers=allocs, annotations=annotations,
+            )
+
+        known = {v: v for v in [*self.space.all_buffers(), *self.locals]}
+        reads, writes = s_tir.analysis.get_sblock_read_write_region(make([], []), known)
+        return s_tir.SBlockRealize([u.loop for u in units], True, make(reads, writes))
+
+
+def _is_store(node: Any) -> bool:
+    return isinstance(node, tirx.BufferStore)
+
+
+def _guarded(conditions: list[Any], stmt: tirx.Stmt) -> tirx.Stmt:
+    return tirx.IfThenElse(tirx.all(*conditions), stmt) if conditions else stmt
+
+
+def _product(factors: list[Any], dtype: str) -> Any:
+    out = as_dtype(1, dtype)
+    for n, factor in enumerate(factors):
+        out = as_dtype(factor, dtype) if n == 0 else out * as_dtype(factor, dtype)
+    return out

@@ -1,0 +1,274 @@
+"""Stage-I nodes: axes, sparse buffers, sparse iterations, sparse functions.
+
+Each node is a frozen tvm-ffi class, so TVM's structural equality and hashing (under renaming),
+JSON round trip, printing and traversal work on it. Bodies are ordinary TIR statements; a
+:class:`SparseIteration` is a statement among them, and sparse buffers are read and written through
+TIR buffers whose shape is the coordinate space. (SparseTIR, section 3.1.)
+
+Axes are identified by name within a function: names are unique there, and survive copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, tirx
+from tvm_ffi import Object
+from tvm_ffi.dataclasses import field, py_class
+
+__all__ = [
+    "AttachedAxis",
+    "Axis",
+    "FusedAxis",
+    "SparseBuffer",
+    "SparseFunc",
+    "SparseIteration",
+    "flat_axes",
+    "map_expr",
+    "sparse_iterations",
+    "substitute",
+    "walk",
+]
+
+AXIS_KINDS = ("dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable")
+
+
+@py_class("sparsetir.Axis", frozen=True, structural_eq="dag")
+class Axis(Object):
+    """One level of a sparse iteration space.
+
+    name : unique within its function
+    kind : "dense_fixed", "dense_variable", "sparse_fixed" or "sparse_variable"
+    length : number of coordinates, expression of type `idtype`
+    parent : the axis that this one depends on; None for "dense_fixed"
+    nnz : stored elements summed over all parents; None for the fixed kinds
+    nnz_cols : stored elements per parent of a "sparse_fixed" axis, else None. A negative index
+        there marks a padded slot, which no iteration visits.
+    indptr : handle of the (parents + 1,) offsets; None for the fixed kinds
+    indices : handle of the (nnz,) coordinates; None for the dense kinds
+    idtype : "int32" or "int64", the type of coordinates, `indptr` and `indices`
+    unique : whether the coordinates under one parent differ (False only for COO-like rows)
+    """
+
+    name: str = field(structural_eq="ignore")
+    kind: str
+    length: Any
+    parent: Any = None
+    nnz: Any = None
+    nnz_cols: Any = None
+    indptr: Any = None
+    indices: Any = None
+    idtype: str = "int32"
+    unique: bool = True
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether coordinates are read from `indices`."""
+        return self.kind.startswith("sparse")
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether the number of elements under a parent is read from `indptr`."""
+        return self.kind.endswith("variable")
+
+    def ancestors(self) -> list[Axis]:
+        """The axes from the root down to this one, both included."""
+        return [*(self.parent.ancestors() if self.parent is not None else []), self]
+
+    @property
+    def root(self) -> Axis:
+        """The root of this axis's tree."""
+        return self if self.parent is None else self.parent.root
+
+
+@py_class("sparsetir.FusedAxis", frozen=True, structural_eq="tree")
+class FusedAxis(Object):
+    """Several axes iterated as one loop over their joint positions (`T.fuse`)."""
+
+    axes: list[Axis]
+
+    @property
+    def name(self) -> str:
+        """The names of the fused axes, joined."""
+        return "_".join(a.name for a in self.axes)
+
+
+@py_class("sparsetir.AttachedAxis", frozen=True, structural_eq="tree")
+class AttachedAxis(Object):
+    """An axis whose parent position is the coordinate of another axis (`T.attach`)."""
+
+    axis: Axis
+    to: Axis
+
+    @property
+    def name(self) -> str:
+        """The name of the attached axis."""
+        return self.axis.name
+
+
+@py_class("sparsetir.SparseBuffer", frozen=True, structural_eq="tree")
+class SparseBuffer(Object):
+    """Values over a list of axes.
+
+    var : the TIR buffer variable that bodies index by coordinates
+    axes : the axes, parents before children; None for an ordinary dense TIR buffer
+    handle : the parameter it is bound to; None for a buffer allocated in the function
+    """
+
+    var: Any = field(structural_eq="def")
+    axes: list[Axis] | None
+    handle: Any = None
+
+    @property
+    def name(self) -> str:
+        """The buffer's name."""
+        return self.var.name
+
+    @property
+    def dtype(self) -> str:
+        """The type of its values."""
+        return str(self.var.ty.dtype)
+
+
+@py_class("sparsetir.SparseIteration", frozen=True, structural_eq="tree")
+class SparseIteration(tirx.Stmt):
+    """`with T.sp_iter(axes, kinds, name) as vars: ...`
+
+    axes : Axis, FusedAxis or AttachedAxis, in the order they are visited
+    kinds : one of "S" (spatial) and "R" (reduction) per coordinate
+    vars : one coordinate variable per axis, fused ones each their own
+    init : statement run for every coordinate of the spatial axes, or None
+    """
+
+    axes: list[Any]
+    kinds: str
+    name: str
+    vars: list[Any] = field(structural_eq="def")
+    init: Any
+    body: Any
+    annotations: dict[str, Any]
+
+    def axis_of(self) -> list[tuple[Axis, Any, str]]:
+        """(axis, coordinate variable, kind) for each coordinate."""
+        return list(zip(flat_axes(self.axes), self.vars, self.kinds, strict=True))
+
+
+@py_class("sparsetir.SparseFunc", frozen=True, structural_eq="tree")
+class SparseFunc(ir.BaseFunc):
+    """A stage-I function: parameters, axes, buffers and a body with sparse iterations."""
+
+    params: list[Any] = field(structural_eq="def")
+    axes: list[Axis]
+    buffers: list[SparseBuffer]
+    body: Any
+
+    @property
+    def name(self) -> str:
+        """The function's global symbol."""
+        return str(self.attrs["global_symbol"]) if "global_symbol" in self.attrs else "main"
+
+    def axis(self, name: str) -> Axis:
+        """The axis of that name. Raises KeyError with the names there are."""
+        return _by_name(self.axes, name, "axis")
+
+    def buffer(self, name: str) -> SparseBuffer:
+        """The buffer of that name. Raises KeyError with the names there are."""
+        return _by_name(self.buffers, name, "buffer")
+
+    def replace(self, **changes: Any) -> SparseFunc:
+        """A copy with some fields replaced."""
+        fields = {
+            "span": self.span,
+            "ty": self.ty,
+            "attrs": self.attrs,
+            "params": self.params,
+            "axes": self.axes,
+            "buffers": self.buffers,
+            "body": self.body,
+        }
+        return SparseFunc(**{**fields, **changes})
+
+    def script(self, **_: Any) -> str:
+        """The function as text that :func:`sparsetir.from_source` parses back."""
+        from sparsetir.sparse_ir.printer import script
+
+        return script(self)
+
+    def show(self, **_: Any) -> None:
+        """Print :meth:`script`."""
+        print(self.script())
+
+    def __str__(self) -> str:
+        return self.script()
+
+
+def make_func(
+    name: str | None,
+    params: list[Any],
+    axes: list[Axis],
+    buffers: list[SparseBuffer],
+    body: Any,
+    attrs: dict[str, Any] | None = None,
+    span: Any = None,
+) -> SparseFunc:
+    """Build a :class:`SparseFunc`; `name` None makes it private (no global symbol)."""
+    all_attrs = {**({"global_symbol": name} if name else {}), **(attrs or {})}
+    return SparseFunc(
+        span=span,
+        ty=ir.Type.missing(),
+        attrs=tvm.ir.make_node("ir.DictAttrs", **all_attrs),
+        params=params,
+        axes=axes,
+        buffers=buffers,
+        body=body,
+    )
+
+
+def flat_axes(axes: Any) -> list[Axis]:
+    """The plain axes of an iteration's list, fused and attached ones opened."""
+    out: list[Axis] = []
+    for a in axes:
+        if isinstance(a, FusedAxis):
+            out.extend(a.axes)
+        else:
+            out.append(a.axis if isinstance(a, AttachedAxis) else a)
+    return out
+
+
+def walk(node: Any, callback: Callable[[Any], None]) -> None:
+    """Call `callback` on every node of a TIR or stage-I tree, parents first."""
+
+    def visit(value: Any) -> Any:
+        callback(value)
+        return tvm_ffi.structural.WalkResult.ADVANCE
+
+    tvm_ffi.structural_walk(node, (Object, visit), order="pre")
+
+
+def map_expr(node: Any, callbacks: Any) -> Any:
+    """Rewrite a TIR or stage-I tree bottom-up with (type, function) callbacks."""
+    return tvm_ffi.structural_map(node, callbacks)
+
+
+def substitute(node: Any, mapping: dict[Any, Any]) -> Any:
+    """Replace variables in a TIR or stage-I tree."""
+    if not mapping:
+        return node
+    return map_expr(node, [(ir.Var, lambda v: mapping.get(v, v))])
+
+
+def sparse_iterations(func: SparseFunc) -> Iterator[SparseIteration]:
+    """The sparse iterations of a function, outer ones before the ones nested in them."""
+    found: list[SparseIteration] = []
+    walk(func.body, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
+    return iter(found)
+
+
+def _by_name(items: Any, name: str, what: str) -> Any:
+    for item in items:
+        if item.name == name:
+            return item
+    raise KeyError(f"no {what} '{name}'; there are {[i.name for i in items]}")

@@ -1,0 +1,173 @@
+"""Position space: the buffers of stage II, and where each axis's elements lie.
+
+Step 1 of sparse iteration lowering (SparseTIR, section 3.3.1): the arrays that axes point to
+become buffers, `J_indptr` over the ancestors of J and `J_indices` over the ancestors and J, and
+every sparse buffer gets the shape of its positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm_ffi import Object
+from tvm_ffi.dataclasses import py_class
+
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc
+
+__all__ = ["LAYOUTS", "VALUE_DOMAINS", "Layout", "PositionSpace", "as_dtype", "dtype_of"]
+
+LAYOUTS = "sparsetir.layouts"
+VALUE_DOMAINS = "sparsetir.value_domains"
+
+
+@py_class("sparsetir.Layout", frozen=True, structural_eq="tree")
+class Layout(Object):
+    """How a stage-II buffer is stored.
+
+    axes : one axis per dimension
+    ends : 1 for an indptr, whose last dimension has one element more; else 0
+    indptr : names of the indptr buffers of `axes`, "" where there is none
+    """
+
+    axes: list[Axis]
+    ends: int
+    indptr: list[str]
+
+
+def dtype_of(expr: Any) -> str:
+    """The dtype of an expression."""
+    return str(expr.ty.dtype)
+
+
+def as_dtype(expr: Any, dtype: str) -> Any:
+    """`expr` as `dtype`; integer constants are made anew, the rest is cast where it must be."""
+    if isinstance(expr, int):
+        return tirx.IntImm(dtype, expr)
+    if dtype_of(expr) == dtype:
+        return expr
+    if isinstance(expr, tirx.IntImm):
+        return tirx.IntImm(dtype, expr.value)
+    return tirx.Cast(dtype, expr)
+
+
+def positional_size(axis: Axis) -> Any:
+    """Largest number of positions under one parent."""
+    if axis.kind == "sparse_fixed":
+        return axis.nnz_cols
+    return axis.length if axis.unique else axis.nnz
+
+
+class PositionSpace:
+    """The stage-II buffers of one function.
+
+    buffers : stage-II variable of each stage-I buffer, by name
+    params : the parameters of the stage-II function, in the order of stage I
+    layouts : how each buffer over axes is stored, by the buffer's name
+    domains : (first, last) value of each indptr and indices buffer, by name
+    """
+
+    def __init__(self, func: SparseFunc) -> None:
+        self.func = func
+        self.buffers: dict[str, Any] = {}
+        self.layouts: dict[str, Layout] = {}
+        self.domains: dict[str, list[Any]] = {}
+        self._aux: dict[tuple[str, str], Any] = {}
+        self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}
+        by_handle: dict[Any, Any] = {}
+        for axis in func.axes:
+            self._materialise(axis, by_handle)
+        for buf in func.buffers:
+            var = self._declare_values(buf)
+            if buf.handle is not None:
+                by_handle[buf.handle] = var
+        self.params = [by_handle.get(p, p) for p in func.params]
+
+    def indptr(self, axis: Axis) -> Any:
+        """The buffer of an axis's offsets."""
+        return self._aux[axis.name, "indptr"]
+
+    def indices(self, axis: Axis) -> Any:
+        """The buffer of an axis's coordinates."""
+        return self._aux[axis.name, "indices"]
+
+    def all_buffers(self) -> list[Any]:
+        """Every buffer variable that stage II may use, the allocated ones included."""
+        return [*self.buffers.values(), *self._aux.values()]
+
+    def allocated(self) -> list[Any]:
+        """The buffers that live inside the function."""
+        return [self.buffers[b.name] for b in self.func.buffers if b.handle is None]
+
+    def start(self, axis: Axis, parents: list[Any], shift: int = 0) -> Any:
+        """indptr[parents] of a variable axis; `shift` 1 gives the end of that parent's range."""
+        index = list(parents)
+        index[-1] = index[-1] + as_dtype(shift, dtype_of(index[-1])) if shift else index[-1]
+        return tirx.BufferLoad(self.indptr(axis), index)
+
+    def extent(self, axis: Axis, parents: list[Any]) -> Any:
+        """Number of positions of `axis` under the parent at these positions."""
+        if axis.is_variable:
+            return self.start(axis, parents, 1) - self.start(axis, parents)
+        size = axis.length if axis.kind == "dense_fixed" else axis.nnz_cols
+        return as_dtype(size, axis.idtype)
+
+    def coordinate(self, axis: Axis, positions: list[Any]) -> Any:
+        """Coordinate at the positions of the axis's ancestors and its own (equation 3)."""
+        if axis.is_sparse:
+            return tirx.BufferLoad(self.indices(axis), positions)
+        return positions[-1]
+
+    def _materialise(self, axis: Axis, by_handle: dict[Any, Any]) -> None:
+        ancestors = axis.ancestors()
+        if axis.indptr is not None:
+            dims = [positional_size(a) for a in ancestors[:-1]]
+            dims[-1] = dims[-1] + 1
+            self._declare_aux(axis, "indptr", axis.indptr, dims, ancestors[:-1], by_handle)
+            self._domain(axis, "indptr", axis.nnz)
+        if axis.indices is not None:
+            dims = [positional_size(a) for a in ancestors]
+            self._declare_aux(axis, "indices", axis.indices, dims, ancestors, by_handle)
+            self._domain(axis, "indices", axis.length - 1)
+
+    def _declare_aux(
+        self,
+        axis: Axis,
+        what: str,
+        handle: Any,
+        dims: list[Any],
+        layout_axes: list[Axis],
+        by_handle: dict[Any, Any],
+    ) -> None:
+        if handle not in by_handle:
+            name = self._fresh(f"{axis.name}_{what}")
+            by_handle[handle] = tirx.decl_buffer(dims, axis.idtype, name=name)
+            self._add_layout(name, layout_axes, ends=int(what == "indptr"))
+        self._aux[axis.name, what] = by_handle[handle]
+
+    def _domain(self, axis: Axis, what: str, last: Any) -> None:
+        name = self._aux[axis.name, what].name
+        first = -1 if (what, axis.kind) == ("indices", "sparse_fixed") else 0
+        self.domains[name] = [tirx.IntImm(axis.idtype, first), last]
+
+    def _declare_values(self, buf: SparseBuffer) -> Any:
+        scope = buf.var.ty.storage_scope
+        if buf.axes is None:
+            shape = buf.var.ty.shape
+        else:
+            shape = [positional_size(a) for a in buf.axes]
+        var = tirx.decl_buffer(shape, buf.dtype, name=buf.name, scope=scope)
+        self.buffers[buf.name] = var
+        if buf.axes is not None:
+            self._add_layout(buf.name, list(buf.axes), ends=0)
+        return var
+
+    def _add_layout(self, name: str, axes: list[Axis], ends: int) -> None:
+        indptr = [self.indptr(a).name if a.indptr is not None else "" for a in axes]
+        self.layouts[name] = Layout(axes=axes, ends=ends, indptr=indptr)
+
+    def _fresh(self, name: str) -> str:
+        while name in self._taken:
+            name += "_"
+        self._taken.add(name)
+        return name

@@ -1,0 +1,213 @@
+"""`@T.prim_func` of the sparse_tir dialect, on TVM's own script parser.
+
+Expressions and TIR statements go to TVM's handlers; this file adds functions, the naming of axes
+and buffers, and the check after parsing.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+from tvm.error import DiagnosticError
+from tvm.script.ir_builder import IRBuilder
+from tvm.script.ir_builder import ir as ir_builder
+from tvm.script.parser._core import Parser, dispatch, doc, utils
+from tvm.script.parser.core.diagnostics import Source
+from tvm.tirx.script.parser import parser as tir_parser
+
+from sparsetir.sparse_ir.errors import IllFormedError
+from sparsetir.sparse_ir.nodes import SparseBuffer, make_func
+from sparsetir.sparse_ir.script import builder
+from sparsetir.sparse_ir.verify import verify
+
+__all__ = ["from_source", "ir_module", "prim_func"]
+
+TOKEN = "sparse_tir"
+_TIR_ASSIGN = dispatch.ParseVTable["tirx", "Assign"]
+
+
+def prim_func(func: Any = None, private: bool = False, check_well_formed: bool = True) -> Any:
+    """Decorator: parse a Python function as a stage-I function.
+
+    private : leave out the global symbol
+    check_well_formed : run :func:`sparsetir.verify` after parsing
+    Returns a :class:`SparseFunc`. Raises tvm.error.DiagnosticError with file and line.
+    """
+    outer_stack = inspect.stack(0)
+
+    def wrapper(func: Any) -> Any:
+        if not inspect.isfunction(func):
+            raise TypeError(f"prim_func: expected a function, got {func!r}")
+        if utils.is_defined_in_class(outer_stack, func):
+            return func
+        captured = utils.inspect_function_capture(func)
+        utils.resolve_closure_vars(func, captured, outer_stack)
+        return _parse(Source(func), {func.__name__: func.__annotations__}, captured)
+
+    if func is not None:
+        return wrapper(func)
+    setattr(wrapper, "dispatch_token", TOKEN)  # noqa: B010
+    return wrapper
+
+
+setattr(prim_func, "dispatch_token", TOKEN)  # noqa: B010
+
+
+def from_source(text: str, extra_vars: dict[str, Any] | None = None) -> Any:
+    """Parse the text of a stage-I function, or of a module that may mix stages.
+
+    text : what :meth:`SparseFunc.script` printed, or a function or `@I.ir_module` class in the
+        same language; `T` is the sparse_tir dialect, `TIR` TVM's own, `I` the module dialect
+    extra_vars : further names the text may use
+    Returns a SparseFunc, a PrimFunc or an IRModule.
+    """
+    from tvm.script import ir as module_dialect
+    from tvm.script import tirx as tir_dialect
+
+    from sparsetir.sparse_ir import script as dialect
+
+    names = {"T": dialect, "TIR": tir_dialect, "I": module_dialect, "tvm": tvm}
+    return _parse(Source(text), {}, {**names, **(extra_vars or {})})
+
+
+def ir_module(cls: Any = None) -> Any:
+    """Decorator: parse a class of functions as an IRModule that may mix stages.
+
+    Functions under `@T.prim_func` of this dialect become stage-I functions, those under TVM's own
+    `prim_func` ordinary ones. (TVM's `I.ir_module` takes no functions of other dialects.)
+    """
+    outer_stack = inspect.stack(0)
+
+    def wrapper(cls: Any) -> Any:
+        if not inspect.isclass(cls):
+            raise TypeError(f"ir_module: expected a class, got {cls!r}")
+        captured = utils.inspect_class_capture(cls)
+        utils.resolve_closure_vars(cls, captured, outer_stack)
+        return _parse(Source(cls), {}, captured)
+
+    return wrapper if cls is None else wrapper(cls)
+
+
+def _parse(source: Source, annotations: dict[str, Any], names: dict[str, Any]) -> Any:
+    parser: Any = Parser(source, annotations)
+    parser.sparse_functions = {}
+    with IRBuilder() as irb:
+        try:
+            parser.parse(extra_vars=names)
+        except DiagnosticError as err:
+            raise err.with_traceback(None) from None
+    if None in parser.sparse_functions:
+        return parser.sparse_functions[None]
+    result = irb.get()
+    if not isinstance(result, tvm.IRModule):
+        return result
+    functions = {
+        gv: parser.sparse_functions.get(gv.name_hint, f) for gv, f in result.functions.items()
+    }
+    return tvm.IRModule(functions, attrs=result.attrs)
+
+
+def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
+    private = tir_parser.find_decorator_annotation(node, "private", default=False)
+    check = tir_parser.find_decorator_annotation(node, "check_well_formed", default=True)
+    with (
+        self.var_table.with_frame(),
+        builder.function_context() as ctx,
+        self.with_dispatch_token(TOKEN),
+    ):
+        params = [_parameter(self, arg) for arg in node.args.args]
+        with builder.capture() as body:
+            self.visit_body(node.body)
+        func = make_func(
+            None if private else node.name,
+            params,
+            [ref.node() for ref in ctx.refs],
+            ctx.buffers,
+            body[0],
+            ctx.attrs,
+            self.diag.source.to_span(node),
+        )
+    if check:
+        verify(func)
+    _finish(self, node.name, func)
+
+
+def _finish(self: Any, name: str, func: Any) -> None:
+    """Hand over a parsed function: the result itself, or one of its module's."""
+    in_module = len(IRBuilder.current().frames) > 0
+    found = getattr(self, "sparse_functions", None)
+    if found is None:
+        raise IllFormedError(
+            "a module that holds sparse_tir functions is decorated with @T.ir_module of sparse_tir"
+        )
+    found[name if in_module else None] = func
+    if in_module:  # TVM's module builder knows no other function class: hold the place
+        ir_builder.def_function(name, tirx.PrimFunc([], tirx.Evaluate(0)))
+
+
+def _parameter(self: Any, arg: Any) -> Any:
+    if arg.annotation is None:
+        self.report_error(arg, f"parameter '{arg.arg}' needs a type, such as T.handle or T.int32")
+    value = self.eval_expr(arg.annotation)
+    if callable(value) and not isinstance(value, ir.Expr):
+        value = value()
+    if not isinstance(value, ir.Var) or tirx.is_buffer_var(value):
+        self.report_error(
+            arg.annotation,
+            f"parameter '{arg.arg}': expected T.handle or a scalar type such as T.int32",
+        )
+    IRBuilder.name(arg.arg, value)
+    self.var_table.add(arg.arg, value)
+    return value
+
+
+def _declare_function(self: Any, node: doc.FunctionDef) -> Any:
+    signature = tirx.PrimFunc([], None)
+    del self
+    return ir_builder.decl_function(node.name, signature)
+
+
+_DECLARATIONS = (
+    builder.dense_fixed,
+    builder.dense_variable,
+    builder.sparse_fixed,
+    builder.sparse_variable,
+    builder.fuse,
+    builder.attach,
+    builder.match_sparse_buffer,
+    builder.alloc_sparse_buffer,
+    builder.match_buffer,
+)
+
+
+def _visit_assign(self: Any, node: doc.Assign) -> None:
+    target = node.targets[0]
+    if len(node.targets) == 1 and isinstance(target, doc.Name):
+        if isinstance(node.value, doc.Call) and self.eval_expr(node.value.func) in _DECLARATIONS:
+            value = self.eval_expr(node.value)
+            _name_declaration(target.id, value)
+            self.var_table.add(target.id, value, allow_shadowing=True)
+            return
+    _TIR_ASSIGN(self, node)
+
+
+def _name_declaration(name: str, value: Any) -> None:
+    """Give a freshly declared axis or buffer the name that it is assigned to."""
+    if isinstance(value, builder.AxisRef):
+        value.set_name(name)
+    elif isinstance(value, ir.Var):
+        declared: list[SparseBuffer] = builder.context().buffers
+        if any(b.name == name and not b.var.same_as(value) for b in declared):
+            raise IllFormedError(f"buffer '{name}' is defined twice; names of buffers must differ")
+        IRBuilder.name(name, value)
+
+
+for (_token, _type_name), _method in list(dispatch.ParseVTable.items()):
+    if _token == "tirx":
+        dispatch.register(TOKEN, _type_name)(_method)
+dispatch.register(TOKEN, "FunctionDef")(_visit_function_def)
+dispatch.register(TOKEN, "tvm_declare_function")(_declare_function)
+dispatch.register(TOKEN, "Assign")(_visit_assign)

@@ -1,0 +1,121 @@
+"""Search blocks: from a coordinate to its position, and from a joint position to its rows.
+
+TIR has no expression for a search, so each one is a small block that leaves its result in a
+one-element local buffer (SparseTIR, equation 4: `find`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+
+__all__ = ["find_last_start", "find_sorted", "find_unsorted", "scalar_buffer"]
+
+
+def scalar_buffer(name: str, dtype: str) -> Any:
+    """A one-element local buffer."""
+    return tirx.decl_buffer([1], dtype, name=name, scope="local")
+
+
+def _load(buf: Any) -> Any:
+    return tirx.BufferLoad(buf, [tirx.IntImm("int32", 0)])
+
+
+def _store(buf: Any, value: Any) -> tirx.Stmt:
+    return tirx.BufferStore(buf, value, [tirx.IntImm("int32", 0)])
+
+
+def _point(buf: Any) -> Any:
+    zero = tirx.IntImm("int32", 0)
+    return tirx.BufferRegion(buf, [ir.Range(zero, 1)])
+
+
+def _block(
+    name: str, reads: list[Any], result: Any, body: list[tirx.Stmt], local: list[Any]
+) -> tirx.Stmt:
+    block = s_tir.SBlock(
+        [], reads, [_point(result)], name, tirx.SeqStmt(body), alloc_buffers=local
+    )
+    return s_tir.SBlockRealize([], True, block)
+
+
+def _row_region(buf: Any, parents: list[Any], extent: Any) -> Any:
+    ranges = [ir.Range.from_min_extent(p, as_dtype(1, dtype_of(p))) for p in parents]
+    return tirx.BufferRegion(buf, [*ranges, ir.Range.from_min_extent(as_dtype(0, dtype_of(extent)), extent)])
+
+
+def find_sorted(
+    name: str,
+    result: Any,
+    indices: Any,
+    parents: list[Any],
+    extent: Any,
+    target: Any,
+    reads: list[Any],
+) -> tirx.Stmt:
+    """result[0] = the position of `target` in the sorted indices[parents, 0:extent], or -1."""
+    dtype = dtype_of(extent)
+    lo, hi = scalar_buffer("lo", dtype), scalar_buffer("hi", dtype)
+    one = as_dtype(1, dtype)
+    mid = _load(lo) + ((_load(hi) - _load(lo)) >> one)
+    step = tirx.IfThenElse(
+        tirx.BufferLoad(indices, [*parents, mid]) < target,
+        _store(lo, mid + one),
+        _store(hi, mid),
+    )
+    hit = tirx.if_then_else(
+        _load(lo) < extent,
+        tirx.BufferLoad(indices, [*parents, _load(lo)]) == target,
+        tirx.const(False, "bool"),
+    )
+    body = [
+        _store(lo, as_dtype(0, dtype)),
+        _store(hi, extent),
+        tirx.While(_load(lo) < _load(hi), step),
+        _store(result, tirx.Select(hit, _load(lo), as_dtype(-1, dtype))),
+    ]
+    return _block(name, [*reads, _row_region(indices, parents, extent)], result, body, [lo, hi])
+
+
+def find_unsorted(
+    name: str,
+    result: Any,
+    indices: Any,
+    parents: list[Any],
+    extent: Any,
+    target: Any,
+    reads: list[Any],
+) -> tirx.Stmt:
+    """result[0] = the first position of `target` in indices[parents, 0:extent], or -1."""
+    dtype = dtype_of(extent)
+    at = tirx.Var("at", dtype)
+    hit = tirx.all(_load(result) < 0, tirx.BufferLoad(indices, [*parents, at]) == target, target >= 0)
+    scan = tirx.For(
+        at, as_dtype(0, dtype), extent, tirx.ForKind.SERIAL, tirx.IfThenElse(hit, _store(result, at))
+    )
+    body = [_store(result, as_dtype(-1, dtype)), scan]
+    return _block(name, [*reads, _row_region(indices, parents, extent)], result, body, [])
+
+
+def find_last_start(
+    name: str, result: Any, start_of: Any, extent: Any, position: Any, reads: list[Any]
+) -> tirx.Stmt:
+    """result[0] = the last x in [0, extent) with start_of(x) <= position.
+
+    Where rows are empty several share a start: the last of them is the one that holds it.
+    """
+    dtype = dtype_of(extent)
+    lo, hi = scalar_buffer("lo", dtype), scalar_buffer("hi", dtype)
+    one = as_dtype(1, dtype)
+    mid = _load(lo) + ((_load(hi) - _load(lo)) >> one)
+    step = tirx.IfThenElse(start_of(mid) <= position, _store(lo, mid), _store(hi, mid))
+    body = [
+        _store(lo, as_dtype(0, dtype)),
+        _store(hi, extent),
+        tirx.While(_load(lo) + one < _load(hi), step),
+        _store(result, _load(lo)),
+    ]
+    return _block(name, reads, result, body, [lo, hi])

@@ -1,0 +1,129 @@
+"""Where a reduction's init runs: inside the reduction block, or in loops of its own before it.
+
+The init runs for every coordinate of the spatial axes. Inside the block it only runs for what the
+loops visit; that is the same when each spatial axis is dense, or is an axis of the buffer that is
+written (its other coordinates are absent there), and does not depend on a reduction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    walk,
+)
+
+__all__ = ["init_runs_in_place", "separate_init"]
+
+
+def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
+    """Whether the init may stand in the reduction block."""
+    if "R" not in it.kinds:
+        return False
+    kind_of = {axis.name: kind for axis, _, kind in it.axis_of()}
+    attached = {a.name for a in it.axes if isinstance(a, AttachedAxis)}
+    for node in it.axes:
+        if isinstance(node, FusedAxis) and len({kind_of[a.name] for a in node.axes}) > 1:
+            return False
+    stores = _stores(it.init)
+    for axis, var, kind in it.axis_of():
+        if kind != "S":
+            continue
+        depends = [a.name for a in axis.ancestors()[:-1]]
+        if axis.name in attached or any(kind_of.get(a) == "R" for a in depends):
+            return False
+        if axis.kind == "dense_fixed":
+            continue
+        if not axis.unique or not all(_indexes(s, var, axis, func) for s in stores):
+            return False
+    # A dense axis fused with a sparse one is only visited where that one stores something: the
+    # loop above has seen to it, since the sparse one must index every store.
+    return True
+
+
+def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> SparseIteration:
+    """The init as an iteration of its own, over the coordinates of the spatial axes.
+
+    visited : names of the axes that enclosing iterations stand on
+    """
+    spatial = {var: axis for axis, var, kind in it.axis_of() if kind == "S"}
+    used: set[Any] = set()
+    walk(it.init, lambda n: used.add(n) if isinstance(n, ir.Var) and n in spatial else None)
+    axes = _axes_of_the_store(it, func, spatial, used, visited)
+    if axes is None:
+        axes = {
+            var: Axis(
+                name=f"{axis.name}_all", kind="dense_fixed", length=axis.length, idtype=axis.idtype
+            )
+            for var, axis in spatial.items()
+            if var in used
+        }
+    return SparseIteration(
+        span=it.span,
+        axes=list(axes.values()),
+        kinds="S" * len(axes),
+        name=f"{it.name}_init",
+        vars=list(axes),
+        init=None,
+        body=it.init,
+        annotations={},
+    )
+
+
+def _axes_of_the_store(
+    it: SparseIteration, func: SparseFunc, spatial: dict[Any, Axis], used: set[Any], visited: Any
+) -> dict[Any, Axis] | None:
+    """The written buffer's own axes, when its indices are plain spatial coordinates.
+
+    Then what the buffer stores is visited directly, without a search.
+    """
+    stores = _stores(it.init)
+    if len(stores) != 1 or it.init is not stores[0] and not it.init.same_as(stores[0]):
+        return None
+    buf = _declared(stores[0], func)
+    if buf is None or buf.axes is None:
+        return None
+    out: dict[Any, Axis] = {}
+    names = set(visited)
+    for axis, index in zip(buf.axes, stores[0].indices, strict=True):
+        var = next((v for v in spatial if isinstance(index, ir.Var) and v.same_as(index)), None)
+        if var is None:
+            if axis.name not in visited:
+                return None
+            continue
+        if var in out or axis.idtype != spatial[var].idtype:
+            return None
+        if axis.parent is not None and axis.parent.name not in names:
+            return None
+        out[var] = axis
+        names.add(axis.name)
+    return out if set(out) == used else None
+
+
+def _stores(init: Any) -> list[Any]:
+    found: list[Any] = []
+    walk(init, lambda n: found.append(n) if isinstance(n, tirx.BufferStore) else None)
+    return found
+
+
+def _declared(store: Any, func: SparseFunc) -> SparseBuffer | None:
+    return next((b for b in func.buffers if b.var.same_as(store.buffer)), None)
+
+
+def _indexes(store: Any, var: Any, axis: Axis, func: SparseFunc) -> bool:
+    """Whether `var` indexes the very axis it iterates in the written buffer."""
+    buf = _declared(store, func)
+    if buf is None or buf.axes is None:
+        return False
+    return any(
+        a.name == axis.name and isinstance(i, ir.Var) and i.same_as(var)
+        for a, i in zip(buf.axes, store.indices, strict=True)
+    )

@@ -1,0 +1,257 @@
+"""Coordinate translation: from coordinates to positions in every access (steps 3 and 4).
+
+An access is rewritten dimension by dimension (SparseTIR, equations 1 to 5): the position is the
+iteration's own where the axis is the one being iterated, the coordinate itself on a dense axis,
+and the result of a search on a sparse one. What cannot be proven to be stored gets a guard: a read
+gives zero, a write is discarded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, map_expr, substitute, walk
+from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
+from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
+
+__all__ = ["Scope", "Search", "Translator", "Visit", "free_vars"]
+
+
+@dataclass
+class Visit:
+    """Where an iteration stands on one axis: its position under the parent, its coordinate."""
+
+    axis: Axis
+    pos: Any
+    coord: Any
+    parents: list[Any]
+
+
+@dataclass
+class Search:
+    """A search block and what it leaves its result in."""
+
+    stmt: tirx.Stmt
+    result: Any
+    uses: set[Any]
+
+
+@dataclass
+class Scope:
+    """What is known inside an iteration: visited axes, coordinate variables, searches made."""
+
+    visits: dict[str, Visit] = field(default_factory=dict)
+    coords: dict[Any, Any] = field(default_factory=dict)
+    axis_of_var: dict[Any, Axis] = field(default_factory=dict)
+    searches: list[tuple[tuple[str, list[Any]], Search]] = field(default_factory=list)
+    # Searches that depend on something bound inside the body, in front of the current statement.
+    local: list[Search] | None = None
+    bound_in_body: set[Any] = field(default_factory=set)
+
+    def nested(self) -> Scope:
+        """A scope inside this one; its own searches go to its own list."""
+        return Scope(
+            dict(self.visits),
+            dict(self.coords),
+            dict(self.axis_of_var),
+            [],
+            None,
+            set(self.bound_in_body),
+        )
+
+
+def free_vars(expr: Any) -> set[Any]:
+    """All variables, buffers included, that occur in an expression."""
+    found: set[Any] = set()
+    walk(expr, lambda n: found.add(n) if isinstance(n, ir.Var) else None)
+    return found
+
+
+def conjunction(guards: list[Any]) -> Any:
+    """All guards; one that loads is only evaluated where those before it hold."""
+    out = guards[-1]
+    for guard in reversed(guards[:-1]):
+        loads: list[Any] = []
+        walk(out, lambda n, found=loads: found.append(n) if isinstance(n, ir.TensorLoad) else None)
+        if loads:
+            out = tirx.if_then_else(guard, out, tirx.const(False, "bool"))
+        else:
+            out = tirx.all(guard, out)
+    return out
+
+
+def zero(dtype: str) -> Any:
+    """The zero of a dtype."""
+    return tirx.const(0, dtype)
+
+
+class Translator:
+    """Rewrites the accesses of one function; `written` are the stage-I buffers it writes."""
+
+    def __init__(self, space: PositionSpace, written: set[Any]) -> None:
+        self.space = space
+        self.written = written
+        self._declared: dict[Any, SparseBuffer] = {b.var: b for b in space.func.buffers}
+        self._names: dict[str, int] = {}
+
+    def fresh(self, name: str) -> str:
+        """A name for a search result, numbered when it was used before."""
+        count = self._names.get(name, 0)
+        self._names[name] = count + 1
+        return f"{name}_{count}" if count else name
+
+    def expr(self, expr: Any, scope: Scope) -> Any:
+        """An expression of the body in position space."""
+        return self._coordinates(self._loads(expr, scope), scope)
+
+    def store(self, stmt: Any, scope: Scope) -> tirx.Stmt:
+        """A store of the body in position space."""
+        buf = self._declared.get(stmt.buffer)
+        value = self.expr(stmt.value, scope)
+        if buf is None:
+            index = [self.expr(i, scope) for i in stmt.indices]
+            return tirx.BufferStore(stmt.buffer, value, index, span=stmt.span)
+        index, guards = self._access(buf, [self._loads(i, scope) for i in stmt.indices], scope)
+        index = [self._coordinates(i, scope) for i in index]
+        out = tirx.BufferStore(self.space.buffers[buf.name], value, index, span=stmt.span)
+        if not guards:
+            return out
+        return tirx.IfThenElse(self._coordinates(conjunction(guards), scope), out)
+
+    def _loads(self, expr: Any, scope: Scope) -> Any:
+        """Translate the loads, but leave coordinate variables as they are."""
+
+        def load(node: Any) -> Any:
+            buf = self._declared.get(node.source)
+            if buf is None:
+                return node
+            index, guards = self._access(buf, list(node.indices), scope)
+            value = tirx.BufferLoad(self.space.buffers[buf.name], index)
+            if not guards:
+                return value
+            return tirx.if_then_else(conjunction(guards), value, zero(buf.dtype))
+
+        return map_expr(expr, [(ir.TensorLoad, load)])
+
+    def _coordinates(self, expr: Any, scope: Scope) -> Any:
+        if not scope.coords or isinstance(expr, int):
+            return expr
+        return substitute(expr, scope.coords)
+
+    def _access(self, buf: SparseBuffer, index: list[Any], scope: Scope) -> tuple[list[Any], list[Any]]:
+        """Positions of an access and the conditions under which they are stored."""
+        if buf.axes is None:
+            return index, []
+        positions: list[Any] = []
+        by_axis: dict[str, Any] = {}
+        guards: list[Any] = []
+        for axis, coord in zip(buf.axes, index, strict=True):
+            parents = [by_axis[a.name] for a in axis.ancestors()[:-1]]
+            pos, guard = self._position(axis, coord, parents, guards, scope)
+            by_axis[axis.name] = pos
+            positions.append(pos)
+            guards.extend(guard)
+        return positions, guards
+
+    def _position(
+        self, axis: Axis, coord: Any, parents: list[Any], guards: list[Any], scope: Scope
+    ) -> tuple[Any, list[Any]]:
+        visited = scope.axis_of_var.get(coord) if isinstance(coord, ir.Var) else None
+        if visited is not None and self._same_storage(visited, axis):
+            visit = scope.visits[visited.name]
+            if _all_equal(visit.parents, parents):
+                return visit.pos, []
+        if axis.kind == "dense_fixed":
+            return coord, self._range_guards(coord, axis.length, visited, scope)
+        if axis.kind == "dense_variable":
+            extent = self.space.extent(axis, parents)
+            target = self._coordinates(coord, scope)
+            lower = [] if visited is not None else [target >= 0]
+            return coord, [*lower, target < extent]
+        result = self._search(axis, self._coordinates(coord, scope), parents, guards, scope)
+        pos = tirx.BufferLoad(result, [0])
+        return pos, [pos >= 0]
+
+    @staticmethod
+    def _same_storage(a: Axis, b: Axis) -> bool:
+        """Whether two axes are the same, or read the same arrays."""
+        if a.name == b.name:
+            return True
+        if a.kind != b.kind or a.kind == "dense_fixed":
+            return False
+        pairs = [(a.indptr, b.indptr), (a.indices, b.indices)]
+        return all((x is None) == (y is None) and (x is None or x.same_as(y)) for x, y in pairs)
+
+    def _range_guards(self, coord: Any, length: Any, visited: Axis | None, scope: Scope) -> list[Any]:
+        """0 <= coord < length, less what can be proven from the lengths of the axes."""
+        if visited is not None and tvm_ffi.structural_equal(visited.length, length):
+            if visited.kind != "sparse_fixed":
+                return []
+        analyzer = Analyzer()
+        for var, axis in scope.axis_of_var.items():
+            if var in free_vars(coord):
+                analyzer.bind(var, ir.Range(as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype)))
+        length = as_dtype(length, dtype_of(coord))
+        lower = [] if analyzer.can_prove(coord >= 0) else [coord >= 0]
+        upper = [] if analyzer.can_prove(coord < length) else [coord < length]
+        return [*lower, *upper]
+
+    def _search(
+        self, axis: Axis, target: Any, parents: list[Any], guards: list[Any], scope: Scope
+    ) -> Any:
+        parents = [self._coordinates(p, scope) for p in parents]
+        guards = [self._coordinates(g, scope) for g in guards]
+        key = [target, *parents, *guards]
+        for (name, other), search in scope.searches:
+            if name == axis.name and _all_equal(other, key):
+                return search.result
+        name = self.fresh(f"{axis.name}_pos")
+        result = scalar_buffer(name, axis.idtype)
+        extent = self.space.extent(axis, parents)
+        if guards:
+            extent = tirx.if_then_else(conjunction(guards), extent, as_dtype(0, dtype_of(extent)))
+        find: Callable[..., tirx.Stmt] = (
+            find_sorted if axis.is_variable and axis.unique else find_unsorted
+        )
+        target = as_dtype(target, axis.idtype)
+        reads = self.reads_of([extent, target, *parents])
+        stmt = find(f"find_{name}", result, self.space.indices(axis), parents, extent, target, reads)
+        uses = set().union(*(free_vars(e) for e in [target, extent, *parents, *guards]))
+        search = Search(stmt, result, uses)
+        if scope.local is not None and (uses & (scope.bound_in_body | self.written_now())):
+            scope.local.append(search)
+            scope.bound_in_body.add(result)
+        else:
+            scope.searches.append(((axis.name, key), search))
+        return result
+
+    def written_now(self) -> set[Any]:
+        """Stage-II variables of the buffers that the function writes."""
+        return {self.space.buffers[self._declared[v].name] for v in self.written if v in self._declared}
+
+    def reads_of(self, exprs: list[Any]) -> list[Any]:
+        """The regions (single elements) that expressions load."""
+        out: list[Any] = []
+
+        def visit(node: Any) -> None:
+            if isinstance(node, ir.TensorLoad):
+                ranges = [ir.Range.from_min_extent(i, as_dtype(1, dtype_of(i))) for i in node.indices]
+                region = tirx.BufferRegion(node.source, ranges)
+                if not any(tvm_ffi.structural_equal(region, r) for r in out):
+                    out.append(region)
+
+        for expr in exprs:
+            walk(expr, visit)
+        return out
+
+
+def _all_equal(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(
+        x is y or tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
+    )

@@ -1,0 +1,313 @@
+"""Tests of `gpu_runner`, on functions written by hand."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportMissingModuleSource=false
+
+import numpy as np
+import pytest
+import tvm
+from tvm import s_tir
+from tvm.script import tirx as T
+
+import gpu_runner
+from gpu_runner import (
+    ATOMIC_ADD_PRELUDE,
+    OpenCLFunction,
+    cuda_source,
+    nvcc_compile,
+    requires_nvcc,
+    requires_opencl,
+    run_opencl,
+)
+
+
+def make_spmm(dtype, index):
+    @T.prim_func(s_tir=True)
+    def spmm(
+        p: T.handle, i: T.handle, a: T.handle, b: T.handle, c: T.handle,
+        m: T.int32, n: T.int32, nnz: T.int32, d: T.int32,
+    ):  # fmt: skip
+        T.func_attr({"global_symbol": "spmm", "tirx.noalias": True})
+        indptr = T.match_buffer(p, (m + 1,), index)
+        indices = T.match_buffer(i, (nnz,), index)
+        A = T.match_buffer(a, (nnz,), dtype)
+        B = T.match_buffer(b, (n * d,), dtype)
+        C = T.match_buffer(c, (m * d,), dtype)
+        for row, feature in T.grid(m, d):
+            with T.sblock("outer"):
+                vi, vk = T.axis.remap("SS", [row, feature])
+                with T.init():
+                    C[vi * d + vk] = T.cast(0, dtype)
+                for e in range(T.cast(indptr[vi + 1] - indptr[vi], "int32")):
+                    with T.sblock("inner"):
+                        ve = T.axis.reduce(nnz, e)
+                        C[vi * d + vk] = (
+                            C[vi * d + vk]
+                            + A[indptr[vi] + ve] * B[indices[indptr[vi] + ve] * d + vk]
+                        )
+
+    sch = s_tir.Schedule(tvm.s_tir.renew_defs(spmm))
+    row, feature = sch.get_loops(sch.get_sblock("outer"))
+    block, thread_y = sch.split(row, [None, 4])
+    block_y, thread_x = sch.split(feature, [None, 8])
+    sch.reorder(block, block_y, thread_y, thread_x)
+    for loop, tag in [
+        (block, "blockIdx.x"),
+        (block_y, "blockIdx.y"),
+        (thread_y, "threadIdx.y"),
+        (thread_x, "threadIdx.x"),
+    ]:
+        sch.bind(loop, tag)
+    return sch.mod["main"]
+
+
+@requires_opencl
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("index", ["int32", "int64"])
+@pytest.mark.parametrize("shape", [(7, 5, 11), (0, 5, 11), (3, 4, 1)])
+def test_spmm(dtype, index, shape):
+    m, n, d = shape
+    rng = np.random.default_rng(0)
+    dense = rng.integers(-3, 4, (m, n)) * (rng.random((m, n)) < 0.4)
+    dense[1:3] = 0
+    rows, columns = dense.nonzero()
+    b = rng.integers(-3, 4, (n, d)).astype(dtype)
+    args = {
+        "indptr": np.searchsorted(rows, np.arange(m + 1)).astype(index),
+        "indices": columns.astype(index),
+        "A": dense[rows, columns].astype(dtype),
+        "B": b,
+        "C": np.full((m, d), 9, dtype),
+        "m": m, "n": n, "nnz": len(rows), "d": d,
+    }  # fmt: skip
+    out = run_opencl(make_spmm(dtype, index), args)
+    np.testing.assert_array_equal(out["C"], dense @ b)
+    assert (args["C"] == 9).all()
+
+
+@requires_opencl
+def test_no_non_zeros():
+    empty = np.zeros(0, "float32")
+    args = {
+        "indptr": np.zeros(4, "int32"), "indices": empty.astype("int32"), "A": empty,
+        "B": np.ones((2, 3), "float32"), "C": np.full((3, 3), 9.0, "float32"),
+        "m": 3, "n": 2, "nnz": 0, "d": 3,
+    }  # fmt: skip
+    assert run_opencl(make_spmm("float32", "int32"), args)["C"].shape == (3, 3)
+
+
+def make_softmax():
+    @T.prim_func(s_tir=True)
+    def softmax(x: T.handle, y: T.handle, m: T.int32, n: T.int32):
+        T.func_attr({"global_symbol": "softmax", "tirx.noalias": True})
+        X = T.match_buffer(x, (m, n), "float32")
+        Y = T.match_buffer(y, (m * n,), "float32")
+        largest = T.sblock_alloc_buffer((m,), "float32")
+        total = T.sblock_alloc_buffer((m,), "float32")
+        for i, j in T.grid(m, n):
+            with T.sblock("max"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    largest[vi] = T.min_value("float32")
+                largest[vi] = T.max(largest[vi], X[vi, vj])
+        for i, j in T.grid(m, n):
+            with T.sblock("sum"):
+                vi, vj = T.axis.remap("SR", [i, j])
+                with T.init():
+                    total[vi] = T.float32(0)
+                total[vi] = total[vi] + T.exp(X[vi, vj] - largest[vi])
+        for i, j in T.grid(m, n):
+            with T.sblock("divide"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                Y[vi * n + vj] = T.exp(X[vi, vj] - largest[vi]) / total[vi]
+
+    return tvm.s_tir.renew_defs(softmax)
+
+
+def bind_softmax(threads_of_a_row):
+    sch = s_tir.Schedule(make_softmax())
+    for name in ["max", "sum", "divide"]:
+        i, j = sch.get_loops(sch.get_sblock(name))
+        if threads_of_a_row:
+            _, thread = sch.split(j, [None, threads_of_a_row])
+            sch.bind(i, "blockIdx.x")
+            sch.bind(thread, "threadIdx.x")
+        else:
+            block, thread = sch.split(i, [None, 32])
+            sch.bind(block, "blockIdx.x")
+            sch.bind(thread, "threadIdx.x")
+    return sch.mod["main"]
+
+
+@requires_opencl
+@pytest.mark.parametrize("m", [0, 1, 70])
+@pytest.mark.parametrize("threads_of_a_row", [0, 16, 32, 256])
+def test_several_kernels_and_cross_thread_reduction(m, threads_of_a_row):
+    x = np.random.default_rng(1).standard_normal((m, 45)).astype("float32")
+    func = OpenCLFunction(bind_softmax(threads_of_a_row))
+    assert len(func.kernel_names) == 3
+    assert ("__local" in func.source) == ("barrier" in func.source) == bool(threads_of_a_row)
+    for _ in range(2):
+        out = func({"X": x, "Y": np.zeros_like(x), "m": m, "n": 45})
+        want = np.exp(x - x.max(axis=1, keepdims=True))
+        np.testing.assert_allclose(out["Y"], want / want.sum(axis=1, keepdims=True), rtol=1e-5)
+    grid = m if threads_of_a_row else -(-m // 32)
+    assert [launch[1] for launch in func.launches] == [(grid, 1, 1)] * 3
+
+
+def make_stencil(shift):
+    @T.prim_func(s_tir=True)
+    def reverse(x: T.handle, y: T.handle, n: T.int32):
+        X = T.match_buffer(x, (n * 64,), "float32")
+        Y = T.match_buffer(y, (n * 64,), "float32")
+        S = T.sblock_alloc_buffer((n * 64,), "float32", scope="shared")
+        for i in T.thread_binding(n, "blockIdx.x"):
+            for j in T.thread_binding(64, "threadIdx.x"):
+                with T.sblock("load"):
+                    v = T.axis.spatial(n * 64, i * 64 + j)
+                    S[v] = X[v]
+            for j in T.thread_binding(64, "threadIdx.x"):
+                with T.sblock("store"):
+                    vi, vj = T.axis.remap("SS", [i, j])
+                    Y[vi * 64 + vj + shift] = S[vi * 64 + 63 - vj]
+
+    return tvm.s_tir.renew_defs(reverse)
+
+
+@requires_opencl
+def test_shared_memory():
+    x = np.arange(5 * 64, dtype="float32").reshape(5, 64)
+    func = OpenCLFunction(make_stencil(0))
+    assert "__local float S_ptr[64]" in func.source
+    assert "barrier(CLK_LOCAL_MEM_FENCE)" in func.source
+    out = func({"X": x, "Y": np.zeros_like(x), "n": 5})
+    np.testing.assert_array_equal(out["Y"], x[:, ::-1])
+
+
+@requires_opencl
+def test_shared_memory_must_lie_inside_the_kernel():
+    @T.prim_func(s_tir=True)
+    def func(x: T.handle, n: T.int32):
+        X = T.match_buffer(x, (n,), "float32")
+        S = T.alloc_buffer((n,), "float32", scope="shared")
+        for i in T.thread_binding(n, "blockIdx.x"):
+            S[i] = X[i]
+
+    with pytest.raises(ValueError, match="outside of the kernel"):
+        OpenCLFunction(func)
+
+
+@requires_opencl
+def test_host_must_not_touch_buffers():
+    @T.prim_func(s_tir=True)
+    def func(x: T.handle, n: T.int32):
+        X = T.match_buffer(x, (n,), "float32")
+        for i in range(n):
+            with T.sblock("unbound"):
+                v = T.axis.spatial(n, i)
+                X[v] = T.float32(1)
+        for i in T.thread_binding(n, "blockIdx.x"):
+            with T.sblock("bound"):
+                v = T.axis.spatial(n, i)
+                X[v] = X[v] + T.float32(1)
+
+    with pytest.raises(ValueError, match="X is accessed outside"):
+        OpenCLFunction(func)
+
+
+@requires_opencl
+@pytest.mark.parametrize("scope", ["shared.dyn", "warp"])
+def test_unsupported_memory(scope):
+    @T.prim_func(s_tir=True)
+    def func(x: T.handle):
+        X = T.match_buffer(x, (32,), "float32")
+        for _ in T.thread_binding(1, "blockIdx.x"):
+            for j in T.thread_binding(32, "threadIdx.x"):
+                S = T.alloc_buffer((32,), "float32", scope=scope)
+                S[j] = X[j]
+                X[j] = S[31 - j]
+
+    with pytest.raises(ValueError, match=scope):
+        OpenCLFunction(func)
+
+
+@requires_opencl
+def test_scalars_vectors_and_host_loop():
+    @T.prim_func(s_tir=True)
+    def func(x: T.handle, n: T.int64, times: T.int32, scale: T.float32):
+        X = T.match_buffer(x, (n * T.int64(4),), "float16")
+        for _ in range(times):
+            for i in T.thread_binding(n, "threadIdx.x"):
+                for j in T.vectorized(T.int64(4)):
+                    X[i * T.int64(4) + j] = X[i * T.int64(4) + j] * T.cast(scale, "float16")
+
+    compiled = OpenCLFunction(func)
+    assert "half4" in compiled.source
+    x = np.arange(12, dtype="float16")
+    out = compiled({"X": x, "n": np.int64(3), "times": 3, "scale": 2.0})
+    np.testing.assert_array_equal(out["X"], 8 * x)
+    assert compiled.launches == [("func_kernel", (1, 1, 1), (3, 1, 1))] * 3
+
+
+@requires_opencl
+@pytest.mark.parametrize("shift", [1, -1])
+def test_write_outside_is_reported(shift):
+    x = np.zeros(64, "float32")
+    with pytest.raises(AssertionError, match="outside of Y"):
+        run_opencl(make_stencil(shift), {"X": x, "Y": x, "n": 1})
+
+
+@requires_opencl
+def test_arguments_are_checked():
+    func = OpenCLFunction(make_stencil(0))
+    x = np.zeros(64, "float32")
+    with pytest.raises(TypeError, match="parameters are"):
+        func({"X": x, "Y": x})
+    with pytest.raises(TypeError, match="dtype"):
+        func({"X": x.astype("float64"), "Y": x, "n": 1})
+    with pytest.raises(ValueError, match="shape"):
+        func({"X": x[1:], "Y": x, "n": 1})
+
+
+@requires_opencl
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64"])
+def test_atomic_add(dtype):
+    @T.prim_func(s_tir=True)
+    def histogram(i: T.handle, c: T.handle, n: T.int32, m: T.int32):
+        index = T.match_buffer(i, (n,), "int32")
+        C = T.match_buffer(c, (m,), dtype)
+        for b in T.thread_binding((n + 255) // 256, "blockIdx.x"):
+            for t in T.thread_binding(256, "threadIdx.x"):
+                with T.sblock("add"):
+                    T.where(b * 256 + t < n)
+                    v = T.axis.spatial(n, b * 256 + t)
+                    T.reads(index[v])
+                    T.writes(C[0:m])
+                    T.evaluate(
+                        T.call_extern(
+                            dtype, "atomicAdd", T.address_of(C[index[v]]), T.cast(1, dtype)
+                        )
+                    )
+
+    index = np.random.default_rng(2).integers(0, 5, 10000).astype("int32")
+    args = {"index": index, "C": np.zeros(5, dtype), "n": 10000, "m": 5}
+    out = run_opencl(histogram, args, prelude=ATOMIC_ADD_PRELUDE)
+    np.testing.assert_array_equal(out["C"], np.bincount(index, minlength=5))
+
+
+def test_cuda_source(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    source = cuda_source(bind_softmax(32), arch="sm_80")
+    assert "__global__ void" in source and "__shfl" in source
+
+
+@requires_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_nvcc(arch):
+    assert nvcc_compile(cuda_source(make_spmm("float16", "int64"), arch), arch)[:4] == b"\x7fELF"
+    with pytest.raises(RuntimeError, match="error"):
+        nvcc_compile("__global__ void f() { nothing(); }", arch)
+
+
+def test_reasons():
+    assert gpu_runner.opencl_available() == (not gpu_runner.opencl_unavailable_reason())
