@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["IllFormedError", "LoweringError", "ScheduleError", "StructureError"]
+__all__ = [
+    "IllFormedError",
+    "LoweringError",
+    "ScheduleError",
+    "StructureError",
+    "StructureIndexError",
+    "StructureTypeError",
+]
 
 
 class IllFormedError(ValueError):
@@ -19,3 +26,11 @@ class ScheduleError(ValueError):
 
 class StructureError(ValueError):
     """Arrays that describe a sparse structure (indptr, indices) are not valid."""
+
+
+class StructureIndexError(StructureError, IndexError):
+    """A coordinate in `indices` is outside of its axis."""
+
+
+class StructureTypeError(StructureError, TypeError):
+    """An argument that describes a structure is missing, or of the wrong type."""

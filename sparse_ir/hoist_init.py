@@ -68,7 +68,7 @@ def _visit(stmt: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     if isinstance(stmt, tirx.IfThenElse):
         then, pending = _visit(stmt.then_case, path)
         if stmt.else_case is None:
-            return tirx.IfThenElse(stmt.condition, then), pending
+            return tirx.IfThenElse(stmt.condition, then, None), pending
         other, more = _visit(stmt.else_case, path)
         return tirx.IfThenElse(stmt.condition, then, other), [*pending, *more]
     if isinstance(stmt, tirx.AttrStmt):

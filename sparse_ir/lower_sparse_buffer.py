@@ -22,11 +22,11 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.hoist_init import hoist_init
-from sparsetir.sparse_ir.nodes import Axis, map_expr, substitute, walk
-from sparsetir.sparse_ir.position_space import LAYOUTS, VALUE_DOMAINS, Layout, as_dtype, dtype_of
+from sparsetir.sparse_ir.nodes import Axis, buffer_var, map_expr, substitute, walk
+from sparsetir.sparse_ir.position_space import LAYOUTS, STAGE_TWO_ATTRS, Layout, as_dtype, dtype_of
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["LowerSparseBuffer", "lower_sparse_buffer"]
+__all__ = ["LowerSparseBuffer", "Storage", "lower_sparse_buffer"]
 
 INT32_MAX = 2**31 - 1
 
@@ -69,7 +69,7 @@ def LowerSparseBuffer() -> Any:  # noqa: N802 (TVM names passes so)
     return run
 
 
-class _Storage:
+class Storage:
     """Offsets and sizes of one buffer over axes."""
 
     def __init__(self, layout: Layout, flat: dict[str, Any], rename: Any) -> None:
@@ -154,16 +154,12 @@ class _Flattening:
         self.func = func
         layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
         self.flat: dict[Any, Any] = {}
-        self.storage: dict[Any, _Storage] = {}
+        self.storage: dict[Any, Storage] = {}
         by_name: dict[str, Any] = {}
         for name, var in self._buffers(layouts).items():
-            storage = _Storage(layouts[name], by_name, self._rename)
-            by_name[name] = tirx.decl_buffer(
-                [storage.size()],
-                var.ty.dtype,
-                name=name,
-                scope=var.ty.storage_scope,
-                data_alignment=_element_bytes(var),
+            storage = Storage(layouts[name], by_name, self._rename)
+            by_name[name] = buffer_var(
+                [storage.size()], var.ty.dtype, name, var.ty.storage_scope, _element_bytes(var)
             )
             self.flat[var] = by_name[name]
             self.storage[var] = storage
@@ -183,7 +179,7 @@ class _Flattening:
         body = substitute(body, {p: q for p, q in zip(self.func.params, params, strict=True)})
         body = substitute(body, self.flat)
         attrs = {
-            k: v for k, v in self.func.attrs.items() if str(k) not in (LAYOUTS, VALUE_DOMAINS)
+            k: v for k, v in self.func.attrs.items() if str(k) not in STAGE_TWO_ATTRS
         }
         return tirx.PrimFunc(
             params,
@@ -235,13 +231,8 @@ class _Flattening:
         """A dense buffer parameter, with no more alignment than its elements have."""
         if not tirx.is_buffer_var(param):
             return param
-        return tirx.decl_buffer(
-            param.ty.shape,
-            param.ty.dtype,
-            name=param.name,
-            scope=param.ty.storage_scope,
-            data_alignment=_element_bytes(param),
-        )
+        ty = param.ty
+        return buffer_var(ty.shape, ty.dtype, param.name, ty.storage_scope, _element_bytes(param))
 
     def _load(self, node: Any) -> Any:
         storage = self.storage.get(node.source)

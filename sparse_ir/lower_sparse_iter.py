@@ -38,17 +38,21 @@ from sparsetir.sparse_ir.nodes import (
     FusedAxis,
     SparseFunc,
     SparseIteration,
+    make_func,
     substitute,
     walk,
 )
+from sparsetir.sparse_ir.parallel import parallel_units
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
+    PARALLEL,
+    SIGNATURE,
     VALUE_DOMAINS,
     PositionSpace,
     as_dtype,
     dtype_of,
 )
-from sparsetir.sparse_ir.search import find_last_start, scalar_buffer
+from sparsetir.sparse_ir.search import find_last_start
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit, free_vars
 
@@ -122,7 +126,8 @@ class _Lowering:
         written: set[Any] = set()
         walk(func.body, lambda n: written.add(n.buffer) if _is_store(n) else None)
         self.translate = Translator(self.space, written)
-        self.locals: list[Any] = []
+        self.closed: set[Any] = set()  # locals of blocks that are finished
+        self.parallel: dict[str, list[int]] = {}
 
     def run(self) -> tirx.PrimFunc:
         body = self._stmt(self.func.body, Scope())
@@ -133,12 +138,29 @@ class _Lowering:
             "s_tir": True,
             LAYOUTS: self.space.layouts,
             VALUE_DOMAINS: self.space.domains,
+            PARALLEL: self.parallel,
+            SIGNATURE: self._signature(),
         }
         return tirx.PrimFunc(
             self.space.params,
             s_tir.SBlockRealize([], True, root),
             attrs=tvm.ir.make_node("ir.DictAttrs", **attrs),
             span=self.func.span,
+        )
+
+    def _signature(self) -> SparseFunc:
+        """The function's parameters, axes and buffers without its body: what callers see."""
+        written: list[str] = []
+        for buf in self.func.buffers:
+            if buf.handle is not None and buf.var in self.translate.written:
+                written.append(buf.handle.name)
+        return make_func(
+            self.func.name,
+            list(self.func.params),
+            list(self.func.axes),
+            list(self.func.buffers),
+            tirx.Evaluate(0),
+            {"outputs": written},
         )
 
     # -- statements ---------------------------------------------------------------------------
@@ -235,6 +257,7 @@ class _Lowering:
         pads = [cond for unit in units for cond in unit.pads]
         scope.local = []
         body = _guarded(pads, self._stmt(it.body, scope))
+        pads = [cond for unit in units if set(unit.kinds) == {"S"} for cond in unit.pads]
         init = _guarded(pads, self._stmt(it.init, scope)) if in_place else None
         levels, prelude = self._levels(units, scope)
         stmt = self._emit(it, levels, body, init, [s.result for _, s in scope.searches if not s.uses])
@@ -382,7 +405,7 @@ class _Lowering:
             joint = joint + self._offset(last, outer, zeros)
         found: list[Any] = []
         for n, axis in enumerate(run[:-1]):
-            result = scalar_buffer(self.translate.fresh(f"{axis.name}_at"), axis.idtype)
+            result = self.translate.local(f"{axis.name}_at", axis.idtype)
             below = [as_dtype(0, a.idtype) for a in run[n + 1 : -1]]
 
             def start_of(x: Any, found: list[Any] = list(found), below: list[Any] = below) -> Any:
@@ -441,6 +464,8 @@ class _Lowering:
         init_level = next(
             (n for n, lv in enumerate(levels) if any("R" in u.kinds for u in lv.units)), None
         )
+        units = [u for lv in levels for u in lv.units]
+        safe = {id(units[n]) for n in parallel_units(it)}
         stmt = body
         for number in reversed(range(len(levels))):
             level = levels[number]
@@ -454,6 +479,9 @@ class _Lowering:
                 here = self._init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
             annotations = {str(k): v for k, v in it.annotations.items()}
             stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
+            self.parallel[f"{it.name}{number}"] = [
+                n for n, u in enumerate(level.units) if id(u) in safe
+            ]
             for unit in reversed(level.units):
                 zero = as_dtype(0, dtype_of(unit.loop))
                 stmt = tirx.For(unit.loop, zero, unit.extent, tirx.ForKind.SERIAL, stmt)
@@ -486,7 +514,6 @@ class _Lowering:
             )
             for u in units
         ]
-        self.locals.extend(allocs)
 
         def make(reads: list[Any], writes: list[Any]) -> Any:
             return s_tir.SBlock(
@@ -494,7 +521,9 @@ class _Lowering:
                 alloc_buffers=allocs, annotations=annotations,
             )
 
-        known = {v: v for v in [*self.space.all_buffers(), *self.locals]}
+        visible = [v for v in self.translate.locals if v not in self.closed]
+        self.closed.update(allocs)
+        known = {v: v for v in [*self.space.all_buffers(), *visible]}
         reads, writes = s_tir.analysis.get_sblock_read_write_region(make([], []), known)
         return s_tir.SBlockRealize([u.loop for u in units], True, make(reads, writes))
 
@@ -504,7 +533,7 @@ def _is_store(node: Any) -> bool:
 
 
 def _guarded(conditions: list[Any], stmt: tirx.Stmt) -> tirx.Stmt:
-    return tirx.IfThenElse(tirx.all(*conditions), stmt) if conditions else stmt
+    return tirx.IfThenElse(tirx.all(*conditions), stmt, None) if conditions else stmt
 
 
 def _product(factors: list[Any], dtype: str) -> Any:

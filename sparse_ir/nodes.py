@@ -26,7 +26,9 @@ __all__ = [
     "SparseBuffer",
     "SparseFunc",
     "SparseIteration",
+    "buffer_var",
     "flat_axes",
+    "make_func",
     "map_expr",
     "sparse_iterations",
     "substitute",
@@ -224,6 +226,13 @@ def make_func(
         axes=axes,
         buffers=buffers,
         body=body,
+    )
+
+
+def buffer_var(shape: Any, dtype: str, name: str, scope: str = "global", align: int = -1) -> Any:
+    """A TIR buffer variable without a tile layout, as schedulable TIR wants it."""
+    return tirx.decl_buffer(
+        shape, dtype, name=name, scope=scope, data_alignment=align, layout=None
     )
 
 

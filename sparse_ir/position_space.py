@@ -13,12 +13,29 @@ from tvm import tirx
 from tvm_ffi import Object
 from tvm_ffi.dataclasses import py_class
 
-from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
 
-__all__ = ["LAYOUTS", "VALUE_DOMAINS", "Layout", "PositionSpace", "as_dtype", "dtype_of"]
+__all__ = [
+    "LAYOUTS",
+    "PARALLEL",
+    "SIGNATURE",
+    "STAGE_TWO_ATTRS",
+    "VALUE_DOMAINS",
+    "Layout",
+    "PositionSpace",
+    "as_dtype",
+    "dtype_of",
+]
 
+# How each buffer over axes is stored, by its name.
 LAYOUTS = "sparsetir.layouts"
+# (first, last) value of each index array, by its name.
 VALUE_DOMAINS = "sparsetir.value_domains"
+# Loops free of races: the numbers of a block's own loops, by the block's name.
+PARALLEL = "sparsetir.parallel"
+# The stage-I function without its body: what callers see.
+SIGNATURE = "sparsetir.signature"
+STAGE_TWO_ATTRS = (LAYOUTS, VALUE_DOMAINS, PARALLEL, SIGNATURE)
 
 
 @py_class("sparsetir.Layout", frozen=True, structural_eq="tree")
@@ -141,7 +158,7 @@ class PositionSpace:
     ) -> None:
         if handle not in by_handle:
             name = self._fresh(f"{axis.name}_{what}")
-            by_handle[handle] = tirx.decl_buffer(dims, axis.idtype, name=name)
+            by_handle[handle] = buffer_var(dims, axis.idtype, name)
             self._add_layout(name, layout_axes, ends=int(what == "indptr"))
         self._aux[axis.name, what] = by_handle[handle]
 
@@ -156,7 +173,7 @@ class PositionSpace:
             shape = buf.var.ty.shape
         else:
             shape = [positional_size(a) for a in buf.axes]
-        var = tirx.decl_buffer(shape, buf.dtype, name=buf.name, scope=scope)
+        var = buffer_var(shape, buf.dtype, buf.name, scope)
         self.buffers[buf.name] = var
         if buf.axes is not None:
             self._add_layout(buf.name, list(buf.axes), ends=0)

@@ -70,6 +70,7 @@ def module_script(mod: ir.IRModule) -> str:
         body = ""
     body = re.sub(r"^    @T\.prim_func\b", "    @TIR.prim_func", body, flags=re.MULTILINE)
     head = re.sub(r"^#.*\n", "", head, flags=re.MULTILINE).strip()
+    head = head.replace("@I.ir_module", "@T.ir_module")
     imports = "# from tvm.script import ir as I, sparse_tir as T, tirx as TIR\n"
     parts = [textwrap.indent(t, "    ").rstrip() for t in ours] + (
         [body.rstrip()] if body.strip() else []

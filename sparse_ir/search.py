@@ -10,6 +10,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 
 __all__ = ["find_last_start", "find_sorted", "find_unsorted", "scalar_buffer"]
@@ -17,7 +18,7 @@ __all__ = ["find_last_start", "find_sorted", "find_unsorted", "scalar_buffer"]
 
 def scalar_buffer(name: str, dtype: str) -> Any:
     """A one-element local buffer."""
-    return tirx.decl_buffer([1], dtype, name=name, scope="local")
+    return buffer_var([1], dtype, name, "local")
 
 
 def _load(buf: Any) -> Any:
@@ -94,7 +95,7 @@ def find_unsorted(
     at = tirx.Var("at", dtype)
     hit = tirx.all(_load(result) < 0, tirx.BufferLoad(indices, [*parents, at]) == target, target >= 0)
     scan = tirx.For(
-        at, as_dtype(0, dtype), extent, tirx.ForKind.SERIAL, tirx.IfThenElse(hit, _store(result, at))
+        at, as_dtype(0, dtype), extent, tirx.ForKind.SERIAL, tirx.IfThenElse(hit, _store(result, at), None)
     )
     body = [_store(result, as_dtype(-1, dtype)), scan]
     return _block(name, [*reads, _row_region(indices, parents, extent)], result, body, [])

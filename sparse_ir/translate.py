@@ -98,13 +98,15 @@ class Translator:
         self.space = space
         self.written = written
         self._declared: dict[Any, SparseBuffer] = {b.var: b for b in space.func.buffers}
+        self.locals: list[Any] = []
         self._names: dict[str, int] = {}
 
-    def fresh(self, name: str) -> str:
-        """A name for a search result, numbered when it was used before."""
+    def local(self, name: str, dtype: str) -> Any:
+        """A buffer for a search result; its name is numbered when it was used before."""
         count = self._names.get(name, 0)
         self._names[name] = count + 1
-        return f"{name}_{count}" if count else name
+        self.locals.append(scalar_buffer(f"{name}_{count}" if count else name, dtype))
+        return self.locals[-1]
 
     def expr(self, expr: Any, scope: Scope) -> Any:
         """An expression of the body in position space."""
@@ -122,7 +124,7 @@ class Translator:
         out = tirx.BufferStore(self.space.buffers[buf.name], value, index, span=stmt.span)
         if not guards:
             return out
-        return tirx.IfThenElse(self._coordinates(conjunction(guards), scope), out)
+        return tirx.IfThenElse(self._coordinates(conjunction(guards), scope), out, None)
 
     def _loads(self, expr: Any, scope: Scope) -> Any:
         """Translate the loads, but leave coordinate variables as they are."""
@@ -211,8 +213,7 @@ class Translator:
         for (name, other), search in scope.searches:
             if name == axis.name and _all_equal(other, key):
                 return search.result
-        name = self.fresh(f"{axis.name}_pos")
-        result = scalar_buffer(name, axis.idtype)
+        result = self.local(f"{axis.name}_pos", axis.idtype)
         extent = self.space.extent(axis, parents)
         if guards:
             extent = tirx.if_then_else(conjunction(guards), extent, as_dtype(0, dtype_of(extent)))
@@ -221,7 +222,7 @@ class Translator:
         )
         target = as_dtype(target, axis.idtype)
         reads = self.reads_of([extent, target, *parents])
-        stmt = find(f"find_{name}", result, self.space.indices(axis), parents, extent, target, reads)
+        stmt = find(f"find_{result.name}", result, self.space.indices(axis), parents, extent, target, reads)
         uses = set().union(*(free_vars(e) for e in [target, extent, *parents, *guards]))
         search = Search(stmt, result, uses)
         if scope.local is not None and (uses & (scope.bound_in_body | self.written_now())):

@@ -1,5 +1,351 @@
-"""Placeholder until the verifier lands."""
+"""The rules of stage I: what makes a function well-formed.
+
+One small function per rule. This file holds the rules on declarations; those on iterations and
+statements are in :mod:`sparsetir.sparse_ir.verify_body`.
+"""
+
 from __future__ import annotations
-from typing import Any
-def verify(func: Any) -> None:
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import ir
+
+from sparsetir.sparse_ir.errors import IllFormedError
+from sparsetir.sparse_ir.nodes import AXIS_KINDS, Axis, SparseBuffer, SparseFunc
+from sparsetir.sparse_ir.verify_body import (
+    Broken,
+    Found,
+    body_problems,
+    index_dtype,
+    names,
+    used_variables,
+)
+
+__all__ = ["Problem", "find_problem", "verify"]
+
+# kind -> the fields that an axis of this kind has; the others are None
+FIELDS: dict[str, tuple[str, ...]] = {
+    "dense_fixed": (),
+    "dense_variable": ("parent", "nnz", "indptr"),
+    "sparse_fixed": ("parent", "nnz_cols", "indices"),
+    "sparse_variable": ("parent", "nnz", "indptr", "indices"),
+}
+OPTIONAL = ("parent", "nnz", "nnz_cols", "indptr", "indices")
+
+
+class Problem(NamedTuple):
+    """A broken rule.
+
+    span : position of the nearest node in the script, None for a function built by hand
+    text : what is wrong, with the function's name
+    """
+
+    span: Any
+    text: str
+
+    def __str__(self) -> str:
+        if self.span is None:
+            return self.text
+        return f"{self.span.source_name.name}:{self.span.line}: {self.text}"
+
+
+def verify(func: SparseFunc) -> None:
+    """Raise IllFormedError if the function breaks a rule of stage I.
+
+    The message is `file:line: in function 'name': what is wrong`, without file and line where the
+    function was built by hand.
+    """
+    problem = find_problem(func)
+    if problem is not None:
+        raise IllFormedError(str(problem))
+
+
+def find_problem(func: SparseFunc, spans: Mapping[str, Any] | None = None) -> Problem | None:
+    """The first broken rule, or None.
+
+    spans : positions of the axes by name; axes carry none themselves
+    """
+    for rule in (*DECLARATIONS, body_problems):
+        for where, message in rule(func):
+            span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
+            return Problem(span or func.span, f"in function '{func.name}': {message}")
     return None
+
+
+def _repeated(items: Sequence[Any]) -> Iterator[Any]:
+    """The items whose name an earlier one has."""
+    seen: set[str] = set()
+    for item in items:
+        if item.name in seen:
+            yield item
+        seen.add(item.name)
+
+
+def _names_differ(func: SparseFunc) -> Found:
+    for param in _repeated(func.params):
+        yield Broken(param.span, f"two parameters are named '{param.name}'")
+    for axis in _repeated(func.axes):
+        yield Broken(axis, f"two axes are named '{axis.name}'; axes are told apart by name")
+    for buffer in _repeated(func.buffers):
+        yield Broken(buffer.var.span, f"two buffers are named '{buffer.name}'")
+
+
+def _axis_kind(func: SparseFunc) -> Found:
+    for axis in func.axes:
+        if axis.kind not in AXIS_KINDS:
+            kinds = ", ".join(AXIS_KINDS)
+            yield Broken(
+                axis, f"axis '{axis.name}': expected a kind among {kinds}, got '{axis.kind}'"
+            )
+        if axis.idtype not in ("int32", "int64"):
+            yield Broken(
+                axis,
+                f"axis '{axis.name}': expected idtype 'int32' or 'int64', got '{axis.idtype}'",
+            )
+
+
+def _axis_fields(func: SparseFunc) -> Found:
+    for axis in func.axes:
+        for field in OPTIONAL:
+            there = getattr(axis, field) is not None
+            if there != (field in FIELDS[axis.kind]):
+                has = "has no" if there else "needs a value for"
+                yield Broken(axis, f"axis '{axis.name}': a {axis.kind} axis {has} '{field}'")
+
+
+def _axis_parent(func: SparseFunc) -> Found:
+    seen: dict[str, Axis] = {}
+    for axis in func.axes:
+        parent = axis.parent
+        if parent is not None and parent.name not in seen:
+            yield Broken(
+                axis,
+                f"axis '{axis.name}': its parent '{parent.name}' is not an axis of "
+                f"'{func.name}' listed before it",
+            )
+        if parent is not None and not same_axis(parent, seen[parent.name]):
+            yield Broken(
+                axis, f"axis '{axis.name}': its parent differs from the axis '{parent.name}'"
+            )
+        seen[axis.name] = axis
+
+
+def _axis_sizes(func: SparseFunc) -> Found:
+    for axis in func.axes:
+        for field in ("length", "nnz", "nnz_cols"):
+            size = getattr(axis, field)
+            if size is not None and not index_dtype(size):
+                yield Broken(
+                    axis,
+                    f"axis '{axis.name}': expected '{field}' of type int32 or int64, "
+                    f"got {describe_type(size)}",
+                )
+
+
+def _axis_parameters(func: SparseFunc) -> Found:
+    params = set(func.params)
+    for axis in func.axes:
+        for field in ("length", "nnz", "nnz_cols", "indptr", "indices"):
+            value = getattr(axis, field)
+            for var in used_variables(value) if value is not None else ():
+                if var not in params:
+                    yield Broken(
+                        axis,
+                        f"axis '{axis.name}' belongs to another function or its '{field}' is not "
+                        f"a parameter of '{func.name}': '{var.name}' is none",
+                    )
+
+
+def _axis_handles(func: SparseFunc) -> Found:
+    for axis in func.axes:
+        for field in ("indptr", "indices"):
+            value = getattr(axis, field)
+            if value is not None and not is_handle(value):
+                yield Broken(
+                    axis,
+                    f"axis '{axis.name}': expected a T.handle parameter for '{field}', "
+                    f"got {describe_type(value)}",
+                )
+
+
+def _shared_indptr(func: SparseFunc) -> Found:
+    owner: dict[Any, Axis] = {}
+    for axis in func.axes:
+        if axis.indptr is None:
+            continue
+        first = owner.setdefault(axis.indptr, axis)
+        pair = f"axes '{first.name}' and '{axis.name}' share the indptr '{axis.indptr.name}'"
+        if first.parent.name != axis.parent.name:
+            yield Broken(
+                axis,
+                f"{pair}, but their parents differ: '{first.parent.name}' and '{axis.parent.name}'",
+            )
+        if first.idtype != axis.idtype:
+            yield Broken(
+                axis, f"{pair}, but their idtypes differ: {first.idtype} and {axis.idtype}"
+            )
+
+
+def _handle_once(func: SparseFunc) -> Found:
+    uses: dict[Any, str] = {}
+    for axis in func.axes:
+        for field in ("indptr", "indices"):
+            handle = getattr(axis, field)
+            if handle is None:
+                continue
+            use = f"the {field} of axis '{axis.name}'"
+            before = uses.setdefault(handle, use)
+            if not before.startswith(f"the {field} "):
+                yield Broken(
+                    axis, f"handle '{handle.name}' is bound twice: to {before} and to {use}"
+                )
+    for buffer in func.buffers:
+        if buffer.handle is None:
+            continue
+        use = f"buffer '{buffer.name}'"
+        if buffer.handle in uses:
+            yield Broken(
+                buffer.var.span,
+                f"handle '{buffer.handle.name}' is bound twice: to {uses[buffer.handle]} "
+                f"and to {use}",
+            )
+        uses[buffer.handle] = use
+
+
+def _buffer_handle(func: SparseFunc) -> Found:
+    for buffer in func.buffers:
+        where, handle = buffer.var.span, buffer.handle
+        if handle is None and buffer.axes is None:
+            yield Broken(where, f"buffer '{buffer.name}' has neither axes nor a handle")
+        if handle is not None and handle not in set(func.params):
+            yield Broken(
+                where,
+                f"buffer '{buffer.name}': its handle '{handle.name}' is not a parameter of "
+                f"'{func.name}'",
+            )
+        if handle is not None and not is_handle(handle):
+            yield Broken(
+                where,
+                f"buffer '{buffer.name}': expected a T.handle parameter, got '{handle.name}' "
+                f"of type {describe_type(handle)}",
+            )
+
+
+def _buffer_axes_known(func: SparseFunc) -> Found:
+    known = {axis.name: axis for axis in func.axes}
+    for buffer in func.buffers:
+        for axis in buffer.axes or ():
+            if axis.name not in known:
+                yield Broken(
+                    buffer.var.span,
+                    f"buffer '{buffer.name}': '{axis.name}' is not an axis of '{func.name}'",
+                )
+            elif not same_axis(axis, known[axis.name]):
+                yield Broken(
+                    buffer.var.span,
+                    f"buffer '{buffer.name}': its axis '{axis.name}' differs from the axis of "
+                    f"that name in '{func.name}'",
+                )
+
+
+def _buffer_axes_order(func: SparseFunc) -> Found:
+    for buffer in func.buffers:
+        before: set[str] = set()
+        for axis in buffer.axes or ():
+            where, label = buffer.var.span, f"buffer '{buffer.name}'"
+            if axis.name in before:
+                yield Broken(
+                    where, f"{label}: axis '{axis.name}' occurs twice in {names(buffer.axes)}"
+                )
+            if axis.parent is not None and axis.parent.name not in before:
+                yield Broken(
+                    where,
+                    f"{label}: expected axis '{axis.parent.name}', the parent of '{axis.name}', "
+                    f"before it, got {names(buffer.axes)}",
+                )
+            before.add(axis.name)
+
+
+def _buffer_siblings(func: SparseFunc) -> Found:
+    for buffer in func.buffers:
+        child: dict[str, str] = {}
+        for axis in buffer.axes or ():
+            if axis.parent is None:
+                continue
+            first = child.setdefault(axis.parent.name, axis.name)
+            if first != axis.name:
+                yield Broken(
+                    buffer.var.span,
+                    f"buffer '{buffer.name}': axes '{first}' and '{axis.name}' are both children "
+                    f"of '{axis.parent.name}', so its elements have no storage order",
+                )
+
+
+def _buffer_shape(func: SparseFunc) -> Found:
+    params = set(func.params)
+    for buffer in func.buffers:
+        shape = list(buffer.var.ty.shape)
+        for var in (v for size in shape for v in used_variables(size)):
+            if var not in params:
+                yield Broken(
+                    buffer.var.span,
+                    f"buffer '{buffer.name}': '{var.name}' in its shape is not a parameter of "
+                    f"'{func.name}'",
+                )
+        for size in shape:
+            if not index_dtype(size):
+                yield Broken(
+                    buffer.var.span,
+                    f"buffer '{buffer.name}': expected sizes of type int32 or int64, "
+                    f"got {describe_type(size)}",
+                )
+        if buffer.axes is not None and not _has_shape(buffer, shape):
+            lengths = [str(a.length) for a in buffer.axes]
+            yield Broken(
+                buffer.var.span,
+                f"buffer '{buffer.name}': expected the shape [{', '.join(lengths)}] of its axes, "
+                f"got [{', '.join(map(str, shape))}]",
+            )
+
+
+def _has_shape(buffer: SparseBuffer, shape: list[Any]) -> bool:
+    lengths = [a.length for a in buffer.axes or ()]
+    return len(lengths) == len(shape) and all(map(tvm_ffi.structural_equal, lengths, shape))
+
+
+def same_axis(a: Axis, b: Axis) -> bool:
+    """Whether two axes are the same: name, fields and ancestors."""
+    return a.name == b.name and tvm_ffi.structural_equal(a, b)
+
+
+def is_handle(value: Any) -> bool:
+    """Whether `value` is a variable of pointer type."""
+    return isinstance(value, ir.Var) and isinstance(value.ty, ir.PointerType)
+
+
+def describe_type(value: Any) -> str:
+    """The type of an expression for a message."""
+    ty = getattr(value, "ty", None)
+    if isinstance(ty, ir.PrimType):
+        return str(ty.dtype)
+    return "a handle" if isinstance(ty, ir.PointerType) else type(value).__name__
+
+
+DECLARATIONS: tuple[Callable[[SparseFunc], Found], ...] = (
+    _names_differ,
+    _axis_kind,
+    _axis_fields,
+    _axis_parent,
+    _axis_sizes,
+    _axis_parameters,
+    _axis_handles,
+    _shared_indptr,
+    _buffer_handle,
+    _handle_once,
+    _buffer_axes_known,
+    _buffer_axes_order,
+    _buffer_siblings,
+    _buffer_shape,
+)

@@ -18,6 +18,7 @@ from sparsetir.sparse_ir.nodes import (
     FusedAxis,
     SparseBuffer,
     SparseIteration,
+    buffer_var,
     flat_axes,
 )
 
@@ -101,6 +102,7 @@ class AxisRef:
         self.name: str | None = None
         self._fields = fields
         self._node: Axis | None = None
+        self.span = current_span()
         self.ctx.refs.append(self)
 
     def set_name(self, name: str) -> None:
@@ -289,7 +291,7 @@ def _buffer_var(func: str, shape: Any, dtype: Any, scope: str) -> Any:
         known = False
     if not known:
         raise IllFormedError(f"{func}: argument 'dtype': unknown dtype {_describe(dtype)}")
-    return tirx.decl_buffer(shape, dtype, name="buffer", scope=scope)
+    return buffer_var(shape, dtype, "buffer", scope)
 
 
 def _axes_arg(func: str, axes: Any) -> list[Axis]:
@@ -321,9 +323,18 @@ def alloc_sparse_buffer(axes: Any, dtype: str = "float32", scope: str = "global"
     return var
 
 
-def match_buffer(handle: Any, shape: Any, dtype: str = "float32", scope: str = "global") -> Any:
-    """Bind a parameter to an ordinary dense buffer (no axes, indexed as TIR does)."""
+def match_buffer(
+    handle: Any, shape: Any, dtype: str = "float32", scope: str = "global", **options: Any
+) -> Any:
+    """Bind a parameter to an ordinary dense buffer (no axes, indexed as TIR does).
+
+    options : TIR's further ones, in the PrimFuncs of a mixed module only
+    """
+    if not _stack():  # in a PrimFunc of a mixed module
+        return tir_builder.match_buffer(handle, shape, dtype, scope=scope, **options)
     func = "match_buffer"
+    if options:
+        raise IllFormedError(f"{func}: expected no options but dtype and scope, got {[*options]}")
     _handle_arg(func, "handle", handle)
     shape = shape if isinstance(shape, tuple | list) else (shape,)
     var = _buffer_var(func, shape, dtype, scope)
@@ -333,6 +344,9 @@ def match_buffer(handle: Any, shape: Any, dtype: str = "float32", scope: str = "
 
 def func_attr(attrs: dict[str, Any]) -> None:
     """Attributes of the function, as `T.func_attr` of TIR."""
+    if not _stack():  # in a PrimFunc of a mixed module
+        tir_builder.func_attr(attrs)
+        return
     context("func_attr").attrs.update(attrs)
 
 
@@ -401,9 +415,13 @@ def _current_iteration(what: str) -> _SpIter:
     return iterations[-1]
 
 
-@contextlib.contextmanager
-def init() -> Iterator[None]:
+def init() -> Any:
     """`with T.init():` what every coordinate of the spatial axes starts from."""
+    return _init() if _stack() else tir_builder.init()
+
+
+@contextlib.contextmanager
+def _init() -> Iterator[None]:
     owner = _current_iteration("T.init()")
     if owner.init is not None:
         raise IllFormedError(f"sp_iter '{owner.name}' has two T.init() scopes")

@@ -7,7 +7,7 @@ and buffers, and the check after parsing.
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 from tvm import ir, tirx
@@ -21,7 +21,7 @@ from tvm.tirx.script.parser import parser as tir_parser
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import SparseBuffer, make_func
 from sparsetir.sparse_ir.script import builder
-from sparsetir.sparse_ir.verify import verify
+from sparsetir.sparse_ir.verify import find_problem
 
 __all__ = ["from_source", "ir_module", "prim_func"]
 
@@ -69,7 +69,13 @@ def from_source(text: str, extra_vars: dict[str, Any] | None = None) -> Any:
 
     from sparsetir.sparse_ir import script as dialect
 
-    names = {"T": dialect, "TIR": tir_dialect, "I": module_dialect, "tvm": tvm}
+    names = {
+        "T": dialect,
+        "TIR": tir_dialect,
+        "I": module_dialect,
+        "tvm": tvm,
+        "TypeVar": TypeVar,  # TVM's printer declares the symbolic sizes of PrimFuncs with it
+    }
     return _parse(Source(text), {}, {**names, **(extra_vars or {})})
 
 
@@ -131,8 +137,19 @@ def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
             self.diag.source.to_span(node),
         )
     if check:
-        verify(func)
+        problem = find_problem(func, {ref.node().name: ref.span for ref in ctx.refs})
+        if problem is not None:
+            self.report_error(_place(self, node, problem.span), str(problem))
     _finish(self, node.name, func)
+
+
+def _place(self: Any, node: doc.FunctionDef, span: Any) -> Any:
+    """The first line of `span` as a node, which error messages point at."""
+    if span is None or span.source_name.name != self.diag.source.source_name:
+        return node
+    line = span.line - self.diag.source.start_line + 1
+    first, last = (c - self.diag.source.start_column - 1 for c in (span.column, span.end_column))
+    return doc.Constant(None, None, line, first, line, last if span.end_line == span.line else 999)
 
 
 def _finish(self: Any, name: str, func: Any) -> None:
@@ -191,6 +208,8 @@ def _visit_assign(self: Any, node: doc.Assign) -> None:
             _name_declaration(target.id, value)
             self.var_table.add(target.id, value, allow_shadowing=True)
             return
+    if isinstance(target, doc.Subscript) and self.eval_expr(node.value) is None:
+        self.report_error(node.value, "expected a value to store, got None")
     _TIR_ASSIGN(self, node)
 
 
@@ -205,9 +224,49 @@ def _name_declaration(name: str, value: Any) -> None:
         IRBuilder.name(name, value)
 
 
+class _IndexCount(doc.NodeVisitor):
+    """Compare the indices of each buffer access with the buffer's axes.
+
+    TVM's message about too many names no buffer, and it reads too few as a region.
+    """
+
+    def __init__(self, parser: Any) -> None:
+        self.parser = parser
+        self.values = parser.var_table.get()
+
+    def visit_Subscript(self, node: doc.Subscript) -> None:
+        buffer = self.values.get(node.value.id) if isinstance(node.value, doc.Name) else None
+        items = node.slice.elts if isinstance(node.slice, doc.Tuple) else [node.slice]
+        partial = any(isinstance(i, doc.Slice | doc.Starred) for i in items)
+        if isinstance(buffer, ir.Var) and tirx.is_buffer_var(buffer) and not partial:
+            count = len(buffer.ty.shape)
+            if len(items) != count:
+                self.parser.report_error(
+                    node, f"buffer '{node.value.id}' has {count} axes, got {len(items)} indices"
+                )
+        self.generic_visit(node)
+
+
+def _counting_indices(method: Any) -> Any:
+    """A statement's visitor that checks the statement's own expressions first."""
+
+    def visit(self: Any, node: Any) -> Any:
+        check = _IndexCount(self)
+        for field in ("targets", "target", "value", "test", "iter", "items"):
+            part = getattr(node, field, None)
+            for item in part if isinstance(part, list | tuple) else [part]:
+                if isinstance(item, doc.AST):
+                    check.visit(item)
+        return method(self, node)
+
+    return visit
+
+
+_STATEMENTS = ("AnnAssign", "Assert", "AugAssign", "Expr", "For", "If", "While", "With")
 for (_token, _type_name), _method in list(dispatch.ParseVTable.items()):
     if _token == "tirx":
-        dispatch.register(TOKEN, _type_name)(_method)
+        _wrap = _counting_indices if _type_name in _STATEMENTS else (lambda method: method)
+        dispatch.register(TOKEN, _type_name)(_wrap(_method))
 dispatch.register(TOKEN, "FunctionDef")(_visit_function_def)
 dispatch.register(TOKEN, "tvm_declare_function")(_declare_function)
-dispatch.register(TOKEN, "Assign")(_visit_assign)
+dispatch.register(TOKEN, "Assign")(_counting_indices(_visit_assign))

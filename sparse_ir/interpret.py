@@ -1,0 +1,239 @@
+"""Run a stage-I function on NumPy arrays, one visit at a time: the meaning of the language.
+
+Each expression and statement is turned once into a Python closure; running the function calls
+them. Sizes and structure are trusted, as in a kernel: see :func:`sparsetir.sparse_ir.structure`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tvm import ir
+
+from sparsetir.sparse_ir.interpret_scalar import STATEMENTS, Evaluator, Thunk
+from sparsetir.sparse_ir.interpret_storage import Storage, Structure, Variable, garbage
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    walk,
+)
+
+__all__ = ["interpret"]
+
+
+def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Execute `func` on NumPy arrays, writing its outputs in place.
+
+    arguments : a value for every parameter, by name or in their order. Arrays of `indptr` and
+        `indices` are (parents + 1,) and (nnz,) of the axis's idtype; arrays of values are
+        C-contiguous, of the buffer's dtype, and hold as many elements as its axes store: one
+        dimension for the stored elements, then one for each trailing dense axis, or any other
+        shape of that size. Scalars are numbers.
+
+    An iteration visits the coordinates that its axes store, in the order of the axes. Reading an
+    absent coordinate gives zero, writing one is discarded. The init statement runs beforehand,
+    for every coordinate of the spatial axes that it uses. Buffers allocated in the function start
+    as NaN, or as the largest integer. Which operand max and min return for NaN is not specified.
+
+    Raises TypeError for a missing, unknown or wrongly typed argument, ValueError for a wrong size,
+    and NotImplementedError for a node that stage I does not have.
+    """
+    with np.errstate(all="ignore"):
+        _Interpreter(func, _by_name(func, arguments)).run()
+
+
+def _by_name(func: SparseFunc, arguments: Any) -> dict[str, Any]:
+    names = [str(p.name) for p in func.params]
+    if not isinstance(arguments, Mapping):
+        if len(arguments) != len(names):
+            raise TypeError(
+                f"{func.name}: expected {len(names)} arguments {names}, got {len(arguments)}"
+            )
+        return dict(zip(names, arguments, strict=True))
+    for name in names:
+        if name not in arguments:
+            raise TypeError(f"{func.name}: argument '{name}' is missing")
+    for name in arguments:
+        if name not in names:
+            raise TypeError(f"{func.name}: unknown argument '{name}'; expected {names}")
+    return dict(arguments)
+
+
+class _Interpreter(Evaluator):
+    def __init__(self, func: SparseFunc, arguments: dict[str, Any]) -> None:
+        super().__init__(func.name)
+        self.func = func
+        self.structure = Structure()
+        self.current: dict[str, Variable] = {}  # by axis, the innermost iteration over it
+        self.arrays: dict[int, tuple[str, Any]] = {}
+        for param in func.params:
+            self._bind(param, arguments[str(param.name)])
+        for axis in func.axes:
+            self._add_axis(self.structure, axis)
+        for buffer in func.buffers:
+            self._add_buffer(buffer)
+
+    def run(self) -> None:
+        """Execute the body."""
+        self.stmt(self.func.body)()
+
+    # Arguments
+
+    def _bind(self, param: Any, value: Any) -> None:
+        name = f"{self.name}: argument '{param.name}'"
+        if isinstance(param.ty, ir.PointerType):
+            self.arrays[hash(param)] = (name, value)
+            return
+        dtype = np.dtype(str(param.ty.dtype))
+        kinds = (int, np.integer) if dtype.kind in "iu" else (int, float, np.number, np.bool_)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and dtype.kind != "b"):
+            raise TypeError(f"{name}: expected a number of type {dtype}, got {value!r}")
+        if dtype.kind in "iu" and not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+            raise ValueError(f"{name}: expected a number of type {dtype}, got {value}")
+        self.variable(param).value = dtype.type(value)
+
+    def _array(self, handle: Any, dtype: str, size: int, what: str) -> np.ndarray:
+        """The array of a handle as one dimension, checked."""
+        name, value = self.arrays[hash(handle)]
+        if not isinstance(value, np.ndarray):
+            raise TypeError(f"{name}: expected a NumPy array, got {type(value).__name__}")
+        if value.dtype != np.dtype(dtype):
+            raise TypeError(f"{name}: {what}: expected dtype {dtype}, got {value.dtype}")
+        if value.size != size:
+            raise ValueError(f"{name}: {what}: expected {size} elements, got shape {value.shape}")
+        if not value.flags.c_contiguous:
+            raise ValueError(f"{name}: {what}: expected a C-contiguous array")
+        return value.reshape(-1)
+
+    def _add_axis(self, to: Structure, axis: Axis) -> None:
+        name, what = axis.name, f"axis '{axis.name}'"
+        to.length[name] = int(self.expr(axis.length)())
+        parents = to.size[axis.parent.name] if axis.parent is not None else 1
+        if axis.is_variable:
+            to.size[name] = int(self.expr(axis.nnz)())
+            to.indptr[name] = self._array(axis.indptr, axis.idtype, parents + 1, what)
+        elif axis.is_sparse:
+            to.width[name] = int(self.expr(axis.nnz_cols)())
+            to.size[name] = parents * to.width[name]
+        else:
+            to.size[name] = to.length[name]
+        if axis.is_sparse:
+            to.indices[name] = self._array(axis.indices, axis.idtype, to.size[name], what)
+
+    def _add_buffer(self, buffer: SparseBuffer) -> None:
+        what = f"buffer '{buffer.name}'"
+        leaves: dict[str, str] = {}
+        if buffer.axes is None:
+            dims = [int(self.expr(n)()) for n in buffer.var.ty.shape]
+        else:
+            for axis in buffer.axes:
+                above = axis.parent.name if axis.parent is not None else None
+                if leaves.get(axis.root.name) != above:
+                    raise ValueError(
+                        f"{self.name}: {what}: axis '{axis.name}' does not follow its parent "
+                        f"'{above}' in {[a.name for a in buffer.axes]}"
+                    )
+                leaves[axis.root.name] = axis.name
+            dims = [self.structure.size[leaf] for leaf in leaves.values()]
+        count = math.prod(dims)
+        if buffer.handle is None:
+            data = garbage(count, buffer.dtype)
+        else:
+            data = self._array(buffer.handle, buffer.dtype, count, what)
+        axes = None if buffer.axes is None else list(buffer.axes)
+        storage = Storage(buffer.name, data, axes, dims, list(leaves.values()))
+        self.storage[hash(buffer.var)] = storage
+
+    def place(self, var: Any, indices: Any) -> tuple[Storage, Callable[[], int | None]]:
+        """The storage that an access reaches, and its offset there."""
+        if hash(var) not in self.storage:
+            raise ValueError(f"{self.name}: buffer '{var.name}' is not declared")
+        storage, thunks = self.storage[hash(var)], [self.expr(i) for i in indices]
+        variables = [self.variable(i) if isinstance(i, ir.Var) else None for i in indices]
+        locate = self.structure.locate
+        return storage, lambda: locate(storage, [int(t()) for t in thunks], variables)
+
+    # Sparse iterations
+
+    def _iteration(self, node: SparseIteration) -> Thunk:
+        attached = {a.name: a.to.name for a in node.axes if isinstance(a, AttachedAxis)}
+        axes = flat_axes(node.axes)
+        variables = [self.variable(v) for v in node.vars]
+        body = self.stmt(node.body)
+        init = None if node.init is None else self.stmt(node.init)
+        in_init = self._used_in_init(node)
+
+        def parent_position(axis: Axis) -> int:
+            if axis.name in attached:
+                return int(self.current[attached[axis.name]].value)
+            if axis.parent is None:
+                return 0
+            if axis.parent.name not in self.current:
+                raise ValueError(
+                    f"{self.name}: sp_iter '{node.name}': axis '{axis.name}' is visited "
+                    f"outside an iteration over its parent '{axis.parent.name}'"
+                )
+            return self.current[axis.parent.name].position
+
+        def visit(level: int, stop: int, action: Thunk) -> None:
+            if level == stop:
+                action()
+                return
+            axis, variable = axes[level], variables[level]
+            outer, parent = self.current.get(axis.name), parent_position(axis)
+            index = np.dtype(axis.idtype).type
+            for position, coordinate in self.structure.stored(axis, parent):
+                variable.value, variable.axis = index(coordinate), axis.name
+                variable.parent, variable.position = parent, position
+                self.current[axis.name] = variable
+                visit(level + 1, stop, action)
+            self.current.pop(axis.name, None)
+            if outer is not None:
+                self.current[axis.name] = outer
+
+        def run() -> None:
+            if init is not None:
+                self._sweep([n for n, used in enumerate(in_init) if used], node, init)
+                if not all(axis.unique for axis in axes):
+                    # A coordinate that is stored twice has two elements: initialise both.
+                    visit(
+                        0, max((n + 1 for n, used in enumerate(in_init) if used), default=0), init
+                    )
+            visit(0, len(axes), body)
+
+        return run
+
+    def _used_in_init(self, node: SparseIteration) -> list[bool]:
+        """Whether the init uses each coordinate; it may use those of spatial axes."""
+        used: set[int] = set()
+        if node.init is not None:
+            walk(node.init, lambda n: used.add(hash(n)) if isinstance(n, ir.Var) else None)
+        for axis, var, kind in node.axis_of():
+            if kind != "S" and hash(var) in used:
+                raise ValueError(
+                    f"{self.name}: sp_iter '{node.name}': the init uses '{var.name}' of "
+                    f"reduction axis '{axis.name}'"
+                )
+        return [hash(var) in used for var in node.vars]
+
+    def _sweep(self, levels: list[int], node: SparseIteration, init: Thunk) -> None:
+        """Run the init for every coordinate of these axes, stored or not."""
+        if not levels:
+            init()
+            return
+        axis, var, _ = node.axis_of()[levels[0]]
+        variable, index = self.variable(var), np.dtype(axis.idtype).type
+        variable.axis = None  # a coordinate, not a position
+        for coordinate in range(self.structure.length[axis.name]):
+            variable.value = index(coordinate)
+            self._sweep(levels[1:], node, init)
+
+
+STATEMENTS[SparseIteration] = _Interpreter._iteration

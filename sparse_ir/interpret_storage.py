@@ -1,0 +1,118 @@
+"""Where the elements of sparse buffers lie: coordinates, positions, offsets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparsetir.sparse_ir.nodes import Axis
+
+__all__ = ["Storage", "Structure", "Variable", "garbage"]
+
+
+@dataclass
+class Variable:
+    """The value of a variable; for a coordinate also where the iteration stands on its axis."""
+
+    value: Any = None
+    axis: str | None = None
+    parent: int = 0
+    position: int = 0
+
+
+@dataclass
+class Storage:
+    """The values of a buffer, flat, in the order of equations 6 to 8 of the paper.
+
+    axes : the axes of a sparse buffer, None for a dense one
+    dims : sizes of the trees of a sparse buffer, or the shape of a dense one
+    leaves : name of the last axis of each tree of a sparse buffer
+    """
+
+    name: str
+    data: np.ndarray
+    axes: list[Axis] | None
+    dims: list[int]
+    leaves: list[str] = field(default_factory=list)
+
+    def offset(self, positions: Sequence[int]) -> int:
+        """Row-major offset of one position per dimension."""
+        out = 0
+        for position, size in zip(positions, self.dims, strict=True):
+            out = out * size + position
+        return out
+
+
+class Structure:
+    """Sizes and arrays of the axes of a function, by the axis's name.
+
+    length : number of coordinates
+    size : number of positions
+    width : slots per parent of a sparse_fixed axis
+    indptr, indices : the arrays of the axes that have them
+    """
+
+    def __init__(self) -> None:
+        self.length: dict[str, int] = {}
+        self.size: dict[str, int] = {}
+        self.width: dict[str, int] = {}
+        self.indptr: dict[str, np.ndarray] = {}
+        self.indices: dict[str, np.ndarray] = {}
+
+    def stored(self, axis: Axis, parent: int) -> Iterator[tuple[int, int]]:
+        """(position, coordinate) of what `axis` stores under the parent at that position."""
+        name = axis.name
+        if axis.is_variable:
+            start, stop = (int(p) for p in self.indptr[name][parent : parent + 2])
+        elif axis.is_sparse:
+            start, stop = parent * self.width[name], (parent + 1) * self.width[name]
+        else:
+            start, stop = 0, self.length[name]
+        for position in range(start, stop):
+            coordinate = int(self.indices[name][position]) if axis.is_sparse else position - start
+            if coordinate >= 0:  # negative: a padded slot
+                yield position, coordinate
+
+    def find(self, axis: Axis, parent: int, coordinate: int) -> int | None:
+        """The position of a coordinate, the first one of several; None if it is absent."""
+        if not 0 <= coordinate < self.length[axis.name]:
+            return None
+        if not axis.is_variable and not axis.is_sparse:
+            return coordinate
+        return next((p for p, c in self.stored(axis, parent) if c == coordinate), None)
+
+    def locate(
+        self, storage: Storage, coordinates: list[int], variables: list[Variable | None]
+    ) -> int | None:
+        """The offset of an element in its storage; None if it is absent."""
+        if storage.axes is None:
+            for coordinate, size in zip(coordinates, storage.dims, strict=True):
+                if not 0 <= coordinate < size:
+                    raise IndexError(
+                        f"buffer '{storage.name}' of shape {storage.dims}: "
+                        f"index {coordinates} is out of range"
+                    )
+            return storage.offset(coordinates)
+        positions: dict[str, int] = {}
+        for axis, coordinate, variable in zip(storage.axes, coordinates, variables, strict=True):
+            parent = positions[axis.parent.name] if axis.parent is not None else 0
+            position: int | None
+            if variable and variable.axis == axis.name and variable.parent == parent:
+                position = variable.position
+            else:
+                position = self.find(axis, parent, coordinate)
+            if position is None:
+                return None
+            positions[axis.name] = position
+        return storage.offset([positions[leaf] for leaf in storage.leaves])
+
+
+def garbage(count: int, dtype: str) -> np.ndarray:
+    """What a buffer holds before it is written: NaN, or the largest integer."""
+    kind = np.dtype(dtype)
+    if kind.kind in "iu":
+        return np.full(count, np.iinfo(kind).max, kind)
+    return np.full(count, True if kind.kind == "b" else np.nan, kind)

@@ -1,0 +1,198 @@
+"""Check the arrays that describe sparse structures, before a kernel trusts them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from tvm import ir
+
+from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
+from sparsetir.sparse_ir.interpret_scalar import Evaluator
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc
+
+__all__ = ["check_structure"]
+
+
+def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
+    """Check `indptr` and `indices` of every axis of `func`, in O(rows + non-zeros).
+
+    arguments : by parameter name, at least the arrays of the axes and the numbers that their sizes
+        are made of; others are not looked at
+
+    indptr : (parents + 1,), starts at 0, does not decrease, ends at nnz; no row of a dense_variable
+        axis is longer than the axis
+    indices : (nnz,) or (parents * nnz_cols,), in [0, length), in a sparse_fixed axis also negative
+        (padding, anywhere in a row); strictly increasing under each parent if the axis is unique
+    All are one-dimensional, of the axis's idtype, and the number of positions fits that type.
+
+    Raises StructureIndexError for indices out of range, StructureTypeError for missing arguments
+    and wrong types, and StructureError for the rest.
+    """
+    checker = _Checker(func, arguments)
+    for axis in func.axes:
+        checker.check(axis)
+
+
+class _Checker:
+    def __init__(self, func: SparseFunc, arguments: Mapping[str, Any]) -> None:
+        self.func = func
+        self.arguments = arguments
+        self.evaluator = Evaluator(func.name)
+        self.size: dict[str, int] = {}
+        self.seen: set[Any] = set()
+        for param in func.params:
+            if not isinstance(param.ty, ir.PointerType) and str(param.name) in arguments:
+                self._bind(param, arguments[str(param.name)])
+
+    def _bind(self, param: Any, value: Any) -> None:
+        dtype = np.dtype(str(param.ty.dtype))
+        if dtype.kind not in "iu":
+            return
+        name = f"{self.func.name}: argument '{param.name}'"
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise StructureTypeError(f"{name}: expected an integer, got {_describe(value)}")
+        if not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
+            raise StructureError(f"{name}: expected a number of type {dtype}, got {value}")
+        self.evaluator.variable(param).value = np.int64(value)
+
+    def number(self, axis: Axis, what: str) -> int:
+        """The value of an axis's length, nnz or nnz_cols."""
+        node = getattr(axis, what)
+        try:
+            value = int(self.evaluator.expr(node)())
+        except (TypeError, AttributeError, ZeroDivisionError) as error:
+            raise StructureTypeError(
+                f"{self.func.name}: axis '{axis.name}': {what} = {node} cannot be computed from "
+                f"the arguments {sorted(self.arguments)}"
+            ) from error
+        if not 0 <= value <= np.iinfo(axis.idtype).max:
+            raise StructureError(
+                f"{self.func.name}: axis '{axis.name}': expected {what} = {node} within 0 and the "
+                f"largest {axis.idtype}, got {value}"
+            )
+        return value
+
+    def check(self, axis: Axis) -> None:
+        """Check one axis whose parent is checked already."""
+        length = self.number(axis, "length")
+        if axis.parent is None:
+            self.size[axis.name] = length
+            return
+        parents = self.size[axis.parent.name]
+        if axis.is_variable:
+            size = width = self.number(axis, "nnz")
+        else:
+            width = self.number(axis, "nnz_cols")
+            size = parents * width
+            if size > np.iinfo(axis.idtype).max:
+                raise StructureError(
+                    f"{self.func.name}: axis '{axis.name}': {parents} parents times {width} slots "
+                    f"do not fit {axis.idtype}"
+                )
+        self.size[axis.name] = size
+        handles = tuple(None if h is None else hash(h) for h in (axis.indptr, axis.indices))
+        key = (handles, axis.kind, axis.idtype, axis.unique, parents, length, width)
+        if key in self.seen:
+            return
+        self.seen.add(key)
+        if axis.is_variable:
+            indptr = self.array(axis, axis.indptr, parents + 1, "parents + 1")
+            self.check_indptr(axis, indptr, size, length)
+        else:
+            indptr = np.zeros(0, np.int64)
+        if axis.is_sparse:
+            what = "nnz" if axis.is_variable else "parents * nnz_cols"
+            indices = self.array(axis, axis.indices, size, what)
+            self.check_range(axis, indices, length)
+            if axis.unique and axis.is_variable:
+                self.check_order(axis, indices, indptr)
+            elif axis.unique and size:
+                self.check_slots(axis, indices.reshape(parents, width))
+
+    def place(self, axis: Axis, handle: Any) -> str:
+        """How a message starts."""
+        return f"{self.func.name}: argument '{handle.name}': axis '{axis.name}'"
+
+    def array(self, axis: Axis, handle: Any, size: int, what: str) -> np.ndarray:
+        """The array of a handle; its type and shape are right."""
+        place, name = self.place(axis, handle), str(handle.name)
+        if name not in self.arguments:
+            raise StructureTypeError(f"{place}: the argument is missing")
+        value = self.arguments[name]
+        if not isinstance(value, np.ndarray):
+            raise StructureTypeError(f"{place}: expected a NumPy array, got {_describe(value)}")
+        if value.dtype != np.dtype(axis.idtype):
+            raise StructureTypeError(f"{place}: expected dtype {axis.idtype}, got {value.dtype}")
+        if value.shape != (size,):
+            raise StructureError(
+                f"{place}: expected shape ({size},) ({what}), got shape {value.shape}"
+            )
+        return value
+
+    def check_indptr(self, axis: Axis, indptr: np.ndarray, nnz: int, length: int) -> None:
+        """From 0 to nnz, without a step back."""
+        place = self.place(axis, axis.indptr)
+        if indptr[0] != 0:
+            raise StructureError(f"{place}: expected it to start at 0, got {indptr[0]}")
+        falls = indptr[1:] < indptr[:-1]
+        if falls.any():
+            row = int(falls.argmax())
+            raise StructureError(
+                f"{place}: expected non-decreasing offsets, got {indptr[row + 1]} after "
+                f"{indptr[row]} at row {row}"
+            )
+        if indptr[-1] != nnz:
+            raise StructureError(f"{place}: expected it to end at nnz = {nnz}, got {indptr[-1]}")
+        if not axis.is_sparse and nnz > length:
+            rows = np.diff(indptr)
+            if rows.max() > length:
+                row = int(rows.argmax())
+                raise StructureError(
+                    f"{place}: expected rows of at most {length}, got {rows[row]} in row {row}"
+                )
+
+    def check_range(self, axis: Axis, indices: np.ndarray, length: int) -> None:
+        """Coordinates of the axis, or padding."""
+        lowest = 0 if axis.is_variable else -1
+        if not indices.size or (indices.max() < length and indices.min() >= lowest):
+            return
+        at = int(((indices >= length) | (indices < lowest)).argmax())
+        raise StructureIndexError(
+            f"{self.place(axis, axis.indices)}: expected indices in [{lowest}, {length}), "
+            f"got {indices[at]} at position {at}"
+        )
+
+    def check_order(self, axis: Axis, indices: np.ndarray, indptr: np.ndarray) -> None:
+        """Strictly increasing in each row."""
+        falls = np.zeros(len(indices) + 1, bool)
+        np.less_equal(indices[1:], indices[:-1], out=falls[1 : len(indices)])
+        falls[indptr] = False  # a row may start anywhere
+        if falls.any():
+            at = int(falls.argmax())
+            row = int(np.searchsorted(indptr, at, side="right")) - 1
+            self.refuse_order(axis, row, at, indices[at], indices[at - 1])
+
+    def check_slots(self, axis: Axis, rows: np.ndarray) -> None:
+        """Strictly increasing in each row of slots, but for padding."""
+        now, before = rows[:, 1:], rows[:, :-1]
+        if not ((now <= before) & (now >= 0)).any() and not ((before < 0) & (now >= 0)).any():
+            return
+        before = np.maximum.accumulate(before, axis=1)
+        falls = (now <= before) & (now >= 0)
+        if falls.any():
+            row, column = (int(n) for n in np.unravel_index(int(falls.argmax()), falls.shape))
+            at = row * rows.shape[1] + column + 1
+            self.refuse_order(axis, row, at, now[row, column], before[row, column])
+
+    def refuse_order(self, axis: Axis, row: int, at: int, now: Any, before: Any) -> None:
+        """Raise for two indices of a row that are out of order."""
+        raise StructureError(
+            f"{self.place(axis, axis.indices)}: expected strictly increasing indices in row {row}, "
+            f"got {now} after {before} at position {at}"
+        )
+
+
+def _describe(value: Any) -> str:
+    return f"{value!r}" if isinstance(value, str | int | float) else type(value).__name__

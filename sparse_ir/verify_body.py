@@ -1,0 +1,427 @@
+"""The rules of stage I on iterations and statements; see :mod:`sparsetir.sparse_ir.verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    sparse_iterations,
+)
+
+__all__ = ["Broken", "Found", "body_problems", "index_dtype", "names", "used_variables"]
+
+
+class Broken(NamedTuple):
+    """What a rule found: where (an axis or a span) and what is wrong."""
+
+    where: Any
+    message: str
+
+
+Found = Iterator[Broken]
+SKIP, ADVANCE = tvm_ffi.structural.WalkResult.SKIP, tvm_ffi.structural.WalkResult.ADVANCE
+
+# statement -> the fields that hold its own expressions, without those of nested statements
+STATEMENTS: dict[type, tuple[str, ...]] = {
+    SparseIteration: (),
+    tirx.SeqStmt: (),
+    tirx.BufferStore: ("value", "indices"),
+    tirx.For: ("min", "extent", "step"),
+    tirx.While: ("condition",),
+    tirx.IfThenElse: ("condition",),
+    tirx.stmt.Bind: ("value",),
+    tirx.stmt.AllocBuffer: (),
+    tirx.AssertStmt: ("condition",),
+    tirx.Evaluate: ("value",),
+}
+NESTED = ("init", "body", "then_case", "else_case")
+
+
+@dataclass
+class Site:
+    """A statement and what surrounds it.
+
+    iterations : the sparse iterations around it, the outermost first
+    init_of : the iteration in whose init it stands, or None
+    defined : scalar variables, handles and buffers that it may use
+    reduced : for a variable that depends on a reduction coordinate, that coordinate's name and
+        its iteration's
+    """
+
+    func: SparseFunc
+    stmt: Any
+    iterations: tuple[SparseIteration, ...] = ()
+    init_of: SparseIteration | None = None
+    defined: set[Any] = field(default_factory=set)
+    reduced: dict[Any, tuple[str, str]] = field(default_factory=dict)
+
+    def at(self, stmt: Any) -> Site:
+        """A statement of the same block."""
+        return Site(self.func, stmt, self.iterations, self.init_of, self.defined, self.reduced)
+
+    def inside(self, stmt: Any) -> Site:
+        """A statement of a block of its own, whose definitions end with it."""
+        site = self.at(stmt)
+        site.defined, site.reduced = set(self.defined), dict(self.reduced)
+        return site
+
+    def expressions(self) -> list[Any]:
+        """The statement's own expressions."""
+        found: list[Any] = []
+        for name in STATEMENTS.get(type(self.stmt), ()):
+            value = getattr(self.stmt, name)
+            if isinstance(value, ir.Expr):
+                found.append(value)
+            elif value is not None:
+                found.extend(value)
+        return found
+
+    def accesses(self) -> Iterator[tuple[Any, Sequence[Any]]]:
+        """(buffer, indices) of every load and store of the statement."""
+        if isinstance(self.stmt, tirx.BufferStore):
+            yield self.stmt.buffer, self.stmt.indices
+        for load in (x for e in self.expressions() for x in loads(e)):
+            yield load.source, load.indices
+
+
+def used_variables(expr: Any) -> list[Any]:
+    """The variables in an expression, without the buffers."""
+    found: list[Any] = []
+
+    def visit(var: Any) -> Any:
+        if not tirx.is_buffer_var(var):
+            found.append(var)
+        return SKIP  # a buffer's type mentions variables that the expression does not use
+
+    tvm_ffi.structural_walk(expr, (ir.Var, visit), order="pre")
+    return found
+
+
+def loads(expr: Any) -> list[Any]:
+    """The buffer loads in an expression, those in indices too."""
+    found: list[Any] = []
+
+    def visit(load: Any) -> Any:
+        found.append(load)
+        return ADVANCE
+
+    skip = (ir.Var, lambda var: SKIP)
+    tvm_ffi.structural_walk(expr, [skip, (ir.TensorLoad, visit)], order="pre")
+    return found
+
+
+def index_dtype(expr: Any) -> bool:
+    """Whether an expression is an int32 or int64 scalar."""
+    return ir.is_prim_expr(expr) and str(expr.ty.dtype) in ("int32", "int64")
+
+
+def names(axes: Any) -> str:
+    """The names of some axes for a message."""
+    return "[" + ", ".join(a.name for a in axes) + "]"
+
+
+def body_problems(func: SparseFunc) -> Found:
+    """The broken rules of the body, in the order of the text."""
+    seen: set[str] = set()
+    for iteration in sparse_iterations(func):
+        if iteration.name in seen:
+            yield Broken(
+                iteration.span,
+                f"two sparse iterations are named '{iteration.name}'; schedules find them by name",
+            )
+        seen.add(iteration.name)
+    for site in _sites(Site(func, func.body, defined={*func.params, *_buffer_vars(func)})):
+        for rule in ITERATION if isinstance(site.stmt, SparseIteration) else STATEMENT:
+            yield from rule(site)
+
+
+def _buffer_vars(func: SparseFunc) -> list[Any]:
+    return [b.var for b in func.buffers]
+
+
+def _sites(site: Site) -> Iterator[Site]:
+    """Every statement, outer ones first; a rule sees what is defined before its statement."""
+    yield site
+    stmt = site.stmt
+    if isinstance(stmt, tirx.SeqStmt):
+        for child in stmt.seq:
+            yield from _sites(site.at(child))
+    elif isinstance(stmt, tirx.stmt.Bind):
+        site.defined.add(stmt.var)
+        for reduced in (site.reduced[v] for v in used_variables(stmt.value) if v in site.reduced):
+            site.reduced[stmt.var] = reduced
+    elif isinstance(stmt, tirx.stmt.AllocBuffer):
+        site.defined.add(stmt.buffer)
+    elif type(stmt) in STATEMENTS:
+        for name in NESTED:
+            child = getattr(stmt, name, None)
+            if child is not None:
+                yield from _sites(_nested(site, name, child))
+
+
+def _nested(site: Site, name: str, child: Any) -> Site:
+    """The block `child` below `site`, with the variables that the statement there defines."""
+    stmt, inner = site.stmt, site.inside(child)
+    if isinstance(stmt, tirx.For):
+        inner.defined.add(stmt.loop_var)
+    if isinstance(stmt, SparseIteration):
+        inner.iterations = (*site.iterations, stmt)
+        inner.init_of = stmt if name == "init" else site.init_of
+        inner.defined.update(stmt.vars)
+        inner.reduced.update(
+            {
+                v: (v.name, stmt.name)
+                for v, k in zip(stmt.vars, stmt.kinds, strict=False)
+                if k == "R"
+            }
+        )
+    return inner
+
+
+# Iterations
+
+
+def _label(node: SparseIteration) -> str:
+    return f"sp_iter '{node.name}'"
+
+
+def _enclosing(site: Site) -> list[Axis]:
+    return [a for it in site.iterations for a in flat_axes(it.axes)]
+
+
+def _kinds(site: Site) -> Found:
+    node, axes = site.stmt, flat_axes(site.stmt.axes)
+    if len(node.kinds) != len(axes) or set(node.kinds) - set("SR"):
+        yield Broken(
+            node.span,
+            f"{_label(node)}: expected {len(axes)} kinds S or R, one for each of {names(axes)}, "
+            f"got '{node.kinds}'",
+        )
+
+
+def _coordinates(site: Site) -> Found:
+    node, axes = site.stmt, flat_axes(site.stmt.axes)
+    if len(node.vars) != len(axes):
+        yield Broken(
+            node.span,
+            f"{_label(node)}: expected {len(axes)} coordinate variables, one for each of "
+            f"{names(axes)}, got {len(node.vars)}",
+        )
+    for axis, var in zip(axes, node.vars, strict=False):
+        if not ir.is_prim_expr(var) or str(var.ty.dtype) != axis.idtype:
+            yield Broken(
+                node.span,
+                f"{_label(node)}: expected variable '{var.name}' of type {axis.idtype}, the "
+                f"idtype of axis '{axis.name}', got {var.ty.dtype}",
+            )
+    for position, var in enumerate(node.vars):
+        if var in site.defined or var in set(node.vars[:position]):
+            yield Broken(node.span, f"{_label(node)}: variable '{var.name}' is bound twice")
+
+
+def _axes_known(site: Site) -> Found:
+    known = {axis.name: axis for axis in site.func.axes}
+    targets = [a.to for a in site.stmt.axes if isinstance(a, AttachedAxis)]
+    for axis in [*flat_axes(site.stmt.axes), *targets]:
+        if axis.name not in known:
+            yield Broken(
+                site.stmt.span,
+                f"{_label(site.stmt)}: '{axis.name}' is not an axis of '{site.func.name}'",
+            )
+        elif not tvm_ffi.structural_equal(axis, known[axis.name]):
+            yield Broken(
+                site.stmt.span,
+                f"{_label(site.stmt)}: its axis '{axis.name}' differs from the axis of that name "
+                f"in '{site.func.name}'",
+            )
+
+
+def _axis_once(site: Site) -> Found:
+    seen = {a.name for a in _enclosing(site)}
+    for axis in flat_axes(site.stmt.axes):
+        if axis.name in seen:
+            around = axis.name in {a.name for a in _enclosing(site)}
+            where = "here and in an enclosing iteration" if around else "twice"
+            yield Broken(
+                site.stmt.span, f"{_label(site.stmt)}: axis '{axis.name}' is iterated {where}"
+            )
+        seen.add(axis.name)
+
+
+def _axis_order(site: Site) -> Found:
+    node, before = site.stmt, {a.name for a in _enclosing(site)}
+    every = before | {a.name for a in flat_axes(node.axes)}
+    for item in node.axes:
+        attached = isinstance(item, AttachedAxis)
+        for axis in flat_axes([item]):
+            needed = item.to if attached else axis.parent
+            if needed is not None and needed.name not in before:
+                what = "which it is attached to" if attached else "its parent"
+                got = "comes after it" if needed.name in every else "is not iterated"
+                yield Broken(
+                    node.span,
+                    f"{_label(node)}: expected axis '{needed.name}', {what}, before "
+                    f"'{axis.name}' in {names(flat_axes(node.axes))} or around it, "
+                    f"but '{needed.name}' {got}",
+                )
+            before.add(axis.name)
+
+
+def _attached(site: Site) -> Found:
+    for item in (a for a in site.stmt.axes if isinstance(a, AttachedAxis)):
+        parent = item.axis.parent
+        label = f"{_label(site.stmt)}: attach('{item.axis.name}', '{item.to.name}')"
+        if parent is None or parent.kind != "dense_fixed":
+            got = "no parent" if parent is None else f"parent '{parent.name}' ({parent.kind})"
+            yield Broken(
+                site.stmt.span,
+                f"{label}: expected '{item.axis.name}' under a dense_fixed axis, got {got}",
+            )
+        elif not tvm_ffi.structural_equal(parent.length, item.to.length):
+            yield Broken(
+                site.stmt.span,
+                f"{label}: expected '{parent.name}', the parent of '{item.axis.name}', to be as "
+                f"long as '{item.to.name}' ({item.to.length}), got {parent.length}",
+            )
+
+
+def _fused(site: Site) -> Found:
+    for item in (a for a in site.stmt.axes if isinstance(a, FusedAxis)):
+        for previous, axis in zip(item.axes, item.axes[1:], strict=False):
+            if axis.parent is not None and axis.parent.name != previous.name:
+                yield Broken(
+                    site.stmt.span,
+                    f"{_label(site.stmt)}: fuse{tuple(a.name for a in item.axes)}: expected "
+                    f"'{axis.name}' right after its parent '{axis.parent.name}', "
+                    f"got it after '{previous.name}'",
+                )
+
+
+def _init_stores(site: Site) -> Found:
+    node = site.stmt
+    if node.init is not None and not list(_stored(site, [node.init])):
+        yield Broken(node.span, f"{_label(node)}: its init stores nothing")
+
+
+def _stored(site: Site, blocks: Sequence[Any]) -> Iterator[Any]:
+    for block in blocks:
+        for inner in _sites(Site(site.func, block)):
+            if isinstance(inner.stmt, tirx.BufferStore):
+                yield inner.stmt.buffer
+
+
+# Statements
+
+
+def _statement_kind(site: Site) -> Found:
+    kind, span = type(site.stmt), getattr(site.stmt, "span", None)
+    if kind not in STATEMENTS:
+        yield Broken(span, f"a statement of type {kind.__name__} cannot occur in stage I")
+    if kind is tirx.For and site.stmt.thread_binding is not None:
+        yield Broken(
+            span,
+            f"loop '{site.stmt.loop_var.name}' is bound to "
+            f"'{site.stmt.thread_binding.thread_tag}'; stage I has no threads",
+        )
+
+
+def _loop_variable(site: Site) -> Found:
+    if isinstance(site.stmt, tirx.For) and site.stmt.loop_var in site.defined:
+        yield Broken(site.stmt.span, f"variable '{site.stmt.loop_var.name}' is bound twice")
+
+
+def _defined(site: Site) -> Found:
+    for var in (v for e in site.expressions() for v in used_variables(e)):
+        if var not in site.defined:
+            yield Broken(
+                site.stmt.span,
+                f"variable '{var.name}' is used but not defined: it is no parameter, coordinate "
+                "or loop variable here",
+            )
+    for buffer, _ in site.accesses():
+        if buffer not in site.defined:
+            yield Broken(site.stmt.span, f"buffer '{buffer.name}' is used but not declared")
+
+
+def _index_type(site: Site) -> Found:
+    for buffer, indices in site.accesses():
+        for position, index in enumerate(indices):
+            if not index.ty.dtype.startswith("int") and not index.ty.dtype.startswith("uint"):
+                yield Broken(
+                    site.stmt.span,
+                    f"buffer '{buffer.name}': expected an integer as index {position}, "
+                    f"got {index.ty.dtype}",
+                )
+
+
+def _init_reduction(site: Site) -> Found:
+    if site.init_of is None:
+        return
+    indices = site.stmt.indices if isinstance(site.stmt, tirx.BufferStore) else ()
+    for var in (v for e in (*indices, *site.expressions()) for v in used_variables(e)):
+        name, owner = site.reduced.get(var, ("", ""))
+        if owner == site.init_of.name:
+            yield Broken(
+                site.stmt.span,
+                f"sp_iter '{owner}': its init uses the reduction variable '{name}'; an init runs "
+                "once for every point of the spatial axes",
+            )
+
+
+def _init_reads(site: Site) -> Found:
+    node = site.init_of
+    if node is None:
+        return
+    written = set(_stored(site, [node.init, node.body]))
+    for buffer in (load.source for e in site.expressions() for load in loads(e)):
+        if buffer in written:
+            yield Broken(
+                site.stmt.span,
+                f"{_label(node)}: its init reads buffer '{buffer.name}', which it writes",
+            )
+
+
+def _reduction_write(site: Site) -> Found:
+    if not isinstance(site.stmt, tirx.BufferStore):
+        return
+    for var in (v for index in site.stmt.indices for v in used_variables(index)):
+        if var in site.reduced:
+            name, owner = site.reduced[var]
+            yield Broken(
+                site.stmt.span,
+                f"sp_iter '{owner}': buffer '{site.stmt.buffer.name}' is written at an index "
+                f"that depends on the reduction variable '{name}'",
+            )
+
+
+Rule = Callable[[Site], Found]
+ITERATION: tuple[Rule, ...] = (
+    _kinds,
+    _coordinates,
+    _axes_known,
+    _axis_once,
+    _attached,
+    _axis_order,
+    _fused,
+    _init_stores,
+)
+STATEMENT: tuple[Rule, ...] = (
+    _statement_kind,
+    _loop_variable,
+    _defined,
+    _index_type,
+    _init_reduction,
+    _init_reads,
+    _reduction_write,
+)
