@@ -107,6 +107,8 @@ class Evaluator:
         name = str(getattr(node.op, "name", node.op)).rsplit(".", 1)[-1]
         if name == "if_then_else":
             return self._choose(*node.args)
+        if name in _JUMPS:
+            return _JUMPS[name]
         if name not in _INTRINSICS:
             raise NotImplementedError(f"{self.name}: cannot interpret call {name}: {node}")
         compute, args = _INTRINSICS[name], [self.expr(a) for a in node.args]
@@ -323,9 +325,9 @@ _INTRINSICS: dict[str, Callable[..., Any]] = {
     "round": np.rint,
     "nearbyint": np.rint,
     "isnan": np.isnan,
-    "break_loop": _leave_loop,
-    "continue_loop": _next_turn,
 }
+
+_JUMPS: dict[str, Thunk] = {"break_loop": _leave_loop, "continue_loop": _next_turn}
 
 _EXPRESSIONS: dict[Any, Callable[[Evaluator, Any], Thunk]] = {
     tirx.IntImm: Evaluator._constant,

@@ -240,7 +240,7 @@ class _Lowering:
         stmt = value if build is None else build(value)
         if not local:
             return stmt
-        scope.searches.extend((("", []), Search(tirx.Evaluate(0), s.result, set())) for s in local)
+        scope.searches.extend((("", []), Search(tirx.Evaluate(0), s.locals, set())) for s in local)
         return tirx.SeqStmt([*(s.stmt for s in local), stmt])
 
     # -- iterations ---------------------------------------------------------------------------
@@ -260,8 +260,9 @@ class _Lowering:
         pads = [cond for unit in units if set(unit.kinds) == {"S"} for cond in unit.pads]
         init = _guarded(pads, self._stmt(it.init, scope)) if in_place else None
         levels, prelude = self._levels(units, scope)
-        stmt = self._emit(it, levels, body, init, [s.result for _, s in scope.searches if not s.uses])
-        outer_locals = [s.result for s in prelude]
+        in_body = [v for _, s in scope.searches if isinstance(s.stmt, tirx.Evaluate) for v in s.locals]
+        stmt = self._emit(it, levels, body, init, in_body)
+        outer_locals = [v for s in prelude for v in s.locals]
         before.extend(s.stmt for s in prelude)
         # Results of searches that come before the loops live in a block of their own.
         whole = tirx.SeqStmt([*before, stmt]) if before else stmt
@@ -415,11 +416,11 @@ class _Lowering:
             reads = self.translate.reads_of([extent, joint, *found])
             indptr = self.space.indptr(last)
             whole = [ir.Range.from_min_extent(as_dtype(0, dtype_of(d)), d) for d in indptr.ty.shape]
-            stmt = find_last_start(
+            search = find_last_start(
                 f"find_{result.name}", result, start_of, extent, joint,
                 [*reads, tirx.BufferRegion(indptr, whole)],
             )
-            unit.searches.append(Search(stmt, result, free_vars(joint) | {unit.var}))
+            unit.searches.append(self.translate.made(*search, free_vars(joint) | {unit.var}))
             found.append(tirx.BufferLoad(result, [0]))
         pos = joint - as_dtype(self._offset(last, outer, found), dtype_of(joint))
         return [*found, as_dtype(pos, last.idtype)]
@@ -466,14 +467,20 @@ class _Lowering:
         )
         units = [u for lv in levels for u in lv.units]
         safe = {id(units[n]) for n in parallel_units(it)}
+        outward: list[Any] = []
         stmt = body
         for number in reversed(range(len(levels))):
             level = levels[number]
-            allocs = [s.result for s in level.searches]
             if level.searches:
                 stmt = tirx.SeqStmt([*(s.stmt for s in level.searches), stmt])
+            allocs = [v for s in level.searches for v in s.locals]
             if number == len(levels) - 1:
                 allocs += body_locals
+            if init is not None and number > (init_level or 0):
+                outward += allocs
+                allocs = []
+            elif init is not None and number == init_level:
+                allocs += outward
             here = None
             if init is not None and number == init_level:
                 here = self._init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
@@ -521,11 +528,25 @@ class _Lowering:
                 alloc_buffers=allocs, annotations=annotations,
             )
 
-        visible = [v for v in self.translate.locals if v not in self.closed]
         self.closed.update(allocs)
+        visible = [v for v in self.translate.locals if v not in self.closed]
         known = {v: v for v in [*self.space.all_buffers(), *visible]}
         reads, writes = s_tir.analysis.get_sblock_read_write_region(make([], []), known)
+        reads, writes = ([self._relax(r) for r in regions] for regions in (reads, writes))
         return s_tir.SBlockRealize([u.loop for u in units], True, make(reads, writes))
+
+    def _relax(self, region: Any) -> Any:
+        """A region without what cannot stand in it: there, the whole dimension."""
+        ranges = []
+        made_here = self.translate.written_now()
+        for rng, size in zip(region.region, region.source.ty.shape, strict=True):
+            used = free_vars(rng.min) | free_vars(rng.extent)
+            # TVM cannot bound what is loaded where a block of this function made the region.
+            loaded = region.source in made_here and any(tirx.is_buffer_var(v) for v in used)
+            if used & self.closed or loaded:
+                rng = ir.Range.from_min_extent(as_dtype(0, dtype_of(size)), size)
+            ranges.append(rng)
+        return tirx.BufferRegion(region.source, ranges)
 
 
 def _is_store(node: Any) -> bool:

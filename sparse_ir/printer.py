@@ -24,6 +24,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    buffer_var,
 )
 from sparsetir.sparse_ir.printer_expr import (
     ExprPrinter,
@@ -151,12 +152,9 @@ class _FunctionPrinter:
         return f"T.{axis.kind}({', '.join(args)})"
 
     def _buffer_declaration(self, buffer: SparseBuffer) -> str:
-        from sparsetir.sparse_ir.script.builder import _buffer_var
-
         ty = buffer.var.ty
-        if not tvm_ffi.structural_equal(
-            _buffer_var("printer", list(ty.shape), buffer.dtype, ty.storage_scope).ty, ty
-        ):
+        plain = buffer_var(list(ty.shape), buffer.dtype, buffer.name, ty.storage_scope).ty
+        if not tvm_ffi.structural_equal(plain, ty):
             raise IllFormedError(f"buffer '{buffer.name}' has a layout that no declaration gives")
         kind = "match_sparse_buffer" if buffer.handle is not None else "alloc_sparse_buffer"
         args = [self.names.get(buffer.handle)] if buffer.handle is not None else []
@@ -271,7 +269,7 @@ class _FunctionPrinter:
 
     def _assert(self, node: Any) -> None:
         parts = ", ".join(quote(p.value) for p in node.message_parts)
-        message = f"({quote(node.kind.value)}, [{parts}])"
+        message = f"({quote(node.error_kind.value)}, [{parts}])"
         self._line(f"assert {self.expr.expr(node.condition)}, {message}")
 
 
@@ -279,7 +277,8 @@ def _signature(name: str, params: list[str]) -> str:
     line = f"def {name}({', '.join(params)}):"
     if len(line) <= WIDTH:
         return line
-    inner = textwrap.fill(", ".join(params), WIDTH - 4, break_long_words=False)
+    text = ", ".join(p.replace(" ", "\0") for p in params)  # a parameter stays on one line
+    inner = textwrap.fill(text, WIDTH - 4, break_long_words=False).replace("\0", " ")
     return f"def {name}(\n{textwrap.indent(inner, '    ')}\n):"
 
 

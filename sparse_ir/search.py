@@ -35,12 +35,16 @@ def _point(buf: Any) -> Any:
 
 
 def _block(
-    name: str, reads: list[Any], result: Any, body: list[tirx.Stmt], local: list[Any]
-) -> tirx.Stmt:
-    block = s_tir.SBlock(
-        [], reads, [_point(result)], name, tirx.SeqStmt(body), alloc_buffers=local
-    )
-    return s_tir.SBlockRealize([], True, block)
+    name: str, reads: list[Any], locals_: list[Any], body: list[tirx.Stmt]
+) -> tuple[tirx.Stmt, list[Any]]:
+    """The search block and the locals that it writes, its result first.
+
+    The locals are allocated further out: some checks of TVM's schedule refuse a block that holds a
+    reduction if a block inside it allocates.
+    """
+    touched = [_point(v) for v in locals_]
+    block = s_tir.SBlock([], [*reads, *touched], touched, name, tirx.SeqStmt(body))
+    return s_tir.SBlockRealize([], True, block), locals_
 
 
 def _row_region(buf: Any, parents: list[Any], extent: Any) -> Any:
@@ -56,10 +60,10 @@ def find_sorted(
     extent: Any,
     target: Any,
     reads: list[Any],
-) -> tirx.Stmt:
+) -> tuple[tirx.Stmt, list[Any]]:
     """result[0] = the position of `target` in the sorted indices[parents, 0:extent], or -1."""
     dtype = dtype_of(extent)
-    lo, hi = scalar_buffer("lo", dtype), scalar_buffer("hi", dtype)
+    lo, hi = (scalar_buffer(f"{result.name}_{end}", dtype) for end in ("lo", "hi"))
     one = as_dtype(1, dtype)
     mid = _load(lo) + ((_load(hi) - _load(lo)) >> one)
     step = tirx.IfThenElse(
@@ -78,7 +82,7 @@ def find_sorted(
         tirx.While(_load(lo) < _load(hi), step),
         _store(result, tirx.Select(hit, _load(lo), as_dtype(-1, dtype))),
     ]
-    return _block(name, [*reads, _row_region(indices, parents, extent)], result, body, [lo, hi])
+    return _block(name, [*reads, _row_region(indices, parents, extent)], [result, lo, hi], body)
 
 
 def find_unsorted(
@@ -89,7 +93,7 @@ def find_unsorted(
     extent: Any,
     target: Any,
     reads: list[Any],
-) -> tirx.Stmt:
+) -> tuple[tirx.Stmt, list[Any]]:
     """result[0] = the first position of `target` in indices[parents, 0:extent], or -1."""
     dtype = dtype_of(extent)
     at = tirx.Var("at", dtype)
@@ -98,18 +102,18 @@ def find_unsorted(
         at, as_dtype(0, dtype), extent, tirx.ForKind.SERIAL, tirx.IfThenElse(hit, _store(result, at), None)
     )
     body = [_store(result, as_dtype(-1, dtype)), scan]
-    return _block(name, [*reads, _row_region(indices, parents, extent)], result, body, [])
+    return _block(name, [*reads, _row_region(indices, parents, extent)], [result], body)
 
 
 def find_last_start(
     name: str, result: Any, start_of: Any, extent: Any, position: Any, reads: list[Any]
-) -> tirx.Stmt:
+) -> tuple[tirx.Stmt, list[Any]]:
     """result[0] = the last x in [0, extent) with start_of(x) <= position.
 
     Where rows are empty several share a start: the last of them is the one that holds it.
     """
     dtype = dtype_of(extent)
-    lo, hi = scalar_buffer("lo", dtype), scalar_buffer("hi", dtype)
+    lo, hi = (scalar_buffer(f"{result.name}_{end}", dtype) for end in ("lo", "hi"))
     one = as_dtype(1, dtype)
     mid = _load(lo) + ((_load(hi) - _load(lo)) >> one)
     step = tirx.IfThenElse(start_of(mid) <= position, _store(lo, mid), _store(hi, mid))
@@ -119,4 +123,4 @@ def find_last_start(
         tirx.While(_load(lo) + one < _load(hi), step),
         _store(result, _load(lo)),
     ]
-    return _block(name, reads, result, body, [lo, hi])
+    return _block(name, reads, [result, lo, hi], body)

@@ -23,16 +23,17 @@ def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
 
     indptr : (parents + 1,), starts at 0, does not decrease, ends at nnz; no row of a dense_variable
         axis is longer than the axis
-    indices : (nnz,) or (parents * nnz_cols,), in [0, length), in a sparse_fixed axis also negative
+    indices : (nnz,) or (parents * nnz_cols,), in [0, length), in a sparse_fixed axis also -1
         (padding, anywhere in a row); strictly increasing under each parent if the axis is unique
     All are one-dimensional, of the axis's idtype, and the number of positions fits that type.
 
     Raises StructureIndexError for indices out of range, StructureTypeError for missing arguments
     and wrong types, and StructureError for the rest.
     """
-    checker = _Checker(func, arguments)
-    for axis in func.axes:
-        checker.check(axis)
+    with np.errstate(all="ignore"):  # sizes made of absurd numbers are refused, not warned about
+        checker = _Checker(func, arguments)
+        for axis in func.axes:
+            checker.check(axis)
 
 
 class _Checker:
@@ -109,7 +110,7 @@ class _Checker:
             if axis.unique and axis.is_variable:
                 self.check_order(axis, indices, indptr)
             elif axis.unique and size:
-                self.check_slots(axis, indices.reshape(parents, width))
+                self.check_slots(axis, indices, width)
 
     def place(self, axis: Axis, handle: Any) -> str:
         """How a message starts."""
@@ -174,17 +175,24 @@ class _Checker:
             row = int(np.searchsorted(indptr, at, side="right")) - 1
             self.refuse_order(axis, row, at, indices[at], indices[at - 1])
 
-    def check_slots(self, axis: Axis, rows: np.ndarray) -> None:
+    def check_slots(self, axis: Axis, indices: np.ndarray, width: int) -> None:
         """Strictly increasing in each row of slots, but for padding."""
-        now, before = rows[:, 1:], rows[:, :-1]
-        if not ((now <= before) & (now >= 0)).any() and not ((before < 0) & (now >= 0)).any():
-            return
-        before = np.maximum.accumulate(before, axis=1)
-        falls = (now <= before) & (now >= 0)
+        falls = np.zeros(len(indices), bool)
+        np.less_equal(indices[1:], indices[:-1], out=falls[1:])
+        if indices.min() < 0:
+            stored = indices >= 0
+            falls &= stored
+            resumes = stored[1:] & ~stored[:-1]
+            resumes[width - 1 :: width] = False
+            if resumes.any():  # padding inside of a row: compare with the largest index before it
+                rows = indices.reshape(-1, width)
+                largest = np.maximum.accumulate(rows, axis=1)[:, :-1]
+                falls.reshape(rows.shape)[:, 1:] = (rows[:, 1:] <= largest) & (rows[:, 1:] >= 0)
+        falls[::width] = False  # a row may start anywhere
         if falls.any():
-            row, column = (int(n) for n in np.unravel_index(int(falls.argmax()), falls.shape))
-            at = row * rows.shape[1] + column + 1
-            self.refuse_order(axis, row, at, now[row, column], before[row, column])
+            at = int(falls.argmax())
+            row = at // width
+            self.refuse_order(axis, row, at, indices[at], indices[row * width : at].max())
 
     def refuse_order(self, axis: Axis, row: int, at: int, now: Any, before: Any) -> None:
         """Raise for two indices of a row that are out of order."""

@@ -35,11 +35,16 @@ class Visit:
 
 @dataclass
 class Search:
-    """A search block and what it leaves its result in."""
+    """A search block, the local buffers it writes (its result first) and what it depends on."""
 
     stmt: tirx.Stmt
-    result: Any
+    locals: list[Any]
     uses: set[Any]
+
+    @property
+    def result(self) -> Any:
+        """The buffer that holds what was found."""
+        return self.locals[0]
 
 
 @dataclass
@@ -105,8 +110,12 @@ class Translator:
         """A buffer for a search result; its name is numbered when it was used before."""
         count = self._names.get(name, 0)
         self._names[name] = count + 1
-        self.locals.append(scalar_buffer(f"{name}_{count}" if count else name, dtype))
-        return self.locals[-1]
+        return scalar_buffer(f"{name}_{count}" if count else name, dtype)
+
+    def made(self, stmt: tirx.Stmt, locals_: list[Any], uses: set[Any]) -> Search:
+        """Note a search block that was built."""
+        self.locals.extend(locals_)
+        return Search(stmt, locals_, uses)
 
     def expr(self, expr: Any, scope: Scope) -> Any:
         """An expression of the body in position space."""
@@ -217,14 +226,16 @@ class Translator:
         extent = self.space.extent(axis, parents)
         if guards:
             extent = tirx.if_then_else(conjunction(guards), extent, as_dtype(0, dtype_of(extent)))
-        find: Callable[..., tirx.Stmt] = (
+        find: Callable[..., tuple[tirx.Stmt, list[Any]]] = (
             find_sorted if axis.is_variable and axis.unique else find_unsorted
         )
         target = as_dtype(target, axis.idtype)
         reads = self.reads_of([extent, target, *parents])
-        stmt = find(f"find_{result.name}", result, self.space.indices(axis), parents, extent, target, reads)
+        found = find(
+            f"find_{result.name}", result, self.space.indices(axis), parents, extent, target, reads
+        )
         uses = set().union(*(free_vars(e) for e in [target, extent, *parents, *guards]))
-        search = Search(stmt, result, uses)
+        search = self.made(*found, uses)
         if scope.local is not None and (uses & (scope.bound_in_body | self.written_now())):
             scope.local.append(search)
             scope.bound_in_body.add(result)

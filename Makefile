@@ -1,0 +1,39 @@
+# Needs Python 3.10 to 3.13 and make, nothing else:
+#   make demo    run the demonstration
+#   make test    every check and every test not marked slow
+#   make clean   remove what the others made
+# Another Python:            make clean, then make PYTHON=python3.12 test
+# More options for pip:      make PIP_FLAGS="..." test
+PYTHON ?= python3
+PIP_FLAGS ?=
+PYTEST_FLAGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+
+.PHONY: demo test check clean
+.DELETE_ON_ERROR:
+
+demo: $(STAMP)
+	$(BIN)/python -m sparsetir.demo
+
+test: check
+	$(BIN)/python -m pytest -q --durations=10 $(PYTEST_FLAGS)
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/lint-imports
+
+# Brought up to date when a requirement changes; `make clean` for one from scratch.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else "sparsetir needs Python 3.10 to 3.13, but $(PYTHON) is %d.%d: run make PYTHON=python3.12 (or another of these)" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[test]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache .grimp_cache
+	rm -rf python/sparsetir.egg-info
+	find . -name .git -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,278 @@
+"""The schedule a program gets when its author gives none.
+
+CPU: the outermost loop that is free of races runs in parallel, the innermost contiguous one in
+vectors, with a scalar loop for what is left over. GPU: loops free of races become blocks and
+threads; what has none runs on one thread. Correct for every program, and a start for fast ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
+from sparsetir.sparse_ir.position_space import PARALLEL, as_dtype, dtype_of
+
+__all__ = ["default_schedule"]
+
+GPU_THREADS = 128
+GPU_WARP = 32
+# Loop annotation: what `_set_kinds` makes of the loop.
+KIND = "sparsetir.kind"
+
+
+def default_schedule(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+    """Schedule a stage-II function for a target; the function given is left as it is.
+
+    func : PrimFunc from :func:`lower_sparse_iter`
+    target : tvm.target.Target; "cuda", "opencl" and the like are GPUs, the rest CPUs
+    """
+    safe = {str(k): {int(n) for n in v} for k, v in func.attrs[PARALLEL].items()}
+    func = s_tir.renew_defs(func)
+    if is_gpu(target):
+        return _wrap_host_code(_gpu(func, safe))
+    return _vectorize_innermost(_cpu(func, safe), vector_bits(target))
+
+
+def is_gpu(target: Any) -> bool:
+    """Whether programs for the target need threads."""
+    return "gpu" in target.keys
+
+
+def vector_bits(target: Any) -> int:
+    """Width of a CPU target's vector registers."""
+    width = tvm.get_global_func("target.llvm_get_vector_width")(target)
+    return int(width) if int(width) > 0 else 128
+
+
+def _top_blocks(sch: Any) -> list[Any]:
+    return list(sch.get_child_blocks(sch.get_sblock("root")))
+
+
+def _cpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
+    sch = s_tir.Schedule(func)
+    for block in _top_blocks(sch):
+        loops = sch.get_loops(block)
+        if loops and 0 in safe.get(sch.get(block).name_hint, set()):
+            sch.annotate(loops[0], KIND, "parallel")
+    return _set_kinds(_only(sch.mod))
+
+
+def _set_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Make the loops annotated with KIND parallel or bind them to threads.
+
+    TVM's `parallel` and `bind` would ask for more than freedom of races: that each block is the
+    only writer of its output, for one. The lowering has proven what is needed.
+    """
+
+    def visit(loop: Any) -> Any:
+        kind = loop.annotations.get(KIND)
+        if kind is None:
+            return loop
+        rest = {k: v for k, v in loop.annotations.items() if k != KIND}
+        if kind == "parallel":
+            how, thread = tirx.ForKind.PARALLEL, None
+        else:
+            how, thread = tirx.ForKind.THREAD_BINDING, _thread(str(kind))
+        return tirx.For(loop.loop_var, loop.min, loop.extent, how, loop.body, thread, rest)
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+def _thread(tag: str) -> Any:
+    return tirx.IterVar(None, tirx.Var(tag, "int32"), tirx.IterVar.ThreadIndex, tag)
+
+
+def _only(mod: tvm.IRModule) -> Any:
+    return next(iter(mod.functions.values()))
+
+
+def _gpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
+    sch = s_tir.Schedule(func)
+    for top in _top_blocks(sch):
+        loops = sch.get_loops(top)
+        free = sorted(safe.get(sch.get(top).name_hint, set()))
+        leaf = _only_leaf(sch, top)
+        inner = _thread_loop(sch, leaf, safe) if leaf is not None else None
+        if not loops or not (free or inner):
+            continue
+        if not free:
+            # Nothing outside is free of races: one block, its threads share the innermost loop.
+            sch.annotate(sch.add_unit_loop(top), KIND, "blockIdx.x")
+            _bind_threads(sch, leaf, inner, GPU_THREADS)
+            continue
+        chosen = [loops[n] for n in free]
+        if len(free) < len(loops):
+            sch.reorder(*chosen, *(loops[n] for n in range(len(loops)) if n not in free))
+        fused = sch.fuse(*chosen) if len(chosen) > 1 else chosen[0]
+        if inner is None:
+            blocks, threads = sch.split(fused, [None, GPU_THREADS])
+            sch.annotate(blocks, KIND, "blockIdx.x")
+            sch.annotate(threads, KIND, "threadIdx.x")
+        else:
+            blocks, threads = sch.split(fused, [None, GPU_THREADS // GPU_WARP])
+            sch.annotate(blocks, KIND, "blockIdx.x")
+            sch.annotate(threads, KIND, "threadIdx.y")
+            _bind_threads(sch, leaf, inner, GPU_WARP)
+    return _set_kinds(_only(sch.mod))
+
+
+def _only_leaf(sch: Any, top: Any) -> Any:
+    """The one block inside `top` that computes, when there is just one below a block boundary."""
+    block = top
+    while True:
+        children = [b for b in sch.get_child_blocks(block) if not _is_search(sch.get(b))]
+        if not children:
+            return None if block is top else block
+        if len(children) > 1 or sch.get(block).init is not None:
+            return None
+        block = children[0]
+
+
+def _is_search(block: Any) -> bool:
+    return all(w.source.ty.storage_scope == "local" for w in block.writes)
+
+
+def _thread_loop(sch: Any, leaf: Any, safe: dict[str, set[int]]) -> Any:
+    free = safe.get(sch.get(leaf).name_hint, set())
+    loops = sch.get_loops(leaf)
+    return loops[max(free)] if free else None
+
+
+def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
+    loops = sch.get_loops(leaf)
+    place = next(n for n, lp in enumerate(loops) if sch.get(lp).same_as(sch.get(loop)))
+    others = [lp for n, lp in enumerate(loops) if n != place]
+    outer, inner = sch.split(loop, [None, threads])
+    if others:
+        sch.reorder(outer, inner, *others)
+    sch.annotate(inner, KIND, "threadIdx.x")
+
+
+def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Run each top-level statement that has no threads on a single one."""
+    root = func.body.block
+    parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
+    # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
+    body: list[tirx.Stmt] = [
+        tirx.Evaluate(tirx.address_of(tirx.BufferLoad(v, [0] * len(v.ty.shape))))
+        for v in root.alloc_buffers
+    ]
+    body += [p if _has_threads(p) else _single_thread(p) for p in parts]
+    block = s_tir.SBlock(
+        [], root.reads, root.writes, root.name_hint,
+        tirx.SeqStmt(body) if len(body) > 1 else body[0],
+        alloc_buffers=root.alloc_buffers,
+    )  # fmt: skip
+    return func.with_body(s_tir.SBlockRealize([], True, block))
+
+
+def _has_threads(stmt: Any) -> bool:
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING:
+            found.append(node)
+
+    walk(stmt, visit)
+    return bool(found)
+
+
+def _single_thread(stmt: tirx.Stmt) -> tirx.Stmt:
+    for tag in ("threadIdx.x", "blockIdx.x"):
+        zero, one = as_dtype(0, "int32"), as_dtype(1, "int32")
+        loop = tirx.Var(tag.replace(".", "_"), "int32")
+        stmt = tirx.For(loop, zero, one, tirx.ForKind.THREAD_BINDING, stmt, _thread(tag))
+    return stmt
+
+
+def _vectorize_innermost(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
+    """Split innermost contiguous loops into vectors and a scalar rest.
+
+    TVM's split leaves a predicate instead, which would make the whole loop scalar.
+    """
+
+    def visit(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.SERIAL or not isinstance(loop.body, s_tir.SBlockRealize):
+            return loop
+        realize = loop.body
+        store = realize.block.body
+        if not isinstance(store, tirx.BufferStore) or not store.indices:
+            return loop
+        bound = [
+            v.var
+            for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+            if isinstance(value, ir.Var) and value.same_as(loop.loop_var)
+            and v.iter_type == tirx.IterVar.DataPar
+        ]  # fmt: skip
+        if len(bound) != 1 or not _contiguous_in(bound[0], store):
+            return loop
+        dtype = tvm.DataType(str(store.buffer.ty.dtype))
+        lanes = bits // max(8, dtype.bits)
+        if isinstance(loop.extent, tirx.IntImm):
+            while lanes > int(loop.extent):
+                lanes //= 2
+        return _vectors_and_rest(loop, lanes) if lanes > 1 else loop
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+def _contiguous_in(var: Any, store: Any) -> bool:
+    """Whether every access that depends on `var` has it as its last index and nowhere else."""
+    accesses = [list(store.indices)]
+    walk(
+        store.value,
+        lambda n: accesses.append(list(n.indices)) if isinstance(n, ir.TensorLoad) else None,
+    )
+
+    def uses(expr: Any) -> bool:
+        found: list[Any] = []
+        walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) and n.same_as(var) else None)
+        return bool(found)
+
+    if not (isinstance(store.indices[-1], ir.Var) and store.indices[-1].same_as(var)):
+        return False
+    return all(
+        not any(uses(i) for i in index[:-1])
+        and (not uses(index[-1]) or (isinstance(index[-1], ir.Var) and index[-1].same_as(var)))
+        for index in accesses
+    )
+
+
+def _vectors_and_rest(loop: Any, lanes: int) -> tirx.Stmt:
+    dtype = dtype_of(loop.loop_var)
+    width, zero = as_dtype(lanes, dtype), as_dtype(0, dtype)
+    name = loop.loop_var.name
+    whole = tirx.floordiv(loop.extent, width)
+    k0, k1 = tirx.Var(f"{name}_0", dtype), tirx.Var(f"{name}_1", dtype)
+    lane = tirx.For(
+        k1, zero, width, tirx.ForKind.VECTORIZED, _copy(loop, k0 * width + k1, "")
+    )
+    vectors = tirx.For(k0, zero, whole, tirx.ForKind.SERIAL, lane)
+    if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
+        return vectors
+    rest = tirx.Var(f"{name}_rest", dtype)
+    left = loop.extent - whole * width
+    tail = tirx.For(
+        rest, zero, left, tirx.ForKind.SERIAL, _copy(loop, whole * width + rest, "_rest")
+    )
+    return tirx.SeqStmt([vectors, tail])
+
+
+def _copy(loop: Any, value: Any, suffix: str) -> tirx.Stmt:
+    """The loop's block at another value of its variable, with variables of its own."""
+    realize, block = loop.body, loop.body.block
+    fresh = {v.var: tirx.Var(v.var.name, dtype_of(v.var)) for v in block.iter_vars}
+    iter_vars = [tirx.IterVar(v.dom, fresh[v.var], v.iter_type) for v in block.iter_vars]
+    reads, writes, body, init = (
+        None if part is None else substitute(part, fresh)
+        for part in (block.reads, block.writes, block.body, block.init)
+    )
+    copied = s_tir.SBlock(
+        iter_vars, list(reads), list(writes), block.name_hint + suffix, body, init,
+        annotations=block.annotations,
+    )  # fmt: skip
+    values = [substitute(v, {loop.loop_var: value}) for v in realize.iter_values]
+    return s_tir.SBlockRealize(values, realize.predicate, copied)

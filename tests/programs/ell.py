@@ -1,0 +1,244 @@
+"""Formats with the same number of slots in each row: ELL (row maps, blocks, padding) and DIA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm.script import sparse_tir as T
+
+from .common import FEATURES, FINITE, Arrays, Program, fill, garbage, mask2, scatter_sum, values
+
+BLOCK = 2
+
+
+def slots(mask: np.ndarray, idtype: str) -> np.ndarray:
+    """(rows, longest row) columns of a pattern, padded with -1 (one slot wider than needed)."""
+    width = int(mask.sum(axis=1).max(initial=0)) + 1
+    out = np.full((mask.shape[0], width), -1, idtype)
+    for row, line in zip(out, mask, strict=True):
+        cols = np.nonzero(line)[0]
+        row[: len(cols)] = cols
+    return out
+
+
+def make_spmm_ell(dtype: str, idtype: str) -> Any:
+    """C += A B for the rows that `rowmap` lists, each with `cols` slots; C is zeroed first."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_ell(
+        a: T.handle, b: T.handle, c: T.handle, rowmap: T.handle, indices: T.handle,
+        m: Index, n: Index, rows: Index, cols: Index, feat: Index,
+    ) -> None:  # fmt: skip
+        O = T.dense_fixed(1, idtype)
+        I = T.sparse_fixed(O, (m, rows), rowmap, idtype)
+        J = T.sparse_fixed(I, (n, cols), indices, idtype)
+        I_ = T.dense_fixed(m, idtype)
+        J_ = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (O, I, J), dtype)
+        B = T.match_sparse_buffer(b, (J_, K), dtype)
+        C = T.match_sparse_buffer(c, (I_, K), dtype)
+        with T.sp_iter([O, I, J, K], "SSRS", "spmm") as [o, i, j, k]:
+            with T.init():
+                C[i, k] = 0.0
+            C[i, k] = C[i, k] + A[o, i, j] * B[j, k]
+
+    return spmm_ell
+
+
+def ell_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_ell; padded slots hold NaN in `a`."""
+    mask, feat = mask2(rng, case), FEATURES[case]
+    rowmap = np.nonzero(mask.any(axis=1))[0].astype(idtype)
+    indices = slots(mask[rowmap], idtype)
+    a = values(rng, indices.size, dtype)
+    a[indices.reshape(-1) < 0] = np.nan
+    m, n = mask.shape
+    return {
+        "a": a,
+        "b": fill(rng, case, (n, feat), dtype),
+        "c": garbage((m, feat), dtype),
+        "rowmap": rowmap,
+        "indices": indices.reshape(-1),
+        "m": m,
+        "n": n,
+        "rows": len(rowmap),
+        "cols": indices.shape[1],
+        "feat": feat,
+    }
+
+
+def ell_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Sum over the slots that are no padding."""
+    stored = args["indices"] >= 0
+    terms = args["a"].astype(np.float64)[:, None] * args["b"][args["indices"]]
+    rows = np.repeat(args["rowmap"], args["cols"])
+    return {"c": scatter_sum(args["c"].shape, rows[stored], terms[stored])}
+
+
+def make_spmm_ell_blocks(dtype: str, idtype: str) -> Any:
+    """C = A B with a fixed number of block slots per row of blocks."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_ell_blocks(
+        a: T.handle, b: T.handle, c: T.handle, indices: T.handle,
+        mb: Index, nb: Index, cols: Index, block: Index, feat: Index,
+    ) -> None:  # fmt: skip
+        IO = T.dense_fixed(mb, idtype)
+        JO = T.sparse_fixed(IO, (nb, cols), indices, idtype)
+        II = T.dense_fixed(block, idtype)
+        JI = T.dense_fixed(block, idtype)
+        JO_ = T.dense_fixed(nb, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
+        B = T.match_sparse_buffer(b, (JO_, JI, K), dtype)
+        C = T.match_sparse_buffer(c, (IO, II, K), dtype)
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
+            with T.init():
+                C[io, ii, k] = 0.0
+            C[io, ii, k] = C[io, ii, k] + A[io, jo, ii, ji] * B[jo, ji, k]
+
+    return spmm_ell_blocks
+
+
+def ell_blocks_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_ell_blocks; padded slots hold NaN in `a`."""
+    mask, feat = mask2(rng, case), FEATURES[case]
+    indices = slots(mask, idtype)
+    a = values(rng, (indices.size, BLOCK, BLOCK), dtype)
+    a[indices.reshape(-1) < 0] = np.nan
+    mb, nb = mask.shape
+    return {
+        "a": a,
+        "b": fill(rng, case, (nb, BLOCK, feat), dtype),
+        "c": garbage((mb, BLOCK, feat), dtype),
+        "indices": indices.reshape(-1),
+        "mb": mb,
+        "nb": nb,
+        "cols": indices.shape[1],
+        "block": BLOCK,
+        "feat": feat,
+    }
+
+
+def ell_blocks_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Sum of block products over the slots that are no padding."""
+    stored = args["indices"] >= 0
+    a, b = (args[name].astype(np.float64) for name in "ab")
+    rows = np.repeat(np.arange(args["mb"]), args["cols"])
+    terms = (a[:, :, :, None] * b[args["indices"]][:, None]).sum(axis=2)
+    return {"c": scatter_sum(args["c"].shape, rows[stored], terms[stored])}
+
+
+def make_row_max_ell(dtype: str, idtype: str) -> Any:
+    """Y[i] = the largest stored value of row i, the smallest number where there is none."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def row_max_ell(
+        a: T.handle, y: T.handle, indices: T.handle, m: Index, n: Index, cols: Index
+    ) -> None:
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_fixed(I, (n, cols), indices, idtype)
+        A = T.match_sparse_buffer(a, (I, J), dtype)
+        Y = T.match_sparse_buffer(y, (I,), dtype)
+        with T.sp_iter([I, J], "SR", "row_max") as [i, j]:
+            with T.init():
+                Y[i] = T.min_value(dtype)
+            Y[i] = T.max(Y[i], A[i, j])
+
+    return row_max_ell
+
+
+def row_max_ell_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of row_max_ell: stored values below -1, and 1 in the padded slots."""
+    mask = mask2(rng, case)
+    indices = slots(mask, idtype).reshape(-1)
+    a = (values(rng, len(indices), dtype) - 2).astype(dtype)
+    a[indices < 0] = 1
+    m, n = mask.shape
+    return {
+        "a": a,
+        "y": garbage(m, dtype),
+        "indices": indices,
+        "m": m,
+        "n": n,
+        "cols": len(indices) // m,
+    }
+
+
+def row_max_ell_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Maximum over the slots that are no padding."""
+    lowest = float(np.finfo(args["a"].dtype).min)
+    stored = np.where(args["indices"] >= 0, args["a"].astype(np.float64), lowest)
+    return {"y": stored.reshape(args["m"], -1).max(axis=1)}
+
+
+def make_spmm_dia(dtype: str, idtype: str) -> Any:
+    """C = A B, A by diagonals: diagonal d holds A[i, i + off[d]] at column i + off[d]."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_dia(
+        a: T.handle, b: T.handle, c: T.handle, offsets: T.handle,
+        m: Index, n: Index, diagonals: Index, feat: Index,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        D = T.dense_fixed(diagonals, idtype)
+        J = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (D, J), dtype)
+        OFF = T.match_sparse_buffer(offsets, (D,), idtype)
+        B = T.match_sparse_buffer(b, (J, K), dtype)
+        C = T.match_sparse_buffer(c, (I, K), dtype)
+        with T.sp_iter([I, D, K], "SRS", "spmm") as [i, d, k]:
+            with T.init():
+                C[i, k] = 0.0
+            C[i, k] = C[i, k] + A[d, i + OFF[d]] * B[i + OFF[d], k]
+
+    return spmm_dia
+
+
+def dia_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_dia; offsets reach beyond the matrix on both sides."""
+    m, n = mask2(rng, case).shape
+    count = 0 if case == "empty" else 5
+    offsets = rng.permutation(np.arange(-m, n + 1))[:count].astype(idtype)
+    feat = FEATURES[case]
+    return {
+        "a": values(rng, (len(offsets), n), dtype),
+        "b": fill(rng, case, (n, feat), dtype),
+        "c": garbage((m, feat), dtype),
+        "offsets": offsets,
+        "m": m,
+        "n": n,
+        "diagonals": len(offsets),
+        "feat": feat,
+    }
+
+
+def dia_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Each diagonal where it crosses the matrix."""
+    d, j = np.indices((args["diagonals"], args["n"])).reshape(2, -1)
+    i = j - args["offsets"][d]
+    inside = (i >= 0) & (i < args["m"])
+    terms = args["a"][d[inside], j[inside]].astype(np.float64)[:, None] * args["b"][j[inside]]
+    return {"c": scatter_sum(args["c"].shape, i[inside], terms)}
+
+
+PROGRAMS = [
+    Program("spmm_dia", make_spmm_dia, dia_inputs, dia_oracle, ("c",)),
+    Program("spmm_ell", make_spmm_ell, ell_inputs, ell_oracle, ("c",)),
+    Program("spmm_ell_blocks", make_spmm_ell_blocks, ell_blocks_inputs, ell_blocks_oracle, ("c",)),
+    Program(
+        "row_max_ell",
+        make_row_max_ell,
+        row_max_ell_inputs,
+        row_max_ell_oracle,
+        ("y",),
+        cases=FINITE,
+    ),
+]

@@ -1,0 +1,356 @@
+"""Sparse times dense matrix in other formats: CSC, COO, BSR, ELL, DCSR, DBSR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm.script import sparse_tir as T
+
+from .common import (
+    FEATURES,
+    Arrays,
+    Program,
+    csr,
+    fill,
+    garbage,
+    mask2,
+    parents_of,
+    scatter_sum,
+    values,
+)
+
+BLOCK = 3
+
+
+def _product(args: Arrays, rows: np.ndarray, cols: np.ndarray, a: np.ndarray) -> Any:
+    """{"c": A B} from the stored elements of A."""
+    terms = a.astype(np.float64)[:, None] * args["b"][cols]
+    return {"c": scatter_sum(args["c"].shape, rows, terms)}
+
+
+def _block_product(args: Arrays, rows: np.ndarray, cols: np.ndarray) -> Any:
+    """{"c": A B} from the stored blocks of A."""
+    block = args["a"].shape[1]
+    b = args["b"].astype(np.float64).reshape(-1, block, args["feat"])
+    terms = (args["a"].astype(np.float64)[:, :, :, None] * b[cols][:, None]).sum(axis=2)
+    total = scatter_sum((args["mb"], block, args["feat"]), rows, terms)
+    return {"c": total.reshape(args["c"].shape)}
+
+
+def make_spmm_csc(dtype: str, idtype: str) -> Any:
+    """C = A B, A by columns: many columns write one row of C."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_csc(
+        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+        m: Index, n: Index, nnz: Index, feat: Index,
+    ) -> None:  # fmt: skip
+        J = T.dense_fixed(n, idtype)
+        I = T.sparse_variable(J, (m, nnz), (indptr, indices), idtype)
+        I_ = T.dense_fixed(m, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (J, I), dtype)
+        B = T.match_sparse_buffer(b, (J, K), dtype)
+        C = T.match_sparse_buffer(c, (I_, K), dtype)
+        with T.sp_iter([J, I, K], "RSS", "spmm") as [j, i, k]:
+            with T.init():
+                C[i, k] = 0.0
+            C[i, k] = C[i, k] + A[j, i] * B[j, k]
+
+    return spmm_csc
+
+
+def _operands(
+    rng: np.random.Generator, case: str, dtype: str, shape: tuple[int, int]
+) -> dict[str, Any]:
+    """`b`, `c`, `feat` for a sparse matrix of that shape."""
+    feat = FEATURES[case]
+    return {
+        "b": fill(rng, case, (shape[1], feat), dtype),
+        "c": garbage((shape[0], feat), dtype),
+        "feat": feat,
+    }
+
+
+def csc_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_csc."""
+    mask = mask2(rng, case)
+    indptr, indices = csr(mask.T, idtype)
+    return {
+        **_operands(rng, case, dtype, mask.shape),
+        "a": values(rng, len(indices), dtype),
+        "indptr": indptr,
+        "indices": indices,
+        "m": mask.shape[0],
+        "n": mask.shape[1],
+        "nnz": len(indices),
+    }
+
+
+def csc_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Sum over the stored elements."""
+    return _product(args, args["indices"], parents_of(args["indptr"]), args["a"])
+
+
+def make_spmm_coo(dtype: str, idtype: str) -> Any:
+    """C = A B, A by coordinates sorted by row; duplicates add up."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_coo(
+        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, rows: T.handle,
+        cols: T.handle, m: Index, n: Index, nnz: Index, feat: Index,
+    ) -> None:  # fmt: skip
+        O = T.dense_fixed(1, idtype)
+        I = T.sparse_variable(O, (m, nnz), (indptr, rows), idtype, unique=False)
+        J = T.sparse_fixed(I, (n, 1), cols, idtype)
+        I_ = T.dense_fixed(m, idtype)
+        J_ = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (O, I, J), dtype)
+        B = T.match_sparse_buffer(b, (J_, K), dtype)
+        C = T.match_sparse_buffer(c, (I_, K), dtype)
+        with T.sp_iter([O, I, J, K], "SSRS", "spmm") as [o, i, j, k]:
+            with T.init():
+                C[i, k] = 0.0
+            C[i, k] = C[i, k] + A[o, i, j] * B[j, k]
+
+    return spmm_coo
+
+
+def make_spmm_coo_scatter(dtype: str, idtype: str) -> Any:
+    """C = A B, A by coordinates in any order, given as plain integer buffers."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_coo_scatter(
+        a: T.handle, b: T.handle, c: T.handle, rows: T.handle, cols: T.handle,
+        m: Index, n: Index, nnz: Index, feat: Index,
+    ) -> None:  # fmt: skip
+        E = T.dense_fixed(nnz, idtype)
+        I = T.dense_fixed(m, idtype)
+        J = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (E,), dtype)
+        ROW = T.match_sparse_buffer(rows, (E,), idtype)
+        COL = T.match_sparse_buffer(cols, (E,), idtype)
+        B = T.match_sparse_buffer(b, (J, K), dtype)
+        C = T.match_sparse_buffer(c, (I, K), dtype)
+        with T.sp_iter([I, K], "SS", "zero") as [i, k]:
+            C[i, k] = 0.0
+        with T.sp_iter([E, K], "SS", "scatter") as [e, k]:
+            C[ROW[e], k] = C[ROW[e], k] + A[e] * B[COL[e], k]
+
+    return spmm_coo_scatter
+
+
+def coo_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_coo; some coordinates come twice."""
+    mask = mask2(rng, case)
+    rows, cols = np.nonzero(mask)
+    order = np.sort(np.concatenate([np.arange(len(rows)), np.arange(0, len(rows), 3)]))
+    rows, cols = rows[order].astype(idtype), cols[order].astype(idtype)
+    return {
+        **_operands(rng, case, dtype, mask.shape),
+        "a": values(rng, len(rows), dtype),
+        "indptr": np.array([0, len(rows)], idtype),
+        "rows": rows,
+        "cols": cols,
+        "m": mask.shape[0],
+        "n": mask.shape[1],
+        "nnz": len(rows),
+    }
+
+
+def coo_scatter_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_coo_scatter, shuffled."""
+    args = coo_inputs(rng, case, dtype, idtype)
+    del args["indptr"]
+    order = rng.permutation(args["nnz"])
+    return {**args, "rows": args["rows"][order], "cols": args["cols"][order]}
+
+
+def coo_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Sum over the stored elements."""
+    return _product(args, args["rows"], args["cols"], args["a"])
+
+
+def make_spmm_bsr(dtype: str, idtype: str) -> Any:
+    """C = A B, A in blocks; B and C are indexed by affine expressions."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_bsr(
+        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+        mb: Index, nb: Index, nnzb: Index, block: Index, feat: Index,
+    ) -> None:  # fmt: skip
+        IO = T.dense_fixed(mb, idtype)
+        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices), idtype)
+        II = T.dense_fixed(block, idtype)
+        JI = T.dense_fixed(block, idtype)
+        I = T.dense_fixed(mb * block, idtype)
+        J = T.dense_fixed(nb * block, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
+        B = T.match_sparse_buffer(b, (J, K), dtype)
+        C = T.match_sparse_buffer(c, (I, K), dtype)
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
+            with T.init():
+                C[io * block + ii, k] = 0.0
+            C[io * block + ii, k] = (
+                C[io * block + ii, k] + A[io, jo, ii, ji] * B[jo * block + ji, k]
+            )
+
+    return spmm_bsr
+
+
+def bsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_bsr."""
+    mask = mask2(rng, case)
+    indptr, indices = csr(mask, idtype)
+    mb, nb = mask.shape
+    return {
+        **_operands(rng, case, dtype, (mb * BLOCK, nb * BLOCK)),
+        "a": values(rng, (len(indices), BLOCK, BLOCK), dtype),
+        "indptr": indptr,
+        "indices": indices,
+        "mb": mb,
+        "nb": nb,
+        "nnzb": len(indices),
+        "block": BLOCK,
+    }
+
+
+def bsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Sum of block products."""
+    return _block_product(args, parents_of(args["indptr"]), args["indices"])
+
+
+def make_spmm_dbsr(dtype: str, idtype: str) -> Any:
+    """C = A B, A in blocks, empty rows of blocks left out; B and C in blocks too."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_dbsr(
+        a: T.handle, b: T.handle, c: T.handle, row_ptr: T.handle, rows: T.handle,
+        indptr: T.handle, indices: T.handle, mb: Index, nb: Index, nnzr: Index, nnzb: Index,
+        feat: Index,
+    ) -> None:  # fmt: skip
+        O = T.dense_fixed(1, idtype)
+        IO = T.sparse_variable(O, (mb, nnzr), (row_ptr, rows), idtype)
+        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices), idtype)
+        II = T.dense_fixed(3, idtype)
+        JI = T.dense_fixed(3, idtype)
+        IO_ = T.dense_fixed(mb, idtype)
+        JO_ = T.dense_fixed(nb, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (O, IO, JO, II, JI), dtype)
+        B = T.match_sparse_buffer(b, (JO_, JI, K), dtype)
+        C = T.match_sparse_buffer(c, (IO_, II, K), dtype)
+        with T.sp_iter([O, IO, JO, II, JI, K], "SSRSRS", "spmm") as [o, io, jo, ii, ji, k]:
+            with T.init():
+                C[io, ii, k] = 0.0
+            C[io, ii, k] = C[io, ii, k] + A[o, io, jo, ii, ji] * B[jo, ji, k]
+
+    return spmm_dbsr
+
+
+def _stored_rows(mask: np.ndarray, idtype: str) -> Arrays:
+    """`row_ptr`, `rows`, `nnzr`, `indptr`, `indices` with empty rows left out."""
+    rows = np.nonzero(mask.any(axis=1))[0].astype(idtype)
+    indptr, indices = csr(mask[rows], idtype)
+    return {
+        "row_ptr": np.array([0, len(rows)], idtype),
+        "rows": rows,
+        "nnzr": len(rows),
+        "indptr": indptr,
+        "indices": indices,
+    }
+
+
+def dbsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_dbsr."""
+    mask, feat = mask2(rng, case), FEATURES[case]
+    (mb, nb), nnzb = mask.shape, int(mask.sum())
+    return {
+        **_stored_rows(mask, idtype),
+        "a": values(rng, (nnzb, BLOCK, BLOCK), dtype),
+        "b": fill(rng, case, (nb, BLOCK, feat), dtype),
+        "c": garbage((mb, BLOCK, feat), dtype),
+        "mb": mb,
+        "nb": nb,
+        "nnzb": nnzb,
+        "feat": feat,
+    }
+
+
+def dbsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Sum of block products."""
+    return _block_product(args, args["rows"][parents_of(args["indptr"])], args["indices"])
+
+
+def make_spmm_dcsr(dtype: str, idtype: str) -> Any:
+    """C = A B, A in CSR with empty rows left out."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def spmm_dcsr(
+        a: T.handle, b: T.handle, c: T.handle, row_ptr: T.handle, rows: T.handle,
+        indptr: T.handle, indices: T.handle, m: Index, n: Index, nnzr: Index, nnz: Index,
+        feat: Index,
+    ) -> None:  # fmt: skip
+        O = T.dense_fixed(1, idtype)
+        I = T.sparse_variable(O, (m, nnzr), (row_ptr, rows), idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        I_ = T.dense_fixed(m, idtype)
+        J_ = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (O, I, J), dtype)
+        B = T.match_sparse_buffer(b, (J_, K), dtype)
+        C = T.match_sparse_buffer(c, (I_, K), dtype)
+        with T.sp_iter([O, I, J, K], "SSRS", "spmm") as [o, i, j, k]:
+            with T.init():
+                C[i, k] = 0.0
+            C[i, k] = C[i, k] + A[o, i, j] * B[j, k]
+
+    return spmm_dcsr
+
+
+def dcsr_inputs(rng: np.random.Generator, case: str, dtype: str, idtype: str) -> Arrays:
+    """Arguments of spmm_dcsr."""
+    mask = mask2(rng, case)
+    nnz = int(mask.sum())
+    return {
+        **_operands(rng, case, dtype, mask.shape),
+        **_stored_rows(mask, idtype),
+        "a": values(rng, nnz, dtype),
+        "m": mask.shape[0],
+        "n": mask.shape[1],
+        "nnz": nnz,
+    }
+
+
+def dcsr_oracle(args: Arrays) -> dict[str, np.ndarray]:
+    """Sum over the stored elements."""
+    rows = args["rows"][parents_of(args["indptr"])]
+    return _product(args, rows, args["indices"], args["a"])
+
+
+PROGRAMS = [
+    Program("spmm_csc", make_spmm_csc, csc_inputs, csc_oracle, ("c",), scatter=True),
+    Program("spmm_coo", make_spmm_coo, coo_inputs, coo_oracle, ("c",), scatter=True),
+    Program(
+        "spmm_coo_scatter",
+        make_spmm_coo_scatter,
+        coo_scatter_inputs,
+        coo_oracle,
+        ("c",),
+        gpu=False,
+        scatter=True,
+    ),
+    Program("spmm_bsr", make_spmm_bsr, bsr_inputs, bsr_oracle, ("c",)),
+    Program("spmm_dbsr", make_spmm_dbsr, dbsr_inputs, dbsr_oracle, ("c",)),
+    Program("spmm_dcsr", make_spmm_dcsr, dcsr_inputs, dcsr_oracle, ("c",)),
+]

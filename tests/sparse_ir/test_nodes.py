@@ -1,0 +1,226 @@
+"""Stage-I nodes as TVM objects: equality, hash, JSON, modules and passes."""
+
+import pytest
+import tvm
+import tvm_ffi
+from tvm.script import tirx as TIR
+
+from sparsetir.sparse_ir.nodes import (
+    FusedAxis,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    sparse_iterations,
+    walk,
+)
+from sparsetir.sparse_ir.script import from_source
+from sparsetir.sparse_ir.verify import verify
+
+SPMM = """@T.prim_func
+def spmm(a: T.handle, b: T.handle, c: T.handle, p: T.handle, q: T.handle,
+         m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (p, q))
+    J_ = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J_, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "it") as [i, j, k]:
+        T.sp_iter_attr({"tile": 4})
+        with T.init():
+            C[i, k] = T.float32(0.0)
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+"""
+RENAMED = """@T.prim_func
+def spmm(x: T.handle, y: T.handle, z: T.handle, ptr: T.handle, idx: T.handle,
+         rows: T.int32, cols: T.int32, size: T.int32, d: T.int32):
+    R = T.dense_fixed(rows)
+    S = T.sparse_variable(R, (cols, size), (ptr, idx))
+    D = T.dense_fixed(cols)
+    F = T.dense_fixed(d)
+    X = T.match_sparse_buffer(x, (R, S), "float32")
+    Y = T.match_sparse_buffer(y, (D, F), "float32")
+    Z = T.match_sparse_buffer(z, (R, F), "float32")
+    with T.sp_iter([R, S, F], "SRS", "it") as [r, s, f]:
+        T.sp_iter_attr({"tile": 4})
+        with T.init():
+            Z[r, f] = T.float32(0.0)
+        Z[r, f] = Z[r, f] + X[r, s] * Y[s, f]
+"""
+
+
+def changed(*pairs: tuple[str, str]) -> SparseFunc:
+    text = SPMM
+    for old, new in pairs:
+        assert old in text
+        text = text.replace(old, new)
+    return from_source(text)
+
+
+def test_equal_under_renaming():
+    a, b = from_source(SPMM), from_source(RENAMED)
+    assert tvm_ffi.structural_equal(a, b)
+    assert tvm_ffi.structural_hash(a) == tvm_ffi.structural_hash(b)
+    assert {g.name for g in a.axes}.isdisjoint(g.name for g in b.axes)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("def spmm", "def other")],
+        [('"SRS"', '"SSS"'), ("            C[i, k] = T.float32(0.0)", "            C[i, k] = 0.0")],
+        [("(I, J), ", "(I, K), ")],
+        [("B = T.match_sparse_buffer(b, (J_, K)", "B = T.match_sparse_buffer(b, (K, J_)")],
+        [('(J_, K), "float32"', '(J_, K), "float32", scope="shared"')],
+        [("a, (I, J), ", "c, (I, J), "), ("c, (I, K), ", "a, (I, K), ")],
+        [("(p, q))", "(q, p))")],
+        [("(p, q))", "(p, q), unique=False)")],
+        [("T.dense_fixed(feat)", "T.dense_fixed(n)")],
+        [("T.dense_fixed(feat)", 'T.dense_fixed(feat, idtype="int64")')],
+        [('"it"', '"that"')],
+        [('{"tile": 4}', '{"tile": 8}')],
+        [("T.float32(0.0)", "T.float32(1.0)")],
+        [("A[i, j] * B[j, k]", "B[j, k] * A[i, j]")],
+        [("m: T.int32", "m: T.int64"), ("T.dense_fixed(m)", 'T.dense_fixed(m, idtype="int64")')],
+        [("[I, J, K]", "[T.fuse(I, J), K]")],
+        [("[I, J, K]", "[I, K, J]"), ("[i, j, k]", "[i, k, j]"), ('"SRS"', '"SSR"')],
+        [("J_ = T.dense_fixed(n)", "J_ = T.dense_fixed(m)")],
+    ],
+    ids=lambda pairs: pairs[0][1].strip(),
+)
+def test_differences_count(pairs):
+    a, b = from_source(SPMM), changed(*pairs)
+    assert not tvm_ffi.structural_equal(a, b, map_free_vars=True)
+    assert tvm_ffi.structural_hash(a) != tvm_ffi.structural_hash(b)
+
+
+def test_shared_axis_differs_from_equal_axes():
+    two = changed(
+        (
+            "    K = T.dense_fixed(feat)\n",
+            "    K = T.dense_fixed(feat)\n    K2 = T.dense_fixed(feat)\n",
+        ),
+    )
+    apart = changed(
+        (
+            "    K = T.dense_fixed(feat)\n",
+            "    K = T.dense_fixed(feat)\n    K2 = T.dense_fixed(feat)\n",
+        ),
+        ("B = T.match_sparse_buffer(b, (J_, K)", "B = T.match_sparse_buffer(b, (J_, K2)"),
+    )
+    assert not tvm_ffi.structural_equal(two, apart)
+
+
+def test_scalar_types_count():
+    a, b = from_source(SPMM), changed(("float32", "float16"))
+    assert not tvm_ffi.structural_equal(a, b, map_free_vars=True)
+
+
+@pytest.mark.parametrize("text", [SPMM, RENAMED, SPMM.replace("[I, J, K]", "[T.fuse(I, J), K]")])
+def test_json(text):
+    func = from_source(text)
+    back = tvm.ir.load_json(tvm.ir.save_json(func))
+    assert isinstance(back, SparseFunc)
+    assert tvm_ffi.structural_equal(func, back)
+    assert [a.name for a in back.axes] == [a.name for a in func.axes]
+    assert back.script() == func.script()
+    verify(back)
+
+
+def test_json_keeps_sharing():
+    back = tvm.ir.load_json(tvm.ir.save_json(from_source(SPMM)))
+    (it,) = sparse_iterations(back)
+    assert it.axes[1].same_as(back.axis("J"))
+    assert back.axis("J").parent.same_as(back.axis("I"))
+    assert back.buffer("A").axes[1].same_as(back.axis("J"))
+
+
+def test_lookup():
+    func = from_source(SPMM)
+    assert func.name == "spmm"
+    assert func.axis("J").parent.name == "I"
+    assert [a.name for a in func.axis("J").ancestors()] == ["I", "J"]
+    assert func.axis("J").root.name == "I"
+    assert func.axis("J").is_sparse and func.axis("J").is_variable
+    assert not func.axis("K").is_sparse and not func.axis("K").is_variable
+    assert func.buffer("C").dtype == "float32"
+    with pytest.raises(KeyError, match=r"no axis 'X'; there are \['I', 'J', 'J_', 'K'\]"):
+        func.axis("X")
+    with pytest.raises(KeyError, match=r"no buffer 'X'; there are \['A', 'B', 'C'\]"):
+        func.buffer("X")
+
+
+def test_iterations():
+    func = changed(("[I, J, K]", "[T.fuse(I, J), K]"))
+    (it,) = sparse_iterations(func)
+    assert isinstance(it.axes[0], FusedAxis) and it.axes[0].name == "I_J"
+    assert [a.name for a in flat_axes(it.axes)] == ["I", "J", "K"]
+    assert [(a.name, v.name, k) for a, v, k in it.axis_of()] == [
+        ("I", "i", "S"),
+        ("J", "j", "R"),
+        ("K", "k", "S"),
+    ]
+
+
+def test_nodes_are_frozen():
+    func = from_source(SPMM)
+    with pytest.raises(AttributeError):
+        func.axes[0].name = "X"
+    with pytest.raises(AttributeError):
+        func.body = func.body.body
+
+
+def test_replace():
+    func = from_source(SPMM)
+    (it,) = sparse_iterations(func)
+    other = func.replace(body=it.body)
+    assert isinstance(other, SparseFunc) and other.name == "spmm"
+    assert other.body.same_as(it.body) and not func.body.same_as(it.body)
+    assert tvm_ffi.structural_equal(func, other.replace(body=it))
+
+
+def test_walk_reaches_the_body():
+    kinds: list[str] = []
+    walk(from_source(SPMM).body, lambda n: kinds.append(type(n).__name__))
+    assert kinds[0] == "SparseIteration"
+    assert kinds.count("BufferStore") == 2 and kinds.count("TensorLoad") == 3
+
+
+@TIR.prim_func
+def flat(a: TIR.handle, m: TIR.int32):
+    A = TIR.match_buffer(a, (m,), "float32")
+    for i in range(m):
+        A[i] = TIR.float32(0)
+
+
+def test_module():
+    func = from_source(SPMM)
+    mod = tvm.IRModule({"spmm": func, "flat": flat})
+    assert isinstance(mod["spmm"], SparseFunc) and isinstance(mod["flat"], tvm.tirx.PrimFunc)
+    assert tvm_ffi.structural_equal(mod, tvm.IRModule({"spmm": from_source(RENAMED), "flat": flat}))
+    back = tvm.ir.load_json(tvm.ir.save_json(mod))
+    assert tvm_ffi.structural_equal(mod, back)
+    assert isinstance(back["spmm"], SparseFunc)
+
+
+def test_module_pass():
+    @tvm.transform.module_pass(opt_level=0, name="sparsetir.test.rename")
+    def rename(mod, _):
+        out = {}
+        for var, func in mod.functions.items():
+            if isinstance(func, SparseFunc):
+                (it,) = sparse_iterations(func)
+                fields = ("span", "axes", "kinds", "vars", "init", "body", "annotations")
+                new = SparseIteration(name="new", **{f: getattr(it, f) for f in fields})
+                func = func.replace(body=new)
+            out[var] = func
+        return tvm.IRModule(out, attrs=mod.attrs)
+
+    before = tvm.IRModule({"spmm": from_source(SPMM), "flat": flat})
+    with tvm.transform.PassContext(opt_level=2):
+        after = tvm.transform.Sequential([rename, tvm.tirx.transform.RemoveNoOp()])(before)
+    assert [it.name for it in sparse_iterations(after["spmm"])] == ["new"]
+    assert [it.name for it in sparse_iterations(before["spmm"])] == ["it"]
+    assert tvm_ffi.structural_equal(after["spmm"], changed(('"it"', '"new"')))
+    assert isinstance(after["flat"], tvm.tirx.PrimFunc)

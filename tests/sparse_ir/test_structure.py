@@ -1,0 +1,375 @@
+"""Refusals of check_structure: one test per message, and no crash on anything."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from programs import CASES, PROGRAMS
+from sparsetir.sparse_ir import script as T
+from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
+from sparsetir.sparse_ir.structure import check_structure
+
+
+def make(name="spmm", idtype="int32"):
+    return PROGRAMS[name].make("float32", idtype)
+
+
+def csr_args(**changes):
+    """Row 1 is empty; row 2 starts with a smaller index than row 0 ends with."""
+    return {
+        "indptr": np.array([0, 2, 2, 5], "int32"),
+        "indices": np.array([1, 3, 0, 2, 3], "int32"),
+        "m": 3,
+        "n": 4,
+        "nnz": 5,
+        "feat": 8,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_pass(name, idtype):
+    program = PROGRAMS[name]
+    func = program.make("float32", idtype)
+    for case in set(CASES) & set(program.cases):
+        args = program.inputs(np.random.default_rng(1), case, "float32", idtype)
+        check_structure(func, args)
+
+
+def ints(*values, dtype="int32"):
+    return np.array(values, dtype)
+
+
+REFUSALS = [
+    (
+        {"indices": ints(1, 3, 0, 4, 3)},
+        StructureIndexError,
+        "spmm: argument 'indices': axis 'J': expected indices in [0, 4), got 4 at position 3",
+    ),
+    (
+        {"indices": ints(1, -1, 0, 2, 3)},
+        StructureIndexError,
+        "spmm: argument 'indices': axis 'J': expected indices in [0, 4), got -1 at position 1",
+    ),
+    (
+        {"indices": ints(1, 3, 0, 3, 2)},
+        StructureError,
+        "spmm: argument 'indices': axis 'J': expected strictly increasing indices in row 2, "
+        "got 2 after 3 at position 4",
+    ),
+    (
+        {"indices": ints(3, 3, 0, 1, 2)},
+        StructureError,
+        "spmm: argument 'indices': axis 'J': expected strictly increasing indices in row 0, "
+        "got 3 after 3 at position 1",
+    ),
+    (
+        {"indices": ints(1, 3, 0, 2, 3, dtype="int64")},
+        StructureTypeError,
+        "spmm: argument 'indices': axis 'J': expected dtype int32, got int64",
+    ),
+    (
+        {"indices": ints(1, 3, 0, 2)},
+        StructureError,
+        "spmm: argument 'indices': axis 'J': expected shape (5,) (nnz), got shape (4,)",
+    ),
+    (
+        {"indices": [1, 3, 0, 2, 3]},
+        StructureTypeError,
+        "spmm: argument 'indices': axis 'J': expected a NumPy array, got list",
+    ),
+    (
+        {"indptr": ints(0, 2, 5)},
+        StructureError,
+        "spmm: argument 'indptr': axis 'J': expected shape (4,) (parents + 1), got shape (3,)",
+    ),
+    (
+        {"indptr": ints(0, 2, 2, 5).reshape(2, 2)},
+        StructureError,
+        "spmm: argument 'indptr': axis 'J': expected shape (4,) (parents + 1), got shape (2, 2)",
+    ),
+    (
+        {"indptr": ints(1, 2, 2, 5)},
+        StructureError,
+        "spmm: argument 'indptr': axis 'J': expected it to start at 0, got 1",
+    ),
+    (
+        {"indptr": ints(0, 2, 1, 5)},
+        StructureError,
+        "spmm: argument 'indptr': axis 'J': expected non-decreasing offsets, got 1 after 2 at "
+        "row 1",
+    ),
+    (
+        {"indptr": ints(0, 2, 2**31 - 1, -(2**31))},
+        StructureError,
+        "spmm: argument 'indptr': axis 'J': expected non-decreasing offsets, got -2147483648 "
+        "after 2147483647 at row 2",
+    ),
+    (
+        {"indptr": ints(0, 2, 2, 4)},
+        StructureError,
+        "spmm: argument 'indptr': axis 'J': expected it to end at nnz = 5, got 4",
+    ),
+    (
+        {"indptr": np.array([0.0, 2.0, 2.0, 5.0])},
+        StructureTypeError,
+        "spmm: argument 'indptr': axis 'J': expected dtype int32, got float64",
+    ),
+    (
+        {"nnz": 2**31},
+        StructureError,
+        "spmm: argument 'nnz': expected a number of type int32, got 2147483648",
+    ),
+    (
+        {"nnz": -1},
+        StructureError,
+        "spmm: axis 'J': expected nnz = nnz within 0 and the largest int32, got -1",
+    ),
+    (
+        {"m": 3.0},
+        StructureTypeError,
+        "spmm: argument 'm': expected an integer, got 3.0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "error", "message"), REFUSALS)
+def test_refusals_of_csr(changes, error, message):
+    with pytest.raises(StructureError) as caught:
+        check_structure(make(), csr_args(**changes))
+    assert str(caught.value) == message
+    assert type(caught.value) is error
+
+
+def test_errors_are_those_of_python_too():
+    with pytest.raises(IndexError):
+        check_structure(make(), csr_args(indices=ints(1, 3, 0, 4, 3)))
+    with pytest.raises(TypeError):
+        check_structure(make(), csr_args(indices=None))
+    with pytest.raises(ValueError):
+        check_structure(make(), csr_args(indptr=ints(0, 2, 1, 5)))
+
+
+@pytest.mark.parametrize("name", ["indptr", "indices"])
+def test_missing_arrays(name):
+    args = csr_args()
+    del args[name]
+    with pytest.raises(
+        StructureTypeError, match=f"^spmm: argument '{name}': axis 'J': the argument is missing$"
+    ):
+        check_structure(make(), args)
+
+
+def test_missing_numbers():
+    args = csr_args()
+    del args["nnz"]
+    with pytest.raises(
+        StructureTypeError,
+        match=r"^spmm: axis 'J': nnz = nnz cannot be computed from the arguments \['feat', ",
+    ):
+        check_structure(make(), args)
+
+
+def test_only_structure_is_looked_at():
+    check_structure(make(), csr_args(a="not an array", unknown=None))
+
+
+def test_no_rows_and_no_elements():
+    empty = csr_args(indptr=ints(0), indices=ints(), m=0, nnz=0)
+    check_structure(make(), empty)
+    check_structure(make(), csr_args(indptr=ints(0, 0, 0, 0), indices=ints(), nnz=0))
+
+
+def test_first_and_last_row_may_be_empty():
+    check_structure(make(), csr_args(indptr=ints(0, 0, 5, 5), indices=ints(0, 1, 2, 3, 4), n=5))
+
+
+def test_rows_that_are_not_unique_need_no_order():
+    args = {
+        "indptr": ints(0, 4),
+        "rows": ints(3, 1, 1, 0),
+        "cols": ints(0, 2, 2, 1),
+        "m": 4,
+        "n": 3,
+        "nnz": 4,
+        "feat": 1,
+    }
+    check_structure(make("spmm_coo"), args)
+    with pytest.raises(
+        StructureIndexError, match=r"'rows': axis 'I': expected indices in \[0, 4\)"
+    ):
+        check_structure(make("spmm_coo"), {**args, "rows": ints(3, 1, 4, 0)})
+
+
+def ell_args(*indices):
+    return {"indices": ints(*indices), "m": 2, "n": 9, "cols": 3}
+
+
+@pytest.mark.parametrize(
+    "indices",
+    [(1, 2, 3, 0, 4, 8), (1, 2, -1, -1, -1, -1), (-1, 5, 6, 2, -1, 3)],
+)
+def test_padding_passes(indices):
+    check_structure(make("row_max_ell"), ell_args(*indices))
+
+
+@pytest.mark.parametrize(
+    ("indices", "error", "message"),
+    [
+        ((1, 2, 3, 0, 4, 9), StructureIndexError, "indices in [-1, 9), got 9 at position 5"),
+        ((1, 2, 3, -2, 4, 8), StructureIndexError, "indices in [-1, 9), got -2 at position 3"),
+        (
+            (1, 2, 3, 0, 4, 4),
+            StructureError,
+            "strictly increasing indices in row 1, got 4 after 4 at position 5",
+        ),
+        (
+            (5, -1, 3, 0, 4, 8),
+            StructureError,
+            "strictly increasing indices in row 0, got 3 after 5 at position 2",
+        ),
+        ((1, 2, 3), StructureError, "shape (6,) (parents * nnz_cols), got shape (3,)"),
+    ],
+)
+def test_refusals_of_ell(indices, error, message):
+    with pytest.raises(error) as caught:
+        check_structure(make("row_max_ell"), ell_args(*indices))
+    expected = f"row_max_ell: argument 'indices': axis 'J': expected {message}"
+    assert str(caught.value) == expected
+
+
+def test_too_many_slots():
+    args = {**ell_args(), "m": 2**20, "cols": 2**20}
+    with pytest.raises(
+        StructureError,
+        match="^row_max_ell: axis 'J': 1048576 parents times 1048576 slots do not fit int32$",
+    ):
+        check_structure(make("row_max_ell"), args)
+
+
+def test_ragged_rows_that_are_too_long():
+    args = {"indptr": ints(0, 1, 5, 6), "m": 3, "n": 3, "nnz": 6}
+    with pytest.raises(
+        StructureError,
+        match="^ragged_sum: argument 'indptr': axis 'J': expected rows of at most 3, got 4 in "
+        "row 1$",
+    ):
+        check_structure(make("ragged_sum"), args)
+    check_structure(make("ragged_sum"), {**args, "n": 4})
+
+
+def test_levels_below_a_sparse_axis():
+    """The second level has as many rows as the first has elements."""
+    args = {
+        "j_ptr": ints(0, 1, 3),
+        "j_idx": ints(2, 0, 1),
+        "k_ptr": ints(0, 2, 2, 3),
+        "k_idx": ints(0, 3, 1),
+        "m": 2,
+        "n": 3,
+        "p": 4,
+        "nnz_j": 3,
+        "nnz_k": 3,
+    }
+    check_structure(make("csf_sum"), args)
+    with pytest.raises(StructureError, match=r"'k_ptr': axis 'K': expected shape \(4,\) "):
+        check_structure(make("csf_sum"), {**args, "k_ptr": ints(0, 2, 3)})
+
+
+def test_axes_of_one_array_are_each_checked():
+    @T.prim_func
+    def aliases(
+        indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, p: T.int32, nnz: T.int32
+    ):
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        K = T.sparse_variable(I, (p, nnz), (indptr, indices))
+        T.evaluate(0)
+
+    args = {"indptr": ints(0, 2), "indices": ints(1, 3), "m": 1, "n": 4, "p": 4, "nnz": 2}
+    check_structure(aliases, args)
+    with pytest.raises(StructureIndexError, match=r"axis 'K': expected indices in \[0, 3\), got 3"):
+        check_structure(aliases, {**args, "p": 3})
+
+
+def test_absurd_numbers_do_not_allocate():
+    huge = 2**31 - 1
+    with pytest.raises(StructureError):
+        check_structure(make("spmm_bsr"), csr_args(mb=huge, nb=huge, nnzb=huge, block=huge))
+    with pytest.raises(StructureError):
+        check_structure(make("spmm_ell"), {**ell_args(), "rows": huge, "rowmap": ints(0)})
+
+
+@pytest.mark.parametrize(("name", "factor"), [("spmm", 1), ("row_max_ell", 2)])
+def test_cost(name, factor):
+    """A million elements take milliseconds, not seconds (bound far above what is measured)."""
+    rows, width = 100_000, 12
+    indices = np.tile(np.arange(width, dtype="int32") * 5, rows)
+    args = {
+        "indptr": np.arange(rows + 1, dtype="int32") * np.int32(width),
+        "indices": indices,
+        "m": rows,
+        "n": 64,
+        "nnz": len(indices),
+        "cols": width,
+        "feat": 1,
+    }
+    func = make(name)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        check_structure(func, args)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 0.05 * factor
+
+
+NUMBERS = st.one_of(
+    st.integers(-3, 20), st.sampled_from([2**31 - 1, -(2**31), 2**31, 2**63 - 1, -(2**63), 2**70])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_corruption_is_refused_or_harmless(data):
+    """Whatever is broken, the check passes or raises an error of ours."""
+    program = PROGRAMS[data.draw(st.sampled_from(sorted(PROGRAMS)))]
+    idtype = data.draw(st.sampled_from(["int32", "int64"]))
+    case = data.draw(st.sampled_from(program.cases))
+    args = program.inputs(np.random.default_rng(0), case, "float32", idtype)
+    for _ in range(data.draw(st.integers(1, 3))):
+        name = data.draw(st.sampled_from(sorted(args)))
+        args[name] = data.draw(corrupted(args[name], idtype))
+    try:
+        check_structure(program.make("float32", idtype), args)
+    except StructureError as error:
+        assert str(error).startswith(f"{program.name}: ")
+
+
+@st.composite
+def corrupted(draw, value, idtype):
+    """A number, an array with other elements, shape or type, or no array at all."""
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "f":
+        return draw(st.one_of(NUMBERS, st.just(1.5), st.none()))
+    how = draw(st.sampled_from(["element", "shape", "type", "order", "other"]))
+    value = value.copy()
+    if how == "element" and value.size:
+        limits = np.iinfo(idtype)
+        at = draw(st.integers(0, value.size - 1))
+        value[at] = draw(st.one_of(st.integers(-3, 20), st.integers(limits.min, limits.max)))
+    elif how == "shape":
+        return draw(
+            st.sampled_from([value[:-1], np.append(value, value[:1]), value[None], value[:0]])
+        )
+    elif how == "type":
+        return value.astype(draw(st.sampled_from(["int8", "int32", "int64", "uint32", "float64"])))
+    elif how == "order":
+        return np.ascontiguousarray(value[::-1])
+    elif how == "other":
+        return draw(st.sampled_from([None, "text", 3, [0, 1], 2.5]))
+    return value

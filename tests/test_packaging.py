@@ -1,0 +1,134 @@
+"""What is built and installed: every way to install gives the same modules."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGED = ["LICENSE", "MANIFEST.in", "NOTICE", "README.md", "pyproject.toml"]
+FOLDERS = ["formats", "python", "schedules", "sparse_ir"]
+
+# Lists the modules that Python finds below a package, without importing it.
+LIST = """
+import importlib.util, pkgutil, site, sys
+site.addsitedir(sys.argv[1])
+def walk(prefix, paths):
+    for info in pkgutil.iter_modules(paths, prefix):
+        print(info.name)
+        if info.ispkg:
+            leaf = info.name.rpartition(".")[2]
+            walk(info.name + ".", [path + "/" + leaf for path in paths])
+spec = importlib.util.find_spec("sparsetir")
+print(spec.name)
+walk("sparsetir.", list(spec.submodule_search_locations))
+"""
+
+
+def python(*args, cwd):
+    """Run this interpreter away from the repository; give back what it printed."""
+    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+    run = subprocess.run(
+        [sys.executable, *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    return run.stdout
+
+
+def build(tree, out, kind):
+    """Build `kind` (wheel, sdist, editable) of a source tree without network; its file."""
+    out.mkdir()
+    if kind == "editable":
+        code = "import sys; from setuptools import build_meta as b; b.build_editable(sys.argv[1])"
+        python("-c", code, out, cwd=tree)
+    else:
+        python("-m", "build", "--no-isolation", f"--{kind}", "--outdir", out, tree, cwd=out)
+    (file,) = out.iterdir()
+    return file
+
+
+def modules(wheel):
+    """The modules in a wheel."""
+    files = [Path(name) for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    dotted = {".".join(file.with_suffix("").parts) for file in files}
+    return {name.removesuffix(".__init__") for name in dotted}
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of what is packaged, links kept, so that building leaves nothing in the repository."""
+    tree = tmp_path_factory.mktemp("tree")
+    for name in PACKAGED:
+        shutil.copy(ROOT / name, tree / name)
+    leftovers = shutil.ignore_patterns("__pycache__", "*.egg-info", ".*_cache")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=leftovers)
+    return tree
+
+
+@pytest.fixture(scope="module")
+def wheel(tree, tmp_path_factory):
+    return build(tree, tmp_path_factory.mktemp("wheel") / "out", "wheel")
+
+
+@pytest.fixture(scope="module")
+def sdist(tree, tmp_path_factory):
+    return build(tree, tmp_path_factory.mktemp("sdist") / "out", "sdist")
+
+
+def test_rooms_are_relative_links():
+    for room in ("formats", "schedules", "sparse_ir"):
+        link = ROOT / "python" / "sparsetir" / room
+        assert link.is_symlink()
+        assert os.readlink(link) == f"../../{room}"
+
+
+def test_wheel_holds_every_file(wheel):
+    """Nothing is left out: a folder that lacks its __init__.py shows here."""
+    package = ROOT / "python" / "sparsetir"
+    files = {
+        Path(folder, name).relative_to(ROOT / "python").as_posix()
+        for folder, _, names in os.walk(package, followlinks=True)
+        for name in names
+        if name.endswith((".py", ".npz"))
+    }
+    assert files <= set(zipfile.ZipFile(wheel).namelist())
+    assert "sparsetir/data/README.md" in zipfile.ZipFile(wheel).namelist()
+
+
+def test_sdist_gives_the_same_wheel(sdist, wheel, tmp_path):
+    with tarfile.open(sdist) as archive:
+        assert not any(member.issym() or member.islnk() for member in archive)
+        if hasattr(tarfile, "data_filter"):  # absent before 3.10.12
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(tmp_path)
+    (unpacked,) = [path for path in tmp_path.iterdir() if path.is_dir()]
+    again = build(unpacked, tmp_path / "out", "wheel")
+    assert modules(again) == modules(wheel)
+    assert set(zipfile.ZipFile(again).namelist()) == set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_editable_finds_the_same_modules(tree, wheel, tmp_path):
+    site = tmp_path / "site"
+    zipfile.ZipFile(build(tree, tmp_path / "out", "editable")).extractall(site)
+    found = python("-S", "-c", LIST, site, cwd=tmp_path).split()
+    assert set(found) == modules(wheel)
+    assert len(found) == len(set(found))
+
+
+def test_installed_wheel_imports(wheel, tmp_path):
+    """From an empty folder, the package that is imported is the one just installed."""
+    target, empty = tmp_path / "target", tmp_path / "empty"
+    empty.mkdir()
+    pip = ["-m", "pip", "install", "-q", "--no-deps", "--no-index", "--disable-pip-version-check"]
+    python(*pip, "--target", target, wheel, cwd=empty)
+    code = f"import sys; sys.path.insert(0, {str(target)!r}); import sparsetir; "
+    shown = python("-c", code + "print(sparsetir.__file__)", cwd=empty).strip()
+    assert Path(shown) == target / "sparsetir" / "__init__.py"
+    rooms = "import sparsetir.sparse_ir as r; print(r.__file__)"
+    assert Path(python("-c", code + rooms, cwd=empty).strip()).is_relative_to(target)
