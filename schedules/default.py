@@ -11,6 +11,7 @@ from typing import Any
 
 import tvm
 from tvm import ir, s_tir, tirx
+from tvm.tirx.buffer import buffer_data
 
 from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import PARALLEL, as_dtype, dtype_of
@@ -157,7 +158,7 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
     body: list[tirx.Stmt] = [
-        tirx.Evaluate(tirx.address_of(tirx.BufferLoad(v, [0] * len(v.ty.shape))))
+        tirx.Evaluate(buffer_data(v))
         for v in root.alloc_buffers
     ]
     body += [p if _has_threads(p) else _single_thread(p) for p in parts]

@@ -206,13 +206,17 @@ class ExprPrinter:
         return f"T.{name}({', '.join(self.expr(a) for a in args)})"
 
     def _immediate(self, node: Any) -> str:
-        value: Any = node.value
-        if dtype_of(node) == "bool":
+        """`T.float32(1.0)`; the longer forms are for extremes that TVM refuses to read so."""
+        value, dtype = node.value, dtype_of(node)
+        if dtype == "bool":
             value = bool(value)
         elif isinstance(value, float) and not math.isfinite(value):
             value = "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-            return f'T.{dtype_of(node)}("{value}")'
-        return f"T.{dtype_of(node)}({value!r})"
+        own = (type(node).__name__, (dtype, value))
+        for name, args in ((dtype, (value,)), ("max_value", (dtype,)), own):
+            if _rebuilds(node, lambda n=name, a=args: getattr(self.dialect, n)(*a)):
+                return f"T.{name}({', '.join(self._argument(a) for a in args)})"
+        raise IllFormedError(f"cannot print the number {value} of type {dtype}")
 
     def _operands(
         self, node: Any, build: Callable[[Any, Any], Any], left: int, right: int
@@ -259,7 +263,7 @@ class ExprPrinter:
     def _argument(self, value: Any) -> str:
         if isinstance(value, str):
             return quote(value)
-        return repr(value) if isinstance(value, int) else self.expr(value)
+        return repr(value) if isinstance(value, int | float) else self.expr(value)
 
     def literal(self, value: Any, where: str) -> str:
         """An attribute or annotation."""

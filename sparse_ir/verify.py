@@ -327,7 +327,7 @@ def is_handle(value: Any) -> bool:
 
 def describe_type(value: Any) -> str:
     """The type of an expression for a message."""
-    ty = getattr(value, "ty", None)
+    ty: Any = getattr(value, "ty", None)
     if isinstance(ty, ir.PrimType):
         return str(ty.dtype)
     return "a handle" if isinstance(ty, ir.PointerType) else type(value).__name__

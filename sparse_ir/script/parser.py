@@ -235,7 +235,7 @@ class _IndexCount(doc.NodeVisitor):
         self.values = parser.var_table.get()
 
     def visit_Subscript(self, node: doc.Subscript) -> None:
-        buffer = self.values.get(node.value.id) if isinstance(node.value, doc.Name) else None
+        buffer: Any = self.values.get(node.value.id) if isinstance(node.value, doc.Name) else None
         items = node.slice.elts if isinstance(node.slice, doc.Tuple) else [node.slice]
         partial = any(isinstance(i, doc.Slice | doc.Starred) for i in items)
         if isinstance(buffer, ir.Var) and tirx.is_buffer_var(buffer) and not partial:
