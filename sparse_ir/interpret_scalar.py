@@ -247,7 +247,7 @@ def _floormod(a: Any, b: Any) -> Any:
 
 
 def _check_divisor(b: Any) -> None:
-    if b == 0 and b.dtype.kind in "iu":
+    if b.dtype.kind in "iu" and not b:
         raise ZeroDivisionError("integer division by zero")
 
 

@@ -114,6 +114,22 @@ class Storage:
             total = size if n == 0 else total * size
         return total + as_dtype(1, self.dtype) if self.ends else total
 
+    def natural_shape(self) -> list[Any]:
+        """Shape of the values as a caller holds them: trailing dense axes keep a dimension each."""
+        if self.ends:
+            return [self.size()]
+        dense = len(self.leaves)
+        while dense > 0 and self.leaves[dense - 1].kind == "dense_fixed":
+            dense -= 1
+        trailing = [as_dtype(self._rename(a.length), a.idtype) for a in self.leaves[dense:]]
+        if dense == 0:
+            return trailing
+        sizes = [self._size(a) for a in self.leaves[:dense]]
+        merged = sizes[0]
+        for size in sizes[1:]:
+            merged = as_dtype(merged, "int64") * as_dtype(size, "int64")
+        return [merged, *trailing]
+
     def strides(self) -> list[Any]:
         """Elements between neighbours on each leaf, in the order of `leaves`."""
         out: list[Any] = []
@@ -126,7 +142,7 @@ class Storage:
     def offset(self, index: list[Any]) -> Any:
         """Offset of the element at these positions (equations 6 and 7)."""
         pos = {a.name: i for a, i in zip(self.axes, index, strict=True)}
-        total: Any = None
+        total: Any = None if self.leaves else as_dtype(0, self.dtype)
         for leaf, stride in zip(self.leaves, self.strides(), strict=True):
             here = as_dtype(self._within(leaf, pos), self.dtype)
             term = here if _is_one(stride) else here * stride

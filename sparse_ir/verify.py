@@ -14,14 +14,8 @@ from tvm import ir
 
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import AXIS_KINDS, Axis, SparseBuffer, SparseFunc
-from sparsetir.sparse_ir.verify_body import (
-    Broken,
-    Found,
-    body_problems,
-    index_dtype,
-    names,
-    used_variables,
-)
+from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
+from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
 
 __all__ = ["Problem", "find_problem", "verify"]
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
@@ -18,107 +17,17 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     sparse_iterations,
 )
+from sparsetir.sparse_ir.verify_sites import (
+    STATEMENTS,
+    Broken,
+    Found,
+    Site,
+    loads,
+    sites,
+    used_variables,
+)
 
-__all__ = ["Broken", "Found", "body_problems", "index_dtype", "names", "used_variables"]
-
-
-class Broken(NamedTuple):
-    """What a rule found: where (an axis or a span) and what is wrong."""
-
-    where: Any
-    message: str
-
-
-Found = Iterator[Broken]
-SKIP, ADVANCE = tvm_ffi.structural.WalkResult.SKIP, tvm_ffi.structural.WalkResult.ADVANCE
-
-# statement -> the fields that hold its own expressions, without those of nested statements
-STATEMENTS: dict[type, tuple[str, ...]] = {
-    SparseIteration: (),
-    tirx.SeqStmt: (),
-    tirx.BufferStore: ("value", "indices"),
-    tirx.For: ("min", "extent", "step"),
-    tirx.While: ("condition",),
-    tirx.IfThenElse: ("condition",),
-    tirx.stmt.Bind: ("value",),
-    tirx.stmt.AllocBuffer: (),
-    tirx.AssertStmt: ("condition",),
-    tirx.Evaluate: ("value",),
-}
-NESTED = ("init", "body", "then_case", "else_case")
-
-
-@dataclass
-class Site:
-    """A statement and what surrounds it.
-
-    iterations : the sparse iterations around it, the outermost first
-    init_of : the iteration in whose init it stands, or None
-    defined : scalar variables, handles and buffers that it may use
-    reduced : for a variable that depends on a reduction coordinate, that coordinate's name and
-        its iteration's
-    """
-
-    func: SparseFunc
-    stmt: Any
-    iterations: tuple[SparseIteration, ...] = ()
-    init_of: SparseIteration | None = None
-    defined: set[Any] = field(default_factory=set)
-    reduced: dict[Any, tuple[str, str]] = field(default_factory=dict)
-
-    def at(self, stmt: Any) -> Site:
-        """A statement of the same block."""
-        return Site(self.func, stmt, self.iterations, self.init_of, self.defined, self.reduced)
-
-    def inside(self, stmt: Any) -> Site:
-        """A statement of a block of its own, whose definitions end with it."""
-        site = self.at(stmt)
-        site.defined, site.reduced = set(self.defined), dict(self.reduced)
-        return site
-
-    def expressions(self) -> list[Any]:
-        """The statement's own expressions."""
-        found: list[Any] = []
-        for name in STATEMENTS.get(type(self.stmt), ()):
-            value = getattr(self.stmt, name)
-            if isinstance(value, ir.Expr):
-                found.append(value)
-            elif value is not None:
-                found.extend(value)
-        return found
-
-    def accesses(self) -> Iterator[tuple[Any, Sequence[Any]]]:
-        """(buffer, indices) of every load and store of the statement."""
-        if isinstance(self.stmt, tirx.BufferStore):
-            yield self.stmt.buffer, self.stmt.indices
-        for load in (x for e in self.expressions() for x in loads(e)):
-            yield load.source, load.indices
-
-
-def used_variables(expr: Any) -> list[Any]:
-    """The variables in an expression, without the buffers."""
-    found: list[Any] = []
-
-    def visit(var: Any) -> Any:
-        if not tirx.is_buffer_var(var):
-            found.append(var)
-        return SKIP  # a buffer's type mentions variables that the expression does not use
-
-    tvm_ffi.structural_walk(expr, (ir.Var, visit), order="pre")
-    return found
-
-
-def loads(expr: Any) -> list[Any]:
-    """The buffer loads in an expression, those in indices too."""
-    found: list[Any] = []
-
-    def visit(load: Any) -> Any:
-        found.append(load)
-        return ADVANCE
-
-    skip = (ir.Var, lambda var: SKIP)
-    tvm_ffi.structural_walk(expr, [skip, (ir.TensorLoad, visit)], order="pre")
-    return found
+__all__ = ["body_problems", "index_dtype", "names"]
 
 
 def index_dtype(expr: Any) -> bool:
@@ -141,52 +50,13 @@ def body_problems(func: SparseFunc) -> Found:
                 f"two sparse iterations are named '{iteration.name}'; schedules find them by name",
             )
         seen.add(iteration.name)
-    for site in _sites(Site(func, func.body, defined={*func.params, *_buffer_vars(func)})):
+    for site in sites(Site(func, func.body, defined={*func.params, *_buffer_vars(func)})):
         for rule in ITERATION if isinstance(site.stmt, SparseIteration) else STATEMENT:
             yield from rule(site)
 
 
 def _buffer_vars(func: SparseFunc) -> list[Any]:
     return [b.var for b in func.buffers]
-
-
-def _sites(site: Site) -> Iterator[Site]:
-    """Every statement, outer ones first; a rule sees what is defined before its statement."""
-    yield site
-    stmt = site.stmt
-    if isinstance(stmt, tirx.SeqStmt):
-        for child in stmt.seq:
-            yield from _sites(site.at(child))
-    elif isinstance(stmt, tirx.stmt.Bind):
-        site.defined.add(stmt.var)
-        for reduced in (site.reduced[v] for v in used_variables(stmt.value) if v in site.reduced):
-            site.reduced[stmt.var] = reduced
-    elif isinstance(stmt, tirx.stmt.AllocBuffer):
-        site.defined.add(stmt.buffer)
-    elif type(stmt) in STATEMENTS:
-        for name in NESTED:
-            child = getattr(stmt, name, None)
-            if child is not None:
-                yield from _sites(_nested(site, name, child))
-
-
-def _nested(site: Site, name: str, child: Any) -> Site:
-    """The block `child` below `site`, with the variables that the statement there defines."""
-    stmt, inner = site.stmt, site.inside(child)
-    if isinstance(stmt, tirx.For):
-        inner.defined.add(stmt.loop_var)
-    if isinstance(stmt, SparseIteration):
-        inner.iterations = (*site.iterations, stmt)
-        inner.init_of = stmt if name == "init" else site.init_of
-        inner.defined.update(stmt.vars)
-        inner.reduced.update(
-            {
-                v: (v.name, stmt.name)
-                for v, k in zip(stmt.vars, stmt.kinds, strict=False)
-                if k == "R"
-            }
-        )
-    return inner
 
 
 # Iterations
@@ -316,7 +186,7 @@ def _init_stores(site: Site) -> Found:
 
 def _stored(site: Site, blocks: Sequence[Any]) -> Iterator[Any]:
     for block in blocks:
-        for inner in _sites(Site(site.func, block)):
+        for inner in sites(Site(site.func, block)):
             if isinstance(inner.stmt, tirx.BufferStore):
                 yield inner.stmt.buffer
 

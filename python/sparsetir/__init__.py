@@ -1,0 +1,69 @@
+"""sparsetir: a sparse tensor compiler on stock Apache TVM.
+
+Write a function over axes, sparse buffers and sparse iterations (`from tvm.script import
+sparse_tir as T`), lower it stage by stage, and call the kernel on torch, NumPy or TVM arrays.
+"""
+
+from sparsetir import _versions
+
+_versions.check()
+
+from sparsetir.build import build  # noqa: E402
+from sparsetir.kernel import Kernel, load  # noqa: E402
+from sparsetir.schedules.default import default_schedule  # noqa: E402
+from sparsetir.sparse_ir.errors import (  # noqa: E402
+    IllFormedError,
+    LoweringError,
+    ScheduleError,
+    StructureError,
+    StructureIndexError,
+    StructureTypeError,
+)
+from sparsetir.sparse_ir.interpret import interpret  # noqa: E402
+from sparsetir.sparse_ir.lower_sparse_buffer import (  # noqa: E402
+    LowerSparseBuffer,
+    lower_sparse_buffer,
+)
+from sparsetir.sparse_ir.lower_sparse_iter import LowerSparseIter, lower_sparse_iter  # noqa: E402
+from sparsetir.sparse_ir.nodes import (  # noqa: E402
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+)
+from sparsetir.sparse_ir.printer import module_script  # noqa: E402
+from sparsetir.sparse_ir.script.parser import from_source  # noqa: E402
+from sparsetir.sparse_ir.structure import check_structure  # noqa: E402
+from sparsetir.sparse_ir.verify import verify  # noqa: E402
+
+__version__ = _versions.VERSION
+
+__all__ = [
+    "AttachedAxis",
+    "Axis",
+    "FusedAxis",
+    "IllFormedError",
+    "Kernel",
+    "LowerSparseBuffer",
+    "LowerSparseIter",
+    "LoweringError",
+    "ScheduleError",
+    "SparseBuffer",
+    "SparseFunc",
+    "SparseIteration",
+    "StructureError",
+    "StructureIndexError",
+    "StructureTypeError",
+    "build",
+    "check_structure",
+    "default_schedule",
+    "from_source",
+    "interpret",
+    "load",
+    "lower_sparse_buffer",
+    "lower_sparse_iter",
+    "module_script",
+    "verify",
+]

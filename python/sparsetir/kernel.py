@@ -1,0 +1,322 @@
+"""A compiled function: binds arrays, checks them, runs, shows its stages, saves itself."""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from sparsetir.signature import PlainSignature, Signature
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.structure import check_structure
+
+__all__ = ["Kernel", "load"]
+
+# An exported kernel is a shared library with its signature behind it, then the length of that
+# text in 16 digits and this mark. Loaders of shared libraries ignore what follows the last section.
+MARK = b"SPARSETIR1"
+
+
+class Kernel:
+    """A compiled function.
+
+    Call it with the function's parameters in order or by name. Arrays are torch, NumPy or TVM
+    arrays in their natural shape (see :mod:`sparsetir.signature`), contiguous, of any alignment,
+    on the kernel's device; nothing is copied, outputs are written in place. Scalars are Python
+    integers and may be left out (or None) where the shapes of arrays imply them.
+
+    Index arrays that a kernel sees for the first time are checked (:func:`check_structure`);
+    "first" goes by object, so changing an array in place goes unnoticed. `check=False` turns it
+    off: the kernel then trusts them.
+
+    Raises TypeError or ValueError naming function and argument, StructureError and its subclasses
+    for invalid structure.
+
+    stages : the function at stage "I", "II" (as lowered), "II scheduled" and "III"
+    target : the `tvm.target.Target` it was compiled for
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        name: str,
+        signature: Signature,
+        stages: Mapping[str, Any],
+        target: Any,
+        *,
+        check: bool = True,
+    ) -> None:
+        self.name = name
+        self.signature = signature
+        self.stages = dict(stages)
+        self.target = target
+        self.check = check
+        self._module = module
+        self._run = module[name]
+        self._count = len(signature.names)
+        self._arrays = tuple(signature.arrays)
+        self._scalars = tuple(signature.scalars)
+        # What the last call was made with: such arrays need no second look.
+        self._seen: list[Any] = [None] * self._count
+        self._seen_scalars: tuple[Any, ...] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run the kernel; see the class."""
+        values = list(args)
+        if kwargs or len(values) != self._count:
+            values = self._bind(args, kwargs)
+        for i in self._scalars:
+            if values[i] is None:
+                self._infer(values)
+                break
+        scalars = tuple(values[i] for i in self._scalars)
+        seen = self._seen
+        for i in self._arrays:
+            ref = seen[i]
+            if ref is None or ref() is not values[i]:
+                self._look_at(values)
+                break
+        else:
+            if scalars != self._seen_scalars:
+                self._look_at(values)
+        try:
+            self._run(*values)
+        except (TypeError, ValueError, BufferError) as err:
+            self._seen_scalars = None
+            self._refuse(values)
+            if isinstance(err, BufferError):
+                self._run(*[_writable(v) for v in values])
+            else:
+                raise
+
+    def source(self, kind: str | None = None) -> str:
+        """Generated code.
+
+        kind : for CPUs "ll" (LLVM, the default) or "asm"; for GPUs the text of the kernels
+            (the default), or "ll" and "asm" of the host part
+        """
+        module = getattr(self._module, "mod", self._module)
+        device = list(module.imports)
+        if kind is None and device:
+            return "\n".join(m.inspect_source() for m in device)
+        return module.inspect_source(kind or "ll")
+
+    def export(self, path: str | Path) -> None:
+        """Write a shared library that :func:`load` and TVM's runtime alone can load."""
+        if not hasattr(self._module, "export_library"):
+            raise ValueError(f"{self.name}: a loaded kernel cannot be exported again; copy its file")
+        self._module.export_library(str(path))
+        meta = {
+            "name": self.name,
+            "signature": tvm.ir.save_json(self.signature.source),
+            "target": str(self.target),
+        }
+        text = json.dumps(meta).encode()
+        with open(path, "ab") as file:
+            file.write(text + f"{len(text):016d}".encode() + MARK)
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
+
+    # -- arguments ----------------------------------------------------------------------------
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        names = self.signature.names
+        if len(args) > self._count:
+            raise TypeError(
+                f"{self.name}: expected at most {self._count} arguments "
+                f"({', '.join(names)}), got {len(args)}"
+            )
+        values = [*args, *([None] * (self._count - len(args)))]
+        for key, value in kwargs.items():
+            at = self.signature.position.get(key)
+            if at is None:
+                raise TypeError(
+                    f"{self.name}: no argument '{key}'; there are {', '.join(names)}"
+                )
+            if at < len(args):
+                raise TypeError(f"{self.name}: argument '{key}' is given twice")
+            values[at] = value
+        for i in self._arrays:
+            if values[i] is None:
+                raise TypeError(f"{self.name}: argument '{names[i]}' is missing: expected an array")
+        return values
+
+    def _infer(self, values: list[Any]) -> None:
+        """Fill in the scalars that the shapes of arrays imply."""
+        for step in self.signature.inferences:
+            if values[step.scalar] is not None:
+                continue
+            shape = getattr(values[step.array], "shape", None)
+            if shape is None or len(shape) <= step.dim:
+                continue
+            size = int(shape[step.dim]) - step.minus
+            for at in step.divide:
+                if values[at]:
+                    size //= values[at]
+            values[step.scalar] = size
+        for i in self._scalars:
+            if values[i] is None:
+                raise TypeError(
+                    f"{self.name}: argument '{self.signature.names[i]}' is missing, and no array's "
+                    "shape implies it: expected an integer"
+                )
+
+    def _look_at(self, values: list[Any]) -> None:
+        """Check arrays or sizes that differ from those of the last call."""
+        self._refuse(values)
+        index = self.signature.index_arrays
+        scalars = tuple(values[i] for i in self._scalars)
+        fresh = scalars != self._seen_scalars or any(
+            self._seen[i] is None or self._seen[i]() is not values[i] for i in index
+        )
+        if self.check and index and fresh:
+            arguments = {self.signature.names[i]: _to_numpy(values[i]) for i in index}
+            arguments |= {self.signature.names[i]: values[i] for i in self._scalars}
+            check_structure(self.signature.func, arguments)
+        for i in self._arrays:
+            try:
+                self._seen[i] = weakref.ref(values[i])
+            except TypeError:  # TVM tensors: looked at in every call
+                self._seen[i] = None
+        self._seen_scalars = scalars
+
+    def _refuse(self, values: list[Any]) -> None:
+        """Raise for what is wrong with the arguments, if anything is."""
+        names, dtypes = self.signature.names, self.signature.dtypes
+        for i in self._scalars:
+            self._refuse_scalar(names[i], dtypes[i], values[i])
+        spans: list[tuple[int, int, int]] = []
+        for i in self._arrays:
+            array, who = values[i], f"{self.name}: argument '{names[i]}'"
+            if not hasattr(array, "shape") or not hasattr(array, "dtype"):
+                raise TypeError(
+                    f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}"
+                )
+            self._refuse_kind(who, array)
+            dtype = _dtype_name(array)
+            if dtype != dtypes[i]:
+                raise TypeError(f"{who}: expected dtype {dtypes[i]}, got {dtype}")
+            expected = self.signature.expected_shape(i, values)
+            shape = [int(s) for s in array.shape]
+            if shape != expected:
+                raise ValueError(f"{who}: expected shape {tuple(expected)}, got {tuple(shape)}")
+            if not _is_contiguous(array):
+                raise ValueError(f"{who}: expected a contiguous array, got strides {_strides(array)}")
+            if i in self.signature.outputs and _is_read_only(array):
+                raise ValueError(f"{who}: it is written, but the array is read-only")
+            first, size = _memory(array)
+            if size:
+                spans.append((i, first, first + size))
+        for i, first, last in spans:
+            if i not in self.signature.outputs:
+                continue
+            for j, other, end in spans:
+                if i != j and first < end and other < last:
+                    raise ValueError(
+                        f"{self.name}: argument '{names[i]}' is written and shares memory with "
+                        f"'{names[j]}'"
+                    )
+
+    def _refuse_scalar(self, name: str, dtype: str, value: Any) -> None:
+        who = f"{self.name}: argument '{name}'"
+        if dtype.startswith(("int", "uint")):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer):
+                raise TypeError(f"{who}: expected an integer, got {type(value).__name__} {value!r}")
+            info = np.iinfo(dtype)
+            if not info.min <= value <= info.max:
+                raise ValueError(f"{who}: expected a number that {dtype} holds, got {value}")
+
+    def _refuse_kind(self, who: str, array: Any) -> None:
+        kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
+        layout = getattr(array, "layout", None)
+        if layout is not None and "strided" not in str(layout):
+            raise TypeError(f"{who}: expected a dense array of values or indices, got {layout}")
+        device = getattr(array, "device", None)
+        name = getattr(device, "type", None) or str(device or "cpu").split(":")[0].split("(")[0]
+        if kind == "cpu" and name not in ("cpu", "None"):
+            raise ValueError(f"{who}: expected an array on the CPU, got one on {device}")
+        if kind == "cuda" and name != "cuda":
+            raise ValueError(f"{who}: expected an array on a CUDA device, got one on {name}")
+
+
+def load(path: str | Path, *, check: bool = True) -> Kernel:
+    """Load a kernel that :meth:`Kernel.export` wrote; needs no compiler.
+
+    Raises FileNotFoundError, or ValueError for a file that is not an exported kernel.
+    """
+    data = Path(path).read_bytes()
+    end = len(data) - len(MARK)
+    if data[end:] != MARK:
+        raise ValueError(f"load: argument 'path': '{path}' is not a kernel exported by sparsetir")
+    size = int(data[end - 16 : end])
+    meta = json.loads(data[end - 16 - size : end - 16])
+    source = tvm.ir.load_json(meta["signature"])
+    signature = Signature(source) if isinstance(source, SparseFunc) else PlainSignature(source)
+    module = tvm.runtime.load_module(str(Path(path).resolve()))
+    target = tvm.target.Target(meta["target"])
+    return Kernel(module, meta["name"], signature, {}, target, check=check)
+
+
+def _dtype_name(array: Any) -> str:
+    return str(array.dtype).removeprefix("torch.")
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _is_contiguous(array: Any) -> bool:
+    if isinstance(array, np.ndarray):
+        return array.flags.c_contiguous
+    check = getattr(array, "is_contiguous", None)
+    return bool(check()) if callable(check) else True
+
+
+def _strides(array: Any) -> tuple[int, ...]:
+    if isinstance(array, np.ndarray):
+        return tuple(s // array.itemsize for s in array.strides)
+    return tuple(array.stride())
+
+
+def _is_read_only(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and not array.flags.writeable
+
+
+def _memory(array: Any) -> tuple[int, int]:
+    """Address and bytes of an array; (0, 0) where that is not known."""
+    if isinstance(array, np.ndarray):
+        return array.__array_interface__["data"][0], array.nbytes
+    if _is_torch(array):
+        return array.data_ptr(), array.numel() * array.element_size()
+    return 0, 0
+
+
+def _to_numpy(array: Any) -> Any:
+    if isinstance(array, np.ndarray):
+        return array
+    if _is_torch(array):
+        return array.detach().cpu().numpy()
+    return array.numpy()
+
+
+def _writable(value: Any) -> Any:
+    """A view of a read-only NumPy array that DLPack lets pass; only made for inputs."""
+    if not isinstance(value, np.ndarray) or value.flags.writeable:
+        return value
+
+    class View:
+        __array_interface__ = {
+            **value.__array_interface__,
+            "data": (value.__array_interface__["data"][0], False),
+        }
+        owner = value
+
+    return np.asarray(View())

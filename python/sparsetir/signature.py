@@ -1,0 +1,198 @@
+"""What a kernel's callers see: parameters, the natural shapes of arrays, sizes that shapes imply.
+
+The natural shape of a buffer over dense axes is their lengths. A buffer with sparse or ragged axes
+is its values: one dimension for everything up to the last such axis, then the dense axes after it;
+so (nnz,) for CSR and (blocks, b, b) for BSR.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.sparse_ir.lower_sparse_buffer import Storage
+from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
+from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace, dtype_of
+
+__all__ = ["Inference", "Signature", "natural_shapes", "signature_of"]
+
+
+@dataclass(frozen=True)
+class Inference:
+    """How a scalar follows from an array: shape[dim] - minus, divided by known scalars."""
+
+    scalar: int
+    array: int
+    dim: int
+    minus: int
+    divide: tuple[int, ...]
+
+
+class Signature:
+    """Parameters of a kernel.
+
+    func : the stage-I function without its body (its axes say how index arrays are checked)
+    names : the parameters in order
+    shapes : natural shape of each array parameter, None for scalars
+    dtypes : dtype of each parameter
+    outputs : positions of the arrays that the kernel writes
+    index_arrays : positions of indptr and indices
+    """
+
+    def __init__(self, func: SparseFunc) -> None:
+        self.func = func
+        self.source: Any = func
+        self.params = list(func.params)
+        self.name = func.name
+        self.names = [str(p.name) for p in func.params]
+        self.position = {n: i for i, n in enumerate(self.names)}
+        self.shapes: list[list[Any] | None] = [None] * len(self.names)
+        self.dtypes = ["handle"] * len(self.names)
+        self.index_arrays: list[int] = []
+        self._fill()
+        written = {str(n) for n in func.attrs["outputs"]}
+        self.outputs = [i for i, n in enumerate(self.names) if n in written]
+        self.arrays = [i for i, s in enumerate(self.shapes) if s is not None]
+        self.scalars = [
+            i for i, p in enumerate(func.params) if not isinstance(p.ty, ir.PointerType)
+        ]
+        self.inferences = self._inferences()
+
+    def _fill(self) -> None:
+        space = PositionSpace(self.func)
+        by_buffer = {v.name: i for i, v in enumerate(space.params) if tirx.is_buffer_var(v)}
+        for i, param in enumerate(self.func.params):
+            if not isinstance(param.ty, ir.PointerType):
+                self.dtypes[i] = dtype_of(param)
+        for name, i in by_buffer.items():
+            var = space.params[i]
+            layout = space.layouts.get(name)
+            shape = list(var.ty.shape) if layout is None else _storage(layout).natural_shape()
+            self.shapes[i] = shape
+            self.dtypes[i] = str(var.ty.dtype)
+        for axis in self.func.axes:
+            for handle in (axis.indptr, axis.indices):
+                if handle is not None and self.position[handle.name] not in self.index_arrays:
+                    self.index_arrays.append(self.position[handle.name])
+
+    def _inferences(self) -> list[Inference]:
+        """Steps, in order, that give every scalar that the shapes imply."""
+        known: set[int] = set()
+        steps: list[Inference] = []
+        progress = True
+        while progress:
+            progress = False
+            for array in self.arrays:
+                for dim, size in enumerate(self.shapes[array] or []):
+                    step = self._solve(size, array, dim, known)
+                    if step is not None and step.scalar not in known:
+                        known.add(step.scalar)
+                        steps.append(step)
+                        progress = True
+        return steps
+
+    def _solve(self, size: Any, array: int, dim: int, known: set[int]) -> Inference | None:
+        minus = 0
+        if isinstance(size, tirx.Add) and isinstance(size.b, tirx.IntImm):
+            size, minus = size.a, int(size.b)
+        factors = _factors(size)
+        if factors is None or any(f.name not in self.position for f in factors):
+            return None
+        places = [self.position[f.name] for f in factors]
+        unknown = [p for p in places if p not in known]
+        if len(unknown) != 1:
+            return None
+        return Inference(unknown[0], array, dim, minus, tuple(p for p in places if p in known))
+
+    def expected_shape(self, array: int, values: list[Any]) -> list[Any]:
+        """Natural shape of an array argument with the scalars filled in, as ints or text."""
+        numbers = {self.params[i]: values[i] for i in self.scalars if values[i] is not None}
+        mapping = {p: tirx.IntImm(dtype_of(p), int(v)) for p, v in numbers.items()}
+        out: list[Any] = []
+        for size in self.shapes[array] or []:
+            value = substitute(size, mapping)
+            value = Analyzer().simplify(value)
+            out.append(int(value) if isinstance(value, tirx.IntImm) else str(value))
+        return out
+
+
+def _factors(expr: Any) -> list[Any] | None:
+    """The variables of a product; None when there is anything else in it."""
+    if isinstance(expr, tirx.Cast):
+        return _factors(expr.value)
+    if isinstance(expr, ir.Var):
+        return [expr]
+    if isinstance(expr, tirx.Mul):
+        a, b = _factors(expr.a), _factors(expr.b)
+        return None if a is None or b is None else a + b
+    return None
+
+
+def _storage(layout: Any, rename: Any = lambda e: e) -> Storage:
+    return Storage(layout, {}, rename)
+
+
+def signature_of(stages: dict[str, Any]) -> Signature:
+    """The signature of a lowered function, or of a plain PrimFunc that never was a stage-I one."""
+    scheduled = stages.get("II scheduled")
+    if scheduled is not None:
+        return Signature(scheduled.attrs[SIGNATURE])
+    return PlainSignature(stages["III"])
+
+
+class PlainSignature(Signature):
+    """Parameters of a PrimFunc without sparse structure."""
+
+    def __init__(self, prim: tirx.PrimFunc) -> None:
+        name = str(prim.attrs["global_symbol"]) if "global_symbol" in prim.attrs else "main"
+        self.func = make_func(name, [], [], [], tirx.Evaluate(0), {"outputs": []})
+        self.source = prim
+        self.params = list(prim.params)
+        self.name = name
+        self.names = [str(p.name) for p in prim.params]
+        self.position = {n: i for i, n in enumerate(self.names)}
+        is_array = [tirx.is_buffer_var(p) for p in prim.params]
+        self.shapes = [
+            list(p.ty.shape) if a else None for p, a in zip(prim.params, is_array, strict=True)
+        ]
+        self.dtypes = [
+            str(p.ty.dtype) if not isinstance(p.ty, ir.PointerType) else "handle"
+            for p in prim.params
+        ]
+        self.index_arrays = []
+        written: set[str] = set()
+        walk(prim.body, lambda n: written.add(n.buffer.name) if _is_store(n) else None)
+        self.outputs = [i for i, n in enumerate(self.names) if n in written]
+        self.arrays = [i for i, a in enumerate(is_array) if a]
+        self.scalars = [i for i, a in enumerate(is_array) if not a]
+        self.inferences = self._inferences()
+
+
+def _is_store(node: Any) -> bool:
+    return isinstance(node, tirx.BufferStore)
+
+
+def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[Any]]]:
+    """(argument name, natural shape) of each array parameter of a stage-II function, by buffer."""
+    signature = func.attrs[SIGNATURE]
+    argument = {v.name: p.name for v, p in zip(func.params, signature.params, strict=True)}
+    by_name = {p.name: p for p in func.params}
+
+    def rename(expr: Any) -> Any:
+        found: list[Any] = []
+        walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
+        return substitute(expr, {v: by_name[v.name] for v in found if v.name in by_name})
+
+    layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
+    out: dict[str, tuple[str, list[Any]]] = {}
+    for var in func.params:
+        if tirx.is_buffer_var(var):
+            layout = layouts.get(var.name)
+            shape = (
+                list(var.ty.shape) if layout is None else _storage(layout, rename).natural_shape()
+            )
+            out[var.name] = (str(argument[var.name]), shape)
+    return out
