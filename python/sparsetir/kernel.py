@@ -32,7 +32,7 @@ class Kernel:
     integers and may be left out (or None) where the shapes of arrays imply them.
 
     Index arrays that a kernel sees for the first time are checked (:func:`check_structure`);
-    "first" goes by object, so changing an array in place goes unnoticed. `check=False` turns it
+    "first" goes by object: an array changed in place is not looked at again. `check=False` turns it
     off: the kernel then trusts them.
 
     Raises TypeError or ValueError naming function and argument, StructureError and its subclasses
@@ -62,9 +62,12 @@ class Kernel:
         self._count = len(signature.names)
         self._arrays = tuple(signature.arrays)
         self._scalars = tuple(signature.scalars)
-        # What the last call was made with: such arrays need no second look.
-        self._seen: list[Any] = [None] * self._count
-        self._seen_scalars: tuple[Any, ...] | None = None
+        self._outputs = frozenset(signature.outputs)
+        # The index arrays (and sizes) that passed the last check, by reference.
+        self._nothing_seen = [(i, _no_object) for i in signature.index_arrays]
+        self._seen: list[tuple[int, Any]] = self._nothing_seen
+        self._index_sizes = tuple(signature.index_sizes)
+        self._seen_sizes: list[Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the kernel; see the class."""
@@ -75,25 +78,19 @@ class Kernel:
             if values[i] is None:
                 self._infer(values)
                 break
-        scalars = tuple(values[i] for i in self._scalars)
-        seen = self._seen
-        for i in self._arrays:
-            ref = seen[i]
-            if ref is None or ref() is not values[i]:
-                self._look_at(values)
-                break
-        else:
-            if scalars != self._seen_scalars:
-                self._look_at(values)
+        if self.check:
+            sizes = [values[i] for i in self._index_sizes]
+            if sizes != self._seen_sizes or any(ref() is not values[i] for i, ref in self._seen):
+                self._check(values, sizes)
+        self._refuse_overlap(values)
         try:
             self._run(*values)
         except (TypeError, ValueError, BufferError) as err:
-            self._seen_scalars = None
+            self._seen, self._seen_sizes = self._nothing_seen, None
             self._refuse(values)
-            if isinstance(err, BufferError):
-                self._run(*[_writable(v) for v in values])
-            else:
+            if not isinstance(err, BufferError):
                 raise
+            self._run(*[_writable(v) for v in values])
 
     def source(self, kind: str | None = None) -> str:
         """Generated code.
@@ -168,31 +165,34 @@ class Kernel:
                     "shape implies it: expected an integer"
                 )
 
-    def _look_at(self, values: list[Any]) -> None:
-        """Check arrays or sizes that differ from those of the last call."""
-        self._refuse(values)
+    def _check(self, values: list[Any], sizes: list[Any]) -> None:
+        """Check index arrays, when they or the sizes they speak of differ from the last call's."""
         index = self.signature.index_arrays
-        scalars = tuple(values[i] for i in self._scalars)
-        fresh = scalars != self._seen_scalars or any(
-            self._seen[i] is None or self._seen[i]() is not values[i] for i in index
-        )
-        if self.check and index and fresh:
-            arguments = {self.signature.names[i]: _to_numpy(values[i]) for i in index}
-            arguments |= {self.signature.names[i]: values[i] for i in self._scalars}
-            check_structure(self.signature.func, arguments)
-        for i in self._arrays:
-            try:
-                self._seen[i] = weakref.ref(values[i])
-            except TypeError:  # TVM tensors: looked at in every call
-                self._seen[i] = None
-        self._seen_scalars = scalars
+        self._refuse(values)
+        arguments = {self.signature.names[i]: _to_numpy(values[i]) for i in index}
+        arguments |= {self.signature.names[i]: values[i] for i in self._scalars}
+        check_structure(self.signature.func, arguments)
+        self._seen = [(i, _reference(values[i])) for i in index]
+        self._seen_sizes = sizes
+
+    def _refuse_overlap(self, values: list[Any]) -> None:
+        """Raise when an array that is written shares memory with another one."""
+        spans = [(i, *_memory(values[i])) for i in self._arrays]
+        for i, first, size in spans:
+            if i in self._outputs and size:
+                for j, other, length in spans:
+                    if i != j and first < other + length and other < first + size:
+                        names = self.signature.names
+                        raise ValueError(
+                            f"{self.name}: argument '{names[i]}' is written and shares memory "
+                            f"with '{names[j]}'"
+                        )
 
     def _refuse(self, values: list[Any]) -> None:
         """Raise for what is wrong with the arguments, if anything is."""
         names, dtypes = self.signature.names, self.signature.dtypes
         for i in self._scalars:
             self._refuse_scalar(names[i], dtypes[i], values[i])
-        spans: list[tuple[int, int, int]] = []
         for i in self._arrays:
             array, who = values[i], f"{self.name}: argument '{names[i]}'"
             if not hasattr(array, "shape") or not hasattr(array, "dtype"):
@@ -209,20 +209,8 @@ class Kernel:
                 raise ValueError(f"{who}: expected shape {tuple(expected)}, got {tuple(shape)}")
             if not _is_contiguous(array):
                 raise ValueError(f"{who}: expected a contiguous array, got strides {_strides(array)}")
-            if i in self.signature.outputs and _is_read_only(array):
+            if i in self._outputs and _is_read_only(array):
                 raise ValueError(f"{who}: it is written, but the array is read-only")
-            first, size = _memory(array)
-            if size:
-                spans.append((i, first, first + size))
-        for i, first, last in spans:
-            if i not in self.signature.outputs:
-                continue
-            for j, other, end in spans:
-                if i != j and first < end and other < last:
-                    raise ValueError(
-                        f"{self.name}: argument '{names[i]}' is written and shares memory with "
-                        f"'{names[j]}'"
-                    )
 
     def _refuse_scalar(self, name: str, dtype: str, value: Any) -> None:
         who = f"{self.name}: argument '{name}'"
@@ -295,8 +283,20 @@ def _memory(array: Any) -> tuple[int, int]:
     if isinstance(array, np.ndarray):
         return array.__array_interface__["data"][0], array.nbytes
     if _is_torch(array):
-        return array.data_ptr(), array.numel() * array.element_size()
+        return array.data_ptr(), array.nbytes
     return 0, 0
+
+
+def _no_object() -> Any:
+    return _no_object
+
+
+def _reference(array: Any) -> Any:
+    """A weak reference; a strong one to TVM's tensors, which take no other."""
+    try:
+        return weakref.ref(array)
+    except TypeError:
+        return lambda: array
 
 
 def _to_numpy(array: Any) -> Any:

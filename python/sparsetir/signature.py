@@ -40,6 +40,7 @@ class Signature:
     dtypes : dtype of each parameter
     outputs : positions of the arrays that the kernel writes
     index_arrays : positions of indptr and indices
+    index_sizes : positions of the scalars that say what index arrays may hold
     """
 
     def __init__(self, func: SparseFunc) -> None:
@@ -52,6 +53,7 @@ class Signature:
         self.shapes: list[list[Any] | None] = [None] * len(self.names)
         self.dtypes = ["handle"] * len(self.names)
         self.index_arrays: list[int] = []
+        self.index_sizes: list[int] = []
         self._fill()
         written = {str(n) for n in func.attrs["outputs"]}
         self.outputs = [i for i, n in enumerate(self.names) if n in written]
@@ -77,6 +79,13 @@ class Signature:
             for handle in (axis.indptr, axis.indices):
                 if handle is not None and self.position[handle.name] not in self.index_arrays:
                     self.index_arrays.append(self.position[handle.name])
+        sizes: set[str] = set()
+        for axis in self.func.axes:
+            if axis.kind != "dense_fixed":
+                for part in axis.ancestors():
+                    for size in (part.length, part.nnz, part.nnz_cols):
+                        sizes |= {str(v.name) for v in _variables(size)}
+        self.index_sizes = sorted(self.position[n] for n in sizes)
 
     def _inferences(self) -> list[Inference]:
         """Steps, in order, that give every scalar that the shapes imply."""
@@ -111,12 +120,15 @@ class Signature:
         """Natural shape of an array argument with the scalars filled in, as ints or text."""
         numbers = {self.params[i]: values[i] for i in self.scalars if values[i] is not None}
         mapping = {p: tirx.IntImm(dtype_of(p), int(v)) for p, v in numbers.items()}
-        out: list[Any] = []
-        for size in self.shapes[array] or []:
-            value = substitute(size, mapping)
-            value = Analyzer().simplify(value)
-            out.append(int(value) if isinstance(value, tirx.IntImm) else str(value))
-        return out
+        sizes = [Analyzer().simplify(substitute(s, mapping)) for s in self.shapes[array] or []]
+        return [int(s) if isinstance(s, tirx.IntImm) else str(s) for s in sizes]
+
+
+def _variables(expr: Any) -> list[Any]:
+    found: list[Any] = []
+    if expr is not None:
+        walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
+    return found
 
 
 def _factors(expr: Any) -> list[Any] | None:
@@ -163,6 +175,7 @@ class PlainSignature(Signature):
             for p in prim.params
         ]
         self.index_arrays = []
+        self.index_sizes = []
         written: set[str] = set()
         walk(prim.body, lambda n: written.add(n.buffer.name) if _is_store(n) else None)
         self.outputs = [i for i, n in enumerate(self.names) if n in written]
@@ -182,9 +195,9 @@ def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[Any]]]:
     by_name = {p.name: p for p in func.params}
 
     def rename(expr: Any) -> Any:
-        found: list[Any] = []
-        walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
-        return substitute(expr, {v: by_name[v.name] for v in found if v.name in by_name})
+        return substitute(
+            expr, {v: by_name[v.name] for v in _variables(expr) if v.name in by_name}
+        )
 
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
     out: dict[str, tuple[str, list[Any]]] = {}

@@ -118,7 +118,7 @@ class AxisRef:
         if self._node is None:
             if self.name is None:
                 self.set_name(f"axis_{self.ctx.refs.index(self)}")
-            self._node = Axis(name=self.name, **self._fields)
+            self._node = Axis(name=str(self.name), **self._fields)
         return self._node
 
 

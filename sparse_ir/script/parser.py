@@ -208,9 +208,23 @@ def _visit_assign(self: Any, node: doc.Assign) -> None:
             _name_declaration(target.id, value)
             self.var_table.add(target.id, value, allow_shadowing=True)
             return
-    if isinstance(target, doc.Subscript) and self.eval_expr(node.value) is None:
-        self.report_error(node.value, "expected a value to store, got None")
+    if isinstance(target, doc.Subscript) and isinstance(node.value, doc.Call):
+        _store_result(self, node)
+        return
     _TIR_ASSIGN(self, node)
+
+
+def _store_result(self: Any, node: doc.Assign) -> None:
+    """`A[i] = call(...)`; TVM crashes on a call that returns None, such as T.evaluate."""
+    call = node.value
+    value = self.eval_expr(call)
+    if value is None:
+        self.report_error(call, "expected a value to store, got None")
+    with self.var_table.with_frame():
+        self.var_table.add("__value", value)
+        place = (call.lineno, call.col_offset, call.end_lineno, call.end_col_offset)
+        node.value = doc.Name("__value", doc.Load(), *place)
+        _TIR_ASSIGN(self, node)
 
 
 def _name_declaration(name: str, value: Any) -> None:
