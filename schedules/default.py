@@ -10,11 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
-from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
-from sparsetir.sparse_ir.position_space import PARALLEL, as_dtype, dtype_of
+from sparsetir.schedules.vectorize import vectorize_innermost
+from sparsetir.sparse_ir.nodes import map_expr, walk
+from sparsetir.sparse_ir.position_space import PARALLEL, as_dtype
 
 __all__ = ["default_schedule"]
 
@@ -34,7 +35,7 @@ def default_schedule(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return _wrap_host_code(_gpu(func, safe))
-    return _vectorize_innermost(_cpu(func, safe), vector_bits(target))
+    return vectorize_innermost(_cpu(func, safe), vector_bits(target))
 
 
 def is_gpu(target: Any) -> bool:
@@ -187,93 +188,3 @@ def _single_thread(stmt: tirx.Stmt) -> tirx.Stmt:
         loop = tirx.Var(tag.replace(".", "_"), "int32")
         stmt = tirx.For(loop, zero, one, tirx.ForKind.THREAD_BINDING, stmt, _thread(tag))
     return stmt
-
-
-def _vectorize_innermost(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
-    """Split innermost contiguous loops into vectors and a scalar rest.
-
-    TVM's split leaves a predicate instead, which would make the whole loop scalar.
-    """
-
-    def visit(loop: Any) -> Any:
-        if loop.kind != tirx.ForKind.SERIAL or not isinstance(loop.body, s_tir.SBlockRealize):
-            return loop
-        realize = loop.body
-        store = realize.block.body
-        if not isinstance(store, tirx.BufferStore) or not store.indices:
-            return loop
-        bound = [
-            v.var
-            for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
-            if isinstance(value, ir.Var) and value.same_as(loop.loop_var)
-            and v.iter_type == tirx.IterVar.DataPar
-        ]  # fmt: skip
-        if len(bound) != 1 or not _contiguous_in(bound[0], store):
-            return loop
-        dtype = tvm.DataType(str(store.buffer.ty.dtype))
-        lanes = bits // max(8, dtype.bits)
-        if isinstance(loop.extent, tirx.IntImm):
-            while lanes > int(loop.extent):
-                lanes //= 2
-        return _vectors_and_rest(loop, lanes) if lanes > 1 else loop
-
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
-
-
-def _contiguous_in(var: Any, store: Any) -> bool:
-    """Whether every access that depends on `var` has it as its last index and nowhere else."""
-    accesses = [list(store.indices)]
-    walk(
-        store.value,
-        lambda n: accesses.append(list(n.indices)) if isinstance(n, ir.TensorLoad) else None,
-    )
-
-    def uses(expr: Any) -> bool:
-        found: list[Any] = []
-        walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) and n.same_as(var) else None)
-        return bool(found)
-
-    if not (isinstance(store.indices[-1], ir.Var) and store.indices[-1].same_as(var)):
-        return False
-    return all(
-        not any(uses(i) for i in index[:-1])
-        and (not uses(index[-1]) or (isinstance(index[-1], ir.Var) and index[-1].same_as(var)))
-        for index in accesses
-    )
-
-
-def _vectors_and_rest(loop: Any, lanes: int) -> tirx.Stmt:
-    dtype = dtype_of(loop.loop_var)
-    width, zero = as_dtype(lanes, dtype), as_dtype(0, dtype)
-    name = loop.loop_var.name
-    whole = tirx.floordiv(loop.extent, width)
-    k0, k1 = tirx.Var(f"{name}_0", dtype), tirx.Var(f"{name}_1", dtype)
-    lane = tirx.For(
-        k1, zero, width, tirx.ForKind.VECTORIZED, _copy(loop, k0 * width + k1, "")
-    )
-    vectors = tirx.For(k0, zero, whole, tirx.ForKind.SERIAL, lane)
-    if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
-        return vectors
-    rest = tirx.Var(f"{name}_rest", dtype)
-    left = loop.extent - whole * width
-    tail = tirx.For(
-        rest, zero, left, tirx.ForKind.SERIAL, _copy(loop, whole * width + rest, "_rest")
-    )
-    return tirx.SeqStmt([vectors, tail])
-
-
-def _copy(loop: Any, value: Any, suffix: str) -> tirx.Stmt:
-    """The loop's block at another value of its variable, with variables of its own."""
-    realize, block = loop.body, loop.body.block
-    fresh = {v.var: tirx.Var(v.var.name, dtype_of(v.var)) for v in block.iter_vars}
-    iter_vars = [tirx.IterVar(v.dom, fresh[v.var], v.iter_type) for v in block.iter_vars]
-    reads, writes, body, init = (
-        None if part is None else substitute(part, fresh)
-        for part in (block.reads, block.writes, block.body, block.init)
-    )
-    copied = s_tir.SBlock(
-        iter_vars, list(reads), list(writes), block.name_hint + suffix, body, init,
-        annotations=block.annotations,
-    )  # fmt: skip
-    values = [substitute(v, {loop.loop_var: value}) for v in realize.iter_values]
-    return s_tir.SBlockRealize(values, realize.predicate, copied)

@@ -1,0 +1,264 @@
+"""Innermost contiguous loops of a CPU program as vectors, reductions over them in registers.
+
+TVM's split of a loop whose extent is not known leaves a predicate, which makes the whole loop
+scalar. Here the loop is cut into a part in vectors and a scalar rest. Before::
+
+    for j, k in T.grid(J_indptr[vi + 1] - J_indptr[vi], feat):
+        with T.sblock("spmm1"): ...                     # C[vi, k] = C[vi, k] + A[vi, j] * B[.., k]
+
+After, for each width (four, two and one vector registers, then one element)::
+
+    for k_tile in range(feat // 64):
+        acc[0:64] = 0.0
+        for j in range(J_indptr[vi + 1] - J_indptr[vi]):
+            acc[0:64] = acc[0:64] + A[vi, j] * B[.., k_tile * 64 : k_tile * 64 + 64]
+        C[vi, k_tile * 64 : k_tile * 64 + 64] = acc[0:64]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute, walk
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+
+__all__ = ["vectorize_innermost"]
+
+
+def vectorize_innermost(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
+    """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule."""
+
+    def visit(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.SERIAL:
+            return loop
+        nest = _Nest.of(loop)
+        if nest is None:
+            return loop
+        lanes = bits // max(8, tvm.DataType(str(nest.store.buffer.ty.dtype)).bits)
+        return nest.in_registers(lanes) if nest.reduces else nest.in_vectors(lanes)
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+class _Nest:
+    """Loops straight down to a block with one store, contiguous along one spatial loop.
+
+    loops : from the outside in; `along` is the contiguous one, the others are reductions
+    """
+
+    def __init__(self, loops: list[Any], along: Any, realize: Any, store: Any) -> None:
+        self.loops, self.along, self.realize, self.store = loops, along, realize, store
+        self.block = realize.block
+        self.others = [lp for lp in loops if not lp.same_as(along)]
+        self.reduces = bool(self.others)
+
+    @staticmethod
+    def of(loop: Any) -> _Nest | None:
+        """The nest that starts at `loop`; None when it has another form."""
+        loops = [loop]
+        while isinstance(loops[-1].body, tirx.For):
+            loops.append(loops[-1].body)
+        realize = loops[-1].body
+        if any(lp.kind != tirx.ForKind.SERIAL for lp in loops):
+            return None
+        if not isinstance(realize, s_tir.SBlockRealize):
+            return None
+        block, store = realize.block, realize.block.body
+        if isinstance(store, tirx.IfThenElse) and store.else_case is None:
+            store = store.then_case
+        if not isinstance(store, tirx.BufferStore) or not store.indices:
+            return None
+        var_of = {
+            value: v
+            for v, value in zip(block.iter_vars, realize.iter_values, strict=True)
+            if isinstance(value, ir.Var)
+        }
+        if len(var_of) != len(block.iter_vars) or set(var_of) != {lp.loop_var for lp in loops}:
+            return None
+        last = store.indices[-1]
+        along = next((lp for lp in loops if _same(var_of[lp.loop_var].var, last)), None)
+        if along is None or var_of[along.loop_var].iter_type != tirx.IterVar.DataPar:
+            return None
+        if not _contiguous_in(last, block.body):
+            return None
+        others = [var_of[lp.loop_var] for lp in loops if not lp.same_as(along)]
+        if any(v.iter_type != tirx.IterVar.CommReduce for v in others):
+            return None
+        nest = _Nest(loops, along, realize, store)
+        return nest if not others or nest._accumulates() else None
+
+    def _accumulates(self) -> bool:
+        """Whether the store updates one element per position of `along`, from an init."""
+        init = self.block.init
+        if not isinstance(init, tirx.BufferStore) or not _equal(init.indices, self.store.indices):
+            return False
+        same = True
+
+        def visit(node: Any) -> None:
+            nonlocal same
+            if isinstance(node, ir.TensorLoad) and node.source.same_as(self.store.buffer):
+                same = same and _equal(node.indices, self.store.indices)
+
+        walk(self.block.body, visit)
+        return same
+
+    def in_vectors(self, lanes: int) -> tirx.Stmt:
+        """The contiguous loop in vectors, and its rest."""
+        lanes = self._at_most_extent(lanes)
+        if lanes < 2:
+            return self.along
+        return _vectors_and_rest(self.along, lanes)
+
+    def in_registers(self, lanes: int) -> tirx.Stmt:
+        """Tiles of the contiguous loop outermost, each accumulated in registers."""
+        dtype = dtype_of(self.along.loop_var)
+        done: Any = as_dtype(0, dtype)
+        parts: list[tirx.Stmt] = []
+        for width in (4 * lanes, 2 * lanes, lanes, 1):
+            if self._at_most_extent(width) < width:
+                continue
+            left = self.along.extent - done
+            count = tirx.floordiv(left, as_dtype(width, dtype))
+            parts.append(self._tile(width, count, done, len(parts)))
+            done = done + count * as_dtype(width, dtype)
+            if isinstance(self.along.extent, tirx.IntImm):
+                done = as_dtype(int(self.along.extent) // width * width, dtype)
+                if int(done) == int(self.along.extent):
+                    break
+        return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+
+    def _at_most_extent(self, lanes: int) -> int:
+        if isinstance(self.along.extent, tirx.IntImm):
+            while lanes > int(self.along.extent):
+                lanes //= 2
+        return lanes
+
+    def _tile(self, width: int, count: Any, start: Any, number: int) -> tirx.Stmt:
+        dtype = dtype_of(self.along.loop_var)
+        name = self.along.loop_var.name
+        tile = tirx.Var(f"{name}_tile", dtype)
+        acc = buffer_var([width], self.store.buffer.ty.dtype, "acc", "local")
+        fresh = {lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others}
+
+        def lanes_of(make: Any) -> tirx.Stmt:
+            """`make(lane, mapping)` for every element of the tile; `mapping` places block vars."""
+            lane = tirx.Var(f"{name}_lane", dtype) if width > 1 else as_dtype(0, dtype)
+            at = start + tile * as_dtype(width, dtype) + lane
+            mapping = {
+                v.var: at if _same(value, self.along.loop_var) else fresh[value]
+                for v, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
+            }
+            stmt = make(lane, mapping)
+            if width == 1:
+                return stmt
+            zero, extent = as_dtype(0, dtype), as_dtype(width, dtype)
+            return tirx.For(lane, zero, extent, tirx.ForKind.VECTORIZED, stmt)
+
+        def update(lane: Any, mapping: Any) -> tirx.Stmt:
+            def load(node: Any) -> Any:
+                mine = node.source.same_as(self.store.buffer)
+                return tirx.BufferLoad(acc, [lane]) if mine else node
+
+            def store(node: Any) -> Any:
+                return tirx.BufferStore(acc, node.value, [lane])
+
+            body = map_expr(self.block.body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+            return substitute(body, mapping)
+
+        def write(lane: Any, mapping: Any) -> tirx.Stmt:
+            index = [substitute(i, mapping) for i in self.store.indices]
+            return tirx.BufferStore(self.store.buffer, tirx.BufferLoad(acc, [lane]), index)
+
+        first = lanes_of(
+            lambda lane, m: tirx.BufferStore(acc, substitute(self.block.init.value, m), [lane])
+        )
+        inner = lanes_of(update)
+        for loop in reversed(self.others):
+            extent = substitute(loop.extent, fresh)
+            inner = tirx.For(fresh[loop.loop_var], loop.min, extent, tirx.ForKind.SERIAL, inner)
+        body = tirx.SeqStmt([first, inner, lanes_of(write)])
+        block = s_tir.SBlock(
+            [], [], [], f"{self.block.name_hint}_tile{number}", body, alloc_buffers=[acc]
+        )
+        known = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
+        reads, writes = s_tir.analysis.get_sblock_read_write_region(block, known)
+        block = s_tir.SBlock([], reads, writes, block.name_hint, body, alloc_buffers=[acc])
+        zero = as_dtype(0, dtype)
+        realize = s_tir.SBlockRealize([], True, block)
+        return tirx.For(tile, zero, count, tirx.ForKind.SERIAL, realize)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, ir.Var) and isinstance(b, ir.Var) and a.same_as(b)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return len(a) == len(b) and all(
+        tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
+    )
+
+
+def _contiguous_in(var: Any, body: Any) -> bool:
+    """Whether every access that depends on `var` has it as its last index and nowhere else."""
+    accesses: list[list[Any]] = []
+    conditions: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.TensorLoad | tirx.BufferStore):
+            accesses.append(list(node.indices))
+        elif isinstance(node, tirx.IfThenElse):
+            conditions.append(node.condition)
+
+    walk(body, visit)
+    return not any(_uses(c, var) for c in conditions) and all(
+        not any(_uses(i, var) for i in index[:-1])
+        and (not index or _same(index[-1], var) or not _uses(index[-1], var))
+        for index in accesses
+    )
+
+
+def _uses(expr: Any, var: Any) -> bool:
+    found: list[Any] = []
+    walk(expr, lambda n: found.append(n) if _same(n, var) else None)
+    return bool(found)
+
+
+def _vectors_and_rest(loop: Any, lanes: int) -> tirx.Stmt:
+    dtype = dtype_of(loop.loop_var)
+    width, zero = as_dtype(lanes, dtype), as_dtype(0, dtype)
+    name = loop.loop_var.name
+    whole = tirx.floordiv(loop.extent, width)
+    k0, k1 = tirx.Var(f"{name}_0", dtype), tirx.Var(f"{name}_1", dtype)
+    lane = tirx.For(
+        k1, zero, width, tirx.ForKind.VECTORIZED, _copy(loop, k0 * width + k1, "")
+    )
+    vectors = tirx.For(k0, zero, whole, tirx.ForKind.SERIAL, lane)
+    if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
+        return vectors
+    rest = tirx.Var(f"{name}_rest", dtype)
+    left = loop.extent - whole * width
+    tail = tirx.For(
+        rest, zero, left, tirx.ForKind.SERIAL, _copy(loop, whole * width + rest, "_rest")
+    )
+    return tirx.SeqStmt([vectors, tail])
+
+
+def _copy(loop: Any, value: Any, suffix: str) -> tirx.Stmt:
+    """The loop's block at another value of its variable, with variables of its own."""
+    realize, block = loop.body, loop.body.block
+    fresh = {v.var: tirx.Var(v.var.name, dtype_of(v.var)) for v in block.iter_vars}
+    iter_vars = [tirx.IterVar(v.dom, fresh[v.var], v.iter_type) for v in block.iter_vars]
+    reads, writes, body, init = (
+        None if part is None else substitute(part, fresh)
+        for part in (block.reads, block.writes, block.body, block.init)
+    )
+    copied = s_tir.SBlock(
+        iter_vars, list(reads), list(writes), block.name_hint + suffix, body, init,
+        annotations=block.annotations,
+    )  # fmt: skip
+    values = [substitute(v, {loop.loop_var: value}) for v in realize.iter_values]
+    return s_tir.SBlockRealize(values, realize.predicate, copied)
