@@ -6,7 +6,7 @@ scalar. Here the loop is cut into a part in vectors and a scalar rest. Before::
     for j, k in T.grid(J_indptr[vi + 1] - J_indptr[vi], feat):
         with T.sblock("spmm1"): ...                     # C[vi, k] = C[vi, k] + A[vi, j] * B[.., k]
 
-After, for each width (four, two and one vector registers, then one element)::
+After, for each width from four vector registers down to one element, halving::
 
     for k_tile in range(feat // 64):
         acc[0:64] = 0.0
@@ -118,7 +118,7 @@ class _Nest:
         dtype = dtype_of(self.along.loop_var)
         done: Any = as_dtype(0, dtype)
         parts: list[tirx.Stmt] = []
-        for width in (4 * lanes, 2 * lanes, lanes, 1):
+        for width in (4 * lanes >> n for n in range((4 * lanes).bit_length())):
             if self._at_most_extent(width) < width:
                 continue
             left = self.along.extent - done
@@ -141,7 +141,7 @@ class _Nest:
         dtype = dtype_of(self.along.loop_var)
         name = self.along.loop_var.name
         tile = tirx.Var(f"{name}_tile", dtype)
-        acc = buffer_var([width], self.store.buffer.ty.dtype, "acc", "local")
+        acc = buffer_var([width], self.store.buffer.ty.dtype, "acc")
         fresh = {lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others}
 
         def lanes_of(make: Any) -> tirx.Stmt:

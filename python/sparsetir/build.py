@@ -11,6 +11,7 @@ from tvm.tirx.buffer import buffer_data
 from sparsetir.kernel import Kernel
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.signature import natural_shapes, signature_of
+from sparsetir.sparse_ir.cpu_locals import locals_on_stack
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
@@ -105,6 +106,8 @@ def _stages(name: str, func: Any, target: Any) -> dict[str, Any]:
             "bind its loops, or give the stage-I function for the default schedule"
         )
     stages["III"] = lower_sparse_buffer(scheduled)
+    if not is_gpu(target):
+        stages["III"] = locals_on_stack(stages["III"])
     return stages
 
 
