@@ -85,12 +85,11 @@ class Kernel:
         self._refuse_overlap(values)
         try:
             self._run(*values)
-        except (TypeError, ValueError, BufferError) as err:
+        except (TypeError, ValueError, BufferError):
             self._seen, self._seen_sizes = self._nothing_seen, None
             self._refuse(values)
-            if not isinstance(err, BufferError):
-                raise
-            self._run(*[_writable(v) for v in values])
+            # Nothing is wrong with the arguments: some arrays only need another description.
+            self._run(*[_plain_view(v) for v in values])
 
     def source(self, kind: str | None = None) -> str:
         """Generated code.
@@ -307,16 +306,24 @@ def _to_numpy(array: Any) -> Any:
     return array.numpy()
 
 
-def _writable(value: Any) -> Any:
-    """A view of a read-only NumPy array that DLPack lets pass; only made for inputs."""
-    if not isinstance(value, np.ndarray) or value.flags.writeable:
-        return value
+def _plain_view(value: Any) -> Any:
+    """A view that DLPack and TVM take of a contiguous array which they refuse as it is.
 
-    class View:
-        __array_interface__ = {
-            **value.__array_interface__,
-            "data": (value.__array_interface__["data"][0], False),
-        }
-        owner = value
+    They refuse read-only NumPy arrays (these are inputs here), and strides that are unusual along
+    dimensions of size 0 or 1.
+    """
+    if isinstance(value, np.ndarray):
+        interface = value.__array_interface__
 
-    return np.asarray(View())
+        class View:
+            __array_interface__ = {**interface, "data": (interface["data"][0], False), "strides": None}
+            owner = value
+
+        return np.asarray(View())
+    if _is_torch(value):
+        strides, step = [], 1
+        for size in reversed(value.shape):
+            strides.insert(0, step)
+            step *= max(1, size)
+        return value.as_strided(value.shape, strides)
+    return value
