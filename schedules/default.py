@@ -10,8 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
+from tvm_ffi import Object
+from tvm_ffi.structural import WalkResult
 
 from sparsetir.schedules.vectorize import vectorize_innermost
 from sparsetir.sparse_ir.nodes import map_expr, walk
@@ -128,9 +131,24 @@ def _only_leaf(sch: Any, top: Any) -> Any:
         children = [b for b in sch.get_child_blocks(block) if not _is_search(sch.get(b))]
         if not children:
             return None if block is top else block
-        if len(children) > 1 or sch.get(block).init is not None:
+        if len(children) > 1 or sch.get(block).init is not None or _stores(sch.get(block).body):
             return None
         block = children[0]
+
+
+def _stores(body: Any) -> bool:
+    """Whether a block's body stores, other than in the blocks inside it."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, s_tir.SBlock):
+            return WalkResult.SKIP
+        if isinstance(node, tirx.BufferStore):
+            found.append(node)
+        return WalkResult.ADVANCE
+
+    tvm_ffi.structural_walk(body, (Object, visit), order="pre")
+    return bool(found)
 
 
 def _is_search(block: Any) -> bool:

@@ -249,16 +249,19 @@ class _Lowering:
         scope = outer.nested()
         for axis, var, _ in it.axis_of():
             scope.axis_of_var[var] = axis
-        before: list[tirx.Stmt] = []
-        in_place = it.init is not None and init_runs_in_place(it, self.func)
-        if it.init is not None and not in_place:
-            before.append(self._iteration(separate_init(it, self.func, outer.visits), outer))
         units = self._units(it, scope)
-        pads = [cond for unit in units for cond in unit.pads]
         scope.local = []
-        body = _guarded(pads, self._stmt(it.body, scope))
-        pads = [cond for unit in units if set(unit.kinds) == {"S"} for cond in unit.pads]
-        init = _guarded(pads, self._stmt(it.init, scope)) if in_place else None
+        init: tirx.Stmt | None = None
+        if it.init is not None and init_runs_in_place(it, self.func):
+            spatial = [u for u in units if set(u.kinds) == {"S"}]
+            pads = [cond for u in spatial for cond in u.pads]
+            init = _guarded(pads, self._stmt(it.init, scope))
+            if scope.searches:  # they would have to come before the init, outside its block
+                scope.searches, init = [], None
+        before: list[tirx.Stmt] = []
+        if it.init is not None and init is None:
+            before.append(self._iteration(separate_init(it, self.func, outer.visits), outer))
+        body = _guarded([c for u in units for c in u.pads], self._stmt(it.body, scope))
         levels, prelude = self._levels(units, scope)
         in_body = [v for _, s in scope.searches if isinstance(s.stmt, tirx.Evaluate) for v in s.locals]
         stmt = self._emit(it, levels, body, init, in_body)

@@ -36,6 +36,8 @@ def parallel_units(it: SparseIteration) -> list[int]:
             private.add(node.buffer)
 
     walk(it.body, visit)
+    if it.init is not None:
+        walk(it.init, visit)
     written = {s.buffer for s in stores if s.buffer not in private}
     accesses = [(s.buffer, list(s.indices)) for s in stores if s.buffer in written]
     accesses += [(ld.source, list(ld.indices)) for ld in loads if ld.source in written]

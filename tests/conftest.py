@@ -1,0 +1,48 @@
+"""Prints the test table after the tests of `test_programs.py`: a row per program, its steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Column by test; an outcome further left wins within a cell.
+STEPS = {
+    "test_parse": "parse",
+    "test_print": "print/parse",
+    "test_json": "print/parse",
+    "test_verify": "verify",
+    "test_program_equals_its_oracle": "interpret",
+    "test_lower_sparse_iter": "lower I-II",
+    "test_lower_sparse_iter_as_a_pass": "lower I-II",
+    "test_lower_sparse_buffer": "lower II-III",
+    "test_lower_sparse_buffer_as_a_pass": "lower II-III",
+    "test_lower_sparse_buffer_after_the_default_schedule": "lower II-III",
+    "test_llvm": "llvm",
+    "test_llvm_without_a_schedule": "llvm",
+    "test_cuda_text": "CUDA text",
+    "test_opencl": "OpenCL",
+}
+OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"}
+FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Add the table to pytest's summary."""
+    cells: dict[tuple[str, str], str] = {}
+    shown = False
+    for outcome, word in OUTCOMES.items():
+        for report in terminalreporter.stats.get(outcome, []):
+            file, _, test = getattr(report, "nodeid", "").rpartition("::")
+            test, _, parameters = test.rstrip("]").partition("[")
+            if file in FILES and parameters and test in STEPS:
+                shown = shown or file == FILES[0]
+                cells.setdefault((parameters.split("-")[0], STEPS[test]), word)
+    if not shown:
+        return
+    programs = list(dict.fromkeys(program for program, _ in cells))
+    columns = list(dict.fromkeys(STEPS.values()))
+    width = max(map(len, programs))
+    terminalreporter.section("programs")
+    terminalreporter.write_line("  ".join([" " * width, *columns]))
+    for program in sorted(programs):
+        row = [cells.get((program, c), "-").ljust(len(c)) for c in columns]
+        terminalreporter.write_line("  ".join([program.ljust(width), *row]).rstrip())

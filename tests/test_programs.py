@@ -1,0 +1,264 @@
+"""The test table: every program through every step, from its text to a kernel.
+
+Each step is a test of its own, named after the program: `test_print[spmm]`, `test_opencl[spmm-...]`.
+The interpreter's column is `sparse_ir/test_interpret.py`; `conftest.py` prints the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import s_tir, tirx
+from tvm.s_tir.analysis import verify_well_formed
+from tvm.script import tirx as T
+
+import sparsetir
+from gpu_runner import (
+    OPENCL_TARGET,
+    OpenCLFunction,
+    nvcc_compile,
+    requires_nvcc,
+    requires_opencl,
+)
+from programs import PROGRAMS, tolerance
+from sparsetir.sparse_ir.nodes import SparseIteration, walk
+from sparsetir.sparse_ir.position_space import LAYOUTS
+
+TYPES = [("float32", "int32"), ("float64", "int64"), ("float16", "int32")]
+
+each_program = pytest.mark.parametrize("name", PROGRAMS)
+each_type = pytest.mark.parametrize(("dtype", "idtype"), TYPES, ids=[f"{d}-{i}" for d, i in TYPES])
+
+
+@functools.cache
+def stage_one(name, dtype="float32", idtype="int32"):
+    return PROGRAMS[name].make(dtype, idtype)
+
+
+@functools.cache
+def stage_two(name, dtype="float32", idtype="int32"):
+    return sparsetir.lower_sparse_iter(stage_one(name, dtype, idtype))
+
+
+@functools.cache
+def cuda_text(name, dtype, arch):
+    kernel = sparsetir.build(stage_one(name, dtype), {"kind": "cuda", "arch": arch})
+    return kernel.source()
+
+
+@T.prim_func(s_tir=True)
+def ordinary(x: T.Buffer((4,), "float32")):
+    for i in range(4):
+        with T.sblock("twice"):
+            vi = T.axis.spatial(4, i)
+            x[vi] = x[vi] * T.float32(2)
+
+
+def arguments(name, case, dtype, idtype):
+    rng = np.random.default_rng(zlib.crc32(f"{name} {case}".encode()))
+    return PROGRAMS[name].inputs(rng, case, dtype, idtype)
+
+
+def check_run(name, dtype, idtype, cases, run):
+    """`run(args)` gives every array as the kernel left it, by the name of its parameter."""
+    program = PROGRAMS[name]
+    for case in cases:
+        args = arguments(name, case, dtype, idtype)
+        with np.errstate(all="ignore"):
+            expected = program.oracle(args)
+        before = {k: np.copy(v) for k, v in args.items() if isinstance(v, np.ndarray)}
+        after = run(args)
+        assert set(expected) == set(program.outputs)
+        for key in before:
+            where, result = f"{name}: {case}: {key}", after[key].reshape(before[key].shape)
+            if key in expected:
+                want, have = expected[key], result.astype(np.float64)
+                np.testing.assert_allclose(have, want, **tolerance(dtype), err_msg=where)
+            else:
+                np.testing.assert_array_equal(result, before[key], err_msg=where)
+
+
+def traces_of_ours(func: tirx.PrimFunc) -> set[str]:
+    """What is left of sparsetir in a function: type keys, keys of attributes and annotations."""
+    names: set[str] = {str(key) for key in func.attrs.keys()}
+
+    def visit(node: Any) -> None:
+        names.add(type(node).__tvm_ffi_type_info__.type_key)
+        if isinstance(node, tirx.For | s_tir.SBlock):
+            names.update(str(key) for key in node.annotations.keys())
+        elif isinstance(node, tirx.AttrStmt):
+            names.add(str(node.attr_key))
+
+    for root in (func, *func.attrs.values()):  # a walk over a function leaves its attributes out
+        walk(root, visit)
+    return {name for name in names if name.startswith("sparsetir")}
+
+
+# -- stage I ----------------------------------------------------------------------------------
+
+
+@each_type
+@each_program
+def test_parse(name, dtype, idtype):
+    func = stage_one(name, dtype, idtype)
+    assert isinstance(func, sparsetir.SparseFunc)
+    assert {p.name for p in func.params} == set(arguments(name, "small", dtype, idtype))
+
+
+@each_program
+def test_print(name):
+    func = stage_one(name)
+    text = func.script()
+    parsed = sparsetir.from_source(text)
+    assert tvm_ffi.structural_equal(func, parsed, map_free_vars=True), text
+    assert parsed.script() == text
+
+
+@each_program
+def test_json(name):
+    func = stage_one(name)
+    loaded = tvm.ir.load_json(tvm.ir.save_json(func))
+    assert tvm_ffi.structural_equal(func, loaded, map_free_vars=True)
+
+
+@each_type
+@each_program
+def test_verify(name, dtype, idtype):
+    sparsetir.verify(stage_one(name, dtype, idtype))
+
+
+# -- stage II -----------------------------------------------------------------------------------
+
+
+@each_type
+@each_program
+def test_lower_sparse_iter(name, dtype, idtype):
+    func = PROGRAMS[name].make(dtype, idtype)
+    before, text = tvm_ffi.structural_hash(func), func.script()
+    lowered = sparsetir.lower_sparse_iter(func)
+    assert tvm_ffi.structural_hash(func) == before and func.script() == text
+    assert isinstance(lowered, tirx.PrimFunc)
+    assert verify_well_formed(lowered)
+    s_tir.Schedule(lowered)
+    left: list[Any] = []
+    walk(lowered, lambda n: left.append(n) if isinstance(n, SparseIteration) else None)
+    assert not left
+
+
+@each_program
+def test_lower_sparse_iter_as_a_pass(name):
+    mod = tvm.IRModule({"ours": stage_one(name), "ordinary": ordinary})
+    lowered = sparsetir.LowerSparseIter()(mod)
+    assert lowered["ordinary"].same_as(ordinary)
+    assert tvm_ffi.structural_equal(lowered["ours"], stage_two(name), map_free_vars=True)
+    assert isinstance(mod["ours"], sparsetir.SparseFunc)
+
+
+# -- stage III ----------------------------------------------------------------------------------
+
+
+def check_stage_three(stage_two: tirx.PrimFunc, lowered: tirx.PrimFunc) -> None:
+    assert verify_well_formed(lowered)
+    assert not traces_of_ours(lowered)
+    over_axes = {str(key) for key in stage_two.attrs[LAYOUTS].keys()}
+    buffers = [p for p in lowered.params if tirx.is_buffer_var(p)]
+    buffers += lowered.body.block.alloc_buffers
+    assert over_axes & {b.name for b in buffers}
+    for buffer in buffers:
+        if buffer.name in over_axes:
+            assert len(buffer.ty.shape) == 1, buffer.name
+
+
+@each_type
+@each_program
+def test_lower_sparse_buffer(name, dtype, idtype):
+    before = stage_two(name, dtype, idtype)
+    hashed = tvm_ffi.structural_hash(before)
+    check_stage_three(before, sparsetir.lower_sparse_buffer(before))
+    assert tvm_ffi.structural_hash(before) == hashed
+    assert {"sparsetir.Layout", LAYOUTS} <= traces_of_ours(before)
+
+
+@pytest.mark.parametrize("target", ["llvm", "cuda"])
+@each_program
+def test_lower_sparse_buffer_after_the_default_schedule(name, target):
+    spec = {"kind": "cuda", "arch": "sm_80"} if target == "cuda" else target
+    scheduled = sparsetir.default_schedule(stage_two(name), tvm.target.Target(spec))
+    assert verify_well_formed(scheduled)
+    check_stage_three(scheduled, sparsetir.lower_sparse_buffer(scheduled))
+
+
+@each_program
+def test_lower_sparse_buffer_as_a_pass(name):
+    mod = tvm.IRModule({"ours": stage_two(name), "ordinary": ordinary})
+    lowered = sparsetir.LowerSparseBuffer()(mod)
+    assert lowered["ordinary"].same_as(ordinary)
+    alone = sparsetir.lower_sparse_buffer(stage_two(name))
+    assert tvm_ffi.structural_equal(lowered["ours"], alone, map_free_vars=True)
+
+
+# -- kernels ------------------------------------------------------------------------------------
+
+
+@each_type
+@each_program
+def test_llvm(name, dtype, idtype):
+    kernel = sparsetir.build(stage_one(name, dtype, idtype))
+    inferred = {kernel.signature.names[step.scalar] for step in kernel.signature.inferences}
+
+    def run(args):
+        kernel(**{k: v for k, v in args.items() if k not in inferred})
+        return args
+
+    check_run(name, dtype, idtype, PROGRAMS[name].cases, run)
+
+
+@each_program
+def test_llvm_without_a_schedule(name):
+    """Inits of reductions run although no schedule moved them out of their loops."""
+    func = stage_one(name)
+    run = tvm.compile(sparsetir.lower_sparse_buffer(stage_two(name)), target="llvm")
+
+    def run_flat(args):
+        values = [args[p.name] for p in func.params]
+        run(*[v.reshape(-1) if isinstance(v, np.ndarray) else v for v in values])
+        return args
+
+    check_run(name, "float32", "int32", PROGRAMS[name].cases, run_flat)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@each_program
+def test_cuda_text(name, arch):
+    assert "__global__" in cuda_text(name, "float32", arch)
+
+
+@requires_nvcc
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("name", ["spmm", "sddmm", "row_softmax", "attention"])
+def test_nvcc(name, dtype):
+    assert nvcc_compile(cuda_text(name, dtype, "sm_90"), "sm_90")
+
+
+@requires_opencl
+@each_type
+@each_program
+def test_opencl(name, dtype, idtype):
+    func, target = stage_one(name, dtype, idtype), tvm.target.Target(OPENCL_TARGET)
+    scheduled = sparsetir.default_schedule(stage_two(name, dtype, idtype), target)
+    flat = sparsetir.lower_sparse_buffer(scheduled)
+    kernel = OpenCLFunction(flat)
+    ours = {p.name: q.name for p, q in zip(func.params, flat.params, strict=True)}
+
+    def run(args):
+        after = kernel({ours[k]: v for k, v in args.items()})
+        return {k: after[ours[k]] for k, v in args.items() if isinstance(v, np.ndarray)}
+
+    cases = PROGRAMS[name].cases if dtype == "float32" else ("small",)
+    check_run(name, dtype, idtype, cases, run)
