@@ -34,6 +34,7 @@ from sparsetir.sparse_ir.nodes import (  # noqa: E402
     SparseIteration,
 )
 from sparsetir.sparse_ir.printer import module_script  # noqa: E402
+from sparsetir.sparse_ir.schedule import Schedule  # noqa: E402
 from sparsetir.sparse_ir.script.parser import from_source  # noqa: E402
 from sparsetir.sparse_ir.structure import check_structure  # noqa: E402
 from sparsetir.sparse_ir.verify import verify  # noqa: E402
@@ -49,6 +50,7 @@ __all__ = [
     "LowerSparseBuffer",
     "LowerSparseIter",
     "LoweringError",
+    "Schedule",
     "ScheduleError",
     "SparseBuffer",
     "SparseFunc",
