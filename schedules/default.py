@@ -109,18 +109,27 @@ def _gpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
             _bind_threads(sch, leaf, inner, GPU_THREADS)
             continue
         chosen = [loops[n] for n in free]
-        if len(free) < len(loops):
-            sch.reorder(*chosen, *(loops[n] for n in range(len(loops)) if n not in free))
-        fused = sch.fuse(*chosen) if len(chosen) > 1 else chosen[0]
-        if inner is None:
-            blocks, threads = sch.split(fused, [None, GPU_THREADS])
-            sch.annotate(blocks, KIND, "blockIdx.x")
-            sch.annotate(threads, KIND, "threadIdx.x")
-        else:
-            blocks, threads = sch.split(fused, [None, GPU_THREADS // GPU_WARP])
-            sch.annotate(blocks, KIND, "blockIdx.x")
+        rest = [loops[n] for n in range(len(loops)) if n not in free]
+        # Loops are not fused: the product of two sizes could pass the range of their type.
+        first, last = chosen[0], chosen[-1]
+        if inner is not None:
+            blocks, threads = sch.split(first, [None, GPU_THREADS // GPU_WARP])
             sch.annotate(threads, KIND, "threadIdx.y")
             _bind_threads(sch, leaf, inner, GPU_WARP)
+        elif len(chosen) == 1:
+            blocks, threads = sch.split(first, [None, GPU_THREADS])
+            sch.annotate(threads, KIND, "threadIdx.x")
+        else:
+            blocks = first
+            steps, threads = sch.split(last, [None, GPU_THREADS])
+            sch.annotate(threads, KIND, "threadIdx.x")
+            chosen = [first, steps, threads, *chosen[1:-1]]
+        if rest:
+            outer = chosen if len(chosen) > 1 and inner is None else [blocks, threads, *chosen[1:]]
+            sch.reorder(*outer, *rest)
+        elif len(chosen) > 3:
+            sch.reorder(*chosen)
+        sch.annotate(blocks, KIND, "blockIdx.x")
     return _set_kinds(_only(sch.mod))
 
 
@@ -176,10 +185,7 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
     root = func.body.block
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
-    body: list[tirx.Stmt] = [
-        tirx.Evaluate(buffer_data(v))
-        for v in root.alloc_buffers
-    ]
+    body: list[tirx.Stmt] = [tirx.Evaluate(buffer_data(v)) for v in root.alloc_buffers]
     body += [p if _has_threads(p) else _single_thread(p) for p in parts]
     block = s_tir.SBlock(
         [], root.reads, root.writes, root.name_hint,

@@ -142,7 +142,9 @@ class _Nest:
         name = self.along.loop_var.name
         tile = tirx.Var(f"{name}_tile", dtype)
         acc = buffer_var([width], self.store.buffer.ty.dtype, "acc")
-        fresh = {lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others}
+        fresh = {
+            lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others
+        }
 
         def lanes_of(make: Any) -> tirx.Stmt:
             """`make(lane, mapping)` for every element of the tile; `mapping` places block vars."""
@@ -233,9 +235,7 @@ def _vectors_and_rest(loop: Any, lanes: int) -> tirx.Stmt:
     name = loop.loop_var.name
     whole = tirx.floordiv(loop.extent, width)
     k0, k1 = tirx.Var(f"{name}_0", dtype), tirx.Var(f"{name}_1", dtype)
-    lane = tirx.For(
-        k1, zero, width, tirx.ForKind.VECTORIZED, _copy(loop, k0 * width + k1, "")
-    )
+    lane = tirx.For(k1, zero, width, tirx.ForKind.VECTORIZED, _copy(loop, k0 * width + k1, ""))
     vectors = tirx.For(k0, zero, whole, tirx.ForKind.SERIAL, lane)
     if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
         return vectors

@@ -28,7 +28,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.sparse_ir.nodes import substitute
+from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.nodes import substitute, walk
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.translate import free_vars
 
@@ -39,7 +40,10 @@ _Pending = list[tuple[Any, tirx.Stmt]]
 
 
 def hoist_init(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Move the init of every reduction block in front of its outermost reduction loop."""
+    """Move the init of every reduction block in front of its outermost reduction loop.
+
+    Raises LoweringError for a reduction over threads whose init was taken off before.
+    """
     body, pending = _visit(func.body, [])
     assert not pending, "an init found no place"
     return func.with_body(body)
@@ -88,6 +92,8 @@ def _before(inits: list[tirx.Stmt], stmt: tirx.Stmt) -> tirx.Stmt:
 
 def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     block = realize.block
+    if block.init is None:
+        _refuse_race(realize, path)
     body, inner = _visit(block.body, [])
     assert not inner, "an init found no place"
     hoisted = None if block.init is None else _init_nest(realize, path)
@@ -111,6 +117,27 @@ def _realize(realize: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
         return new, []
     target, nest = hoisted
     return (_before([nest], new), []) if target is None else (new, [(target, nest)])
+
+
+def _refuse_race(realize: Any, path: list[Any]) -> None:
+    """Threads that share a reduction need its init: from it TVM knows what to combine."""
+    threads = {loop.loop_var: loop for loop in path if loop.kind == tirx.ForKind.THREAD_BINDING}
+    block = realize.block
+    for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
+        shared = free_vars(value) & set(threads)
+        if iter_var.iter_type == tirx.IterVar.CommReduce and shared and _stores(block.body):
+            tag = threads[next(iter(shared))].thread_binding.thread_tag
+            raise LoweringError(
+                f"block '{block.name_hint}': its reduction is bound to {tag}, and it has no init: "
+                "the threads would race; bind a loop of a block that has its init, and do not "
+                "decompose that block"
+            )
+
+
+def _stores(stmt: Any) -> bool:
+    found: list[Any] = []
+    walk(stmt, lambda n: found.append(n) if isinstance(n, tirx.BufferStore) else None)
+    return bool(found)
 
 
 def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:

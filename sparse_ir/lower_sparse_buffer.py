@@ -23,7 +23,14 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import Axis, buffer_var, map_expr, substitute, walk
-from sparsetir.sparse_ir.position_space import LAYOUTS, STAGE_TWO_ATTRS, Layout, as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import (
+    LAYOUTS,
+    STAGE_TWO_ATTRS,
+    Layout,
+    as_dtype,
+    dtype_of,
+    positional_size,
+)
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["LowerSparseBuffer", "Storage", "lower_sparse_buffer"]
@@ -171,6 +178,12 @@ class _Flattening:
         layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
         self.flat: dict[Any, Any] = {}
         self.storage: dict[Any, Storage] = {}
+        self.bounds = {  # the most positions that one parent has, by the name of the indptr
+            str(name): self._rename(positional_size(axis))
+            for layout in layouts.values()
+            for axis, name in zip(layout.axes, layout.indptr, strict=True)
+            if name
+        }
         by_name: dict[str, Any] = {}
         for name, var in self._buffers(layouts).items():
             storage = Storage(layouts[name], by_name, self._rename)
@@ -181,7 +194,8 @@ class _Flattening:
             self.storage[var] = storage
 
     def run(self) -> tirx.PrimFunc:
-        body = map_expr(self.func.body, [(s_tir.SBlock, self._inline_matches)])
+        body = substitute(self.func.body, self._bounded_caches())
+        body = map_expr(body, [(s_tir.SBlock, self._inline_matches)])
         body = map_expr(
             body,
             [
@@ -233,6 +247,44 @@ class _Flattening:
         order = [n for n in layouts if layouts[n].ends]
         order.sort(key=lambda n: len(layouts[n].axes))
         return {n: found[n] for n in [*order, *(n for n in layouts if n not in order)] if n in found}
+
+    def _bounded_caches(self) -> dict[Any, Any]:
+        """Allocations as long as a row, made as long as any row: TVM takes no loads in shapes.
+
+        A cache of a ragged buffer is such an allocation; TVM compacts it to what is used of it.
+        """
+        found: dict[Any, Any] = {}
+
+        def block(node: Any) -> None:
+            if not isinstance(node, s_tir.SBlock):
+                return
+            for var in node.alloc_buffers:
+                shape = [self._longest(d) for d in var.ty.shape]
+                if any(not new.same_as(old) for new, old in zip(shape, var.ty.shape, strict=True)):
+                    found[var] = buffer_var(shape, var.ty.dtype, var.name, var.ty.storage_scope)
+
+        walk(self.func.body, block)
+        return found
+
+    def _longest(self, extent: Any) -> Any:
+        """An extent with the length of each row that occurs in it replaced by a bound for all."""
+        ends: list[Any] = []
+        walk(extent, lambda n: ends.append(n) if isinstance(n, ir.TensorLoad) else None)
+        analyzer = Analyzer()
+
+        def end(node: Any) -> Any:
+            """indptr[..., x + 1] as indptr[..., x] plus the bound, where both occur."""
+            bound = self.bounds.get(node.source.name)
+            before = [*list(node.indices)[:-1], node.indices[-1] - 1]
+            for other in ends if bound is not None else []:
+                if other.source.same_as(node.source) and all(
+                    analyzer.can_prove_equal(a, b)
+                    for a, b in zip(other.indices, before, strict=True)
+                ):
+                    return other + as_dtype(bound, dtype_of(node))
+            return node
+
+        return analyzer.simplify(map_expr(extent, [(ir.TensorLoad, end)])) if ends else extent
 
     def _name(self) -> str:
         attrs = self.func.attrs
@@ -287,14 +339,15 @@ class _Flattening:
             return block
         body, init = block.body, block.init
         for match in matches:
-            mapping, load = self._matched(match)
-            body = substitute(map_expr(body, [(ir.TensorLoad, load)]), mapping)
+            mapping, rules = self._matched(match)
+            body = substitute(map_expr(body, rules), mapping)
             if init is not None:
-                init = substitute(map_expr(init, [(ir.TensorLoad, load)]), mapping)
+                init = substitute(map_expr(init, rules), mapping)
         rest = [m for m in block.match_buffers if m.source.source not in self.storage]
         return _with(block, body=body, init=init, match_buffers=rest)
 
-    def _matched(self, match: Any) -> tuple[dict[Any, Any], Any]:
+    def _matched(self, match: Any) -> tuple[dict[Any, Any], list[Any]]:
+        """What to put for the variables of a matched buffer, and the rules for its accesses."""
         source, target = match.source.source, match.buffer
         storage, ty = self.storage[source], target.ty
         stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides(), strict=True)}
@@ -310,15 +363,44 @@ class _Flattening:
             if isinstance(have, ir.Var):
                 mapping[have] = as_dtype(want, dtype_of(have))
 
+        def place(index: list[Any]) -> Any:
+            at = offset
+            for i, stride in zip(index, strides, strict=True):
+                at = at + as_dtype(i, storage.dtype) * stride
+            return at
+
         def load(node: Any) -> Any:
             if not node.source.same_as(target):
                 return node
-            at = offset
-            for i, stride in zip(node.indices, strides, strict=True):
-                at = at + as_dtype(i, storage.dtype) * stride
-            return tirx.BufferLoad(self.flat[source], [at])
+            return tirx.BufferLoad(self.flat[source], [place(list(node.indices))])
 
-        return mapping, load
+        def store(node: Any) -> Any:
+            if not node.buffer.same_as(target):
+                return node
+            return tirx.BufferStore(self.flat[source], node.value, [place(list(node.indices))])
+
+        def region(node: Any) -> Any:
+            if not node.source.same_as(target):
+                return node
+            return tirx.BufferRegion(
+                self.flat[source],
+                [ir.Range.from_min_extent(as_dtype(0, storage.dtype), storage.size())],
+            )
+
+        def pointer(node: Any) -> Any:
+            """An address keeps an offset that the intrinsic's own type of offsets may not hold."""
+            if getattr(node.op, "name", "") != "tirx.tvm_access_ptr":
+                return node
+            args = [offset if a.same_as(ty.elem_offset) else a for a in node.args]
+            return ir.Call(node.op, args, node.attrs, node.ty_args, node.span, ret_ty=node.ty)
+
+        rules = [
+            (ir.TensorLoad, load),
+            (tirx.BufferStore, store),
+            (ir.TensorRegion, region),
+            (ir.Call, pointer),
+        ]
+        return mapping, rules
 
 
 def _with(block: Any, **changes: Any) -> Any:

@@ -25,6 +25,7 @@ __all__ = [
     "PositionSpace",
     "as_dtype",
     "dtype_of",
+    "positional_size",
 ]
 
 # How each buffer over axes is stored, by its name.

@@ -178,7 +178,9 @@ class Schedule:
         it = self._iteration(self._name(who, iteration))
         places = [self._place(who, it, handle) for handle in axes]
         if len(places) < 2:
-            raise ScheduleError(f"{who}: expected at least two axes, got {len(places)}\n{_show(it)}")
+            raise ScheduleError(
+                f"{who}: expected at least two axes, got {len(places)}\n{_show(it)}"
+            )
         if places != list(range(places[0], places[0] + len(places))):
             got = [h.name for h in axes]
             raise ScheduleError(
@@ -229,7 +231,9 @@ class Schedule:
             raise ScheduleError(f"{who}: '{name}' is not an axis of this iteration\n{_show(it)}")
         return have.index(handle.axes)
 
-    def _replace(self, who: str, it: SparseIteration, parts: list[tuple[Any, list[Any], str]]) -> None:
+    def _replace(
+        self, who: str, it: SparseIteration, parts: list[tuple[Any, list[Any], str]]
+    ) -> None:
         before = self._func
         self._set(
             it,

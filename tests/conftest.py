@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-# Column by test; an outcome further left wins within a cell.
+# Column by test.
 STEPS = {
     "test_parse": "parse",
     "test_print": "print/parse",
@@ -21,6 +21,7 @@ STEPS = {
     "test_cuda_text": "CUDA text",
     "test_opencl": "OpenCL",
 }
+# Of several outcomes in a cell, the first of these shows.
 OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"}
 FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 

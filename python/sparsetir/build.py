@@ -8,14 +8,16 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
+from sparsetir.arrays import itemsize
 from sparsetir.kernel import Kernel
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.signature import natural_shapes, signature_of
 from sparsetir.sparse_ir.cpu_locals import locals_on_stack
+from sparsetir.sparse_ir.exact_constants import exact_constants
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, walk
+from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute, walk
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
 __all__ = ["build", "host_target", "resolve_target"]
@@ -34,13 +36,16 @@ def build(obj: Any, target: Any = "llvm", *, check: bool = True) -> Any:
     check : whether the kernel checks index arrays that it has not seen (see :class:`Kernel`)
 
     Returns a :class:`Kernel`; for a module of several functions a dict of kernels by name.
-    Raises LoweringError or ScheduleError, TypeError for another kind of object.
+    Raises LoweringError or ScheduleError, TypeError for another kind of object, ValueError for a
+    target that there is not and a module without functions.
     """
     target = resolve_target(target)
     if isinstance(obj, s_tir.Schedule):
         obj = obj.mod
     if isinstance(obj, tvm.IRModule):
         functions = {gv.name_hint: f for gv, f in obj.functions.items()}
+        if not functions:
+            raise ValueError("build: argument 'obj': the module has no functions")
     elif isinstance(obj, SparseFunc | tirx.PrimFunc):
         functions = {_name(obj): obj}
     else:
@@ -81,7 +86,10 @@ def resolve_target(target: Any) -> Any:
             "build: argument 'target': expected 'llvm', 'cuda', a target dict or a Target, "
             f"got {target!r}"
         )
-    return tvm.target.Target(target)
+    try:
+        return tvm.target.Target(target)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"build: argument 'target': {error}") from error
 
 
 def _name(func: Any) -> str:
@@ -106,8 +114,8 @@ def _stages(name: str, func: Any, target: Any) -> dict[str, Any]:
             "bind its loops, or give the stage-I function for the default schedule"
         )
     stages["III"] = lower_sparse_buffer(scheduled)
-    if not is_gpu(target):
-        stages["III"] = locals_on_stack(stages["III"])
+    finish = exact_constants if is_gpu(target) else locals_on_stack
+    stages["III"] = finish(stages["III"])
     return stages
 
 
@@ -128,7 +136,7 @@ def _callable_with_natural_shapes(name: str, stages: dict[str, Any]) -> tirx.Pri
     """Stage III behind parameters that are named, ordered and shaped as the author's are."""
     func = stages["III"].with_attr("global_symbol", name)
     if "II scheduled" not in stages:
-        return func
+        return _of_any_alignment(func)
     shapes = natural_shapes(stages["II scheduled"])
     params: list[Any] = []
     views: list[tirx.Stmt] = []
@@ -145,3 +153,22 @@ def _callable_with_natural_shapes(name: str, stages: dict[str, Any]) -> tirx.Pri
     body = tirx.SeqStmt([*views, root.body])
     block = s_tir.SBlock([], [], [], root.name_hint, body, alloc_buffers=root.alloc_buffers)
     return tirx.PrimFunc(params, s_tir.SBlockRealize([], True, block), attrs=func.attrs)
+
+
+def _of_any_alignment(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A plain PrimFunc whose arrays need no more alignment than their elements."""
+    relaxed = {
+        v: buffer_var(
+            v.ty.shape,
+            v.ty.dtype,
+            v.name,
+            v.ty.storage_scope,
+            itemsize(str(v.ty.dtype)),
+        )
+        for v in func.params
+        if tirx.is_buffer_var(v)
+    }
+    params = [relaxed.get(p, p) for p in func.params]
+    return tirx.PrimFunc(
+        params, substitute(func.body, relaxed), ret_type=func.ret_type, attrs=func.attrs
+    )

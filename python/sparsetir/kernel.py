@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
-import sys
-import weakref
+import math
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 
+from sparsetir.arrays import (
+    device_name,
+    dtype_name,
+    is_array,
+    is_contiguous,
+    is_read_only,
+    itemsize,
+    memory,
+    plain_view,
+    reference,
+    strides,
+    to_numpy,
+)
 from sparsetir.signature import PlainSignature, Signature
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.structure import check_structure
@@ -21,6 +36,8 @@ __all__ = ["Kernel", "load"]
 # An exported kernel is a shared library with its signature behind it, then the length of that
 # text in 16 digits and this mark. Loaders of shared libraries ignore what follows the last section.
 MARK = b"SPARSETIR1"
+# How many sets of index arrays a kernel knows to be valid.
+REMEMBERED = 8
 
 
 class Kernel:
@@ -31,9 +48,10 @@ class Kernel:
     on the kernel's device; nothing is copied, outputs are written in place. Scalars are Python
     integers and may be left out (or None) where the shapes of arrays imply them.
 
-    Index arrays that a kernel sees for the first time are checked (:func:`check_structure`);
-    "first" goes by object: an array changed in place is not looked at again. `check=False` turns it
-    off: the kernel then trusts them.
+    Index arrays that are not among the last eight sets that a kernel saw are checked
+    (:func:`check_structure`). This goes by object: an array changed in place is not looked at
+    again. `check=False` turns it off: the kernel then trusts them. A kernel may be called from
+    several threads at once.
 
     Raises TypeError or ValueError naming function and argument, StructureError and its subclasses
     for invalid structure.
@@ -58,38 +76,51 @@ class Kernel:
         self.target = target
         self.check = check
         self._module = module
+        self._loaded = not stages  # from a file, which holds no stages and cannot be written again
         self._run = module[name]
         self._count = len(signature.names)
         self._arrays = tuple(signature.arrays)
         self._scalars = tuple(signature.scalars)
         self._outputs = frozenset(signature.outputs)
-        # The index arrays (and sizes) that passed the last check, by reference.
-        self._nothing_seen = [(i, _no_object) for i in signature.index_arrays]
-        self._seen: list[tuple[int, Any]] = self._nothing_seen
+        self._itemsizes = tuple((i, itemsize(signature.dtypes[i])) for i in self._arrays)
+        limits = [(i, _limits(signature.dtypes[i])) for i in self._scalars]
+        self._limits = tuple((i, *limit) for i, limit in limits if limit is not None)
+        self._index = (*signature.index_arrays,)
         self._index_sizes = tuple(signature.index_sizes)
-        self._seen_sizes: list[Any] | None = None
+        # References to index arrays that passed, by their ids and the sizes they were checked for.
+        self._passed: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the kernel; see the class."""
         values = list(args)
         if kwargs or len(values) != self._count:
             values = self._bind(args, kwargs)
-        for i in self._scalars:
-            if values[i] is None:
-                self._infer(values)
+        for i, kind, low, high in self._limits:
+            value = values[i]
+            if type(value) is not kind or not low <= value <= high:
+                self._complete(values)
                 break
-        if self.check:
-            sizes = [values[i] for i in self._index_sizes]
-            if sizes != self._seen_sizes or any(ref() is not values[i] for i, ref in self._seen):
-                self._check(values, sizes)
-        self._refuse_overlap(values)
+        if self.check and self._index:
+            key = (*[id(values[i]) for i in self._index], *[values[i] for i in self._index_sizes])
+            seen = self._passed.get(key)
+            if seen is None or any(
+                ref() is not values[i] for i, ref in zip(self._index, seen, strict=True)
+            ):
+                self._check(values, key)
         try:
-            self._run(*values)
-        except (TypeError, ValueError, BufferError):
-            self._seen, self._seen_sizes = self._nothing_seen, None
+            shared = self._shared(values)
+            if shared is None:
+                self._run(*values)
+                return
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            refusal = error
+        else:
             self._refuse(values)
-            # Nothing is wrong with the arguments: some arrays only need another description.
-            self._run(*[_plain_view(v) for v in values])
+            written, other = (self.signature.names[i] for i in shared)
+            raise ValueError(
+                f"{self.name}: argument '{written}' is written and shares memory with '{other}'"
+            )
+        self._run_plain_views(values, refusal)
 
     def source(self, kind: str | None = None) -> str:
         """Generated code.
@@ -99,23 +130,48 @@ class Kernel:
         """
         module = getattr(self._module, "mod", self._module)
         device = list(module.imports)
-        if kind is None and device:
+        if self._loaded and not device:
+            raise ValueError(f"{self.name}: a loaded kernel has no source")
+        if device and kind in (None, self.target.kind.name):
             return "\n".join(m.inspect_source() for m in device)
+        if kind not in (None, "ll", "asm"):
+            names = ["ll", "asm", *([self.target.kind.name] if device else [])]
+            raise ValueError(
+                f"{self.name}: source: argument 'kind': expected one of {names}, got {kind!r}"
+            )
         return module.inspect_source(kind or "ll")
 
-    def export(self, path: str | Path) -> None:
-        """Write a shared library that :func:`load` and TVM's runtime alone can load."""
-        if not hasattr(self._module, "export_library"):
-            raise ValueError(f"{self.name}: a loaded kernel cannot be exported again; copy its file")
-        self._module.export_library(str(path))
+    def export(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Write a shared library that :func:`load` and TVM's runtime alone can load.
+
+        path : ends in ".so"; an existing file is replaced only with `overwrite=True`, and kernels
+            loaded from it before go on as they were
+
+        Raises ValueError, FileExistsError, FileNotFoundError for a folder that does not exist.
+        """
+        path, who = Path(path), f"{self.name}: export: argument 'path'"
+        if self._loaded:
+            raise ValueError(
+                f"{self.name}: a loaded kernel cannot be exported again; copy its file"
+            )
+        if path.suffix != ".so":
+            raise ValueError(f"{who}: expected a name that ends in '.so', got '{path}'")
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"{who}: there is no folder '{path.parent}'")
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{who}: '{path}' exists; pass overwrite=True to replace it")
         meta = {
             "name": self.name,
             "signature": tvm.ir.save_json(self.signature.source),
             "target": str(self.target),
         }
         text = json.dumps(meta).encode()
-        with open(path, "ab") as file:
-            file.write(text + f"{len(text):016d}".encode() + MARK)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
+            made = Path(folder) / path.name
+            self._module.export_library(str(made))
+            with made.open("ab") as file:
+                file.write(text + f"{len(text):016d}".encode() + MARK)
+            os.replace(made, path)
 
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
@@ -133,19 +189,20 @@ class Kernel:
         for key, value in kwargs.items():
             at = self.signature.position.get(key)
             if at is None:
-                raise TypeError(
-                    f"{self.name}: no argument '{key}'; there are {', '.join(names)}"
-                )
+                raise TypeError(f"{self.name}: no argument '{key}'; there are {', '.join(names)}")
             if at < len(args):
                 raise TypeError(f"{self.name}: argument '{key}' is given twice")
             values[at] = value
         for i in self._arrays:
             if values[i] is None:
-                raise TypeError(f"{self.name}: argument '{names[i]}' is missing: expected an array")
+                raise TypeError(f"{self._who(i)} is missing: expected an array")
         return values
 
-    def _infer(self, values: list[Any]) -> None:
-        """Fill in the scalars that the shapes of arrays imply."""
+    def _complete(self, values: list[Any]) -> None:
+        """Fill in the scalars that the shapes of arrays imply; make the others Python numbers."""
+        for i in self._scalars:
+            if values[i] is not None:
+                values[i] = self._number(i, values[i])
         for step in self.signature.inferences:
             if values[step.scalar] is not None:
                 continue
@@ -159,171 +216,175 @@ class Kernel:
             values[step.scalar] = size
         for i in self._scalars:
             if values[i] is None:
+                for at in self._arrays:
+                    self._refuse_kind(at, values[at])
                 raise TypeError(
-                    f"{self.name}: argument '{self.signature.names[i]}' is missing, and no array's "
-                    "shape implies it: expected an integer"
+                    f"{self._who(i)} is missing, and no array's shape implies it: expected a number"
                 )
 
-    def _check(self, values: list[Any], sizes: list[Any]) -> None:
-        """Check index arrays, when they or the sizes they speak of differ from the last call's."""
-        index = self.signature.index_arrays
+    def _check(self, values: list[Any], key: tuple[Any, ...]) -> None:
+        """Check index arrays that were not seen together with these sizes."""
         self._refuse(values)
-        arguments = {self.signature.names[i]: _to_numpy(values[i]) for i in index}
-        arguments |= {self.signature.names[i]: values[i] for i in self._scalars}
+        index, names = self.signature.index_arrays, self.signature.names
+        arguments = {names[i]: to_numpy(values[i]) for i in index}
+        arguments |= {names[i]: values[i] for i in self._scalars}
         check_structure(self.signature.func, arguments)
-        self._seen = [(i, _reference(values[i])) for i in index]
-        self._seen_sizes = sizes
+        # A new dictionary each time: other threads may be reading the old one.
+        kept = dict(list(self._passed.items())[1 - REMEMBERED :])
+        self._passed = {**kept, key: tuple(reference(values[i]) for i in index)}
 
-    def _refuse_overlap(self, values: list[Any]) -> None:
-        """Raise when an array that is written shares memory with another one."""
-        spans = [(i, *_memory(values[i])) for i in self._arrays]
+    def _run_plain_views(self, values: list[Any], refusal: Exception) -> None:
+        """Run with other descriptions of the arrays; raise if they were not what TVM refused."""
+        if isinstance(refusal, RuntimeError) or any(is_read_only(values[i]) for i in self._outputs):
+            self._refuse(values)
+            raise refusal
+        views = [plain_view(v) if i in self._arrays else v for i, v in enumerate(values)]
+        try:
+            self._run(*views)
+        except (TypeError, ValueError, BufferError):
+            self._refuse(values)
+            raise refusal from None
+
+    def _shared(self, values: list[Any]) -> tuple[int, int] | None:
+        """An array that is written and another one that shares memory with it."""
+        if all(isinstance(values[i], np.ndarray) for i in self._arrays):
+            for i in self._outputs:
+                for j in self._arrays:
+                    if i != j and np.may_share_memory(values[i], values[j]):
+                        return i, j
+            return None
+        spans = [(i, *memory(values[i], size)) for i, size in self._itemsizes]
         for i, first, size in spans:
             if i in self._outputs and size:
                 for j, other, length in spans:
-                    if i != j and first < other + length and other < first + size:
-                        names = self.signature.names
-                        raise ValueError(
-                            f"{self.name}: argument '{names[i]}' is written and shares memory "
-                            f"with '{names[j]}'"
-                        )
+                    if i != j and length and first < other + length and other < first + size:
+                        return i, j
+        return None
 
     def _refuse(self, values: list[Any]) -> None:
         """Raise for what is wrong with the arguments, if anything is."""
-        names, dtypes = self.signature.names, self.signature.dtypes
         for i in self._scalars:
-            self._refuse_scalar(names[i], dtypes[i], values[i])
+            values[i] = self._number(i, values[i])
         for i in self._arrays:
-            array, who = values[i], f"{self.name}: argument '{names[i]}'"
-            if not hasattr(array, "shape") or not hasattr(array, "dtype"):
-                raise TypeError(
-                    f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}"
-                )
-            self._refuse_kind(who, array)
-            dtype = _dtype_name(array)
-            if dtype != dtypes[i]:
-                raise TypeError(f"{who}: expected dtype {dtypes[i]}, got {dtype}")
+            self._refuse_kind(i, values[i])
+        for i in self._arrays:
+            array, who = values[i], self._who(i)
             expected = self.signature.expected_shape(i, values)
             shape = [int(s) for s in array.shape]
             if shape != expected:
                 raise ValueError(f"{who}: expected shape {tuple(expected)}, got {tuple(shape)}")
-            if not _is_contiguous(array):
-                raise ValueError(f"{who}: expected a contiguous array, got strides {_strides(array)}")
-            if i in self._outputs and _is_read_only(array):
+            if not is_contiguous(array):
+                raise ValueError(
+                    f"{who}: expected a contiguous array, got strides {strides(array)}"
+                )
+            if i in self._outputs and is_read_only(array):
                 raise ValueError(f"{who}: it is written, but the array is read-only")
 
-    def _refuse_scalar(self, name: str, dtype: str, value: Any) -> None:
-        who = f"{self.name}: argument '{name}'"
-        if dtype.startswith(("int", "uint")):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer):
-                raise TypeError(f"{who}: expected an integer, got {type(value).__name__} {value!r}")
-            info = np.iinfo(dtype)
-            if not info.min <= value <= info.max:
-                raise ValueError(f"{who}: expected a number that {dtype} holds, got {value}")
+    def _who(self, at: int) -> str:
+        return f"{self.name}: argument '{self.signature.names[at]}'"
 
-    def _refuse_kind(self, who: str, array: Any) -> None:
-        kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
+    def _number(self, at: int, value: Any) -> Any:
+        """A scalar argument as a Python number; raises for what is none or does not fit."""
+        dtype = self.signature.dtypes[at]
+        if dtype == "bool":
+            if not isinstance(value, bool | np.bool_):
+                raise TypeError(f"{self._who(at)}: expected a bool, got {_describe(value)}")
+            return bool(value)
+        if dtype.startswith("float"):
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+                raise TypeError(f"{self._who(at)}: expected a number, got {_describe(value)}")
+            return float(value)
+        if not dtype.startswith(("int", "uint")):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{self._who(at)}: expected an integer, got {_describe(value)}")
+        info = np.iinfo(dtype)
+        if not info.min <= value <= info.max:
+            raise ValueError(f"{self._who(at)}: expected a number that {dtype} holds, got {value}")
+        return int(value)
+
+    def _refuse_kind(self, at: int, array: Any) -> None:
+        """Raise for what is no array, or one of another dtype or on another device."""
+        who, dtype = self._who(at), self.signature.dtypes[at]
         layout = getattr(array, "layout", None)
         if layout is not None and "strided" not in str(layout):
             raise TypeError(f"{who}: expected a dense array of values or indices, got {layout}")
-        device = getattr(array, "device", None)
-        name = getattr(device, "type", None) or str(device or "cpu").split(":")[0].split("(")[0]
-        if kind == "cpu" and name not in ("cpu", "None"):
+        if not is_array(array):
+            raise TypeError(
+                f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}"
+            )
+        kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
+        device = device_name(array)
+        if kind == "cpu" and device != "cpu":
             raise ValueError(f"{who}: expected an array on the CPU, got one on {device}")
-        if kind == "cuda" and name != "cuda":
-            raise ValueError(f"{who}: expected an array on a CUDA device, got one on {name}")
+        if kind == "cuda" and device != "cuda":
+            raise ValueError(f"{who}: expected an array on a CUDA device, got one on {device}")
+        if dtype_name(array) != dtype:
+            raise TypeError(f"{who}: expected dtype {dtype}, got {dtype_name(array)}")
 
 
 def load(path: str | Path, *, check: bool = True) -> Kernel:
     """Load a kernel that :meth:`Kernel.export` wrote; needs no compiler.
 
-    Raises FileNotFoundError, or ValueError for a file that is not an exported kernel.
+    check : as in :func:`sparsetir.build`
+
+    Raises FileNotFoundError, ValueError for a file that is not an exported kernel, RuntimeError
+    for one that cannot run here, such as a GPU's where there is no driver.
     """
-    data = Path(path).read_bytes()
-    end = len(data) - len(MARK)
-    if data[end:] != MARK:
-        raise ValueError(f"load: argument 'path': '{path}' is not a kernel exported by sparsetir")
-    size = int(data[end - 16 : end])
-    meta = json.loads(data[end - 16 - size : end - 16])
-    source = tvm.ir.load_json(meta["signature"])
+    path = Path(path).resolve()
+    try:
+        meta = _read_metadata(path.read_bytes())
+        source = tvm.ir.load_json(meta["signature"])
+        target = tvm.target.Target(meta["target"])
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"load: argument 'path': '{path}' is not a kernel exported by sparsetir"
+        ) from error
+    try:
+        module = _open_library(path)
+    except Exception as error:
+        raise RuntimeError(
+            f"load: argument 'path': '{path}', compiled for {target.kind.name}, cannot be loaded "
+            f"here: {error}"
+        ) from error
     signature = Signature(source) if isinstance(source, SparseFunc) else PlainSignature(source)
-    module = tvm.runtime.load_module(str(Path(path).resolve()))
-    target = tvm.target.Target(meta["target"])
     return Kernel(module, meta["name"], signature, {}, target, check=check)
 
 
-def _dtype_name(array: Any) -> str:
-    return str(array.dtype).removeprefix("torch.")
+def _read_metadata(data: bytes) -> dict[str, Any]:
+    """What :meth:`Kernel.export` put behind the library; raises for other data."""
+    text, mark = data[: -len(MARK)], data[-len(MARK) :]
+    if mark != MARK:
+        raise ValueError("no mark at the end")
+    size = int(text[-16:])
+    return json.loads(text[-16 - size : -16])
 
 
-def _is_torch(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
+def _open_library(path: Path) -> Any:
+    """Load a shared library under a name that no other had.
 
-
-def _is_contiguous(array: Any) -> bool:
-    if isinstance(array, np.ndarray):
-        return array.flags.c_contiguous
-    check = getattr(array, "is_contiguous", None)
-    return bool(check()) if callable(check) else True
-
-
-def _strides(array: Any) -> tuple[int, ...]:
-    if isinstance(array, np.ndarray):
-        return tuple(s // array.itemsize for s in array.strides)
-    return tuple(array.stride())
-
-
-def _is_read_only(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and not array.flags.writeable
-
-
-def _memory(array: Any) -> tuple[int, int]:
-    """Address and bytes of an array; (0, 0) where that is not known."""
-    if isinstance(array, np.ndarray):
-        return array.__array_interface__["data"][0], array.nbytes
-    if _is_torch(array):
-        return array.data_ptr(), array.nbytes
-    return 0, 0
-
-
-def _no_object() -> Any:
-    return _no_object
-
-
-def _reference(array: Any) -> Any:
-    """A weak reference; a strong one to TVM's tensors, which take no other."""
-    try:
-        return weakref.ref(array)
-    except TypeError:
-        return lambda: array
-
-
-def _to_numpy(array: Any) -> Any:
-    if isinstance(array, np.ndarray):
-        return array
-    if _is_torch(array):
-        return array.detach().cpu().numpy()
-    return array.numpy()
-
-
-def _plain_view(value: Any) -> Any:
-    """A view that DLPack and TVM take of a contiguous array which they refuse as it is.
-
-    They refuse read-only NumPy arrays (these are inputs here), and strides that are unusual along
-    dimensions of size 0 or 1.
+    The loader takes a library that it has open under the same name for the same one, even where the
+    file was replaced since.
     """
-    if isinstance(value, np.ndarray):
-        interface = value.__array_interface__
+    with tempfile.TemporaryDirectory(prefix="sparsetir-") as folder:
+        link = Path(folder) / "kernel.so"
+        link.symlink_to(path)
+        return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would resolve the link
 
-        class View:
-            __array_interface__ = {**interface, "data": (interface["data"][0], False), "strides": None}
-            owner = value
 
-        return np.asarray(View())
-    if _is_torch(value):
-        strides, step = [], 1
-        for size in reversed(value.shape):
-            strides.insert(0, step)
-            step *= max(1, size)
-        return value.as_strided(value.shape, strides)
-    return value
+def _describe(value: Any) -> str:
+    return f"{type(value).__name__} {value!r}"
+
+
+def _limits(dtype: str) -> tuple[type, Any, Any] | None:
+    """Type, minimum and maximum of a scalar argument that is handed over as it is."""
+    if dtype == "bool":
+        return bool, False, True
+    if dtype.startswith("float"):
+        return float, -math.inf, math.inf
+    if dtype.startswith(("int", "uint")):
+        info = np.iinfo(dtype)
+        return int, int(info.min), int(info.max)
+    return None

@@ -118,7 +118,11 @@ class Signature:
 
     def expected_shape(self, array: int, values: list[Any]) -> list[Any]:
         """Natural shape of an array argument with the scalars filled in, as ints or text."""
-        numbers = {self.params[i]: values[i] for i in self.scalars if values[i] is not None}
+        numbers = {
+            self.params[i]: values[i]
+            for i in self.scalars
+            if values[i] is not None and self.dtypes[i].startswith(("int", "uint"))
+        }
         mapping = {p: tirx.IntImm(dtype_of(p), int(v)) for p, v in numbers.items()}
         sizes = [Analyzer().simplify(substitute(s, mapping)) for s in self.shapes[array] or []]
         return [int(s) if isinstance(s, tirx.IntImm) else str(s) for s in sizes]

@@ -6,10 +6,11 @@ Everything TVM's own `T` has, plus axes, sparse buffers and sparse iterations.
 import tvm.script
 from tvm.tirx.script import *  # noqa: F403
 
-from sparsetir.sparse_ir.script import builder, parser
+from sparsetir.sparse_ir.script import axes, builder, parser
+from sparsetir.sparse_ir.script.axes import *  # noqa: F403
 from sparsetir.sparse_ir.script.builder import *  # noqa: F403
 from sparsetir.sparse_ir.script.parser import from_source, ir_module, prim_func
 
-__all__ = ["builder", "from_source", "ir_module", "parser", "prim_func"]
+__all__ = ["axes", "builder", "from_source", "ir_module", "parser", "prim_func"]
 
 tvm.script.register_dialect("sparse_tir", __name__)

@@ -20,7 +20,8 @@ from tvm.tirx.script.parser import parser as tir_parser
 
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import SparseBuffer, make_func
-from sparsetir.sparse_ir.script import builder
+from sparsetir.sparse_ir.script import axes, builder
+from sparsetir.sparse_ir.script.context import capture, context, function_context
 from sparsetir.sparse_ir.verify import find_problem
 
 __all__ = ["from_source", "ir_module", "prim_func"]
@@ -121,11 +122,11 @@ def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
     check = tir_parser.find_decorator_annotation(node, "check_well_formed", default=True)
     with (
         self.var_table.with_frame(),
-        builder.function_context() as ctx,
+        function_context() as ctx,
         self.with_dispatch_token(TOKEN),
     ):
         params = [_parameter(self, arg) for arg in node.args.args]
-        with builder.capture() as body:
+        with capture() as body:
             self.visit_body(node.body)
         func = make_func(
             None if private else node.name,
@@ -188,12 +189,12 @@ def _declare_function(self: Any, node: doc.FunctionDef) -> Any:
 
 
 _DECLARATIONS = (
-    builder.dense_fixed,
-    builder.dense_variable,
-    builder.sparse_fixed,
-    builder.sparse_variable,
-    builder.fuse,
-    builder.attach,
+    axes.dense_fixed,
+    axes.dense_variable,
+    axes.sparse_fixed,
+    axes.sparse_variable,
+    axes.fuse,
+    axes.attach,
     builder.match_sparse_buffer,
     builder.alloc_sparse_buffer,
     builder.match_buffer,
@@ -229,10 +230,10 @@ def _store_result(self: Any, node: doc.Assign) -> None:
 
 def _name_declaration(name: str, value: Any) -> None:
     """Give a freshly declared axis or buffer the name that it is assigned to."""
-    if isinstance(value, builder.AxisRef):
+    if isinstance(value, axes.AxisRef):
         value.set_name(name)
     elif isinstance(value, ir.Var):
-        declared: list[SparseBuffer] = builder.context().buffers
+        declared: list[SparseBuffer] = context().buffers
         if any(b.name == name and not b.var.same_as(value) for b in declared):
             raise IllFormedError(f"buffer '{name}' is defined twice; names of buffers must differ")
         IRBuilder.name(name, value)

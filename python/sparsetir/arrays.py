@@ -1,0 +1,164 @@
+"""What a kernel asks of an array, whether torch's, NumPy's or TVM's."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+__all__ = [
+    "device_name",
+    "dtype_name",
+    "is_array",
+    "is_contiguous",
+    "is_read_only",
+    "itemsize",
+    "memory",
+    "plain_view",
+    "reference",
+    "strides",
+    "to_numpy",
+]
+
+
+def is_array(value: Any) -> bool:
+    """Whether it has a shape and a dtype and can hand out its memory."""
+    return all(hasattr(value, name) for name in ("shape", "dtype", "__dlpack__"))
+
+
+def is_torch(array: Any) -> bool:
+    """Whether it is torch's; does not import torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def dtype_name(array: Any) -> str:
+    """Such as "float32"."""
+    return str(array.dtype).removeprefix("torch.")
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes of an element."""
+    kind = tvm.DataType(dtype)
+    return (kind.bits * kind.lanes + 7) // 8
+
+
+def device_name(array: Any) -> str:
+    """Such as "cpu", "cuda" or "meta"."""
+    device = getattr(array, "device", None)
+    return getattr(device, "type", None) or str(device or "cpu").split(":")[0].split("(")[0]
+
+
+def is_contiguous(array: Any) -> bool:
+    """In C order, without gaps."""
+    if isinstance(array, np.ndarray):
+        return array.flags.c_contiguous
+    check = getattr(array, "is_contiguous", None)
+    return bool(check()) if callable(check) else True
+
+
+def strides(array: Any) -> tuple[int, ...]:
+    """In elements."""
+    if isinstance(array, np.ndarray):
+        return tuple(s // array.itemsize for s in array.strides)
+    found = array.strides if hasattr(array, "strides") else array.stride()
+    return tuple(int(s) for s in found)
+
+
+def is_read_only(array: Any) -> bool:
+    """Whether writing is forbidden."""
+    return isinstance(array, np.ndarray) and not array.flags.writeable
+
+
+def memory(array: Any, itemsize: int) -> tuple[int, int]:
+    """Address and bytes of a contiguous array; no bytes where that is not known.
+
+    itemsize : of the dtype, which takes long to ask a TVM tensor for
+    """
+    if isinstance(array, np.ndarray):
+        return array.__array_interface__["data"][0], array.nbytes
+    if is_torch(array):
+        return array.data_ptr(), array.nbytes
+    if isinstance(array, tvm_ffi.Tensor):
+        return array.data_ptr(), array.numel() * itemsize
+    return 0, 0
+
+
+def reference(array: Any) -> Callable[[], Any]:
+    """A weak reference; a strong one to TVM's tensors, which take no other."""
+    try:
+        return weakref.ref(array)
+    except TypeError:
+        return lambda: array
+
+
+def to_numpy(array: Any) -> np.ndarray:
+    """The same numbers on the CPU; no copy if they are there already."""
+    if isinstance(array, np.ndarray):
+        return array
+    if is_torch(array):
+        return array.detach().cpu().numpy()
+    return array.numpy()
+
+
+def plain_view(value: Any) -> Any:
+    """A view that DLPack and TVM take of a contiguous array which they refuse as it is.
+
+    They refuse read-only NumPy arrays (do not give ones that are written), NumPy arrays of
+    bfloat16, and strides that are unusual along dimensions of size 0 or 1. What is fine as it is,
+    or not contiguous, or no array, comes back as it is.
+    """
+    if isinstance(value, np.ndarray):
+        return _plain_numpy(value) if value.flags.c_contiguous else value
+    if is_torch(value) and "strided" in str(value.layout) and value.is_contiguous():
+        steps = _plain_strides(value.shape)
+        return value if value.stride() == steps else value.detach().as_strided(value.shape, steps)
+    if isinstance(value, tvm_ffi.Tensor) and hasattr(value, "_create_view"):
+        return _plain_tvm(value)
+    return value
+
+
+def _plain_tvm(tensor: Any) -> Any:
+    steps = _plain_strides(tensor.shape)
+    if tuple(tensor.strides) == steps or not tensor.is_contiguous():
+        return tensor
+    return tensor._create_view(tensor.shape, tensor.dtype)
+
+
+class _Memory:
+    """What `np.asarray` makes an array of; keeps the owner of the memory alive."""
+
+    def __init__(self, owner: np.ndarray, interface: dict[str, Any]) -> None:
+        self.owner = owner
+        self.__array_interface__ = interface
+
+
+def _plain_numpy(array: np.ndarray) -> Any:
+    steps = tuple(s * array.itemsize for s in _plain_strides(array.shape))
+    foreign = array.dtype.kind == "V"  # what NumPy calls the dtypes of ml_dtypes
+    if array.flags.writeable and array.strides == steps and not foreign:
+        return array
+    interface = {**array.__array_interface__, "strides": steps}
+    interface["data"] = (interface["data"][0], False)
+    if foreign:
+        interface["typestr"] = f"<u{array.itemsize}"
+        interface["descr"] = [("", interface["typestr"])]
+    view = np.asarray(_Memory(array, interface))
+    if not foreign:
+        return view
+    tensor: Any = tvm_ffi.from_dlpack(view)
+    return tensor._create_view(array.shape, dtype_name(array))
+
+
+def _plain_strides(shape: Any) -> tuple[int, ...]:
+    """In elements, as TVM expects them: 0 before a dimension of size 0."""
+    steps, step = [], 1
+    for size in reversed(shape):
+        steps.insert(0, step)
+        step *= size
+    return tuple(steps)

@@ -1,0 +1,31 @@
+"""Float64 constants of GPU programs, to the last bit.
+
+TVM writes a double into device text with fifteen digits after the point, so that 1.25e-20 becomes
+zero. Handing over its bits keeps it; single precision is written exactly.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.sparse_ir.position_space import dtype_of
+
+__all__ = ["exact_constants"]
+
+
+def exact_constants(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Replace float64 constants that the text would not hold by their bits, reinterpreted."""
+
+    def visit(imm: Any) -> Any:
+        if dtype_of(imm) != "float64" or float(f"{imm.value:.15f}") == imm.value:
+            return imm
+        (bits,) = struct.unpack("<q", struct.pack("<d", imm.value))
+        if abs(bits) < 2**31:  # TVM would narrow the integer; only the smallest denormals do this
+            return imm
+        return tirx.reinterpret("float64", tirx.IntImm("int64", bits))
+
+    return func.with_body(map_expr(func.body, [(tirx.FloatImm, visit)]))

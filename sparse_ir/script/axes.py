@@ -1,0 +1,213 @@
+"""Axes in a script: their declarations, and the arguments that they take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.errors import IllFormedError
+from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis
+from sparsetir.sparse_ir.script.context import context, current_span
+
+__all__ = [
+    "attach",
+    "dense_fixed",
+    "dense_variable",
+    "fuse",
+    "sparse_fixed",
+    "sparse_variable",
+]
+
+INDEX_DTYPES = ("int32", "int64")
+
+
+class AxisRef:
+    """An axis while its function is parsed: it becomes a node once it has a name."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.ctx = context("an axis")
+        self.name: str | None = None
+        self._fields = fields
+        self._node: Axis | None = None
+        self.span = current_span()
+        self.ctx.refs.append(self)
+
+    def set_name(self, name: str) -> None:
+        """Give the axis the name it is assigned to."""
+        if self.name is not None:
+            return
+        if name in self.ctx.axis_names():
+            raise IllFormedError(f"axis '{name}' is defined twice; names of axes must differ")
+        self.name = name
+
+    def node(self) -> Axis:
+        """The finished axis; named after its place if it was never assigned."""
+        if self._node is None:
+            if self.name is None:
+                self.set_name(f"axis_{self.ctx.refs.index(self)}")
+            self._node = Axis(name=str(self.name), **self._fields)
+        return self._node
+
+
+class GroupRef:
+    """A fused or attached axis; it has no name of its own."""
+
+    def __init__(self, node: FusedAxis | AttachedAxis) -> None:
+        self.ctx = context()
+        self._node = node
+
+    def node(self) -> FusedAxis | AttachedAxis:
+        """The finished node."""
+        return self._node
+
+
+def axis_arg(func: str, arg: str, value: Any) -> Axis:
+    """The node of an axis of the function being parsed."""
+    if not isinstance(value, AxisRef):
+        raise IllFormedError(f"{func}: argument '{arg}': expected an axis, got {describe(value)}")
+    if value.ctx is not context():
+        raise IllFormedError(
+            f"{func}: argument '{arg}': axis '{value.node().name}' belongs to another function"
+        )
+    return value.node()
+
+
+def describe(value: Any) -> str:
+    """A value for a message."""
+    return f"{value!r}" if isinstance(value, str | int | float) else type(value).__name__
+
+
+def _int_arg(func: str, arg: str, value: Any, idtype: str) -> Any:
+    if isinstance(value, bool) or not (isinstance(value, int) or ir.is_prim_expr(value)):
+        raise IllFormedError(
+            f"{func}: argument '{arg}': expected an integer or integer expression, "
+            f"got {describe(value)}"
+        )
+    if isinstance(value, int):
+        if value < 0:
+            raise IllFormedError(f"{func}: argument '{arg}': expected a size >= 0, got {value}")
+        return tirx.IntImm(idtype, value)
+    if str(value.ty.dtype) not in INDEX_DTYPES:
+        raise IllFormedError(
+            f"{func}: argument '{arg}': expected an int32 or int64 expression, got {value.ty.dtype}"
+        )
+    return value
+
+
+def _idtype_arg(func: str, idtype: Any) -> str:
+    if idtype not in INDEX_DTYPES:
+        raise IllFormedError(
+            f"{func}: argument 'idtype': expected 'int32' or 'int64', got {describe(idtype)}"
+        )
+    return idtype
+
+
+def _pair_arg(func: str, arg: str, value: Any, meaning: str) -> tuple[Any, Any]:
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        got = f"{len(value)} items" if isinstance(value, tuple | list) else describe(value)
+        raise IllFormedError(f"{func}: argument '{arg}': expected a pair {meaning}, got {got}")
+    return value[0], value[1]
+
+
+def handle_arg(func: str, arg: str, value: Any) -> Any:
+    """A parameter of pointer type."""
+    if not isinstance(value, ir.Var) or not isinstance(value.ty, ir.PointerType):
+        raise IllFormedError(
+            f"{func}: argument '{arg}': expected a T.handle parameter, got {describe(value)}"
+        )
+    return value
+
+
+def dense_fixed(length: Any, idtype: str = "int32") -> AxisRef:
+    """Axis of the coordinates 0 .. length - 1, all stored, without a parent (section 3.1)."""
+    _idtype_arg("dense_fixed", idtype)
+    return AxisRef(
+        kind="dense_fixed", length=_int_arg("dense_fixed", "length", length, idtype), idtype=idtype
+    )
+
+
+def dense_variable(parent: Any, shape: Any, indptr: Any, idtype: str = "int32") -> AxisRef:
+    """Ragged axis: under parent p the coordinates 0 .. indptr[p + 1] - indptr[p] - 1.
+
+    shape : (length, nnz), the largest row and the sum of all rows
+    indptr : handle of (parents + 1,) `idtype`
+    """
+    func = "dense_variable"
+    length, nnz = _pair_arg(func, "shape", shape, "(length, nnz)")
+    _idtype_arg(func, idtype)
+    return AxisRef(
+        kind=func,
+        parent=axis_arg(func, "parent", parent),
+        length=_int_arg(func, "length", length, idtype),
+        nnz=_int_arg(func, "nnz", nnz, idtype),
+        indptr=handle_arg(func, "indptr", indptr),
+        idtype=idtype,
+    )
+
+
+def sparse_fixed(
+    parent: Any, shape: Any, indices: Any, idtype: str = "int32", unique: bool = True
+) -> AxisRef:
+    """Axis with the same number of stored coordinates under each parent (ELL).
+
+    shape : (length, nnz_cols)
+    indices : handle of (parents * nnz_cols,) `idtype`; a negative index marks a padded slot
+    unique : False when one parent may store a coordinate twice
+    """
+    func = "sparse_fixed"
+    length, nnz_cols = _pair_arg(func, "shape", shape, "(length, nnz_cols)")
+    _idtype_arg(func, idtype)
+    return AxisRef(
+        kind=func,
+        parent=axis_arg(func, "parent", parent),
+        length=_int_arg(func, "length", length, idtype),
+        nnz_cols=_int_arg(func, "nnz_cols", nnz_cols, idtype),
+        indices=handle_arg(func, "indices", indices),
+        idtype=idtype,
+        unique=unique,
+    )
+
+
+def sparse_variable(
+    parent: Any, shape: Any, indptr_indices: Any, idtype: str = "int32", unique: bool = True
+) -> AxisRef:
+    """Compressed axis: parent p stores indices[indptr[p] : indptr[p + 1]] (CSR, CSF).
+
+    shape : (length, nnz)
+    indptr_indices : handles of (parents + 1,) and (nnz,) `idtype`
+    unique : False when one parent may store a coordinate twice (the rows of COO)
+    """
+    func = "sparse_variable"
+    length, nnz = _pair_arg(func, "shape", shape, "(length, nnz)")
+    indptr, indices = _pair_arg(func, "indptr_indices", indptr_indices, "(indptr, indices)")
+    _idtype_arg(func, idtype)
+    return AxisRef(
+        kind=func,
+        parent=axis_arg(func, "parent", parent),
+        length=_int_arg(func, "length", length, idtype),
+        nnz=_int_arg(func, "nnz", nnz, idtype),
+        indptr=handle_arg(func, "indptr", indptr),
+        indices=handle_arg(func, "indices", indices),
+        idtype=idtype,
+        unique=unique,
+    )
+
+
+def fuse(*axes: Any) -> GroupRef:
+    """Iterate several axes as one loop over their joint positions (section 3.2.2)."""
+    if len(axes) == 1 and isinstance(axes[0], tuple | list):
+        axes = tuple(axes[0])
+    if len(axes) < 2:
+        raise IllFormedError(f"fuse: expected at least two axes, got {len(axes)}")
+    return GroupRef(FusedAxis(axes=[axis_arg("fuse", "axes", a) for a in axes]))
+
+
+def attach(axis: Any, to: Any) -> GroupRef:
+    """Iterate `axis` under the parent whose position is the coordinate of axis `to`.
+
+    In a hypergraph, `attach(EV, VE)` visits the vertices of each hyperedge that VE has reached.
+    """
+    return GroupRef(
+        AttachedAxis(axis=axis_arg("attach", "axis", axis), to=axis_arg("attach", "to", to))
+    )

@@ -1,0 +1,243 @@
+"""What `sparsetir.build` takes, for which targets, and what it gives."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import tvm
+from tvm import s_tir
+from tvm.script import tirx as T
+
+import sparsetir
+from kernel_common import arguments, check
+from programs import PROGRAMS
+from sparsetir.build import DEFAULT_CUDA_ARCH, host_target, resolve_target
+from sparsetir.schedules.default import default_schedule
+
+
+def spmm():
+    return PROGRAMS["spmm"].make("float32", "int32")
+
+
+@T.prim_func(s_tir=True)
+def scale(x: T.Buffer((1024,), "float32"), y: T.Buffer((1024,), "float32"), s: T.float32):
+    for i in range(1024):
+        with T.sblock("scale"):
+            vi = T.axis.spatial(1024, i)
+            y[vi] = x[vi] * s
+
+
+def cpu_flags():
+    try:
+        with open("/proc/cpuinfo") as file:
+            return set(next(line for line in file if line.startswith("flags")).split())
+    except (OSError, StopIteration):
+        return set()
+
+
+# -- targets ----------------------------------------------------------------------------------
+
+
+def test_llvm_is_the_cpu_of_this_machine():
+    target = sparsetir.build(spmm()).target
+    assert target.kind.name == "llvm"
+    cpu = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")()
+    assert str(target.attrs["mcpu"]) == cpu == str(host_target().attrs["mcpu"])
+
+
+@pytest.mark.parametrize("flag, register", [("avx512f", "zmm"), ("avx2", "ymm"), ("sse2", "xmm")])
+def test_vector_width_of_the_cpu_is_used(flag, register):
+    flags = cpu_flags()
+    if flag not in flags:
+        pytest.skip(f"this CPU has no {flag}")
+    assembly = sparsetir.build(spmm()).source("asm")
+    assert re.search(rf"%{register}\d", assembly)
+
+
+def test_generic_llvm_target_is_left_as_it_is():
+    built = sparsetir.build(spmm(), {"kind": "llvm"})
+    assert "mcpu" not in built.target.attrs
+    assert "%zmm" not in built.source("asm")
+    args = arguments()
+    built(**args)
+    check(args)
+
+
+@pytest.mark.parametrize("target", ["cuda", {"kind": "cuda", "arch": "sm_90"}])
+def test_cuda_gives_text(target):
+    built = sparsetir.build(spmm(), target)
+    assert 'extern "C" __global__' in built.source()
+    assert built.source("cuda") == built.source()
+    assert "tvm" in built.source("ll")
+    if isinstance(target, dict):
+        assert str(built.target.attrs["arch"]) == "sm_90"
+
+
+def test_cuda_without_a_gpu_is_the_default_arch():
+    device = tvm.runtime.device("cuda", 0)
+    arch = str(resolve_target("cuda").attrs["arch"])
+    if device.exist:
+        assert arch == f"sm_{device.compute_version.replace('.', '')}"
+    else:
+        assert arch == DEFAULT_CUDA_ARCH == "sm_80"
+
+
+def test_target_object_is_used():
+    target = tvm.target.Target({"kind": "llvm", "mcpu": "x86-64"})
+    assert resolve_target(target) is target
+
+
+@pytest.mark.parametrize("target", [None, 3, ["llvm"]])
+def test_target_of_another_type(target):
+    with pytest.raises(TypeError, match=r"build: argument 'target': expected 'llvm', 'cuda', a "):
+        sparsetir.build(spmm(), target)
+
+
+@pytest.mark.parametrize("target", ["nonsense", {"kind": "llvm", "nonsense": 1}])
+def test_target_that_there_is_not(target):
+    with pytest.raises(ValueError, match=r"build: argument 'target': .*nonsense"):
+        sparsetir.build(spmm(), target)
+
+
+# -- what is built ----------------------------------------------------------------------------
+
+
+def run(built):
+    args = arguments()
+    built(**args)
+    check(args)
+
+
+def test_stages_of_a_stage_one_function():
+    func = spmm()
+    built = sparsetir.build(func)
+    assert list(built.stages) == ["I", "II", "II scheduled", "III"]
+    assert built.stages["I"] is func
+    for stage, form in built.stages.items():
+        assert isinstance(form, sparsetir.SparseFunc if stage == "I" else tvm.tirx.PrimFunc)
+    run(built)
+
+
+def test_stage_two_is_built_as_it_is():
+    lowered = sparsetir.lower_sparse_iter(spmm())
+    built = sparsetir.build(lowered)
+    assert list(built.stages) == ["II scheduled", "III"]
+    assert built.stages["II scheduled"].same_as(lowered)
+    run(built)
+
+
+def test_schedule_is_built_as_it_is():
+    schedule = s_tir.Schedule(default_schedule(sparsetir.lower_sparse_iter(spmm()), host_target()))
+    built = sparsetir.build(schedule)
+    assert list(built.stages) == ["II scheduled", "III"]
+    run(built)
+
+
+def test_functions_given_are_left_as_they_are():
+    func = spmm()
+    lowered = sparsetir.lower_sparse_iter(func)
+    before = func.script(), lowered.script()
+    sparsetir.build(func)
+    sparsetir.build(lowered)
+    assert (func.script(), lowered.script()) == before
+
+
+def test_stage_two_without_threads_for_a_gpu():
+    lowered = sparsetir.lower_sparse_iter(spmm())
+    message = r"build: 'spmm' is scheduled for no threads, as target cuda needs; bind its loops"
+    with pytest.raises(sparsetir.ScheduleError, match=message):
+        sparsetir.build(lowered, "cuda")
+
+
+def test_stage_two_with_threads_for_a_gpu():
+    target = resolve_target("cuda")
+    scheduled = default_schedule(sparsetir.lower_sparse_iter(spmm()), target)
+    assert "__global__" in sparsetir.build(scheduled, target).source()
+
+
+def test_module_with_a_stage_one_function():
+    built = sparsetir.build(tvm.IRModule({"product": spmm()}))
+    assert isinstance(built, sparsetir.Kernel)
+    assert built.name == "product"
+    run(built)
+
+
+def test_module_with_several_functions_of_all_stages():
+    sddmm = sparsetir.lower_sparse_iter(PROGRAMS["sddmm"].make("float32", "int32"))
+    kernels = sparsetir.build(tvm.IRModule({"spmm": spmm(), "sddmm": sddmm, "scale": scale}))
+    assert set(kernels) == {"spmm", "sddmm", "scale"}
+    assert all(kernels[name].name == name for name in kernels)
+    run(kernels["spmm"])
+    x, y = np.ones(1024, "float32"), np.zeros(1024, "float32")
+    kernels["scale"](x, y, 2)
+    assert (y == 2).all()
+    rng = np.random.default_rng(0)
+    args = PROGRAMS["sddmm"].inputs(rng, "small", "float32", "int32")
+    kernels["sddmm"](**args)
+    np.testing.assert_allclose(args["out"], PROGRAMS["sddmm"].oracle(args)["out"], rtol=1e-5)
+
+
+def test_module_without_functions():
+    with pytest.raises(ValueError, match=r"build: argument 'obj': the module has no functions"):
+        sparsetir.build(tvm.IRModule({}))
+
+
+@pytest.mark.parametrize("obj", [3, None, "spmm", [1]])
+def test_object_of_another_type(obj):
+    message = (
+        r"build: argument 'obj': expected a stage-I function, a PrimFunc, an s_tir.Schedule or "
+        rf"an IRModule, got {type(obj).__name__}$"
+    )
+    with pytest.raises(TypeError, match=message):
+        sparsetir.build(obj)
+
+
+def test_plain_prim_func():
+    built = sparsetir.build(scale)
+    assert list(built.stages) == ["III"]
+    x, y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")
+    built(x=x, y=y, s=np.float32(3))
+    np.testing.assert_array_equal(y, 3 * x)
+
+
+def test_plain_prim_func_refusals():
+    built = sparsetir.build(scale)
+    x, y = np.arange(1024, dtype="float32"), np.zeros(1024, "float32")
+    with pytest.raises(TypeError, match=r"argument 's' is missing, and no array's shape implies"):
+        built(x, y)
+    with pytest.raises(TypeError, match=r"argument 's': expected a number, got str 'a'"):
+        built(x, y, "a")
+    with pytest.raises(ValueError, match=r"argument 'y' is written and shares memory with 'x'"):
+        built(x, x, 1)
+    with pytest.raises(ValueError, match=r"argument 'x': expected shape \(1024,\), got \(4,\)"):
+        built(x[:4], y, 1)
+
+
+def test_plain_prim_func_takes_arrays_of_any_alignment():
+    """Its buffers are 64-byte aligned by default; vector code then ends the process."""
+    schedule = s_tir.Schedule(scale)
+    (loop,) = schedule.get_loops("scale")
+    schedule.vectorize(schedule.split(loop, [None, 16])[1])
+    built = sparsetir.build(schedule)
+    for start in range(1, 17):
+        x = np.arange(1024 + start, dtype="float32")[start:]
+        y = np.zeros(1024 + start, "float32")[start:]
+        built(x, y, 2)
+        np.testing.assert_array_equal(y, 2 * x)
+
+
+# -- source -----------------------------------------------------------------------------------
+
+
+def test_source_kinds():
+    built = sparsetir.build(spmm())
+    assert "define" in built.source() and built.source() == built.source("ll")
+    assert ".text" in built.source("asm")
+
+
+def test_source_of_an_unknown_kind():
+    message = r"spmm: source: argument 'kind': expected one of \['ll', 'asm'\], got 'cuda'"
+    with pytest.raises(ValueError, match=message):
+        sparsetir.build(spmm()).source("cuda")

@@ -1,0 +1,214 @@
+"""Kernels in files: written, loaded where nothing can be compiled, refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+
+import sparsetir
+from kernel_common import arguments, check, expected, kernel
+from programs import PROGRAMS
+from test_build import scale
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("gcc") or shutil.which("clang++")),
+    reason="no linker: TVM calls a C++ compiler to write a shared library",
+)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("kernels") / "spmm.so"
+    kernel().export(path)
+    return path
+
+
+def test_loaded_kernel_runs_and_knows_its_parameters(saved):
+    loaded = sparsetir.load(str(saved))
+    args = arguments()
+    loaded(**args)
+    check(args)
+    built = kernel()
+    assert loaded.name == built.name == "spmm"
+    assert str(loaded.target) == str(built.target)
+    for what in ("names", "dtypes", "outputs", "index_arrays", "index_sizes", "inferences"):
+        assert getattr(loaded.signature, what) == getattr(built.signature, what)
+    assert loaded.stages == {}
+    assert repr(loaded) == repr(built)
+
+
+def test_loaded_kernel_refuses_the_same(saved):
+    loaded = sparsetir.load(saved)
+    args = arguments()
+    with pytest.raises(TypeError, match=r"spmm: argument 'b': expected dtype float32"):
+        loaded(**{**args, "b": args["b"].astype("float64")})
+    args["indices"][0] = 99
+    with pytest.raises(sparsetir.StructureIndexError, match=r"argument 'indices'"):
+        loaded(**args)
+
+
+WITHOUT_A_COMPILER = """
+import sys
+import numpy as np
+import sparsetir, tvm
+
+def refuse(*args, **kwargs):
+    raise AssertionError("compiling")
+
+tvm.compile = refuse
+tvm.tirx.build = refuse
+import tvm.tirx.build as lowest
+for name in ("codegen_build", "split_host_device_mods", "build"):
+    if hasattr(lowest, name):
+        setattr(lowest, name, refuse)
+args = dict(np.load(sys.argv[2]))
+sparsetir.load(sys.argv[1])(**args)
+np.save(sys.argv[3], args["c"])
+"""
+
+
+def test_loading_in_a_fresh_process_where_nothing_can_be_compiled(saved, tmp_path):
+    args = arguments()
+    np.savez(tmp_path / "in.npz", **args)
+    moved = tmp_path / "elsewhere.so"
+    shutil.copy(saved, moved)
+    command = [sys.executable, "-c", WITHOUT_A_COMPILER, str(moved)]
+    command += [str(tmp_path / "in.npz"), str(tmp_path / "out.npy")]
+    root = Path(sparsetir.__file__).parents[1]
+    env = {**os.environ, "PYTHONPATH": str(root), "PATH": ""}
+    subprocess.run(command, check=True, env=env, cwd=tmp_path, timeout=300)
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected(args), atol=1e-5)
+
+
+def test_running_with_the_runtime_of_tvm_alone(saved):
+    function = tvm.runtime.load_module(str(saved))["spmm"]
+    args = arguments()
+    arrays = [tvm.runtime.tensor(args[n]) for n in ("a", "b", "c", "indptr", "indices")]
+    function(*arrays, 20, 30, len(args["a"]), 16)
+    check({**args, "c": arrays[2].numpy()})
+
+
+def test_loading_twice(saved):
+    first, second = sparsetir.load(saved), sparsetir.load(saved)
+    for loaded in (first, second, first):
+        args = arguments()
+        loaded(**args)
+        check(args)
+
+
+def test_plain_prim_func(tmp_path):
+    built = sparsetir.build(scale)
+    built.export(tmp_path / "scale.so")
+    loaded = sparsetir.load(tmp_path / "scale.so")
+    x, y = np.ones(1024, "float32"), np.zeros(1024, "float32")
+    loaded(x, y, 2)
+    assert (y == 2).all()
+    with pytest.raises(ValueError, match=r"argument 'y' is written and shares memory with 'x'"):
+        loaded(x, x, 2)
+
+
+def test_one_function_of_a_module(tmp_path):
+    functions = {n: PROGRAMS[n].make("float32", "int32") for n in ("spmm", "sddmm")}
+    kernels = sparsetir.build(tvm.IRModule(functions))
+    kernels["spmm"].export(tmp_path / "one.so")
+    args = arguments()
+    sparsetir.load(tmp_path / "one.so")(**args)
+    check(args)
+
+
+# -- writing ----------------------------------------------------------------------------------
+
+
+def test_existing_file_is_not_lost(tmp_path):
+    path = tmp_path / "mine.so"
+    path.write_text("precious")
+    message = r"spmm: export: argument 'path': '.*mine.so' exists; pass overwrite=True to replace"
+    with pytest.raises(FileExistsError, match=message):
+        kernel().export(path)
+    assert path.read_text() == "precious"
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.so"]
+
+
+def test_overwriting_leaves_loaded_kernels_as_they_are(tmp_path):
+    path = tmp_path / "kernel.so"
+    kernel("spmv").export(path)
+    old = sparsetir.load(path)
+    kernel().export(path, overwrite=True)
+    new = sparsetir.load(path)
+    assert (old.name, new.name) == ("spmv", "spmm")
+    args = arguments()
+    new(**args)
+    check(args)
+    program = PROGRAMS["spmv"]
+    args = program.inputs(np.random.default_rng(0), "small", "float32", "int32")
+    old(**args)
+    np.testing.assert_allclose(args["y"], program.oracle(args)["y"], rtol=1e-5, atol=1e-6)
+
+
+def test_file_names_and_folders(tmp_path):
+    with pytest.raises(ValueError, match=r"argument 'path': expected a name that ends in '.so'"):
+        kernel().export(tmp_path / "kernel")
+    with pytest.raises(FileNotFoundError, match=r"argument 'path': there is no folder '.*none'"):
+        kernel().export(tmp_path / "none" / "kernel.so")
+    assert not list(tmp_path.iterdir())
+
+
+def test_loaded_kernel_has_no_source_and_cannot_be_exported(saved, tmp_path):
+    loaded = sparsetir.load(saved)
+    with pytest.raises(ValueError, match=r"spmm: a loaded kernel cannot be exported again"):
+        loaded.export(tmp_path / "again.so")
+    with pytest.raises(ValueError, match=r"spmm: a loaded kernel has no source"):
+        loaded.source()
+
+
+# -- loading ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"x", b"SPARSETIR1", b"not a kernel" * 99, b"x" * 40 + b"SPARSETIR1",
+     b"{}" + b"%016d" % 2 + b"SPARSETIR1", b"%016d" % 9999 + b"SPARSETIR1"],
+)  # fmt: skip
+def test_loading_something_else(tmp_path, content):
+    path = tmp_path / "other.so"
+    path.write_bytes(content)
+    message = r"load: argument 'path': '.*other.so' is not a kernel exported by sparsetir"
+    with pytest.raises(ValueError, match=message):
+        sparsetir.load(path)
+
+
+def test_loading_a_library_of_another_origin(tmp_path):
+    tvm.compile(scale, target="llvm").export_library(str(tmp_path / "plain.so"))
+    with pytest.raises(ValueError, match=r"is not a kernel exported by sparsetir"):
+        sparsetir.load(tmp_path / "plain.so")
+
+
+def test_loading_a_damaged_library(saved, tmp_path):
+    path = tmp_path / "damaged.so"
+    path.write_bytes(b"\0" * 100 + saved.read_bytes()[100:])
+    with pytest.raises(RuntimeError, match=r"load: argument 'path': .* cannot be loaded here"):
+        sparsetir.load(path)
+
+
+def test_loading_a_missing_file(tmp_path):
+    with pytest.raises(FileNotFoundError, match="none.so"):
+        sparsetir.load(tmp_path / "none.so")
+
+
+def test_loading_a_gpu_kernel(tmp_path):
+    built = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"), "cuda")
+    built.export(tmp_path / "gpu.so")
+    if tvm.get_global_func("ffi.Module.load_from_bytes.cuda", allow_missing=True):
+        loaded = sparsetir.load(tmp_path / "gpu.so")
+        with pytest.raises(ValueError, match="expected an array on a CUDA device"):
+            loaded(**arguments())
+    else:
+        with pytest.raises(RuntimeError, match=r"compiled for cuda, cannot be loaded here: "):
+            sparsetir.load(tmp_path / "gpu.so")

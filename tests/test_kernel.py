@@ -1,0 +1,325 @@
+"""Calling a kernel: which arrays it takes, how scalars are found, that nothing is copied."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+import tvm_ffi
+
+import sparsetir
+from kernel_common import arguments, check, expected, kernel
+from programs import PROGRAMS
+
+ORDER = ("a", "b", "c", "indptr", "indices")
+KINDS = {
+    "numpy": lambda x: x,
+    "torch": torch.from_numpy,
+    "tvm": tvm_ffi.from_dlpack,  # tvm.runtime.from_dlpack wants 64-byte alignment
+}
+
+
+def at_offset(array, offset):
+    """A copy that starts `offset` elements behind a boundary of 64 bytes."""
+    room = np.empty(array.nbytes + 128 + offset * array.itemsize, np.uint8)
+    start = -room.ctypes.data % 64 + offset * array.itemsize
+    out = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    out[...] = array
+    return out
+
+
+# -- kinds of arrays --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["order", "name", "both"])
+def test_arrays(kind, way):
+    args = arguments()
+    given = {name: KINDS[kind](args[name]) for name in ORDER}
+    if way == "order":
+        kernel()(*given.values())
+    elif way == "name":
+        kernel()(**dict(reversed(given.items())))
+    else:
+        kernel()(given["a"], given["b"], c=given["c"], indices=given["indices"],
+                 indptr=given["indptr"], m=20)  # fmt: skip
+    check(args)  # all three share NumPy's memory: nothing was copied
+
+
+def test_mixed_arrays():
+    args = arguments()
+    kinds = ["torch", "tvm", "numpy", "tvm", "torch"]
+    kernel()(*[KINDS[kind](args[name]) for kind, name in zip(kinds, ORDER, strict=True)])
+    check(args)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_outputs_are_written_in_place(kind):
+    args = arguments()
+    output = KINDS[kind](args["c"])
+    address = args["c"].ctypes.data
+    kernel()(**{**args, "c": output})
+    assert args["c"].ctypes.data == address
+    check(args)
+
+
+def test_returns_nothing():
+    assert kernel()(**arguments()) is None
+
+
+# -- scalars ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scalars",
+    [
+        {},
+        {"m": 20},
+        {"m": None, "feat": 16},
+        {"m": 20, "n": 30, "feat": 16},
+        {"m": np.int64(20), "n": np.int32(30), "feat": np.uint8(16)},
+    ],
+)
+def test_scalars_are_inferred_where_left_out(scalars):
+    args = arguments()
+    kernel()(**args, **scalars)
+    check(args)
+
+
+def test_all_scalars_by_position():
+    args = arguments()
+    kernel()(*[args[n] for n in ORDER], 20, 30, len(args["a"]), 16)
+    check(args)
+
+
+@pytest.mark.parametrize("name", sorted(PROGRAMS))
+def test_scalars_of_every_program(name):
+    """With every scalar left out the result is that with every scalar given, or it is asked for."""
+    program = PROGRAMS[name]
+    args = program.inputs(np.random.default_rng(0), "small", "float32", "int32")
+    built = kernel(name)
+    arrays = {k: v for k, v in args.items() if isinstance(v, np.ndarray)}
+    implied = {built.signature.names[s.scalar] for s in built.signature.inferences}
+    rest = {k: v for k, v in args.items() if k not in arrays and k not in implied}
+    built(**arrays, **rest)
+    for output, value in program.oracle(args).items():
+        np.testing.assert_allclose(args[output], value, rtol=1e-5, atol=1e-5)
+    if rest:
+        with pytest.raises(TypeError, match="is missing, and no array's shape implies it"):
+            built(**arrays)
+
+
+# -- natural shapes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name, shapes",
+    [
+        ("spmm", {"a": ["nnz"], "b": ["n", "feat"], "c": ["m", "feat"], "indptr": ["m + 1"]}),
+        ("sddmm", {"out": ["nnz"]}),
+    ],
+)
+def test_natural_shapes(name, shapes):
+    signature = kernel(name).signature
+    for array, shape in shapes.items():
+        found = signature.shapes[signature.position[array]]
+        assert [str(s) for s in found] == shape
+
+
+def test_blocks_have_three_dimensions():
+    program = PROGRAMS["spmm_bsr"]
+    args = program.inputs(np.random.default_rng(0), "small", "float32", "int32")
+    assert args["a"].ndim == 3
+    torch_args = {k: torch.from_numpy(v) if hasattr(v, "ndim") else v for k, v in args.items()}
+    kernel("spmm_bsr")(**torch_args)
+    (name,) = program.outputs
+    np.testing.assert_allclose(args[name], program.oracle(args)[name], rtol=1e-5, atol=1e-5)
+
+
+# -- alignment --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_any_alignment(dtype):
+    """Vectorised code with arrays one element off every boundary."""
+    bound = 3e-2 if dtype == "float16" else 1e-5
+    built = kernel("spmm", dtype)
+    for feat in (8, 16, 33, 64, 70):
+        for offset in (0, 1, 3, 4):
+            args = arguments(feat, dtype)
+            moved = {name: at_offset(value, offset) for name, value in args.items()}
+            built(**moved)
+            check({**args, "c": moved["c"]}, bound)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_every_feature_size(kind):
+    for feat in range(1, 71):
+        args = arguments(feat)
+        moved = {name: at_offset(value, feat % 5) for name, value in args.items()}
+        kernel()(**{name: KINDS[kind](value) for name, value in moved.items()})
+        check(moved)
+
+
+def test_torch_slices():
+    args = arguments()
+    given = {}
+    for name, value in args.items():
+        room = torch.empty(value.size + 1, dtype=torch.from_numpy(value).dtype)
+        given[name] = room[1:].view(value.shape)
+        given[name].copy_(torch.from_numpy(value))
+    kernel()(**given)
+    check({**args, "c": given["c"].numpy()})
+
+
+def test_numpy_slices_of_rows():
+    args = arguments()
+    b, c = np.empty((33, 16), "float32"), np.zeros((25, 16), "float32")
+    b[3:] = args["b"]
+    args["b"], args["c"] = b[3:], c[4:24]
+    kernel()(**args)
+    check(args)
+    assert not c[:4].any() and not c[24:].any()
+
+
+# -- unusual arrays ---------------------------------------------------------------------------
+
+
+def test_read_only_numpy_inputs():
+    args = arguments()
+    for name in ("a", "b", "indptr", "indices"):
+        args[name].flags.writeable = False
+    kernel()(**args)
+    check(args)
+    assert not args["b"].flags.writeable
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("empty", ["nnz", "feat", "m", "n", "all"])
+def test_empty_arrays(kind, empty):
+    m, n, feat = (0 if empty in (name, "all") else size for name, size in
+                  (("m", 20), ("n", 30), ("feat", 16)))  # fmt: skip
+    args = arguments(feat, m=m, n=n)
+    if empty == "nnz":
+        args |= {"a": args["a"][:0], "indices": args["indices"][:0]}
+        args["indptr"] = np.zeros(21, "int32")
+    given = {k: KINDS[kind](v) for k, v in args.items()}
+    kernel()(**given)
+    check(args)
+
+
+def test_odd_strides_of_dimensions_of_size_one():
+    args = arguments(1)
+    b = torch.from_numpy(args["b"]).as_strided((30, 1), (1, 7))
+    c = torch.from_numpy(args["c"]).as_strided((20, 1), (1, 1000))
+    kernel()(**{**args, "b": b, "c": c})
+    check(args)
+    args = arguments(16, m=1)
+    c = torch.from_numpy(args["c"]).as_strided((1, 16), (3, 1))
+    kernel()(**{**args, "c": c})
+    check(args)
+    args = arguments(1)
+    args["b"] = np.lib.stride_tricks.as_strided(args["b"], (30, 1), (4, 12))
+    kernel()(**args)
+    check(args)
+
+
+def test_torch_inputs_that_require_gradients():
+    args = arguments()
+    given = {name: torch.from_numpy(value) for name, value in args.items()}
+    given["a"].requires_grad_()
+    given["b"].requires_grad_()
+    kernel()(**given)
+    check(args)
+    assert given["c"].grad_fn is None
+
+
+def test_gradients_and_odd_strides_at_once():
+    args = arguments(1)
+    b = torch.from_numpy(args["b"]).as_strided((30, 1), (1, 7)).requires_grad_()
+    kernel()(**{**args, "b": b})
+    check(args)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype, bound", [("bfloat16", 0.1), ("float16", 0.02)])
+def test_half_precision(kind, dtype, bound):
+    built = kernel("spmm", dtype)
+    for feat in (1, 7, 16, 40):
+        single = arguments(feat)
+        numpy_dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+        args = {k: v.astype(numpy_dtype) if k in "abc" else v for k, v in single.items()}
+        if kind == "torch":
+            given = {
+                k: torch.from_numpy(v).to(getattr(torch, dtype)) if k in "abc" else v
+                for k, v in single.items()
+            }
+            built(**given)
+            args["c"] = given["c"].float().numpy()
+        else:
+            built(**args)
+        check(args, bound)
+
+
+def test_int64_indices():
+    args = arguments()
+    for name in ("indptr", "indices"):
+        args[name] = args[name].astype("int64")
+    kernel("spmm", "float32", "int64")(**args)
+    check(args)
+
+
+# -- threads and speed ------------------------------------------------------------------------
+
+
+def test_threads_call_one_kernel():
+    built = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
+    failures = []
+    start = threading.Barrier(8)
+
+    def work(seed):
+        try:
+            args = arguments(33, m=20 + seed, n=30 + 2 * seed, seed=seed)
+            right = expected(args)
+            bad = {**args, "indices": args["indices"] + 1000}
+            start.wait()
+            for turn in range(40):
+                args["c"][:] = np.nan
+                built(**args)
+                np.testing.assert_allclose(args["c"], right, rtol=1e-5, atol=1e-5)
+                if turn % 4 == seed % 4:
+                    with pytest.raises(sparsetir.StructureIndexError):
+                        built(**bad)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_overhead_of_a_call(kind):
+    """At most 15 microseconds over TVM's call; here 30, for slow and busy machines."""
+    args = arguments()
+    given = [KINDS[kind](args[name]) for name in ORDER]
+    scalars = [20, 30, len(args["a"]), 16]
+    built = kernel()
+
+    def best(call):
+        found = []
+        for _ in range(2000):
+            start = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - start)
+        return min(found)
+
+    bare = best(lambda: built._run(*given, *scalars))
+    assert best(lambda: built(*given)) - bare < 30e-6
