@@ -252,12 +252,11 @@ def _copy(loop: Any, value: Any, suffix: str) -> tirx.Stmt:
     realize, block = loop.body, loop.body.block
     fresh = {v.var: tirx.Var(v.var.name, dtype_of(v.var)) for v in block.iter_vars}
     iter_vars = [tirx.IterVar(v.dom, fresh[v.var], v.iter_type) for v in block.iter_vars]
-    reads, writes, body, init = (
-        None if part is None else substitute(part, fresh)
-        for part in (block.reads, block.writes, block.body, block.init)
-    )
+    reads, writes = (list(substitute(part, fresh)) for part in (block.reads, block.writes))
+    body = substitute(block.body, fresh)
+    init = None if block.init is None else substitute(block.init, fresh)
     copied = s_tir.SBlock(
-        iter_vars, list(reads), list(writes), block.name_hint + suffix, body, init,
+        iter_vars, reads, writes, block.name_hint + suffix, body, init,
         annotations=block.annotations,
     )  # fmt: skip
     values = [substitute(v, {loop.loop_var: value}) for v in realize.iter_values]

@@ -169,7 +169,9 @@ def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:
             # The spatial position shares a loop with the reduction: give it one of its own.
             own = tirx.Var(iter_var.var.name.removeprefix("v"), dtype_of(fresh))
             zero = as_dtype(0, dtype_of(own))
-            loops.append(tirx.For(own, zero, iter_var.dom.extent, tirx.ForKind.SERIAL, tirx.Evaluate(0)))
+            loops.append(
+                tirx.For(own, zero, iter_var.dom.extent, tirx.ForKind.SERIAL, tirx.Evaluate(0))
+            )
             value = own
         else:
             for loop in inside:

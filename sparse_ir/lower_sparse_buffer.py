@@ -31,6 +31,7 @@ from sparsetir.sparse_ir.position_space import (
     dtype_of,
     positional_size,
 )
+from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["LowerSparseBuffer", "Storage", "lower_sparse_buffer"]
@@ -62,7 +63,7 @@ def lower_sparse_buffer(func_or_mod: Any) -> Any:
     return _Flattening(hoist_init(func_or_mod)).run()
 
 
-def LowerSparseBuffer() -> Any:  # noqa: N802 (TVM names passes so)
+def LowerSparseBuffer() -> Any:
     """The pass: :func:`lower_sparse_buffer` on every stage-II function of a module."""
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.LowerSparseBuffer")
@@ -185,7 +186,10 @@ class _Flattening:
             if name
         }
         by_name: dict[str, Any] = {}
-        for name, var in self._buffers(layouts).items():
+        found = self._buffers(layouts)
+        self.layouts = {var: layouts[name] for name, var in found.items()}
+        self.indptr = {name: var for name, var in found.items() if layouts[name].ends}
+        for name, var in found.items():
             storage = Storage(layouts[name], by_name, self._rename)
             by_name[name] = buffer_var(
                 [storage.size()], var.ty.dtype, name, var.ty.storage_scope, _element_bytes(var)
@@ -194,7 +198,8 @@ class _Flattening:
             self.storage[var] = storage
 
     def run(self) -> tirx.PrimFunc:
-        body = substitute(self.func.body, self._bounded_caches())
+        body = keep_in_rows(self.func.body, self.layouts, self.indptr)
+        body = substitute(body, self._bounded_caches())
         body = map_expr(body, [(s_tir.SBlock, self._inline_matches)])
         body = map_expr(
             body,
@@ -206,11 +211,9 @@ class _Flattening:
             ],
         )
         params = [self.flat.get(p, self._aligned(p)) for p in self.func.params]
-        body = substitute(body, {p: q for p, q in zip(self.func.params, params, strict=True)})
+        body = substitute(body, dict(zip(self.func.params, params, strict=True)))
         body = substitute(body, self.flat)
-        attrs = {
-            k: v for k, v in self.func.attrs.items() if str(k) not in STAGE_TWO_ATTRS
-        }
+        attrs = {k: v for k, v in self.func.attrs.items() if str(k) not in STAGE_TWO_ATTRS}
         return tirx.PrimFunc(
             params,
             body,
@@ -246,7 +249,9 @@ class _Flattening:
         walk(self.func.body, block)
         order = [n for n in layouts if layouts[n].ends]
         order.sort(key=lambda n: len(layouts[n].axes))
-        return {n: found[n] for n in [*order, *(n for n in layouts if n not in order)] if n in found}
+        return {
+            n: found[n] for n in [*order, *(n for n in layouts if n not in order)] if n in found
+        }
 
     def _bounded_caches(self) -> dict[Any, Any]:
         """Allocations as long as a row, made as long as any row: TVM takes no loads in shapes.

@@ -78,7 +78,7 @@ def lower_sparse_iter(func_or_mod: Any) -> Any:
     return _Lowering(func_or_mod).run()
 
 
-def LowerSparseIter() -> Any:  # noqa: N802 (TVM names passes so)
+def LowerSparseIter() -> Any:
     """The pass: :func:`lower_sparse_iter` on every stage-I function of a module."""
 
     @tvm.transform.module_pass(opt_level=0, name="sparsetir.LowerSparseIter")
@@ -130,8 +130,8 @@ class _Lowering:
         self.parallel: dict[str, list[int]] = {}
 
     def run(self) -> tirx.PrimFunc:
-        body = self._stmt(self.func.body, Scope())
-        root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=self.space.allocated())
+        body, allocs = self._place_allocations(self._stmt(self.func.body, Scope()))
+        root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
             **dict(self.func.attrs.items()),
             "tirx.noalias": True,
@@ -147,6 +147,34 @@ class _Lowering:
             attrs=tvm.ir.make_node("ir.DictAttrs", **attrs),
             span=self.func.span,
         )
+
+    def _place_allocations(self, body: tirx.Stmt) -> tuple[tirx.Stmt, list[Any]]:
+        """Allocate what one top-level iteration uses, each visit for itself, in its block.
+
+        Then the block neither reads nor writes it as far as others can tell, and TVM's schedule
+        can run the visits in parallel. Also the buffers that stay in the root block.
+        """
+        parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+        used = [free_vars(p) for p in parts]
+        rest: list[Any] = []
+        inside: dict[int, list[Any]] = {}
+        for var in self.space.allocated():
+            users = [n for n, names in enumerate(used) if var in names]
+            if len(users) == 1 and self._is_independent(parts[users[0]]):
+                inside.setdefault(users[0], []).append(var)
+            else:
+                rest.append(var)
+        parts = [_allocate(p, inside[n]) if n in inside else p for n, p in enumerate(parts)]
+        return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0], rest
+
+    def _is_independent(self, stmt: tirx.Stmt) -> bool:
+        """Whether no visit of a nest sees what another one has written."""
+        count = 0
+        while isinstance(stmt, tirx.For):
+            stmt, count = stmt.body, count + 1
+        if not isinstance(stmt, s_tir.SBlockRealize) or stmt.block.init is not None or not count:
+            return False
+        return self.parallel.get(stmt.block.name_hint) == list(range(count))
 
     def _signature(self) -> SparseFunc:
         """The function's parameters, axes and buffers without its body: what callers see."""
@@ -174,7 +202,8 @@ class _Lowering:
             return self._for(stmt, scope)
         if isinstance(stmt, tirx.While):
             return self._with_searches(
-                scope, lambda: tirx.While(self.translate.expr(stmt.condition, scope), tirx.Evaluate(0)),
+                scope,
+                lambda: tirx.While(self.translate.expr(stmt.condition, scope), tirx.Evaluate(0)),
                 lambda head: tirx.While(head.condition, self._stmt(stmt.body, scope)),
             )
         if isinstance(stmt, tirx.IfThenElse):
@@ -263,7 +292,9 @@ class _Lowering:
             before.append(self._iteration(separate_init(it, self.func, outer.visits), outer))
         body = _guarded([c for u in units for c in u.pads], self._stmt(it.body, scope))
         levels, prelude = self._levels(units, scope)
-        in_body = [v for _, s in scope.searches if isinstance(s.stmt, tirx.Evaluate) for v in s.locals]
+        in_body = [
+            v for _, s in scope.searches if isinstance(s.stmt, tirx.Evaluate) for v in s.locals
+        ]
         stmt = self._emit(it, levels, body, init, in_body)
         outer_locals = [v for s in prelude for v in s.locals]
         before.extend(s.stmt for s in prelude)
@@ -289,7 +320,10 @@ class _Lowering:
     def _axis_unit(self, node: Any, coord_var: Any, kind: str, scope: Scope) -> _Unit:
         axis = node.axis if isinstance(node, AttachedAxis) else node
         parents = self._parents(node, scope)
-        loop, var = tirx.Var(coord_var.name, axis.idtype), tirx.Var("v" + coord_var.name, axis.idtype)
+        loop, var = (
+            tirx.Var(coord_var.name, axis.idtype),
+            tirx.Var("v" + coord_var.name, axis.idtype),
+        )
         extent = as_dtype(self.space.extent(axis, parents), axis.idtype)
         if isinstance(node, AttachedAxis) and node.to.kind == "sparse_fixed":
             exists = scope.visits[node.to.name].coord >= 0
@@ -317,9 +351,7 @@ class _Lowering:
         scope.visits[axis.name] = Visit(axis, pos, coord, parents)
         scope.coords[coord_var] = coord
 
-    def _fused_unit(
-        self, node: FusedAxis, coords: list[Any], kinds: str, scope: Scope
-    ) -> _Unit:
+    def _fused_unit(self, node: FusedAxis, coords: list[Any], kinds: str, scope: Scope) -> _Unit:
         """One loop over the joint positions; each axis's own position is recovered from it.
 
         The axes fall into runs, each an axis and its descendants; a run that holds a variable axis
@@ -364,7 +396,9 @@ class _Lowering:
         head = [self.space.extent(run[0], outer), *([0] * (len(above) - 1))] if above else []
         base = self._offset(last, outer, [as_dtype(0, a.idtype) for a in above])
         if above:
-            end = self._offset(last, outer, [as_dtype(h, a.idtype) for h, a in zip(head, above, strict=True)])
+            end = self._offset(
+                last, outer, [as_dtype(h, a.idtype) for h, a in zip(head, above, strict=True)]
+            )
         else:
             end = self.space.start(last, outer, 1)
         return base * factor, end * factor
@@ -410,17 +444,21 @@ class _Lowering:
         found: list[Any] = []
         for n, axis in enumerate(run[:-1]):
             result = self.translate.local(f"{axis.name}_at", axis.idtype)
-            below = [as_dtype(0, a.idtype) for a in run[n + 1 : -1]]
+            above, below = (*found,), (*(as_dtype(0, a.idtype) for a in run[n + 1 : -1]),)
 
-            def start_of(x: Any, found: list[Any] = list(found), below: list[Any] = below) -> Any:
-                return self._offset(last, outer, [*found, x, *below])
+            def start_of(x: Any, above: tuple = above, below: tuple = below) -> Any:
+                return self._offset(last, outer, [*above, x, *below])
 
             extent = self.space.extent(axis, [*outer, *found])
             reads = self.translate.reads_of([extent, joint, *found])
             indptr = self.space.indptr(last)
             whole = [ir.Range.from_min_extent(as_dtype(0, dtype_of(d)), d) for d in indptr.ty.shape]
             search = find_last_start(
-                f"find_{result.name}", result, start_of, extent, joint,
+                f"find_{result.name}",
+                result,
+                start_of,
+                extent,
+                joint,
                 [*reads, tirx.BufferRegion(indptr, whole)],
             )
             unit.searches.append(self.translate.made(*search, free_vars(joint) | {unit.var}))
@@ -527,8 +565,14 @@ class _Lowering:
 
         def make(reads: list[Any], writes: list[Any]) -> Any:
             return s_tir.SBlock(
-                iter_vars, reads, writes, name, body, init,
-                alloc_buffers=allocs, annotations=annotations,
+                iter_vars,
+                reads,
+                writes,
+                name,
+                body,
+                init,
+                alloc_buffers=allocs,
+                annotations=annotations,
             )
 
         self.closed.update(allocs)
@@ -550,6 +594,35 @@ class _Lowering:
                 rng = ir.Range.from_min_extent(as_dtype(0, dtype_of(size)), size)
             ranges.append(rng)
         return tirx.BufferRegion(region.source, ranges)
+
+
+def _allocate(stmt: tirx.Stmt, buffers: list[Any]) -> tirx.Stmt:
+    """A nest of loops with these buffers allocated in the block inside."""
+
+    def realize(node: Any) -> Any:
+        block = node.block
+        kept = [[r for r in rs if r.source not in buffers] for rs in (block.reads, block.writes)]
+        new = s_tir.SBlock(
+            block.iter_vars,
+            *kept,
+            block.name_hint,
+            block.body,
+            block.init,
+            [*block.alloc_buffers, *buffers],
+            block.match_buffers,
+            block.annotations,
+            block.span,
+        )
+        return s_tir.SBlockRealize(node.iter_values, node.predicate, new, node.span)
+
+    loops: list[Any] = []
+    while isinstance(stmt, tirx.For):
+        loops.append(stmt)
+        stmt = stmt.body
+    stmt = realize(stmt)
+    for loop in reversed(loops):
+        stmt = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, stmt)
+    return stmt
 
 
 def _is_store(node: Any) -> bool:

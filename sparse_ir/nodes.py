@@ -231,9 +231,7 @@ def make_func(
 
 def buffer_var(shape: Any, dtype: str, name: str, scope: str = "global", align: int = -1) -> Any:
     """A TIR buffer variable without a tile layout, as schedulable TIR wants it."""
-    return tirx.decl_buffer(
-        shape, dtype, name=name, scope=scope, data_alignment=align, layout=None
-    )
+    return tirx.decl_buffer(shape, dtype, name=name, scope=scope, data_alignment=align, layout=None)
 
 
 def flat_axes(axes: Any) -> list[Axis]:

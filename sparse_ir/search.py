@@ -49,7 +49,9 @@ def _block(
 
 def _row_region(buf: Any, parents: list[Any], extent: Any) -> Any:
     ranges = [ir.Range.from_min_extent(p, as_dtype(1, dtype_of(p))) for p in parents]
-    return tirx.BufferRegion(buf, [*ranges, ir.Range.from_min_extent(as_dtype(0, dtype_of(extent)), extent)])
+    return tirx.BufferRegion(
+        buf, [*ranges, ir.Range.from_min_extent(as_dtype(0, dtype_of(extent)), extent)]
+    )
 
 
 def find_sorted(
@@ -97,9 +99,15 @@ def find_unsorted(
     """result[0] = the first position of `target` in indices[parents, 0:extent], or -1."""
     dtype = dtype_of(extent)
     at = tirx.Var("at", dtype)
-    hit = tirx.all(_load(result) < 0, tirx.BufferLoad(indices, [*parents, at]) == target, target >= 0)
+    hit = tirx.all(
+        _load(result) < 0, tirx.BufferLoad(indices, [*parents, at]) == target, target >= 0
+    )
     scan = tirx.For(
-        at, as_dtype(0, dtype), extent, tirx.ForKind.SERIAL, tirx.IfThenElse(hit, _store(result, at), None)
+        at,
+        as_dtype(0, dtype),
+        extent,
+        tirx.ForKind.SERIAL,
+        tirx.IfThenElse(hit, _store(result, at), None),
     )
     body = [_store(result, as_dtype(-1, dtype)), scan]
     return _block(name, [*reads, _row_region(indices, parents, extent)], [result], body)

@@ -155,7 +155,9 @@ class Translator:
             return expr
         return substitute(expr, scope.coords)
 
-    def _access(self, buf: SparseBuffer, index: list[Any], scope: Scope) -> tuple[list[Any], list[Any]]:
+    def _access(
+        self, buf: SparseBuffer, index: list[Any], scope: Scope
+    ) -> tuple[list[Any], list[Any]]:
         """Positions of an access and the conditions under which they are stored."""
         if buf.axes is None:
             return index, []
@@ -199,7 +201,9 @@ class Translator:
         pairs = [(a.indptr, b.indptr), (a.indices, b.indices)]
         return all((x is None) == (y is None) and (x is None or x.same_as(y)) for x, y in pairs)
 
-    def _range_guards(self, coord: Any, length: Any, visited: Axis | None, scope: Scope) -> list[Any]:
+    def _range_guards(
+        self, coord: Any, length: Any, visited: Axis | None, scope: Scope
+    ) -> list[Any]:
         """0 <= coord < length, less what can be proven from the lengths of the axes."""
         if visited is not None and tvm_ffi.structural_equal(visited.length, length):
             if visited.kind != "sparse_fixed":
@@ -207,7 +211,9 @@ class Translator:
         analyzer = Analyzer()
         for var, axis in scope.axis_of_var.items():
             if var in free_vars(coord):
-                analyzer.bind(var, ir.Range(as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype)))
+                analyzer.bind(
+                    var, ir.Range(as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype))
+                )
         length = as_dtype(length, dtype_of(coord))
         lower = [] if analyzer.can_prove(coord >= 0) else [coord >= 0]
         upper = [] if analyzer.can_prove(coord < length) else [coord < length]
@@ -245,7 +251,9 @@ class Translator:
 
     def written_now(self) -> set[Any]:
         """Stage-II variables of the buffers that the function writes."""
-        return {self.space.buffers[self._declared[v].name] for v in self.written if v in self._declared}
+        return {
+            self.space.buffers[self._declared[v].name] for v in self.written if v in self._declared
+        }
 
     def reads_of(self, exprs: list[Any]) -> list[Any]:
         """The regions (single elements) that expressions load."""
@@ -253,7 +261,9 @@ class Translator:
 
         def visit(node: Any) -> None:
             if isinstance(node, ir.TensorLoad):
-                ranges = [ir.Range.from_min_extent(i, as_dtype(1, dtype_of(i))) for i in node.indices]
+                ranges = [
+                    ir.Range.from_min_extent(i, as_dtype(1, dtype_of(i))) for i in node.indices
+                ]
                 region = tirx.BufferRegion(node.source, ranges)
                 if not any(tvm_ffi.structural_equal(region, r) for r in out):
                     out.append(region)

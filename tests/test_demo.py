@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from sparsetir.datasets import load_cora
 
 STEPS = ["parse", "lower_sparse_iter", "default_schedule", "lower_sparse_buffer", "compile"]

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import gpu_runner
 import numpy as np
 import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import gpu_runner
 import sparsetir
 from sparsetir.schedules.default import default_schedule
 
@@ -34,7 +34,11 @@ class Drawn:
 def programs(draw: Any) -> Drawn:
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     idtype = draw(st.sampled_from(["int32", "int64"]))
-    sizes = {"I": draw(st.integers(1, 6)), "J": draw(st.integers(1, 6)), "K": draw(st.integers(1, 5))}
+    sizes = {
+        "I": draw(st.integers(1, 6)),
+        "J": draw(st.integers(1, 6)),
+        "K": draw(st.integers(1, 5)),
+    }
     feat = draw(st.sampled_from([0, 1, 3, 17, 70]))
     stored_rows = draw(st.booleans())
     kinds = {"J": draw(st.sampled_from(KINDS))}
@@ -68,7 +72,9 @@ def programs(draw: Any) -> Drawn:
     for name, kind in kinds.items():
         low = name.lower()
         length = sizes[name]
-        picks = [np.sort(rng.permutation(length)[: rng.integers(0, length + 1)]) for _ in range(parents)]
+        picks = [
+            np.sort(rng.permutation(length)[: rng.integers(0, length + 1)]) for _ in range(parents)
+        ]
         counts = np.array([len(p) for p in picks], np.int64)
         size(f"n_{low}", length)
         if kind == "sparse_fixed":
@@ -78,9 +84,8 @@ def programs(draw: Any) -> Drawn:
                 slots[r, : min(cols, len(p))] = p[:cols]
             size(f"cols_{low}", cols)
             array(f"{low}_idx", slots.reshape(-1).astype(idtype))
-            lines.append(
-                f'{name} = T.sparse_fixed({above}, (n_{low}, cols_{low}), {low}_idx, idtype="{idtype}")'
-            )
+            shape = f"(n_{low}, cols_{low})"
+            lines.append(f'{name} = T.{kind}({above}, {shape}, {low}_idx, idtype="{idtype}")')
             parents *= cols
         else:
             size(f"nnz_{low}", counts.sum())
@@ -91,9 +96,8 @@ def programs(draw: Any) -> Drawn:
             else:
                 flat = np.concatenate(picks) if picks else np.zeros(0)
                 array(f"{low}_idx", flat.astype(idtype))
-                lines.append(
-                    f'{name} = T.{kind}({above}, {shape}, ({low}_ptr, {low}_idx), idtype="{idtype}")'
-                )
+                arrays_of = f"({low}_ptr, {low}_idx)"
+                lines.append(f'{name} = T.{kind}({above}, {shape}, {arrays_of}, idtype="{idtype}")')
             parents = int(counts.sum())
         axes_of[name] = [*axes_of[above], name]
         above = name
@@ -135,9 +139,11 @@ def programs(draw: Any) -> Drawn:
     kept = [n for n in chain if any(base[o] == n and o in spatial for o in order)]
     sparse_out = draw(st.booleans()) and bool(kept) and kept == chain[: len(kept)]
     out_axes = list(axes_of[kept[-1]]) if sparse_out else [f"{n}D" for n in kept]
-    out_index = [("0" if n == "O" and searched else of_base[n]) for n in axes_of[kept[-1]]] if (
-        sparse_out
-    ) else [of_base[n] for n in kept]
+    out_index = (
+        [("0" if n == "O" and searched else of_base[n]) for n in axes_of[kept[-1]]]
+        if (sparse_out)
+        else [of_base[n] for n in kept]
+    )
     out_size = [sizes[n] for n in kept]
     if sparse_out:
         out_size = [int(np.prod([1]))]

@@ -82,7 +82,7 @@ def test_first_program_is_short():
 
 @pytest.mark.parametrize("readme", ["README.md", *ROOMS])
 def test_links_lead_somewhere(readme):
-    prose = BLOCK.sub("", (ROOT / readme).read_text())
-    links = re.findall(r"\]\(([^)#]+)[^)]*\)", prose)
-    broken = [k for k in links if "://" not in k and not (ROOT / readme).parent.joinpath(k).exists()]
+    file = ROOT / readme
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", BLOCK.sub("", file.read_text()))
+    broken = [k for k in links if "://" not in k and not (file.parent / k).exists()]
     assert not broken

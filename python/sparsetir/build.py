@@ -13,8 +13,8 @@ from sparsetir.kernel import Kernel
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.signature import natural_shapes, signature_of
 from sparsetir.sparse_ir.cpu_locals import locals_on_stack
-from sparsetir.sparse_ir.exact_constants import exact_constants
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.exact_constants import exact_constants
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute, walk

@@ -133,7 +133,8 @@ def _torch_row(graph: Any, dense: np.ndarray, threads: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta, at length
         matrix = torch.sparse_csr_tensor(
-            *(torch.from_numpy(x) for x in (graph.indptr, graph.indices, graph.data)), graph.shape
+            *(torch.from_numpy(x) for x in (graph.indptr, graph.indices, graph.data)),
+            size=graph.shape,
         )
     operand = torch.from_numpy(dense)
     torch.set_num_threads(threads)

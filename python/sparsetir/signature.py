@@ -199,9 +199,7 @@ def natural_shapes(func: tirx.PrimFunc) -> dict[str, tuple[str, list[Any]]]:
     by_name = {p.name: p for p in func.params}
 
     def rename(expr: Any) -> Any:
-        return substitute(
-            expr, {v: by_name[v.name] for v in _variables(expr) if v.name in by_name}
-        )
+        return substitute(expr, {v: by_name[v.name] for v in _variables(expr) if v.name in by_name})
 
     layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
     out: dict[str, tuple[str, list[Any]]] = {}

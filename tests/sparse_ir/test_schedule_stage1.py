@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from programs import PROGRAMS, tolerance
 
 import sparsetir
+from programs import PROGRAMS, tolerance
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
 Schedule, ScheduleError = sparsetir.Schedule, sparsetir.ScheduleError
@@ -93,7 +93,9 @@ def test_illegal_moves_name_the_axis_and_show_the_iteration() -> None:
         sch.sparse_fuse(it, [i])
     with pytest.raises(ScheduleError, match="no sparse iteration 'x'; there are"):
         sch.get_sparse_iteration("x")
-    with pytest.raises(ScheduleError, match="expected a handle of get_sparse_iteration, got 'spmm'"):
+    with pytest.raises(
+        ScheduleError, match="expected a handle of get_sparse_iteration, got 'spmm'"
+    ):
         sch.sparse_fuse("spmm", [i, j])
     with pytest.raises(ScheduleError, match="'Q' is not an axis of this iteration" + SHOWN):
         sch.sparse_reorder(it, ["Q", j, k])
@@ -171,4 +173,3 @@ def test_every_legal_order_keeps_the_result(name: str) -> None:
                     **tolerance("float32"),
                     err_msg=f"{case}\n{text}",
                 )
-

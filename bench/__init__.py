@@ -1,0 +1,1 @@
+"""Measurements; `python -m bench --help`, and README.md in this folder."""

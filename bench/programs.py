@@ -1,0 +1,62 @@
+"""The measured functions, as script."""
+
+from __future__ import annotations
+
+SPMM = """
+@T.prim_func
+def spmm(
+    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+) -> None:
+    I = T.dense_fixed(m, "int32")
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    J_ = T.dense_fixed(n, "int32")
+    K = T.dense_fixed(feat, "int32")
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J_, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+"""
+
+# Scores, softmax over the stored elements of a row, and product.
+ATTENTION = """
+@T.prim_func
+def attention(
+    q: T.handle, k: T.handle, v: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+) -> None:
+    I = T.dense_fixed(m, "int32")
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    J_ = T.dense_fixed(n, "int32")
+    F = T.dense_fixed(feat, "int32")
+    Q = T.match_sparse_buffer(q, (I, F), "float32")
+    K = T.match_sparse_buffer(k, (J_, F), "float32")
+    V = T.match_sparse_buffer(v, (J_, F), "float32")
+    OUT = T.match_sparse_buffer(out, (I, F), "float32")
+    S = T.alloc_sparse_buffer((I, J), "float32")
+    P = T.alloc_sparse_buffer((I, J), "float32")
+    TOP = T.alloc_sparse_buffer((I,), "float32")
+    TOTAL = T.alloc_sparse_buffer((I,), "float32")
+    with T.sp_iter([I, J, F], "SSR", "scores") as [i, j, f]:
+        with T.init():
+            S[i, j] = 0.0
+        S[i, j] = S[i, j] + Q[i, f] * K[j, f]
+    with T.sp_iter([I], "S", "softmax") as [i]:
+        with T.sp_iter([J], "R", "top") as [j]:
+            with T.init():
+                TOP[i] = T.min_value("float32")
+            TOP[i] = T.max(TOP[i], S[i, j])
+        with T.sp_iter([J], "R", "total") as [j]:
+            with T.init():
+                TOTAL[i] = 0.0
+            TOTAL[i] = TOTAL[i] + T.exp(S[i, j] - TOP[i])
+        with T.sp_iter([J], "S", "divide") as [j]:
+            P[i, j] = T.exp(S[i, j] - TOP[i]) / TOTAL[i]
+    with T.sp_iter([I, J, F], "SRS", "product") as [i, j, f]:
+        with T.init():
+            OUT[i, f] = 0.0
+        OUT[i, f] = OUT[i, f] + P[i, j] * V[j, f]
+"""

@@ -1,0 +1,85 @@
+"""Where and when something was measured; tables and JSON files."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch")
+
+
+def cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    """The commit, with "+" behind it where files differ from it; "" outside of a checkout."""
+    try:
+        run = lambda *args: subprocess.run(  # noqa: E731
+            ["git", *args], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.strip()
+        changed = run("status", "--porcelain", "--untracked-files=no")
+        return run("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def circumstances(threads: int) -> dict[str, Any]:
+    """What a figure depends on beside what is measured."""
+    import sparsetir
+    from sparsetir.build import host_target
+
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": _commit(),
+        "cpu": cpu_name(),
+        "llvm_cpu": str(host_target().attrs["mcpu"]),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": threads,
+        "python": platform.python_version(),
+        "versions": {"sparsetir": sparsetir.__version__, **{p: _version(p) for p in PACKAGES}},
+    }
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Print columns, the first one to the left and the others to the right."""
+    text = [[str(cell) for cell in row] for row in [head, *rows]]
+    widths = [max(len(row[i]) for row in text) for i in range(len(head))]
+    print(f"\n{title}")
+    for row in text:
+        cells = [row[0].ljust(widths[0])]
+        cells += [c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)]
+        print("  ".join(cells).rstrip())
+
+
+def write(folder: Path, command: str, where: dict[str, Any], results: Any) -> Path:
+    """Write the JSON file of a command; one for each CPU and number of threads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cpu = re.sub(r"[^a-z0-9]+", "-", f"{where['cpu']} {where['llvm_cpu']}".lower()).strip("-")
+    path = folder / f"{command}-{cpu}-{where['threads']}t.json"
+    record = {"command": command, **where, "results": results}
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    print(f"\nwritten: {path.name}")
+    return path

@@ -1,0 +1,70 @@
+"""Clocks: interleaved repetitions, and the copy bandwidth that results are held against."""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+WARM_UP = 3
+
+
+def progress(text: str) -> None:
+    """Say what is being measured, on one line of a terminal or on one each elsewhere."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    elif text:
+        print(text, file=sys.stderr, flush=True)
+
+
+def interleaved(
+    calls: Mapping[str, Callable[[], Any]], seconds: float, least: int = 5, most: int = 1000
+) -> dict[str, dict[str, float]]:
+    """Minimum and median in seconds of calls that take turns, after a warm-up.
+
+    seconds : how long to go on, at least `least` rounds and at most `most`
+    """
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < least + WARM_UP or (rounds < most and time.perf_counter() < end):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            found[name].append(time.perf_counter() - start)
+        rounds += 1
+    return {
+        name: {"min": min(t[WARM_UP:]), "median": statistics.median(t[WARM_UP:]), "rounds": rounds}
+        for name, t in found.items()
+    }
+
+
+def copy_bandwidth(size: int, threads: int, seconds: float) -> float:
+    """Bytes per second, read plus written, of copies whose two sides are `size` bytes together.
+
+    Each thread copies a part of its own again and again: what is small stays in caches here as it
+    does in the measured call. The best of five.
+    """
+    part = max(64, size // (2 * threads))
+    pairs = [(np.ones(part, np.uint8), np.zeros(part, np.uint8)) for _ in range(threads)]
+
+    def work(pair: tuple[np.ndarray, np.ndarray], turns: int) -> None:
+        for _ in range(turns):
+            np.copyto(pair[1], pair[0])
+
+    start = time.perf_counter()
+    work(pairs[0], 3)
+    each = (time.perf_counter() - start) / 3
+    turns = max(1, int(seconds / 5 / each))
+    best = 0.0
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(5):
+            start = time.perf_counter()
+            list(pool.map(work, pairs, [turns] * threads))
+            best = max(best, 2 * part * threads * turns / (time.perf_counter() - start))
+    return best
