@@ -1,1 +1,1 @@
-"""Format descriptions and rewrite rules."""
+"""Format descriptions, rewrite rules, decomposition and index inference."""

@@ -213,6 +213,6 @@ def _conjuncts(expr: Any) -> list[Any]:
         return [*_conjuncts(expr.a), *_conjuncts(expr.b)]
     if isinstance(expr, tirx.IntImm):
         return []
-    if isinstance(expr, ir.Call) and getattr(expr.op, "name", "") == "tirx.likely":
+    if isinstance(expr, ir.Call) and getattr(expr.op, "name", "").endswith(".likely"):
         return _conjuncts(expr.args[0])
     return [expr]

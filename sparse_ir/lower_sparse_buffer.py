@@ -20,6 +20,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.allocations import allocate_outside_of_threads, block_with
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import Axis, buffer_var, map_expr, substitute, walk
@@ -198,7 +199,9 @@ class _Flattening:
             self.storage[var] = storage
 
     def run(self) -> tirx.PrimFunc:
-        body = keep_in_rows(self.func.body, self.layouts, self.indptr)
+        self._check_matches()
+        body = allocate_outside_of_threads(self.func.body, self.layouts)
+        body = keep_in_rows(body, self.layouts, self.indptr)
         body = substitute(body, self._bounded_caches())
         body = map_expr(body, [(s_tir.SBlock, self._inline_matches)])
         body = map_expr(
@@ -236,17 +239,16 @@ class _Flattening:
                     "a schedule must not reuse the name of a sparse buffer"
                 )
 
-        for p in self.func.params:
-            if tirx.is_buffer_var(p):
-                add(p)
+        candidates = [p for p in self.func.params if tirx.is_buffer_var(p)]
 
         def block(node: Any) -> None:
             if isinstance(node, s_tir.SBlock):
-                for var in node.alloc_buffers:
-                    if var.ty.storage_scope in ("", "global"):
-                        add(var)
+                allocs = [v for v in node.alloc_buffers if v.ty.storage_scope in ("", "global")]
+                candidates.extend(allocs)
 
         walk(self.func.body, block)
+        for var in candidates:
+            add(var)
         order = [n for n in layouts if layouts[n].ends]
         order.sort(key=lambda n: len(layouts[n].axes))
         return {
@@ -335,7 +337,24 @@ class _Flattening:
         if not any(v in self.flat for v in block.alloc_buffers):
             return block
         allocs = [self.flat.get(v, v) for v in block.alloc_buffers]
-        return _with(block, alloc_buffers=allocs)
+        return block_with(block, alloc_buffers=allocs)
+
+    def _check_matches(self) -> None:
+        found: list[Any] = []
+        walk(
+            self.func.body,
+            lambda n: found.extend(n.match_buffers) if isinstance(n, s_tir.SBlock) else None,
+        )
+        for match in found:
+            storage = self.storage.get(match.source.source)
+            if storage is None:
+                continue
+            dims = storage.axes[len(storage.axes) - len(match.buffer.ty.shape) :]
+            if any(a not in storage.leaves for a in dims):
+                raise LoweringError(
+                    f"{self._name()}: a region of '{match.source.source.name}' is matched across "
+                    "a ragged dimension"
+                )
 
     def _inline_matches(self, block: Any) -> Any:
         """Resolve `T.match_buffer` of a region of a sparse buffer (tensor intrinsics make them)."""
@@ -349,7 +368,7 @@ class _Flattening:
             if init is not None:
                 init = substitute(map_expr(init, rules), mapping)
         rest = [m for m in block.match_buffers if m.source.source not in self.storage]
-        return _with(block, body=body, init=init, match_buffers=rest)
+        return block_with(block, body=body, init=init, match_buffers=rest)
 
     def _matched(self, match: Any) -> tuple[dict[Any, Any], list[Any]]:
         """What to put for the variables of a matched buffer, and the rules for its accesses."""
@@ -357,10 +376,6 @@ class _Flattening:
         storage, ty = self.storage[source], target.ty
         stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides(), strict=True)}
         dims = storage.axes[len(storage.axes) - len(ty.shape) :]
-        if any(a.name not in stride_of for a in dims):
-            raise LoweringError(
-                f"{self._name()}: a region of '{source.name}' is matched across a ragged dimension"
-            )
         strides = [stride_of[a.name] for a in dims]
         offset = storage.offset([r.min for r in match.source.region])
         mapping: dict[Any, Any] = {target: self.flat[source]}
@@ -406,12 +421,6 @@ class _Flattening:
             (ir.Call, pointer),
         ]
         return mapping, rules
-
-
-def _with(block: Any, **changes: Any) -> Any:
-    fields = ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
-              "match_buffers", "annotations", "span")  # fmt: skip
-    return s_tir.SBlock(*(changes.get(f, getattr(block, f)) for f in fields))
 
 
 def _element_bytes(var: Any) -> int:

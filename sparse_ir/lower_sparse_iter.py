@@ -31,6 +31,7 @@ from typing import Any
 import tvm
 from tvm import ir, s_tir, tirx
 
+from sparsetir.sparse_ir.allocations import allocate_in_visits
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -130,7 +131,8 @@ class _Lowering:
         self.parallel: dict[str, list[int]] = {}
 
     def run(self) -> tirx.PrimFunc:
-        body, allocs = self._place_allocations(self._stmt(self.func.body, Scope()))
+        body = self._stmt(self.func.body, Scope())
+        body, allocs = allocate_in_visits(body, self.space.allocated(), self.parallel)
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
             **dict(self.func.attrs.items()),
@@ -147,34 +149,6 @@ class _Lowering:
             attrs=tvm.ir.make_node("ir.DictAttrs", **attrs),
             span=self.func.span,
         )
-
-    def _place_allocations(self, body: tirx.Stmt) -> tuple[tirx.Stmt, list[Any]]:
-        """Allocate what one top-level iteration uses, each visit for itself, in its block.
-
-        Then the block neither reads nor writes it as far as others can tell, and TVM's schedule
-        can run the visits in parallel. Also the buffers that stay in the root block.
-        """
-        parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-        used = [free_vars(p) for p in parts]
-        rest: list[Any] = []
-        inside: dict[int, list[Any]] = {}
-        for var in self.space.allocated():
-            users = [n for n, names in enumerate(used) if var in names]
-            if len(users) == 1 and self._is_independent(parts[users[0]]):
-                inside.setdefault(users[0], []).append(var)
-            else:
-                rest.append(var)
-        parts = [_allocate(p, inside[n]) if n in inside else p for n, p in enumerate(parts)]
-        return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0], rest
-
-    def _is_independent(self, stmt: tirx.Stmt) -> bool:
-        """Whether no visit of a nest sees what another one has written."""
-        count = 0
-        while isinstance(stmt, tirx.For):
-            stmt, count = stmt.body, count + 1
-        if not isinstance(stmt, s_tir.SBlockRealize) or stmt.block.init is not None or not count:
-            return False
-        return self.parallel.get(stmt.block.name_hint) == list(range(count))
 
     def _signature(self) -> SparseFunc:
         """The function's parameters, axes and buffers without its body: what callers see."""
@@ -594,35 +568,6 @@ class _Lowering:
                 rng = ir.Range.from_min_extent(as_dtype(0, dtype_of(size)), size)
             ranges.append(rng)
         return tirx.BufferRegion(region.source, ranges)
-
-
-def _allocate(stmt: tirx.Stmt, buffers: list[Any]) -> tirx.Stmt:
-    """A nest of loops with these buffers allocated in the block inside."""
-
-    def realize(node: Any) -> Any:
-        block = node.block
-        kept = [[r for r in rs if r.source not in buffers] for rs in (block.reads, block.writes)]
-        new = s_tir.SBlock(
-            block.iter_vars,
-            *kept,
-            block.name_hint,
-            block.body,
-            block.init,
-            [*block.alloc_buffers, *buffers],
-            block.match_buffers,
-            block.annotations,
-            block.span,
-        )
-        return s_tir.SBlockRealize(node.iter_values, node.predicate, new, node.span)
-
-    loops: list[Any] = []
-    while isinstance(stmt, tirx.For):
-        loops.append(stmt)
-        stmt = stmt.body
-    stmt = realize(stmt)
-    for loop in reversed(loops):
-        stmt = tirx.For(loop.loop_var, loop.min, loop.extent, loop.kind, stmt)
-    return stmt
 
 
 def _is_store(node: Any) -> bool:

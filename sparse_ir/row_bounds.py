@@ -90,7 +90,7 @@ def _unconditional(body: tirx.Stmt, layouts: dict[Any, Layout]) -> list[tuple[An
         return WalkResult.SKIP
 
     def call(node: Any) -> Any:
-        conditional = getattr(node.op, "name", "") == "tirx.if_then_else"
+        conditional = getattr(node.op, "name", "").endswith(".if_then_else")
         return WalkResult.SKIP if conditional else WalkResult.ADVANCE
 
     def access(buf: Any, index: Any) -> Any:

@@ -10,7 +10,7 @@ import sparsetir
 # The outside packages each room may import, beside the standard library.
 ROOMS = {
     "sparsetir.sparse_ir": {"tvm", "tvm_ffi", "numpy"},
-    "sparsetir.formats": {"numpy", "scipy"},
+    "sparsetir.formats": {"tvm", "tvm_ffi", "numpy", "scipy"},
     "sparsetir.schedules": {"tvm", "tvm_ffi", "numpy", "scipy"},
 }
 

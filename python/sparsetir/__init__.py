@@ -9,6 +9,11 @@ from sparsetir import _versions
 _versions.check()
 
 from sparsetir.build import build  # noqa: E402
+from sparsetir.formats.decompose import decompose_format  # noqa: E402
+from sparsetir.formats.infer import InferredFormat, infer_format  # noqa: E402
+from sparsetir.formats.partition import check_partition  # noqa: E402
+from sparsetir.formats.preprocess import extract_preprocess  # noqa: E402
+from sparsetir.formats.rule import FormatRewriteRule  # noqa: E402
 from sparsetir.kernel import Kernel, load  # noqa: E402
 from sparsetir.schedules.default import default_schedule  # noqa: E402
 from sparsetir.sparse_ir.errors import (  # noqa: E402
@@ -44,8 +49,10 @@ __version__ = _versions.VERSION
 __all__ = [
     "AttachedAxis",
     "Axis",
+    "FormatRewriteRule",
     "FusedAxis",
     "IllFormedError",
+    "InferredFormat",
     "Kernel",
     "LowerSparseBuffer",
     "LowerSparseIter",
@@ -59,9 +66,13 @@ __all__ = [
     "StructureIndexError",
     "StructureTypeError",
     "build",
+    "check_partition",
     "check_structure",
+    "decompose_format",
     "default_schedule",
+    "extract_preprocess",
     "from_source",
+    "infer_format",
     "interpret",
     "load",
     "lower_sparse_buffer",

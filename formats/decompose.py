@@ -1,0 +1,411 @@
+"""Format decomposition: one computation becomes one per format (SparseTIR, section 3.2.1).
+
+Before::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+After `decompose_format(spmm, [BSR(2), ...])`, for each rule a copy and a computation::
+
+    with T.sp_iter([IO_bsr_2, JO_bsr_2, II_bsr_2, JI_bsr_2], "SSSS", "copy_A_bsr_2") as [...]:
+        A_bsr_2[io, jo, ii, ji] = A[io * 2 + ii, jo * 2 + ji]
+    with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+        C[i, k] = 0.0
+    with T.sp_iter([IO_bsr_2, JO_bsr_2, II_bsr_2, JI_bsr_2, K], "SRSRS", "spmm_bsr_2") as [...]:
+        if mask_bsr_2[io, jo, ii, ji] != 0:
+            C[io * 2 + ii, k] = C[io * 2 + ii, k] + A_bsr_2[io, jo, ii, ji] * B[jo * 2 + ji, k]
+
+The mask tells stored elements from padding, also where the dense operand holds inf or NaN, and the
+elements of one rule from those of another. Rules on what an earlier rule produced see the copies
+that fill it as they are, and copy on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.formats.description import Format
+from sparsetir.formats.preprocess import COPY, extract_preprocess, is_copy, statements
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    map_expr,
+    sparse_iterations,
+    substitute,
+    walk,
+)
+from sparsetir.sparse_ir.separate_init import separate_init
+from sparsetir.sparse_ir.verify import verify
+
+__all__ = ["COPY", "RESTORE", "decompose_format", "extract_preprocess"]
+
+# Annotation of the iterations that copy values back.
+RESTORE = "sparsetir.restore"
+
+
+def decompose_format(func: SparseFunc, rules: Sequence[FormatRewriteRule]) -> SparseFunc:
+    """Rewrite the iterations over some buffers into iterations over other formats.
+
+    func : stage-I function
+    rules : rules on the same buffers share the work, each computes what its index arrays (and its
+        mask) hold; rules on what earlier rules produced are applied after them
+
+    The result has the parameters of `func` and, behind them, those of each description renamed by
+    :meth:`FormatRewriteRule.renamed`, and a mask `mask_<rule>` (int8, over the new axes, 1 where an
+    element is stored). Copies into a format are iterations `copy_<buffer>_<rule>`, with annotation
+    COPY when the program does not write the buffer; buffers that it writes are copied back at the
+    end by `restore_<buffer>_<rule>`, while those that it also allocates are replaced altogether.
+    An init runs once, before the parts.
+
+    Raises ValueError for a rule that does not fit the function, and LoweringError for an iteration
+    or an access that cannot be rewritten: one that does not iterate the axes before, fused,
+    attached or dependent axes, and with several rules any index but the iteration's own
+    coordinates, since the element may be another rule's.
+    """
+    if not isinstance(func, SparseFunc):
+        raise ValueError(
+            "decompose_format: argument 'func': expected a stage-I function, got "
+            f"{type(func).__name__}"
+        )
+    if not rules:
+        raise ValueError("decompose_format: argument 'rules': expected at least one rule, got none")
+    names = [r.name for r in rules]
+    if len(set(names)) != len(names):
+        raise ValueError(
+            f"decompose_format: argument 'rules': expected different names, got {names}"
+        )
+    pending = list(rules)
+    while pending:
+        have = {b.name for b in func.buffers}
+        target = tuple(pending[0].buffers_to_rewrite)
+        missing = [t for t in target if t not in have]
+        if missing:
+            raise ValueError(
+                f"decompose_format: rule '{pending[0].name}' rewrites '{missing[0]}'; "
+                f"the function has the buffers {sorted(have)}"
+            )
+        together = [r for r in pending if tuple(r.buffers_to_rewrite) == target]
+        pending = [r for r in pending if r not in together]
+        func = _Decomposition(func, together).run()
+    verify(func)
+    return func
+
+
+class _Decomposition:
+    """One set of rules that rewrite the same buffers."""
+
+    def __init__(self, func: SparseFunc, rules: list[FormatRewriteRule]) -> None:
+        self.func = func
+        self.formats = [Format(r) for r in rules]
+        self.targets = {n: func.buffer(n) for n in rules[0].buffers_to_rewrite}
+        for fmt in self.formats:
+            self._check(fmt.rule)
+        self.before = list(rules[0].axes_before_rewrite)
+        self.parts = statements(func)
+        self.added: list[Axis] = []
+        self.names = {it.name for it in sparse_iterations(func)}
+        # What is written beside the copies that earlier rules made, and what of it the program may
+        # look at before it writes it, or may leave as it was.
+        self.written: set[str] = set()
+        self.kept: set[str] = set()
+        self.local: set[str] = set()  # allocated and written here: nothing of them is left
+        for name, buf in self.targets.items():
+            touching = [p for p in self.parts if not is_copy(p) and _uses(p, [buf.var])]
+            if any(_stores(p, buf.var) for p in touching):
+                self.written.add(name)
+                if buf.handle is None:
+                    self.local.add(name)
+                if not _sets_all(touching[0], buf):
+                    self.kept.add(name)
+
+    def _check(self, rule: FormatRewriteRule) -> None:
+        for name, buf in self.targets.items():
+            have = [a.name for a in buf.axes or ()]
+            if have != list(rule.axes_before_rewrite):
+                raise ValueError(
+                    f"decompose_format: rule '{rule.name}': argument 'axes_before_rewrite': "
+                    f"expected the axes {have} of buffer '{name}', got "
+                    f"{list(rule.axes_before_rewrite)}"
+                )
+            new = rule.new_format_desc.buffer(name)
+            if new.dtype != buf.dtype:
+                raise ValueError(
+                    f"decompose_format: rule '{rule.name}': buffer '{name}' has dtype {buf.dtype}, "
+                    f"the description says {new.dtype}"
+                )
+
+    def run(self) -> SparseFunc:
+        copies: list[Any] = []
+        restores: list[Any] = []
+        for fmt in self.formats:
+            for name in self.targets:
+                if name in self.local:
+                    continue
+                if name not in self.written or name in self.kept:
+                    copies.append(self._move(fmt, name, back=False))
+                if name in self.written:
+                    restores.append(self._move(fmt, name, back=True))
+        # The copies that filled the targets come before those that read them.
+        filled = [p for p in self.parts if is_copy(p)]
+        rest = [new for p in self.parts if not is_copy(p) for new in self._statement(p)]
+        body = [*filled, *copies, *rest, *restores]
+        axes = [a for f in self.formats for a in f.axes.values()]
+        buffers = [b for b in self.func.buffers if b.name not in self.local]
+        buffers += [b for f in self.formats for b in [*f.buffers.values(), f.mask]]
+        return self.func.replace(
+            params=[*self.func.params, *(p for f in self.formats for p in f.params)],
+            axes=[*self.func.axes, *axes, *self.added],
+            buffers=buffers,
+            body=tirx.SeqStmt(body) if len(body) > 1 else body[0],
+        )
+
+    def _move(self, fmt: Format, name: str, back: bool) -> SparseIteration:
+        """The iteration that copies a buffer into a format, or back."""
+        axes = [fmt.axes[n] for n in fmt.rule.axes_after_rewrite]
+        new_vars = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
+        new, old = fmt.buffers[name], self.targets[name]
+        old_index = [
+            _expr(e, a) for e, a in zip(fmt.rule.to_old(new_vars), old.axes or (), strict=True)
+        ]
+        if back:
+            copy: Any = tirx.BufferStore(old.var, tirx.BufferLoad(new.var, new_vars), old_index)
+            copy = self._where_stored(fmt, new_vars, copy)
+        else:
+            copy = tirx.BufferStore(new.var, tirx.BufferLoad(old.var, old_index), new_vars)
+        return SparseIteration(
+            span=None,
+            axes=axes,
+            kinds="S" * len(axes),
+            name=f"{'restore' if back else 'copy'}_{name}_{fmt.rule.name}",
+            vars=new_vars,
+            init=None,
+            body=copy,
+            annotations={RESTORE: 1} if back else {} if name in self.written else {COPY: 1},
+        )
+
+    @staticmethod
+    def _where_stored(fmt: Format, new_vars: list[Any], stmt: Any) -> tirx.Stmt:
+        stored = tirx.BufferLoad(fmt.mask.var, new_vars) != tirx.const(0, "int8")
+        return tirx.IfThenElse(stored, stmt, None)
+
+    def _statement(self, stmt: Any) -> list[Any]:
+        targets = [b.var for b in self.targets.values()]
+        if not _uses(stmt, targets):
+            return [stmt]
+        if not isinstance(stmt, SparseIteration):
+            raise LoweringError(
+                f"decompose_format: '{self.func.name}' uses {sorted(self.targets)} inside a "
+                f"{type(stmt).__name__}; only sparse iterations are decomposed"
+            )
+        own_init = stmt.init is not None and any(_stores(stmt.init, v) for v in targets)
+        if own_init and any(v not in targets for v in _stored(stmt.init)):
+            raise LoweringError(
+                f"decompose_format: the init of iteration '{stmt.name}' writes rewritten buffers "
+                "and others; give each an iteration of its own"
+            )
+        parts = [self._compute(f, stmt, keep_init=own_init) for f in self.formats]
+        if stmt.init is None or own_init:
+            return parts
+        return [self._init(stmt), *parts]
+
+    def _init(self, stmt: SparseIteration) -> SparseIteration:
+        """The init as an iteration, its axes part of the function."""
+        it = separate_init(stmt, self.func, set())
+        taken = {a.name for a in [*self.func.axes, *self.added]}
+        taken |= {a.name for f in self.formats for a in f.axes.values()}
+        known = {a.name for a in self.func.axes}
+        axes: list[Axis] = []
+        for axis in it.axes:
+            if axis.name not in known:  # made for this init
+                fields = ("kind", "length", "idtype")
+                kept = {f: getattr(axis, f) for f in fields}
+                axis = Axis(name=_fresh_name(axis.name, taken), **kept)
+                self.added.append(axis)
+            axes.append(axis)
+        return SparseIteration(
+            span=it.span, axes=axes, kinds=it.kinds, name=_fresh_name(it.name, self.names),
+            vars=it.vars, init=None, body=it.body, annotations=it.annotations,
+        )  # fmt: skip
+
+    def _compute(self, fmt: Format, it: SparseIteration, keep_init: bool) -> SparseIteration:
+        """The iteration on one format."""
+        rule = fmt.rule
+        self._check_iteration(it, rule)
+        var_of = {a.name: v for a, v, _ in it.axis_of()}
+        kind_of = {a.name: k for a, _, k in it.axis_of()}
+        source = {new: old for old in self.before for new in rule.axis_map[old]}
+        axes = [fmt.axes[n] for n in rule.axes_after_rewrite]
+        taken = {v.name for n, v in var_of.items() if n not in self.before}
+        new_vars = [
+            tirx.Var(_fresh_name(n.lower(), taken), a.idtype)
+            for n, a in zip(rule.axes_after_rewrite, axes, strict=True)
+        ]
+        old = rule.to_old(new_vars)
+        # A spatial coordinate may come of several new ones, as in formats by diagonals.
+        spatial = [e for e, n in zip(old, self.before, strict=True) if kind_of[n] == "S"]
+        kinds = "".join(
+            "S" if any(_uses(e, [v]) for e in spatial) else kind_of[source[n]]
+            for n, v in zip(rule.axes_after_rewrite, new_vars, strict=True)
+        )
+        entries: list[tuple[Any, Any, str]] = []
+        placed = False
+        for node, (axis, var, kind) in zip(it.axes, it.axis_of(), strict=True):
+            if axis.name not in self.before:
+                entries.append((node, var, kind))
+            elif not placed:
+                entries.extend(zip(axes, new_vars, kinds, strict=True))
+                placed = True
+        old_vars = [var_of[n] for n in self.before]
+        old_axes = [self.func.axis(n) for n in self.before]
+        coords = {v: _expr(e, a) for v, e, a in zip(old_vars, old, old_axes, strict=True)}
+
+        def index(indices: list[Any]) -> list[Any]:
+            if _are(indices, old_vars):
+                return list(new_vars)
+            return [_expr(e, a) for e, a in zip(rule.to_new(indices), axes, strict=True)]
+
+        def load(node: Any) -> Any:
+            name = self._target(node.source)
+            return (
+                node
+                if name is None
+                else tirx.BufferLoad(fmt.buffers[name].var, index(list(node.indices)))
+            )
+
+        def store(node: Any) -> Any:
+            name = self._target(node.buffer)
+            if name is None:
+                return node
+            return tirx.BufferStore(fmt.buffers[name].var, node.value, index(list(node.indices)))
+
+        def rewrite(stmt: Any) -> Any:
+            moved = map_expr(stmt, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+            return substitute(moved, coords)
+
+        renamed = {v: tirx.Var(v.name, v.ty.dtype) for a, v, _ in entries if v not in new_vars}
+        body = self._where_stored(fmt, new_vars, rewrite(it.body))
+        init = rewrite(it.init) if keep_init and it.init is not None else None
+        return SparseIteration(
+            span=it.span,
+            axes=[a for a, _, _ in entries],
+            kinds="".join(k for _, _, k in entries),
+            name=f"{it.name}_{rule.name}",
+            vars=[renamed.get(v, v) for _, v, _ in entries],
+            init=None if init is None else substitute(init, renamed),
+            body=substitute(body, renamed),
+            annotations=it.annotations,
+        )
+
+    def _check_iteration(self, it: SparseIteration, rule: FormatRewriteRule) -> None:
+        """Refuse what cannot be rewritten."""
+        who = f"decompose_format: iteration '{it.name}' of '{self.func.name}'"
+        have = [a.name for a, _, _ in it.axis_of()]
+        missing = [n for n in self.before if n not in have]
+        nested = bool(list(sparse_iterations(self.func.replace(body=it.body))))
+        if missing or nested:
+            what = f"does not iterate '{missing[0]}'" if missing else "holds other iterations"
+            raise LoweringError(
+                f"{who} {what}; rule '{rule.name}' needs plain iterations over {self.before}"
+            )
+        var_of = {a.name: v for a, v, _ in it.axis_of()}
+        elsewhere = self._elsewhere(it, [var_of[n] for n in self.before])
+        if len(self.formats) > 1 and elsewhere is not None:
+            at, rules = ", ".join(map(str, elsewhere)), [f.rule.name for f in self.formats]
+            raise LoweringError(
+                f"{who} accesses {sorted(self.targets)} at [{at}], which may be the element of "
+                f"another of the rules {rules}; decompose with one rule"
+            )
+        for node in it.axes:
+            if isinstance(node, FusedAxis):
+                raise LoweringError(f"{who} has fused axes; decompose before fusing")
+            over = node.to if isinstance(node, AttachedAxis) else node.parent
+            if node.name in self.before and isinstance(node, AttachedAxis):
+                raise LoweringError(
+                    f"{who}: axis '{node.name}' is attached and cannot be rewritten"
+                )
+            if over is not None and over.name in self.before and node.name not in self.before:
+                raise LoweringError(
+                    f"{who}: axis '{node.name}' depends on '{over.name}', which rule '{rule.name}' "
+                    "replaces; rewrite a buffer over both"
+                )
+
+    def _elsewhere(self, it: SparseIteration, own: list[Any]) -> Any:
+        """Indices of an access to a target other than the iteration's own coordinates, or None."""
+        found: list[Any] = []
+
+        def visit(node: Any) -> None:
+            if isinstance(node, ir.TensorLoad | tirx.BufferStore):
+                buf = node.source if isinstance(node, ir.TensorLoad) else node.buffer
+                if self._target(buf) is not None and not _are(node.indices, own):
+                    found.append(list(node.indices))
+
+        walk([n for n in (it.init, it.body) if n is not None], visit)
+        return found[0] if found else None
+
+    def _target(self, var: Any) -> str | None:
+        return next((n for n, b in self.targets.items() if b.var.same_as(var)), None)
+
+
+def _are(indices: Any, variables: list[Any]) -> bool:
+    return all(
+        isinstance(i, ir.Var) and i.same_as(v) for i, v in zip(indices, variables, strict=True)
+    )
+
+
+def _uses(node: Any, variables: list[Any]) -> bool:
+    found: list[Any] = []
+    if not isinstance(node, int):
+        walk(node, lambda n: found.append(n) if isinstance(n, ir.Var) and n in variables else None)
+    return bool(found)
+
+
+def _stored(node: Any) -> list[Any]:
+    """The buffers that a statement writes."""
+    found: list[Any] = []
+    walk(node, lambda n: found.append(n.buffer) if isinstance(n, tirx.BufferStore) else None)
+    return found
+
+
+def _stores(node: Any, var: Any) -> bool:
+    return any(var.same_as(v) for v in _stored(node))
+
+
+def _sets_all(stmt: Any, buf: SparseBuffer) -> bool:
+    """Whether a statement sets every element of a buffer without looking at what it held."""
+    if not isinstance(stmt, SparseIteration) or buf.axes is None:
+        return False
+    setting = stmt.body if stmt.init is None else stmt.init
+    if not isinstance(setting, tirx.BufferStore) or not setting.buffer.same_as(buf.var):
+        return False
+    if _uses(setting.value, [buf.var]):
+        return False
+    over = {v: a for a, v, _ in stmt.axis_of()}
+    return all(
+        isinstance(i, ir.Var) and i in over and over[i].name == a.name
+        for i, a in zip(setting.indices, buf.axes, strict=True)
+    )
+
+
+def _fresh_name(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name
+
+
+def _expr(value: Any, axis: Axis) -> Any:
+    """A map's result as an expression of the axis's type."""
+    if isinstance(value, int):
+        return tirx.IntImm(axis.idtype, value)
+    return value if str(value.ty.dtype) == axis.idtype else tirx.Cast(axis.idtype, value)

@@ -1,0 +1,61 @@
+"""A rule's description as part of a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir
+
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, buffer_var, substitute
+
+__all__ = ["Format"]
+
+
+class Format:
+    """A description with parameters, axes and buffers renamed, and its mask.
+
+    params : what the program gets behind its own parameters, the mask's handle the last
+    axes, buffers : by their names in the description
+    """
+
+    def __init__(self, rule: FormatRewriteRule) -> None:
+        self.rule = rule
+        desc = rule.new_format_desc
+        fresh: dict[Any, Any] = {p: ir.Var(rule.renamed(p.name), p.ty) for p in desc.params}
+        self.params = list(fresh.values())
+        self.axes: dict[str, Axis] = {}
+        for axis in desc.axes:
+            self.axes[axis.name] = self._axis(axis, fresh)
+        self.buffers: dict[str, SparseBuffer] = {}
+        for buf in desc.buffers:
+            self.buffers[buf.name] = self._buffer(
+                rule.renamed(buf.name), [self.axes[a.name] for a in buf.axes], buf.dtype,
+                fresh.get(buf.handle),
+            )  # fmt: skip
+        handle = ir.Var(f"mask_{rule.name}", ir.PointerType(ir.PrimType("void")))
+        self.params.append(handle)
+        after = [self.axes[n] for n in rule.axes_after_rewrite]
+        self.mask = self._buffer(f"MASK_{rule.name}", after, "int8", handle)
+
+    def _axis(self, axis: Axis, fresh: dict[Any, Any]) -> Axis:
+        def now(value: Any) -> Any:
+            return None if value is None else substitute(value, fresh)
+
+        return Axis(
+            name=self.rule.renamed(axis.name),
+            kind=axis.kind,
+            length=now(axis.length),
+            parent=None if axis.parent is None else self.axes[axis.parent.name],
+            nnz=now(axis.nnz),
+            nnz_cols=now(axis.nnz_cols),
+            indptr=now(axis.indptr),
+            indices=now(axis.indices),
+            idtype=axis.idtype,
+            unique=axis.unique,
+        )
+
+    @staticmethod
+    def _buffer(name: str, axes: list[Axis], dtype: str, handle: Any) -> SparseBuffer:
+        var = buffer_var([a.length for a in axes], dtype, name)
+        return SparseBuffer(var=var, axes=axes, handle=handle)

@@ -1,0 +1,369 @@
+"""Index inference: `indptr`, `indices`, values and mask of a format, from its rule and coordinates.
+
+(The paper leaves this to the user; section 3.2.1.) The rule's `idx_map` takes the stored
+coordinates to the new ones; the new axes are then filled level by level: an element's position on
+an axis is found among those that share its parent's position. Time and memory grow linearly with
+the number of elements and of places, fastest for coordinates in the order of CSR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.formats.group import group
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.sparse_ir.nodes import Axis, substitute, walk
+
+__all__ = ["InferredFormat", "infer_format"]
+
+INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class InferredFormat:
+    """What a rule makes of a set of coordinates.
+
+    rule : the rule
+    arguments : arrays and sizes by the names they have in a decomposed program: index arrays,
+        sizes and the mask, not the values
+    places : for each stored element, its place in the flat values of the new format
+    shape : of the values and the mask: one dimension up to the last sparse axis, then the dense
+        axes after it
+    """
+
+    rule: FormatRewriteRule
+    arguments: dict[str, Any]
+    places: np.ndarray
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of places, padding included."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def padding(self) -> float:
+        """Share of the places that hold no element."""
+        return 1.0 - len(self.places) / self.size if self.size else 0.0
+
+    def values(self, stored: np.ndarray) -> np.ndarray:
+        """Values of the new format, zero where padded; `stored` is in the order of `coords`."""
+        stored = np.asarray(stored)
+        if stored.shape != self.places.shape:
+            raise ValueError(
+                f"InferredFormat '{self.rule.name}': argument 'stored': expected shape "
+                f"{self.places.shape}, got {stored.shape}"
+            )
+        out = np.zeros(self.size, stored.dtype)
+        out[self.places] = stored
+        return out.reshape(self.shape)
+
+    def restore(self, values: np.ndarray) -> np.ndarray:
+        """The stored elements, in the order of `coords`, from the values of the new format."""
+        if values.size != self.size:
+            raise ValueError(
+                f"InferredFormat '{self.rule.name}': argument 'values': expected {self.size} "
+                f"elements, got shape {values.shape}"
+            )
+        return values.reshape(-1)[self.places]
+
+
+def infer_format(
+    rule: FormatRewriteRule,
+    coords: Sequence[np.ndarray],
+    shape: Sequence[int],
+    sizes: Mapping[str, int] | None = None,
+) -> InferredFormat:
+    """Fill the axes of a rule's description with the coordinates that the rule takes.
+
+    coords : one (nnz,) integer array per axis before, in any order; each tuple at most once
+    shape : lengths of the axes before
+    sizes : scalars of the description by their name there; those not given get the smallest value
+        that holds every coordinate of `shape` (lengths) or of `coords` (nnz, nnz_cols)
+
+    Raises ValueError for arguments that do not fit the rule, and StructureError with the first
+    coordinate that the rule does not take to a place of its own and back, or for which an axis has
+    no room.
+    """
+    given = [np.asarray(c) for c in coords]
+    return _Inference(rule, given, [int(s) for s in shape], dict(sizes or {})).run()
+
+
+class _Inference:
+    def __init__(
+        self,
+        rule: FormatRewriteRule,
+        coords: list[np.ndarray],
+        shape: list[int],
+        sizes: dict[str, int],
+    ) -> None:
+        self.rule, self.coords, self.shape, self.sizes = rule, coords, shape, sizes
+        self.axes = [rule.axis(n) for n in rule.axes_after_rewrite]
+        self.count = len(coords[0]) if coords and coords[0].ndim else 0
+        self.arguments: dict[str, Any] = {}
+        self._check_input()
+        # Of each new axis, the least and the largest coordinate that `shape` allows.
+        self.bounds: dict[str, tuple[int, int]] = {}
+        self.new = self._mapped()
+        self._default_lengths()
+        # Offset of each element on an axis counted over all parents, and how many there are.
+        self.offset: dict[str, np.ndarray] = {}
+        self.total: dict[str, int] = {}
+
+    def run(self) -> InferredFormat:
+        rule = self.rule
+        for axis in self.axes:
+            self._fill(axis)
+        if not all(a.unique for a in self.axes):
+            self._check_input_twice()
+        parents = {a.parent.name for a in self.axes if a.parent is not None}
+        leaves = [a for a in self.axes if a.name not in parents]
+        roots = [a.name for a in self.axes if a.parent is None]
+        leaves.sort(key=lambda a: roots.index(a.root.name))
+        size = 1
+        for leaf in leaves:
+            size *= self.total[leaf.name]
+        places = np.zeros(self.count, np.int32 if size <= INT32 else np.int64)
+        for leaf in leaves:
+            places *= places.dtype.type(self.total[leaf.name])
+            places += self.offset[leaf.name].astype(places.dtype, copy=False)
+        places = places.astype(np.intp, copy=False)
+        mask = np.zeros(size, np.int8)
+        mask[places] = 1
+        if np.count_nonzero(mask) != self.count:
+            self._refuse_shared(places)
+        shape = self._natural_shape(leaves)
+        known = {str(p.name) for p in rule.new_format_desc.params}
+        named = {n: v for n, v in {**self.arguments, **self.sizes}.items() if n in known}
+        arguments = {rule.renamed(n): v for n, v in named.items()}
+        arguments[rule.renamed("mask")] = mask.reshape(shape)
+        return InferredFormat(rule, arguments, places, shape)
+
+    def _natural_shape(self, leaves: list[Axis]) -> tuple[int, ...]:
+        dense = len(leaves)
+        while dense > 0 and leaves[dense - 1].kind == "dense_fixed":
+            dense -= 1
+        merged = 1
+        for leaf in leaves[:dense]:
+            merged *= self.total[leaf.name]
+        return (*([merged] if dense else []), *(self.total[a.name] for a in leaves[dense:]))
+
+    def _check_input(self) -> None:
+        rule, who = self.rule, f"infer_format: rule '{self.rule.name}'"
+        if len(self.coords) != len(rule.axes_before_rewrite) or len(self.shape) != len(self.coords):
+            raise ValueError(
+                f"{who}: expected coordinates and lengths for the axes "
+                f"{list(rule.axes_before_rewrite)}, got {len(self.coords)} and {len(self.shape)}"
+            )
+        scalars = [
+            p.name for p in rule.new_format_desc.params if not isinstance(p.ty, ir.PointerType)
+        ]
+        for name in self.sizes:
+            if name not in scalars:
+                raise ValueError(
+                    f"{who}: argument 'sizes': expected some of the scalars {scalars} of the "
+                    f"description, got '{name}'"
+                )
+        for name, c, length in zip(rule.axes_before_rewrite, self.coords, self.shape, strict=True):
+            if c.shape != (self.count,):
+                raise ValueError(
+                    f"{who}: axis '{name}': expected ({self.count},) coordinates, got shape "
+                    f"{c.shape}"
+                )
+            if not self.count:
+                continue
+            if c.dtype.kind not in "iu":
+                raise ValueError(f"{who}: axis '{name}': expected integers, got {c.dtype}")
+            if c.min() < 0 or c.max() >= length:
+                at = int(np.flatnonzero((c < 0) | (c >= length))[0])
+                raise StructureError(
+                    f"{who}: axis '{name}': expected coordinates in [0, {length}), got {c[at]} at "
+                    f"position {at}"
+                )
+
+    def _mapped(self) -> dict[str, np.ndarray]:
+        """New coordinates by axis; refuses a rule whose maps are not each other's inverse."""
+        before, after, back = self.rule.maps
+        analyzer = Analyzer()
+        for var, length in zip(before, self.shape, strict=True):
+            analyzer.bind(
+                var, ir.Range(tirx.IntImm("int64", 0), tirx.IntImm("int64", max(1, length)))
+            )
+        narrow = all(length <= INT32 for length in self.shape)
+        for name, expr in zip(self.rule.axes_after_rewrite, after, strict=True):
+            self.bounds[name] = _bounds(analyzer, expr)
+            narrow = narrow and all(
+                -INT32 <= b <= INT32 for e in _parts(expr) for b in _bounds(analyzer, e)
+            )
+        dtype = np.int32 if narrow else np.int64
+        self.coords = [c.astype(dtype, copy=False) for c in self.coords]
+        new = [
+            np.broadcast_to(np.asarray(c, dtype), (self.count,))
+            for c in self.rule.to_new(self.coords)
+        ]
+        proven = all(_is_zero(analyzer.simplify(b - v)) for b, v in zip(back, before, strict=True))
+        if not proven and self.count:
+            self._check_inverse(new)
+        return dict(zip(self.rule.axes_after_rewrite, new, strict=True))
+
+    def _check_inverse(self, new: list[np.ndarray]) -> None:
+        wrong = np.zeros(self.count, bool)
+        back = self.rule.to_old([c.astype(np.int64) for c in new])
+        for have, want in zip(back, self.coords, strict=True):
+            wrong |= np.asarray(have) != want
+        if wrong.any():
+            raise StructureError(
+                f"infer_format: rule '{self.rule.name}': inv_idx_map does not undo idx_map at "
+                f"coordinate {self._coordinate(int(wrong.argmax()))}"
+            )
+
+    def _coordinate(self, at: int) -> tuple[int, ...]:
+        return tuple(int(c[at]) for c in self.coords)
+
+    def _default_lengths(self) -> None:
+        """Lengths that are parameters and not given: room for every coordinate of the shape."""
+        source = {n: b for b, ns in self.rule.axis_map.items() for n in ns}
+        given, at = set(self.sizes), self.rule.axes_before_rewrite.index
+        for axis in self.axes:
+            if isinstance(axis.length, ir.Var) and axis.length.name not in given:
+                empty = self.shape[at(source[axis.name])] == 0
+                need = 0 if empty else self.bounds[axis.name][1] + 1
+                name = str(axis.length.name)
+                self.sizes[name] = max(self.sizes.get(name, 0), need)
+
+    def _size(self, axis: Axis, what: str, value: int = 0) -> int:
+        """The number a size stands for; a parameter that is not given yet gets `value`."""
+        expr = getattr(axis, what)
+        if isinstance(expr, ir.Var):
+            size = int(self.sizes.setdefault(str(expr.name), int(value)))
+        else:
+            params = {str(p.name): p for p in self.rule.new_format_desc.params}
+            known = {
+                params[n]: tirx.IntImm(str(params[n].ty.dtype), v) for n, v in self.sizes.items()
+            }
+            expr = Analyzer().simplify(substitute(expr, known))
+            if not isinstance(expr, tirx.IntImm):
+                raise ValueError(
+                    f"infer_format: rule '{self.rule.name}': axis '{axis.name}': {what} = "
+                    f"{getattr(axis, what)} needs sizes that are not given"
+                )
+            size = int(expr)
+        self._check_fits(axis, size, what)
+        return size
+
+    def _check_fits(self, axis: Axis, number: int, what: str) -> None:
+        if not 0 <= number <= np.iinfo(axis.idtype).max:
+            raise StructureError(
+                f"infer_format: rule '{self.rule.name}': axis '{axis.name}': {what} = {number} "
+                f"does not fit {axis.idtype}"
+            )
+
+    def _refuse_room(self, axis: Axis, bad: np.ndarray, room: str) -> None:
+        raise StructureError(
+            f"infer_format: rule '{self.rule.name}': axis '{axis.name}' has {room}, none for "
+            f"coordinate {self._coordinate(int(bad.argmax()))}"
+        )
+
+    def _fill(self, axis: Axis) -> None:
+        coord, (low, high) = self.new[axis.name], self.bounds[axis.name]
+        length = self._size(axis, "length")
+        if self.count and not (low >= 0 and high < length):
+            if coord.min() < 0 or coord.max() >= length:
+                bad = (coord < 0) | (coord >= length)
+                self._refuse_room(axis, bad, f"coordinates in [0, {length})")
+        if axis.kind == "dense_fixed":
+            self.offset[axis.name], self.total[axis.name] = coord, length
+            return
+        parent, parents = self.offset[axis.parent.name], self.total[axis.parent.name]
+        if axis.kind == "dense_variable":
+            ends = np.zeros(parents, np.int64)
+            np.maximum.at(ends, parent, coord + 1)
+            start = _starts(ends)
+            self._set_indptr(axis, start)
+            self.offset[axis.name], self.total[axis.name] = start[parent] + coord, int(start[-1])
+            return
+        if parents * max(1, length) >= 2**62:
+            raise StructureError(
+                f"infer_format: rule '{self.rule.name}': axis '{axis.name}': {parents} parents "
+                f"times {length} coordinates are too many to be told apart"
+            )
+        below = [] if axis.unique else [self.new[a.name] for a in self.axes]
+        row, indices, place = group(parent, parents, coord, length, below)
+        counts = np.bincount(row, minlength=parents)
+        start = _starts(counts)
+        if axis.kind == "sparse_variable":
+            self._set_indptr(axis, start)
+            self.arguments[str(axis.indices.name)] = indices.astype(axis.idtype, copy=False)
+            self.offset[axis.name], self.total[axis.name] = place, len(indices)
+            return
+        cols = self._size(axis, "nnz_cols", int(counts.max(initial=0)))
+        self._check_fits(axis, parents * cols, "parents * nnz_cols")
+        slot = np.arange(len(indices)) - start[row]
+        if (slot >= cols).any():
+            self._refuse_room(axis, slot[place] >= cols, f"{cols} slots in each row")
+        slots = np.full(parents * cols, -1, axis.idtype)
+        at = row.astype(np.int64) * cols + slot
+        slots[at] = indices
+        self.arguments[str(axis.indices.name)] = slots
+        self.offset[axis.name], self.total[axis.name] = at[place], parents * cols
+
+    def _set_indptr(self, axis: Axis, start: np.ndarray) -> None:
+        stored = int(start[-1])
+        self._check_fits(axis, stored, "nnz")
+        nnz = self._size(axis, "nnz", stored)
+        if nnz != stored:
+            raise StructureError(
+                f"infer_format: rule '{self.rule.name}': axis '{axis.name}': expected nnz "
+                f"{stored}, got {nnz}"
+            )
+        self.arguments[str(axis.indptr.name)] = start.astype(axis.idtype, copy=False)
+
+    def _check_input_twice(self) -> None:
+        """Refuse a repeated coordinate, which an axis that is not unique would store twice."""
+        order = np.lexsort(self.coords[::-1])
+        same = np.ones(max(0, self.count - 1), bool)
+        for c in self.coords:
+            same &= c[order][1:] == c[order][:-1]
+        if same.any():
+            self._refuse_twice(int(order[1:][same].min()))
+
+    def _refuse_shared(self, places: np.ndarray) -> None:
+        order = np.argsort(places, kind="stable")
+        same = places[order][1:] == places[order][:-1]
+        self._refuse_twice(int(order[1:][same].min()))
+
+    def _refuse_twice(self, at: int) -> None:
+        raise StructureError(
+            f"infer_format: coordinate {self._coordinate(at)} is stored twice, or rule "
+            f"'{self.rule.name}' takes two coordinates to one place"
+        )
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    """Offsets of rows of these lengths."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out
+
+
+def _parts(expr: Any) -> list[Any]:
+    """An integer expression and all that it is made of."""
+    found: list[Any] = []
+    walk(expr, lambda n: found.append(n) if ir.is_prim_expr(n) else None)
+    return found
+
+
+def _is_zero(expr: Any) -> bool:
+    return isinstance(expr, tirx.IntImm) and int(expr) == 0
+
+
+def _bounds(analyzer: Analyzer, expr: Any) -> tuple[int, int]:
+    bound = analyzer.const_int_bound(expr)
+    return int(bound.min_value), int(bound.max_value)

@@ -1,0 +1,80 @@
+"""Take out of a decomposed function what needs to run only once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, make_func, walk
+
+__all__ = ["COPY", "extract_preprocess", "is_copy", "statements"]
+
+# Annotation of the iterations that copy constant values into a format.
+COPY = "sparsetir.copy"
+
+
+def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
+    """Take the copies of constant values out of a decomposed function.
+
+    Returns (preprocess, rest): the first fills the new formats and runs once, the second computes
+    and has no copy. Both keep all parameters that they use, in the order of `func`.
+    """
+    parts = statements(func)
+    copies = [p for p in parts if is_copy(p)]
+    if not copies:
+        raise ValueError(
+            f"extract_preprocess: '{func.name}' has no copies of constant values; decompose_format "
+            "makes them"
+        )
+    rest = [p for p in parts if not is_copy(p)]
+    local = {b.var: b.name for b in func.buffers if b.handle is None}
+
+    def filled(node: Any) -> None:
+        if isinstance(node, tirx.BufferStore) and node.buffer in local:
+            raise ValueError(
+                f"extract_preprocess: '{local[node.buffer]}' is allocated in '{func.name}', so "
+                "that what one function fills is lost to the other; give it a parameter"
+            )
+
+    for copy in copies:
+        walk(copy, filled)
+    return (
+        _only_what_is_used(func, copies, f"{func.name}_preprocess"),
+        _only_what_is_used(func, rest, func.name),
+    )
+
+
+def statements(func: SparseFunc) -> list[Any]:
+    """The statements of a function's body."""
+    return list(func.body.seq) if isinstance(func.body, tirx.SeqStmt) else [func.body]
+
+
+def is_copy(stmt: Any) -> bool:
+    """Whether a statement copies constant values into a format."""
+    return isinstance(stmt, SparseIteration) and COPY in stmt.annotations
+
+
+def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
+    stmt = tirx.SeqStmt(body) if len(body) > 1 else body[0] if body else tirx.Evaluate(0)
+    used: set[Any] = set()
+    axes: dict[str, Axis] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.Var):
+            used.add(node)
+        elif isinstance(node, Axis):
+            axes[node.name] = node
+
+    walk(stmt, visit)
+    buffers = [b for b in func.buffers if b.var in used]
+    for buf in buffers:
+        for part in [*(buf.axes or ()), *buf.var.ty.shape]:
+            walk(part, visit)
+    kept_axes = [a for a in func.axes if a.name in axes]
+    for axis in kept_axes:
+        walk(axis, visit)
+    used |= {b.handle for b in buffers if b.handle is not None}
+    params = [p for p in func.params if p in used]
+    attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}
+    return make_func(name, params, kept_axes, buffers, stmt, attrs, func.span)

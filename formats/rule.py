@@ -1,0 +1,158 @@
+"""Format rewrite rules: what a format is, and how coordinates go there and back.
+
+(SparseTIR, section 3.2.1 and appendix A.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc
+
+__all__ = ["FormatRewriteRule"]
+
+
+@dataclass(frozen=True)
+class FormatRewriteRule:
+    """How to store some buffers in another format.
+
+    name : what the new axes, buffers and parameters get behind their names
+    new_format_desc : a stage-I function of axes and buffers alone
+    buffers_to_rewrite : buffers of the program; the description has one of the same name for each
+    axes_before_rewrite : their axes in the program, in order
+    axes_after_rewrite : their axes in the description, in the order they are visited
+    axis_map : for each axis before, the axes after that it becomes
+    idx_map : coordinates before to a tuple of coordinates after
+    inv_idx_map : coordinates after to a tuple of coordinates before
+
+    Both maps are affine, with floor division and remainder by positive constants. A parameter
+    `mask` and a buffer `MASK` are what decomposition adds; a description has none of these names.
+    Raises ValueError naming the rule and the argument.
+    """
+
+    name: str
+    new_format_desc: SparseFunc
+    buffers_to_rewrite: Sequence[str]
+    axes_before_rewrite: Sequence[str]
+    axes_after_rewrite: Sequence[str]
+    axis_map: Mapping[str, Sequence[str]]
+    idx_map: Callable[..., Any]
+    inv_idx_map: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        desc = self.new_format_desc
+        if not isinstance(self.name, str) or not f"_{self.name}".isidentifier():
+            self._refuse("name", "letters, digits and underscores", repr(self.name))
+        if not isinstance(desc, SparseFunc):
+            self._refuse("new_format_desc", "a stage-I function", type(desc).__name__)
+        if not isinstance(desc.body, tirx.Evaluate):
+            self._refuse("new_format_desc", "axes and buffers alone", "a body with statements")
+        if any(p.name == "mask" for p in desc.params) or any(
+            b.name == "MASK" for b in desc.buffers
+        ):
+            self._refuse("new_format_desc", "no parameter 'mask' and no buffer 'MASK'", "one")
+        for argument in ("buffers_to_rewrite", "axes_before_rewrite", "axes_after_rewrite"):
+            names = getattr(self, argument)
+            if isinstance(names, str) or len(set(names)) != len(names):
+                self._refuse(argument, "a list of different names", repr(names))
+        if not self.buffers_to_rewrite:
+            self._refuse("buffers_to_rewrite", "at least one buffer", "none")
+        after = list(self.axes_after_rewrite)
+        for name in self.buffers_to_rewrite:
+            found = next((b for b in desc.buffers if b.name == name), None)
+            if found is None or found.axes is None:
+                have = [b.name for b in desc.buffers]
+                self._refuse("buffers_to_rewrite", f"'{name}' in the description", have)
+            have = [a.name for a in found.axes]  # type: ignore[union-attr]
+            if have != after:
+                self._refuse("axes_after_rewrite", f"the axes {have} of buffer '{name}'", after)
+        if set(self.axis_map) != set(self.axes_before_rewrite):
+            keys = list(self.axes_before_rewrite)
+            self._refuse("axis_map", f"an entry for each of {keys}", list(self.axis_map))
+        mapped = [a for b in self.axes_before_rewrite for a in self.axis_map[b]]
+        if sorted(mapped) != sorted(after):
+            self._refuse("axis_map", f"each of {after} once among its values", mapped)
+        self._check_map("idx_map", self.idx_map, len(self.axes_before_rewrite), len(after))
+        self._check_map("inv_idx_map", self.inv_idx_map, len(after), len(self.axes_before_rewrite))
+
+    def axis(self, name: str) -> Axis:
+        """An axis of the description."""
+        return self.new_format_desc.axis(name)
+
+    def renamed(self, name: str) -> str:
+        """The name that a name of the description has in a decomposed program."""
+        return f"{name}_{self.name}"
+
+    def to_new(self, coords: Sequence[Any]) -> tuple[Any, ...]:
+        """`idx_map`, as a tuple; coordinates may be numbers, NumPy arrays or TIR expressions."""
+        return _tuple(self.idx_map(*coords))
+
+    def to_old(self, coords: Sequence[Any]) -> tuple[Any, ...]:
+        """`inv_idx_map`, as a tuple."""
+        return _tuple(self.inv_idx_map(*coords))
+
+    @cached_property
+    def maps(self) -> tuple[list[Any], list[Any], list[Any]]:
+        """Coordinates before as int64 variables, what `idx_map` makes of them, and that undone."""
+        before = [tirx.Var(n.lower(), "int64") for n in self.axes_before_rewrite]
+        after = [_int64(e) for e in self.to_new(before)]
+        return before, after, [_int64(e) for e in self.to_old(after)]
+
+    def _check_map(self, argument: str, function: Any, inputs: int, outputs: int) -> None:
+        if not callable(function):
+            self._refuse(argument, "a function of coordinates", repr(function))
+        variables = [tirx.Var(f"c{n}", "int64") for n in range(inputs)]
+        try:
+            result = _tuple(function(*variables))
+        except Exception as err:  # whatever a user's function may raise
+            self._refuse(
+                argument, f"a function of {inputs} coordinates", f"{type(err).__name__}: {err}"
+            )
+        if len(result) != outputs:
+            self._refuse(argument, f"{outputs} coordinates", f"{len(result)}")
+        for expr in result:
+            if not isinstance(expr, int) and not _is_affine(expr, variables):
+                self._refuse(
+                    argument,
+                    "affine expressions, with floor division and remainder by positive constants",
+                    str(expr),
+                )
+
+    def _refuse(self, argument: str, expected: str, got: Any) -> None:
+        raise ValueError(
+            f"FormatRewriteRule '{self.name}': argument '{argument}': expected {expected}, "
+            f"got {got}"
+        )
+
+
+def _tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _int64(value: Any) -> Any:
+    return tirx.IntImm("int64", value) if isinstance(value, int) else value
+
+
+def _is_affine(expr: Any, variables: Sequence[Any]) -> bool:
+    if isinstance(expr, ir.Var):
+        return any(expr.same_as(v) for v in variables)
+    if isinstance(expr, tirx.IntImm):
+        return True
+    if isinstance(expr, tirx.Cast):
+        return str(expr.ty.dtype).startswith("int") and _is_affine(expr.value, variables)
+    if not isinstance(expr, tirx.Add | tirx.Sub | tirx.Mul | tirx.FloorDiv | tirx.FloorMod):
+        return False
+    if isinstance(expr, tirx.Mul) and not (_constant(expr.a) or _constant(expr.b)):
+        return False
+    if isinstance(expr, tirx.FloorDiv | tirx.FloorMod):
+        return _constant(expr.b) and int(expr.b) > 0 and _is_affine(expr.a, variables)
+    return _is_affine(expr.a, variables) and _is_affine(expr.b, variables)
+
+
+def _constant(expr: Any) -> bool:
+    return isinstance(expr, tirx.IntImm)

@@ -1,0 +1,707 @@
+"""Decomposition: one computation becomes one per format and still gives the same."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm_ffi
+
+import sparsetir
+from format_rules import blocked_csf, csf, describe, inferred, matrix, rule, split
+from programs import PROGRAMS, tolerance
+from programs.common import parents_of
+from sparsetir.formats.decompose import COPY, RESTORE, decompose_format, extract_preprocess
+from sparsetir.formats.infer import infer_format
+from sparsetir.sparse_ir.nodes import sparse_iterations
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "spmm_bsr_ell_stage1.txt"
+
+
+def csr_coordinates(args: dict[str, Any]) -> tuple[list[np.ndarray], tuple[int, ...]]:
+    return [parents_of(args["indptr"]), args["indices"]], (args["m"], args["n"])
+
+
+def csf_coordinates(args: dict[str, Any]) -> tuple[list[np.ndarray], tuple[int, ...]]:
+    fiber = parents_of(args["k_ptr"])
+    rows = parents_of(args["j_ptr"])[fiber]
+    return [rows, args["j_idx"][fiber], args["k_idx"]], (args["m"], args["n"], args["p"])
+
+
+def relational_coordinates(args: dict[str, Any]) -> tuple[list[np.ndarray], tuple[int, ...]]:
+    fiber = parents_of(args["j_ptr"])
+    relation = parents_of(args["i_ptr"])[fiber]
+    shape = (args["relations"], args["m"], args["n"])
+    return [relation, args["i_idx"][fiber], args["j_idx"]], shape
+
+
+def copied(args: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
+
+
+def in_one(func: Any, args: dict[str, Any]) -> None:
+    sparsetir.build(func)(**args)
+
+
+def ways(func: Any) -> list[Any]:
+    """What :func:`interpreted`, :func:`in_one` and :func:`extracted` do, built once."""
+    whole, parts = sparsetir.build(func), [sparsetir.build(f) for f in extract_preprocess(func)]
+
+    def of_parts(_: Any, args: dict[str, Any]) -> None:
+        for kernel in parts:
+            kernel(**{n: args[n] for n in kernel.signature.names})
+
+    return [interpreted, lambda _, args: whole(**args), of_parts]
+
+
+def interpreted(func: Any, args: dict[str, Any]) -> None:
+    sparsetir.interpret(func, args)
+
+
+def extracted(func: Any, args: dict[str, Any]) -> None:
+    """Copies and computation by generated code, in two functions."""
+    pre, rest = extract_preprocess(func)
+    assert not any(COPY in it.annotations for it in sparse_iterations(rest))
+    for part in (pre, rest):
+        names = [str(p.name) for p in part.params]
+        sparsetir.build(part)(**{n: args[n] for n in names})
+
+
+def check(
+    name: str, rules: list[Any], coordinates: Any, dtype: str = "float32", idtype: str = "int32",
+    extract: bool = True,
+) -> Any:  # fmt: skip
+    """Every way to run the decomposed program gives what its oracle says, on every case."""
+    program = PROGRAMS[name]
+    func = decompose_format(program.make(dtype, idtype), rules)
+    text = func.script()
+    parsed = sparsetir.from_source(text)
+    assert tvm_ffi.structural_equal(func, parsed, map_free_vars=True), text
+    sparsetir.verify(func)
+    whole = sparsetir.build(func)
+    parts = [sparsetir.build(f) for f in extract_preprocess(func)] if extract else []
+    for case in program.cases:
+        rng = np.random.default_rng(len(case))
+        args = program.inputs(rng, case, dtype, idtype)
+        with np.errstate(all="ignore"):
+            expected = program.oracle(args)
+        coords, shape = coordinates(args)
+        _, more = inferred(rules, coords, shape, split(rng, len(coords[0]), len(rules)))
+        args |= more
+        sparsetir.check_structure(func, args)
+
+        def run(how: str) -> None:
+            mine = copied(args)
+            if how == "interpret":
+                if dtype != "float32":  # each case costs a second
+                    return
+                sparsetir.interpret(func, mine)
+            elif how == "whole":
+                whole(**mine)
+            else:
+                for kernel in parts:
+                    kernel(**{n: mine[n] for n in kernel.signature.names})
+            for output, want in expected.items():
+                np.testing.assert_allclose(
+                    mine[output].astype(np.float64).reshape(want.shape), want,
+                    err_msg=f"{how} {case}", **tolerance(dtype),
+                )  # fmt: skip
+
+        for how in ("interpret", "whole", *(["extracted"] if extract else [])):
+            run(how)
+    return func
+
+
+# -- the paper's example --------------------------------------------------------------------------
+
+APPENDIX_A = """
+@T.prim_func
+def spmm(
+    a: T.handle, b: T.handle, c: T.handle,
+    indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat_size: T.int32
+) -> None:
+    I = T.dense_fixed(m, idtype="int32")
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype="int32")
+    J_ = T.dense_fixed(n, idtype="int32")
+    K = T.dense_fixed(feat_size, idtype="int32")
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (J_, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "csrmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+"""
+
+
+def paper_rules() -> list[Any]:
+    """BSR(2) and ELL(2) of appendix A (test_rule.py has them as printed)."""
+    blocks = [
+        ("IO", "dense", "m"), ("JO", "sparse", "n", "IO"), ("II", "dense", 2), ("JI", "dense", 2),
+    ]  # fmt: skip
+    return [
+        rule(
+            "bsr_2", blocks, "IJ", {"I": ["IO", "II"], "J": ["JO", "JI"]},
+            lambda i, j: (i // 2, j // 2, i % 2, j % 2),
+            lambda io, jo, ii, ji: (io * 2 + ii, jo * 2 + ji),
+        ),
+        rule(
+            "ell_2", [("I2", "dense", "m"), ("J2", "fixed", "n", "I2", 2)], "IJ",
+            {"I": ["I2"], "J": ["J2"]}, lambda i, j: (i, j), lambda i, j: (i, j),
+        ),
+    ]  # fmt: skip
+
+
+def paper_example() -> Any:
+    return decompose_format(sparsetir.from_source(APPENDIX_A), paper_rules())
+
+
+def test_golden() -> None:
+    func = sparsetir.from_source(APPENDIX_A)
+    before = tvm_ffi.structural_hash(func)
+    assert decompose_format(func, paper_rules()).script() == GOLDEN.read_text()
+    assert tvm_ffi.structural_hash(func) == before
+
+
+@pytest.mark.parametrize("run", [interpreted, in_one, extracted])
+@pytest.mark.parametrize("finite", [True, False])
+def test_the_papers_example(run: Any, finite: bool) -> None:
+    rng = np.random.default_rng(0)
+    mat = sp.random_array((37, 29), density=0.1, format="csr", rng=rng).astype("float32")
+    mat.sort_indices()
+    rows = parents_of(mat.indptr)
+    in_ell = np.arange(mat.nnz) - mat.indptr[rows] < 2
+    b = rng.random((29, 16), dtype="float32")
+    if not finite:
+        b[3], b[7] = np.inf, np.nan
+    c = np.full((37, 16), np.nan, "float32")
+    func = paper_example()
+    _, more = inferred(paper_rules(), [rows, mat.indices], mat.shape, [~in_ell, in_ell])
+    args = {
+        "a": mat.data, "b": b, "c": c, "indptr": mat.indptr, "indices": mat.indices,
+        "m": 37, "n": 29, "nnz": mat.nnz, "feat_size": 16,
+    }  # fmt: skip
+    args |= more
+    sparsetir.check_structure(func, args)
+    run(func, args)
+    with np.errstate(all="ignore"):
+        np.testing.assert_allclose(c, mat @ b, rtol=1e-5, atol=1e-5)
+    blocks = args["a_bsr_2"].sum(where=args["mask_bsr_2"] == 1)
+    np.testing.assert_allclose(blocks, mat.data[~in_ell].sum(), rtol=1e-5)
+
+
+def test_values_of_inference_are_the_copies() -> None:
+    """What `values` lays out, the copy of a single rule fills in."""
+    rng = np.random.default_rng(0)
+    args = PROGRAMS["spmm"].inputs(rng, "small", "float32", "int32")
+    coords, shape = csr_coordinates(args)
+    for r in (matrix("bsr3"), matrix("csc"), matrix("ell")):
+        pre, _ = extract_preprocess(
+            decompose_format(PROGRAMS["spmm"].make("float32", "int32"), [r])
+        )
+        (fmt,), more = inferred([r], coords, shape, [np.ones(len(coords[0]), bool)])
+        mine = {n: v for n, v in (args | more).items() if n in [p.name for p in pre.params]}
+        sparsetir.build(pre)(**mine)
+        np.testing.assert_array_equal(fmt.restore(mine[f"a_{r.name}"]), args["a"])
+
+
+# -- programs and formats -------------------------------------------------------------------------
+
+SPMM_FORMATS = [
+    ["csr"], ["csc"], ["dcsr"], ["coo"], ["ell"], ["ell_rows"], ["ell_slots"], ["ragged"],
+    ["dense"], ["bsr2"], ["bsr3"], ["bell"], ["dbsr"], ["interleaved"], ["diagonals"],
+    ["bsr2", "ell"], ["bsr3", "csc", "dcsr"], ["coo", "ragged", "dbsr", "csr"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", SPMM_FORMATS, ids="+".join)
+def test_spmm(names: list[str]) -> None:
+    check("spmm", [matrix(n) for n in names], csr_coordinates)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_spmm_types(dtype: str, idtype: str) -> None:
+    rules = [matrix(n, dtype, idtype) for n in ("bsr3", "ell")]
+    check("spmm", rules, csr_coordinates, dtype, idtype)
+
+
+@pytest.mark.parametrize("program_type", ["int32", "int64"])
+def test_formats_of_another_index_type(program_type: str) -> None:
+    other = "int64" if program_type == "int32" else "int32"
+    rules = [matrix("bsr2", idtype=other), matrix("csr", idtype=program_type)]
+    check("spmm", rules, csr_coordinates, idtype=program_type)
+
+
+@pytest.mark.parametrize("names", [["bsr2"], ["ell", "csc"]], ids="+".join)
+@pytest.mark.parametrize("program", ["spmv", "row_sum", "row_max", "spmm_accumulate"])
+def test_reductions(program: str, names: list[str]) -> None:
+    check(program, [matrix(n) for n in names], csr_coordinates)
+
+
+@pytest.mark.parametrize("names", [["bsr2"], ["csr", "bsr3"], ["dcsr", "csc", "ell"]], ids="+".join)
+@pytest.mark.parametrize("program", ["sddmm", "elementwise"])
+@pytest.mark.parametrize("buffers", ["A", "OUT", "A OUT"])
+def test_sparse_outputs(program: str, names: list[str], buffers: str) -> None:
+    rules = [matrix(n, buffers=buffers.split()) for n in names]
+    func = check(program, rules, csr_coordinates, extract="A" in buffers.split())
+    found = [it.name for it in sparse_iterations(func) if RESTORE in it.annotations]
+    assert found == ([f"restore_OUT_{n}" for n in names] if "OUT" in buffers else [])
+    # An output that is set before it is read is not copied in.
+    copies = [it.name for it in sparse_iterations(func) if it.name.startswith("copy_OUT")]
+    assert not copies
+
+
+@pytest.mark.parametrize("how", ["blocked", "kij", "csf", "three"])
+@pytest.mark.parametrize("program", ["mttkrp", "csf_sum"])
+def test_order_three(program: str, how: str) -> None:
+    rules = {
+        "blocked": [blocked_csf("IJK", 2)],
+        "kij": [csf("IJK", (2, 0, 1))],
+        "csf": [csf("IJK")],
+        "three": [blocked_csf("IJK", 3), csf("IJK", (1, 2, 0)), csf("IJK", name="more")],
+    }[how]
+    check(program, rules, csf_coordinates)
+
+
+@pytest.mark.parametrize("rules", [
+    [csf("RIJ", (1, 0, 2))],
+    [blocked_csf("RIJ", 2), csf("RIJ")],
+], ids=["irj", "blocked+rij"])  # fmt: skip
+def test_relational(rules: list[Any]) -> None:
+    check("relational_csf", rules, relational_coordinates)
+
+
+def test_relational_with_the_relation_in_a_buffer() -> None:
+    rules = [matrix(n, "int32", buffers=["E"]) for n in ("bsr2", "ell")]
+    program = PROGRAMS["relational"]
+    kernel = sparsetir.build(decompose_format(program.make("float32", "int32"), rules))
+    for case in program.cases:
+        rng = np.random.default_rng(1)
+        args = program.inputs(rng, case, "float32", "int32")
+        with np.errstate(all="ignore"):
+            expected = program.oracle(args)["y"]
+        coords, shape = csr_coordinates(args)
+        formats, more = inferred(rules, coords, shape, parts := split(rng, len(coords[0]), 2))
+        args |= more
+        kernel(**copied(args))  # padded slots hold relations that there are not
+        mine = copied(args)
+        for part, fmt in zip(parts, formats):
+            mine[f"e_{fmt.rule.name}"] = fmt.values(args["etype"][part])
+        kernel(**mine)
+        np.testing.assert_allclose(mine["y"], expected, **tolerance("float32"))
+
+
+# -- several steps --------------------------------------------------------------------------------
+
+
+def block_rows(b: int, *, mask: bool) -> Any:
+    """From the blocks of bsr2 to blocks whose rows are stored only where there is one."""
+    buffers = {"A_bsr2": "float32"} | ({"MASK_bsr2": "int8"} if mask else {})
+    axes = [
+        ("O", "dense", 1), ("IO2", "sparse", "mb", "O"), ("JO2", "sparse", "nb", "IO2"),
+        ("II2", "dense", b), ("JI2", "dense", b),
+    ]  # fmt: skip
+    return rule(
+        "rows", axes, [f"{a}_bsr2" for a in ("IO", "JO", "II", "JI")],
+        {"IO_bsr2": ["O", "IO2"], "JO_bsr2": ["JO2"], "II_bsr2": ["II2"], "JI_bsr2": ["JI2"]},
+        lambda io, jo, ii, ji: (0, io, jo, ii, ji), lambda o, io, jo, ii, ji: (io, jo, ii, ji),
+        buffers,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("mask", [False, True])
+@pytest.mark.parametrize("program", ["spmm", "row_max"])
+def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
+    first, then, other = matrix("bsr2"), block_rows(2, mask=mask), matrix("csr")
+    record = PROGRAMS[program]
+    func = decompose_format(record.make("float32", "int32"), [first, then, other])
+    names = [it.name for it in sparse_iterations(func)]
+    filled = ["copy_A_bsr2", "copy_A_csr", "copy_A_bsr2_rows"]
+    assert names[: 3 + mask] == filled + (["copy_MASK_bsr2_rows"] if mask else [])
+    assert not any(n.startswith("restore") for n in names)
+    assert f"{program}_bsr2_rows" in names and f"{program}_bsr2" not in names
+    runs = ways(func)
+    for case in record.cases:
+        rng = np.random.default_rng(2)
+        args = record.inputs(rng, case, "float32", "int32")
+        with np.errstate(all="ignore"):
+            expected = record.oracle(args)
+        coords, shape = csr_coordinates(args)
+        parts = split(rng, len(coords[0]), 2)
+        _, more = inferred([first, other], coords, shape, parts)
+        blocks = first.to_new([c[parts[0]] for c in coords])
+        extent = (more["mb_bsr2"], more["nb_bsr2"], 2, 2)
+        fmt = infer_format(then, blocks, extent)
+        args |= more | fmt.arguments | {"a_bsr2_rows": np.full(fmt.shape, np.nan, "float32")}
+        args["mask_bsr2_rows"] = fmt.arguments["mask_rows"]
+        wanted = {str(p.name) for p in func.params}
+        args["a_bsr2_rows"] = np.full(fmt.shape, np.nan, "float32")
+        if mask:
+            args["mask_bsr2_rows"] = np.full(fmt.shape, 77, "int8")
+        args = {k: v for k, v in args.items() if k in wanted}
+        for run in runs:
+            mine = copied(args)
+            run(func, mine)
+            for output, want in expected.items():
+                np.testing.assert_allclose(
+                    mine[output].reshape(want.shape), want, err_msg=case,
+                    **tolerance("float32"),
+                )  # fmt: skip
+
+
+@pytest.mark.parametrize("program", ["spmm", "sddmm"])
+def test_schedules_of_what_was_decomposed(program: str) -> None:
+    record, rules = PROGRAMS[program], [matrix("bsr2"), matrix("csr")]
+    func = decompose_format(record.make("float32", "int32"), rules)
+    args = record.inputs(np.random.default_rng(0), "small", "float32", "int32")
+    expected = record.oracle(args)
+    coords, shape = csr_coordinates(args)
+    args |= inferred(rules, coords, shape, split(np.random.default_rng(1), len(coords[0]), 2))[1]
+    done = {"reorder": 0, "fuse": 0}
+    for seed in range(4):
+        rng = random.Random(seed)
+        sch = sparsetir.Schedule(func)
+        for name in [it.name for it in sparse_iterations(func)]:
+            it = sch.get_sparse_iteration(name)
+            for _ in range(6):
+                order = sch.get_sp_iters(it)
+                rng.shuffle(order)
+                try:
+                    sch.sparse_reorder(it, order)
+                    done["reorder"] += 1
+                    break
+                except sparsetir.ScheduleError:
+                    continue
+            handles = sch.get_sp_iters(it)
+            at = rng.randrange(max(1, len(handles) - 1))
+            try:
+                sch.sparse_fuse(it, handles[at : at + 2])
+                done["fuse"] += 1
+            except sparsetir.ScheduleError:
+                pass
+        mine = copied(args)
+        sparsetir.build(sch.func)(**mine)
+        for output, want in expected.items():
+            np.testing.assert_allclose(
+                mine[output].reshape(want.shape), want, err_msg=sch.func.script(),
+                **tolerance("float32"),
+            )  # fmt: skip
+    assert min(done.values()) > 4
+
+
+# -- programs of their own ------------------------------------------------------------------------
+
+
+def over_csr(body: str, more: str = "", params: str = "", dtype: str = "float32") -> Any:
+    """A function on A over (I, J) and dense X (n,), Y (m,)."""
+    text = f"""
+@T.prim_func
+def f(a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+      m: T.int32, n: T.int32, nnz: T.int32{params}):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    I_ = T.dense_fixed(m)
+    J_ = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "{dtype}")
+    X = T.match_sparse_buffer(x, (J_,), "{dtype}")
+    Y = T.match_sparse_buffer(y, (I_,), "{dtype}")
+"""
+    lines = [*more.splitlines(), *body.splitlines()]
+    return sparsetir.from_source(text + "".join(f"    {line}\n" for line in lines))
+
+
+def run_over_csr(
+    func: Any, rules: list[Any], *, seed: int = 0, keep: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Arguments after the function as it was, and after its decomposition."""
+    rng = np.random.default_rng(seed)
+    program = PROGRAMS["spmv"].inputs(rng, "small", "float32", "int32")
+    before = copied(program)
+    sparsetir.interpret(func, before)
+    after = copied(program)
+    coords, shape = csr_coordinates(program)
+    after |= inferred(rules, coords, shape, split(rng, len(coords[0]), len(rules)))[1]
+    other = copied(after)
+    decomposed = decompose_format(func, rules)
+    wanted = {str(p.name) for p in decomposed.params}
+    sparsetir.interpret(decomposed, {k: v for k, v in other.items() if k in wanted})
+    sparsetir.build(decomposed)(**{k: v for k, v in after.items() if k in wanted})
+    for name in ("a", "y"):
+        np.testing.assert_allclose(after[name], other[name], rtol=1e-5)
+    return before, after
+
+
+TWO = [["bsr2", "ell"], ["csc"]]
+
+
+@pytest.mark.parametrize("names", TWO, ids="+".join)
+def test_a_buffer_that_is_read_and_written(names: list[str]) -> None:
+    """Without an init the old values go in, and the new ones come back."""
+    func = over_csr('with T.sp_iter([I, J], "SS", "twice") as [i, j]:\n    A[i, j] = A[i, j] * 2.0')
+    before, after = run_over_csr(func, [matrix(n) for n in names])
+    np.testing.assert_allclose(after["a"], before["a"], rtol=1e-6)
+    its = {it.name: it for it in sparse_iterations(decompose_format(func, [matrix("bsr2")]))}
+    assert list(its) == ["copy_A_bsr2", "twice_bsr2", "restore_A_bsr2"]
+    assert COPY not in its["copy_A_bsr2"].annotations  # not constant: it may not be taken out
+
+
+@pytest.mark.parametrize("names", TWO, ids="+".join)
+def test_a_buffer_that_is_written_here_and_there(names: list[str]) -> None:
+    func = over_csr(
+        'with T.sp_iter([I, J], "SS", "some") as [i, j]:\n'
+        "    if X[j] > 0.0:\n        A[i, j] = X[j]"
+    )
+    before, after = run_over_csr(func, [matrix(n) for n in names])
+    np.testing.assert_allclose(after["a"], before["a"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("names", TWO, ids="+".join)
+def test_an_allocated_buffer(names: list[str]) -> None:
+    func = over_csr(
+        'with T.sp_iter([I, J], "SS", "fill") as [i, j]:\n    S[i, j] = A[i, j] * X[j]\n'
+        'with T.sp_iter([I, J], "SR", "sum") as [i, j]:\n'
+        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + S[i, j]",
+        'S = T.alloc_sparse_buffer((I, J), "float32")',
+    )
+    rules = [matrix(n, buffers=["S"]) for n in names]
+    before, after = run_over_csr(func, rules)
+    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
+    assert "S" not in [b.name for b in decompose_format(func, rules).buffers]
+
+
+@pytest.mark.parametrize("names", TWO, ids="+".join)
+def test_one_iteration_with_two_outputs(names: list[str]) -> None:
+    """The init of what is not rewritten runs once, though the rewritten output is stored too."""
+    func = over_csr(
+        'with T.sp_iter([I, J], "SS", "both") as [i, j]:\n'
+        "    with T.init():\n        Y[i] = 0.0\n"
+        "    Y[i] = Y[i] + X[j]\n    A[i, j] = X[j]"
+    )
+    before, after = run_over_csr(func, [matrix(n) for n in names])
+    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
+    np.testing.assert_allclose(after["a"], before["a"], rtol=1e-6)
+
+
+@pytest.mark.parametrize("names", TWO, ids="+".join)
+def test_an_init_over_axes_of_its_own(names: list[str]) -> None:
+    func = over_csr(
+        'with T.sp_iter([I, J], "SR", "backwards") as [i, j]:\n'
+        "    with T.init():\n        Y[m - 1 - i] = 0.0\n"
+        "    Y[m - 1 - i] = Y[m - 1 - i] + A[i, j] * X[j]"
+    )
+    rules = [matrix(n) for n in names]
+    before, after = run_over_csr(func, rules)
+    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
+    text = decompose_format(func, rules).script()
+    assert "I_all = T.dense_fixed(m" in text
+    again = sparsetir.from_source(text)
+    assert tvm_ffi.structural_equal(decompose_format(func, rules), again, map_free_vars=True)
+
+
+@pytest.mark.parametrize("name", ["csr", "bsr2", "ell", "dbsr", "csc"])
+def test_one_rule_and_other_coordinates(name: str) -> None:
+    """A neighbour is looked up in the new format."""
+    func = over_csr(
+        'with T.sp_iter([I, J], "SR", "pairs") as [i, j]:\n'
+        "    with T.init():\n        Y[i] = 0.0\n"
+        "    Y[i] = Y[i] + A[i, j] * A[i, j + 1] * X[j]"
+    )
+    before, after = run_over_csr(func, [matrix(name)])
+    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["[J_, I, J]", "[I, J_, J]", "[I, J, J_]"])
+def test_other_axes_between(order: str) -> None:
+    names = order.strip("[]").lower().replace("j_", "q")
+    kinds = "".join({"I": "S", "J": "R", "J_": "R"}[a] for a in order.strip("[]").split(", "))
+    func = over_csr(
+        f'with T.sp_iter({order}, "{kinds}", "sum") as [{names}]:\n'
+        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j] * X[q]"
+    )
+    before, after = run_over_csr(func, [matrix("bsr2"), matrix("csr")])
+    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-4)
+
+
+def test_iterations_that_use_no_target_stay() -> None:
+    func = over_csr(
+        'with T.sp_iter([I, J], "SR", "degrees") as [i, j]:\n'
+        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + X[j]\n"
+        'with T.sp_iter([I, J], "SR", "sum") as [i, j]:\n    Y[i] = Y[i] + A[i, j]'
+    )
+    names = [it.name for it in sparse_iterations(decompose_format(func, [matrix("bsr2")]))]
+    assert names == ["copy_A_bsr2", "degrees", "sum_bsr2"]
+    before, after = run_over_csr(func, [matrix("bsr2"), matrix("ell")])
+    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
+
+
+ATTENTION_PRODUCT = """
+@T.prim_func
+def product(p: T.handle, v: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+            m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_ = T.dense_fixed(n)
+    F = T.dense_fixed(feat)
+    P = T.match_sparse_buffer(p, (I, J), "float32")
+    V = T.match_sparse_buffer(v, (J_, F), "float32")
+    OUT = T.match_sparse_buffer(out, (I, F), "float32")
+    with T.sp_iter([I, J, F], "SRS", "product") as [i, j, f]:
+        with T.init():
+            OUT[i, f] = 0.0
+        OUT[i, f] = OUT[i, f] + P[i, j] * V[j, f]
+"""
+
+
+def test_attention() -> None:
+    """The last of the three steps decomposes; the softmax before it iterates inside of rows."""
+    whole = PROGRAMS["attention"].make("float32", "int32")
+    with pytest.raises(sparsetir.LoweringError, match="iteration 'softmax' of 'attention' does not "
+                       "iterate 'J'; rule 'bsr2' needs plain iterations over"):  # fmt: skip
+        decompose_format(whole, [matrix("bsr2", buffers=["P"])])
+    rules = [matrix(n, buffers=["P"]) for n in ("bsr2", "ell")]
+    func = decompose_format(sparsetir.from_source(ATTENTION_PRODUCT), rules)
+    rng = np.random.default_rng(0)
+    args = PROGRAMS["spmm"].inputs(rng, "nonfinite", "float32", "int32")
+    with np.errstate(all="ignore"):
+        want = PROGRAMS["spmm"].oracle(args)["c"]
+    coords, shape = csr_coordinates(args)
+    more = inferred(rules, coords, shape, split(rng, len(coords[0]), 2))[1]
+    mine = {"p": args["a"], "v": args["b"], "out": args["c"]}
+    mine |= {k: args[k] for k in ("indptr", "indices", "m", "n", "nnz", "feat")} | more
+    extracted(func, mine)
+    np.testing.assert_allclose(mine["out"], want, **tolerance("float32"))
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+SUM = (
+    'with T.sp_iter([I, J], "SR", "sum") as [i, j]:\n'
+    "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j]"
+)
+HOLDS = (
+    'with T.sp_iter([I, J], "SS", "outer") as [i, j]:\n'
+    '    with T.sp_iter([J_], "S", "inner") as [q]:\n        X[q] = A[i, j]'
+)
+ONLY = 'with T.sp_iter([I], "S", "rows") as [i]:\n    Y[i] = A[i, 0]'
+FUSED = 'with T.sp_iter([T.fuse(I, J)], "SS", "fused") as [i, j]:\n    A[i, j] = 0.0'
+NEXT = 'with T.sp_iter([I, J], "SS", "next") as [i, j]:\n    Y[i] = A[i, j + 1]'
+SET_NEXT = 'with T.sp_iter([I, J], "SS", "shift") as [i, j]:\n    A[i, j + 1] = X[j]'
+MIXED = (
+    'with T.sp_iter([I, J], "SS", "mixed") as [i, j]:\n'
+    "    with T.init():\n        Y[i] = 0.0\n        A[i, j] = 0.0\n    A[i, j] = A[i, j] + X[j]"
+)
+DEPENDS = (
+    'with T.sp_iter([I, J, K], "SSS", "deep") as [i, j, k]:\n    D[i, j, k] = A[i, j]',
+    "K = T.sparse_variable(J, (n, nnz2), (ptr2, idx2))\n"
+    'D = T.match_sparse_buffer(d, (I, J, K), "float32")',
+    ", d: T.handle, ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
+)
+ATTACHED = (
+    'with T.sp_iter([I, J, T.attach(L, J)], "SRR", "hop") as [i, j, l]:\n'
+    "    Y[i] = Y[i] + A[i, j] * X[l]",
+    "E = T.dense_fixed(n)\nL = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))",
+    ", ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
+)
+OTHER = "decompose with one rule"
+
+
+@pytest.mark.parametrize(
+    ("program", "names", "message"),
+    [
+        ((ONLY,), ["bsr2"], "iteration 'rows' of 'f' does not iterate 'J'; rule 'bsr2' needs plain "
+         "iterations over ['I', 'J']"),
+        ((HOLDS,), ["bsr2"], "iteration 'outer' of 'f' holds other iterations; rule 'bsr2' needs"),
+        ((FUSED,), ["bsr2"], "iteration 'fused' of 'f' has fused axes; decompose before fusing"),
+        ((NEXT,), ["bsr2", "csr"], "iteration 'next' of 'f' accesses ['A'] at [i, j + 1], which "
+         "may be the element of another of the rules ['bsr2', 'csr']; decompose with one rule"),
+        ((SET_NEXT,), ["bsr2", "csr"], "iteration 'shift' of 'f' accesses ['A'] at [i, j + 1], "
+         "which may"),
+        ((MIXED,), ["bsr2"], "the init of iteration 'mixed' writes rewritten buffers and others; "
+         "give each an iteration of its own"),
+        (DEPENDS, ["bsr2"], "iteration 'deep' of 'f': axis 'K' depends on 'J', which rule 'bsr2' "
+         "replaces; rewrite a buffer over both"),
+        (ATTACHED, ["bsr2"], "iteration 'hop' of 'f': axis 'L' depends on 'J', which rule 'bsr2' "
+         "replaces; rewrite a buffer over both"),
+        (("if m > 3:\n" + "\n".join(f"    {x}" for x in SUM.splitlines()),), ["bsr2"],
+         "'f' uses ['A'] inside a IfThenElse; only sparse iterations are decomposed"),
+    ],
+    ids=["rows", "nested", "fused", "read", "write", "init", "child", "attached", "if"],
+)  # fmt: skip
+def test_what_cannot_be_rewritten(program: Any, names: list[str], message: str) -> None:
+    func = over_csr(*program)
+    with pytest.raises(sparsetir.LoweringError, match=re.escape(f"decompose_format: {message}")):
+        decompose_format(func, [matrix(n) for n in names])
+
+
+def test_attached_axes_elsewhere_stay_attached() -> None:
+    func = over_csr(
+        'with T.sp_iter([I, J, Q, T.attach(L, Q)], "SRRR", "hop") as [i, j, q, l]:\n'
+        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j] * X[l]",
+        "Q = T.dense_fixed(n)\nE = T.dense_fixed(n)\n"
+        "L = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))",
+        ", ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
+    )
+    assert "T.attach(L, Q)" in decompose_format(func, [matrix("bsr2")]).script()
+
+
+def test_rules_that_do_not_fit() -> None:
+    func = over_csr(SUM)
+    bsr = matrix("bsr2")
+    with pytest.raises(ValueError, match="argument 'rules': expected at least one rule, got none"):
+        decompose_format(func, [])
+    with pytest.raises(ValueError, match=r"expected different names, got \['bsr2', 'bsr2'\]"):
+        decompose_format(func, [bsr, bsr])
+    with pytest.raises(
+        ValueError, match="argument 'func': expected a stage-I function, got PrimFunc"
+    ):
+        decompose_format(sparsetir.lower_sparse_iter(func), [bsr])
+    with pytest.raises(ValueError, match=r"rule 'bsr2' rewrites 'Q'; the function has the buffers "
+                       r"\['A', 'X', 'Y'\]"):  # fmt: skip
+        decompose_format(func, [matrix("bsr2", buffers=["Q"])])
+    with pytest.raises(ValueError, match=r"rule 'bsr2': argument 'axes_before_rewrite': expected "
+                       r"the axes \['J_'\] of buffer 'X', got \['I', 'J'\]"):  # fmt: skip
+        decompose_format(func, [matrix("bsr2", buffers=["X"])])
+    with pytest.raises(ValueError, match="rule 'bsr2': buffer 'A' has dtype float32, the "
+                       "description says float64"):  # fmt: skip
+        decompose_format(func, [matrix("bsr2", "float64")])
+
+
+def test_what_cannot_be_extracted() -> None:
+    func = over_csr(SUM)
+    with pytest.raises(ValueError, match="'f' has no copies of constant values; decompose_format"):
+        extract_preprocess(func)
+    desc = describe([("I2", "dense", "m"), ("J2", "sparse", "n", "I2")], {"A": "float32"})
+    lines = desc.script().replace(
+        'T.match_sparse_buffer(a, (I2, J2), "float32")',
+        'T.alloc_sparse_buffer((I2, J2), "float32")',
+    )
+    local = sparsetir.from_source(lines)
+    same = matrix("csr")
+    from sparsetir.formats.rule import FormatRewriteRule
+
+    r = FormatRewriteRule(
+        "local", local, ["A"], ["I", "J"], ["I2", "J2"], same.axis_map, same.idx_map,
+        same.inv_idx_map,
+    )  # fmt: skip
+    decomposed = decompose_format(func, [r])
+    with pytest.raises(
+        ValueError, match="'A_local' is allocated in 'f', so that what one function"
+    ):
+        extract_preprocess(decomposed)
+
+
+def test_what_extraction_leaves_out() -> None:
+    pre, rest = extract_preprocess(paper_example())
+    assert pre.name == "spmm_preprocess" and rest.name == "spmm"
+    gone = {"a", "indptr", "indices", "nnz"}
+    assert gone <= {p.name for p in pre.params} and not gone & {p.name for p in rest.params}
+    assert not {"b", "c", "mask_bsr_2"} & {p.name for p in pre.params}
+    for func in (pre, rest):
+        sparsetir.verify(func)

@@ -1,0 +1,435 @@
+"""Index inference: every kind of axis, against scipy, against dense arrays, and what is refused."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import format_rules
+import sparsetir
+from format_rules import MATRIX, blocked_csf, csf, matrix, rule
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.group import group
+from sparsetir.formats.infer import infer_format
+from sparsetir.formats.partition import check_partition
+from sparsetir.sparse_ir.errors import StructureError
+
+SHAPE = (13, 11)
+
+
+def coordinates(rng: np.random.Generator, shape: Any, density: float = 0.3) -> list[np.ndarray]:
+    """Random coordinates in random order."""
+    found = np.argwhere(rng.random(shape) < density)
+    return list(rng.permutation(found).T) if len(found) else [np.zeros(0, np.int64) for _ in shape]
+
+
+def scatter(order: int) -> Any:
+    """OUT = A on the pattern of A, OUT dense: what a format says through the interpreter."""
+    names = "IJKL"[:order]
+    axes = [f"{n} = T.dense_fixed(n_{n.lower()})" for n in names[:1]]
+    for above, n in zip(names, names[1:]):
+        low = n.lower()
+        axes.append(f"{n} = T.sparse_variable({above}, (n_{low}, nnz_{low}), (p_{low}, x_{low}))")
+    axes += [f"{n}_ = T.dense_fixed(n_{n.lower()})" for n in names]
+    arrays = ["a", "out", *(f"{p}_{n.lower()}" for n in names[1:] for p in "px")]
+    sizes = [f"n_{n.lower()}" for n in names] + [f"nnz_{n.lower()}" for n in names[1:]]
+    params = [f"{a}: T.handle" for a in arrays] + [f"{s}: T.int32" for s in sizes]
+    index = ", ".join(names.lower())
+    lines = [
+        *axes,
+        f'A = T.match_sparse_buffer(a, ({", ".join(names)}), "float32")',
+        f'OUT = T.match_sparse_buffer(out, ({", ".join(f"{n}_" for n in names)}), "float32")',
+        f'with T.sp_iter([{", ".join(names)}], "{"S" * order}", "scatter") as [{index}]:',
+        f"    OUT[{index}] = A[{index}]",
+    ]
+    return sparsetir.from_source(
+        f"@T.prim_func\ndef f({', '.join(params)}):\n    " + "\n    ".join(lines)
+    )
+
+
+def csf_arguments(coords: list[np.ndarray], shape: Any) -> dict[str, Any]:
+    """The original's index arrays, by scipy-free means."""
+    names = "ijkl"[: len(shape)]
+    known = np.unique(np.stack(coords, axis=1), axis=0) if coords else None
+    args: dict[str, Any] = {f"n_{n}": s for n, s in zip(names, shape)}
+    above = np.arange(shape[0])[:, None]
+    for level in range(1, len(shape)):
+        here = np.unique(known[:, : level + 1], axis=0)
+        of = {tuple(c): n for n, c in enumerate(above)}
+        counts = np.bincount([of[tuple(c[:-1])] for c in here] or [0], minlength=len(above))
+        counts = counts if len(here) else np.zeros(len(above), int)
+        args[f"p_{names[level]}"] = np.concatenate([[0], np.cumsum(counts)]).astype("int32")
+        args[f"x_{names[level]}"] = here[:, -1].astype("int32")
+        args[f"nnz_{names[level]}"] = len(here)
+        above = here
+    return args
+
+
+def check(r: Any, coords: list[np.ndarray], shape: Any) -> Any:
+    """Inference fits the decomposed function, whose interpretation gives the dense array."""
+    func = decompose_format(scatter(len(shape)), [r])
+    stored = np.arange(1, len(coords[0]) + 1, dtype="float32")
+    fmt = infer_format(r, coords, shape)
+    values = fmt.values(stored)
+    np.testing.assert_array_equal(fmt.restore(values), stored)
+    assert values.shape == fmt.shape == fmt.arguments[f"mask_{r.name}"].shape
+    assert fmt.arguments[f"mask_{r.name}"].sum() == len(stored)
+    args = csf_arguments(coords, shape) | fmt.arguments
+    args |= {f"a_{r.name}": values, "a": np.zeros(len(stored), "float32")}
+    args["out"] = np.zeros(shape, "float32")
+    sparsetir.check_structure(func, args)
+    body = func.body.seq
+    compute = func.replace(body=body[1])  # without the copy, which `a` would overwrite
+    sparsetir.interpret(compute, args)
+    dense = np.zeros(shape, "float32")
+    dense[tuple(coords)] = stored
+    np.testing.assert_array_equal(args["out"], dense)
+    return fmt
+
+
+@pytest.mark.parametrize("density", [0.0, 0.02, 0.3, 1.0])
+@pytest.mark.parametrize("name", MATRIX)
+def test_matrix(name: str, density: float) -> None:
+    check(matrix(name), coordinates(np.random.default_rng(3), SHAPE, density), SHAPE)
+
+
+@pytest.mark.parametrize(
+    "r",
+    [
+        csf("IJK"),
+        csf("IJK", (2, 0, 1)),
+        csf("IJKL"),
+        csf("IJKL", (3, 1, 0, 2)),
+        blocked_csf("IJK", 2),
+        blocked_csf("IJKL", 3),
+    ],
+    ids=["csf3", "csf3_kij", "csf4", "csf4_ljik", "blocked3", "blocked4"],
+)
+@pytest.mark.parametrize("density", [0.0, 0.1])
+def test_tensor(r: Any, density: float) -> None:
+    shape = (5, 4, 6, 3)[: len(r.axes_before_rewrite)]
+    check(r, coordinates(np.random.default_rng(4), shape, density), shape)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_coordinates(data: Any) -> None:
+    name = data.draw(st.sampled_from(sorted(MATRIX)))
+    shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
+    cell = st.tuples(*(st.integers(0, s - 1) for s in shape))
+    cells = data.draw(st.lists(cell, unique=True, max_size=30))
+    coords = list(np.array(cells, np.int64).reshape(-1, 2).T)
+    check(matrix(name), coords, shape)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_tensors(data: Any) -> None:
+    order = data.draw(st.integers(3, 4))
+    names = "IJKL"[:order]
+    shape = data.draw(st.tuples(*[st.integers(1, 5)] * order))
+    cell = st.tuples(*(st.integers(0, s - 1) for s in shape))
+    cells = data.draw(st.lists(cell, unique=True, max_size=25))
+    coords = list(np.array(cells, np.int64).reshape(-1, order).T)
+    permutation = data.draw(st.permutations(range(order)))
+    blocked = data.draw(st.booleans())
+    r = blocked_csf(names, data.draw(st.integers(1, 3))) if blocked else csf(names, permutation)
+    check(r, coords, shape)
+
+
+def random_csr(shape: Any = (37, 29), density: float = 0.15) -> Any:
+    out = sp.random_array(shape, density=density, format="csr", rng=np.random.default_rng(1))
+    out.sort_indices()
+    return out.astype("float32")
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("given_as", [np.int32, np.int64, np.uint16])
+def test_csr_and_csc_are_scipys(idtype: str, given_as: Any) -> None:
+    mat = random_csr()
+    coo = mat.tocoo()
+    coords = [coo.row.astype(given_as), coo.col.astype(given_as)]
+    for name, want in (("csr", mat), ("csc", mat.tocsc())):
+        leaf = "j2" if name == "csr" else "i2"
+        fmt = infer_format(matrix(name, idtype=idtype), coords, mat.shape)
+        ptr, idx = fmt.arguments[f"ptr_{leaf}_{name}"], fmt.arguments[f"idx_{leaf}_{name}"]
+        np.testing.assert_array_equal(ptr, want.indptr)
+        np.testing.assert_array_equal(idx, want.indices)
+        assert ptr.dtype == idx.dtype == idtype
+        np.testing.assert_array_equal(fmt.values(coo.data), want.data)
+        assert fmt.padding == 0.0
+
+
+def test_bsr_is_scipys_and_its_padding_is_known() -> None:
+    mat = random_csr((36, 28))
+    want = mat.tobsr((2, 2))
+    want.sort_indices()
+    coo = mat.tocoo()
+    fmt = infer_format(matrix("bsr2"), [coo.row, coo.col], mat.shape)
+    args = fmt.arguments
+    np.testing.assert_array_equal(args["ptr_jo_bsr2"], want.indptr)
+    np.testing.assert_array_equal(args["idx_jo_bsr2"], want.indices)
+    np.testing.assert_array_equal(fmt.values(coo.data), want.data)
+    assert (args["mb_bsr2"], args["nb_bsr2"], args["nnz_jo_bsr2"]) == (18, 14, len(want.indices))
+    assert fmt.padding == pytest.approx(1 - mat.nnz / want.data.size)
+
+
+def test_ell_pads_with_minus_one() -> None:
+    rows, cols = np.array([0, 0, 2]), np.array([4, 1, 3])
+    fmt = infer_format(matrix("ell"), [rows, cols], (3, 5))
+    np.testing.assert_array_equal(fmt.arguments["idx_j2_ell"], [1, 4, -1, -1, 3, -1])
+    assert fmt.arguments["cols_j2_ell"] == 2 and fmt.padding == 0.5
+    np.testing.assert_array_equal(fmt.values(np.array([1.0, 2, 3])), [2, 1, 0, 0, 3, 0])
+    np.testing.assert_array_equal(fmt.arguments["mask_ell"], [1, 1, 0, 0, 1, 0])
+
+
+def test_ragged_rows_reach_their_last_element() -> None:
+    fmt = infer_format(matrix("ragged"), [np.array([0, 2, 2]), np.array([2, 0, 1])], (3, 4))
+    np.testing.assert_array_equal(fmt.arguments["ptr_j2_ragged"], [0, 3, 3, 5])
+    np.testing.assert_array_equal(fmt.arguments["mask_ragged"], [0, 0, 1, 1, 1])
+
+
+def test_explicit_zeros_are_stored() -> None:
+    fmt = infer_format(matrix("bsr2"), [np.array([0, 1]), np.array([0, 1])], (2, 2))
+    assert fmt.arguments["mask_bsr2"].sum() == 2
+    np.testing.assert_array_equal(fmt.restore(fmt.values(np.zeros(2))), [0, 0])
+
+
+def test_values_keep_their_type_and_refuse_other_lengths() -> None:
+    fmt = infer_format(matrix("bsr2"), [np.array([0, 1]), np.array([0, 1])], (2, 2))
+    assert fmt.values(np.ones(2, np.float16)).dtype == np.float16
+    with pytest.raises(
+        ValueError, match=r"'bsr2': argument 'stored': expected shape \(2,\), got \(3"
+    ):
+        fmt.values(np.ones(3))
+    with pytest.raises(
+        ValueError, match=r"argument 'values': expected 4 elements, got shape \(3,\)"
+    ):
+        fmt.restore(np.ones(3))
+
+
+def test_lengths_do_not_depend_on_what_is_stored() -> None:
+    for coords in ([np.array([0]), np.array([0])], [np.zeros(0, int), np.zeros(0, int)]):
+        args = infer_format(matrix("bsr3"), coords, (10, 8)).arguments
+        assert (args["mb_bsr3"], args["nb_bsr3"]) == (4, 3)
+    args = infer_format(matrix("bsr3"), [np.zeros(0, int)] * 2, (0, 8)).arguments
+    assert (args["mb_bsr3"], args["nb_bsr3"]) == (0, 3)
+
+
+def test_a_length_of_two_axes_has_room_for_both() -> None:
+    r = rule(
+        "square", [("I2", "dense", "m"), ("J2", "sparse", "m", "I2")], "IJ",
+        {"I": ["I2"], "J": ["J2"]}, lambda i, j: (i, j), lambda i, j: (i, j),
+    )  # fmt: skip
+    assert infer_format(r, [np.array([1]), np.array([6])], (2, 7)).arguments["m_square"] == 7
+
+
+def test_sizes_may_be_given() -> None:
+    coords = [np.array([0, 1]), np.array([3, 1])]
+    fmt = infer_format(matrix("ell"), coords, (2, 5), {"cols_j2": 3, "m": 4})
+    assert fmt.arguments["cols_j2_ell"] == 3 and fmt.shape == (12,)
+    with pytest.raises(ValueError, match=r"rule 'ell': argument 'sizes': expected some of "
+                       r"the scalars \['m', 'n', 'cols_j2'\] of the .*, got 'rows'"):  # fmt: skip
+        infer_format(matrix("ell"), coords, (2, 5), {"rows": 3})
+
+
+def test_sizes_that_are_products() -> None:
+    desc = sparsetir.from_source(
+        "@T.prim_func\ndef d(a: T.handle, h: T.int32, n: T.int32):\n"
+        "    I2 = T.dense_fixed(h * 2)\n    J2 = T.dense_fixed(n)\n"
+        '    A = T.match_sparse_buffer(a, (I2, J2), "float32")\n    T.evaluate(0)\n'
+    )
+    r = sparsetir_rule("halves", desc)
+    coords = [np.array([3]), np.array([1])]
+    assert infer_format(r, coords, (4, 2), {"h": 2}).shape == (4, 2)
+    with pytest.raises(ValueError, match=r"rule 'halves': axis 'I2': length = h \* 2 needs sizes"):
+        infer_format(r, coords, (4, 2))
+
+
+def sparsetir_rule(name: str, desc: Any) -> Any:
+    from sparsetir.formats.rule import FormatRewriteRule
+
+    return FormatRewriteRule(
+        name, desc, ["A"], ["I", "J"], ["I2", "J2"], {"I": ["I2"], "J": ["J2"]},
+        lambda i, j: (i, j), lambda i, j: (i, j),
+    )  # fmt: skip
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", MATRIX)
+def test_a_repeated_coordinate_is_named(name: str) -> None:
+    rows, cols = np.array([4, 0, 2, 0, 4]), np.array([1, 3, 2, 3, 1])
+    with pytest.raises(StructureError, match=r"coordinate \(0, 3\) is stored twice, or rule"):
+        infer_format(matrix(name), [rows, cols], (5, 5))
+
+
+def bad_rule(idx: Any, inv: Any) -> Any:
+    return rule(
+        "bad", [("I2", "dense", "m"), ("J2", "sparse", "n", "I2")], "IJ",
+        {"I": ["I2"], "J": ["J2"]}, idx, inv,
+    )  # fmt: skip
+
+
+def test_maps_that_are_not_inverse_are_refused_at_the_first_coordinate() -> None:
+    coords = [np.array([0, 4, 5]), np.array([2, 1, 1])]
+    with pytest.raises(StructureError, match=r"'bad': inv_idx_map does not undo idx_map at "
+                       r"coordinate \(5, 1\)"):  # fmt: skip
+        infer_format(bad_rule(lambda i, j: (i // 2, j), lambda i, j: (i * 2, j)), coords, (6, 3))
+    halves = bad_rule(lambda i, j: (i // 2, j), lambda i, j: (i * 2, j))
+    infer_format(halves, [c[:2] for c in coords], (6, 3))  # what is stored comes back
+
+
+def test_a_rule_without_room() -> None:
+    coords = [np.array([0, 1, 1]), np.array([2, 0, 2])]
+    with pytest.raises(StructureError, match=r"'bad': axis 'I2' has coordinates in "
+                       r"\[0, 2\), none for coordinate \(0, 2\)"):  # fmt: skip
+        infer_format(bad_rule(lambda i, j: (i - 1, j), lambda i, j: (i + 1, j)), coords, (3, 3))
+    with pytest.raises(StructureError, match=r"axis 'J2' has coordinates in \[0, 2\), none for "
+                       r"coordinate \(0, 2\)"):  # fmt: skip
+        infer_format(matrix("csr"), coords, (3, 3), {"n": 2})
+    with pytest.raises(StructureError, match=r"axis 'J2' has 1 slots in each row, none for "
+                       r"coordinate \(1, 2\)"):  # fmt: skip
+        infer_format(matrix("ell"), coords, (3, 3), {"cols_j2": 1})
+
+
+def test_numbers_that_do_not_fit() -> None:
+    big = 2**31
+    with pytest.raises(StructureError, match=r"axis 'J2': length = 2147483648 does not fit int32"):
+        infer_format(matrix("csr"), [np.array([0]), np.array([big - 1])], (1, big))
+    fmt = infer_format(
+        matrix("csr", idtype="int64"), [np.array([0]), np.array([big])], (1, 2 * big)
+    )
+    assert fmt.arguments["idx_j2_csr"][0] == big
+    with pytest.raises(
+        StructureError, match=r"axis 'J2': parents \* nnz_cols = 4294967296 does not"
+    ):
+        infer_format(matrix("ell_rows"), [np.arange(4), np.arange(4)], (4, 4), {"cols_j2": 2**30})
+    with pytest.raises(StructureError, match="axis 'J2': nnz = 2147483648 does not fit int32"):
+        coords = [np.arange(4), np.full(4, 2**29 - 1)]
+        infer_format(matrix("ragged"), coords, (4, 2**29))
+    with pytest.raises(StructureError, match="axis 'J2': expected nnz 1, got 2"):
+        infer_format(matrix("csr"), [np.array([0])] * 2, (1, 1), {"nnz_j2": 2})
+    huge = csf("IJ", idtype="int64")
+    with pytest.raises(StructureError, match="are too many to be told apart"):
+        infer_format(huge, [np.array([0])] * 2, (2**21, 2**42))
+
+
+def test_arguments_that_do_not_fit_the_rule() -> None:
+    r, one = matrix("csr"), np.array([0])
+    with pytest.raises(ValueError, match=r"'csr': expected coordinates and lengths for the axes "
+                       r"\['I', 'J'\], got 1 and 2"):  # fmt: skip
+        infer_format(r, [one], (1, 1))
+    with pytest.raises(
+        ValueError, match=r"axis 'J': expected \(1,\) coordinates, got shape \(2,\)"
+    ):
+        infer_format(r, [one, np.array([0, 0])], (1, 1))
+    with pytest.raises(ValueError, match="axis 'I': expected integers, got float64"):
+        infer_format(r, [np.array([0.5]), one], (1, 1))
+    with pytest.raises(StructureError, match=r"axis 'J': expected coordinates in \[0, 2\), got 2 "
+                       "at position 1"):  # fmt: skip
+        infer_format(r, [np.array([0, 0]), np.array([0, 2])], (1, 2))
+    with pytest.raises(
+        StructureError, match=r"axis 'I': expected coordinates in \[0, 1\), got -1 at"
+    ):
+        infer_format(r, [np.array([-1]), one], (1, 1))
+
+
+# -- wide coordinates, speed ----------------------------------------------------------------------
+
+
+def test_maps_that_leave_int32() -> None:
+    """Intermediate numbers pass 2**31 although coordinates and results do not."""
+    r = rule(
+        "wide", [("I2", "dense", "m"), ("J2", "sparse", "n", "I2")], "IJ",
+        {"I": ["I2"], "J": ["J2"]}, lambda i, j: (i * 70000 // 70000, j), lambda i, j: (i, j),
+    )  # fmt: skip
+    rows = np.array([0, 69999], np.int32)
+    fmt = infer_format(r, [rows, np.zeros(2, np.int32)], (70000, 1))
+    np.testing.assert_array_equal(fmt.places, [0, 1])
+
+
+@pytest.mark.parametrize("order", ["sorted", "interleaved", "random", "sparse"])
+def test_group(order: str) -> None:
+    rng = np.random.default_rng(0)
+    count, parents, length = 5000, 300, 400
+    if order == "sparse":
+        parents, length = 10**6, 10**6
+    parent, coord = rng.integers(0, parents, count), rng.integers(0, length, count)
+    key = parent * length + coord
+    if order == "sorted":
+        key = np.sort(key)
+    elif order == "interleaved":
+        key = np.concatenate([np.sort(key[:2500]), np.sort(key[2500:])])
+    row, col, number = group(key // length, parents, key % length, length)
+    want, inverse = np.unique(key, return_inverse=True)
+    np.testing.assert_array_equal(row.astype(np.int64) * length + col, want)
+    np.testing.assert_array_equal(number, inverse)
+
+
+@pytest.mark.slow
+def test_time_grows_linearly() -> None:
+    """Four times the elements, in the order of CSR, take less than eight times as long."""
+
+    def seconds(count: int) -> float:
+        m, best = count // 20, 1e9
+        rows = np.repeat(np.arange(m), 20)
+        key = np.unique(rows * m + (rows * 7 + np.tile(np.arange(20) * 31, m)) % m)
+        coords = [key // m, key % m]
+        for _ in range(4):
+            start = time.perf_counter()
+            infer_format(matrix("bsr2"), coords, (m, m))
+            best = min(best, time.perf_counter() - start)
+        return best
+
+    assert seconds(4_000_000) < 8 * seconds(1_000_000)
+
+
+# -- partitions -----------------------------------------------------------------------------------
+
+
+def test_a_partition_takes_each_coordinate_once() -> None:
+    coords = [np.array([0, 1, 1, 2]), np.array([3, 0, 2, 1])]
+    mask = np.array([True, False, False, True])
+    check_partition(coords, [mask, ~mask])
+    check_partition(coords, [mask, np.array([2, 1]), np.zeros(0, int), np.zeros(4, bool)])
+    check_partition(coords, [np.arange(4, dtype=np.uint8), []])
+    check_partition([np.zeros(0, int)] * 2, [])
+    with pytest.raises(StructureError, match=r"no part takes coordinate \(1, 2\)"):
+        check_partition(coords, [mask, np.array([1])])
+    with pytest.raises(StructureError, match=r"coordinate \(1, 0\) is taken 2 times, by the parts "
+                       r"\[1, 2\]"):  # fmt: skip
+        check_partition(coords, [mask, ~mask, np.array([1])])
+    with pytest.raises(StructureError, match=r"is taken 2 times, by the parts \[1, 1\]"):
+        check_partition(coords, [mask, np.array([1, 2, 1])])
+    with pytest.raises(StructureError, match=r"no part takes coordinate \(0, 3\)"):
+        check_partition(coords, [])
+
+
+def test_parts_that_are_none() -> None:
+    coords = [np.array([0, 1]), np.array([3, 0])]
+    with pytest.raises(ValueError, match=r"part 0: expected a mask of shape \(2,\), got \(3,\)"):
+        check_partition(coords, [np.ones(3, bool)])
+    with pytest.raises(ValueError, match="part 1: expected a boolean mask or an array of "
+                       "positions, got float64"):  # fmt: skip
+        check_partition(coords, [np.ones(2, bool), np.array([0.0])])
+    with pytest.raises(ValueError, match=r"part 0: expected positions in \[0, 2\), got 2"):
+        check_partition(coords, [np.array([0, 2])])
+    with pytest.raises(ValueError, match=r"part 0: expected positions in \[0, 2\), got -1"):
+        check_partition(coords, [np.array([0, -1])])
+    with pytest.raises(ValueError, match="argument 'coords': expected one-dimensional arrays"):
+        check_partition([np.zeros(2, int), np.zeros(3, int)], [])
+
+
+def test_parts_of_the_helper_are_partitions() -> None:
+    rng = np.random.default_rng(0)
+    coords = coordinates(rng, SHAPE)
+    for ways in (1, 2, 3, 4):
+        check_partition(coords, format_rules.split(rng, len(coords[0]), ways))

@@ -1,0 +1,285 @@
+"""Tensor intrinsics on stage II: run on the CPU, and compiled to tensor core instructions."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportMissingModuleSource=false
+
+import ctypes
+import functools
+import inspect
+import shutil
+import subprocess
+from unittest import mock
+
+import numpy as np
+import pytest
+import tvm_ffi
+from tvm import s_tir
+from tvm.s_tir import TensorIntrin
+from tvm.script import tirx as TIR
+
+from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
+from programs import PROGRAMS
+from sparsetir import LoweringError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.sparse_ir import script as T
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr
+from stage2 import loops, run_cpu, schedule
+
+
+def make_bsr(dtype):
+    """Blocks of 16 x 16 times 32 features; both known at compile time."""
+
+    @T.prim_func
+    def bsr(
+        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+        mb: T.int32, nb: T.int32, nnzb: T.int32,
+    ) -> None:  # fmt: skip
+        IO = T.dense_fixed(mb)
+        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices))
+        II = T.dense_fixed(16)
+        JI = T.dense_fixed(16)
+        JO_ = T.dense_fixed(nb)
+        K = T.dense_fixed(32)
+        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
+        B = T.match_sparse_buffer(b, (JO_, JI, K), dtype)
+        C = T.match_sparse_buffer(c, (IO, II, K), "float32")
+        with T.sp_iter([IO, JO, II, K, JI], "SRSSR", "bsr") as [io, jo, ii, k, ji]:
+            with T.init():
+                C[io, ii, k] = T.float32(0)
+            C[io, ii, k] = C[io, ii, k] + T.cast(A[io, jo, ii, ji], "float32") * T.cast(
+                B[jo, ji, k], "float32"
+            )
+
+    return bsr
+
+
+def bsr_args(dtype):
+    rng = np.random.default_rng(0)
+    mask = rng.random((6, 5)) < 0.5
+    mask[[0, 3, 5]] = False
+    indices = np.nonzero(mask)[1].astype("int32")
+    return {
+        "a": rng.random((len(indices), 16, 16)).astype(dtype),
+        "b": rng.random((5, 16, 32)).astype(dtype),
+        "c": np.full((6, 16, 32), np.nan, "float32"),
+        "indptr": np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype("int32"),
+        "indices": indices,
+        "mb": 6,
+        "nb": 5,
+        "nnzb": len(indices),
+    }
+
+
+def bsr_oracle(args):
+    out = np.zeros(args["c"].shape)
+    rows = np.repeat(np.arange(args["mb"]), np.diff(args["indptr"]))
+    np.add.at(out, rows, args["a"].astype("float64") @ args["b"][args["indices"]])
+    return out
+
+
+@TIR.prim_func(s_tir=True)
+def matmul_desc(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
+    A = TIR.match_buffer(a, (16, 16), "float32", offset_factor=1)
+    B = TIR.match_buffer(b, (16, 16), "float32", offset_factor=1)
+    C = TIR.match_buffer(c, (16, 16), "float32", offset_factor=1)
+    with TIR.sblock("root"):
+        TIR.reads(C[0:16, 0:16], A[0:16, 0:16], B[0:16, 0:16])
+        TIR.writes(C[0:16, 0:16])
+        for i, j, k in TIR.grid(16, 16, 16):
+            with TIR.sblock("update"):
+                vi, vj, vk = TIR.axis.remap("SSR", [i, j, k])
+                C[vi, vj] = C[vi, vj] + A[vi, vk] * B[vk, vj]
+
+
+@TIR.prim_func(s_tir=True)
+def matmul_loops(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
+    sa, sb, sc = TIR.int32(), TIR.int32(), TIR.int32()
+    ta, tb, tc = TIR.int32(), TIR.int32(), TIR.int32()
+    A = TIR.match_buffer(a, (16, 16), "float32", strides=[sa, ta], offset_factor=1)
+    B = TIR.match_buffer(b, (16, 16), "float32", strides=[sb, tb], offset_factor=1)
+    C = TIR.match_buffer(c, (16, 16), "float32", strides=[sc, tc], offset_factor=1)
+    with TIR.sblock("root"):
+        TIR.reads(C[0:16, 0:16], A[0:16, 0:16], B[0:16, 0:16])
+        TIR.writes(C[0:16, 0:16])
+        for k, i in TIR.grid(16, 16):
+            for j in TIR.vectorized(16):
+                with TIR.sblock("fma"):
+                    TIR.reads(C[i, j], A[i, k], B[k, j])
+                    TIR.writes(C[i, j])
+                    C[i, j] = C[i, j] + A[i, k] * B[k, j]
+
+
+@TIR.prim_func(s_tir=True)
+def matmul_call(a: TIR.handle, b: TIR.handle, c: TIR.handle) -> None:
+    sa, sb, sc = TIR.int32(), TIR.int32(), TIR.int32()
+    ta, tb, tc = TIR.int32(), TIR.int32(), TIR.int32()
+    A = TIR.match_buffer(a, (16, 16), "float32", strides=[sa, ta], offset_factor=1)
+    B = TIR.match_buffer(b, (16, 16), "float32", strides=[sb, tb], offset_factor=1)
+    C = TIR.match_buffer(c, (16, 16), "float32", strides=[sc, tc], offset_factor=1)
+    with TIR.sblock("root"):
+        TIR.reads(C[0:16, 0:16], A[0:16, 0:16], B[0:16, 0:16])
+        TIR.writes(C[0:16, 0:16])
+        TIR.evaluate(
+            TIR.call_packed(
+                "sparsetir.test.matmul",
+                A.access_ptr("r"), B.access_ptr("r"), C.access_ptr("rw"), sa, sb, sc,
+            )
+        )  # fmt: skip
+
+
+STRIDES = []
+
+
+def block_matmul(a, b, c, *strides):
+    """What `matmul_call` calls."""
+    STRIDES.append(strides)
+    a, b, c = (
+        np.lib.stride_tricks.as_strided(
+            np.ctypeslib.as_array(ctypes.cast(p, ctypes.POINTER(ctypes.c_float)), (1,)),
+            (16, 16),
+            (4 * stride, 4),
+        )
+        for p, stride in zip((a, b, c), strides)
+    )
+    c += a @ b
+
+
+@pytest.fixture(scope="module", autouse=True)
+def intrinsics():
+    tvm_ffi.register_global_func("sparsetir.test.matmul", block_matmul, override=True)
+    TensorIntrin.register("sparsetir.test.loops", matmul_desc, matmul_loops, override=True)
+    TensorIntrin.register("sparsetir.test.call", matmul_desc, matmul_call, override=True)
+
+
+def blocks_of_features(sch):
+    """Loops over 16 features around the reduction; the outer and the inner block."""
+    block = sch.get_sblock("bsr1")
+    jo, ii, k, ji = sch.get_loops(block)
+    k0, k1 = sch.split(k, [None, 16])
+    sch.reorder(k0, jo, ii, k1, ji)
+    return sch.blockize(ii), k0, jo
+
+
+def hide_index_arrays(sch, block):
+    """An intrinsic's description reads nothing but operands."""
+    names = [r.source.name for r in sch.get(block).reads]
+    hidden = [n for n, name in enumerate(names) if name.startswith("JO_")]
+    sch.unsafe_hide_buffer_access(block, "read", hidden)
+
+
+@pytest.mark.parametrize("decompose", [True, False])
+@pytest.mark.parametrize("intrinsic", ["loops", "call"])
+def test_tensorize_on_cpu(intrinsic, decompose):
+    def steps(sch):
+        outer, _, jo = blocks_of_features(sch)
+        if decompose:
+            sch.decompose_reduction(outer, jo)
+        inner = sch.get_sblock("bsr1")
+        hide_index_arrays(sch, inner)
+        sch.tensorize(sch.get_loops(inner)[-3], f"sparsetir.test.{intrinsic}")
+
+    args = bsr_args("float32")
+    STRIDES.clear()
+    out = run_cpu(schedule(make_bsr("float32"), steps), args)
+    np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-5)
+    assert STRIDES == ([(16, 32, 32)] * (2 * args["nnzb"]) if intrinsic == "call" else [])
+
+
+def test_match_across_rows_is_refused():
+    """A matched region must lie in the regular dimensions of a buffer."""
+    lowered = lower_sparse_iter(PROGRAMS["elementwise"].make("float32", "int32"))
+
+    def match(block):
+        regions = [r for r in block.reads if r.source.name == "A"]
+        if not any(iv.var.name == "vj" for iv in block.iter_vars):
+            return block
+        matched = s_tir.MatchBufferRegion(buffer_var([1, 1], "float32", "A_matched"), regions[0])
+        fields = (block.body, block.init, block.alloc_buffers, [matched])
+        return s_tir.SBlock(block.iter_vars, block.reads, block.writes, block.name_hint, *fields)
+
+    func = lowered.with_body(map_expr(lowered.body, [(s_tir.SBlock, match)]))
+    with pytest.raises(LoweringError, match="'A' is matched across a ragged dimension"):
+        lower_sparse_buffer(func)
+
+
+def wmma(sch):
+    """One warp and one accumulator tile per row of blocks and 16 features."""
+    outer, k0, jo = blocks_of_features(sch)
+    sch.bind(*loops(sch, "bsr0"), "blockIdx.x")
+    sch.bind(k0, "blockIdx.y")
+    store = sch.cache_write(outer, 0, "wmma.accumulator")
+    sch.reverse_compute_at(store, k0)
+    sch.decompose_reduction(outer, jo)
+    inner = sch.get_sblock("bsr1")
+    hide_index_arrays(sch, inner)
+    at = {r.source.name: n for n, r in enumerate(sch.get(inner).reads)}
+    shared = [
+        sch.reindex_cache_read(inner, at["A"], "shared", lambda i, j, k: (i, k)),
+        sch.reindex_cache_read(inner, at["B"], "shared", lambda i, j, k: (k, j)),
+    ]
+    fragments = [
+        sch.cache_read(inner, at["A"], "wmma.matrix_a"),
+        sch.cache_read(inner, at["B"], "wmma.matrix_b"),
+    ]
+    for block in shared:
+        _, lane = sch.split(sch.fuse(*sch.get_loops(block)[-2:]), [None, 32])
+        sch.bind(lane, "threadIdx.x")
+    # Each of the 500 functions of that module looks at the whole stack, source lines included.
+    with mock.patch("inspect.stack", functools.partial(inspect.stack, 0)):
+        from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
+    names = get_wmma_intrin_group(
+        load_scope="shared",
+        store_scope="global",
+        in_dtype="float16",
+        out_dtype="float32",
+        trans_b=False,
+    )
+    for block, name in [
+        (fragments[0], "load_a"),
+        (fragments[1], "load_b"),
+        (sch.get_sblock("bsr1_init"), "init"),
+        (store, "store"),
+    ]:
+        sch.tensorize(sch.get_loops(block)[-2], names[name])
+    sch.tensorize(sch.get_loops(inner)[-3], names["compute"])
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_wmma_text(arch):
+    source = cuda_source(lower_sparse_buffer(schedule(make_bsr("float16"), wmma)), arch)
+    for call in ("fill_fragment", "load_matrix_sync", "mma_sync", "store_matrix_sync"):
+        assert f"nvcuda::wmma::{call}(" in source
+    # C has 512 elements per row of blocks: its offset must not be cut to 32 bits.
+    (store,) = (line for line in source.splitlines() if "store_matrix_sync(" in line)
+    assert "&(C_ptr[((((int64_t)((int)blockIdx.x)) * (int64_t)512)" in store
+
+
+@requires_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_wmma_compiles_to_tensor_core_instructions(arch, tmp_path):
+    source = cuda_source(lower_sparse_buffer(schedule(make_bsr("float16"), wmma)), arch)
+    cubin = tmp_path / "bsr.cubin"
+    cubin.write_bytes(nvcc_compile(source, arch))
+    disassembler = shutil.which("nvdisasm")
+    if disassembler is None:
+        pytest.skip("compiled; no nvdisasm to look at the instructions with")
+    done = subprocess.run([disassembler, str(cubin)], capture_output=True, text=True, check=True)
+    assert "HMMA.16816.F32" in done.stdout
+
+
+def test_the_wmma_schedule_without_tensor_cores():
+    """The same loop structure with plain scopes and no intrinsics, run on the CPU."""
+
+    def steps(sch):
+        outer, k0, jo = blocks_of_features(sch)
+        store = sch.cache_write(outer, 0, "local")
+        sch.reverse_compute_at(store, k0)
+        sch.decompose_reduction(outer, jo)
+        inner = sch.get_sblock("bsr1")
+        hide_index_arrays(sch, inner)
+        at = {r.source.name: n for n, r in enumerate(sch.get(inner).reads)}
+        sch.reindex_cache_read(inner, at["A"], "local", lambda i, j, k: (i, k))
+        sch.reindex_cache_read(inner, at["B"], "local", lambda i, j, k: (k, j))
+
+    args = bsr_args("float32")
+    out = run_cpu(schedule(make_bsr("float32"), steps), args)
+    np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-5)

@@ -1,0 +1,109 @@
+"""Schedule the stage II of the test programs, run them, and compare with their oracles.
+
+The rows 0, 6 and 12 of the inputs are empty, the second case is empty altogether, and outputs hold
+NaN before, so that an init that does not run shows. The function that was scheduled stays as it
+was, and the map from buffers to axes survives.
+"""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportMissingModuleSource=false
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm_ffi
+from tvm import s_tir
+
+from gpu_runner import cuda_source, run_opencl
+from programs import PROGRAMS, tolerance
+from sparsetir import build, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, STAGE_TWO_ATTRS
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES = ("small", "empty")
+
+
+def only(sch):
+    """The function of a schedule."""
+    (func,) = sch.mod.functions.values()
+    return func
+
+
+def schedule(func, steps):
+    """A schedule of a stage-I function's stage II; `steps` must leave what it copies alone."""
+    lowered = lower_sparse_iter(func)
+    before = tvm_ffi.structural_hash(lowered)
+    sch = s_tir.Schedule(s_tir.renew_defs(lowered))
+    steps(sch)
+    assert tvm_ffi.structural_hash(lowered) == before
+    layouts, kept = (f.attrs[LAYOUTS] for f in (lowered, only(sch)))
+    assert sorted(layouts) == sorted(kept)
+    for name in layouts:
+        assert tvm_ffi.structural_equal(layouts[name], kept[name], map_free_vars=True)
+    return sch
+
+
+def run_cpu(sch, args):
+    """The arrays after a run on the CPU."""
+    args = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
+    build(sch, "llvm")(**args)
+    return args
+
+
+def run_gpu(sch, args):
+    """The arrays after a run of the GPU schedule as OpenCL; its CUDA text exists, too."""
+    flat = lower_sparse_buffer(sch)
+    assert "__global__" in cuda_source(flat)
+    names = [p.name for p in only(sch).attrs[SIGNATURE].params]
+    flat_names = [p.name for p in flat.params]
+    out = run_opencl(flat, {f: args[n] for n, f in zip(names, flat_names)})
+    return {n: out[f] for n, f in zip(names, flat_names) if f in out}
+
+
+def check(name, sch, run, cases=CASES):
+    """Run a scheduled test program, and compare."""
+    program = PROGRAMS[name]
+    for case in cases:
+        args = program.inputs(np.random.default_rng(0), case, "float32", "int32")
+        out, expected = run(sch, args), program.oracle(args)
+        for output in program.outputs:
+            np.testing.assert_allclose(out[output], expected[output], **tolerance("float32"))
+
+
+def loops(sch, block):
+    return sch.get_loops(sch.get_sblock(block))
+
+
+def on(schedules, program):
+    """Register a function of (schedule, block, its loops) as a test of a program."""
+
+    def register(steps):
+        block = {
+            "spmm_bsr": "spmm1",
+            "spmm_ell": "spmm0",
+            "row_softmax": "softmax0",
+            "sddmm_fused": "sddmm1",
+        }.get(program, f"{program}1")
+
+        def apply(sch):
+            steps(sch, sch.get_sblock(block), *loops(sch, block))
+
+        schedules.append(pytest.param(program, apply, id=f"{program}-{steps.__name__}"))
+        return steps
+
+    return register
+
+
+def plain_text(func):
+    """The script of a function without our attributes and without the comments on top."""
+    for name in STAGE_TWO_ATTRS:
+        if name in func.attrs:
+            func = func.without_attr(name)
+    lines = [n for n in func.script().splitlines() if not n.startswith("#")]
+    return "\n".join(lines).strip() + "\n"
+
+
+def golden(name):
+    """A text that was looked at and found right."""
+    return (GOLDEN / f"{name}.txt").read_text()
