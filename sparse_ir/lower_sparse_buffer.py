@@ -23,7 +23,7 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.allocations import allocate_outside_of_threads, block_with
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.hoist_init import hoist_init
-from sparsetir.sparse_ir.nodes import Axis, buffer_var, map_expr, substitute, walk
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
     STAGE_TWO_ATTRS,
@@ -33,11 +33,10 @@ from sparsetir.sparse_ir.position_space import (
     positional_size,
 )
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
+from sparsetir.sparse_ir.storage import Storage, is_one
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["LowerSparseBuffer", "Storage", "lower_sparse_buffer"]
-
-INT32_MAX = 2**31 - 1
+__all__ = ["LowerSparseBuffer", "lower_sparse_buffer"]
 
 
 def lower_sparse_buffer(func_or_mod: Any) -> Any:
@@ -76,102 +75,6 @@ def LowerSparseBuffer() -> Any:
         return tvm.IRModule(functions, attrs=mod.attrs)
 
     return run
-
-
-class Storage:
-    """Offsets and sizes of one buffer over axes."""
-
-    def __init__(self, layout: Layout, flat: dict[str, Any], rename: Any) -> None:
-        self.axes = list(layout.axes)
-        self.ends = int(layout.ends)
-        self._flat = flat
-        self._indptr = {a.name: n for a, n in zip(self.axes, layout.indptr, strict=True) if n}
-        self._rename = rename
-        parents = {a.parent.name for a in self.axes if a.parent is not None}
-        self.leaves = [a for a in self.axes if a.name not in parents]
-        roots = [a.root.name for a in self.axes if a.parent is None]
-        self.leaves.sort(key=lambda a: roots.index(a.root.name))
-        sizes = [self._size(a) for a in self.leaves]
-        self.dtype = self._offset_dtype(sizes)
-        self.sizes = [as_dtype(s, self.dtype) for s in sizes]
-
-    def _size(self, axis: Axis) -> Any:
-        """Elements of an axis under its whole tree: nnz(Tree(axis))."""
-        if axis.kind == "dense_fixed":
-            return self._rename(axis.length)
-        if axis.is_variable:
-            return self._rename(axis.nnz)
-        above = self._size(axis.parent)
-        cols = self._rename(axis.nnz_cols)
-        if isinstance(above, tirx.IntImm) and isinstance(cols, tirx.IntImm):
-            return as_dtype(int(above) * int(cols), "int64")
-        return as_dtype(above, "int64") * as_dtype(cols, "int64")
-
-    def _offset_dtype(self, sizes: list[Any]) -> str:
-        if all(isinstance(s, tirx.IntImm) for s in sizes):
-            total = 1
-            for s in sizes:
-                total *= int(s)
-            wide = total + self.ends > INT32_MAX or any(a.idtype == "int64" for a in self.leaves)
-            return "int64" if wide else "int32"
-        return dtype_of(sizes[0]) if len(sizes) == 1 else "int64"
-
-    def size(self) -> Any:
-        """Number of elements."""
-        total = as_dtype(1, self.dtype)
-        for n, size in enumerate(self.sizes):
-            total = size if n == 0 else total * size
-        return total + as_dtype(1, self.dtype) if self.ends else total
-
-    def natural_shape(self) -> list[Any]:
-        """Shape of the values as a caller holds them: trailing dense axes keep a dimension each."""
-        if self.ends:
-            return [self.size()]
-        dense = len(self.leaves)
-        while dense > 0 and self.leaves[dense - 1].kind == "dense_fixed":
-            dense -= 1
-        trailing = [as_dtype(self._rename(a.length), a.idtype) for a in self.leaves[dense:]]
-        if dense == 0:
-            return trailing
-        sizes = [self._size(a) for a in self.leaves[:dense]]
-        merged = sizes[0]
-        for size in sizes[1:]:
-            merged = as_dtype(merged, "int64") * as_dtype(size, "int64")
-        return [merged, *trailing]
-
-    def strides(self) -> list[Any]:
-        """Elements between neighbours on each leaf, in the order of `leaves`."""
-        out: list[Any] = []
-        stride: Any = as_dtype(1, self.dtype)
-        for n, size in enumerate(reversed(self.sizes)):
-            out.insert(0, stride)
-            stride = size if n == 0 else size * stride
-        return out
-
-    def offset(self, index: list[Any]) -> Any:
-        """Offset of the element at these positions (equations 6 and 7)."""
-        pos = {a.name: i for a, i in zip(self.axes, index, strict=True)}
-        total: Any = None if self.leaves else as_dtype(0, self.dtype)
-        for leaf, stride in zip(self.leaves, self.strides(), strict=True):
-            here = as_dtype(self._within(leaf, pos), self.dtype)
-            term = here if _is_one(stride) else here * stride
-            total = term if total is None else total + term
-        return Analyzer().simplify(total)
-
-    def _within(self, axis: Axis, pos: dict[str, Any]) -> Any:
-        here = pos[axis.name]
-        if axis.kind == "dense_fixed":
-            return here
-        above = self._within(axis.parent, pos)
-        if axis.is_variable:
-            start = tirx.BufferLoad(self._flat[self._indptr[axis.name]], [above])
-            return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))
-        cols = as_dtype(self._rename(axis.nnz_cols), self.dtype)
-        return as_dtype(above, self.dtype) * cols + as_dtype(here, self.dtype)
-
-
-def _is_one(expr: Any) -> bool:
-    return isinstance(expr, tirx.IntImm) and int(expr) == 1
 
 
 class _Flattening:
@@ -326,7 +229,7 @@ class _Flattening:
         storage = self.storage.get(node.source)
         if storage is None:
             return node
-        if all(_is_one(r.extent) for r in node.region):
+        if all(is_one(r.extent) for r in node.region):
             first = storage.offset([r.min for r in node.region])
             ranges = [ir.Range.from_min_extent(first, as_dtype(1, storage.dtype))]
         else:

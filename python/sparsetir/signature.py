@@ -13,9 +13,9 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.lower_sparse_buffer import Storage
 from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace, dtype_of
+from sparsetir.sparse_ir.storage import Storage
 
 __all__ = ["Inference", "Signature", "natural_shapes", "signature_of"]
 

@@ -1,0 +1,116 @@
+"""Where the elements of a buffer over axes lie in memory (SparseTIR, equations 6 to 8).
+
+The offset of an element sums, over the axis trees of the buffer, the offset within the tree times
+the sizes of the trees after it; trees are ordered by their roots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.sym import Analyzer
+
+from sparsetir.sparse_ir.nodes import Axis
+from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of
+
+__all__ = ["Storage", "is_one"]
+
+INT32_MAX = 2**31 - 1
+
+
+class Storage:
+    """Offsets and sizes of one buffer over axes."""
+
+    def __init__(self, layout: Layout, flat: dict[str, Any], rename: Any) -> None:
+        self.axes = list(layout.axes)
+        self.ends = int(layout.ends)
+        self._flat = flat
+        self._indptr = {a.name: n for a, n in zip(self.axes, layout.indptr, strict=True) if n}
+        self._rename = rename
+        parents = {a.parent.name for a in self.axes if a.parent is not None}
+        self.leaves = [a for a in self.axes if a.name not in parents]
+        roots = [a.root.name for a in self.axes if a.parent is None]
+        self.leaves.sort(key=lambda a: roots.index(a.root.name))
+        sizes = [self._size(a) for a in self.leaves]
+        self.dtype = self._offset_dtype(sizes)
+        self.sizes = [as_dtype(s, self.dtype) for s in sizes]
+
+    def _size(self, axis: Axis) -> Any:
+        """Elements of an axis under its whole tree: nnz(Tree(axis))."""
+        if axis.kind == "dense_fixed":
+            return self._rename(axis.length)
+        if axis.is_variable:
+            return self._rename(axis.nnz)
+        above = self._size(axis.parent)
+        cols = self._rename(axis.nnz_cols)
+        if isinstance(above, tirx.IntImm) and isinstance(cols, tirx.IntImm):
+            return as_dtype(int(above) * int(cols), "int64")
+        return as_dtype(above, "int64") * as_dtype(cols, "int64")
+
+    def _offset_dtype(self, sizes: list[Any]) -> str:
+        if all(isinstance(s, tirx.IntImm) for s in sizes):
+            total = 1
+            for s in sizes:
+                total *= int(s)
+            wide = total + self.ends > INT32_MAX or any(a.idtype == "int64" for a in self.leaves)
+            return "int64" if wide else "int32"
+        return dtype_of(sizes[0]) if len(sizes) == 1 else "int64"
+
+    def size(self) -> Any:
+        """Number of elements."""
+        total = as_dtype(1, self.dtype)
+        for n, size in enumerate(self.sizes):
+            total = size if n == 0 else total * size
+        return total + as_dtype(1, self.dtype) if self.ends else total
+
+    def natural_shape(self) -> list[Any]:
+        """Shape of the values as a caller holds them: trailing dense axes keep a dimension each."""
+        if self.ends:
+            return [self.size()]
+        dense = len(self.leaves)
+        while dense > 0 and self.leaves[dense - 1].kind == "dense_fixed":
+            dense -= 1
+        trailing = [as_dtype(self._rename(a.length), a.idtype) for a in self.leaves[dense:]]
+        if dense == 0:
+            return trailing
+        sizes = [self._size(a) for a in self.leaves[:dense]]
+        merged = sizes[0]
+        for size in sizes[1:]:
+            merged = as_dtype(merged, "int64") * as_dtype(size, "int64")
+        return [merged, *trailing]
+
+    def strides(self) -> list[Any]:
+        """Elements between neighbours on each leaf, in the order of `leaves`."""
+        out: list[Any] = []
+        stride: Any = as_dtype(1, self.dtype)
+        for n, size in enumerate(reversed(self.sizes)):
+            out.insert(0, stride)
+            stride = size if n == 0 else size * stride
+        return out
+
+    def offset(self, index: list[Any]) -> Any:
+        """Offset of the element at these positions (equations 6 and 7)."""
+        pos = {a.name: i for a, i in zip(self.axes, index, strict=True)}
+        total: Any = None if self.leaves else as_dtype(0, self.dtype)
+        for leaf, stride in zip(self.leaves, self.strides(), strict=True):
+            here = as_dtype(self._within(leaf, pos), self.dtype)
+            term = here if is_one(stride) else here * stride
+            total = term if total is None else total + term
+        return Analyzer().simplify(total)
+
+    def _within(self, axis: Axis, pos: dict[str, Any]) -> Any:
+        here = pos[axis.name]
+        if axis.kind == "dense_fixed":
+            return here
+        above = self._within(axis.parent, pos)
+        if axis.is_variable:
+            start = tirx.BufferLoad(self._flat[self._indptr[axis.name]], [above])
+            return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))
+        cols = as_dtype(self._rename(axis.nnz_cols), self.dtype)
+        return as_dtype(above, self.dtype) * cols + as_dtype(here, self.dtype)
+
+
+def is_one(expr: Any) -> bool:
+    """Whether an expression is the constant 1."""
+    return isinstance(expr, tirx.IntImm) and int(expr) == 1

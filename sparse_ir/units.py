@@ -1,0 +1,218 @@
+"""The loops of an iteration, and the position and coordinate of each axis inside them.
+
+One loop per axis, or one over the joint positions of fused axes, whose own positions are then
+recovered: by searching offsets above a variable axis, by division below it. (SparseTIR, section
+3.3.1, steps 2 and 3.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, SparseIteration
+from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
+from sparsetir.sparse_ir.search import find_last_start
+from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit, free_vars
+
+__all__ = ["Unit", "Units"]
+
+
+@dataclass
+class Unit:
+    """One loop: an axis, a fused axis or an attached axis."""
+
+    node: Any
+    kinds: str
+    loop: Any
+    var: Any
+    extent: Any
+    pads: list[Any] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+
+    @property
+    def iter_type(self) -> int:
+        """Kind of the block variable: spatial, reduction, or opaque for a mixture."""
+        if set(self.kinds) == {"S"}:
+            return tirx.IterVar.DataPar
+        return tirx.IterVar.CommReduce if set(self.kinds) == {"R"} else tirx.IterVar.Opaque
+
+
+class Units:
+    """Makes the loops of the iterations of one function."""
+
+    def __init__(self, space: PositionSpace, translate: Translator) -> None:
+        self.space = space
+        self.translate = translate
+
+    def of(self, it: SparseIteration, scope: Scope) -> list[Unit]:
+        """The loops of an iteration; `scope` learns where each axis stands."""
+        units: list[Unit] = []
+        at = 0
+        for node in it.axes:
+            count = len(node.axes) if isinstance(node, FusedAxis) else 1
+            coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
+            at += count
+            if isinstance(node, FusedAxis):
+                units.append(self._fused_unit(node, coords, kinds, scope))
+            else:
+                units.append(self._axis_unit(node, coords[0], kinds, scope))
+        return units
+
+    def _axis_unit(self, node: Any, coord_var: Any, kind: str, scope: Scope) -> Unit:
+        axis = node.axis if isinstance(node, AttachedAxis) else node
+        parents = self._parents(node, scope)
+        loop, var = (
+            tirx.Var(coord_var.name, axis.idtype),
+            tirx.Var("v" + coord_var.name, axis.idtype),
+        )
+        extent = as_dtype(self.space.extent(axis, parents), axis.idtype)
+        if isinstance(node, AttachedAxis) and node.to.kind == "sparse_fixed":
+            exists = scope.visits[node.to.name].coord >= 0
+            extent = tirx.if_then_else(exists, extent, as_dtype(0, axis.idtype))
+        coord = self.space.coordinate(axis, [*parents, var])
+        self._visit(axis, coord_var, var, coord, parents, scope)
+        pads = [coord >= 0] if axis.kind == "sparse_fixed" else []
+        return Unit(node, kind, loop, var, extent, pads)
+
+    @staticmethod
+    def _parents(node: Any, scope: Scope) -> list[Any]:
+        """Positions of an axis's ancestors."""
+        if isinstance(node, AttachedAxis):
+            to = scope.visits[node.to.name]
+            return [as_dtype(to.coord, node.axis.parent.idtype)]
+        if node.parent is None:
+            return []
+        visit = scope.visits[node.parent.name]
+        return [*visit.parents, visit.pos]
+
+    @staticmethod
+    def _visit(
+        axis: Axis, coord_var: Any, pos: Any, coord: Any, parents: list[Any], scope: Scope
+    ) -> None:
+        scope.visits[axis.name] = Visit(axis, pos, coord, parents)
+        scope.coords[coord_var] = coord
+
+    def _fused_unit(self, node: FusedAxis, coords: list[Any], kinds: str, scope: Scope) -> Unit:
+        """One loop over the joint positions; each axis's own position is recovered from it.
+
+        The axes fall into runs, each an axis and its descendants; a run that holds a variable axis
+        recovers the positions above it by searching its offsets, the fixed ones by division.
+        """
+        axes = list(node.axes)
+        dtype = "int64" if any(a.idtype == "int64" for a in axes) else "int32"
+        name = "".join(c.name for c in coords)
+        loop, var = tirx.Var(name, dtype), tirx.Var("v" + name, dtype)
+        runs: list[list[int]] = []
+        for n, axis in enumerate(axes):
+            if runs and axis.parent is not None:
+                runs[-1].append(n)
+            else:
+                runs.append([n])
+        sizes = [self._run_size([axes[n] for n in run], scope, dtype) for run in runs]
+        unit = Unit(node, kinds, loop, var, _product(sizes, dtype))
+        rest: Any = var
+        for number, run in enumerate(runs):
+            inner = _product(sizes[number + 1 :], dtype)
+            here = rest if number + 1 == len(runs) else tirx.floordiv(rest, inner)
+            rest = rest if number + 1 == len(runs) else tirx.floormod(rest, inner)
+            self._recover([axes[n] for n in run], [coords[n] for n in run], here, unit, scope)
+        return unit
+
+    def _run_size(self, run: list[Axis], scope: Scope, dtype: str) -> Any:
+        base, end = self._run_bounds(run, scope)
+        return as_dtype(end - base if base is not None else end, dtype)
+
+    def _run_bounds(self, run: list[Axis], scope: Scope) -> tuple[Any, Any]:
+        """First (None for 0) and past-the-end offset of a run, in elements of its last axis."""
+        variable = [n for n, a in enumerate(run) if a.is_variable]
+        outer = self._parents(run[0], scope) if run[0].parent is not None else []
+        fixed_after = run[variable[-1] + 1 :] if variable else run
+        factor = _product([self.space.extent(a, []) for a in fixed_after], run[-1].idtype)
+        if not variable:
+            return None, factor
+        last = run[variable[-1]]
+        if not outer:
+            return None, as_dtype(last.nnz, run[-1].idtype) * factor
+        above = run[: variable[-1]]
+        head = [self.space.extent(run[0], outer), *([0] * (len(above) - 1))] if above else []
+        base = self._offset(last, outer, [as_dtype(0, a.idtype) for a in above])
+        if above:
+            end = self._offset(
+                last, outer, [as_dtype(h, a.idtype) for h, a in zip(head, above, strict=True)]
+            )
+        else:
+            end = self.space.start(last, outer, 1)
+        return base * factor, end * factor
+
+    def _offset(self, last: Axis, outer: list[Any], above: list[Any]) -> Any:
+        return self.space.start(last, [*outer, *above])
+
+    def _recover(
+        self, run: list[Axis], coords: list[Any], joint: Any, unit: Unit, scope: Scope
+    ) -> None:
+        outer = self._parents(run[0], scope) if run[0].parent is not None else []
+        variable = [n for n, a in enumerate(run) if a.is_variable]
+        split = variable[-1] if variable else -1
+        after = run[split + 1 :]
+        positions: list[Any] = []
+        tail: list[Any] = []
+        for axis in reversed(after):
+            extent = as_dtype(self.space.extent(axis, []), dtype_of(joint))
+            if axis is run[0]:
+                tail.insert(0, joint)
+            else:
+                tail.insert(0, tirx.floormod(joint, extent))
+                joint = tirx.floordiv(joint, extent)
+        if variable:
+            positions = self._recover_variable(run[: split + 1], outer, joint, unit, scope)
+        positions += tail
+        for n, (axis, coord_var) in enumerate(zip(run, coords, strict=True)):
+            pos = as_dtype(positions[n], axis.idtype)
+            parents = [*outer, *positions[:n]]
+            coord = self.space.coordinate(axis, [*parents, pos])
+            self._visit(axis, coord_var, pos, coord, parents, scope)
+            if axis.kind == "sparse_fixed":
+                unit.pads.append(coord >= 0)
+
+    def _recover_variable(
+        self, run: list[Axis], outer: list[Any], joint: Any, unit: Unit, scope: Scope
+    ) -> list[Any]:
+        """Positions of a run that ends in a variable axis, from an offset into that axis."""
+        last = run[-1]
+        if outer:
+            zeros = [as_dtype(0, a.idtype) for a in run[:-1]]
+            joint = joint + self._offset(last, outer, zeros)
+        found: list[Any] = []
+        for n, axis in enumerate(run[:-1]):
+            result = self.translate.local(f"{axis.name}_at", axis.idtype)
+            above, below = (*found,), (*(as_dtype(0, a.idtype) for a in run[n + 1 : -1]),)
+
+            def start_of(x: Any, above: tuple = above, below: tuple = below) -> Any:
+                return self._offset(last, outer, [*above, x, *below])
+
+            extent = self.space.extent(axis, [*outer, *found])
+            reads = self.translate.reads_of([extent, joint, *found])
+            indptr = self.space.indptr(last)
+            whole = [ir.Range.from_min_extent(as_dtype(0, dtype_of(d)), d) for d in indptr.ty.shape]
+            search = find_last_start(
+                f"find_{result.name}",
+                result,
+                start_of,
+                extent,
+                joint,
+                [*reads, tirx.BufferRegion(indptr, whole)],
+            )
+            unit.searches.append(self.translate.made(*search, free_vars(joint) | {unit.var}))
+            found.append(tirx.BufferLoad(result, [0]))
+        pos = joint - as_dtype(self._offset(last, outer, found), dtype_of(joint))
+        return [*found, as_dtype(pos, last.idtype)]
+
+
+def _product(factors: list[Any], dtype: str) -> Any:
+    out = as_dtype(1, dtype)
+    for n, factor in enumerate(factors):
+        out = as_dtype(factor, dtype) if n == 0 else out * as_dtype(factor, dtype)
+    return out
