@@ -7,6 +7,9 @@ and buffers, and the check after parsing.
 from __future__ import annotations
 
 import inspect
+import linecache
+import sys
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import tvm
@@ -37,7 +40,7 @@ def prim_func(func: Any = None, private: bool = False, check_well_formed: bool =
     check_well_formed : run :func:`sparsetir.verify` after parsing
     Returns a :class:`SparseFunc`. Raises tvm.error.DiagnosticError with file and line.
     """
-    outer_stack = inspect.stack(0)
+    outer_stack = _outer_frames()
 
     def wrapper(func: Any) -> Any:
         if not inspect.isfunction(func):
@@ -55,6 +58,23 @@ def prim_func(func: Any = None, private: bool = False, check_well_formed: bool =
 
 
 setattr(prim_func, "dispatch_token", TOKEN)  # noqa: B010
+
+
+def _outer_frames() -> list[Any]:
+    """The caller's frames, innermost first, as TVM's helpers want them.
+
+    `inspect.stack` gives the same, but looks through every loaded module for it.
+    """
+    out: list[Any] = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        line = None
+        if len(out) < 3:  # a class around the function is the third
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno, frame.f_globals)
+        context = [line] if line else None
+        out.append(SimpleNamespace(frame=frame, lineno=frame.f_lineno, code_context=context))
+        frame = frame.f_back
+    return out
 
 
 def from_source(text: str, extra_vars: dict[str, Any] | None = None) -> Any:
@@ -86,7 +106,7 @@ def ir_module(cls: Any = None) -> Any:
     Functions under `@T.prim_func` of this dialect become stage-I functions, those under TVM's own
     `prim_func` ordinary ones. (TVM's `I.ir_module` takes no functions of other dialects.)
     """
-    outer_stack = inspect.stack(0)
+    outer_stack = _outer_frames()
 
     def wrapper(cls: Any) -> Any:
         if not inspect.isclass(cls):
