@@ -20,7 +20,7 @@ from sparsetir.schedules.vectorize import vectorize_innermost
 from sparsetir.sparse_ir.nodes import map_expr, walk
 from sparsetir.sparse_ir.position_space import PARALLEL, as_dtype
 
-__all__ = ["default_schedule"]
+__all__ = ["binds_threads", "default_schedule"]
 
 GPU_THREADS = 128
 GPU_WARP = 32
@@ -186,7 +186,7 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
     body: list[tirx.Stmt] = [tirx.Evaluate(buffer_data(v)) for v in root.alloc_buffers]
-    body += [p if _has_threads(p) else _single_thread(p) for p in parts]
+    body += [p if binds_threads(p) else _single_thread(p) for p in parts]
     block = s_tir.SBlock(
         [], root.reads, root.writes, root.name_hint,
         tirx.SeqStmt(body) if len(body) > 1 else body[0],
@@ -195,11 +195,13 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
     return func.with_body(s_tir.SBlockRealize([], True, block))
 
 
-def _has_threads(stmt: Any) -> bool:
+def binds_threads(stmt: Any) -> bool:
+    """Whether anything in a statement runs on GPU threads."""
     found: list[Any] = []
 
     def visit(node: Any) -> None:
-        if isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING:
+        bound = isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING
+        if bound or (isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent"):
             found.append(node)
 
     walk(stmt, visit)

@@ -10,14 +10,14 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.arrays import itemsize
 from sparsetir.kernel import Kernel
-from sparsetir.schedules.default import default_schedule, is_gpu
+from sparsetir.schedules.default import binds_threads, default_schedule, is_gpu
 from sparsetir.signature import natural_shapes, signature_of
 from sparsetir.sparse_ir.cpu_locals import locals_on_stack
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.exact_constants import exact_constants
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute, walk
+from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
 __all__ = ["build", "host_target", "resolve_target"]
@@ -108,7 +108,7 @@ def _stages(name: str, func: Any, target: Any) -> dict[str, Any]:
     elif SIGNATURE in func.attrs:
         stages["II scheduled"] = func
     scheduled = stages.get("II scheduled", func)
-    if is_gpu(target) and not _binds_threads(scheduled):
+    if is_gpu(target) and not binds_threads(scheduled.body):
         raise ScheduleError(
             f"build: '{name}' is scheduled for no threads, as target {target.kind.name} needs; "
             "bind its loops, or give the stage-I function for the default schedule"
@@ -117,19 +117,6 @@ def _stages(name: str, func: Any, target: Any) -> dict[str, Any]:
     finish = exact_constants if is_gpu(target) else locals_on_stack
     stages["III"] = finish(stages["III"])
     return stages
-
-
-def _binds_threads(func: tirx.PrimFunc) -> bool:
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING:
-            found.append(node)
-        elif isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent":
-            found.append(node)
-
-    walk(func.body, visit)
-    return bool(found)
 
 
 def _callable_with_natural_shapes(name: str, stages: dict[str, Any]) -> tirx.PrimFunc:
