@@ -24,12 +24,12 @@ that fill it as they are, and copy on from there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.formats.description import Format
+from sparsetir.formats.description import Described
 from sparsetir.formats.preprocess import COPY, extract_preprocess, is_copy, statements
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import LoweringError
@@ -54,19 +54,22 @@ __all__ = ["COPY", "RESTORE", "decompose_format", "extract_preprocess"]
 RESTORE = "sparsetir.restore"
 
 
-def decompose_format(func: SparseFunc, rules: Sequence[FormatRewriteRule]) -> SparseFunc:
+def decompose_format(
+    func: SparseFunc, rules: Sequence[FormatRewriteRule], full: Collection[str] = ()
+) -> SparseFunc:
     """Rewrite the iterations over some buffers into iterations over other formats.
 
     func : stage-I function
     rules : rules on the same buffers share the work, each computes what its index arrays (and its
         mask) hold; rules on what earlier rules produced are applied after them
+    full : names of rules whose formats will have an element in every place, and so need no mask
 
     The result has the parameters of `func` and, behind them, those of each description renamed by
-    :meth:`FormatRewriteRule.renamed`, and a mask `mask_<rule>` (int8, over the new axes, 1 where an
-    element is stored). Copies into a format are iterations `copy_<buffer>_<rule>`, with annotation
-    COPY when the program does not write the buffer; buffers that it writes are copied back at the
-    end by `restore_<buffer>_<rule>`, while those that it also allocates are replaced altogether.
-    An init runs once, before the parts.
+    :meth:`FormatRewriteRule.renamed`, and where :attr:`FormatRewriteRule.masked` a mask
+    `mask_<rule>` (int8, over the new axes, 1 where an element is stored). Copies into a format are
+    iterations `copy_<buffer>_<rule>`, with annotation COPY when the program does not write the
+    buffer; buffers that it writes are copied back at the end by `restore_<buffer>_<rule>`, while
+    those that it also allocates are replaced altogether. An init runs once, before the parts.
 
     Raises ValueError for a rule that does not fit the function, and LoweringError for an iteration
     or an access that cannot be rewritten: one that does not iterate the axes before, fused,
@@ -85,6 +88,11 @@ def decompose_format(func: SparseFunc, rules: Sequence[FormatRewriteRule]) -> Sp
         raise ValueError(
             f"decompose_format: argument 'rules': expected different names, got {names}"
         )
+    unknown = [n for n in full if n not in names]
+    if isinstance(full, str) or unknown:
+        raise ValueError(
+            f"decompose_format: argument 'full': expected names among {names}, got {full!r}"
+        )
     pending = list(rules)
     while pending:
         have = {b.name for b in func.buffers}
@@ -97,7 +105,7 @@ def decompose_format(func: SparseFunc, rules: Sequence[FormatRewriteRule]) -> Sp
             )
         together = [r for r in pending if tuple(r.buffers_to_rewrite) == target]
         pending = [r for r in pending if r not in together]
-        func = _Decomposition(func, together).run()
+        func = _Decomposition(func, together, full).run()
     verify(func)
     return func
 
@@ -105,9 +113,11 @@ def decompose_format(func: SparseFunc, rules: Sequence[FormatRewriteRule]) -> Sp
 class _Decomposition:
     """One set of rules that rewrite the same buffers."""
 
-    def __init__(self, func: SparseFunc, rules: list[FormatRewriteRule]) -> None:
+    def __init__(
+        self, func: SparseFunc, rules: list[FormatRewriteRule], full: Collection[str]
+    ) -> None:
         self.func = func
-        self.formats = [Format(r) for r in rules]
+        self.formats = [Described(r, r.name in full) for r in rules]
         self.targets = {n: func.buffer(n) for n in rules[0].buffers_to_rewrite}
         for fmt in self.formats:
             self._check(fmt.rule)
@@ -162,7 +172,8 @@ class _Decomposition:
         body = [*filled, *copies, *rest, *restores]
         axes = [a for f in self.formats for a in f.axes.values()]
         buffers = [b for b in self.func.buffers if b.name not in self.local]
-        buffers += [b for f in self.formats for b in [*f.buffers.values(), f.mask]]
+        for fmt in self.formats:
+            buffers += [*fmt.buffers.values(), *([fmt.mask] if fmt.mask else [])]
         return self.func.replace(
             params=[*self.func.params, *(p for f in self.formats for p in f.params)],
             axes=[*self.func.axes, *axes, *self.added],
@@ -170,7 +181,7 @@ class _Decomposition:
             body=tirx.SeqStmt(body) if len(body) > 1 else body[0],
         )
 
-    def _move(self, fmt: Format, name: str, back: bool) -> SparseIteration:
+    def _move(self, fmt: Described, name: str, back: bool) -> SparseIteration:
         """The iteration that copies a buffer into a format, or back."""
         axes = [fmt.axes[n] for n in fmt.rule.axes_after_rewrite]
         new_vars = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
@@ -195,7 +206,9 @@ class _Decomposition:
         )
 
     @staticmethod
-    def _where_stored(fmt: Format, new_vars: list[Any], stmt: Any) -> tirx.Stmt:
+    def _where_stored(fmt: Described, new_vars: list[Any], stmt: Any) -> tirx.Stmt:
+        if fmt.mask is None:
+            return stmt
         stored = tirx.BufferLoad(fmt.mask.var, new_vars) != tirx.const(0, "int8")
         return tirx.IfThenElse(stored, stmt, None)
 
@@ -238,7 +251,7 @@ class _Decomposition:
             vars=it.vars, init=None, body=it.body, annotations=it.annotations,
         )  # fmt: skip
 
-    def _compute(self, fmt: Format, it: SparseIteration, keep_init: bool) -> SparseIteration:
+    def _compute(self, fmt: Described, it: SparseIteration, keep_init: bool) -> SparseIteration:
         """The iteration on one format."""
         rule = fmt.rule
         self._check_iteration(it, rule)

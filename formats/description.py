@@ -9,17 +9,19 @@ from tvm import ir
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, buffer_var, substitute
 
-__all__ = ["Format"]
+__all__ = ["Described"]
 
 
-class Format:
-    """A description with parameters, axes and buffers renamed, and its mask.
+class Described:
+    """A description with parameters, axes and buffers renamed, and its mask if it has one.
 
+    rule : the rule
+    full : every place holds an element, so that no mask is needed
     params : what the program gets behind its own parameters, the mask's handle the last
     axes, buffers : by their names in the description
     """
 
-    def __init__(self, rule: FormatRewriteRule) -> None:
+    def __init__(self, rule: FormatRewriteRule, full: bool = False) -> None:
         self.rule = rule
         desc = rule.new_format_desc
         fresh: dict[Any, Any] = {p: ir.Var(rule.renamed(p.name), p.ty) for p in desc.params}
@@ -33,6 +35,9 @@ class Format:
                 rule.renamed(buf.name), [self.axes[a.name] for a in buf.axes], buf.dtype,
                 fresh.get(buf.handle),
             )  # fmt: skip
+        self.mask: SparseBuffer | None = None
+        if full or not rule.masked:
+            return
         handle = ir.Var(f"mask_{rule.name}", ir.PointerType(ir.PrimType("void")))
         self.params.append(handle)
         after = [self.axes[n] for n in rule.axes_after_rewrite]

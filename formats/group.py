@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 from scipy.sparse import csr_array
 
@@ -15,31 +13,25 @@ def group(
     parents: int,
     coord: np.ndarray,
     length: int,
-    below: Sequence[np.ndarray] = (),
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The distinct (parent, coordinate) pairs, in that order.
 
     parent : (nnz,) integers in [0, parents)
     coord : (nnz,) integers in [0, length); parents * length is less than 2**62
-    below : not empty: every element is a pair of its own, and these arrays order equal pairs
 
     Returns (parent of each pair, coordinate of each pair, (nnz,) number of each element's pair).
     Linear, but for elements in random order below more parents or coordinates than there are
-    elements, and where `below` is given: these are sorted.
+    elements: these are sorted.
     """
     dtype = np.int32 if parents * max(1, length) < 2**31 else np.int64
     key = parent.astype(dtype) * dtype(max(1, length)) + coord.astype(dtype, copy=False)
     order = None
-    if below:
-        order = np.lexsort((*below[::-1], key))
-    else:
-        falls = int(np.count_nonzero(key[1:] < key[:-1]))
-        if falls:
-            order = _order(key, falls, parent, parents, coord, length)
+    falls = int(np.count_nonzero(key[1:] < key[:-1]))
+    if falls:
+        order = _order(key, falls, parent, parents, coord, length)
     ordered = key if order is None else key[order]
     first = np.ones(len(key), bool)
-    if not below:
-        np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     pairs = ordered if first.all() else ordered[first]
     number = np.cumsum(first, dtype=np.int64 if len(key) > 2**31 else np.int32)
     number -= 1

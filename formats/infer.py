@@ -9,7 +9,6 @@ the number of elements and of places, fastest for coordinates in the order of CS
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,62 +16,14 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.formats.group import group
+from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.nodes import Axis, substitute, walk
 
-__all__ = ["InferredFormat", "infer_format"]
+__all__ = ["infer_format"]
 
 INT32 = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class InferredFormat:
-    """What a rule makes of a set of coordinates.
-
-    rule : the rule
-    arguments : arrays and sizes by the names they have in a decomposed program: index arrays,
-        sizes and the mask, not the values
-    places : for each stored element, its place in the flat values of the new format
-    shape : of the values and the mask: one dimension up to the last sparse axis, then the dense
-        axes after it
-    """
-
-    rule: FormatRewriteRule
-    arguments: dict[str, Any]
-    places: np.ndarray
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of places, padding included."""
-        return int(np.prod(self.shape, dtype=np.int64))
-
-    @property
-    def padding(self) -> float:
-        """Share of the places that hold no element."""
-        return 1.0 - len(self.places) / self.size if self.size else 0.0
-
-    def values(self, stored: np.ndarray) -> np.ndarray:
-        """Values of the new format, zero where padded; `stored` is in the order of `coords`."""
-        stored = np.asarray(stored)
-        if stored.shape != self.places.shape:
-            raise ValueError(
-                f"InferredFormat '{self.rule.name}': argument 'stored': expected shape "
-                f"{self.places.shape}, got {stored.shape}"
-            )
-        out = np.zeros(self.size, stored.dtype)
-        out[self.places] = stored
-        return out.reshape(self.shape)
-
-    def restore(self, values: np.ndarray) -> np.ndarray:
-        """The stored elements, in the order of `coords`, from the values of the new format."""
-        if values.size != self.size:
-            raise ValueError(
-                f"InferredFormat '{self.rule.name}': argument 'values': expected {self.size} "
-                f"elements, got shape {values.shape}"
-            )
-        return values.reshape(-1)[self.places]
 
 
 def infer_format(
@@ -121,8 +72,6 @@ class _Inference:
         rule = self.rule
         for axis in self.axes:
             self._fill(axis)
-        if not all(a.unique for a in self.axes):
-            self._check_input_twice()
         parents = {a.parent.name for a in self.axes if a.parent is not None}
         leaves = [a for a in self.axes if a.name not in parents]
         roots = [a.name for a in self.axes if a.parent is None]
@@ -139,12 +88,14 @@ class _Inference:
         mask[places] = 1
         if np.count_nonzero(mask) != self.count:
             self._refuse_shared(places)
-        shape = self._natural_shape(leaves)
         known = {str(p.name) for p in rule.new_format_desc.params}
         named = {n: v for n, v in {**self.arguments, **self.sizes}.items() if n in known}
-        arguments = {rule.renamed(n): v for n, v in named.items()}
-        arguments[rule.renamed("mask")] = mask.reshape(shape)
-        return InferredFormat(rule, arguments, places, shape)
+        indices = {rule.renamed(n): v for n, v in named.items()}
+        out = InferredFormat(rule, indices, self._natural_shape(leaves), self.count, places)
+        out.stored = self.count
+        if rule.masked:
+            out.mask = mask.reshape(out.shape)
+        return out
 
     def _natural_shape(self, leaves: list[Axis]) -> tuple[int, ...]:
         dense = len(leaves)
@@ -294,8 +245,9 @@ class _Inference:
                 f"infer_format: rule '{self.rule.name}': axis '{axis.name}': {parents} parents "
                 f"times {length} coordinates are too many to be told apart"
             )
-        below = [] if axis.unique else [self.new[a.name] for a in self.axes]
-        row, indices, place = group(parent, parents, coord, length, below)
+        row, indices, place = group(parent, parents, coord, length)
+        if not axis.unique:
+            row, indices, place = self._repeated(axis, row, indices, place)
         counts = np.bincount(row, minlength=parents)
         start = _starts(counts)
         if axis.kind == "sparse_variable":
@@ -314,6 +266,28 @@ class _Inference:
         self.arguments[str(axis.indices.name)] = slots
         self.offset[axis.name], self.total[axis.name] = at[place], parents * cols
 
+    def _repeated(
+        self, axis: Axis, row: np.ndarray, indices: np.ndarray, place: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The groups of an axis that is not unique: those with more slots than there are split."""
+        below = [a for a in self.axes if a.parent is not None and a.parent.same_as(axis)]
+        if len(below) != 1 or below[0].kind != "sparse_fixed":
+            raise ValueError(
+                f"infer_format: rule '{self.rule.name}': axis '{axis.name}' is not unique; "
+                "expected one sparse_fixed axis below it, whose slots say when a coordinate is "
+                "repeated"
+            )
+        slots = self._size(below[0], "nnz_cols", 1)
+        if not slots:
+            return row, indices, place
+        length = self._size(below[0], "length")
+        key, _, slot = group(place, len(row), self.new[below[0].name], length)
+        counts = np.bincount(key, minlength=len(row))
+        pieces = -(-counts // slots)
+        nth = (np.arange(len(key)) - _starts(counts)[key]) // slots
+        number = _starts(pieces)[key] + nth
+        return np.repeat(row, pieces), np.repeat(indices, pieces), number[slot]
+
     def _set_indptr(self, axis: Axis, start: np.ndarray) -> None:
         stored = int(start[-1])
         self._check_fits(axis, stored, "nnz")
@@ -324,15 +298,6 @@ class _Inference:
                 f"{stored}, got {nnz}"
             )
         self.arguments[str(axis.indptr.name)] = start.astype(axis.idtype, copy=False)
-
-    def _check_input_twice(self) -> None:
-        """Refuse a repeated coordinate, which an axis that is not unique would store twice."""
-        order = np.lexsort(self.coords[::-1])
-        same = np.ones(max(0, self.count - 1), bool)
-        for c in self.coords:
-            same &= c[order][1:] == c[order][:-1]
-        if same.any():
-            self._refuse_twice(int(order[1:][same].min()))
 
     def _refuse_shared(self, places: np.ndarray) -> None:
         order = np.argsort(places, kind="stable")

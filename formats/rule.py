@@ -32,6 +32,8 @@ class FormatRewriteRule:
 
     Both maps are affine, with floor division and remainder by positive constants. A parameter
     `mask` and a buffer `MASK` are what decomposition adds; a description has none of these names.
+    An axis with `unique=False` above one with a constant number of slots repeats a coordinate when
+    the slots under it are full: so rows longer than a bucket are split (section 4.2.1).
     Raises ValueError naming the rule and the argument.
     """
 
@@ -95,6 +97,18 @@ class FormatRewriteRule:
     def to_old(self, coords: Sequence[Any]) -> tuple[Any, ...]:
         """`inv_idx_map`, as a tuple."""
         return _tuple(self.inv_idx_map(*coords))
+
+    @cached_property
+    def masked(self) -> bool:
+        """Whether a place may hold no element, so that a mask has to say which do.
+
+        Not where the new axes are one path that ends in a sparse axis: what its indices name is
+        stored, and a padded slot has a negative index.
+        """
+        axes = [self.axis(n) for n in self.axes_after_rewrite]
+        parents = {a.parent.name for a in axes if a.parent is not None}
+        leaves = [a for a in axes if a.name not in parents]
+        return len(leaves) > 1 or not leaves[0].is_sparse
 
     @cached_property
     def maps(self) -> tuple[list[Any], list[Any], list[Any]]:

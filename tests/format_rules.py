@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.formats.infer import InferredFormat, infer_format
+from sparsetir.formats.infer import infer_format
+from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.rule import FormatRewriteRule
 
 Axes = list[tuple[Any, ...]]

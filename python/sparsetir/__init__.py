@@ -10,7 +10,8 @@ _versions.check()
 
 from sparsetir.build import build  # noqa: E402
 from sparsetir.formats.decompose import decompose_format  # noqa: E402
-from sparsetir.formats.infer import InferredFormat, infer_format  # noqa: E402
+from sparsetir.formats.infer import infer_format  # noqa: E402
+from sparsetir.formats.inferred import InferredFormat  # noqa: E402
 from sparsetir.formats.partition import check_partition  # noqa: E402
 from sparsetir.formats.preprocess import extract_preprocess  # noqa: E402
 from sparsetir.formats.rule import FormatRewriteRule  # noqa: E402

@@ -78,8 +78,8 @@ def check(r: Any, coords: list[np.ndarray], shape: Any) -> Any:
     fmt = infer_format(r, coords, shape)
     values = fmt.values(stored)
     np.testing.assert_array_equal(fmt.restore(values), stored)
-    assert values.shape == fmt.shape == fmt.arguments[f"mask_{r.name}"].shape
-    assert fmt.arguments[f"mask_{r.name}"].sum() == len(stored)
+    assert values.shape == fmt.shape == fmt.mask.shape
+    assert fmt.mask.sum() == len(stored)
     args = csf_arguments(coords, shape) | fmt.arguments
     args |= {f"a_{r.name}": values, "a": np.zeros(len(stored), "float32")}
     args["out"] = np.zeros(shape, "float32")
@@ -186,18 +186,18 @@ def test_ell_pads_with_minus_one() -> None:
     np.testing.assert_array_equal(fmt.arguments["idx_j2_ell"], [1, 4, -1, -1, 3, -1])
     assert fmt.arguments["cols_j2_ell"] == 2 and fmt.padding == 0.5
     np.testing.assert_array_equal(fmt.values(np.array([1.0, 2, 3])), [2, 1, 0, 0, 3, 0])
-    np.testing.assert_array_equal(fmt.arguments["mask_ell"], [1, 1, 0, 0, 1, 0])
+    np.testing.assert_array_equal(fmt.mask, [1, 1, 0, 0, 1, 0])
 
 
 def test_ragged_rows_reach_their_last_element() -> None:
     fmt = infer_format(matrix("ragged"), [np.array([0, 2, 2]), np.array([2, 0, 1])], (3, 4))
     np.testing.assert_array_equal(fmt.arguments["ptr_j2_ragged"], [0, 3, 3, 5])
-    np.testing.assert_array_equal(fmt.arguments["mask_ragged"], [0, 0, 1, 1, 1])
+    np.testing.assert_array_equal(fmt.mask, [0, 0, 1, 1, 1])
 
 
 def test_explicit_zeros_are_stored() -> None:
     fmt = infer_format(matrix("bsr2"), [np.array([0, 1]), np.array([0, 1])], (2, 2))
-    assert fmt.arguments["mask_bsr2"].sum() == 2
+    assert fmt.mask.sum() == 2
     np.testing.assert_array_equal(fmt.restore(fmt.values(np.zeros(2))), [0, 0])
 
 

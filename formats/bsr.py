@@ -1,0 +1,45 @@
+"""Block compressed sparse rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsetir.formats.describe import Operand, dense, make_rule, sparse
+from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["BSR"]
+
+
+@dataclass(frozen=True)
+class BSR(Format):
+    """Dense blocks of `rows` by `cols`, those that hold an element, by rows of blocks.
+
+    Shapes that blocks do not divide are padded. (SparseTIR, section 3.1 and appendix A.)
+
+    When to use: elements stand in blocks, as in block-pruned weights and block-sparse attention,
+    and a block fits a Tensor Core. Scattered elements pad up to rows * cols - 1 zeros each.
+    """
+
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        check_positive("BSR", rows=self.rows, cols=self.cols)
+
+    @property
+    def name(self) -> str:
+        return f"bsr_{self.rows}_{self.cols}"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        r, c = self.rows, self.cols
+        return [
+            make_rule(
+                self.name, operand,
+                [dense(f"{i}O"), sparse(f"{j}O", f"{i}O"), dense(f"{i}I", r), dense(f"{j}I", c)],
+                {i: [f"{i}O", f"{i}I"], j: [f"{j}O", f"{j}I"]},
+                lambda i, j: (i // r, j // c, i % r, j % c),
+                lambda io, jo, ii, ji: (io * r + ii, jo * c + ji),
+            )
+        ]  # fmt: skip

@@ -1,0 +1,169 @@
+"""A pattern in a format: the arguments of decomposed programs, what it costs, and the way back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.describe import Operand
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+__all__ = ["ConvertedFormat", "PartStatistics"]
+
+
+@dataclass(frozen=True)
+class PartStatistics:
+    """What one rule stores.
+
+    rule : its name
+    stored : elements
+    places : elements and padding
+    index_bytes : of index arrays and mask
+    value_bytes : of the values of all buffers, padding included
+    """
+
+    rule: str
+    stored: int
+    places: int
+    index_bytes: int
+    value_bytes: int
+
+    @property
+    def padding(self) -> float:
+        """Share of the places that hold no element."""
+        return 1.0 - self.stored / self.places if self.places else 0.0
+
+
+class ConvertedFormat:
+    """What :meth:`Format.convert` makes of a pattern.
+
+    name : of the format
+    pattern : what was converted; values are given and come back in its order
+    operand : the buffers that are stored
+    parts : the arrays of each rule
+    """
+
+    def __init__(
+        self, name: str, pattern: Pattern, operand: Operand, parts: list[InferredFormat]
+    ) -> None:
+        self.name, self.pattern, self.operand, self.parts = name, pattern, operand, parts
+        if sum(p.stored for p in parts) != pattern.nnz:
+            self._refuse_parts()
+
+    @property
+    def rules(self) -> list[FormatRewriteRule]:
+        """The rules of the parts."""
+        return [p.rule for p in self.parts]
+
+    @cached_property
+    def full(self) -> list[str]:
+        """Names of rules whose mask can be left out, since every place holds an element."""
+        return [p.rule.name for p in self.parts if p.rule.masked and p.full]
+
+    def decompose(self, func: SparseFunc, drop_full_masks: bool = True) -> SparseFunc:
+        """`decompose_format` of a function with these rules.
+
+        drop_full_masks : leave out masks that hold nothing but ones; the function then only serves
+            patterns that fill the same parts, and `arguments` has no such masks
+        """
+        return decompose_format(func, self.rules, self.full if drop_full_masks else ())
+
+    def arguments(
+        self, drop_full_masks: bool = True, /, **stored: np.ndarray | None
+    ) -> dict[str, Any]:
+        """Index arrays, sizes, masks and values by the names of a decomposed function's parameters.
+
+        stored : for buffers of the operand by name, their (nnz,) values in the order of the
+            pattern; None for one that a program writes, which gets zeros
+        """
+        out: dict[str, Any] = {}
+        dtypes = dict(self.operand.buffers)
+        for part in self.parts:
+            drop = drop_full_masks and part.full
+            out |= part.indices if drop else part.arguments
+        for name, values in stored.items():
+            if name not in dtypes:
+                raise ValueError(
+                    f"{self.name}: expected values of some of {sorted(dtypes)}, got '{name}'"
+                )
+            for part in self.parts:
+                if values is None:
+                    array = np.zeros(part.shape, np.dtype(dtypes[name]))
+                else:
+                    array = part.values(self._checked(name, np.asarray(values), dtypes[name]))
+                out[self.parameter(name, part)] = array
+        return out
+
+    def restore(self, name: str, arguments: dict[str, Any]) -> np.ndarray:
+        """The (nnz,) values of a buffer in the order of the pattern, from such arguments."""
+        out: np.ndarray | None = None
+        for part in self.parts:
+            values = np.asarray(arguments[self.parameter(name, part)])
+            if out is None:
+                out = np.zeros(self.pattern.nnz, values.dtype)
+            part.restore(values, out)
+        return np.zeros(0) if out is None else out
+
+    def parameter(self, name: str, part: InferredFormat) -> str:
+        """The parameter that a buffer of the operand has in a part."""
+        return part.rule.renamed(str(part.rule.new_format_desc.buffer(name).handle.name))
+
+    @property
+    def places(self) -> int:
+        """Elements and padding of all parts."""
+        return sum(p.size for p in self.parts)
+
+    @property
+    def padding(self) -> float:
+        """Share of the places that hold no element (SparseTIR, tables 1 and 2)."""
+        return 1.0 - self.pattern.nnz / self.places if self.places else 0.0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all index arrays, masks and values."""
+        return sum(s.index_bytes + s.value_bytes for s in self.statistics)
+
+    @property
+    def statistics(self) -> list[PartStatistics]:
+        """What each rule stores, in the order of the rules."""
+        each = sum(np.dtype(d).itemsize for _, d in self.operand.buffers)
+        return [
+            PartStatistics(
+                p.rule.name, p.stored, p.size,
+                sum(a.nbytes for a in p.indices.values() if isinstance(a, np.ndarray))
+                + (p.size if p.rule.masked and not p.full else 0),
+                p.size * each,
+            )
+            for p in self.parts
+        ]  # fmt: skip
+
+    def __repr__(self) -> str:
+        return (
+            f"<{self.name}: {len(self.parts)} part{'s' * (len(self.parts) != 1)}, "
+            f"{self.pattern.nnz} elements, {self.padding:.1%} padding, {self.nbytes} bytes>"
+        )
+
+    def _checked(self, name: str, values: np.ndarray, dtype: str) -> np.ndarray:
+        if values.dtype != np.dtype(dtype) or values.shape != (self.pattern.nnz,):
+            raise ValueError(
+                f"{self.name}: argument '{name}': expected ({self.pattern.nnz},) {dtype}, got "
+                f"{values.shape} {values.dtype}"
+            )
+        return values
+
+    def _refuse_parts(self) -> None:
+        taken = np.zeros(self.pattern.nnz, np.int64)
+        for part in self.parts:
+            taken += part.places >= 0
+        at = int((taken != 1).argmax())
+        coordinate = tuple(int(c[at]) for c in self.pattern.coords)
+        what = "no rule takes" if taken[at] == 0 else f"{taken[at]} rules take"
+        raise StructureError(f"{self.name}: {what} coordinate {coordinate}")

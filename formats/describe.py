@@ -1,0 +1,156 @@
+"""Rules of the library, from a list of axes: what a `T.prim_func` description would say.
+
+Descriptions are made here as nodes, without a text to parse: a hyb of many parts has many rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var, make_func
+
+__all__ = ["AxisSpec", "Operand", "dense", "fixed", "make_rule", "ragged", "sparse"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What is stored in a format: some buffers of a program over the same axes.
+
+    buffers : dtype by name; a mapping, or pairs
+    axes : names of their axes in the program
+    idtype : of the new axes
+    tag : goes behind the names of rules, where a program uses a format twice
+    """
+
+    buffers: Any = (("A", "float32"),)
+    axes: tuple[str, ...] = ("I", "J")
+    idtype: str = "int32"
+    tag: str = ""
+
+    def __post_init__(self) -> None:
+        pairs = self.buffers.items() if isinstance(self.buffers, Mapping) else self.buffers
+        object.__setattr__(self, "buffers", tuple((str(n), str(d)) for n, d in pairs))
+        object.__setattr__(self, "axes", tuple(self.axes))
+
+    @classmethod
+    def of(cls, func: SparseFunc, *names: str, tag: str = "") -> Operand:
+        """Buffers of a function by name; they have the same axes."""
+        found = [func.buffer(n) for n in names]
+        axes = [tuple(a.name for a in b.axes or ()) for b in found]
+        if not found or any(a != axes[0] for a in axes) or not axes[0]:
+            raise ValueError(
+                f"Operand.of: argument 'names': expected sparse buffers of '{func.name}' over the "
+                f"same axes, got {dict(zip(names, axes, strict=True))}"
+            )
+        idtypes = {a.idtype for a in found[0].axes or ()}
+        return cls(
+            {b.name: b.dtype for b in found},
+            axes[0],
+            "int64" if "int64" in idtypes else "int32",
+            tag,
+        )
+
+
+@dataclass(frozen=True)
+class AxisSpec:
+    """An axis of a description, as `dense`, `sparse`, `fixed` and `ragged` make them."""
+
+    name: str
+    kind: str
+    length: int | None = None
+    under: str | None = None
+    slots: int | None = None
+    unique: bool = True
+
+
+def dense(name: str, length: int | None = None) -> AxisSpec:
+    """A dense_fixed axis; without a length that is a parameter `n_<axis>`."""
+    return AxisSpec(name, "dense_fixed", length)
+
+
+def sparse(name: str, under: str, length: int | None = None, unique: bool = True) -> AxisSpec:
+    """A sparse_variable axis: parameters `indptr_<axis>`, `indices_<axis>`, `nnz_<axis>`."""
+    return AxisSpec(name, "sparse_variable", length, under, unique=unique)
+
+
+def fixed(name: str, under: str, length: int | None = None, slots: int | None = None) -> AxisSpec:
+    """A sparse_fixed axis: parameters `indices_<axis>` and, without slots, `cols_<axis>`."""
+    return AxisSpec(name, "sparse_fixed", length, under, slots)
+
+
+def ragged(name: str, under: str, length: int | None = None) -> AxisSpec:
+    """A dense_variable axis: parameters `indptr_<axis>`, `nnz_<axis>`."""
+    return AxisSpec(name, "dense_variable", length, under)
+
+
+def make_rule(
+    name: str,
+    operand: Operand,
+    axes: Sequence[AxisSpec],
+    axis_map: Mapping[str, Sequence[str]],
+    idx_map: Callable[..., Any],
+    inv_idx_map: Callable[..., Any],
+) -> FormatRewriteRule:
+    """The rule `name` (and the operand's tag) for an operand; its buffers are over all the axes.
+
+    A buffer's handle has its name in lower case. Parameters come in the order handles of buffers,
+    index arrays, sizes.
+    """
+    idtype, nodes = operand.idtype, {}
+    handles = {b: _handle(b.lower()) for b, _ in operand.buffers}
+    arrays: list[Any] = []
+    sizes: list[Any] = []
+
+    def array(what: str) -> Any:
+        arrays.append(_handle(what))
+        return arrays[-1]
+
+    def size(what: str, constant: int | None = None) -> Any:
+        if constant is not None:
+            return tirx.IntImm(idtype, constant)
+        sizes.append(tirx.Var(what, idtype))
+        return sizes[-1]
+
+    for spec in axes:
+        low = spec.name.lower()
+        more: dict[str, Any] = {}
+        if spec.under is not None:
+            more["parent"] = nodes[spec.under]
+        if spec.kind.endswith("variable"):
+            more["indptr"] = array(f"indptr_{low}")
+        if spec.kind.startswith("sparse"):
+            more["indices"] = array(f"indices_{low}")
+        more["length"] = size(f"n_{low}", spec.length)
+        if spec.kind.endswith("variable"):
+            more["nnz"] = size(f"nnz_{low}")
+        if spec.kind == "sparse_fixed":
+            more["nnz_cols"] = size(f"cols_{low}", spec.slots)
+        nodes[spec.name] = Axis(
+            name=spec.name, kind=spec.kind, idtype=idtype, unique=spec.unique, **more
+        )
+    buffers = [
+        SparseBuffer(
+            var=buffer_var([a.length for a in nodes.values()], dtype, b),
+            axes=list(nodes.values()),
+            handle=handles[b],
+        )
+        for b, dtype in operand.buffers
+    ]
+    params = [*handles.values(), *arrays, *sizes]
+    full_name = f"{name}{operand.tag}"
+    desc = make_func(
+        full_name, params, list(nodes.values()), buffers, tirx.Evaluate(tirx.IntImm("int32", 0))
+    )
+    return FormatRewriteRule(
+        full_name, desc, [b for b, _ in operand.buffers], list(operand.axes), list(nodes),
+        dict(axis_map), idx_map, inv_idx_map,
+    )  # fmt: skip
+
+
+def _handle(name: str) -> Any:
+    return ir.Var(name, ir.PointerType(ir.PrimType("void")))

@@ -1,0 +1,157 @@
+"""What index inference finds: the arrays of a format, and which element is in which place."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["InferredFormat"]
+
+INT32 = 2**31 - 1
+
+
+class InferredFormat:
+    """What a rule makes of a set of coordinates.
+
+    rule : the rule
+    indices : index arrays and sizes by the names they have in a decomposed program
+    shape : of the values and the mask: one dimension up to the last sparse axis, then the dense
+        axes after it
+    count : number of elements that were given
+    places : (count,) for each element its place in the flat values of the new format; -1 where the
+        format does not take it
+    elements : (size,) the other way round: for each place its element; `count` where padded
+
+    One of `places` and `elements` is enough to make one.
+    """
+
+    def __init__(
+        self,
+        rule: FormatRewriteRule,
+        indices: dict[str, Any],
+        shape: tuple[int, ...],
+        count: int,
+        places: np.ndarray | None = None,
+        elements: np.ndarray | None = None,
+    ) -> None:
+        if places is None and elements is None:
+            raise ValueError("InferredFormat: expected 'places' or 'elements', got neither")
+        self.rule, self.indices, self.shape, self.count = rule, indices, shape, count
+        if places is not None:
+            self.places = places
+        if elements is not None:
+            self.elements = elements.reshape(-1)
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        at = np.flatnonzero(self.elements < self.count)
+        out = np.full(self.count, -1, np.intp)
+        out[self.elements[at]] = at
+        return out
+
+    @cached_property
+    def elements(self) -> np.ndarray:
+        out = np.full(self.size, self.count, _index_type(self.count))
+        taken = np.flatnonzero(self.places >= 0)
+        out[self.places[taken]] = taken
+        return out
+
+    @property
+    def size(self) -> int:
+        """Number of places, padding included."""
+        return math.prod(self.shape)
+
+    @cached_property
+    def stored(self) -> int:
+        """Number of elements that the format takes."""
+        known = self.__dict__.get("places")
+        if known is not None:
+            return int(np.count_nonzero(known >= 0))
+        return int(np.count_nonzero(self.elements < self.count))
+
+    @property
+    def padding(self) -> float:
+        """Share of the places that hold no element."""
+        return 1.0 - self.stored / self.size if self.size else 0.0
+
+    @property
+    def full(self) -> bool:
+        """Whether every place holds an element."""
+        return self.stored == self.size
+
+    @cached_property
+    def mask(self) -> np.ndarray:
+        """1 where an element is stored, of `shape`, int8."""
+        if "elements" in self.__dict__:
+            return (self.elements < self.count).view(np.int8).reshape(self.shape)
+        out = np.zeros(self.size, np.int8)
+        out[self.places if self.stored == self.count else self.places[self.places >= 0]] = 1
+        return out.reshape(self.shape)
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`indices` and, if the rule has one, the mask; all that a kernel takes but values."""
+        mask = {self.rule.renamed("mask"): self.mask} if self.rule.masked else {}
+        return {**self.indices, **mask}
+
+    def within(self, positions: np.ndarray, count: int) -> InferredFormat:
+        """The same format for `count` elements, of which it takes those at `positions`."""
+        if "elements" in self.__dict__:
+            wide = np.append(positions, count).astype(_index_type(count), copy=False)
+            return InferredFormat(
+                self.rule, self.indices, self.shape, count, elements=wide.take(self.elements)
+            )
+        places = np.full(count, -1, np.intp)
+        places[positions] = self.places
+        out = InferredFormat(self.rule, self.indices, self.shape, count, places)
+        if "mask" in self.__dict__:
+            out.mask = self.mask
+        return out
+
+    def values(self, stored: np.ndarray) -> np.ndarray:
+        """Values of the new format, zero where padded; `stored` is in the order of `coords`."""
+        stored = np.asarray(stored)
+        if stored.shape != (self.count,):
+            raise ValueError(
+                f"InferredFormat '{self.rule.name}': argument 'stored': expected shape "
+                f"({self.count},), got {stored.shape}"
+            )
+        if "elements" in self.__dict__:
+            padded = np.append(stored, np.zeros(1, stored.dtype))
+            return padded.take(self.elements).reshape(self.shape)
+        out = np.zeros(self.size, stored.dtype)
+        if self.stored == self.count:
+            out[self.places] = stored
+        else:
+            taken = self.places >= 0
+            out[self.places[taken]] = stored[taken]
+        return out.reshape(self.shape)
+
+    def restore(self, values: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+        """The elements, in the order of `coords`, from the values of the new format.
+
+        out : (count,) where they are written; what the format does not take is left as it is (zero
+            in a new array)
+        """
+        values = np.asarray(values)
+        if values.size != self.size:
+            raise ValueError(
+                f"InferredFormat '{self.rule.name}': argument 'values': expected {self.size} "
+                f"elements, got shape {values.shape}"
+            )
+        if self.stored == self.count and out is None:
+            return values.reshape(-1)[self.places]
+        out = np.zeros(self.count, values.dtype) if out is None else out
+        taken = self.places >= 0
+        out[taken] = values.reshape(-1)[self.places[taken]]
+        return out
+
+
+def _index_type(count: int) -> type:
+    """The smaller integer type that holds a number of elements."""
+    return np.int32 if count <= INT32 else np.int64

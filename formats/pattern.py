@@ -1,0 +1,125 @@
+"""The coordinates that a matrix or tensor stores, without its values."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+
+from sparsetir.sparse_ir.errors import StructureError
+
+__all__ = ["Pattern"]
+
+
+class Pattern:
+    """Stored coordinates, each once and in lexicographic order, as in CSR or CSF.
+
+    shape : lengths of the axes
+    coords : one (nnz,) int32 or int64 array per axis
+    indptr : (shape[0] + 1,) where each coordinate of the first axis begins
+
+    Raises ValueError for arrays that do not fit, and StructureError with the first coordinate that
+    is out of range, out of order or stored twice. :class:`sparsetir.SparseTensor` takes any order.
+    """
+
+    def __init__(self, coords: Sequence[np.ndarray], shape: Sequence[int]) -> None:
+        given = [np.asarray(c) for c in coords]
+        self.shape = tuple(int(s) for s in shape)
+        if len(given) != len(self.shape) or not given:
+            raise ValueError(
+                f"Pattern: argument 'coords': expected an array for each of the {len(self.shape)} "
+                f"axes, got {len(given)}"
+            )
+        if any(c.ndim != 1 or len(c) != len(given[0]) for c in given):
+            raise ValueError(
+                "Pattern: argument 'coords': expected one-dimensional arrays of one length, got "
+                f"shapes {[c.shape for c in given]}"
+            )
+        if len(given[0]) == 0:
+            given = [c.astype(np.int32) for c in given]
+        for axis, c in enumerate(given):
+            if c.dtype.kind not in "iu":
+                raise ValueError(
+                    f"Pattern: argument 'coords': expected integers, got {c.dtype} for axis {axis}"
+                )
+        given = [c if c.dtype in (np.int32, np.int64) else c.astype(np.int64) for c in given]
+        self.coords = given
+        self._check()
+
+    @classmethod
+    def from_csr(
+        cls, indptr: np.ndarray, indices: np.ndarray, shape: Sequence[int], check: bool = True
+    ) -> Pattern:
+        """Of a matrix in CSR; `check=False` for what is known to be in order."""
+        if check:
+            _check_indptr(indptr, len(indices), int(shape[0]))
+        rows = np.arange(int(shape[0]), dtype=indices.dtype).repeat(np.diff(indptr))
+        if check:
+            out = cls([rows, indices], shape)
+        else:
+            out = cls.__new__(cls)
+            out.shape = tuple(int(s) for s in shape)
+            out.coords = [rows, indices]
+        out.indptr = indptr
+        return out
+
+    @property
+    def nnz(self) -> int:
+        """Number of stored coordinates."""
+        return len(self.coords[0])
+
+    @property
+    def order(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @cached_property
+    def indptr(self) -> np.ndarray:
+        dtype = np.int32 if self.nnz < 2**31 else np.int64
+        out = np.zeros(self.shape[0] + 1, dtype)
+        np.cumsum(np.bincount(self.coords[0], minlength=self.shape[0]), out=out[1:])
+        return out
+
+    @property
+    def idtype(self) -> str:
+        """The index type that holds all of its lengths and its nnz."""
+        return "int32" if max(*self.shape, self.nnz) < 2**31 else "int64"
+
+    def take(self, positions: np.ndarray) -> Pattern:
+        """The pattern of some of its elements, by increasing positions."""
+        out = Pattern.__new__(Pattern)
+        out.shape = self.shape
+        out.coords = [c[positions] for c in self.coords]
+        return out
+
+    def _check(self) -> None:
+        for axis, (c, length) in enumerate(zip(self.coords, self.shape, strict=True)):
+            if len(c) and (c.min() < 0 or c.max() >= length):
+                at = int(((c < 0) | (c >= length)).argmax())
+                raise StructureError(
+                    f"Pattern: axis {axis}: expected coordinates in [0, {length}), got {c[at]} at "
+                    f"position {at}"
+                )
+        later = np.zeros(max(0, self.nnz - 1), bool)
+        same = np.ones(len(later), bool)
+        for c in self.coords:
+            later |= same & (c[1:] > c[:-1])
+            same &= c[1:] == c[:-1]
+        if not later.all():
+            at = int(later.argmin()) + 1
+            what = "stored twice" if same[at - 1] else "out of order"
+            coordinate = tuple(int(c[at]) for c in self.coords)
+            raise StructureError(f"Pattern: coordinate {coordinate} is {what} at position {at}")
+
+
+def _check_indptr(indptr: np.ndarray, nnz: int, rows: int) -> None:
+    if indptr.shape != (rows + 1,):
+        raise StructureError(
+            f"Pattern: argument 'indptr': expected shape ({rows + 1},), got {indptr.shape}"
+        )
+    if indptr[0] != 0 or indptr[-1] != nnz or (np.diff(indptr) < 0).any():
+        raise StructureError(
+            f"Pattern: argument 'indptr': expected to start at 0, never to decrease and to end at "
+            f"{nnz}, got {indptr[0]} to {indptr[-1]}"
+        )
