@@ -30,6 +30,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.formats.description import Described
+from sparsetir.formats.fission import fission
 from sparsetir.formats.preprocess import COPY, extract_preprocess, is_copy, statements
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import LoweringError
@@ -70,6 +71,7 @@ def decompose_format(
     iterations `copy_<buffer>_<rule>`, with annotation COPY when the program does not write the
     buffer; buffers that it writes are copied back at the end by `restore_<buffer>_<rule>`, while
     those that it also allocates are replaced altogether. An init runs once, before the parts.
+    Iterations that hold others are split first (:func:`sparsetir.formats.fission.fission`).
 
     Raises ValueError for a rule that does not fit the function, and LoweringError for an iteration
     or an access that cannot be rewritten: one that does not iterate the axes before, fused,
@@ -105,7 +107,7 @@ def decompose_format(
             )
         together = [r for r in pending if tuple(r.buffers_to_rewrite) == target]
         pending = [r for r in pending if r not in together]
-        func = _Decomposition(func, together, full).run()
+        func = _Decomposition(fission(func, target), together, full).run()
     verify(func)
     return func
 
@@ -325,11 +327,10 @@ class _Decomposition:
         who = f"decompose_format: iteration '{it.name}' of '{self.func.name}'"
         have = [a.name for a, _, _ in it.axis_of()]
         missing = [n for n in self.before if n not in have]
-        nested = bool(list(sparse_iterations(self.func.replace(body=it.body))))
-        if missing or nested:
-            what = f"does not iterate '{missing[0]}'" if missing else "holds other iterations"
+        if missing:
             raise LoweringError(
-                f"{who} {what}; rule '{rule.name}' needs plain iterations over {self.before}"
+                f"{who} does not iterate '{missing[0]}'; rule '{rule.name}' needs plain iterations "
+                f"over {self.before}"
             )
         var_of = {a.name: v for a, v, _ in it.axis_of()}
         elsewhere = self._elsewhere(it, [var_of[n] for n in self.before])

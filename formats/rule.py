@@ -17,7 +17,7 @@ from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 __all__ = ["FormatRewriteRule"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class FormatRewriteRule:
     """How to store some buffers in another format.
 

@@ -60,9 +60,14 @@ def _cpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
     sch = s_tir.Schedule(func)
     for block in _top_blocks(sch):
         loops = sch.get_loops(block)
-        if loops and 0 in safe.get(sch.get(block).name_hint, set()):
-            sch.annotate(loops[0], KIND, "parallel")
+        outermost = next((n for n, lp in enumerate(loops) if not _is_unit(sch.get(lp))), 0)
+        if loops and outermost in safe.get(sch.get(block).name_hint, set()):
+            sch.annotate(loops[outermost], KIND, "parallel")
     return _set_kinds(_only(sch.mod))
+
+
+def _is_unit(loop: Any) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
 
 def _set_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:

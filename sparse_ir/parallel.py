@@ -1,8 +1,13 @@
 """Which loops of an iteration may run in parallel.
 
 A spatial loop is free of races when each of its coordinates writes elements of its own and reads,
-of what the iteration writes, only those: every access to a written buffer has the coordinate
-itself among its indices, in the same place.
+of what the iteration writes, only those: every access to a written buffer has, in the same place,
+the coordinate itself among its indices, or a sum of multiples of it and other spatial coordinates
+that takes a different value for each choice of them, as `io * 16 + ii` does for `ii` below 16.
+
+Coordinates of a sparse axis differ under one parent only. Loops outside of a level of loops stand
+still meanwhile, but a schedule may exchange the loops of one level, and a level may hold an axis
+and its parent when all parents store as much: then the parent's loop must be free of races too.
 """
 
 from __future__ import annotations
@@ -13,51 +18,149 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
+    Axis,
     FusedAxis,
     SparseIteration,
     walk,
 )
 
-__all__ = ["parallel_units"]
+__all__ = ["has_own_place", "parallel_units", "written_accesses"]
+
+# An index as a sum: the coefficient of each coordinate, and a constant.
+Sum = tuple[dict[Any, int], int]
 
 
 def parallel_units(it: SparseIteration) -> list[int]:
     """Numbers of the iteration's loops (a fused axis counts as one) that may run in parallel."""
-    stores: list[Any] = []
-    loads: list[Any] = []
-    private: set[Any] = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.BufferStore):
-            stores.append(node)
-        elif isinstance(node, ir.TensorLoad):
-            loads.append(node)
-        elif isinstance(node, tirx.AllocBuffer):
-            private.add(node.buffer)
-
-    walk(it.body, visit)
-    if it.init is not None:
-        walk(it.init, visit)
-    written = {s.buffer for s in stores if s.buffer not in private}
-    accesses = [(s.buffer, list(s.indices)) for s in stores if s.buffer in written]
-    accesses += [(ld.source, list(ld.indices)) for ld in loads if ld.source in written]
+    accesses = written_accesses(it)
     out: list[int] = []
+    free: dict[str, bool] = {}
     at = 0
     for number, node in enumerate(it.axes):
         axes = list(node.axes) if isinstance(node, FusedAxis) else [node]
         coords, kinds = it.vars[at : at + len(axes)], it.kinds[at : at + len(axes)]
         at += len(axes)
         plain = [a.axis if isinstance(a, AttachedAxis) else a for a in axes]
-        if set(kinds) == {"S"} and all(a.unique for a in plain):
-            if accesses and all(_own_place(v, accesses) for v in coords):
-                out.append(number)
+        is_free = (
+            set(kinds) == {"S"}
+            and all(a.unique for a in plain)
+            and all(_differs_between_parents(a, free) for a in axes)
+            and bool(accesses)
+            and all(has_own_place(it, v, found) for v in coords for found in accesses.values())
+        )
+        free |= dict.fromkeys((a.name for a in plain), is_free)
+        if is_free:
+            out.append(number)
     return out
 
 
-def _own_place(coord: Any, accesses: list[tuple[Any, list[Any]]]) -> bool:
-    """Whether one dimension of each written buffer is always indexed by `coord` itself."""
-    place: dict[Any, set[int]] = {}
-    for buf, indices in accesses:
-        here = {n for n, i in enumerate(indices) if isinstance(i, ir.Var) and i.same_as(coord)}
-        place[buf] = place[buf] & here if buf in place else here
-    return all(place.values())
+def written_accesses(it: SparseIteration) -> dict[Any, list[list[Any]]]:
+    """The indices of all loads and stores of each buffer that the iteration writes.
+
+    Buffers that are allocated inside the iteration are left out: each visit has its own.
+    """
+    accesses: dict[Any, list[list[Any]]] = {}
+    written: set[Any] = set()
+    private: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.BufferStore):
+            accesses.setdefault(node.buffer, []).append(list(node.indices))
+            written.add(node.buffer)
+        elif isinstance(node, ir.TensorLoad):
+            accesses.setdefault(node.source, []).append(list(node.indices))
+        elif isinstance(node, tirx.AllocBuffer):
+            private.add(node.buffer)
+
+    for part in (it.body, it.init):
+        if part is not None:
+            walk(part, visit)
+    return {b: found for b, found in accesses.items() if b in written and b not in private}
+
+
+def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> bool:
+    """Whether accesses of one buffer can only meet where `coord` is the same.
+
+    They do if one of their dimensions holds the same sum, with `coord` in it, in each of them, and
+    the sum tells the coordinates in it apart.
+    """
+    axis_of = {var: (axis, kind) for axis, var, kind in it.axis_of()}
+    for dimension in zip(*accesses, strict=True):
+        sums = [_as_sum(index, axis_of) for index in dimension]
+        first = sums[0]
+        if first is None or coord not in first[0] or any(s != first for s in sums):
+            continue
+        if _tells_apart(first[0], axis_of):
+            return True
+    return False
+
+
+def _differs_between_parents(node: Any, free: dict[str, bool]) -> bool:
+    """Whether the axis's loop can be exchanged with that of its parent.
+
+    free : of each axis in the loops before it, whether its loop is free of races
+    """
+    parent = node.to if isinstance(node, AttachedAxis) else node.parent
+    axis = node.axis if isinstance(node, AttachedAxis) else node
+    if axis.kind != "sparse_fixed" or parent is None or parent.name not in free:
+        return True  # other kinds store more or less under each parent, so a level starts there
+    return free[parent.name] or (parent.parent is None and _extent(parent) == 1)
+
+
+def _as_sum(index: Any, axis_of: dict[Any, Any]) -> Sum | None:
+    """An index as a sum of multiples of coordinates of the iteration, None if it is none."""
+    if isinstance(index, ir.Var):
+        return ({index: 1}, 0) if index in axis_of else None
+    if isinstance(index, tirx.IntImm):
+        return {}, int(index.value)
+    if isinstance(index, tirx.Cast):
+        widens = _bits(index) >= _bits(index.value) > 0
+        return _as_sum(index.value, axis_of) if widens else None
+    if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul):
+        return None
+    a, b = _as_sum(index.a, axis_of), _as_sum(index.b, axis_of)
+    if a is None or b is None:
+        return None
+    if isinstance(index, tirx.Mul):
+        if a[0] and b[0]:
+            return None
+        (terms, constant), factor = (b, a[1]) if not a[0] else (a, b[1])
+        return _without_zeros({v: c * factor for v, c in terms.items()}), constant * factor
+    sign = 1 if isinstance(index, tirx.Add) else -1
+    total = dict(a[0])
+    for var, coefficient in b[0].items():
+        total[var] = total.get(var, 0) + sign * coefficient
+    return _without_zeros(total), a[1] + sign * b[1]
+
+
+def _without_zeros(terms: dict[Any, int]) -> dict[Any, int]:
+    return {v: c for v, c in terms.items() if c != 0}
+
+
+def _bits(expr: Any) -> int:
+    """Width of a signed integer expression, 0 for another type."""
+    dtype = str(expr.ty.dtype)
+    return int(dtype[3:]) if dtype.startswith("int") and dtype[3:].isdigit() else 0
+
+
+def _tells_apart(terms: dict[Any, int], axis_of: dict[Any, Any]) -> bool:
+    """Whether a sum of spatial coordinates takes each value for one choice of them only.
+
+    It does when each coefficient exceeds what the terms with smaller ones add up to.
+    """
+    if any(axis_of[v][1] != "S" for v in terms):
+        return False
+    extents = {v: _extent(axis_of[v][0]) for v in terms}
+    ordered = sorted(terms, key=lambda v: (abs(terms[v]), extents[v] is None, extents[v] != 1))
+    reach: int | None = 0
+    for var in ordered:
+        if reach is None or abs(terms[var]) <= reach:
+            return False
+        extent = extents[var]
+        reach = None if extent is None else reach + abs(terms[var]) * max(extent - 1, 0)
+    return True
+
+
+def _extent(axis: Axis) -> int | None:
+    """How many coordinates an axis has, if that is a constant."""
+    return int(axis.length.value) if isinstance(axis.length, tirx.IntImm) else None

@@ -25,6 +25,7 @@ __all__ = [
     "PositionSpace",
     "as_dtype",
     "dtype_of",
+    "in_one_row",
     "positional_size",
 ]
 
@@ -69,11 +70,23 @@ def as_dtype(expr: Any, dtype: str) -> Any:
     return tirx.Cast(dtype, expr)
 
 
+def in_one_row(axis: Axis) -> bool:
+    """Whether a variable axis has a single parent, so that its positions are 0 .. nnz - 1."""
+    above = axis.parent
+    return (
+        axis.is_variable
+        and above is not None
+        and above.kind == "dense_fixed"
+        and isinstance(above.length, tirx.IntImm)
+        and int(above.length) == 1
+    )
+
+
 def positional_size(axis: Axis) -> Any:
     """Largest number of positions under one parent."""
     if axis.kind == "sparse_fixed":
         return axis.nnz_cols
-    return axis.length if axis.unique else axis.nnz
+    return axis.length if axis.unique and not in_one_row(axis) else axis.nnz
 
 
 class PositionSpace:
@@ -125,6 +138,8 @@ class PositionSpace:
 
     def extent(self, axis: Axis, parents: list[Any]) -> Any:
         """Number of positions of `axis` under the parent at these positions."""
+        if in_one_row(axis):
+            return as_dtype(axis.nnz, axis.idtype)
         if axis.is_variable:
             return self.start(axis, parents, 1) - self.start(axis, parents)
         size = axis.length if axis.kind == "dense_fixed" else axis.nnz_cols

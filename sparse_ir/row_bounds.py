@@ -32,7 +32,7 @@ from tvm.sym import Analyzer
 from tvm_ffi.structural import WalkResult
 
 from sparsetir.sparse_ir.nodes import map_expr, substitute
-from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of, in_one_row
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["keep_in_rows"]
@@ -120,7 +120,7 @@ def _ragged(index: list[Any], layout: Layout, indptr: dict[str, Any]) -> list[tu
     at = {axis.name: pos for axis, pos in zip(layout.axes, index, strict=True)}
     out: list[tuple[Any, Any]] = []
     for n, (axis, name) in enumerate(zip(layout.axes, layout.indptr, strict=True)):
-        if not name or (layout.ends and n == len(index) - 1):
+        if not name or in_one_row(axis) or (layout.ends and n == len(index) - 1):
             continue
         *outer, row = [at[a.name] for a in axis.ancestors()[:-1]]
         start = tirx.BufferLoad(indptr[name], [*outer, row])

@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import Axis
-from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of, in_one_row
 
 __all__ = ["Storage", "is_one"]
 
@@ -104,6 +104,8 @@ class Storage:
         if axis.kind == "dense_fixed":
             return here
         above = self._within(axis.parent, pos)
+        if in_one_row(axis):
+            return here
         if axis.is_variable:
             start = tirx.BufferLoad(self._flat[self._indptr[axis.name]], [above])
             return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))

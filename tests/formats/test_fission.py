@@ -1,0 +1,272 @@
+"""Fission: nests become plain iterations that mean the same."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+
+import sparsetir
+from programs import PROGRAMS, tolerance
+from sparsetir.formats.fission import fission
+from sparsetir.sparse_ir.nodes import sparse_iterations
+
+
+def function(body: str, more: str = "") -> Any:
+    """A function on A, OUT over (I, J), D over (O, R, C) with stored rows R; and X, Y over them."""
+    text = """
+@T.prim_func
+def f(a: T.handle, out: T.handle, d: T.handle, x: T.handle, y: T.handle, yr: T.handle,
+      indptr: T.handle, indices: T.handle, r_ptr: T.handle, r_idx: T.handle, c_ptr: T.handle,
+      c_idx: T.handle, m: T.int32, n: T.int32, nnz: T.int32, rows: T.int32, nnz2: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    I_ = T.dense_fixed(m)
+    J_ = T.dense_fixed(n)
+    O = T.dense_fixed(1)
+    R = T.sparse_variable(O, (m, rows), (r_ptr, r_idx))
+    C = T.sparse_variable(R, (n, nnz2), (c_ptr, c_idx))
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    OUT = T.match_sparse_buffer(out, (I, J), "float32")
+    D = T.match_sparse_buffer(d, (O, R, C), "float32")
+    X = T.match_sparse_buffer(x, (J_,), "float32")
+    Y = T.match_sparse_buffer(y, (I_,), "float32")
+    YR = T.match_sparse_buffer(yr, (O, R), "float32")
+"""
+    lines = [*more.splitlines(), *body.splitlines()]
+    return sparsetir.from_source(text + "".join(f"    {line}\n" for line in lines))
+
+
+def arguments() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    args = PROGRAMS["spmv"].inputs(rng, "small", "float32", "int32")
+    indptr, indices = args["indptr"], args["indices"]
+    stored = np.flatnonzero(np.diff(indptr)).astype("int32")
+    assert 0 < len(stored) < args["m"]
+    args |= {
+        "y": np.full(args["m"], 7, "float32"), "yr": np.full(len(stored), 7, "float32"),
+        "d": args["a"] + 1, "out": np.full(len(indices), 7, "float32"), "rows": len(stored),
+        "r_ptr": np.array([0, len(stored)], "int32"), "r_idx": stored, "nnz2": len(indices),
+        "c_ptr": np.append(indptr[stored], indptr[-1]).astype("int32"), "c_idx": indices,
+    }  # fmt: skip
+    return args
+
+
+def same(func: Any, buffers: list[str], names: list[str]) -> Any:
+    """Split, check the names that result, and run both functions on the same arguments."""
+    new = fission(func, buffers)
+    sparsetir.verify(new)
+    text = new.script()
+    assert tvm_ffi.structural_equal(new, sparsetir.from_source(text), map_free_vars=True), text
+    assert [it.name for it in sparse_iterations(new)] == names
+    before = arguments()
+    results = []
+    for run in (lambda a: sparsetir.interpret(new, a), lambda a: sparsetir.build(new)(**a)):
+        args = arguments()
+        run({k: args[k] for k in (str(p.name) for p in new.params)})
+        results.append(args)
+    sparsetir.interpret(func, before)
+    for args in results:
+        for name in ("a", "out", "d", "y", "yr"):
+            np.testing.assert_allclose(args[name], before[name], rtol=1e-5, err_msg=text)
+    return new
+
+
+SCALE = """
+with T.sp_iter([I], "S", "scale") as [i]:
+    with T.sp_iter([J], "R", "total") as [j]:
+        with T.init():
+            Y[i] = 0.0
+        Y[i] = Y[i] + A[i, j]
+    Y[i] = T.if_then_else(Y[i] == T.float32(0), T.float32(1), T.float32(1) / Y[i])
+    with T.sp_iter([J], "S", "divide") as [j]:
+        OUT[i, j] = A[i, j] * Y[i]
+"""
+
+
+def test_an_iteration_per_statement() -> None:
+    new = same(function(SCALE), ["A"], ["total", "scale", "divide"])
+    kinds = {it.name: it.kinds for it in sparse_iterations(new)}
+    assert kinds == {"total": "SR", "scale": "S", "divide": "SS"}
+
+
+def test_what_stays() -> None:
+    """Nests without the buffers, and plain iterations."""
+    func = function(SCALE)
+    assert fission(func, ["D"]) is func
+    plain = fission(func, ["A"])
+    assert fission(plain, ["A"]) is plain
+    with pytest.raises(KeyError, match="no buffer 'Q'"):
+        fission(func, ["Q"])
+
+
+def test_attention() -> None:
+    program = PROGRAMS["attention"]
+    func = program.make("float32", "int32")
+    new = fission(func, ["S"])
+    assert [it.name for it in sparse_iterations(new)] == [
+        "scores", "top", "total", "divide", "product",
+    ]  # fmt: skip
+    for case in ("small", "empty", "dense_row"):
+        args = program.inputs(np.random.default_rng(1), case, "float32", "int32")
+        want = program.oracle(args)["out"]
+        sparsetir.build(new)(**args)
+        np.testing.assert_allclose(args["out"], want, **tolerance("float32"))
+
+
+def test_statements_around() -> None:
+    """Several plain statements stay together; a value that they alone use stays with them."""
+    func = function("""
+with T.sp_iter([I], "S", "rows") as [i]:
+    z: T.let[T.float32] = T.float32(i) * 2.0
+    Y[i] = z
+    if i > 1:
+        Y[i] = Y[i] + z
+    with T.sp_iter([J], "S", "use") as [j]:
+        OUT[i, j] = A[i, j] + Y[i]
+    Y[i] = 0.0
+""")
+    same(func, ["A"], ["rows", "use", "rows_"])
+
+
+def test_nests_in_nests() -> None:
+    func = function("""
+with T.sp_iter([I], "S", "rows") as [i]:
+    with T.sp_iter([J], "S", "outer") as [j]:
+        with T.sp_iter([J_], "R", "inner") as [q]:
+            with T.init():
+                OUT[i, j] = 0.0
+            OUT[i, j] = OUT[i, j] + A[i, j] * X[q]
+        OUT[i, j] = OUT[i, j] + 1.0
+    Y[i] = 1.0
+""")
+    same(func, ["A"], ["inner", "outer", "rows"])
+
+
+def test_a_nest_without_the_buffers_stays_inside() -> None:
+    func = function("""
+with T.sp_iter([I], "S", "rows") as [i]:
+    with T.sp_iter([J], "S", "outer") as [j]:
+        with T.sp_iter([J_], "R", "inner") as [q]:
+            OUT[i, j] = X[q]
+    with T.sp_iter([J], "S", "add") as [j]:
+        OUT[i, j] = OUT[i, j] + A[i, j]
+""")
+    same(func, ["A"], ["outer", "inner", "add"])
+
+
+def test_an_init_of_the_outer_iteration() -> None:
+    func = function("""
+with T.sp_iter([I], "S", "rows") as [i]:
+    with T.init():
+        Y[i] = 0.0
+    with T.sp_iter([J], "R", "sum") as [j]:
+        Y[i] = Y[i] + A[i, j]
+""")
+    same(func, ["A"], ["rows_init", "sum"])
+
+
+def test_stored_rows() -> None:
+    """An init on a buffer over the rows themselves only meets stored ones."""
+    func = function("""
+with T.sp_iter([O, R], "SS", "rows") as [o, r]:
+    with T.sp_iter([C], "R", "sum") as [c]:
+        with T.init():
+            YR[o, r] = 0.0
+        YR[o, r] = YR[o, r] + D[o, r, c]
+    with T.sp_iter([C], "S", "subtract") as [c]:
+        D[o, r, c] = D[o, r, c] - YR[o, r]
+""")
+    same(func, ["D"], ["sum", "subtract"])
+
+
+@pytest.mark.parametrize("shape", ["(1,)", "(2, 1)"])
+def test_temporaries(shape: str) -> None:
+    """What several parts use gets the outer axes; what one part uses stays."""
+    at = "0" if shape == "(1,)" else "1, 0"
+    func = function(f"""
+with T.sp_iter([I], "S", "rows") as [i]:
+    once = T.alloc_buffer((1,), "float32")
+    once[0] = 3.0
+    t = T.alloc_buffer({shape}, "float32")
+    t[{at}] = once[0]
+    with T.sp_iter([J], "R", "sum") as [j]:
+        with T.init():
+            t[{at}] = 1.0
+        t[{at}] = t[{at}] + A[i, j]
+    with T.sp_iter([J], "S", "add") as [j]:
+        OUT[i, j] = A[i, j] + t[{at}]
+    Y[i] = t[{at}]
+""")
+    new = same(func, ["A"], ["rows", "sum", "add", "rows_"])
+    text = new.script()
+    axes = "(I,)" if shape == "(1,)" else "(I, t_0, t_1)"
+    assert f't = T.alloc_sparse_buffer({axes}, "float32")' in text
+    assert "once = T.alloc_buffer((1,)" in text
+
+
+def test_a_temporary_over_stored_rows() -> None:
+    func = function("""
+with T.sp_iter([O, R], "SS", "rows") as [o, r]:
+    t = T.alloc_buffer((1,), "float32")
+    with T.sp_iter([C], "R", "sum") as [c]:
+        with T.init():
+            t[0] = 0.0
+        t[0] = t[0] + D[o, r, c]
+    YR[o, r] = t[0]
+""")
+    new = same(func, ["D"], ["sum", "rows"])
+    assert 't = T.alloc_sparse_buffer((O, R), "float32")' in new.script()
+
+
+SUM = """
+    with T.sp_iter([J], "R", "sum") as [j]:
+        X[0] = X[0] + A[i, j]"""
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ('with T.sp_iter([I], "R", "o") as [i]:' + SUM, "reduces over 'I'"),
+        ('with T.sp_iter([I], "S", "o") as [i]:' + SUM,
+         "accesses 'X', which it writes, elsewhere than at its own 'i'"),
+        ('with T.sp_iter([I, J], "SS", "o") as [i, j]:\n'
+         '    with T.sp_iter([J_], "S", "in") as [q]:\n        X[q] = A[i, j]',
+         "accesses 'X', which it writes, elsewhere than at its own 'i'"),
+        ('with T.sp_iter([I], "S", "o") as [i]:\n    Y[i] = 1.0\n'
+         '    with T.sp_iter([J], "S", "in") as [j]:\n        OUT[i, j] = A[i, j] + Y[i + 1]',
+         "accesses 'Y', which it writes, elsewhere than at its own 'i'"),
+        ('with T.sp_iter([I], "S", "o") as [i]:\n    z: T.let[T.float32] = Y[i]\n'
+         '    with T.sp_iter([J], "S", "in") as [j]:\n        OUT[i, j] = A[i, j] + z',
+         "gives 'z' a value for other parts of its body"),
+        ('with T.sp_iter([I], "S", "o") as [i]:\n    if i > 1:\n'
+         '        with T.sp_iter([J], "S", "in") as [j]:\n            OUT[i, j] = A[i, j]',
+         "holds iterations inside of a IfThenElse"),
+        ('with T.sp_iter([O, R], "SS", "o") as [o, r]:\n'
+         '    with T.sp_iter([C], "R", "in") as [c]:\n        with T.init():\n'
+         "            W[o, r] = 0.0\n        W[o, r] = W[o, r] + D[o, r, c]",
+         "holds an init of 'W', which would run for coordinates that 'R' does not store"),
+        ('with T.sp_iter([O, R], "SS", "o") as [o, r]:\n    with T.init():\n'
+         '        W[o, r] = 0.0\n    with T.sp_iter([C], "R", "in") as [c]:\n'
+         "        W[o, r] = W[o, r] + D[o, r, c]",
+         "holds an init of 'W', which would run for coordinates that 'R' does not store"),
+        ('with T.sp_iter([O, N], "SS", "o") as [o, k]:\n'
+         '    with T.sp_iter([J_], "S", "in") as [q]:\n        A[k, q] = 1.0',
+         "may visit a coordinate of 'N' twice"),
+        ('with T.sp_iter([I], "S", "o") as [i]:\n    t = T.alloc_buffer((i + 1,), "float32")\n'
+         '    with T.sp_iter([J], "R", "in") as [j]:\n        t[0] = A[i, j]\n    Y[i] = t[0]',
+         "allocates 't', which cannot be stored over its axes"),
+    ],
+    ids=["kind", "sum", "other", "neighbour", "value", "if", "init", "outer", "twice", "sizes"],
+)  # fmt: skip
+def test_refusals(body: str, message: str) -> None:
+    more = """
+W = T.alloc_sparse_buffer((O, I_), "float32")
+N = T.sparse_variable(O, (m, rows), (r_ptr, r_idx), unique=False)
+"""
+    message = f"fission: iteration 'o' of 'f' .*{re.escape(message)}; write plain iterations"
+    with pytest.raises(sparsetir.LoweringError, match=message):
+        fission(function(body, more), ["A", "D"])
