@@ -2,19 +2,53 @@
 
 from sparsetir.formats.bsr import BSR
 from sparsetir.formats.converted import ConvertedFormat, PartStatistics
+from sparsetir.formats.coo import COO
+from sparsetir.formats.csc import CSC
+from sparsetir.formats.csf import CSF
 from sparsetir.formats.csr import CSR
+from sparsetir.formats.dbsr import DBSR
+from sparsetir.formats.dcsr import DCSR
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, ragged, sparse
+from sparsetir.formats.dia import DIA
+from sparsetir.formats.ell import ELL
+from sparsetir.formats.enumerated_patterns import EnumeratedPatterns, PanelPatterns
 from sparsetir.formats.format import Format
+from sparsetir.formats.hyb import Hyb
+from sparsetir.formats.mixture import Mixture, by_band, by_block_fill, by_row_length
 from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.ragged import Ragged
+from sparsetir.formats.relational_hyb import RelationalHyb
+from sparsetir.formats.row_ell import RowELL
+from sparsetir.formats.rule_format import RuleFormat
+from sparsetir.formats.sr_bcrs import SRBCRS
 
 __all__ = [
     "BSR",
+    "COO",
+    "CSC",
+    "CSF",
     "CSR",
     "ConvertedFormat",
+    "DBSR",
+    "DCSR",
+    "DIA",
+    "ELL",
+    "EnumeratedPatterns",
     "Format",
+    "Hyb",
+    "Mixture",
     "Operand",
+    "PanelPatterns",
     "PartStatistics",
     "Pattern",
+    "Ragged",
+    "RelationalHyb",
+    "RowELL",
+    "RuleFormat",
+    "SRBCRS",
+    "by_band",
+    "by_block_fill",
+    "by_row_length",
     "dense",
     "fixed",
     "make_rule",

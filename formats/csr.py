@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from sparsetir.formats.describe import Operand, dense, make_rule, sparse
+from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
 __all__ = ["CSR"]
@@ -31,3 +36,9 @@ class CSR(Format):
                 lambda i, j: (i, j), lambda i, j: (i, j),
             )
         ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        check_fits(rules[0], pattern)
+        nnz = pattern.nnz
+        levels = [Level(), Level(pattern.indptr.copy(), pattern.coords[1].copy())]
+        return [direct(rules[0], pattern, levels, (nnz,), places=np.arange(nnz))]

@@ -32,6 +32,7 @@ from tvm import ir, tirx
 from sparsetir.formats.description import Described
 from sparsetir.formats.fission import fission
 from sparsetir.formats.preprocess import COPY, extract_preprocess, is_copy, statements
+from sparsetir.formats.queries import are, fresh_name, stored_by, stores, uses
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
@@ -133,8 +134,8 @@ class _Decomposition:
         self.kept: set[str] = set()
         self.local: set[str] = set()  # allocated and written here: nothing of them is left
         for name, buf in self.targets.items():
-            touching = [p for p in self.parts if not is_copy(p) and _uses(p, [buf.var])]
-            if any(_stores(p, buf.var) for p in touching):
+            touching = [p for p in self.parts if not is_copy(p) and uses(p, [buf.var])]
+            if any(stores(p, buf.var) for p in touching):
                 self.written.add(name)
                 if buf.handle is None:
                     self.local.add(name)
@@ -216,15 +217,15 @@ class _Decomposition:
 
     def _statement(self, stmt: Any) -> list[Any]:
         targets = [b.var for b in self.targets.values()]
-        if not _uses(stmt, targets):
+        if not uses(stmt, targets):
             return [stmt]
         if not isinstance(stmt, SparseIteration):
             raise LoweringError(
                 f"decompose_format: '{self.func.name}' uses {sorted(self.targets)} inside a "
                 f"{type(stmt).__name__}; only sparse iterations are decomposed"
             )
-        own_init = stmt.init is not None and any(_stores(stmt.init, v) for v in targets)
-        if own_init and any(v not in targets for v in _stored(stmt.init)):
+        own_init = stmt.init is not None and any(stores(stmt.init, v) for v in targets)
+        if own_init and any(v not in targets for v in stored_by(stmt.init)):
             raise LoweringError(
                 f"decompose_format: the init of iteration '{stmt.name}' writes rewritten buffers "
                 "and others; give each an iteration of its own"
@@ -245,11 +246,11 @@ class _Decomposition:
             if axis.name not in known:  # made for this init
                 fields = ("kind", "length", "idtype")
                 kept = {f: getattr(axis, f) for f in fields}
-                axis = Axis(name=_fresh_name(axis.name, taken), **kept)
+                axis = Axis(name=fresh_name(axis.name, taken), **kept)
                 self.added.append(axis)
             axes.append(axis)
         return SparseIteration(
-            span=it.span, axes=axes, kinds=it.kinds, name=_fresh_name(it.name, self.names),
+            span=it.span, axes=axes, kinds=it.kinds, name=fresh_name(it.name, self.names),
             vars=it.vars, init=None, body=it.body, annotations=it.annotations,
         )  # fmt: skip
 
@@ -263,14 +264,14 @@ class _Decomposition:
         axes = [fmt.axes[n] for n in rule.axes_after_rewrite]
         taken = {v.name for n, v in var_of.items() if n not in self.before}
         new_vars = [
-            tirx.Var(_fresh_name(n.lower(), taken), a.idtype)
+            tirx.Var(fresh_name(n.lower(), taken), a.idtype)
             for n, a in zip(rule.axes_after_rewrite, axes, strict=True)
         ]
         old = rule.to_old(new_vars)
         # A spatial coordinate may come of several new ones, as in formats by diagonals.
         spatial = [e for e, n in zip(old, self.before, strict=True) if kind_of[n] == "S"]
         kinds = "".join(
-            "S" if any(_uses(e, [v]) for e in spatial) else kind_of[source[n]]
+            "S" if any(uses(e, [v]) for e in spatial) else kind_of[source[n]]
             for n, v in zip(rule.axes_after_rewrite, new_vars, strict=True)
         )
         entries: list[tuple[Any, Any, str]] = []
@@ -286,7 +287,7 @@ class _Decomposition:
         coords = {v: _expr(e, a) for v, e, a in zip(old_vars, old, old_axes, strict=True)}
 
         def index(indices: list[Any]) -> list[Any]:
-            if _are(indices, old_vars):
+            if are(indices, old_vars):
                 return list(new_vars)
             return [_expr(e, a) for e, a in zip(rule.to_new(indices), axes, strict=True)]
 
@@ -361,7 +362,7 @@ class _Decomposition:
         def visit(node: Any) -> None:
             if isinstance(node, ir.TensorLoad | tirx.BufferStore):
                 buf = node.source if isinstance(node, ir.TensorLoad) else node.buffer
-                if self._target(buf) is not None and not _are(node.indices, own):
+                if self._target(buf) is not None and not are(node.indices, own):
                     found.append(list(node.indices))
 
         walk([n for n in (it.init, it.body) if n is not None], visit)
@@ -371,30 +372,6 @@ class _Decomposition:
         return next((n for n, b in self.targets.items() if b.var.same_as(var)), None)
 
 
-def _are(indices: Any, variables: list[Any]) -> bool:
-    return all(
-        isinstance(i, ir.Var) and i.same_as(v) for i, v in zip(indices, variables, strict=True)
-    )
-
-
-def _uses(node: Any, variables: list[Any]) -> bool:
-    found: list[Any] = []
-    if not isinstance(node, int):
-        walk(node, lambda n: found.append(n) if isinstance(n, ir.Var) and n in variables else None)
-    return bool(found)
-
-
-def _stored(node: Any) -> list[Any]:
-    """The buffers that a statement writes."""
-    found: list[Any] = []
-    walk(node, lambda n: found.append(n.buffer) if isinstance(n, tirx.BufferStore) else None)
-    return found
-
-
-def _stores(node: Any, var: Any) -> bool:
-    return any(var.same_as(v) for v in _stored(node))
-
-
 def _sets_all(stmt: Any, buf: SparseBuffer) -> bool:
     """Whether a statement sets every element of a buffer without looking at what it held."""
     if not isinstance(stmt, SparseIteration) or buf.axes is None:
@@ -402,20 +379,13 @@ def _sets_all(stmt: Any, buf: SparseBuffer) -> bool:
     setting = stmt.body if stmt.init is None else stmt.init
     if not isinstance(setting, tirx.BufferStore) or not setting.buffer.same_as(buf.var):
         return False
-    if _uses(setting.value, [buf.var]):
+    if uses(setting.value, [buf.var]):
         return False
     over = {v: a for a, v, _ in stmt.axis_of()}
     return all(
         isinstance(i, ir.Var) and i in over and over[i].name == a.name
         for i, a in zip(setting.indices, buf.axes, strict=True)
     )
-
-
-def _fresh_name(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name
 
 
 def _expr(value: Any, axis: Axis) -> Any:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.formats.preprocess import statements
+from sparsetir.formats.queries import fresh_name, uses
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -84,7 +85,7 @@ class _Fission:
         """A statement as plain ones, as far as it uses the targets."""
         if not isinstance(it, SparseIteration) or not _holds_iterations(it.body):
             return [it]
-        if not _uses(it, self.targets):
+        if not uses(it, self.targets):
             return [it]
         self._check_axes(it)
         parts = self._with_own_temporaries(it, _parts(it.body))
@@ -95,7 +96,7 @@ class _Fission:
         for part in parts:
             if not isinstance(part[0], SparseIteration):
                 for stmt in part:
-                    if _holds_iterations(stmt) and _uses(stmt, self.targets):
+                    if _holds_iterations(stmt) and uses(stmt, self.targets):
                         self._refuse(it, f"holds iterations inside of a {type(stmt).__name__}")
                 out.append(_iteration(it, name=self._name(it.name), body=_sequence(part)))
                 continue
@@ -113,7 +114,7 @@ class _Fission:
     def _init(self, it: SparseIteration) -> SparseIteration:
         """The init of an outer iteration as one of its own."""
         self._check_init(it, it.init)
-        used = [(a, v) for a, v, _ in it.axis_of() if _uses(it.init, [v])]
+        used = [(a, v) for a, v, _ in it.axis_of() if uses(it.init, [v])]
         return _iteration(
             it, axes=[a for a, _ in used], kinds="S" * len(used), vars=[v for _, v in used],
             name=self._name(f"{it.name}_init"), body=it.init, annotations={},
@@ -126,10 +127,10 @@ class _Fission:
         for at, part in enumerate(parts):
             others = [s for n, p in enumerate(parts) if n != at for s in p]
             for stmt in part:
-                if isinstance(stmt, tirx.Bind) and any(_uses(s, [stmt.var]) for s in others):
+                if isinstance(stmt, tirx.Bind) and any(uses(s, [stmt.var]) for s in others):
                     self._refuse(it, f"gives '{stmt.var.name}' a value for other parts of its body")
                 if isinstance(stmt, tirx.AllocBuffer) and any(
-                    _uses(s, [stmt.buffer]) for s in others
+                    uses(s, [stmt.buffer]) for s in others
                 ):
                     expand = self._expanded(it, stmt.buffer)
                     parts = [[expand(s) for s in p if not _is(s, stmt)] for p in parts]
@@ -150,11 +151,11 @@ class _Fission:
             sizes = []
         taken = {a.name for a in self.axes}
         inner = [
-            Axis(name=_fresh(f"{var.name}_{n}", taken), kind="dense_fixed", length=size,
+            Axis(name=fresh_name(f"{var.name}_{n}", taken), kind="dense_fixed", length=size,
                  idtype=str(size.ty.dtype))
             for n, size in enumerate(sizes)
         ]  # fmt: skip
-        name = _fresh(str(var.name), {b.name for b in self.buffers})
+        name = fresh_name(str(var.name), {b.name for b in self.buffers})
         axes = [*outer, *inner]
         new = buffer_var([a.length for a in axes], str(var.ty.dtype), name)
         self.axes += inner
@@ -225,7 +226,7 @@ class _Fission:
         )
 
     def _name(self, name: str) -> str:
-        return _fresh(name, self.names)
+        return fresh_name(name, self.names)
 
 
 def _parts(body: Any) -> list[list[Any]]:
@@ -266,12 +267,6 @@ def _holds_iterations(stmt: Any) -> bool:
     return bool(found)
 
 
-def _uses(node: Any, variables: list[Any]) -> bool:
-    found: list[Any] = []
-    walk(node, lambda n: found.append(n) if isinstance(n, ir.Var) and n in variables else None)
-    return bool(found)
-
-
 def _variables(expr: Any, known: list[Any]) -> list[Any]:
     """The variables of an expression, without the known ones."""
     found: list[Any] = []
@@ -281,10 +276,3 @@ def _variables(expr: Any, known: list[Any]) -> list[Any]:
 
 def _is(a: Any, b: Any) -> bool:
     return a is not None and a.same_as(b)
-
-
-def _fresh(name: str, taken: set[str]) -> str:
-    while name in taken:
-        name += "_"
-    taken.add(name)
-    return name

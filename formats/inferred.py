@@ -121,9 +121,11 @@ class InferredFormat:
                 f"InferredFormat '{self.rule.name}': argument 'stored': expected shape "
                 f"({self.count},), got {stored.shape}"
             )
-        if "elements" in self.__dict__:
-            padded = np.append(stored, np.zeros(1, stored.dtype))
-            return padded.take(self.elements).reshape(self.shape)
+        if "elements" in self.__dict__ and self.count:
+            out = stored.take(self.elements, mode="clip")  # the last element where padded
+            if not self.full:
+                out[self.elements == self.count] = 0
+            return out.reshape(self.shape)
         out = np.zeros(self.size, stored.dtype)
         if self.stored == self.count:
             out[self.places] = stored
@@ -144,11 +146,16 @@ class InferredFormat:
                 f"InferredFormat '{self.rule.name}': argument 'values': expected {self.size} "
                 f"elements, got shape {values.shape}"
             )
-        if self.stored == self.count and out is None:
-            return values.reshape(-1)[self.places]
+        flat = values.reshape(-1)
+        if "places" in self.__dict__ and self.stored == self.count and out is None:
+            return flat[self.places]
         out = np.zeros(self.count, values.dtype) if out is None else out
+        if "elements" in self.__dict__:
+            taken = slice(None) if self.full else self.elements < self.count
+            out[self.elements[taken]] = flat[taken]
+            return out
         taken = self.places >= 0
-        out[taken] = values.reshape(-1)[self.places[taken]]
+        out[taken] = flat[self.places[taken]]
         return out
 
 

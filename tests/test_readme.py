@@ -1,4 +1,6 @@
-"""README.md tells the truth: its Python blocks run in order, and print what it says they print.
+"""The pages tell the truth: their Python blocks run in order, and print what is said they print.
+
+The pages are README.md and those in docs/.
 
 A `text` block right after a Python block is some of what that prints: its lines occur in the
 output, in this order, without regard to indentation; `...` stands for anything.
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+PAGES = ["README.md", *sorted(str(p.relative_to(ROOT)) for p in (ROOT / "docs").glob("*.md"))]
 ROOMS = [
     f"{room}/README.md"
     for room in ("bench", "formats", "python/sparsetir", "schedules", "sparse_ir", "tests")
@@ -22,9 +24,9 @@ ROOMS = [
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks():
+def blocks(page):
     """(Python, expected text or "") in the order of the file."""
-    found = BLOCK.findall(README.read_text())
+    found = BLOCK.findall((ROOT / page).read_text())
     for at, (language, code) in enumerate(found):
         if language == "python":
             follows = found[at + 1] if at + 1 < len(found) else ("", "")
@@ -42,12 +44,17 @@ def missing_line(expected, output):
     return None
 
 
+@pytest.fixture(scope="module", params=PAGES)
+def page(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def outputs(tmp_path_factory):
+def outputs(page, tmp_path_factory):
     """What each block printed; each is a module, since TVM reads the source of its functions."""
-    folder, names, out = tmp_path_factory.mktemp("readme"), {}, []
-    for at, (code, _) in enumerate(blocks()):
-        name = f"readme_block_{at}"
+    folder, names, out = tmp_path_factory.mktemp("page"), {}, []
+    for at, (code, _) in enumerate(blocks(page)):
+        name = f"page_block_{at}"
         (folder / f"{name}.py").write_text(code)
         spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
@@ -60,27 +67,27 @@ def outputs(tmp_path_factory):
         out.append(printed.getvalue())
     yield out
     for at in range(len(out)):
-        del sys.modules[f"readme_block_{at}"]
+        del sys.modules[f"page_block_{at}"]
 
 
-def test_blocks_run(outputs):
-    assert len(outputs) == README.read_text().count("\n```python\n") > 5
+def test_blocks_run(page, outputs):
+    assert len(outputs) == (ROOT / page).read_text().count("\n```python\n") > 5
 
 
-def test_blocks_print_what_is_said(outputs):
-    said = [text for _, text in blocks()]
+def test_blocks_print_what_is_said(page, outputs):
+    said = [text for _, text in blocks(page)]
     for expected, output in zip(said, outputs, strict=True):
         line = missing_line(expected, output)
         assert line is None, f"not printed, or not in this order: {line}\n{output}"
-    assert sum(map(bool, said)) == README.read_text().count("\n```text\n")
+    assert sum(map(bool, said)) == (ROOT / page).read_text().count("\n```text\n")
 
 
 def test_first_program_is_short():
-    code = next(blocks())[0]
+    code = next(blocks("README.md"))[0]
     assert len([line for line in code.splitlines() if line.strip()]) <= 30
 
 
-@pytest.mark.parametrize("readme", ["README.md", *ROOMS])
+@pytest.mark.parametrize("readme", [*PAGES, *ROOMS])
 def test_links_lead_somewhere(readme):
     file = ROOT / readme
     links = re.findall(r"\]\(([^)#]+)[^)]*\)", BLOCK.sub("", file.read_text()))

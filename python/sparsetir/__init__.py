@@ -44,6 +44,7 @@ from sparsetir.sparse_ir.schedule import Schedule  # noqa: E402
 from sparsetir.sparse_ir.script.parser import from_source  # noqa: E402
 from sparsetir.sparse_ir.structure import check_structure  # noqa: E402
 from sparsetir.sparse_ir.verify import verify  # noqa: E402
+from sparsetir.sparse_tensor import SparseMatrix, SparseTensor  # noqa: E402
 
 __version__ = _versions.VERSION
 
@@ -63,6 +64,8 @@ __all__ = [
     "SparseBuffer",
     "SparseFunc",
     "SparseIteration",
+    "SparseMatrix",
+    "SparseTensor",
     "StructureError",
     "StructureIndexError",
     "StructureTypeError",

@@ -40,6 +40,8 @@ def _matrices() -> dict[str, Pattern]:
         "one element": _of(np.arange(15).reshape(3, 5) == 9),
         "last element": _of(np.arange(35).reshape(5, 7) == 34),
         "diagonal": _of(np.eye(10, 14, 2, bool)),
+        "band": _of(np.tri(18, 15, 2, bool) & ~np.tri(18, 15, -4, bool)),
+        "lower triangle": _of(np.tri(11, 11, dtype=bool)),
         "int64": _of(_random((19, 24), 0.2), np.int64),
     }
 

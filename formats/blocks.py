@@ -1,0 +1,146 @@
+"""Blocks of a matrix that hold an element, and the places of elements in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["Blocks", "find_blocks", "store_blocks"]
+
+INT32 = 2**31 - 1
+CELLS = 1 << 20  # blocks that a table has room for: some MiB, which stay in the cache
+FEW = 4000  # runs that are worth a table of their own
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The blocks of `rows` by `cols` that hold an element, by rows of blocks, then columns.
+
+    bounds : (rows of blocks + 1,) where the elements of each row of blocks begin
+    indptr : (rows of blocks + 1,) where its blocks begin
+    indices : (blocks,) their columns of blocks, increasing in each row
+    places : (nnz,) of each element, with the places of a block one after the other, row by row
+    """
+
+    bounds: np.ndarray
+    indptr: np.ndarray
+    indices: np.ndarray
+    places: np.ndarray
+
+
+def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
+    """The blocks of a matrix.
+
+    Elements of a row that stand in one block are a run. Runs get the number of their block, and an
+    element's place is what its run begins at plus its column. Linear in the elements and rows
+    where blocks are not rare; elsewhere runs are sorted.
+    """
+    (m, n), nnz = pattern.shape, pattern.nnz
+    high, wide = -(-m // rows), -(-n // cols)
+    narrow = high * wide <= INT32 and (nnz + 1) * rows * cols + n <= INT32
+    dtype = np.dtype(np.int32 if narrow else np.int64)
+    indptr, columns = pattern.indptr, pattern.coords[1].astype(dtype, copy=False)
+    lengths, row = np.diff(indptr), np.arange(m, dtype=dtype)
+    column = columns // dtype.type(cols)
+    key = np.repeat(row // rows * dtype.type(wide), lengths)
+    key += column
+    column *= dtype.type(cols)
+    bounds = np.append(indptr[:-1:rows], indptr[-1:])
+
+    first = _first(key)
+    first[indptr[:-1][lengths > 0]] = True
+    start = None
+    if 2 * np.count_nonzero(first) < nnz:
+        start = np.flatnonzero(first)
+        key, column = key[start], column[start]
+    ends = bounds if start is None else np.searchsorted(start, bounds)
+    del first
+    if high * wide // CELLS * FEW <= len(key):
+        found, place = _by_table(key, ends, wide)
+    else:
+        found, place = _by_sorting(key)
+    place *= dtype.type(rows * cols)
+    place -= column
+    if start is not None:
+        place = np.repeat(place, np.diff(start, append=nnz))
+    place += np.repeat(row % rows * dtype.type(cols), lengths)
+    place += columns
+    begins = np.arange(high + 1, dtype=dtype) * dtype.type(wide)
+    offsets = np.searchsorted(found, begins)
+    found -= np.repeat(begins[:-1], np.diff(offsets))
+    return Blocks(bounds, offsets, found, place.astype(np.intp, copy=False))
+
+
+def _by_table(key: np.ndarray, ends: np.ndarray, wide: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct keys, increasing, and the number of each key among them.
+
+    key : (runs,) row of blocks * wide + column of blocks, by rows of blocks
+    ends : (rows of blocks + 1,) where the keys of each row of blocks begin
+    """
+    high = len(ends) - 1
+    step = max(1, CELLS // max(1, wide))
+    number = np.empty(min(step, high) * wide, key.dtype)
+    out, found, total = np.empty_like(key), [key[:0]], 0
+    for top in range(0, high, step):
+        here = slice(ends[top], ends[min(top + step, high)])
+        at = key[here] - key.dtype.type(top * wide)
+        if len(number) <= 4 * len(at):
+            there = np.zeros(len(number), bool)
+            there[at] = True
+            blocks = np.flatnonzero(there)
+        else:
+            ordered = np.sort(at)
+            blocks = ordered[_first(ordered)]
+        number[blocks] = np.arange(total, total + len(blocks), dtype=key.dtype)
+        out[here] = number[at]
+        found.append(blocks.astype(key.dtype, copy=False) + key.dtype.type(top * wide))
+        total += len(blocks)
+    return np.concatenate(found), out
+
+
+def _by_sorting(key: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What :func:`_by_table` gives, for keys in any order."""
+    order = np.argsort(key, kind="stable")
+    ordered = key.take(order)
+    first = _first(ordered)
+    number = np.cumsum(first, dtype=key.dtype)
+    number -= 1
+    out = np.empty_like(key)
+    out[order] = number
+    return ordered[first], out
+
+
+def _first(key: np.ndarray) -> np.ndarray:
+    """Whether a key differs from the one before it."""
+    out = np.ones(len(key), bool)
+    np.not_equal(key[1:], key[:-1], out=out[1:])
+    return out
+
+
+def store_blocks(
+    rule: FormatRewriteRule,
+    pattern: Pattern,
+    arguments: Mapping[str, Any],
+    shape: tuple[int, ...],
+    places: np.ndarray,
+) -> InferredFormat:
+    """The inferred format of all elements of a pattern, from index arrays and sizes.
+
+    arguments : by their names in the rule's description
+    shape, places : as of :class:`InferredFormat`
+    """
+    idtype = rule.axis(rule.axes_after_rewrite[0]).idtype
+    indices = {
+        rule.renamed(n): v.astype(idtype, copy=False) if isinstance(v, np.ndarray) else int(v)
+        for n, v in arguments.items()
+    }
+    out = InferredFormat(rule, indices, shape, pattern.nnz, places)
+    out.stored = pattern.nnz
+    return out

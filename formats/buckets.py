@@ -1,0 +1,148 @@
+"""Rows by length: pieces of at most 2^k elements, each in the bucket of the next power of two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm import ir
+
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.errors import StructureError
+
+__all__ = ["Bucket", "arguments_of", "check_bucket", "positions", "split_rows", "store_bucket"]
+
+INT32 = 2**31 - 1
+LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 still counts
+
+
+class Bucket(NamedTuple):
+    """Pieces of rows, in the order of the rows.
+
+    row : (pieces,) number of the row
+    start : (pieces,) position of the first element
+    length : (pieces,) number of elements, at least 1
+    """
+
+    row: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+
+
+def check_bucket(who: str, k: Any) -> None:
+    """Refuse a largest bucket that is no integer in [0, 30]."""
+    if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= LARGEST:
+        raise ValueError(f"{who}: argument 'k': expected an integer in [0, {LARGEST}], got {k!r}")
+
+
+def split_rows(starts: np.ndarray, lengths: np.ndarray, k: int) -> list[Bucket]:
+    """Buckets 0 .. k of rows of consecutive elements; bucket b has pieces of 2^(b-1) < l <= 2^b.
+
+    starts : (rows,) position of the first element of each row
+    lengths : (rows,) number of its elements
+    k : rows longer than 2^k become pieces of 2^k, and one of what remains
+
+    Time and memory grow linearly with the rows and pieces.
+    """
+    most = 1 << k
+    whole = lengths >> k
+    rest = lengths & (most - 1)
+    # The bit length of rest - 1, which is its logarithm rounded up; -1 where nothing remains.
+    number = np.frexp(np.maximum(rest - 1, 0).astype(np.float64))[1].astype(np.int8)
+    number[rest == 0] = -1
+    behind = starts + (whole << k)
+    out = []
+    for b in range(k):
+        row = np.flatnonzero(number == b)
+        out.append(Bucket(row, behind[row], rest[row]))
+    pieces = whole + (number == k)
+    row = np.repeat(np.arange(len(lengths)), pieces)
+    nth = np.arange(len(row)) - (np.cumsum(pieces) - pieces)[row]
+    done = (nth << k).astype(starts.dtype, copy=False)
+    out.append(Bucket(row, starts[row] + done, np.minimum(lengths[row] - done, most)))
+    return out
+
+
+def positions(bucket: Bucket) -> np.ndarray:
+    """Positions of the elements of a bucket, increasing."""
+    before = np.cumsum(bucket.length) - bucket.length
+    return np.repeat(bucket.start - before, bucket.length) + np.arange(bucket.length.sum())
+
+
+def store_bucket(
+    rule: FormatRewriteRule,
+    shape: Sequence[int],
+    parents: np.ndarray,
+    rows: np.ndarray,
+    columns: np.ndarray,
+    bucket: Bucket,
+) -> InferredFormat:
+    """The arrays of a rule with axes dense > sparse > fixed, for the pieces of a bucket.
+
+    shape : lengths of the three axes
+    parents : (pieces,) coordinate of each piece on the dense axis, never decreasing
+    rows : (pieces,) its coordinate on the sparse axis
+    columns : (nnz,) coordinates on the fixed axis, of all elements
+    """
+    _, _, inner = (rule.axis(n) for n in rule.axes_after_rewrite)
+    slots, count = int(inner.nnz_cols), len(columns)
+    index = np.int32 if count + slots <= INT32 else np.int64
+    start, length = (a.astype(index, copy=False)[:, None] for a in bucket[1:])
+    within = np.arange(slots, dtype=index)
+    elements = np.empty((len(start), slots), index)
+    for at in _stripes(0, slots):
+        np.add(start, within[at], out=elements[:, at])
+    # More than half of the slots of a piece are taken.
+    padded = [(at, within[at] >= length) for at in _stripes(slots // 2 + 1, slots)]
+    for at, where in padded:
+        np.copyto(elements[:, at], index(count), where=where)
+    slots_of = columns.take(elements, mode="clip").astype(inner.idtype, copy=False)
+    for at, where in padded:
+        np.copyto(slots_of[:, at], -1, where=where)
+    indptr = np.zeros(shape[0] + 1, np.int64)
+    np.cumsum(np.bincount(parents, minlength=shape[0]), out=indptr[1:])
+    arrays = [(), (indptr, rows), (slots_of.reshape(-1),)]
+    out = InferredFormat(
+        rule, arguments_of(rule, shape, arrays), (elements.size,), count, elements=elements
+    )
+    out.stored = int(bucket.length.sum())
+    return out
+
+
+def _stripes(first: int, last: int) -> list[slice]:
+    """Columns to treat together: one by one where rows are short, since NumPy loops over rows."""
+    if last <= 8:
+        return [slice(n, n + 1) for n in range(first, last)]
+    return [slice(first, last)]
+
+
+def arguments_of(
+    rule: FormatRewriteRule, shape: Sequence[int], arrays: Sequence[Sequence[np.ndarray]]
+) -> dict[str, Any]:
+    """Index arrays and sizes of a rule's axes, by their names in a decomposed program.
+
+    shape : length of each axis after
+    arrays : of each axis after, `indptr` and `indices`, those that it has
+
+    Raises StructureError for a length or a number of places that the index type cannot hold.
+    """
+    out: dict[str, Any] = {}
+    for name, length, given in zip(rule.axes_after_rewrite, shape, arrays, strict=True):
+        axis, most = rule.axis(name), np.iinfo(rule.axis(name).idtype).max
+        for what, size in (("length", length), *(("places", len(a)) for a in given)):
+            if size > most:
+                raise StructureError(
+                    f"Format: rule '{rule.name}': axis '{name}': {what} = {size} does not fit "
+                    f"{axis.idtype}"
+                )
+        fields = [f for f in ("indptr", "indices") if getattr(axis, f) is not None]
+        for field, array in zip(fields, given, strict=True):
+            found = array.astype(axis.idtype, copy=False)
+            out[rule.renamed(str(getattr(axis, field).name))] = found
+        if isinstance(axis.length, ir.Var):
+            out[rule.renamed(str(axis.length.name))] = int(length)
+        if axis.kind == "sparse_variable":
+            out[rule.renamed(str(axis.nnz.name))] = len(given[1])
+    return out

@@ -1,0 +1,52 @@
+"""Coordinates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
+from sparsetir.formats.direct import Level, check_fits, direct
+from sparsetir.formats.format import Format
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["COO"]
+
+
+@dataclass(frozen=True)
+class COO(Format):
+    """The row and the column of each element, in the order of rows.
+
+    When to use: rows have very different lengths, or most are empty, and the same number of
+    elements for each worker matters more than one worker for each row. Several elements add to the
+    same row, so that what runs them in parallel has to add atomically or by segments.
+    """
+
+    @property
+    def name(self) -> str:
+        return "coo"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        return [
+            make_rule(
+                self.name, operand,
+                [
+                    dense("O", 1),
+                    sparse(f"{i}R", "O", unique=False),
+                    fixed(f"{j}C", f"{i}R", slots=1),
+                ],
+                {i: ["O", f"{i}R"], j: [f"{j}C"]},
+                lambda i, j: (0, i, j), lambda o, i, j: (i, j),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        check_fits(rules[0], pattern)
+        nnz = pattern.nnz
+        rows, columns = (c.copy() for c in pattern.coords)
+        levels = [Level(), Level(np.array([0, nnz]), rows), Level(indices=columns)]
+        return [direct(rules[0], pattern, levels, (nnz,), places=np.arange(nnz))]

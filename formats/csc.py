@@ -1,0 +1,49 @@
+"""Compressed sparse columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.sparse import csr_array
+
+from sparsetir.formats.describe import Operand, dense, make_rule, sparse
+from sparsetir.formats.direct import Level, check_fits, direct
+from sparsetir.formats.format import Format
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["CSC"]
+
+
+@dataclass(frozen=True)
+class CSC(Format):
+    """Columns one after the other, each with the rows that it stores.
+
+    When to use: the program wants the elements of a column together, as the product with the
+    transposed matrix does. A product with rows as results adds to each of them from many columns,
+    so that columns cannot run in parallel.
+    """
+
+    @property
+    def name(self) -> str:
+        return "csc"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        return [
+            make_rule(
+                self.name, operand, [dense(f"{j}C"), sparse(f"{i}R", f"{j}C")],
+                {i: [f"{i}R"], j: [f"{j}C"]},
+                lambda i, j: (j, i), lambda j, i: (i, j),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        check_fits(rules[0], pattern)
+        nnz = pattern.nnz
+        number = np.arange(nnz, dtype=np.int32 if nnz < 2**31 else np.int64)
+        columns = csr_array((number, pattern.coords[1], pattern.indptr), pattern.shape).tocsc()
+        levels = [Level(), Level(columns.indptr, columns.indices)]
+        return [direct(rules[0], pattern, levels, (nnz,), elements=columns.data)]

@@ -1,0 +1,89 @@
+"""Compressed sparse fibers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.formats.describe import Operand, dense, make_rule, sparse
+from sparsetir.formats.direct import Level, check_fits, direct, starts
+from sparsetir.formats.format import Format
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["CSF"]
+
+
+@dataclass(frozen=True)
+class CSF(Format):
+    """A tree of coordinates with one level for each axis of a tensor.
+
+    axes : the axes from the root down, a permutation of 0 .. n - 1 with n >= 2
+
+    The level of the root is dense, those below are compressed: CSF((0, 1)) stores what CSR does and
+    CSF((1, 0)) what CSC does. (SparseTIR, section 3.1; Smith and Karypis, "Tensor-matrix products
+    with a compressed sparse tensor", 2015)
+
+    When to use: tensors of three axes and more. The axis whose coordinates are results comes first,
+    the one that stores most under each parent last.
+    """
+
+    axes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        given = self.axes
+        if isinstance(given, list):
+            object.__setattr__(self, "axes", tuple(given))
+        numbers = isinstance(given, tuple | list) and all(type(a) is int for a in given)
+        if not numbers or len(given) < 2 or sorted(given) != list(range(len(given))):
+            raise ValueError(
+                "CSF: argument 'axes': expected a permutation of 0 .. n - 1 with n >= 2, got "
+                f"{given!r}"
+            )
+
+    @property
+    def order(self) -> int:
+        """Number of axes of the tensors it stores."""
+        return len(self.axes)
+
+    @property
+    def name(self) -> str:
+        return "_".join(["csf", *map(str, self.axes)])
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        levels = [f"{operand.axes[a]}L" for a in self.axes]
+        below = [sparse(n, under) for n, under in zip(levels[1:], levels, strict=False)]
+        back = [self.axes.index(a) for a in range(self.order)]
+        return [
+            make_rule(
+                self.name, operand, [dense(levels[0]), *below],
+                {a: [f"{a}L"] for a in operand.axes},
+                lambda *coords: tuple(coords[a] for a in self.axes),
+                lambda *coords: tuple(coords[n] for n in back),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        if list(self.axes) != sorted(self.axes):
+            return super().infer(pattern, rules)
+        check_fits(rules[0], pattern)
+        coords, nnz = pattern.coords, pattern.nnz
+        differs = coords[0][1:] != coords[0][:-1]
+        levels, parents = [Level()], np.arange(0)
+        # Of each node of a level, its first element.
+        nodes = parents
+        for axis in range(1, self.order):
+            if axis == self.order - 1:
+                nodes = np.arange(nnz)
+            else:
+                differs |= coords[axis][1:] != coords[axis][:-1]
+                nodes = np.append(np.arange(min(1, nnz)), np.flatnonzero(differs) + 1)
+            if axis == 1:
+                indptr = starts(np.bincount(coords[0][nodes], minlength=pattern.shape[0]))
+            else:
+                indptr = np.append(np.searchsorted(nodes, parents), len(nodes))
+            levels.append(Level(indptr, coords[axis][nodes]))
+            parents = nodes
+        return [direct(rules[0], pattern, levels, (nnz,), places=nodes)]

@@ -1,0 +1,73 @@
+"""Doubly compressed block sparse rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.formats.blocks import find_blocks, store_blocks
+from sparsetir.formats.describe import Operand, dense, make_rule, sparse
+from sparsetir.formats.direct import check_fits
+from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["DBSR"]
+
+
+@dataclass(frozen=True)
+class DBSR(Format):
+    """BSR of the rows of blocks that hold an element, with the number of each such row.
+
+    Shapes that blocks do not divide are padded. (SparseTIR, section 4.3.2.)
+
+    When to use: many rows of blocks are empty, as in block-pruned weights. Otherwise BSR, which
+    needs no row numbers.
+    """
+
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        check_positive("DBSR", rows=self.rows, cols=self.cols)
+
+    @property
+    def name(self) -> str:
+        return f"dbsr_{self.rows}_{self.cols}"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        r, c = self.rows, self.cols
+        return [
+            make_rule(
+                self.name, operand,
+                [
+                    dense("O", 1), sparse(f"{i}O", "O"), sparse(f"{j}O", f"{i}O"),
+                    dense(f"{i}I", r), dense(f"{j}I", c),
+                ],
+                {i: ["O", f"{i}O", f"{i}I"], j: [f"{j}O", f"{j}I"]},
+                lambda i, j: (0, i // r, j // c, i % r, j % c),
+                lambda o, io, jo, ii, ji: (io * r + ii, jo * c + ji),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        (rule,) = rules
+        check_fits(rule, pattern)
+        blocks = find_blocks(pattern, self.rows, self.cols)
+        stored = np.flatnonzero(np.diff(blocks.indptr))
+        _, io, jo, *_ = (n.lower() for n in rule.axes_after_rewrite)
+        arguments = {
+            f"indptr_{io}": np.array([0, len(stored)]),
+            f"indices_{io}": stored,
+            f"indptr_{jo}": np.append(blocks.indptr[stored], blocks.indptr[-1]),
+            f"indices_{jo}": blocks.indices,
+            f"n_{io}": len(blocks.indptr) - 1,
+            f"nnz_{io}": len(stored),
+            f"n_{jo}": -(-pattern.shape[1] // self.cols),
+            f"nnz_{jo}": len(blocks.indices),
+        }
+        shape = (len(blocks.indices), self.rows, self.cols)
+        return [store_blocks(rule, pattern, arguments, shape, blocks.places)]

@@ -1,0 +1,66 @@
+"""Diagonals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.formats.describe import Operand, dense, make_rule, sparse
+from sparsetir.formats.direct import Level, direct
+from sparsetir.formats.format import Format
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["DIA"]
+
+LONGEST = 2**30  # rows or columns
+OFFSET = LONGEST - 1  # the number of the main diagonal
+
+
+@dataclass(frozen=True)
+class DIA(Format):
+    """The diagonals that store something, each with a place for every row.
+
+    Element (i, j) is on diagonal i - j + OFFSET, a number that is not negative whatever the shape;
+    so a matrix has at most 2**30 rows and columns. A mask says which places hold an element.
+
+    When to use: few diagonals hold nearly all elements, as in band matrices and stencils on regular
+    grids. A diagonal with a single element takes as many places as there are rows.
+    """
+
+    @property
+    def name(self) -> str:
+        return "dia"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        # A place for every row and not, as in scipy, for every column: rows are what programs
+        # write, and so no two places of a diagonal write the same. The number falls with j so
+        # that i + OFFSET - d, taken from the left, stays below 2**31.
+        return [
+            make_rule(
+                self.name, operand,
+                [dense("O", 1), sparse(f"{j}D", "O", 2 * OFFSET + 1), dense(f"{i}R")],
+                {i: [f"{i}R"], j: ["O", f"{j}D"]},
+                lambda i, j: (0, i - j + OFFSET, i),
+                lambda o, d, i: (i, i + OFFSET - d),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        rows, cols = pattern.shape
+        if max(rows, cols) > LONGEST:
+            raise ValueError(
+                f"DIA: argument 'pattern': expected at most {LONGEST} rows and columns, got shape "
+                f"{pattern.shape}"
+            )
+        diagonal = pattern.coords[0] - pattern.coords[1] + cols  # from 1 to rows + cols - 1
+        number = np.zeros(rows + cols, np.int64)
+        number[diagonal] = 1
+        found = np.flatnonzero(number)
+        number[found] = np.arange(len(found))
+        places = number[diagonal] * rows + pattern.coords[0]
+        levels = [Level(), Level(np.array([0, len(found)]), found + (OFFSET - cols)), Level()]
+        return [direct(rules[0], pattern, levels, (len(found), rows), places=places)]

@@ -1,0 +1,87 @@
+"""Inferred formats whose arrays follow from a pattern's order, without grouping its elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm import ir
+
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.errors import StructureError
+
+__all__ = ["Level", "check_fits", "direct", "starts"]
+
+
+class Level(NamedTuple):
+    """What an axis of a rule stores: the arrays that an axis of its kind has, None for others.
+
+    indptr : (parents + 1,) integers
+    indices : (nnz,) or (parents * cols,) integers
+    cols : slots of each parent
+    """
+
+    indptr: np.ndarray | None = None
+    indices: np.ndarray | None = None
+    cols: int | None = None
+
+
+def check_fits(rule: FormatRewriteRule, pattern: Pattern, places: int = 0) -> None:
+    """Refuse, with StructureError, what the index type of a rule's axes cannot count.
+
+    places : elements and padding
+    """
+    idtype = rule.axis(rule.axes_after_rewrite[0]).idtype
+    numbers = [
+        *((f"length of axis '{n}'", s)
+          for n, s in zip(rule.axes_before_rewrite, pattern.shape, strict=True)),
+        ("nnz", pattern.nnz),
+        ("number of places", places),
+    ]  # fmt: skip
+    for what, number in numbers:
+        if number > np.iinfo(idtype).max:
+            raise StructureError(f"rule '{rule.name}': {what} = {number} does not fit {idtype}")
+
+
+def direct(
+    rule: FormatRewriteRule,
+    pattern: Pattern,
+    levels: Sequence[Level],
+    shape: tuple[int, ...],
+    places: np.ndarray | None = None,
+    elements: np.ndarray | None = None,
+) -> InferredFormat:
+    """The inferred format of all elements of a pattern, from its levels.
+
+    levels : one for each axis after rewriting, in order
+    shape, places, elements : as of :class:`InferredFormat`
+
+    Equal to what :func:`infer_format` finds; the levels are not checked.
+    """
+    lengths = dict(zip(rule.axes_before_rewrite, pattern.shape, strict=True))
+    length_of = {n: lengths[b] for b, names in rule.axis_map.items() for n in names}
+    found: dict[str, Any] = {}
+    for name, level in zip(rule.axes_after_rewrite, levels, strict=True):
+        axis = rule.axis(name)
+        values = [(axis.length, length_of[name]), (axis.nnz_cols, level.cols)]
+        if level.indptr is not None:
+            values.append((axis.indptr, level.indptr.astype(axis.idtype, copy=False)))
+            values.append((axis.nnz, int(level.indptr[-1])))
+        if level.indices is not None:
+            values.append((axis.indices, level.indices.astype(axis.idtype, copy=False)))
+        for param, value in values:
+            if isinstance(param, ir.Var):
+                found[rule.renamed(str(param.name))] = value
+    out = InferredFormat(rule, found, shape, pattern.nnz, places, elements)
+    out.stored = pattern.nnz
+    return out
+
+
+def starts(counts: np.ndarray) -> np.ndarray:
+    """(rows + 1,) int64: where rows of these lengths begin, and where the last ends."""
+    out = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=out[1:])
+    return out

@@ -1,0 +1,50 @@
+"""ELLPACK."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.formats.describe import Operand, dense, fixed, make_rule
+from sparsetir.formats.direct import Level, check_fits, direct
+from sparsetir.formats.format import Format
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["ELL"]
+
+
+@dataclass(frozen=True)
+class ELL(Format):
+    """For each row as many slots as the longest row has elements. (SparseTIR, section 3.1)
+
+    When to use: rows are about as long as each other, as in meshes and graphs of neighbours. One
+    long row pads all others: then `Hyb`.
+    """
+
+    @property
+    def name(self) -> str:
+        return "ell"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        return [
+            make_rule(
+                self.name, operand, [dense(f"{i}R"), fixed(f"{j}C", f"{i}R")],
+                {i: [f"{i}R"], j: [f"{j}C"]},
+                lambda i, j: (i, j), lambda i, j: (i, j),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        rows, lengths = pattern.shape[0], np.diff(pattern.indptr)
+        cols = int(lengths.max(initial=0))
+        check_fits(rules[0], pattern, rows * cols)
+        skipped = np.arange(rows) * cols - pattern.indptr[:-1]
+        places = np.arange(pattern.nnz) + skipped.repeat(lengths)
+        slots = np.full(rows * cols, -1, pattern.coords[1].dtype)
+        slots[places] = pattern.coords[1]
+        levels = [Level(), Level(indices=slots, cols=cols)]
+        return [direct(rules[0], pattern, levels, (rows * cols,), places=places)]

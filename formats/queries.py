@@ -1,0 +1,46 @@
+"""What rewriting asks of statements and names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import walk
+
+__all__ = ["are", "fresh_name", "stored_by", "stores", "uses"]
+
+
+def are(indices: Any, variables: list[Any]) -> bool:
+    """Whether indices are these variables, one for one."""
+    return all(
+        isinstance(i, ir.Var) and i.same_as(v) for i, v in zip(indices, variables, strict=True)
+    )
+
+
+def uses(node: Any, variables: list[Any]) -> bool:
+    """Whether any of the variables occurs."""
+    found: list[Any] = []
+    if not isinstance(node, int):
+        walk(node, lambda n: found.append(n) if isinstance(n, ir.Var) and n in variables else None)
+    return bool(found)
+
+
+def stored_by(node: Any) -> list[Any]:
+    """The buffers that a statement writes."""
+    found: list[Any] = []
+    walk(node, lambda n: found.append(n.buffer) if isinstance(n, tirx.BufferStore) else None)
+    return found
+
+
+def stores(node: Any, var: Any) -> bool:
+    """Whether a statement writes the buffer."""
+    return any(var.same_as(v) for v in stored_by(node))
+
+
+def fresh_name(name: str, taken: set[str]) -> str:
+    """The name, with underscores behind it until it is none of those taken; it is added to them."""
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return name

@@ -1,0 +1,52 @@
+"""Ragged rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.formats.describe import Operand, dense, make_rule, ragged
+from sparsetir.formats.direct import Level, check_fits, direct, starts
+from sparsetir.formats.format import Format
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["Ragged"]
+
+
+@dataclass(frozen=True)
+class Ragged(Format):
+    """Of each row all columns up to the last that it stores; a mask says which hold an element.
+
+    (SparseTIR, section 3.1: dense_variable axes)
+
+    When to use: rows are filled from the left, as in batches of sequences of different lengths and
+    in lower triangles. Then nothing is padded, and there are no column numbers to load.
+    """
+
+    @property
+    def name(self) -> str:
+        return "ragged"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        return [
+            make_rule(
+                self.name, operand, [dense(f"{i}R"), ragged(f"{j}C", f"{i}R")],
+                {i: [f"{i}R"], j: [f"{j}C"]},
+                lambda i, j: (i, j), lambda i, j: (i, j),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        indptr, columns = pattern.indptr, pattern.coords[1]
+        ends = np.zeros(pattern.shape[0], np.int64)
+        stored = np.flatnonzero(np.diff(indptr))
+        ends[stored] = columns[indptr[stored + 1] - 1] + 1
+        first = starts(ends)
+        check_fits(rules[0], pattern, int(first[-1]))
+        places = first[:-1].repeat(np.diff(indptr)) + columns
+        levels = [Level(), Level(first)]
+        return [direct(rules[0], pattern, levels, (int(first[-1]),), places=places)]

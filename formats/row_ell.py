@@ -1,0 +1,67 @@
+"""ELLPACK of pieces of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
+from sparsetir.formats.direct import Level, check_fits, direct, starts
+from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["RowELL"]
+
+
+@dataclass(frozen=True)
+class RowELL(Format):
+    """Rows that store something, in pieces of `cols` slots, and the row of each piece.
+
+    A row of more elements has several pieces, the last of them padded; each bucket of a `Hyb` is
+    one of these. (SparseTIR, section 4.2.1)
+
+    When to use: most non-empty rows have about `cols` elements, or are much longer. Pieces are
+    equal work; those of a long row add to the same result, so that what runs them in parallel has
+    to add atomically.
+    """
+
+    cols: int
+
+    def __post_init__(self) -> None:
+        check_positive("RowELL", cols=self.cols)
+
+    @property
+    def name(self) -> str:
+        return f"row_ell_{self.cols}"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        return [
+            make_rule(
+                self.name, operand,
+                [
+                    dense("O", 1),
+                    sparse(f"{i}R", "O", unique=False),
+                    fixed(f"{j}C", f"{i}R", slots=self.cols),
+                ],
+                {i: ["O", f"{i}R"], j: [f"{j}C"]},
+                lambda i, j: (0, i, j), lambda o, i, j: (i, j),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        lengths = np.diff(pattern.indptr)
+        pieces = -(-lengths // self.cols)
+        first = starts(pieces)
+        number = int(first[-1])
+        check_fits(rules[0], pattern, number * self.cols)
+        skipped = first[:-1] * self.cols - pattern.indptr[:-1]
+        places = np.arange(pattern.nnz) + skipped.repeat(lengths)
+        slots = np.full(number * self.cols, -1, pattern.coords[1].dtype)
+        slots[places] = pattern.coords[1]
+        rows = np.arange(len(pieces)).repeat(pieces)
+        levels = [Level(), Level(np.array([0, number]), rows), Level(indices=slots)]
+        return [direct(rules[0], pattern, levels, slots.shape, places=places)]

@@ -1,0 +1,83 @@
+"""Strided row-wise block compressed rows: groups of narrow tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparsetir.formats.blocks import find_blocks, store_blocks
+from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
+from sparsetir.formats.direct import check_fits
+from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.rule import FormatRewriteRule
+
+__all__ = ["SRBCRS"]
+
+
+@dataclass(frozen=True)
+class SRBCRS(Format):
+    """Tiles of `t` rows by one column, those that hold an element, in groups of `g`.
+
+    The tiles of a row of tiles go by columns; the last group is padded with tiles of column -1,
+    which nothing visits. Values are (groups * g, t): as (groups, g, t) the transposed left operands
+    of matrix instructions, whose right operand is g rows of the dense matrix. (SparseTIR, section
+    4.3.2 and figure 18; Magicube.)
+
+    When to use: elements are scattered, as in unstructured pruned weights, and Tensor Cores are to
+    multiply them. At least 1 in `t` places of a stored tile holds an element, where BSR of t by t
+    may have 1 in t * t.
+    """
+
+    t: int
+    g: int
+
+    def __post_init__(self) -> None:
+        check_positive("SRBCRS", t=self.t, g=self.g)
+
+    @property
+    def name(self) -> str:
+        return f"sr_bcrs_{self.t}_{self.g}"
+
+    def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        i, j = operand.axes
+        t = self.t
+        return [
+            make_rule(
+                self.name, operand,
+                [
+                    dense(f"{i}O"), sparse("G", f"{i}O", 1, unique=False),
+                    fixed(f"{j}T", "G", slots=self.g), dense(f"{i}I", t),
+                ],
+                {i: [f"{i}O", "G", f"{i}I"], j: [f"{j}T"]},
+                lambda i, j: (i // t, 0, j, i % t),
+                lambda io, g, j, ii: (io * t + ii, j),
+            )
+        ]  # fmt: skip
+
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        (rule,) = rules
+        tiles = find_blocks(pattern, self.t, 1)
+        counts = np.diff(tiles.indptr)
+        indptr = np.zeros(len(tiles.indptr), np.int64)
+        np.cumsum(-(-counts // self.g), out=indptr[1:])
+        groups = int(indptr[-1])
+        slots = groups * self.g
+        check_fits(rule, pattern, slots)
+        shift = indptr[:-1] * self.g - tiles.indptr[:-1]
+        indices = np.full(slots, -1, rule.axis(rule.axes_after_rewrite[0]).idtype)
+        indices[np.arange(len(tiles.indices)) + np.repeat(shift, counts)] = tiles.indices
+        places = tiles.places
+        places += np.repeat(shift * self.t, np.diff(tiles.bounds))
+        io, g, j, _ = (n.lower() for n in rule.axes_after_rewrite)
+        arguments = {
+            f"indptr_{g}": indptr,
+            f"indices_{g}": np.zeros(groups, np.int64),
+            f"indices_{j}": indices,
+            f"n_{io}": len(counts),
+            f"nnz_{g}": groups,
+            f"n_{j}": pattern.shape[1],
+        }
+        return [store_blocks(rule, pattern, arguments, (slots, self.t), places)]

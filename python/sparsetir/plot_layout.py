@@ -1,0 +1,245 @@
+"""Where the places of a format lie: in the matrix, and in a picture of the storage."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.formats.inferred import InferredFormat
+from sparsetir.sparse_ir.nodes import substitute
+
+__all__ = [
+    "Entry",
+    "Layout",
+    "Located",
+    "Part",
+    "Pixels",
+    "Squares",
+    "count_elements",
+    "entries_of",
+    "locate",
+    "sample",
+    "storage_layout",
+]
+
+SHOWN = 20  # parts that have a line of their own in the legend
+GAP = 0.5  # between blocks, in squares
+LARGEST = 2**14  # places that are drawn one by one, over all parts
+WIDEST = 256  # squares
+PIXELS = 256  # rows and columns of the picture of a large matrix, at most
+
+
+class Located(NamedTuple):
+    """Where places of a part lie.
+
+    slots : of each new axis, the slot below its parent
+    rows, cols : in the matrix; they may lie beyond its edge
+    valid : whether they lie anywhere; not below a slot whose index is negative
+    """
+
+    slots: dict[str, np.ndarray]
+    rows: np.ndarray
+    cols: np.ndarray
+    valid: np.ndarray
+
+
+def locate(part: InferredFormat, places: np.ndarray) -> Located:
+    """Walk from places, given by their number in the flat values, up to the roots of the axes."""
+    rule = part.rule
+    axes = [rule.axis(n) for n in rule.axes_after_rewrite]
+    arrays = {a.name: (_array(part, a.indptr), _array(part, a.indices)) for a in axes}
+    total: dict[str, int] = {}
+    for axis in axes:
+        indptr, indices = arrays[axis.name]
+        if axis.kind == "dense_fixed":
+            total[axis.name] = _number(part, axis.length)
+        else:
+            total[axis.name] = len(indices) if indices is not None else int(indptr[-1])
+    parents = {a.parent.name for a in axes if a.parent is not None}
+    leaves = [a for a in axes if a.name not in parents]
+    roots = [a.name for a in axes if a.parent is None]
+    leaves.sort(key=lambda a: roots.index(a.root.name))
+
+    positions: dict[str, np.ndarray] = {}
+    slots: dict[str, np.ndarray] = {}
+    coords: dict[str, np.ndarray] = {}
+    valid = np.ones(len(places), bool)
+    rest = places
+    for leaf in reversed(leaves):
+        rest, at = np.divmod(rest, max(1, total[leaf.name]))
+        axis = leaf
+        while axis is not None:
+            name, (indptr, indices) = axis.name, arrays[axis.name]
+            if name in positions:  # two leaves that share an axis have to agree on it
+                valid &= positions[name] == at
+                break
+            positions[name] = slots[name] = at
+            if indptr is not None:
+                at = np.searchsorted(indptr, at, "right") - 1
+                slots[name] = positions[name] - indptr[at]
+            elif axis.parent is not None:
+                at, slots[name] = np.divmod(at, max(1, _number(part, axis.nnz_cols)))
+            coords[name] = slots[name] if indices is None else indices[positions[name]]
+            valid &= coords[name] >= 0
+            axis = axis.parent
+    old = rule.to_old([coords[n] for n in rule.axes_after_rewrite])
+    rows, cols = (np.broadcast_to(np.asarray(c), len(places)) for c in old)
+    return Located(slots, rows, cols, valid)
+
+
+def _array(part: InferredFormat, handle: Any) -> Any:
+    return None if handle is None else part.indices[part.rule.renamed(str(handle.name))]
+
+
+def _number(part: InferredFormat, expr: Any) -> int:
+    """The value of a size."""
+    if not isinstance(expr, tirx.IntImm):
+        known = {
+            p: tirx.IntImm(str(p.ty.dtype), int(part.indices[part.rule.renamed(str(p.name))]))
+            for p in part.rule.new_format_desc.params
+            if not isinstance(p.ty, ir.PointerType)
+        }
+        expr = Analyzer().simplify(substitute(expr, known))
+    return int(expr)
+
+
+def sample(part: InferredFormat, limit: int) -> np.ndarray:
+    """All places of a part in order; of more than `limit`, as many at random."""
+    if part.size <= limit:
+        return np.arange(part.size)
+    places = np.random.default_rng(0).integers(part.size, size=limit)
+    places.sort()
+    return places
+
+
+class Squares(NamedTuple):
+    """The places of a part in the picture of the storage; each array has one value per place.
+
+    x, y : centres, to the right and down
+    stored : whether an element is there
+    valid : whether the place has a coordinate in the matrix
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    stored: np.ndarray
+    valid: np.ndarray
+
+
+class Layout(NamedTuple):
+    """The picture of the storage: squares of each part, and the extent of all."""
+
+    parts: list[Squares]
+    width: float
+    height: float
+
+
+def storage_layout(parts: list[InferredFormat], rows: int) -> Layout | None:
+    """Parts below each other, in columns about as high as the `rows` of the matrix.
+
+    parts : all with at least one place
+    Returns None if there are too many places for a square each.
+    """
+    if sum(p.size for p in parts) > LARGEST:
+        return None
+    limit = max(16, rows)
+    found = [_part_squares(part, limit) for part in parts]
+    highest = max([limit, *(s.y.max() + 1 for s in found)])
+    left = top = width = height = 0.0
+    for n, part in enumerate(found):
+        wide, high = part.x.max() + 1, part.y.max() + 1
+        if top and top + high > highest:
+            left, top, width = left + width + 2, 0.0, 0.0
+        found[n] = part._replace(x=part.x + left, y=part.y + top)
+        width, height = max(width, wide), max(height, top + high)
+        top += high + 1
+    if left + width > WIDEST:
+        return None
+    return Layout(found, max(1.0, left + width), max(1.0, height))
+
+
+def _part_squares(part: InferredFormat, limit: int) -> Squares:
+    """Axes that come from rows go down, those that come from columns to the right."""
+    where = locate(part, np.arange(part.size))
+    down, right = (
+        [where.slots[n] for n in part.rule.axis_map[axis] if where.slots[n].any()]
+        for axis in part.rule.axes_before_rewrite
+    )
+    x, y = _joined(right, part.size), _joined(down, part.size)
+    if len(down) == 1:  # no blocks: what is high, such as a list of elements, gets more columns
+        x, y = x + y // limit * (x.max() + 2), y % limit
+    return Squares(x, y, part.mask.reshape(-1) != 0, where.valid)
+
+
+def _joined(slots: list[np.ndarray], places: int) -> np.ndarray:
+    """One number from the slots on several axes, the first outermost, with a gap around blocks."""
+    out = np.zeros(places)
+    for slot in slots:
+        out = out * (int(slot.max()) + 1 + GAP) + slot
+    return out
+
+
+class Pixels(NamedTuple):
+    """The picture of a large matrix. Pixels are of equal size, so that none stands out.
+
+    each : rows and columns of a pixel
+    count : rows and columns of the picture
+    """
+
+    each: tuple[int, int]
+    count: tuple[int, int]
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...]) -> Pixels:
+        """The largest picture of a matrix."""
+        high, wide = (max(1, -(-n // PIXELS)) for n in shape)
+        return cls((high, wide), (max(1, -(-shape[0] // high)), max(1, -(-shape[1] // wide))))
+
+    def number(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+        """The pixel of each coordinate, row by row."""
+        return (rows // self.each[0]).astype(np.int64) * self.count[1] + cols // self.each[1]
+
+
+def count_elements(count: int) -> str:
+    """Such a number in words."""
+    return f"{count:,} element{'s' * (count != 1)}"
+
+
+class Part(NamedTuple):
+    """A part that has places, and its colour as RGB in [0, 1]."""
+
+    name: str
+    colour: Any
+    inferred: InferredFormat
+
+
+class Entry(NamedTuple):
+    """A line of the legend: a part, or several small ones together."""
+
+    name: str
+    colour: Any
+    stored: int
+    places: int
+
+    @property
+    def text(self) -> str:
+        """Name, elements and padding."""
+        padding = 100 * (1 - self.stored / self.places)
+        return f"{self.name}: {count_elements(self.stored)}, {padding:.1f} % padding"
+
+
+def entries_of(parts: list[Part]) -> list[Entry]:
+    """A line for each part, or for the largest and one for the rest."""
+    found = [Entry(p.name, p.colour, p.inferred.stored, p.inferred.size) for p in parts]
+    if len(found) <= SHOWN:
+        return found
+    largest = set(np.argsort([-e.places for e in found], kind="stable")[: SHOWN - 1].tolist())
+    rest = [e for n, e in enumerate(found) if n not in largest]
+    together = Entry(
+        f"{len(rest)} smaller parts", np.full(3, 0.5),
+        sum(e.stored for e in rest), sum(e.places for e in rest),
+    )  # fmt: skip
+    return [e for n, e in enumerate(found) if n in largest] + [together]

@@ -1,0 +1,122 @@
+"""EnumeratedPatterns: the converter against plain Python, its statistics, products, refusals."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import pytest
+from conversions import as_inferred, patterns, round_trip, spmm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zoo import MATRICES, TENSORS
+
+from sparsetir.formats import EnumeratedPatterns, Operand, Pattern
+from sparsetir.formats.partition import check_partition
+
+Column = tuple[int, int, int, list[int]]
+
+
+def slow_columns(pattern: Pattern, rows: int) -> list[Column]:
+    """(panel, bit mask, column, rows in the panel) of all columns of panels, sorted."""
+    stored: dict[tuple[int, int], list[int]] = {}
+    for i, j in zip(*(c.tolist() for c in pattern.coords), strict=True):
+        stored.setdefault((i // rows, j), []).append(i % rows)
+    return sorted((p, sum(1 << r for r in at), j, at) for (p, j), at in stored.items())
+
+
+def columns_of(part: Any) -> list[tuple[int, int, list[int]]]:
+    """(panel, column, rows) that the index arrays of a part say."""
+    names = ("indptr_jc", "indices_jc", "indices_ii")
+    indptr, columns, rows = (part.indices[part.rule.renamed(n)] for n in names)
+    panel = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    rows = rows.reshape(len(columns), int(part.rule.axis("II").nnz_cols)).tolist()
+    return list(zip(panel.tolist(), columns.tolist(), rows, strict=True))
+
+
+@pytest.mark.parametrize("name", MATRICES)
+@pytest.mark.parametrize("rows", [1, 3, 4, 16])
+def test_parts_are_what_plain_python_makes(name: str, rows: int) -> None:
+    pattern = MATRICES[name]
+    fmt = EnumeratedPatterns(rows)
+    conv = round_trip(fmt, pattern)
+    columns = slow_columns(pattern, rows)
+    for q, part in enumerate(conv.parts, 1):
+        want = [(panel, j, at) for panel, _, j, at in columns if len(at) == q]
+        assert columns_of(part) == want
+        panels = -(-pattern.shape[0] // rows)
+        sizes = {n: v for n, v in part.indices.items() if isinstance(v, int)}
+        assert list(sizes.values()) == [panels, pattern.shape[1], len(want)]
+    assert conv.padding == 0 and not any(p.rule.masked for p in conv.parts)
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_statistics_are_those_of_plain_python(name: str) -> None:
+    pattern = MATRICES[name]
+    found = EnumeratedPatterns(4).patterns(pattern)
+    grouped = groupby(slow_columns(pattern, 4), key=lambda c: c[:2])
+    want = [(panel, mask, len(list(columns))) for (panel, mask), columns in grouped]
+    assert list(zip(*(f.tolist() for f in found), strict=True)) == want
+
+
+def test_columns_stand_by_pattern_and_then_by_number() -> None:
+    # Panel 0 has the patterns 10, 01, 11, 10 and 01 (row 0 is bit 0), and panel 1 only row 2.
+    dense = [[0, 1, 1, 0, 1], [1, 0, 1, 1, 0], [0, 0, 1, 0, 0]]
+    pattern = Pattern(np.nonzero(dense), (3, 5))
+    fmt = EnumeratedPatterns(2)
+    one, two = fmt.convert(pattern).parts
+    assert [(p, j) for p, j, _ in columns_of(one)] == [(0, 1), (0, 4), (0, 0), (0, 3), (1, 2)]
+    assert columns_of(two) == [(0, 2, [0, 1])]
+    found = fmt.patterns(pattern)
+    assert found.panel.tolist() == [0, 0, 0, 1]
+    assert found.mask.tolist() == [1, 2, 3, 1]
+    assert found.columns.tolist() == [2, 2, 1, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(patterns(), st.integers(1, 16))
+def test_random_patterns(pattern: Pattern, rows: int) -> None:
+    fmt = EnumeratedPatterns(rows)
+    check_partition(pattern.coords, fmt.split(pattern))
+    as_inferred(fmt, pattern, places=False)
+    conv = round_trip(fmt, pattern, ("float32",))
+    want = [(p, j, at) for p, _, j, at in slow_columns(pattern, rows)]
+    have = [c for part in conv.parts for c in columns_of(part)]
+    assert sorted(have) == sorted(want)
+    found = fmt.patterns(pattern)
+    bits = np.array([int(m).bit_count() for m in found.mask], int)
+    stored = [(found.columns * bits)[bits == q].sum() for q in range(1, rows + 1)]
+    assert stored == [p.stored for p in conv.parts]
+
+
+@pytest.mark.parametrize("name", ["random", "one dense row", "int64", "nothing stored"])
+def test_spmm_interpreted(name: str) -> None:
+    spmm(EnumeratedPatterns(3), MATRICES[name])
+
+
+def test_spmm_built() -> None:
+    spmm(EnumeratedPatterns(4), MATRICES["one dense column"], build=True, feat=6)
+
+
+def test_rules_are_those_of_the_parameter_alone() -> None:
+    rules = EnumeratedPatterns(3).rules(Operand(tag="_w"))
+    assert [r.name for r in rules] == ["enum_3_n1_w", "enum_3_n2_w", "enum_3_n3_w"]
+    assert [int(r.axis("II").nnz_cols) for r in rules] == [1, 2, 3]
+
+
+def test_refusals() -> None:
+    with pytest.raises(ValueError, match="argument 'rows': expected a positive integer, got 0"):
+        EnumeratedPatterns(0)
+    with pytest.raises(
+        ValueError, match="EnumeratedPatterns: argument 'rows': expected at most 16, got 17"
+    ):
+        EnumeratedPatterns(17)
+    with pytest.raises(ValueError, match="enum_2: expected a pattern of 2 axes"):
+        EnumeratedPatterns(2).convert(TENSORS["random"])
+
+
+def test_more_groups_than_16_bits_count() -> None:
+    rows = np.arange(70_000, dtype=np.int32)
+    pattern = Pattern([rows, rows % 3], (70_000, 3))
+    as_inferred(EnumeratedPatterns(1), pattern)

@@ -1,0 +1,321 @@
+"""All formats of the library on all patterns of the zoo: what they store, and what they compute."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from conversions import patterns, spmm_arguments
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zoo import DTYPES, MATRICES, TENSORS, values
+
+import sparsetir
+from programs import PROGRAMS
+from sparsetir.formats import (
+    BSR,
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    DBSR,
+    DCSR,
+    DIA,
+    ELL,
+    SRBCRS,
+    ConvertedFormat,
+    EnumeratedPatterns,
+    Format,
+    Hyb,
+    Mixture,
+    Operand,
+    Pattern,
+    Ragged,
+    RelationalHyb,
+    RowELL,
+    by_row_length,
+)
+
+FORMATS: list[Format] = [
+    CSR(),
+    CSC(),
+    COO(),
+    DCSR(),
+    ELL(),
+    RowELL(1),
+    RowELL(3),
+    Ragged(),
+    DIA(),
+    CSF((0, 1)),
+    CSF((1, 0)),
+    BSR(1, 1),
+    BSR(2, 3),
+    BSR(16, 16),
+    DBSR(3, 2),
+    SRBCRS(2, 3),
+    Hyb(1, 2),
+    Hyb(2, 1),
+    EnumeratedPatterns(3),
+    Mixture("lengths", (ELL(), COO()), by_row_length(3)),
+]
+TENSOR_FORMATS: list[Format] = [
+    CSF((0, 1, 2)),
+    CSF((0, 2, 1)),
+    CSF((1, 0, 2)),
+    CSF((1, 2, 0)),
+    CSF((2, 0, 1)),
+    CSF((2, 1, 0)),
+    RelationalHyb(2),
+]
+# Formats whose rules tell them less than their `infer` knows, such as which rows go together.
+OWN_ORDER = (EnumeratedPatterns,)
+
+ON_MATRICES = [pytest.param(f, p, id=f"{f.name}-{n}") for f in FORMATS for n, p in MATRICES.items()]
+ON_ALL = ON_MATRICES + [
+    pytest.param(f, p, id=f"{f.name}-{n}") for f in TENSOR_FORMATS for n, p in TENSORS.items()
+]
+INFER_THEMSELVES = [
+    pytest.param(f, p, id=f"{f.name}-{n}")
+    for formats, zoo in ((FORMATS, MATRICES), (TENSOR_FORMATS, TENSORS))
+    for f in formats
+    if type(f).infer is not Format.infer and not isinstance(f, OWN_ORDER)
+    for n, p in zoo.items()
+]
+FEAT = 3
+
+
+@cache
+def program(order: int, dtype: str = "float32", idtype: str = "int32") -> Any:
+    """A program that reads a buffer A of this order."""
+    return PROGRAMS["spmm" if order == 2 else "csf_sum"].make(dtype, idtype)
+
+
+def converted(
+    fmt: Format, pattern: Pattern, dtype: str = "float32", idtype: str | None = None
+) -> ConvertedFormat:
+    """A pattern in a format, as the operand A of a program."""
+    func = program(pattern.order, dtype, idtype or pattern.idtype)
+    return fmt.convert(pattern, Operand.of(func, "A"))
+
+
+def check_round_trip(conv: ConvertedFormat, dtype: str = "float32") -> dict[str, Any]:
+    """Values come back bit by bit, and padding holds zeros."""
+    given = values(conv.pattern, dtype)
+    arguments = conv.arguments(A=given)
+    back = conv.restore("A", arguments)
+    assert back.dtype == given.dtype and back.tobytes() == given.tobytes()
+    for part in conv.parts:
+        stored = arguments[conv.parameter("A", part)]
+        assert stored.shape == part.shape and stored.dtype == given.dtype
+        assert not stored[part.mask == 0].any()
+    return arguments
+
+
+def check_partition(conv: ConvertedFormat) -> None:
+    """Each element has one place in one part, and no place two elements."""
+    taken = np.zeros(conv.pattern.nnz, int)
+    for part in conv.parts:
+        places = part.places[part.places >= 0]
+        taken += part.places >= 0
+        assert len(np.unique(places)) == len(places) == part.stored
+        assert not len(places) or places.max() < part.size
+        np.testing.assert_array_equal(part.elements[places], np.flatnonzero(part.places >= 0))
+        np.testing.assert_array_equal(np.flatnonzero(part.mask), np.sort(places))
+    assert (taken == 1).all()
+
+
+def arguments_before(pattern: Pattern) -> dict[str, Any]:
+    """Arguments of the program before decomposition, but for values."""
+    idtype = pattern.idtype
+    if pattern.order == 2:
+        return spmm_arguments(pattern, FEAT)
+    i, j, k = pattern.coords
+    m, n, p = pattern.shape
+    fibers, first = np.unique(i.astype(np.int64) * n + j, return_index=True)
+    j_ptr = np.append(0, np.cumsum(np.bincount(fibers // n, minlength=m)))
+    return {
+        "j_ptr": j_ptr.astype(idtype),
+        "j_idx": (fibers % n).astype(idtype),
+        "k_ptr": np.append(first, len(k)).astype(idtype),
+        "k_idx": k.astype(idtype),
+        "m": m, "n": n, "p": p, "nnz_j": len(fibers), "nnz_k": len(k),
+        "a": values(pattern), "y": np.full(m, 7, "float32"),
+    }  # fmt: skip
+
+
+# -- what is stored -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fmt", "pattern"), ON_ALL)
+def test_values_come_back(fmt: Format, pattern: Pattern) -> None:
+    conv = converted(fmt, pattern)
+    arguments = check_round_trip(conv)
+    check_partition(conv)
+
+    statistics = conv.statistics
+    assert [s.rule for s in statistics] == [r.name for r in conv.rules]
+    assert sum(s.stored for s in statistics) == pattern.nnz
+    assert sum(s.places for s in statistics) == conv.places == sum(p.size for p in conv.parts)
+    arrays = [a for a in arguments.values() if isinstance(a, np.ndarray)]
+    assert conv.nbytes == sum(a.nbytes for a in arrays)
+    padded = conv.places - pattern.nnz
+    assert conv.padding == pytest.approx(padded / conv.places if conv.places else 0)
+    for part, one in zip(conv.parts, statistics, strict=True):
+        masked = part.rule.renamed("mask") in arguments
+        assert masked == (part.rule.masked and one.stored < one.places)
+
+
+@pytest.mark.parametrize(("fmt", "pattern"), ON_ALL)
+def test_structure(fmt: Format, pattern: Pattern) -> None:
+    """The index arrays are what the axes say, and not more than a program asks for."""
+    conv = converted(fmt, pattern)
+    arguments = {**arguments_before(pattern), **conv.arguments(A=values(pattern))}
+    func = conv.decompose(program(pattern.order, idtype=pattern.idtype))
+    sparsetir.check_structure(func, arguments)
+    assert {str(p.name) for p in func.params} == set(arguments)
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, *TENSOR_FORMATS], ids=lambda f: f.name)
+def test_types(fmt: Format) -> None:
+    """Every type of values, and both types of indices, whatever that of the coordinates."""
+    zoo = MATRICES if fmt in FORMATS else TENSORS
+    for name in ("random", "int64"):
+        for dtype in DTYPES:
+            check_round_trip(fmt.convert(zoo[name], _operand(zoo[name], dtype)), dtype)
+        for idtype in ("int32", "int64"):
+            conv = converted(fmt, zoo[name], idtype=idtype)
+            arguments = check_round_trip(conv)
+            arrays = {str(a.dtype) for p in conv.parts for a in p.indices.values() if np.ndim(a)}
+            assert arrays <= {idtype}
+            before = arguments_before(zoo[name])
+            for key, array in before.items():
+                if isinstance(array, np.ndarray) and array.dtype.kind == "i":
+                    before[key] = array.astype(idtype)
+            func = conv.decompose(program(zoo[name].order, idtype=idtype))
+            sparsetir.check_structure(func, {**before, **arguments})
+
+
+def _operand(pattern: Pattern, dtype: str) -> Operand:
+    return Operand({"A": dtype}, tuple("IJK"[: pattern.order]), pattern.idtype)
+
+
+@pytest.mark.parametrize(("fmt", "pattern"), INFER_THEMSELVES)
+def test_infer_of_its_own(fmt: Format, pattern: Pattern) -> None:
+    """A format that overrides `infer` finds what inference from its rules finds."""
+    for idtype in ("int32", "int64"):
+        conv = converted(fmt, pattern, idtype=idtype)
+        for mine, generic in zip(conv.parts, Format.infer(fmt, pattern, conv.rules), strict=True):
+            assert mine.shape == generic.shape and mine.count == generic.count
+            assert mine.stored == generic.stored
+            assert set(mine.arguments) == set(generic.arguments)
+            for name, want in generic.arguments.items():
+                have = mine.arguments[name]
+                assert type(have) is type(want), name
+                assert np.asarray(have).dtype == np.asarray(want).dtype, name
+                np.testing.assert_array_equal(have, want, err_msg=name)
+            np.testing.assert_array_equal(mine.places, generic.places)
+            np.testing.assert_array_equal(mine.elements, generic.elements)
+
+
+def test_a_pattern_is_not_shared() -> None:
+    """Index arrays that a user changes leave the pattern as it was."""
+    for fmt in FORMATS:
+        pattern = MATRICES["random"].take(np.arange(MATRICES["random"].nnz))
+        want = [c.copy() for c in (*pattern.coords, pattern.indptr)]
+        for array in converted(fmt, pattern).arguments().values():
+            if isinstance(array, np.ndarray):
+                array[:] = -7
+        for have, before in zip((*pattern.coords, pattern.indptr), want, strict=True):
+            np.testing.assert_array_equal(have, before, err_msg=fmt.name)
+
+
+@given(pattern=patterns(), fmt=st.sampled_from(FORMATS))
+@settings(max_examples=60, deadline=None)
+def test_random_matrices(pattern: Pattern, fmt: Format) -> None:
+    conv = converted(fmt, pattern)
+    check_round_trip(conv)
+    check_partition(conv)
+
+
+@given(pattern=patterns(3, 6), fmt=st.sampled_from(TENSOR_FORMATS))
+@settings(max_examples=30, deadline=None)
+def test_random_tensors(pattern: Pattern, fmt: Format) -> None:
+    conv = converted(fmt, pattern)
+    check_round_trip(conv)
+    check_partition(conv)
+
+
+# -- what is computed -----------------------------------------------------------------------------
+
+
+def spmm_case(pattern: Pattern) -> tuple[dict[str, Any], np.ndarray]:
+    """Arguments of SpMM and its result; B is inf or NaN where nothing is stored, and once more."""
+    args = spmm_arguments(pattern, FEAT)
+    rng = np.random.default_rng(0)
+    b = rng.standard_normal(args["b"].shape).astype("float32")
+    unused = np.setdiff1d(np.arange(pattern.shape[1]), pattern.coords[1])
+    b[unused[::2]], b[unused[1::2]] = np.inf, np.nan
+    if pattern.shape[1] > 5:
+        b[5] = np.inf
+    a = sp.csr_array((args["a"], pattern.coords[1], pattern.indptr), pattern.shape)
+    with np.errstate(all="ignore"):
+        return {**args, "b": b}, a.astype("float64") @ b.astype("float64")
+
+
+INTERPRETED = ["random", "empty rows", "one dense row", "no rows", "last element", "band"]
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_interpreted(fmt: Format) -> None:
+    """The copies fill a format as `arguments` does, and the computation does not see padding."""
+    for name in INTERPRETED:
+        pattern = MATRICES[name]
+        args, want = spmm_case(pattern)
+        func = program(2)
+        conv = converted(fmt, pattern)
+        filled = conv.arguments(A=args["a"])
+        empty = {n: np.full_like(v, np.nan) if n.startswith("a_") else v for n, v in filled.items()}
+        args |= empty
+        sparsetir.interpret(conv.decompose(func), args)
+        np.testing.assert_allclose(args["c"], want, rtol=1e-5, atol=1e-5, err_msg=name)
+        for part in conv.parts:
+            at = conv.parameter("A", part)
+            stored = part.mask != 0
+            np.testing.assert_array_equal(args[at][stored], filled[at][stored], err_msg=at)
+
+
+@pytest.mark.parametrize("fmt", {type(f): f for f in FORMATS}.values(), ids=lambda f: f.name)
+def test_built(fmt: Format) -> None:
+    """One kernel for the copies and one for the computation serve all patterns."""
+    conv = converted(fmt, MATRICES["random"])
+    parts = sparsetir.extract_preprocess(conv.decompose(program(2), drop_full_masks=False))
+    kernels = [sparsetir.build(p) for p in parts]
+    for name, pattern in MATRICES.items():
+        if pattern.coords[0].dtype != np.int32:
+            pattern = Pattern([c.astype(np.int32) for c in pattern.coords], pattern.shape)
+        args, want = spmm_case(pattern)
+        conv = converted(fmt, pattern)
+        filled = conv.arguments(False, A=args["a"])
+        for copied in (False, True):
+            mine = {**args, **filled, "c": args["c"].copy()}
+            if copied:
+                mine |= {n: np.full_like(v, np.nan) for n, v in filled.items() if n[:2] == "a_"}
+            for kernel in kernels if copied else kernels[1:]:
+                kernel(**{n: mine[n] for n in kernel.signature.names})
+            np.testing.assert_allclose(mine["c"], want, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fmt", [*FORMATS, *TENSOR_FORMATS], ids=lambda f: f.name)
+def test_another_order_is_refused(fmt: Format) -> None:
+    own, pattern = (2, TENSORS["random"]) if fmt in FORMATS else (3, MATRICES["random"])
+    with pytest.raises(ValueError, match=rf"{fmt.name}: expected a pattern of {own} axes, got"):
+        fmt.convert(pattern)
+    pattern = MATRICES["random"] if fmt in FORMATS else TENSORS["random"]
+    with pytest.raises(ValueError, match=rf"{fmt.name}: argument 'operand': expected {own} axes"):
+        fmt.convert(pattern, Operand(axes=("I", "J", "K", "L")))

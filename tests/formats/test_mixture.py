@@ -1,0 +1,178 @@
+"""Mixture: five of them, choosers, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from conversions import patterns, round_trip, spmm
+from hypothesis import given, settings
+from zoo import MATRICES, TENSORS
+
+from sparsetir.formats import (
+    BSR,
+    COO,
+    CSR,
+    DCSR,
+    DIA,
+    ELL,
+    EnumeratedPatterns,
+    Hyb,
+    Mixture,
+    Operand,
+    Pattern,
+    RelationalHyb,
+    RowELL,
+    by_band,
+    by_block_fill,
+    by_row_length,
+)
+from sparsetir.formats.partition import check_partition
+from sparsetir.sparse_ir.errors import StructureError
+
+MIXTURES = [
+    Mixture("blocks_and_rows", (BSR(2, 2), RowELL(2)), by_block_fill(2, 2, 0.75)),
+    Mixture("band_and_hyb", (DIA(), Hyb(2, 1)), by_band(-1, 2)),
+    Mixture("blocks_and_hyb", (BSR(3, 2), Hyb(1, 2)), by_block_fill(3, 2, 0.5)),
+    Mixture("even_and_long_rows", (ELL(), DCSR()), by_row_length(6)),
+    Mixture("patterns_and_coo", (EnumeratedPatterns(4), COO()), by_block_fill(4, 1, 0.5)),
+]
+each = pytest.mark.parametrize("mixture", MIXTURES, ids=lambda m: m.label)
+
+
+def choice(numbers: Any) -> Callable[[Pattern], np.ndarray]:
+    return lambda _: np.asarray(numbers)
+
+
+def dense_of(pattern: Pattern) -> np.ndarray:
+    out = np.zeros(pattern.shape, bool)
+    out[tuple(pattern.coords)] = True
+    return out
+
+
+@each
+@pytest.mark.parametrize("name", MATRICES)
+def test_values_come_back(mixture: Mixture, name: str) -> None:
+    round_trip(mixture, MATRICES[name], ("float32", "bfloat16"))
+
+
+@each
+@settings(max_examples=25, deadline=None)
+@given(pattern=patterns())
+def test_random_patterns(mixture: Mixture, pattern: Pattern) -> None:
+    split = mixture.split(pattern)
+    check_partition(pattern.coords, split)
+    conv = round_trip(mixture, pattern, ("float32",))
+    for part, taken in zip(conv.parts, split, strict=True):
+        np.testing.assert_array_equal(np.flatnonzero(part.places >= 0), taken)
+
+
+@each
+@pytest.mark.parametrize("name", ["random", "one dense row", "nothing stored"])
+def test_spmm_interpreted(mixture: Mixture, name: str) -> None:
+    spmm(mixture, MATRICES[name])
+
+
+@pytest.mark.parametrize("mixture", MIXTURES[2:4], ids=lambda m: m.label)
+def test_spmm_built(mixture: Mixture) -> None:
+    spmm(mixture, MATRICES["int64"], build=True, feat=5)
+
+
+@each
+def test_both_formats_of_a_mixture_have_work(mixture: Mixture) -> None:
+    # Otherwise the tests above would say nothing about mixing.
+    chosen = mixture.choose(MATRICES["one dense row"])
+    assert set(chosen.tolist()) == {0, 1}
+
+
+def test_parts_are_those_of_the_formats_on_their_elements() -> None:
+    pattern = MATRICES["random"]
+    mixture = Mixture("m", (Hyb(2, 1), CSR()), by_band(-3, 3))
+    conv = mixture.convert(pattern)
+    chosen = mixture.choose(pattern)
+    want = [
+        part
+        for number, fmt in enumerate(mixture.formats)
+        for part in fmt.convert(pattern.take(np.flatnonzero(chosen == number))).parts
+    ]
+    for part, other in zip(conv.parts, want, strict=True):
+        assert part.rule.name.startswith(other.rule.name) and part.shape == other.shape
+        have = [np.asarray(v).tolist() for v in part.indices.values()]
+        assert have == [np.asarray(v).tolist() for v in other.indices.values()]
+
+
+def test_a_format_may_come_twice_and_mixtures_nest() -> None:
+    inner = Mixture("inner", (CSR(), CSR()), by_row_length(2))
+    outer = Mixture("outer", (CSR(), inner), by_band(0, 0))
+    names = [r.name for r in outer.rules(Operand(tag="_t"))]
+    assert names == ["csr_t_0", "csr_t_1_0", "csr_t_1_1"]
+    conv = round_trip(outer, MATRICES["random"])
+    assert conv.padding == 0 and all(p.stored for p in conv.parts)
+    spmm(outer, MATRICES["random"])
+
+
+def test_tensors() -> None:
+    mixture = Mixture(
+        "relations", (RelationalHyb(1), RelationalHyb(2)), lambda p: (p.coords[0] > 1).astype(int)
+    )
+    conv = round_trip(mixture, TENSORS["relations"])
+    assert [p.rule.name for p in conv.parts][2:] == [f"relational_hyb_2_b{b}_1" for b in range(3)]
+    with pytest.raises(ValueError, match="relations: expected a pattern of 3 axes, got shape"):
+        mixture.convert(MATRICES["random"])
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_choosers_say_what_dense_matrices_do(name: str) -> None:
+    pattern = MATRICES[name]
+    dense, (i, j) = dense_of(pattern), pattern.coords
+    diagonals = np.subtract.outer(np.arange(dense.shape[1]), np.arange(dense.shape[0])).T
+    in_band = (diagonals >= -2) & (diagonals <= 1)
+    assert by_band(-2, 1)(pattern).tolist() == [0 if b else 1 for b in in_band[i, j]]
+    short = dense.sum(axis=1) <= 3
+    assert by_row_length(3)(pattern).tolist() == [0 if s else 1 for s in short[i]]
+    filled = [dense[a // 3 * 3 :, b // 2 * 2 :][:3, :2].sum() for a, b in zip(i, j, strict=True)]
+    assert by_block_fill(3, 2, 0.5)(pattern).tolist() == [0 if f >= 3 else 1 for f in filled]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([0, 1, 2, 0], r"expected formats in \[0, 2\), got 2 for coordinate \(1, 0\)"),
+        ([0, -1, 1, 0], r"expected formats in \[0, 2\), got -1 for coordinate \(0, 2\)"),
+        ([0, 1, 1], r"expected \(4,\) integers, got \(3,\) int64, none for coordinate \(1, 1\)$"),
+        ([0] * 5, r"expected \(4,\) integers, got \(5,\) int64$"),
+        ([[0, 0, 0, 0]], r"expected \(4,\) integers, got \(1, 4\) int64$"),
+        ([0.0] * 4, r"expected \(4,\) integers, got \(4,\) float64$"),
+    ],
+)
+def test_refused_choices(numbers: Any, message: str) -> None:
+    pattern = Pattern(np.nonzero([[1, 0, 1], [1, 1, 0]]), (2, 3))
+    mixture = Mixture("mine", (CSR(), BSR(2, 2)), choice(numbers))
+    with pytest.raises(StructureError, match="mine: argument 'choose': " + message):
+        mixture.convert(pattern)
+
+
+def test_a_choice_for_elements_that_are_not_there() -> None:
+    mixture = Mixture("mine", (CSR(),), choice([0]))
+    with pytest.raises(StructureError, match=r"expected \(0,\) integers, got \(1,\) int64$"):
+        mixture.convert(MATRICES["nothing stored"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("two words", (CSR(),), choice([])), "'label': expected an identifier, got 'two words'"),
+        (("m", (), choice([])), r"'formats': expected at least one format, got \(\)"),
+        (("m", (CSR(), "csr"), choice([])), "'formats': expected at least one format, got"),
+        (
+            ("m", (CSR(), RelationalHyb(1)), choice([])),
+            "'formats': expected formats for the same number of axes, got",
+        ),
+        (("m", (CSR(),), None), "'choose': expected a function of a pattern, got None"),
+    ],
+)
+def test_refused_arguments(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match="Mixture: argument " + message):
+        Mixture(*arguments)

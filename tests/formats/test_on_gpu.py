@@ -1,0 +1,69 @@
+"""Decomposed programs on GPU threads: run as OpenCL on a CPU, and compiled as CUDA."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+import zoo
+
+import sparsetir
+from gpu_runner import cuda_source, requires_opencl, run_opencl
+from programs import PROGRAMS
+from sparsetir.formats import (
+    BSR,
+    COO,
+    CSR,
+    DIA,
+    SRBCRS,
+    EnumeratedPatterns,
+    Format,
+    Hyb,
+    Mixture,
+    Operand,
+)
+
+SPMM = PROGRAMS["spmm"].make("float32", "int32")
+HALVES = Mixture(
+    "halves", (BSR(2, 2), Hyb(1, 1)), lambda pattern: np.arange(pattern.nnz) % 2
+)  # fmt: skip
+FORMATS = [CSR(), COO(), BSR(4, 2), SRBCRS(4, 4), DIA(), Hyb(2, 2), EnumeratedPatterns(3), HALVES]
+
+
+@requires_opencl
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("name", ["random", "one dense row"])
+def test_spmm(fmt: Format, name: str) -> None:
+    pattern = zoo.MATRICES[name]
+    rng = np.random.default_rng(2)
+    stored = rng.standard_normal(pattern.nnz).astype("float32")
+    (m, n), feat = pattern.shape, 5
+    b = rng.standard_normal((n, feat)).astype("float32")
+    converted = fmt.convert(pattern, Operand.of(SPMM, "A"))
+    _, compute = sparsetir.extract_preprocess(converted.decompose(SPMM))
+    scheduled = sparsetir.default_schedule(
+        sparsetir.lower_sparse_iter(compute), tvm.target.Target("opencl")
+    )
+    stage_three = sparsetir.lower_sparse_buffer(scheduled)
+    arguments = converted.arguments(A=stored) | {"b": b, "m": m, "n": n, "feat": feat}
+    arguments["c"] = np.full((m, feat), np.nan, "float32")
+    names = [str(p.name) for p in compute.params]
+    values = {p.name: arguments[name] for p, name in zip(stage_three.params, names, strict=True)}
+    out = run_opencl(stage_three, values)[stage_three.params[names.index("c")].name]
+    a = sp.coo_array((stored, tuple(pattern.coords)), pattern.shape)
+    np.testing.assert_allclose(out.reshape(m, feat), a @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("fmt", [BSR(4, 4), Hyb(1, 2)], ids=lambda f: f.name)
+def test_cuda_text(fmt: Format) -> None:
+    """One kernel for the init and one for each rule."""
+    rules = fmt.rules(Operand.of(SPMM, "A"))
+    _, compute = sparsetir.extract_preprocess(sparsetir.decompose_format(SPMM, rules))
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+    scheduled = sparsetir.default_schedule(sparsetir.lower_sparse_iter(compute), target)
+    text = cuda_source(sparsetir.lower_sparse_buffer(scheduled))
+    kernels = set(re.findall(r"__global__ void.*?(\w+_kernel\w*)\(", text))
+    assert len(kernels) == 1 + len(rules)

@@ -1,0 +1,400 @@
+"""Pictures of patterns and formats: where places lie, what is drawn, and what the legend says."""
+
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import scipy.sparse
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from zoo import MATRICES, TENSORS
+
+from sparsetir import SparseMatrix, plot
+from sparsetir.formats import BSR, CSR, EnumeratedPatterns, Hyb, Mixture, Pattern, by_block_fill
+from sparsetir.formats.coo import COO
+from sparsetir.formats.csc import CSC
+from sparsetir.formats.csf import CSF
+from sparsetir.formats.dcsr import DCSR
+from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
+from sparsetir.formats.dia import DIA
+from sparsetir.formats.ell import ELL
+from sparsetir.formats.infer import infer_format
+from sparsetir.formats.ragged import Ragged
+from sparsetir.formats.row_ell import RowELL
+from sparsetir.plot import plot_format, plot_pattern
+from sparsetir.plot_layout import Pixels, locate, sample, storage_layout
+
+FORMATS = [
+    BSR(1, 1), BSR(4, 4), BSR(3, 5), COO(), CSC(), CSF((1, 0)), CSR(), DCSR(), DIA(), ELL(),
+    EnumeratedPatterns(4), Hyb(1, 0), Hyb(2, 2), Ragged(), RowELL(4),
+    Mixture("mixed", (BSR(4, 4), Hyb(1, 2)), by_block_fill(4, 4, 0.4)),
+]  # fmt: skip
+BLUE, ORANGE = (np.array(to_rgb(c)) for c in plot.COLOURS[:2])
+
+
+def tint(colour, strength=plot.TINT):
+    return 1 - strength * (1 - colour)
+
+
+def pattern_of(rows, cols, shape):
+    return Pattern([np.asarray(rows), np.asarray(cols)], shape)
+
+
+def panel_rule():
+    """Columns and rows of a panel both below the panel: most pairs of them are no place."""
+    return make_rule(
+        "panels", Operand(), [dense("IO"), sparse("JO", "IO"), fixed("II", "IO", 4)],
+        {"I": ["IO", "II"], "J": ["JO"]},
+        lambda i, j: (i // 4, j, i % 4), lambda io, j, ii: (io * 4 + ii, j),
+    )  # fmt: skip
+
+
+def tiles_rule():
+    """Columns of 4 rows each, in groups of 3 (SR-BCRS)."""
+    return make_rule(
+        "tiles", Operand(),
+        [
+            dense("IO"), sparse("G", "IO", 1, unique=False), fixed("JC", "G", slots=3),
+            dense("II", 4),
+        ],
+        {"I": ["IO", "II"], "J": ["G", "JC"]},
+        lambda i, j: (i // 4, 0, j, i % 4), lambda io, g, j, ii: (io * 4 + ii, j),
+    )  # fmt: skip
+
+
+def check_located(part, pattern):
+    """Elements lie where they were; what a rule pads has the place that inference would give it."""
+    at = np.flatnonzero(part.places >= 0)
+    where = locate(part, part.places[at])
+    assert where.valid.all()
+    np.testing.assert_array_equal(where.rows, pattern.coords[0][at])
+    np.testing.assert_array_equal(where.cols, pattern.coords[1][at])
+    where = locate(part, np.arange(part.size))
+    if not part.rule.masked:
+        np.testing.assert_array_equal(where.valid, part.mask.reshape(-1) == 1)
+        return
+    inside = where.valid & (where.rows >= 0) & (where.rows < pattern.shape[0])
+    inside &= (where.cols >= 0) & (where.cols < pattern.shape[1])
+    again = infer_format(part.rule, [where.rows[inside], where.cols[inside]], pattern.shape)
+    assert again.size == part.size
+    np.testing.assert_array_equal(again.places, np.flatnonzero(inside))
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_places_lie_where_the_rule_says(fmt):
+    for pattern in MATRICES.values():
+        for part in fmt.convert(pattern).parts:
+            check_located(part, pattern)
+
+
+@pytest.mark.parametrize("name", ["random", "empty rows", "one dense row", "no rows"])
+def test_padding_of_tiles(name):
+    """Some padding has a coordinate, and some is below a slot that has none."""
+    pattern = MATRICES[name]
+    part = infer_format(tiles_rule(), pattern.coords, pattern.shape)
+    check_located(part, pattern)
+    if pattern.nnz:
+        valid = locate(part, np.arange(part.size)).valid
+        assert 0 < np.count_nonzero(~valid) < part.size - part.stored
+
+
+def test_places_below_a_shared_axis():
+    mask = np.zeros((8, 3), bool)
+    mask[[0, 2, 5], [0, 1, 2]] = True
+    pattern = pattern_of(*np.nonzero(mask), mask.shape)
+    part = infer_format(panel_rule(), pattern.coords, pattern.shape)
+    where = locate(part, np.arange(part.size))
+    # Panel 0 has 2 rows and 2 columns, panel 1 has 1 row and one slot without a row.
+    pairs = set(zip(where.rows[where.valid].tolist(), where.cols[where.valid].tolist()))
+    assert pairs == {(0, 0), (0, 1), (2, 0), (2, 1), (5, 2)}
+    assert np.count_nonzero(where.valid) == 5 and part.size == 3 * 4
+    at = locate(part, part.places)
+    np.testing.assert_array_equal(np.stack([at.rows, at.cols]), np.stack(pattern.coords))
+
+
+def test_sizes_are_evaluated():
+    """An extent may be a parameter or a number, and both are read from the arrays of the part."""
+    for pattern in (MATRICES["random"], MATRICES["one dense row"]):
+        part = ELL().convert(pattern).parts[0]
+        slots = int(np.diff(pattern.indptr).max())
+        where = locate(part, np.arange(part.size))
+        np.testing.assert_array_equal(where.rows, np.repeat(np.arange(pattern.shape[0]), slots))
+        filled = np.arange(slots) < np.diff(pattern.indptr)[:, None]
+        np.testing.assert_array_equal(where.valid, filled.reshape(-1))
+
+
+def drawn(ax):
+    """Centres of the squares in a panel, (column, row), by colour of their faces."""
+    out = {}
+    for squares in ax.collections:
+        assert isinstance(squares, PolyCollection)
+        (face,) = squares.get_facecolor()
+        centres = out.setdefault(tuple(np.round(face[:3], 4)), [])
+        centres += [tuple(np.round(p.vertices[:4].mean(0), 3)) for p in squares.get_paths()]
+    return {c: sorted(v) for c, v in out.items()}
+
+
+def key(colour):
+    return tuple(np.round(colour, 4))
+
+
+def points(mask):
+    rows, cols = np.nonzero(mask)
+    return sorted(zip(cols.tolist(), rows.tolist()))
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_every_element_is_drawn_once(fmt):
+    for name in ("random", "one dense row", "one column", "no rows", "no columns"):
+        pattern = MATRICES[name]
+        figure = plot_format(fmt.convert(pattern))
+        assert isinstance(figure, Figure) and len(figure.axes) == 2
+        if max(pattern.shape) > plot.SMALL:
+            continue
+        faces = drawn(figure.axes[0])
+        colours = {key(to_rgb(c)) for c in plot.COLOURS}
+        centres = sorted(c for face in colours & set(faces) for c in faces[face])
+        assert centres == sorted(zip(*(c.tolist() for c in pattern.coords[::-1]))), name
+
+
+def test_blocks_are_drawn_in_the_matrix_and_in_the_storage():
+    mask = np.zeros((5, 6), bool)
+    mask[0, 0] = mask[1, 4] = mask[4, 5] = True
+    pattern = pattern_of(*np.nonzero(mask), mask.shape)
+    matrix, storage = plot_format(BSR(2, 3).convert(pattern)).axes
+    blocks = np.kron([[1, 1], [0, 0], [0, 1]], np.ones((2, 3))).astype(bool)
+    inside = np.zeros((6, 6), bool)
+    inside[:5] = mask
+    # The last block stands out by a row.
+    assert drawn(matrix) == {key(tint(BLUE)): points(blocks & ~inside), key(BLUE): points(inside)}
+    assert matrix.get_ylim()[0] > 5.5 and matrix.get_ylim()[1] < 0
+    gap = 0.5
+    stored = [(0, 0), (3 + gap + 1, 1), (2, 4 + 2 * gap)]
+    faces = drawn(storage)
+    assert faces[key(BLUE)] == sorted(stored)
+    assert len(faces[key(tint(BLUE))]) == 3 * 6 - 3
+
+
+def test_slots_without_a_coordinate_are_hatched():
+    pattern = pattern_of([0, 0, 1], [1, 3, 2], (2, 4))
+    figure = plot_format(ELL().convert(pattern))
+    matrix, storage = figure.axes
+    assert drawn(matrix) == {key(BLUE): [(1, 0), (2, 1), (3, 0)]}
+    assert drawn(storage) == {key(BLUE): [(0, 0), (0, 1), (1, 0)], (1.0, 1.0, 1.0): [(1, 1)]}
+    assert [c.get_hatch() for c in storage.collections] == ["////", None]
+    texts = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert texts == ["ell: 3 elements, 25.0 % padding", "slots without a coordinate"]
+
+
+def test_storage_layout_keeps_places_apart():
+    for name in ("random", "one dense column", "one row", "all stored", "nothing stored"):
+        pattern = MATRICES[name]
+        for fmt in FORMATS:
+            parts = [p for p in fmt.convert(pattern).parts if p.size]
+            layout = storage_layout(parts, pattern.shape[0])
+            if layout is None:
+                continue
+            x = np.concatenate([s.x for s in layout.parts] or [np.zeros(0)])
+            y = np.concatenate([s.y for s in layout.parts] or [np.zeros(0)])
+            assert len(set(zip(x.tolist(), y.tolist()))) == len(x) == sum(p.size for p in parts)
+            assert x.max(initial=0) < layout.width and y.max(initial=0) < layout.height
+            close = np.abs(x[:, None] - x) + np.abs(y[:, None] - y)
+            assert (close[~np.eye(len(x), dtype=bool)] > 0.99).all()
+
+
+def test_long_lists_have_several_columns():
+    layout = storage_layout(COO().convert(MATRICES["all stored"]).parts, 8)
+    assert (layout.width, layout.height) == (11.0, 16.0)  # 96 places in 6 columns of 16
+
+
+def test_legend_says_what_is_stored():
+    # Rows of 1, 2 and 3 elements, one to each bucket.
+    pattern = pattern_of([0, 1, 1, 2, 2, 2], [3, 0, 4, 1, 2, 5], (3, 6))
+    figure = plot_format(Hyb(1, 2).convert(pattern))
+    texts = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert texts == [
+        "hyb_1_2_p0_b0: 1 element, 0.0 % padding",
+        "hyb_1_2_p0_b1: 2 elements, 0.0 % padding",
+        "hyb_1_2_p0_b2: 3 elements, 25.0 % padding",
+        "slots without a coordinate",
+    ]
+
+
+def test_legend_joins_small_parts():
+    rng = np.random.default_rng(0)
+    lengths = np.repeat([1, 2, 3, 6, 12], [30, 25, 20, 15, 10])
+    rows = np.repeat(np.arange(100), 6 * lengths)
+    cols = np.concatenate(
+        [np.sort(rng.choice(20, n, False)) + 20 * p for n in lengths for p in range(6)]
+    )
+    converted = Hyb(6, 4).convert(pattern_of(rows, cols, (100, 120)))
+    sizes = [p.size for p in converted.parts]
+    assert len(sizes) == 30 and all(sizes)
+    figure = plot_format(converted)
+    texts = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert len(texts) == 20
+    assert texts[-1].startswith("11 smaller parts: ")
+    counts = [int(t.split(": ")[1].split(" ")[0].replace(",", "")) for t in texts]
+    assert sum(counts) == len(rows)
+    bars = figure.axes[1]
+    assert [t.get_text() for t in bars.get_yticklabels()] == [t.split(":")[0] for t in texts]
+    assert sum(b.get_width() for b in bars.patches) == converted.places
+
+
+def test_nothing_stored():
+    for name in ("nothing stored", "no rows", "no columns"):
+        figure = plot_format(CSR().convert(MATRICES[name]))
+        assert [t.get_text() for t in figure.legends[0].get_texts()] == ["nothing stored"]
+        assert not figure.axes[0].collections
+    figure = plot_format(Hyb(1, 2).convert(pattern_of([], [], (1000, 900))))
+    assert (figure.axes[0].images[0].get_array() == 1).all()
+    assert "0 elements" in plot_pattern(pattern_of([], [], (0, 900))).axes[0].get_title()
+
+
+def test_image_shows_padding_lighter():
+    converted = BSR(64, 64).convert(pattern_of([0], [0], (300, 400)))
+    (shown,) = plot_format(converted).axes[0].images
+    image = np.asarray(shown.get_array())
+    assert image.shape == (150, 200, 3)  # pixels of 2 x 2
+    assert shown.get_extent() == [-0.5, 399.5, 299.5, -0.5]
+    want = np.ones((150, 200, 3))
+    want[:32, :32] = tint(BLUE)
+    want[0, 0] = BLUE
+    np.testing.assert_allclose(image, want)
+
+
+def test_image_has_the_colour_of_most_elements():
+    pattern = pattern_of([0, 0, 1, 200, 201], [0, 299, 298, 0, 1], (300, 300))
+    (shown,) = plot_format(Hyb(2, 0).convert(pattern)).axes[0].images
+    image = np.asarray(shown.get_array())
+    strength = plot.FAINTEST + (1 - plot.FAINTEST) * np.log(2) / np.log(3)
+    np.testing.assert_allclose(image[0, 0], tint(BLUE, strength))
+    np.testing.assert_allclose(image[0, 149], ORANGE)
+    np.testing.assert_allclose(image[100, 0], BLUE)
+    assert np.count_nonzero((image < 1).any(2)) == 3
+
+
+def test_samples():
+    part = BSR(8, 8).convert(MATRICES["all stored"]).parts[0]
+    np.testing.assert_array_equal(sample(part, part.size), np.arange(part.size))
+    few = sample(part, 50)
+    assert len(few) == 50 and few.min() >= 0 and few.max() < part.size and (np.diff(few) >= 0).all()
+
+
+def test_sampled_padding_is_found(monkeypatch):
+    pattern = pattern_of(np.arange(0, 300, 50), np.zeros(6, int), (300, 300))
+    converted = BSR(50, 50).convert(pattern)
+    monkeypatch.setattr(plot, "SAMPLE", 3 * 150 * 25)
+    (shown,) = plot_format(converted).axes[0].images
+    coloured = (np.asarray(shown.get_array()) < 1).any(2)
+    assert not coloured[:, 25:].any()
+    assert 0.85 < coloured[:, :25].mean() < 1
+
+
+def test_pixels_are_of_equal_size():
+    assert Pixels.of((2708, 100)) == ((11, 1), (247, 100))
+    assert Pixels.of((0, 257)) == ((1, 2), (1, 129))
+    pixels = Pixels.of((512, 600))
+    assert pixels.number(np.array([0, 511]), np.array([599, 0])).tolist() == [199, 255 * 200]
+
+
+def test_density():
+    rows, cols = np.nonzero(np.ones((4, 4)))
+    pattern = pattern_of([*rows, 513], [*cols, 513], (514, 514))
+    figure = plot_pattern(pattern)
+    axis, bar = figure.axes
+    shares = axis.images[0].get_array()
+    assert shares.shape == (172, 172)  # pixels of 3 x 3, the last ones of one row and column
+    expected = np.zeros((172, 172))
+    expected[:2, :2] = [[1, 1 / 3], [1 / 3, 1 / 9]]
+    expected[171, 171] = 1
+    np.testing.assert_allclose(shares.filled(0), expected)
+    assert bar.get_ylabel() == "share stored of 3 x 3 coordinates"
+
+
+def test_patterns_from_elsewhere():
+    mask = MATRICES["random"]
+    matrix = scipy.sparse.coo_array((np.ones(mask.nnz), tuple(mask.coords)), mask.shape)
+    want = drawn(plot_pattern(mask).axes[0])
+    assert want == {key(BLUE): sorted(zip(*(c.tolist() for c in mask.coords[::-1])))}
+    assert drawn(plot_pattern(matrix.tocsc()).axes[0]) == want
+    assert drawn(plot_pattern(SparseMatrix(matrix)).axes[0]) == want
+    twice = scipy.sparse.coo_array((np.ones(2), ([1, 1], [2, 2])), (3, 4))
+    assert plot_pattern(twice).axes[0].get_title() == "3 x 4: 1 element"
+    assert twice.nnz == 2
+
+
+@pytest.mark.parametrize("name", ["random", "one dense row"])
+def test_given_axes_are_drawn_on(name):
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
+    assert plot_pattern(MATRICES[name], left) is left
+    assert plot_format(BSR(4, 4).convert(MATRICES[name]), ax=right) is right
+    assert right.get_legend() is not None and figure.axes[:2] == [left, right]
+    for ax in (left, right):
+        assert ax.yaxis_inverted() and (ax.collections or ax.images)
+
+
+@pytest.mark.parametrize("fmt", [BSR(4, 4), Hyb(2, 7)], ids=lambda f: f.name)
+@pytest.mark.parametrize("name", ["random", "one dense row", "one column"])
+def test_legend_overlaps_nothing(fmt, name):
+    figure = plot_format(fmt.convert(MATRICES[name]))
+    figure.draw_without_rendering()
+    legend = figure.legends[0].get_window_extent()
+    boxes = [ax.get_tightbbox() for ax in figure.axes]
+    assert not any(legend.overlaps(box) for box in boxes)
+    assert not boxes[0].overlaps(boxes[1])
+    edge = figure.bbox.padded(1)
+    for box in (legend, *boxes):
+        assert edge.x0 <= box.x0 and box.x1 <= edge.x1 and edge.y0 <= box.y0 and box.y1 <= edge.y1
+
+
+def test_other_orders_are_refused():
+    tensor = TENSORS["random"]
+    got = r": expected 2 axes, got shape \(5, 6, 7\)"
+    with pytest.raises(ValueError, match="plot_pattern: argument 'pattern'" + got):
+        plot_pattern(tensor)
+    with pytest.raises(ValueError, match="plot_format: argument 'converted'" + got):
+        plot_format(CSF((0, 1, 2)).convert(tensor))
+    with pytest.raises(TypeError, match="plot_pattern: .*expected a Pattern.*, got ndarray"):
+        plot_pattern(np.eye(3))
+
+
+def test_missing_matplotlib(monkeypatch):
+    pattern = MATRICES["random"]
+    converted = CSR().convert(pattern)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for function, argument in ((plot_pattern, pattern), (plot_format, converted)):
+        with pytest.raises(ImportError) as error:
+            function(argument)
+        assert str(error.value) == (
+            f"{function.__name__}: needs matplotlib, which is not installed: "
+            "run `pip install 'sparsetir[plot]'`"
+        )
+
+
+def test_matplotlib_is_imported_late_and_without_pyplot():
+    code = (
+        "import sys, numpy, sparsetir, sparsetir.plot as plot\n"
+        "from sparsetir.formats import BSR, Pattern\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "pattern = Pattern([numpy.arange(3), numpy.arange(3)], (3, 3))\n"
+        "plot.plot_format(BSR(2, 2).convert(pattern))\n"
+        "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("fmt", [BSR(4, 4), Hyb(2, 6)], ids=lambda f: f.name)
+def test_a_million_elements_take_seconds(fmt):
+    rng = np.random.default_rng(0)
+    flat = np.unique(rng.integers(30_000**2, size=1_000_000))
+    pattern = pattern_of(flat // 30_000, flat % 30_000, (30_000, 30_000))
+    converted = fmt.convert(pattern)
+    start = time.process_time()  # other processes may keep this one waiting
+    plot_pattern(pattern)
+    plot_format(converted).draw_without_rendering()
+    assert time.process_time() - start < 5

@@ -1,0 +1,364 @@
+"""SparseTensor and SparseMatrix: what they are made from, and the canonical form."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+import torch
+import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sparse_tensor_common import FLOATS, as_torch, dense, frozen, same, torch_dtype, torch_sparse
+from sparsetir import SparseMatrix, SparseTensor
+from sparsetir.formats import CSR
+from sparsetir.sources import VALUE_DTYPES
+
+FORMATS = ("csr", "csc", "coo", "bsr", "dia", "lil", "dok")
+LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")
+# torch does not compute with larger unsigned integers.
+TORCH_DTYPES = (*FLOATS, "bool", "int8", "int16", "int32", "int64", "uint8")
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")
+
+
+@pytest.mark.parametrize("kind", ["array", "matrix"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int8", "int64", "uint16", "bool"])
+@pytest.mark.parametrize("format", FORMATS)
+def test_scipy(format, dtype, kind):
+    want = dense(dtype=dtype)
+    source = getattr(sp, f"{format}_{kind}")(want)
+    before = source.toarray()
+    made = SparseMatrix(source)
+    same(made, want, zeros=format in ("bsr", "dia"))
+    assert made.nnz == source.nnz
+    assert made.pattern.coords[0].dtype == made.pattern.coords[1].dtype == np.int32
+    np.testing.assert_array_equal(source.toarray(), before)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_scipy_16_bits(dtype):
+    want = dense(dtype=dtype)
+    pattern = SparseMatrix(np.nonzero(want), want.shape).pattern
+    rows, cols = pattern.coords
+    csr = sp.csr_array((want[rows, cols], cols, pattern.indptr), shape=want.shape)
+    same(SparseMatrix(csr), want)
+    csr.indices, csr.data = cols[::-1], want[rows, cols][::-1]
+    csr.indptr = csr.nnz - pattern.indptr[::-1]
+    same(SparseMatrix(csr), want[::-1])
+    assert SparseMatrix(csr).to_scipy().dtype == want.dtype
+
+
+def test_scipy_of_other_orders():
+    want = dense((3, 4, 5))
+    same(SparseTensor(sp.coo_array(want)), want)
+    same(SparseTensor(sp.coo_array(want[0, 0])), want[0, 0])
+    same(SparseTensor(sp.csr_array(want[0])), want[0])
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch(layout, dtype):
+    want = dense(dtype=dtype)
+    same(SparseMatrix(torch_sparse(want, layout)), want, zeros=layout in ("bsr", "bsc"))
+
+
+@pytest.mark.parametrize("dtype", TORCH_DTYPES)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_torch_and_back(layout, dtype):
+    want = dense(dtype=dtype)
+    blocks = {"blocksize": (2, 4)} if layout in ("bsr", "bsc") else {}
+    made = SparseMatrix.from_dense(want)
+    back = made.to_torch(layout, **blocks)
+    assert back.layout == getattr(torch, f"sparse_{layout}") and back.dtype == torch_dtype(dtype)
+    assert torch.equal(back.to_dense(), as_torch(want))
+    assert layout != "coo" or back.is_coalesced()
+    assert made.to_torch(back.layout, **blocks).layout == back.layout
+    again = SparseMatrix(back)
+    if not blocks:
+        assert (again.pattern.coords[1] == made.pattern.coords[1]).all()
+        back.values().zero_()  # of a copy
+    same(made, want)
+
+
+def test_torch_tensor_of_order_3():
+    want = dense((3, 4, 5))
+    made = SparseTensor(torch.from_numpy(want).to_sparse())
+    same(made, want)
+    assert torch.equal(made.to_torch().to_dense(), torch.from_numpy(want))
+    values, coords = made.to_scipy()
+    np.testing.assert_array_equal(sp.coo_array((values, coords), want.shape).toarray(), want)
+
+
+def test_torch_not_coalesced_and_with_gradient():
+    values = torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
+    t = torch.sparse_coo_tensor([[1, 0, 1], [2, 0, 2]], values, (2, 3))
+    assert not t.is_coalesced()
+    same(SparseMatrix(t), np.array([[2, 0, 0], [0, 0, 5]], "float32"))
+    assert not t.is_coalesced() and t._nnz() == 3
+
+
+def test_torch_that_wrongly_says_it_is_coalesced():
+    t = torch.sparse_coo_tensor([[1, 0], [2, 0]], [1.0, 2.0], (2, 3), is_coalesced=True)
+    same(SparseMatrix(t), np.array([[2, 0, 0], [0, 0, 1]], "float32"))
+
+
+def array_of(kind: str, array: np.ndarray) -> Any:
+    return {
+        "numpy": lambda a: a,
+        "torch": torch.from_numpy,
+        "tvm": tvm.runtime.tensor,
+        "list": lambda a: a.tolist(),
+        "dlpack": Capsule,
+    }[kind](array)
+
+
+class Capsule:
+    """Only what DLPack asks for."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("kind", ["numpy", "torch", "tvm", "list", "dlpack"])
+def test_arrays(kind, idtype):
+    want = dense(dtype="float64")
+    csr = sp.csr_array(want)
+    indptr, indices = csr.indptr.astype(idtype), csr.indices.astype(idtype)
+    rows, cols = (c.astype(idtype) for c in csr.nonzero())
+    given = [array_of(kind, a) for a in (indptr, indices, csr.data)]
+    same(SparseMatrix.from_csr(*given, shape=want.shape), want)
+    pair = array_of(kind, rows), array_of(kind, cols)
+    same(SparseMatrix(pair, want.shape, given[2]), want)
+    same(SparseTensor(pair, given[2], want.shape), want)
+    same(SparseTensor(array_of(kind, np.stack([rows, cols])), given[2], want.shape), want)
+    assert SparseMatrix.from_csr(*given).shape == (6, cols.max() + 1)
+
+
+def test_bfloat16_values_of_torch_and_tvm():
+    values = np.array([1, 2.5], np.dtype("bfloat16"))
+    strided = as_torch(np.repeat(values, 2))[::2]
+    for source in (as_torch(values), tvm.runtime.tensor(values), strided):
+        assert SparseTensor([[0, 3]], source).values.tolist() == [1, 2.5]
+
+
+@pytest.mark.parametrize("make", [torch.from_numpy, lambda a: a, lambda a: a.tolist()])
+def test_edge_index(make):
+    edges = np.array([[0, 3, 0, 1], [1, 0, 1, 2]])
+    weights = np.array([1, 2, 4, 8], "float32")
+    want = np.zeros((4, 4), "float32")
+    np.add.at(want, (edges[1], edges[0]), weights)
+    made = SparseMatrix.from_edge_index(make(edges), weights)
+    same(made, want)
+    x = np.arange(4, dtype="float32")
+    gathered = np.zeros(4, "float32")
+    np.add.at(gathered, edges[1], weights * x[edges[0]])  # each node adds up its sources
+    np.testing.assert_array_equal(made.to_scipy() @ x, gathered)
+    same(SparseMatrix.from_edge_index(make(edges), weights, rows="source"), want.T)
+    same(SparseMatrix.from_edge_index(make(edges), weights, (4, 6)), np.pad(want, [(0, 0), (0, 2)]))
+    assert SparseMatrix.from_edge_index(make(edges)).values.tolist() == [1, 2, 1]
+    assert SparseMatrix.from_edge_index(np.zeros((2, 0))).shape == (0, 0)
+
+
+def test_arrange_takes_values_as_they_were_given():
+    edges = np.array([[0, 3, 0, 1], [1, 0, 1, 2]])
+    made = SparseMatrix.from_edge_index(edges)
+    weights = torch.tensor([1.0, 2.0, 4.0, 8.0])
+    assert made.arrange(weights).tolist() == [2, 5, 8]
+    again = made.with_values(made.arrange(weights))
+    assert again.T.T.arrange(weights).tolist() == [2, 5, 8]
+    np.testing.assert_array_equal(
+        made.T.with_values(made.T.arrange(weights)).to_scipy().toarray(),
+        again.to_scipy().toarray().T,
+    )
+    ordered = SparseMatrix(sp.csr_array(dense()))
+    assert ordered.places is None
+    assert (ordered.arrange(ordered.values) == ordered.values).all()
+    with pytest.raises(ValueError, match=r"arrange: .*expected shape \(4,\), got \(3,\)"):
+        made.arrange(weights[:3])
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_dense(dtype):
+    want = dense((4, 3, 5), dtype)
+    same(SparseTensor.from_dense(want), want)
+    same(SparseTensor.from_dense(as_torch(want)), want)
+    same(SparseMatrix.from_dense(want[0]), want[0])
+    made = SparseMatrix.from_dense(np.array([[0, np.nan], [-0.0, np.inf]]))
+    assert made.nnz == 2 and np.isnan(made.values[0])
+
+
+# Files.
+
+
+@pytest.mark.parametrize("suffix", [".mtx", ".mtx.gz"])
+@pytest.mark.parametrize("dtype", ["float64", "int64"])
+def test_matrix_market(tmp_path, dtype, suffix):
+    want = dense(dtype=dtype)
+    path = tmp_path / f"matrix{suffix}"
+    scipy.io.mmwrite(tmp_path / "matrix.mtx", sp.coo_array(want))
+    if suffix == ".mtx.gz":
+        path.write_bytes(gzip.compress((tmp_path / "matrix.mtx").read_bytes()))
+    same(SparseMatrix.from_file(path), want)
+    same(SparseMatrix.from_file(str(path)).astype("float32"), want.astype("float32"))
+
+
+def test_matrix_market_symmetric_and_pattern(tmp_path):
+    path = tmp_path / "matrix.mtx"
+    head = "%%MatrixMarket matrix coordinate "
+    path.write_text(head + "real symmetric\n% a comment\n3 3 3\n1 1 0\n3 1 2.5\n2 2 -1\n")
+    made = SparseMatrix.from_file(path)
+    same(made, np.array([[0, 0, 2.5], [0, -1, 0], [2.5, 0, 0]]), zeros=True)
+    assert made.nnz == 4  # a zero that the file stores
+    path.write_text(head + "real skew-symmetric\n2 2 1\n2 1 3\n")
+    same(SparseMatrix.from_file(path), np.array([[0, -3.0], [3, 0]]))
+    path.write_text(head + "pattern symmetric\n3 3 2\n2 1\n3 3\n")
+    same(SparseMatrix.from_file(path), np.array([[0, 1, 0], [1, 0, 0], [0, 0, 1]], "float32"))
+    path.write_text(head + "pattern general\n3 4 0\n")
+    same(SparseMatrix.from_file(path), np.zeros((3, 4), "float32"))
+
+
+@pytest.mark.parametrize("format", ["csr", "csc", "coo", "bsr", "dia"])
+def test_npz(tmp_path, format):
+    want = dense()
+    sp.save_npz(tmp_path / "matrix.npz", sp.csr_array(want).asformat(format))
+    same(SparseMatrix.from_file(tmp_path / "matrix.npz"), want, zeros=format in ("bsr", "dia"))
+
+
+def test_files_that_are_refused(tmp_path):
+    path = tmp_path / "matrix.mtx"
+    with pytest.raises(FileNotFoundError, match="from_file: argument 'path': expected a file"):
+        SparseMatrix.from_file(path)
+    with pytest.raises(ValueError, match=r"ends in \.mtx, \.mtx\.gz or \.npz, got 'a\.txt'"):
+        SparseMatrix.from_file("a.txt")
+    for text in ("nonsense", "%%MatrixMarket matrix coordinate real general\n2 2 1\n3 1 2\n"):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=r"from_file: argument 'path': '.*matrix\.mtx': "):
+            SparseMatrix.from_file(path)
+    scipy.io.mmwrite(path, np.eye(2))
+    with pytest.raises(ValueError, match="expected a file of coordinates, got a dense one"):
+        SparseMatrix.from_file(path)
+    scipy.io.mmwrite(path, sp.coo_array(np.eye(2) * 1j))
+    with pytest.raises(TypeError, match="argument 'values': expected one of .*, got complex128"):
+        SparseMatrix.from_file(path)
+    zipped = tmp_path / "cut.mtx.gz"
+    zipped.write_bytes(gzip.compress(b"%%MatrixMarket matrix coordinate real general\n" * 99)[:30])
+    with pytest.raises(ValueError, match=r"cut\.mtx\.gz"):
+        SparseMatrix.from_file(zipped)
+    np.savez(tmp_path / "other.npz", x=1)
+    with pytest.raises(ValueError, match=r"other\.npz"):
+        SparseMatrix.from_file(tmp_path / "other.npz")
+
+
+# Canonical form.
+
+
+@pytest.mark.parametrize("dtype", VALUE_DTYPES)
+def test_duplicates_are_added_and_order_is_made(dtype):
+    coords = np.array([[1, 0, 1, 0, 1], [2, 1, 2, 0, 0], [0, 3, 0, 0, 1]])
+    values = np.array([1, 0, 1, 1, 0], np.dtype(dtype))
+    frozen(coords, values)
+    made = SparseTensor(coords, values, (2, 3, 4))
+    twice = 1 if dtype == "bool" else 2
+    assert [tuple(c) for c in made.pattern.coords] == [(0, 0, 1, 1), (0, 1, 0, 2), (0, 3, 1, 0)]
+    assert made.values.tolist() == [1, 0, 0, twice] and made.dtype == np.dtype(dtype)
+    assert made.places.tolist() == [3, 1, 3, 0, 2]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sums_with_infinities_and_in_16_bits(dtype):
+    inf, nan = np.inf, np.nan
+    values = np.array([inf, -inf, nan, 1, inf, 1, -0.0], np.dtype(dtype))
+    made = SparseTensor([[0, 0, 1, 1, 2, 2, 3]], values)
+    np.testing.assert_array_equal(made.values.astype("float64"), [nan, nan, inf, 0])
+    assert np.signbit(made.values.astype("float32")[3])
+    many = np.full(4096, 1 + 2.0**-7, np.dtype(dtype))  # adding in bfloat16 ends at 256
+    total = SparseTensor([np.zeros(4096, int)], many).values
+    assert total.astype("float64").tolist() == [4096 * (1 + 2.0**-7)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_as_scipy_says(data):
+    m, n = data.draw(st.integers(1, 8)), data.draw(st.integers(1, 8))
+    count = data.draw(st.integers(0, 20))
+    rows = data.draw(hnp.arrays("int64", count, elements=st.integers(0, m - 1)))
+    cols = data.draw(hnp.arrays("int32", count, elements=st.integers(0, n - 1)))
+    values = data.draw(hnp.arrays("float64", count, elements=st.integers(-3, 3)))
+    source = sp.coo_array((values, (rows, cols)), shape=(m, n))
+    want = source.tocsr()
+    want.sum_duplicates()
+    csr = sp.csr_array(
+        (values[np.argsort(rows, kind="stable")], cols[np.argsort(rows, kind="stable")],
+         np.append(0, np.bincount(rows, minlength=m).cumsum())), shape=(m, n),
+    )  # fmt: skip
+    csr.has_canonical_format = True  # a lie
+    for made in (
+        SparseMatrix(source),
+        SparseMatrix(csr),
+        SparseMatrix((rows, cols), (m, n), values),
+        SparseMatrix(source.T).T,
+        SparseMatrix(csr.T).T,
+    ):
+        np.testing.assert_array_equal(made.pattern.indptr, want.indptr)
+        np.testing.assert_array_equal(made.pattern.coords[1], want.indices)
+        np.testing.assert_array_equal(made.values, want.data)
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (0, 0), (4, 3)])
+def test_nothing_stored(shape):
+    empty = np.zeros(shape, "float32")
+    sources = [sp.csr_array(empty), sp.csc_array(empty), sp.coo_array(empty), sp.lil_array(empty)]
+    sources += [
+        torch.sparse_coo_tensor(np.zeros((2, 0), int), [], shape),
+        torch_sparse(empty, "csr"),
+    ]
+    for made in [*map(SparseMatrix, sources), SparseMatrix(([], []), shape)]:
+        same(made, empty)
+        same(made.T, empty.T)
+        assert made.to(CSR()).parts[0].stored == 0
+        assert made.to_scipy().shape == shape and made.to_torch().shape == shape
+    assert SparseMatrix(([], [])).shape == (0, 0)
+
+
+def test_explicit_zeros_are_kept():
+    values = np.array([0, 1, 0], "float32")
+    csr = sp.csr_array((values, [0, 1, 1], [0, 2, 3]), shape=(2, 2))
+    for source in (csr, csr.tocsc(), csr.tocoo(), csr.todok(), csr.tolil()):
+        assert SparseMatrix(source).values.tolist() == [0, 1, 0], source.format
+    assert SparseMatrix(torch_sparse(np.eye(4, dtype="float32"), "bsr")).nnz == 16
+    dia = sp.dia_array((np.array([[0, 5, 6.0], [7, 0, 9]]), [0, 2]), shape=(2, 3))
+    assert SparseMatrix(dia).values.tolist() == [0, 9, 5]
+    assert SparseMatrix(dia).nnz == dia.nnz
+
+
+def test_index_types():
+    far = 2**33
+    made = SparseMatrix((np.array([1, 0], "int32"), [far, 5]), (3, far + 1))
+    assert made.pattern.coords[0].dtype == made.pattern.coords[1].dtype == np.int64
+    assert made.pattern.coords[1].tolist() == [5, far] and made.operand().idtype == "int64"
+    made = SparseMatrix((np.array([0, 2, 1], "int64"), [0, 1, 2]), (3, 4))
+    assert made.pattern.coords[0].dtype == np.int32
+    wide = SparseTensor(np.array([[7, 7, 1], [9, 2, 9], [3, 4, 3], [7, 7, 1]]), None, (2**20,) * 4)
+    assert [c.tolist() for c in wide.pattern.coords[:2]] == [[1, 7, 7], [9, 2, 9]]
+    same(SparseTensor([np.array([1, 0], ">i8")], np.array([1, 2], ">f4")), np.array([2, 1], "f4"))
+
+
+def test_room_behind_the_arrays_of_scipy():
+    csr = sp.csr_array(dense())
+    csr.indices = np.append(csr.indices, [99, 99])
+    csr.data = np.append(csr.data, np.ones(2, "float32"))
+    same(SparseMatrix(csr), dense())
