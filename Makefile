@@ -4,9 +4,10 @@
 #   make clean   remove what the others made
 # Another Python:            make clean, then make PYTHON=python3.12 test
 # More options for pip:      make PIP_FLAGS="..." test
+# Tests in one process:      make PYTEST_FLAGS= test
 PYTHON ?= python3
 PIP_FLAGS ?=
-PYTEST_FLAGS ?=
+PYTEST_FLAGS ?= -n auto --dist loadfile
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp

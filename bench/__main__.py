@@ -1,8 +1,9 @@
-"""Command line: `python -m bench compile` and `python -m bench spmm`."""
+"""Command line: `python -m bench compile`, `spmm`, `convert` and `formats`."""
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 from pathlib import Path
 
@@ -30,6 +31,24 @@ def parser() -> argparse.ArgumentParser:
         "--graph", nargs="+", type=Path, default=[], help="npz or mtx files beside Cora"
     )
     spmm.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 32 to 512)")
+    convert = commands.add_parser(
+        "convert", parents=[common], help="bring patterns into other formats, beside scipy"
+    )
+    formats = commands.add_parser(
+        "formats", parents=[common], help="every format: is it right, how large, how fast?"
+    )
+    for command in (convert, formats):
+        command.add_argument(
+            "--graph", nargs="+", type=Path, default=[], help="npz or mtx files beside Cora"
+        )
+    formats.add_argument(
+        "--pruned", nargs="+", default=[], help="npz files of weights by layer; or file.npz:layer"
+    )
+    formats.add_argument("--layers", type=int, default=1, help="how many of a file (default: 1)")
+    formats.add_argument(
+        "--hetero", nargs="+", type=Path, default=[], help="npz files of graphs with relations"
+    )
+    formats.add_argument("--format", nargs="+", help="only these, by their names in the tables")
     return out
 
 
@@ -39,14 +58,8 @@ def main() -> None:
     for name in THREADS:
         os.environ[name] = str(args.threads)
     # Only now, because of the variables above.
-    if args.command == "compile":
-        from bench import compiling
-
-        compiling.run(args)
-    else:
-        from bench import spmm
-
-        spmm.run(args)
+    module = "compiling" if args.command == "compile" else args.command
+    importlib.import_module(f"bench.{module}").run(args)
 
 
 if __name__ == "__main__":

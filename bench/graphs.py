@@ -1,4 +1,4 @@
-"""Sparse matrices from files."""
+"""Sparse matrices and tensors from files."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import scipy.io
 import scipy.sparse as sp
 
 from sparsetir.datasets import load_cora
+from sparsetir.formats import Pattern
 
 
 def graphs(paths: list[Path]) -> dict[str, Any]:
@@ -18,6 +19,18 @@ def graphs(paths: list[Path]) -> dict[str, Any]:
     for path in paths:
         found[path.stem] = _load(path)
     return {name: _plain(matrix) for name, matrix in found.items()}
+
+
+def pattern_of(matrix: Any) -> Pattern:
+    """The pattern of a matrix as `graphs` and `pruned` give it."""
+    return Pattern.from_csr(matrix.indptr, matrix.indices, matrix.shape)
+
+
+def values_of(matrix: Any) -> np.ndarray:
+    """Its values; random ones where it only has a pattern, all ones."""
+    if (matrix.data == 1).all():
+        return np.random.default_rng(0).uniform(-1, 1, matrix.nnz).astype("float32")
+    return matrix.data
 
 
 def _load(path: Path) -> Any:
@@ -34,6 +47,47 @@ def _load(path: Path) -> Any:
         data = arrays["data"] if "data" in arrays.files else np.ones(len(indices), "float32")
         shape = tuple(int(n) for n in arrays["shape"])
     return sp.csr_array((data, indices, indptr), shape=shape)
+
+
+def pruned(files: list[str], layers: int) -> dict[str, Any]:
+    """Pruned weights from npz files that hold several: `<layer>.shape`, `.indptr`, `.indices`.
+
+    files : a path, for `layers` of its layers, far from each other; or `path:layer` for that one
+    """
+    found = {}
+    for text in files:
+        path, _, wanted = text.partition(".npz:")
+        path = Path(path if path.endswith(".npz") else f"{path}.npz")
+        with np.load(path) as arrays:
+            names = [n.removesuffix(".indptr") for n in arrays.files if n.endswith(".indptr")]
+            if not names:
+                raise SystemExit(f"--pruned: {path} has no arrays <layer>.indptr")
+            if wanted and wanted not in names:
+                raise SystemExit(f"--pruned: {path} has no layer {wanted}, but {', '.join(names)}")
+            at = np.linspace(0, len(names) - 1, min(layers, len(names))).astype(int)
+            for layer in [wanted] if wanted else [names[i] for i in at]:
+                indptr, indices = arrays[f"{layer}.indptr"], arrays[f"{layer}.indices"]
+                key = f"{layer}.data"
+                data = arrays[key] if key in arrays.files else np.ones(len(indices), "float32")
+                shape = tuple(int(n) for n in arrays[f"{layer}.shape"])
+                matrix = sp.csr_array((data, indices, indptr), shape=shape)
+                found[f"{path.stem}:{layer}"] = _plain(matrix)
+    return found
+
+
+def relations(paths: list[Path]) -> dict[str, Pattern]:
+    """Graphs with relations: patterns over (relation, destination, source)."""
+    found = {}
+    for path in paths:
+        with np.load(path) as arrays:
+            missing = {"num_nodes", "src", "dst", "etype"} - set(arrays.files)
+            if missing:
+                raise SystemExit(f"--hetero: {path} has no {', '.join(sorted(missing))}")
+            nodes = int(arrays["num_nodes"])
+            edges = np.stack([arrays[k].astype("int32") for k in ("etype", "dst", "src")])
+        edges = np.unique(edges, axis=1)
+        found[path.stem] = Pattern(list(edges), (int(edges[0].max()) + 1, nodes, nodes))
+    return found
 
 
 def _plain(matrix: Any) -> Any:

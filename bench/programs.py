@@ -60,3 +60,60 @@ def attention(
             OUT[i, f] = 0.0
         OUT[i, f] = OUT[i, f] + P[i, j] * V[j, f]
 """
+
+# OUT[i, j] = X[i] . Y[j] where something is stored.
+SDDMM = """
+@T.prim_func
+def sddmm(
+    x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+) -> None:
+    I = T.dense_fixed(m, "int32")
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), "int32")
+    J_ = T.dense_fixed(n, "int32")
+    K = T.dense_fixed(feat, "int32")
+    X = T.match_sparse_buffer(x, (I, K), "float32")
+    Y = T.match_sparse_buffer(y, (J_, K), "float32")
+    OUT = T.match_sparse_buffer(out, (I, J), "float32")
+    with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
+        with T.init():
+            OUT[i, j] = 0.0
+        OUT[i, j] = OUT[i, j] + X[i, k] * Y[j, k]
+"""
+
+# Y[i] = sum over relations r and neighbours j of A[r, i, j] X[j] W[r].
+RELATIONAL = """
+@T.prim_func
+def relational(
+    a: T.handle, x: T.handle, w: T.handle, y: T.handle, i_ptr: T.handle, i_idx: T.handle,
+    j_ptr: T.handle, j_idx: T.handle, relations: T.int32, m: T.int32, n: T.int32, nnz_i: T.int32,
+    nnz_j: T.int32, feat_in: T.int32, feat: T.int32,
+) -> None:
+    R = T.dense_fixed(relations, "int32")
+    I = T.sparse_variable(R, (m, nnz_i), (i_ptr, i_idx), "int32")
+    J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx), "int32")
+    I_ = T.dense_fixed(m, "int32")
+    J_ = T.dense_fixed(n, "int32")
+    K = T.dense_fixed(feat_in, "int32")
+    L = T.dense_fixed(feat, "int32")
+    A = T.match_sparse_buffer(a, (R, I, J), "float32")
+    X = T.match_sparse_buffer(x, (J_, K), "float32")
+    W = T.match_sparse_buffer(w, (R, K, L), "float32")
+    Y = T.match_sparse_buffer(y, (I_, L), "float32")
+    with T.sp_iter([R, I, J, K, L], "RSRRS", "relational") as [r, i, j, k, l]:
+        with T.init():
+            Y[i, l] = 0.0
+        Y[i, l] = Y[i, l] + A[r, i, j] * X[j, k] * W[r, k, l]
+"""
+
+# A format as a user describes it: two rows together.
+ROW_PAIRS = """
+@T.prim_func
+def row_pairs(
+    a: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32
+) -> None:
+    IO = T.dense_fixed(m)
+    J2 = T.sparse_variable(IO, (n, nnz), (indptr, indices))
+    II = T.dense_fixed(2)
+    A = T.match_sparse_buffer(a, (IO, J2, II), "float32")
+"""

@@ -80,6 +80,15 @@ def write(folder: Path, command: str, where: dict[str, Any], results: Any) -> Pa
     cpu = re.sub(r"[^a-z0-9]+", "-", f"{where['cpu']} {where['llvm_cpu']}".lower()).strip("-")
     path = folder / f"{command}-{cpu}-{where['threads']}t.json"
     record = {"command": command, **where, "results": results}
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path.write_text(json.dumps(_short(record), indent=1) + "\n")
     print(f"\nwritten: {path.name}")
     return path
+
+
+def _short(value: Any) -> Any:
+    """Numbers with five digits, which is more than any timing has."""
+    if isinstance(value, dict):
+        return {k: _short(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(v) for v in value]
+    return float(f"{value:.5g}") if isinstance(value, float) else value

@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
-from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["Blocks", "find_blocks", "store_blocks"]
+__all__ = ["Blocks", "find_blocks"]
 
 INT32 = 2**31 - 1
-CELLS = 1 << 20  # blocks that a table has room for: some MiB, which stay in the cache
-FEW = 4000  # runs that are worth a table of their own
+CELLS = 1 << 17  # blocks that a table has room for: 512 KiB, which stays in the cache
+FEW = 1000  # runs that are worth a table of their own
 
 
 @dataclass(frozen=True)
 class Blocks:
     """The blocks of `rows` by `cols` that hold an element, by rows of blocks, then columns.
 
+    grid : rows and columns of blocks, those that hold nothing included
     bounds : (rows of blocks + 1,) where the elements of each row of blocks begin
     indptr : (rows of blocks + 1,) where its blocks begin
     indices : (blocks,) their columns of blocks, increasing in each row
     places : (nnz,) of each element, with the places of a block one after the other, row by row
     """
 
+    grid: tuple[int, int]
     bounds: np.ndarray
     indptr: np.ndarray
     indices: np.ndarray
@@ -75,7 +73,7 @@ def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
     begins = np.arange(high + 1, dtype=dtype) * dtype.type(wide)
     offsets = np.searchsorted(found, begins)
     found -= np.repeat(begins[:-1], np.diff(offsets))
-    return Blocks(bounds, offsets, found, place.astype(np.intp, copy=False))
+    return Blocks((high, wide), bounds, offsets, found, place.astype(np.intp, copy=False))
 
 
 def _by_table(key: np.ndarray, ends: np.ndarray, wide: int) -> tuple[np.ndarray, np.ndarray]:
@@ -121,26 +119,4 @@ def _first(key: np.ndarray) -> np.ndarray:
     """Whether a key differs from the one before it."""
     out = np.ones(len(key), bool)
     np.not_equal(key[1:], key[:-1], out=out[1:])
-    return out
-
-
-def store_blocks(
-    rule: FormatRewriteRule,
-    pattern: Pattern,
-    arguments: Mapping[str, Any],
-    shape: tuple[int, ...],
-    places: np.ndarray,
-) -> InferredFormat:
-    """The inferred format of all elements of a pattern, from index arrays and sizes.
-
-    arguments : by their names in the rule's description
-    shape, places : as of :class:`InferredFormat`
-    """
-    idtype = rule.axis(rule.axes_after_rewrite[0]).idtype
-    indices = {
-        rule.renamed(n): v.astype(idtype, copy=False) if isinstance(v, np.ndarray) else int(v)
-        for n, v in arguments.items()
-    }
-    out = InferredFormat(rule, indices, shape, pattern.nnz, places)
-    out.stored = pattern.nnz
     return out

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparsetir.formats.blocks import find_blocks, store_blocks
+from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.describe import Operand, dense, make_rule, sparse
-from sparsetir.formats.direct import check_fits
+from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, check_positive
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
@@ -50,15 +50,8 @@ class BSR(Format):
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
         (rule,) = rules
-        check_fits(rule, pattern)
         blocks = find_blocks(pattern, self.rows, self.cols)
-        io, jo = (n.lower() for n in rule.axes_after_rewrite[:2])
-        arguments = {
-            f"indptr_{jo}": blocks.indptr,
-            f"indices_{jo}": blocks.indices,
-            f"n_{io}": len(blocks.indptr) - 1,
-            f"n_{jo}": -(-pattern.shape[1] // self.cols),
-            f"nnz_{jo}": len(blocks.indices),
-        }
+        levels = [Level(), Level(blocks.indptr, blocks.indices), Level(), Level()]
         shape = (len(blocks.indices), self.rows, self.cols)
-        return [store_blocks(rule, pattern, arguments, shape, blocks.places)]
+        lengths = (*blocks.grid, self.rows, self.cols)
+        return [direct(rule, pattern, levels, shape, blocks.places, lengths=lengths)]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from tvm import ir
 
+from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
-from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["Bucket", "arguments_of", "check_bucket", "positions", "split_rows", "store_bucket"]
+__all__ = ["Bucket", "check_bucket", "positions", "split_rows", "store_bucket"]
 
 INT32 = 2**31 - 1
 LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 still counts
@@ -73,10 +73,10 @@ def positions(bucket: Bucket) -> np.ndarray:
 
 def store_bucket(
     rule: FormatRewriteRule,
+    pattern: Pattern,
     shape: Sequence[int],
     parents: np.ndarray,
     rows: np.ndarray,
-    columns: np.ndarray,
     bucket: Bucket,
 ) -> InferredFormat:
     """The arrays of a rule with axes dense > sparse > fixed, for the pieces of a bucket.
@@ -84,8 +84,10 @@ def store_bucket(
     shape : lengths of the three axes
     parents : (pieces,) coordinate of each piece on the dense axis, never decreasing
     rows : (pieces,) its coordinate on the sparse axis
-    columns : (nnz,) coordinates on the fixed axis, of all elements
+
+    The last axis of the pattern is the fixed one.
     """
+    columns = pattern.coords[-1]
     _, _, inner = (rule.axis(n) for n in rule.axes_after_rewrite)
     slots, count = int(inner.nnz_cols), len(columns)
     index = np.int32 if count + slots <= INT32 else np.int64
@@ -103,12 +105,11 @@ def store_bucket(
         np.copyto(slots_of[:, at], -1, where=where)
     indptr = np.zeros(shape[0] + 1, np.int64)
     np.cumsum(np.bincount(parents, minlength=shape[0]), out=indptr[1:])
-    arrays = [(), (indptr, rows), (slots_of.reshape(-1),)]
-    out = InferredFormat(
-        rule, arguments_of(rule, shape, arrays), (elements.size,), count, elements=elements
+    levels = [Level(), Level(indptr, rows), Level(None, slots_of.reshape(-1))]
+    stored = int(bucket.length.sum())
+    return direct(
+        rule, pattern, levels, (elements.size,), elements=elements, lengths=shape, stored=stored
     )
-    out.stored = int(bucket.length.sum())
-    return out
 
 
 def _stripes(first: int, last: int) -> list[slice]:
@@ -116,33 +117,3 @@ def _stripes(first: int, last: int) -> list[slice]:
     if last <= 8:
         return [slice(n, n + 1) for n in range(first, last)]
     return [slice(first, last)]
-
-
-def arguments_of(
-    rule: FormatRewriteRule, shape: Sequence[int], arrays: Sequence[Sequence[np.ndarray]]
-) -> dict[str, Any]:
-    """Index arrays and sizes of a rule's axes, by their names in a decomposed program.
-
-    shape : length of each axis after
-    arrays : of each axis after, `indptr` and `indices`, those that it has
-
-    Raises StructureError for a length or a number of places that the index type cannot hold.
-    """
-    out: dict[str, Any] = {}
-    for name, length, given in zip(rule.axes_after_rewrite, shape, arrays, strict=True):
-        axis, most = rule.axis(name), np.iinfo(rule.axis(name).idtype).max
-        for what, size in (("length", length), *(("places", len(a)) for a in given)):
-            if size > most:
-                raise StructureError(
-                    f"Format: rule '{rule.name}': axis '{name}': {what} = {size} does not fit "
-                    f"{axis.idtype}"
-                )
-        fields = [f for f in ("indptr", "indices") if getattr(axis, f) is not None]
-        for field, array in zip(fields, given, strict=True):
-            found = array.astype(axis.idtype, copy=False)
-            out[rule.renamed(str(getattr(axis, field).name))] = found
-        if isinstance(axis.length, ir.Var):
-            out[rule.renamed(str(axis.length.name))] = int(length)
-        if axis.kind == "sparse_variable":
-            out[rule.renamed(str(axis.nnz.name))] = len(given[1])
-    return out

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.blocks import find_blocks, store_blocks
+from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.describe import Operand, dense, make_rule, sparse
-from sparsetir.formats.direct import check_fits
+from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, check_positive
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
@@ -55,19 +55,13 @@ class DBSR(Format):
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
         (rule,) = rules
-        check_fits(rule, pattern)
         blocks = find_blocks(pattern, self.rows, self.cols)
         stored = np.flatnonzero(np.diff(blocks.indptr))
-        _, io, jo, *_ = (n.lower() for n in rule.axes_after_rewrite)
-        arguments = {
-            f"indptr_{io}": np.array([0, len(stored)]),
-            f"indices_{io}": stored,
-            f"indptr_{jo}": np.append(blocks.indptr[stored], blocks.indptr[-1]),
-            f"indices_{jo}": blocks.indices,
-            f"n_{io}": len(blocks.indptr) - 1,
-            f"nnz_{io}": len(stored),
-            f"n_{jo}": -(-pattern.shape[1] // self.cols),
-            f"nnz_{jo}": len(blocks.indices),
-        }
+        indptr = np.append(blocks.indptr[stored], blocks.indptr[-1])
+        levels = [
+            Level(), Level(np.array([0, len(stored)]), stored), Level(indptr, blocks.indices),
+            Level(), Level(),
+        ]  # fmt: skip
         shape = (len(blocks.indices), self.rows, self.cols)
-        return [store_blocks(rule, pattern, arguments, shape, blocks.places)]
+        lengths = (1, *blocks.grid, self.rows, self.cols)
+        return [direct(rule, pattern, levels, shape, blocks.places, lengths=lengths)]

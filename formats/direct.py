@@ -42,8 +42,12 @@ def check_fits(rule: FormatRewriteRule, pattern: Pattern, places: int = 0) -> No
         ("number of places", places),
     ]  # fmt: skip
     for what, number in numbers:
-        if number > np.iinfo(idtype).max:
-            raise StructureError(f"rule '{rule.name}': {what} = {number} does not fit {idtype}")
+        _check_fits(rule, what, number, idtype)
+
+
+def _check_fits(rule: FormatRewriteRule, what: str, number: int, idtype: str) -> None:
+    if number > np.iinfo(idtype).max:
+        raise StructureError(f"rule '{rule.name}': {what} = {number} does not fit {idtype}")
 
 
 def direct(
@@ -53,30 +57,42 @@ def direct(
     shape: tuple[int, ...],
     places: np.ndarray | None = None,
     elements: np.ndarray | None = None,
+    lengths: Sequence[int] | None = None,
+    stored: int | None = None,
 ) -> InferredFormat:
-    """The inferred format of all elements of a pattern, from its levels.
+    """The inferred format of a pattern's elements, from its levels.
 
     levels : one for each axis after rewriting, in order
     shape, places, elements : as of :class:`InferredFormat`
+    lengths : of each axis after; by default that of the axis before that it comes from
+    stored : number of elements that the format takes; all by default
 
-    Equal to what :func:`infer_format` finds; the levels are not checked.
+    Equal to what :func:`infer_format` finds; the levels are not checked, but StructureError is
+    raised for what the index type cannot count.
     """
-    lengths = dict(zip(rule.axes_before_rewrite, pattern.shape, strict=True))
-    length_of = {n: lengths[b] for b, names in rule.axis_map.items() for n in names}
+    if lengths is None:
+        before = dict(zip(rule.axes_before_rewrite, pattern.shape, strict=True))
+        length_of = {n: before[b] for b, names in rule.axis_map.items() for n in names}
+        lengths = [length_of[n] for n in rule.axes_after_rewrite]
     found: dict[str, Any] = {}
-    for name, level in zip(rule.axes_after_rewrite, levels, strict=True):
+    for name, length, level in zip(rule.axes_after_rewrite, lengths, levels, strict=True):
         axis = rule.axis(name)
-        values = [(axis.length, length_of[name]), (axis.nnz_cols, level.cols)]
+        numbers = [("length", axis.length, length), ("cols", axis.nnz_cols, level.cols)]
+        arrays = [(axis.indptr, level.indptr), (axis.indices, level.indices)]
         if level.indptr is not None:
-            values.append((axis.indptr, level.indptr.astype(axis.idtype, copy=False)))
-            values.append((axis.nnz, int(level.indptr[-1])))
+            numbers.append(("nnz", axis.nnz, int(level.indptr[-1])))
         if level.indices is not None:
-            values.append((axis.indices, level.indices.astype(axis.idtype, copy=False)))
-        for param, value in values:
+            numbers.append(("number of places", None, len(level.indices)))
+        for what, param, number in numbers:
+            if number is not None:
+                _check_fits(rule, f"{what} of axis '{name}'", number, axis.idtype)
             if isinstance(param, ir.Var):
-                found[rule.renamed(str(param.name))] = value
+                found[rule.renamed(str(param.name))] = number
+        for param, array in arrays:
+            if array is not None:
+                found[rule.renamed(str(param.name))] = array.astype(axis.idtype, copy=False)
     out = InferredFormat(rule, found, shape, pattern.nnz, places, elements)
-    out.stored = pattern.nnz
+    out.stored = pattern.nnz if stored is None else stored
     return out
 
 

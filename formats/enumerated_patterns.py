@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsetir.formats.buckets import arguments_of
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
+from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, check_positive
 from sparsetir.formats.group import group
 from sparsetir.formats.inferred import InferredFormat
@@ -112,11 +112,14 @@ class EnumeratedPatterns(Format):
             indptr = np.zeros(panels + 1, np.int64)
             np.cumsum(np.bincount(columns.panel[taken], minlength=panels), out=indptr[1:])
             rows = pattern.coords[0][elements] % self.rows
-            arrays = [(), (indptr, columns.column[taken]), (rows,)]
-            arguments = arguments_of(rule, (panels, pattern.shape[1], self.rows), arrays)
-            found = InferredFormat(rule, arguments, (stored,), pattern.nnz, elements=elements)
-            found.stored = stored
-            out.append(found)
+            levels = [Level(), Level(indptr, columns.column[taken]), Level(None, rows)]
+            lengths = (panels, pattern.shape[1], self.rows)
+            out.append(
+                direct(
+                    rule, pattern, levels, (stored,), elements=elements, lengths=lengths,
+                    stored=stored,
+                )
+            )  # fmt: skip
         return out
 
     def _by_column(self, pattern: Pattern, columns: _Columns, order: np.ndarray) -> np.ndarray:

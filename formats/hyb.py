@@ -74,9 +74,9 @@ class Hyb(Format):
         return [positions(bucket) for bucket in self._buckets(pattern)]
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
-        shape, columns = (1, *pattern.shape), pattern.coords[1]
+        shape = (1, *pattern.shape)
         return [
-            store_bucket(rule, shape, np.zeros_like(bucket.row), bucket.row, columns, bucket)
+            store_bucket(rule, pattern, shape, np.zeros_like(bucket.row), bucket.row, bucket)
             for rule, bucket in zip(rules, self._buckets(pattern), strict=True)
         ]
 

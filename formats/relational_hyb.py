@@ -59,9 +59,9 @@ class RelationalHyb(Format):
         return [positions(bucket) for bucket in self._buckets(pattern)]
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
-        relation, row, column = pattern.coords
+        relation, row, _ = pattern.coords
         return [
-            store_bucket(rule, pattern.shape, relation[b.start], row[b.start], column, b)
+            store_bucket(rule, pattern, pattern.shape, relation[b.start], row[b.start], b)
             for rule, b in zip(rules, self._buckets(pattern), strict=True)
         ]
 

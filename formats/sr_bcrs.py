@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.blocks import find_blocks, store_blocks
+from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
-from sparsetir.formats.direct import check_fits
+from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, check_positive
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
@@ -71,13 +71,7 @@ class SRBCRS(Format):
         indices[np.arange(len(tiles.indices)) + np.repeat(shift, counts)] = tiles.indices
         places = tiles.places
         places += np.repeat(shift * self.t, np.diff(tiles.bounds))
-        io, g, j, _ = (n.lower() for n in rule.axes_after_rewrite)
-        arguments = {
-            f"indptr_{g}": indptr,
-            f"indices_{g}": np.zeros(groups, np.int64),
-            f"indices_{j}": indices,
-            f"n_{io}": len(counts),
-            f"nnz_{g}": groups,
-            f"n_{j}": pattern.shape[1],
-        }
-        return [store_blocks(rule, pattern, arguments, (slots, self.t), places)]
+        zeros = np.zeros(groups, np.int64)
+        levels = [Level(), Level(indptr, zeros), Level(None, indices, self.g), Level()]
+        lengths = (len(counts), 1, pattern.shape[1], self.t)
+        return [direct(rule, pattern, levels, (slots, self.t), places, lengths=lengths)]

@@ -14,19 +14,25 @@ import scipy.io
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir.formats import CSF, CSR, Pattern
 
 ROOT = Path(__file__).parents[1]
 
 
-def bench(*words, error=False):
+def bench(*words):
     path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-m", "bench", *map(str, words)],
         cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
         timeout=600,
     )  # fmt: skip
-    assert (done.returncode != 0) == error, done.stderr
-    return done.stderr if error else done.stdout
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def bench_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
 
 
 def record(folder):
@@ -72,7 +78,98 @@ def test_spmm(tmp_path):
 @pytest.mark.parametrize(
     "name, message", [("x.npz", "has no indices, indptr"), ("x.txt", "npz or mtx")]
 )
-def test_files_that_are_no_graphs(tmp_path, name, message):
+def test_files_that_are_no_graphs(bench_on_path, tmp_path, name, message):
+    from bench.graphs import graphs
+
     np.savez(tmp_path / "x.npz", shape=np.array([3, 3]))
     (tmp_path / "x.txt").write_text("")
-    assert message in bench("spmm", "--quick", "--graph", tmp_path / name, error=True)
+    with pytest.raises(SystemExit, match=message):
+        graphs([tmp_path / name])
+
+
+def test_convert(tmp_path):
+    matrix = sp.random_array((60, 90), density=0.1, format="csr", dtype="float32", rng=0)
+    sp.save_npz(tmp_path / "first.npz", sp.csr_matrix(matrix))
+    printed = bench("convert", "--quick", "--out", tmp_path / "out",
+                    "--graph", tmp_path / "first.npz")  # fmt: skip
+    for line in ("CSR to BSR", "Padding of Hyb(c, k)", "2048 x 512", "Formats on cora", "Growth"):
+        assert line in printed
+    results = record(tmp_path / "out")["results"]
+    assert set(results) == {"bsr", "hyb", "sr_bcrs", "formats", "growth", "targets"}
+    assert [(c["graph"], c["block"]) for c in results["bsr"]] == [
+        (g, b) for g in ("cora", "first") for b in (2, 4)
+    ]
+    cora = results["hyb"][0]
+    assert cora["k"] == 2 and cora["paper"] == 15.9
+    assert 0.15 < cora["padding"]["1"]["whole"] < 0.16 > 2 * cora["padding"]["1"]["sparsetir"]
+    assert {c["size"] for c in results["growth"]} == {10**4, 10**5}
+    assert all(1 < c["memory"] < 10 for c in results["growth"])
+
+
+def test_formats(tmp_path):
+    weights = {}
+    for layer, seed in (("first", 0), ("middle", 1), ("last", 2)):
+        matrix = sp.random_array((48, 64), density=0.05, format="csr", rng=seed)
+        weights[f"{layer}.shape"] = np.array(matrix.shape)
+        weights[f"{layer}.indptr"], weights[f"{layer}.indices"] = matrix.indptr, matrix.indices
+    np.savez(tmp_path / "weights.npz", **weights)
+    src, dst, etype = np.random.default_rng(0).integers(0, 5, (3, 40))
+    np.savez(tmp_path / "edges.npz", num_nodes=np.array(6), src=src, dst=dst, etype=etype)
+    printed = bench("formats", "--quick", "--out", tmp_path / "out",
+                    "--pruned", tmp_path / "weights.npz", f"{tmp_path}/weights.npz:middle",
+                    "--layers", 2, "--hetero", tmp_path / "edges.npz", "--format",
+                    "csr", "dia", "hyb_1_k", "ell_and_csr", "relational_hyb_5")  # fmt: skip
+    cells = record(tmp_path / "out")["results"]["cells"]
+    names = [f"weights:{layer}" for layer in ("first", "last", "middle")]
+    assert list(dict.fromkeys(c["matrix"] for c in cells)) == ["cora", *names, "edges"]
+    skipped = {c["format"] for c in cells if "skipped" in c}
+    assert skipped == {"dia"} and "skipped: cora, spmm, dia: 53 MB" in printed
+    assert len(cells) == 4 * 2 * 4 + 1
+    assert all(c["error"] < 1e-5 for c in cells if "skipped" not in c)
+    spmm = [c for c in cells if c["program"] == "spmm" and c["matrix"] == "weights:last"]
+    assert len(spmm) == 4 and all(c["seconds"]["scipy"]["min"] > 0 for c in spmm)
+
+
+def test_places_are_counted_without_converting(bench_on_path):
+    from bench.library import library, places
+
+    rng = np.random.default_rng(0)
+    mask = rng.random((50, 70)) < np.linspace(0, 0.6, 50)[:, None]
+    pattern = Pattern([c.astype("int32") for c in np.nonzero(mask)], mask.shape)
+    for fmt in library(pattern):
+        assert places(fmt, pattern) == fmt.convert(pattern).places, fmt
+
+
+def test_formats_tells_what_is_wrong_or_fails(bench_on_path):
+    from bench import formats
+    from bench.programs import SDDMM, SPMM
+
+    matrix = sp.random_array((9, 8), density=0.4, format="csr", dtype="float32", rng=0)
+    matrix = sp.csr_array((matrix.data, *(x.astype("int32") for x in (matrix.indices,
+                          matrix.indptr))), shape=matrix.shape)  # fmt: skip
+    for make, text in ((formats.spmm_task, SPMM), (formats.sddmm_task, SDDMM)):
+        task = make("it", sparsetir.from_source(text), matrix)
+        kernels = formats.Kernels()
+        assert not {"wrong", "failed"} & set(formats.measure(task, CSR(), kernels, 0.0))
+        task.exact.flat[3] += 0.01
+        cell = formats.measure(task, CSR(), kernels, 0.0)
+        assert cell["wrong"].startswith(f"1 of {task.exact.size} elements, the first at [")
+        cell = formats.measure(task, CSF((0, 1, 2)), kernels, 0.0)
+        assert cell["failed"].startswith("ValueError: csf_0_1_2: expected a pattern of 3 axes")
+
+
+@pytest.mark.parametrize(
+    "option, name, message",
+    [
+        ("--pruned", "x.npz", "has no arrays <layer>.indptr"),
+        ("--pruned", "x.npz:fc", "has no layer fc"),
+        ("--hetero", "x.npz", "has no dst, etype, num_nodes, src"),
+    ],
+)
+def test_files_that_hold_no_weights_or_relations(bench_on_path, tmp_path, option, name, message):
+    from bench.graphs import pruned, relations
+
+    arrays: dict = {"conv.indptr": np.zeros(1)} if ":" in name else {"shape": np.zeros(2)}
+    np.savez(tmp_path / "x.npz", **arrays)
+    with pytest.raises(SystemExit, match=message):
+        relations([tmp_path / name]) if option == "--hetero" else pruned([f"{tmp_path}/{name}"], 1)

@@ -138,7 +138,7 @@ REFUSED = {
     ),
     "format": (
         lambda: SparseMatrix(PAIR).to("csr"), TypeError,
-        r"SparseMatrix.to: argument 'format': expected a Format, such as CSR\(\), got 'csr'",
+        r"SparseMatrix.to: argument 'format': expected a Format, such as CSR\(\), or a rule, got ",
     ),
     "layout": (
         lambda: SparseMatrix(PAIR).to_torch("ell"), ValueError, "argument 'layout': .*, got 'ell'"

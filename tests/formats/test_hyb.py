@@ -231,7 +231,9 @@ def test_refused_parameters(make: Any, message: str) -> None:
 
 def test_lengths_that_the_index_type_does_not_hold_are_refused() -> None:
     pattern = Pattern([np.array([0]), np.array([2**31])], (1, 2**32))
-    with pytest.raises(StructureError, match=f"'hyb_1_0_p0_b0': axis 'JB': length = {2**32} does"):
+    with pytest.raises(
+        StructureError, match=f"'hyb_1_0_p0_b0': length of axis 'JB' = {2**32} does"
+    ):
         Hyb(1, 0).convert(pattern, Operand(idtype="int32"))
     conv = Hyb(2, 1).convert(pattern)
     assert conv.parts[2].indices["indices_jb_hyb_2_1_p1_b0"].tolist() == [2**31]

@@ -223,8 +223,12 @@ def wmma(sch):
     for block in shared:
         _, lane = sch.split(sch.fuse(*sch.get_loops(block)[-2:]), [None, 32])
         sch.bind(lane, "threadIdx.x")
-    # Each of the 500 functions of that module looks at the whole stack, source lines included.
-    with mock.patch("inspect.stack", functools.partial(inspect.stack, 0)):
+    # Each of the 500 functions of that module looks at the whole stack, source lines included, and
+    # for frames without a file through every module that is loaded.
+    with (
+        mock.patch("inspect.stack", functools.partial(inspect.stack, 0)),
+        mock.patch("inspect.getmodule", lambda *_: None),
+    ):
         from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
     names = get_wmma_intrin_group(
         load_scope="shared",

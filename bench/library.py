@@ -1,0 +1,136 @@
+"""The formats of the library, and how many places each would take for a pattern."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsetir.formats import (
+    BSR,
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    DBSR,
+    DCSR,
+    DIA,
+    ELL,
+    SRBCRS,
+    EnumeratedPatterns,
+    Format,
+    Hyb,
+    Mixture,
+    Pattern,
+    Ragged,
+    RowELL,
+    by_band,
+    by_block_fill,
+    by_row_length,
+)
+
+# What is larger is not converted: places for each element, and bytes of values and masks.
+MOST_PLACES = 60
+MOST_BYTES = 400_000_000
+PLACE_BYTES = 5  # a float32 value and its mask
+FORMATS = (
+    CSR(), CSC(), COO(), DCSR(), BSR(4, 4), DBSR(4, 4), ELL(), RowELL(8), CSF((0, 1)), CSF((1, 0)),
+    Ragged(), DIA(), SRBCRS(8, 32), EnumeratedPatterns(4),
+)  # fmt: skip
+MIXTURES = (
+    Mixture("blocks_and_csr", (BSR(4, 4), CSR()), by_block_fill(4, 4, 0.5)),
+    Mixture("columns_and_hyb", (SRBCRS(8, 32), Hyb(1, 3)), by_block_fill(8, 1, 0.5)),
+    Mixture("band_and_csr", (DIA(), CSR()), by_band(-8, 8)),
+    Mixture("ell_and_csr", (ELL(), CSR()), by_row_length(16)),
+    Mixture("dcsr_and_pieces", (DCSR(), RowELL(32)), by_row_length(64)),
+)
+
+
+def library(pattern: Pattern) -> list[Format]:
+    """Each format, and mixtures; hyb with the k of the paper, for c = 4 at most 5.
+
+    Hyb(4, k) has 4 * (k + 1) rules, which take a while to build.
+    """
+    k = Hyb.for_pattern(pattern).k
+    return [*FORMATS, Hyb(1, k), Hyb(4, min(k, 5)), *MIXTURES]
+
+
+def places(fmt: Format, pattern: Pattern) -> int:
+    """Places of a format, padding included, counted without converting."""
+    match fmt:
+        case BSR(rows=r, cols=c) | DBSR(rows=r, cols=c):
+            return block_places(pattern, r, c)
+        case SRBCRS(t=t, g=g):
+            return tile_places(pattern, t, g)
+        case Hyb(c=c, k=k):
+            return hyb_places(pattern, c, k)
+        case ELL():
+            return row_places(pattern)
+        case RowELL(cols=c):
+            return row_places(pattern, c)
+        case Ragged():
+            return ragged_places(pattern)
+        case DIA():
+            return diagonal_places(pattern)
+        case Mixture(formats=formats, choose=choose):
+            number = choose(pattern)
+            parts = [pattern.take(np.flatnonzero(number == n)) for n in range(len(formats))]
+            return sum(places(f, p) for f, p in zip(formats, parts, strict=True))
+    return pattern.nnz
+
+
+def refusal(pattern: Pattern, places: int, most_places: float = MOST_PLACES) -> str | None:
+    """Why a pattern is not converted, if it takes too much room."""
+    size, each = places * PLACE_BYTES, places / max(1, pattern.nnz)
+    if size > MOST_BYTES or each > most_places:
+        return f"{size / 1e6:,.0f} MB, {each:,.1f} places for each element"
+    return None
+
+
+def hyb_places(pattern: Pattern, c: int, k: int, fitted: bool = True) -> int:
+    """Places of hyb(c, k).
+
+    fitted : what is left of a row longer than 2^k goes to the bucket that it fits; otherwise it is
+        padded to 2^k
+    """
+    width = max(1, -(-pattern.shape[1] // c))
+    rows, cols = pattern.coords
+    lengths = np.bincount(rows.astype(np.int64) * c + cols // width)
+    whole, rest = np.divmod(lengths[lengths > 0], 2**k)
+    rest_places = 2 ** np.ceil(np.log2(np.maximum(rest, 1))).astype(np.int64) * (rest > 0)
+    if not fitted:
+        rest_places[(whole > 0) & (rest > 0)] = 2**k
+    return int((whole * 2**k + rest_places).sum())
+
+
+def block_places(pattern: Pattern, rows: int, cols: int) -> int:
+    """Places of dense blocks."""
+    i, j = pattern.coords
+    across = -(-pattern.shape[1] // cols)
+    return len(np.unique((i // rows).astype(np.int64) * across + j // cols)) * rows * cols
+
+
+def tile_places(pattern: Pattern, t: int, g: int) -> int:
+    """Places of SR-BCRS: columns of t rows, in groups of g."""
+    i, j = pattern.coords
+    columns = np.unique((i // t).astype(np.int64) * pattern.shape[1] + j)
+    counts = np.bincount(columns // max(1, pattern.shape[1]))
+    return int((-(-counts // g)).sum()) * g * t
+
+
+def row_places(pattern: Pattern, cols: int | None = None) -> int:
+    """Places of padded rows: all as long as the longest, or in pieces of `cols`."""
+    lengths = np.diff(pattern.indptr)
+    if cols is None:
+        return int(lengths.max(initial=0)) * len(lengths)
+    return int((-(-lengths // cols)).sum()) * cols
+
+
+def ragged_places(pattern: Pattern) -> int:
+    """Places of rows that reach to their last element."""
+    ends = pattern.indptr[1:][np.diff(pattern.indptr) > 0]
+    return int((pattern.coords[1][ends - 1].astype(np.int64) + 1).sum())
+
+
+def diagonal_places(pattern: Pattern) -> int:
+    """Places of diagonals, each as long as there are rows."""
+    i, j = pattern.coords
+    return len(np.unique(j.astype(np.int64) - i)) * pattern.shape[0]
