@@ -10,10 +10,12 @@ import pytest
 import scipy.sparse as sp
 import torch
 
+import format_rules
 import sparsetir
 from sparse_tensor_common import FLOATS, dense, frozen, same
 from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.formats import BSR, CSR, Operand
+from sparsetir.formats.infer import infer_format
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")
 
@@ -60,6 +62,22 @@ def test_conversions_are_kept():
     assert not made.cached and made.to(BSR(2, 2)) is not first
     assert SparseMatrix(made).to(BSR(2, 2)) is made.to(BSR(2, 2))
     assert SparseTensor(made).to(BSR(2, 2)) is made.to(BSR(2, 2))
+
+
+def test_a_rule_is_a_format():
+    rule = format_rules.matrix("bsr3")
+    matrix = SparseMatrix.from_dense(dense())
+    converted = matrix.to(rule)
+    assert converted is matrix.to(rule) and converted.rules == [rule]
+    want = infer_format(rule, matrix.pattern.coords, matrix.shape)
+    arguments = matrix.arguments(rule)
+    np.testing.assert_array_equal(arguments["a_bsr3"], want.values(matrix.values))
+    np.testing.assert_array_equal(arguments["mask_bsr3"], want.mask)
+    matrix.clear_cache()
+    assert matrix.to(rule) is not converted
+    double = matrix.astype("float64")
+    with pytest.raises(ValueError, match=r"bsr3: argument 'A': expected \(\d+,\) float32, got"):
+        double.arguments(rule)
 
 
 def test_with_values_shares_conversions():

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse
 from conversions import patterns, round_trip, spmm
 from hypothesis import given, settings
+from tvm import tirx
 from zoo import MATRICES, TENSORS
 
+import sparsetir
+from programs import PROGRAMS
 from sparsetir.formats import (
     BSR,
     COO,
@@ -176,3 +181,24 @@ def test_a_choice_for_elements_that_are_not_there() -> None:
 def test_refused_arguments(arguments: Any, message: str) -> None:
     with pytest.raises(ValueError, match="Mixture: argument " + message):
         Mixture(*arguments)
+
+
+def test_parts_add_up_in_any_order() -> None:
+    """The init comes first; the parts behind it may change places."""
+    fmt = Mixture("three", (BSR(2, 2), CSR(), ELL()), lambda p: np.arange(p.nnz) % 3)
+    pattern = MATRICES["random"]
+    program = PROGRAMS["spmm"].make("float32", "int32")
+    conv = fmt.convert(pattern, Operand.of(program, "A"))
+    _, compute = sparsetir.extract_preprocess(conv.decompose(program))
+    init, *parts = compute.body.seq
+    assert init.name == "spmm_init" and len(parts) == 3
+    rng = np.random.default_rng(0)
+    stored = rng.integers(-9, 9, pattern.nnz).astype("float32")  # sums of these are exact
+    b = rng.integers(-9, 9, (pattern.shape[1], 4)).astype("float32")
+    a = scipy.sparse.coo_array((stored, tuple(pattern.coords)), pattern.shape)
+    sizes = {"m": pattern.shape[0], "n": pattern.shape[1], "feat": 4}
+    for order in itertools.permutations(parts):
+        c = np.full((pattern.shape[0], 4), np.nan, "float32")
+        func = compute.replace(body=tirx.SeqStmt([init, *order]))
+        sparsetir.interpret(func, conv.arguments(A=stored) | sizes | {"b": b, "c": c})
+        np.testing.assert_array_equal(c, a @ b)
