@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.pattern import Pattern
+from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = ["Blocks", "find_blocks"]
 
@@ -42,6 +43,8 @@ def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
     """
     (m, n), nnz = pattern.shape, pattern.nnz
     high, wide = -(-m // rows), -(-n // cols)
+    if high * wide >= 2**62:
+        raise StructureError(f"{high} by {wide} blocks are too many to be told apart")
     narrow = high * wide <= INT32 and (nnz + 1) * rows * cols + n <= INT32
     dtype = np.dtype(np.int32 if narrow else np.int64)
     indptr, columns = pattern.indptr, pattern.coords[1].astype(dtype, copy=False)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, direct
-from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -29,7 +29,7 @@ class BSR(Format):
     cols: int
 
     def __post_init__(self) -> None:
-        check_positive("BSR", rows=self.rows, cols=self.cols)
+        set_positive(self, "rows", "cols")
 
     @property
     def name(self) -> str:

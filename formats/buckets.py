@@ -12,7 +12,7 @@ from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["Bucket", "check_bucket", "positions", "split_rows", "store_bucket"]
+__all__ = ["Bucket", "positions", "set_bucket", "split_rows", "store_bucket"]
 
 INT32 = 2**31 - 1
 LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 still counts
@@ -31,10 +31,15 @@ class Bucket(NamedTuple):
     length: np.ndarray
 
 
-def check_bucket(who: str, k: Any) -> None:
-    """Refuse a largest bucket that is no integer in [0, 30]."""
-    if not isinstance(k, int) or isinstance(k, bool) or not 0 <= k <= LARGEST:
-        raise ValueError(f"{who}: argument 'k': expected an integer in [0, {LARGEST}], got {k!r}")
+def set_bucket(fmt: Any) -> None:
+    """Check the largest bucket `k` of a format that is being made; it becomes an int."""
+    k = fmt.k
+    integer = isinstance(k, int | np.integer) and not isinstance(k, bool)
+    if not integer or not 0 <= k <= LARGEST:
+        raise ValueError(
+            f"{type(fmt).__name__}: argument 'k': expected an integer in [0, {LARGEST}], got {k!r}"
+        )
+    object.__setattr__(fmt, "k", int(k))
 
 
 def split_rows(starts: np.ndarray, lengths: np.ndarray, k: int) -> list[Bucket]:
@@ -92,12 +97,13 @@ def store_bucket(
     slots, count = int(inner.nnz_cols), len(columns)
     index = np.int32 if count + slots <= INT32 else np.int64
     start, length = (a.astype(index, copy=False)[:, None] for a in bucket[1:])
-    within = np.arange(slots, dtype=index)
+    slots_in_use = slots if len(start) else 0
+    within = np.arange(slots_in_use, dtype=index)
     elements = np.empty((len(start), slots), index)
-    for at in _stripes(0, slots):
+    for at in _stripes(0, slots_in_use):
         np.add(start, within[at], out=elements[:, at])
     # More than half of the slots of a piece are taken.
-    padded = [(at, within[at] >= length) for at in _stripes(slots // 2 + 1, slots)]
+    padded = [(at, within[at] >= length) for at in _stripes(slots // 2 + 1, slots_in_use)]
     for at, where in padded:
         np.copyto(elements[:, at], index(count), where=where)
     slots_of = columns.take(elements, mode="clip").astype(inner.idtype, copy=False)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsetir.formats.csc import CSC
 from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct, starts
 from sparsetir.formats.format import Format
@@ -34,9 +35,11 @@ class CSF(Format):
 
     def __post_init__(self) -> None:
         given = self.axes
-        if isinstance(given, list):
-            object.__setattr__(self, "axes", tuple(given))
-        numbers = isinstance(given, tuple | list) and all(type(a) is int for a in given)
+        numbers = isinstance(given, tuple | list) and all(
+            isinstance(a, int | np.integer) and not isinstance(a, bool) for a in given
+        )
+        if numbers:
+            object.__setattr__(self, "axes", tuple(int(a) for a in given))
         if not numbers or len(given) < 2 or sorted(given) != list(range(len(given))):
             raise ValueError(
                 "CSF: argument 'axes': expected a permutation of 0 .. n - 1 with n >= 2, got "
@@ -66,6 +69,8 @@ class CSF(Format):
         ]  # fmt: skip
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+        if self.axes == (1, 0):
+            return CSC().infer(pattern, rules)
         if list(self.axes) != sorted(self.axes):
             return super().infer(pattern, rules)
         check_fits(rules[0], pattern)

@@ -32,7 +32,7 @@ from tvm import ir, tirx
 from sparsetir.formats.description import Described
 from sparsetir.formats.fission import fission
 from sparsetir.formats.preprocess import COPY, extract_preprocess, is_copy, statements
-from sparsetir.formats.queries import are, fresh_name, stored_by, stores, uses
+from sparsetir.formats.queries import are, fresh_definitions, fresh_name, stored_by, stores, uses
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
@@ -72,12 +72,13 @@ def decompose_format(
     iterations `copy_<buffer>_<rule>`, with annotation COPY when the program does not write the
     buffer; buffers that it writes are copied back at the end by `restore_<buffer>_<rule>`, while
     those that it also allocates are replaced altogether. An init runs once, before the parts.
-    Iterations that hold others are split first (:func:`sparsetir.formats.fission.fission`).
+    Reductions are made part after part, each in the order of its format: they must not depend on
+    the order, as sums and maxima do not but for rounding.
 
     Raises ValueError for a rule that does not fit the function, and LoweringError for an iteration
     or an access that cannot be rewritten: one that does not iterate the axes before, fused,
     attached or dependent axes, and with several rules any index but the iteration's own
-    coordinates, since the element may be another rule's.
+    coordinates, since the element may be another rule's; nor with an axis that is not unique.
     """
     if not isinstance(func, SparseFunc):
         raise ValueError(
@@ -120,10 +121,12 @@ class _Decomposition:
         self, func: SparseFunc, rules: list[FormatRewriteRule], full: Collection[str]
     ) -> None:
         self.func = func
-        self.formats = [Described(r, r.name in full) for r in rules]
         self.targets = {n: func.buffer(n) for n in rules[0].buffers_to_rewrite}
-        for fmt in self.formats:
-            self._check(fmt.rule)
+        for rule in rules:
+            self._check(rule)
+        (target, *_) = self.targets.values()
+        lengths = {a.name: a.length for a in target.axes or () if self._has_array(a.length)}
+        self.formats = [Described(r, lengths, r.name in full) for r in rules]
         self.before = list(rules[0].axes_before_rewrite)
         self.parts = statements(func)
         self.added: list[Axis] = []
@@ -141,6 +144,17 @@ class _Decomposition:
                     self.local.add(name)
                 if not _sets_all(touching[0], buf):
                     self.kept.add(name)
+
+    def _has_array(self, length: Any) -> bool:
+        """Whether a length is constant, or that of a dimension of an array that stays."""
+        dims = [
+            axis.length
+            for b in self.func.buffers
+            if b.handle is not None and b.name not in self.targets
+            for axis in b.axes or ()
+            if axis.kind == "dense_fixed"
+        ]
+        return isinstance(length, tirx.IntImm) or any(length.same_as(d) for d in dims)
 
     def _check(self, rule: FormatRewriteRule) -> None:
         for name, buf in self.targets.items():
@@ -293,11 +307,14 @@ class _Decomposition:
 
         def load(node: Any) -> Any:
             name = self._target(node.source)
-            return (
-                node
-                if name is None
-                else tirx.BufferLoad(fmt.buffers[name].var, index(list(node.indices)))
-            )
+            if name is None:
+                return node
+            at = index(list(node.indices))
+            found = tirx.BufferLoad(fmt.buffers[name].var, at)
+            if fmt.mask is None or are(node.indices, old_vars):
+                return found
+            stored = tirx.BufferLoad(fmt.mask.var, at) != tirx.const(0, "int8")
+            return tirx.if_then_else(stored, found, tirx.const(0, str(found.ty.dtype)))
 
         def store(node: Any) -> Any:
             name = self._target(node.buffer)
@@ -310,6 +327,7 @@ class _Decomposition:
             return substitute(moved, coords)
 
         renamed = {v: tirx.Var(v.name, v.ty.dtype) for a, v, _ in entries if v not in new_vars}
+        renamed |= fresh_definitions([n for n in (it.init, it.body) if n is not None])
         body = self._where_stored(fmt, new_vars, rewrite(it.body))
         init = rewrite(it.init) if keep_init and it.init is not None else None
         return SparseIteration(
@@ -335,12 +353,20 @@ class _Decomposition:
             )
         var_of = {a.name: v for a, v, _ in it.axis_of()}
         elsewhere = self._elsewhere(it, [var_of[n] for n in self.before])
-        if len(self.formats) > 1 and elsewhere is not None:
+        if elsewhere is not None:
             at, rules = ", ".join(map(str, elsewhere)), [f.rule.name for f in self.formats]
-            raise LoweringError(
-                f"{who} accesses {sorted(self.targets)} at [{at}], which may be the element of "
-                f"another of the rules {rules}; decompose with one rule"
-            )
+            access = f"{who} accesses {sorted(self.targets)} at [{at}]"
+            if len(rules) > 1:
+                raise LoweringError(
+                    f"{access}, which may be the element of another of the rules {rules}; "
+                    "decompose with one rule"
+                )
+            repeated = [n for n in rule.axes_after_rewrite if not rule.axis(n).unique]
+            if repeated:
+                raise LoweringError(
+                    f"{access}, which cannot be looked up: axis '{repeated[0]}' of rule "
+                    f"'{rule.name}' stores a coordinate more than once"
+                )
         for node in it.axes:
             if isinstance(node, FusedAxis):
                 raise LoweringError(f"{who} has fused axes; decompose before fusing")
@@ -382,6 +408,8 @@ def _sets_all(stmt: Any, buf: SparseBuffer) -> bool:
     if uses(setting.value, [buf.var]):
         return False
     over = {v: a for a, v, _ in stmt.axis_of()}
+    if stmt.init is None and len(over) > len(buf.axes):
+        return False  # another axis may be empty
     return all(
         isinstance(i, ir.Var) and i in over and over[i].name == a.name
         for i, a in zip(setting.indices, buf.axes, strict=True)

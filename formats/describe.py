@@ -36,6 +36,10 @@ class Operand:
         pairs = self.buffers.items() if isinstance(self.buffers, Mapping) else self.buffers
         object.__setattr__(self, "buffers", tuple((str(n), str(d)) for n, d in pairs))
         object.__setattr__(self, "axes", tuple(self.axes))
+        if self.idtype not in ("int32", "int64"):
+            raise ValueError(
+                "Operand: argument 'idtype': expected 'int32' or 'int64', got " + repr(self.idtype)
+            )
 
     @classmethod
     def of(cls, func: SparseFunc, *names: str, tag: str = "") -> Operand:
@@ -98,11 +102,13 @@ def make_rule(
 ) -> FormatRewriteRule:
     """The rule `name` (and the operand's tag) for an operand; its buffers are over all the axes.
 
-    A buffer's handle has its name in lower case. Parameters come in the order handles of buffers,
-    index arrays, sizes.
+    A buffer's handle has its name in lower case, if that tells them apart. Parameters come in the
+    order handles of buffers, index arrays, sizes. The rule is `whole`.
     """
     idtype, nodes = operand.idtype, {}
-    handles = {b: _handle(b.lower()) for b, _ in operand.buffers}
+    names = [b for b, _ in operand.buffers]
+    low = [b.lower() for b in names]
+    handles = {b: _handle(n if low.count(n) == 1 else b) for b, n in zip(names, low, strict=True)}
     arrays: list[Any] = []
     sizes: list[Any] = []
 
@@ -148,7 +154,7 @@ def make_rule(
     )
     return FormatRewriteRule(
         full_name, desc, [b for b, _ in operand.buffers], list(operand.axes), list(nodes),
-        dict(axis_map), idx_map, inv_idx_map,
+        dict(axis_map), idx_map, inv_idx_map, whole=True,
     )  # fmt: skip
 
 

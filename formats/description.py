@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from tvm import ir
+from tvm import ir, tirx
+from tvm.sym import Analyzer
 
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, buffer_var, substitute
@@ -16,13 +18,16 @@ class Described:
     """A description with parameters, axes and buffers renamed, and its mask if it has one.
 
     rule : the rule
+    lengths : of axes before by name, where tied axes take theirs from; not used for others
     full : every place holds an element, so that no mask is needed
     params : what the program gets behind its own parameters, the mask's handle the last
     axes, buffers : by their names in the description
     """
 
-    def __init__(self, rule: FormatRewriteRule, full: bool = False) -> None:
-        self.rule = rule
+    def __init__(
+        self, rule: FormatRewriteRule, lengths: Mapping[str, Any], full: bool = False
+    ) -> None:
+        self.rule, self._lengths = rule, lengths
         desc = rule.new_format_desc
         fresh: dict[Any, Any] = {p: ir.Var(rule.renamed(p.name), p.ty) for p in desc.params}
         self.params = list(fresh.values())
@@ -50,7 +55,7 @@ class Described:
         return Axis(
             name=self.rule.renamed(axis.name),
             kind=axis.kind,
-            length=now(axis.length),
+            length=self._length(axis, now(axis.length)),
             parent=None if axis.parent is None else self.axes[axis.parent.name],
             nnz=now(axis.nnz),
             nnz_cols=now(axis.nnz_cols),
@@ -59,6 +64,18 @@ class Described:
             idtype=axis.idtype,
             unique=axis.unique,
         )
+
+    def _length(self, axis: Axis, own: Any) -> Any:
+        before, block = self.rule.tied.get(axis.name, ("", 1))
+        if before not in self._lengths:
+            return own
+        length = self._lengths[before]
+        if str(length.ty.dtype) != axis.idtype:
+            length = tirx.Cast(axis.idtype, length)
+        if block == 1:
+            return length
+        each = tirx.IntImm(axis.idtype, block)
+        return Analyzer().simplify(tirx.floordiv(length + (each - 1), each))
 
     @staticmethod
     def _buffer(name: str, axes: list[Axis], dtype: str, handle: Any) -> SparseBuffer:

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.direct import Level, direct
-from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.group import group
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
@@ -61,7 +61,7 @@ class EnumeratedPatterns(Format):
     rows: int
 
     def __post_init__(self) -> None:
-        check_positive("EnumeratedPatterns", rows=self.rows)
+        set_positive(self, "rows")
         if self.rows > LARGEST:
             raise ValueError(
                 f"EnumeratedPatterns: argument 'rows': expected at most {LARGEST}, got {self.rows}"

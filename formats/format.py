@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import lru_cache
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from sparsetir.formats.partition import check_partition
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["Format", "check_positive"]
+__all__ = ["Format", "positive", "set_positive"]
 
 
 class Format(ABC):
@@ -45,7 +45,12 @@ class Format(ABC):
         """For each rule its arrays; every part is of all elements of the pattern."""
         if len(rules) == 1:
             return [infer_format(rules[0], pattern.coords, pattern.shape)]
-        positions = self.split(pattern)
+        positions = list(self.split(pattern))
+        if len(positions) != len(rules):
+            raise ValueError(
+                f"{self.name}: split: expected positions for each of {len(rules)} rules, got "
+                f"{len(positions)}"
+            )
         check_partition(pattern.coords, positions)
         found = []
         for rule, at in zip(rules, positions, strict=True):
@@ -73,6 +78,10 @@ class Format(ABC):
                 f"{list(operand.axes)}"
             )
         rules = list(_rules(self, operand))
+        names = [r.name for r in rules]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"{self.name}: expected rules of different names, got {names}")
+        pattern.check_range()
         parts = self.infer(pattern, rules)
         return ConvertedFormat(self.name, pattern, operand, parts)
 
@@ -82,10 +91,19 @@ def _rules(fmt: Format, operand: Operand) -> tuple[FormatRewriteRule, ...]:
     return tuple(fmt.rules(operand))
 
 
-def check_positive(who: str, **sizes: int) -> None:
-    """Refuse a parameter of a format that is no positive integer."""
-    for argument, value in sizes.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(
-                f"{who}: argument '{argument}': expected a positive integer, got {value!r}"
-            )
+def positive(who: str, argument: str, value: Any) -> int:
+    """A parameter of a format; refuses what is no positive integer that int32 counts."""
+    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not integer or not 1 <= value < 2**31:
+        most = " below 2**31" if integer and value > 0 else ""
+        raise ValueError(
+            f"{who}: argument '{argument}': expected a positive integer{most}, got {value!r}"
+        )
+    return int(value)
+
+
+def set_positive(fmt: Format, *fields: str) -> None:
+    """Check fields of a format that is being made; integers of NumPy become int."""
+    for field in fields:
+        value = positive(type(fmt).__name__, field, getattr(fmt, field))
+        object.__setattr__(fmt, field, value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
+from sparsetir.sparse_ir.errors import StructureError
+
 __all__ = ["group"]
 
 
@@ -17,12 +19,18 @@ def group(
     """The distinct (parent, coordinate) pairs, in that order.
 
     parent : (nnz,) integers in [0, parents)
-    coord : (nnz,) integers in [0, length); parents * length is less than 2**62
+    coord : (nnz,) integers in [0, length)
+
+    Raises StructureError where parents * length passes 2**62.
 
     Returns (parent of each pair, coordinate of each pair, (nnz,) number of each element's pair).
     Linear, but for elements in random order below more parents or coordinates than there are
     elements: these are sorted.
     """
+    if parents * max(1, length) >= 2**62:
+        raise StructureError(
+            f"{parents} parents times {length} coordinates are too many to be told apart"
+        )
     dtype = np.int32 if parents * max(1, length) < 2**31 else np.int64
     key = parent.astype(dtype) * dtype(max(1, length)) + coord.astype(dtype, copy=False)
     order = None

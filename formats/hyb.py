@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.buckets import Bucket, check_bucket, positions, split_rows, store_bucket
+from sparsetir.formats.buckets import Bucket, positions, set_bucket, split_rows, store_bucket
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
-from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
 __all__ = ["Hyb"]
+
+MOST_PARTS = 1024  # each has a rule for every bucket
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,12 @@ class Hyb(Format):
     k: int
 
     def __post_init__(self) -> None:
-        check_positive("Hyb", c=self.c)
-        check_bucket("Hyb", self.k)
+        set_positive(self, "c")
+        if self.c > MOST_PARTS:
+            raise ValueError(
+                f"Hyb: argument 'c': expected at most {MOST_PARTS} parts, got {self.c}"
+            )
+        set_bucket(self)
 
     @classmethod
     def for_pattern(cls, pattern: Pattern, c: int = 1) -> Hyb:

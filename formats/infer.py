@@ -8,6 +8,7 @@ the number of elements and of places, fastest for coordinates in the order of CS
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def infer_format(
     no room.
     """
     given = [np.asarray(c) for c in coords]
-    return _Inference(rule, given, [int(s) for s in shape], dict(sizes or {})).run()
+    return _Inference(rule, given, [operator.index(s) for s in shape], dict(sizes or {})).run()
 
 
 class _Inference:

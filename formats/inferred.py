@@ -141,10 +141,10 @@ class InferredFormat:
             in a new array)
         """
         values = np.asarray(values)
-        if values.size != self.size:
+        if values.shape not in (self.shape, (self.size,)):
             raise ValueError(
-                f"InferredFormat '{self.rule.name}': argument 'values': expected {self.size} "
-                f"elements, got shape {values.shape}"
+                f"InferredFormat '{self.rule.name}': argument 'values': expected shape "
+                f"{self.shape}, got {values.shape}"
             )
         flat = values.reshape(-1)
         if "places" in self.__dict__ and self.stored == self.count and out is None:

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from sparsetir.formats.describe import Operand
-from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.format import Format, positive
 from sparsetir.formats.group import group
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
@@ -113,7 +113,8 @@ def by_block_fill(rows: int, cols: int, least: float) -> Chooser:
     The others go to format 1. Blocks at the edge count the places outside of the matrix, which a
     format of blocks would pad.
     """
-    check_positive("by_block_fill", rows=rows, cols=cols)
+    rows = positive("by_block_fill", "rows", rows)
+    cols = positive("by_block_fill", "cols", cols)
 
     def choose(pattern: Pattern) -> np.ndarray:
         row, col = pattern.coords

@@ -93,7 +93,8 @@ class Pattern:
         out.coords = [c[positions] for c in self.coords]
         return out
 
-    def _check(self) -> None:
+    def check_range(self) -> None:
+        """Refuse coordinates out of range, as of arrays that their owner has written to."""
         for axis, (c, length) in enumerate(zip(self.coords, self.shape, strict=True)):
             if len(c) and (c.min() < 0 or c.max() >= length):
                 at = int(((c < 0) | (c >= length)).argmax())
@@ -101,6 +102,11 @@ class Pattern:
                     f"Pattern: axis {axis}: expected coordinates in [0, {length}), got {c[at]} at "
                     f"position {at}"
                 )
+        if "indptr" in self.__dict__:
+            _check_indptr(self.indptr, self.nnz, self.shape[0])
+
+    def _check(self) -> None:
+        self.check_range()
         later = np.zeros(max(0, self.nnz - 1), bool)
         same = np.ones(len(later), bool)
         for c in self.coords:

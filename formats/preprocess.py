@@ -75,6 +75,12 @@ def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFu
     for axis in kept_axes:
         walk(axis, visit)
     used |= {b.handle for b in buffers if b.handle is not None}
-    params = [p for p in func.params if p in used]
+    # Parameters that nothing uses stay: a format's lengths, where they follow from others.
+    anywhere: set[Any] = set()
+    walk(
+        [func.body, list(func.axes), list(func.buffers)],
+        lambda n: anywhere.add(n) if isinstance(n, ir.Var) else None,
+    )
+    params = [p for p in func.params if p in used or p not in anywhere]
     attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}
     return make_func(name, params, kept_axes, buffers, stmt, attrs, func.span)

@@ -45,8 +45,8 @@ class Ragged(Format):
         ends = np.zeros(pattern.shape[0], np.int64)
         stored = np.flatnonzero(np.diff(indptr))
         ends[stored] = columns[indptr[stored + 1] - 1] + 1
+        check_fits(rules[0], pattern, int(ends.sum(dtype=np.float64)))  # int64 could wrap around
         first = starts(ends)
-        check_fits(rules[0], pattern, int(first[-1]))
         places = first[:-1].repeat(np.diff(indptr)) + columns
         levels = [Level(), Level(first)]
         return [direct(rules[0], pattern, levels, (int(first[-1]),), places=places)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.buckets import Bucket, check_bucket, positions, split_rows, store_bucket
+from sparsetir.formats.buckets import Bucket, positions, set_bucket, split_rows, store_bucket
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.format import Format
 from sparsetir.formats.inferred import InferredFormat
@@ -32,7 +32,7 @@ class RelationalHyb(Format):
     k: int
 
     def __post_init__(self) -> None:
-        check_bucket("RelationalHyb", self.k)
+        set_bucket(self)
 
     @property
     def name(self) -> str:

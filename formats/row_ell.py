@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct, starts
-from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -31,7 +31,7 @@ class RowELL(Format):
     cols: int
 
     def __post_init__(self) -> None:
-        check_positive("RowELL", cols=self.cols)
+        set_positive(self, "cols")
 
     @property
     def name(self) -> str:

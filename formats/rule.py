@@ -29,6 +29,8 @@ class FormatRewriteRule:
     axis_map : for each axis before, the axes after that it becomes
     idx_map : coordinates before to a tuple of coordinates after
     inv_idx_map : coordinates after to a tuple of coordinates before
+    whole : lengths that are parameters are always those of the whole shape, as for the formats of
+        the library; see :attr:`tied`
 
     Both maps are affine, with floor division and remainder by positive constants. A parameter
     `mask` and a buffer `MASK` are what decomposition adds; a description has none of these names.
@@ -45,6 +47,7 @@ class FormatRewriteRule:
     axis_map: Mapping[str, Sequence[str]]
     idx_map: Callable[..., Any]
     inv_idx_map: Callable[..., Any]
+    whole: bool = False
 
     def __post_init__(self) -> None:
         desc = self.new_format_desc
@@ -109,6 +112,25 @@ class FormatRewriteRule:
         parents = {a.parent.name for a in axes if a.parent is not None}
         leaves = [a for a in axes if a.name not in parents]
         return len(leaves) > 1 or not leaves[0].is_sparse
+
+    @cached_property
+    def tied(self) -> dict[str, tuple[str, int]]:
+        """Axes after whose length follows: from which axis before, and divided by what.
+
+        In a rule that is `whole`, those whose coordinate is one before, or its block of a constant
+        size. A decomposed program takes their lengths from the axes before where other arrays have
+        these lengths too: so a format of another size does not fit them.
+        """
+        before, after, _ = self.maps
+        found: dict[str, tuple[str, int]] = {}
+        for name, expr in zip(self.axes_after_rewrite, after, strict=True):
+            blocks = isinstance(expr, tirx.FloorDiv)
+            coordinate = expr.a if blocks else expr
+            names = zip(self.axes_before_rewrite, before, strict=True)
+            source = [n for n, v in names if v.same_as(coordinate)]
+            if self.whole and source and isinstance(self.axis(name).length, ir.Var):
+                found[name] = source[0], int(expr.b) if blocks else 1
+        return found
 
     @cached_property
     def maps(self) -> tuple[list[Any], list[Any], list[Any]]:

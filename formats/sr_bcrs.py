@@ -9,7 +9,7 @@ import numpy as np
 from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format, check_positive
+from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -35,7 +35,7 @@ class SRBCRS(Format):
     g: int
 
     def __post_init__(self) -> None:
-        check_positive("SRBCRS", t=self.t, g=self.g)
+        set_positive(self, "t", "g")
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from tvm import ir
+from tvm import ir, tirx
 
 from sparsetir.sparse_ir.interpret_scalar import STATEMENTS, Evaluator, Thunk
 from sparsetir.sparse_ir.interpret_storage import Storage, Structure, Variable, garbage
@@ -231,9 +231,23 @@ class _Interpreter(Evaluator):
         axis, var, _ = node.axis_of()[levels[0]]
         variable, index = self.variable(var), np.dtype(axis.idtype).type
         variable.axis = None  # a coordinate, not a position
-        for coordinate in range(self.structure.length[axis.name]):
+        coordinates: Any = range(self.structure.length[axis.name])
+        if axis.is_sparse and self._stores_by(node.init, axis, var):
+            coordinates = np.unique(self.structure.indices[axis.name])  # writes to others are lost
+            coordinates = coordinates[coordinates >= 0]
+        for coordinate in coordinates:
             variable.value = index(coordinate)
             self._sweep(levels[1:], node, init)
+
+    def _stores_by(self, stmt: Any, axis: Axis, var: Any) -> bool:
+        """Whether all that a statement does is to store over an axis, at a variable."""
+        if not isinstance(stmt, tirx.BufferStore):
+            return False
+        for buf in self.func.buffers:
+            if buf.var.same_as(stmt.buffer) and buf.axes is not None:
+                at = [n for n, a in enumerate(buf.axes) if a.name == axis.name]
+                return bool(at) and stmt.indices[at[0]].same_as(var)
+        return False
 
 
 STATEMENTS[SparseIteration] = _Interpreter._iteration

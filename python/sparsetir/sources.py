@@ -172,8 +172,11 @@ def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
         out = tuple(operator.index(n) for n in shape)
     except TypeError:
         out = None
-    if out is None or len(out) != order or any(n < 0 for n in out):
-        raise ValueError(f"{who}: argument 'shape': expected {order} integers >= 0, got {shape!r}")
+    if out is None or len(out) != order or any(not 0 <= n < 2**63 for n in out):
+        raise ValueError(
+            f"{who}: argument 'shape': expected {order} integers >= 0, got {shape!r}"
+            + (" (2**63 and more are too large)" if out and max(out) >= 2**63 else "")
+        )
     return out
 
 

@@ -235,6 +235,13 @@ class SparseTensor:
             return plot.plot_pattern(self.pattern, ax=ax, **options)
         return plot.plot_format(self.to(format), ax=ax, **options)
 
+    def __getstate__(self) -> sources.Stored:
+        """Coordinates and values; conversions are not pickled."""
+        return sources.Stored(self.pattern, self._values, self._places)
+
+    def __setstate__(self, stored: sources.Stored) -> None:
+        self._set(stored)
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: shape {self.shape}, {self.nnz} elements, {self.dtype}>"
 

@@ -209,7 +209,7 @@ def test_values_keep_their_type_and_refuse_other_lengths() -> None:
     ):
         fmt.values(np.ones(3))
     with pytest.raises(
-        ValueError, match=r"argument 'values': expected 4 elements, got shape \(3,\)"
+        ValueError, match=r"argument 'values': expected shape \(1, 2, 2\), got \(3,\)"
     ):
         fmt.restore(np.ones(3))
 
