@@ -213,10 +213,14 @@ def test_values_of_inference_are_the_copies() -> None:
 
 # -- programs and formats -------------------------------------------------------------------------
 
+# Those of the library are in test_library.py as well.
 SPMM_FORMATS = [
-    ["csr"], ["csc"], ["dcsr"], ["coo"], ["ell"], ["ell_rows"], ["ell_slots"], ["ragged"],
-    ["dense"], ["bsr2"], ["bsr3"], ["bell"], ["dbsr"], ["interleaved"], ["diagonals"],
-    ["bsr2", "ell"], ["bsr3", "csc", "dcsr"], ["coo", "ragged", "dbsr", "csr"],
+    ["ell_rows"], ["ell_slots"], ["dense"], ["bsr3"], ["bell"], ["interleaved"], ["bsr2", "ell"],
+    ["coo", "ragged", "dbsr", "csr"],
+    *(pytest.param(names, marks=pytest.mark.slow) for names in (
+        ["csr"], ["csc"], ["dcsr"], ["coo"], ["ell"], ["ragged"], ["bsr2"], ["dbsr"],
+        ["diagonals"], ["bsr3", "csc", "dcsr"],
+    )),
 ]  # fmt: skip
 
 
@@ -245,7 +249,9 @@ def test_reductions(program: str, names: list[str]) -> None:
     check(program, [matrix(n) for n in names], csr_coordinates)
 
 
-@pytest.mark.parametrize("names", [["bsr2"], ["csr", "bsr3"], ["dcsr", "csc", "ell"]], ids="+".join)
+@pytest.mark.parametrize("names", [
+    ["bsr2"], ["dcsr", "csc", "ell"], pytest.param(["csr", "bsr3"], marks=pytest.mark.slow),
+], ids="+".join)  # fmt: skip
 @pytest.mark.parametrize("program", ["sddmm", "elementwise"])
 @pytest.mark.parametrize("buffers", ["A", "OUT", "A OUT"])
 def test_sparse_outputs(program: str, names: list[str], buffers: str) -> None:
@@ -258,7 +264,9 @@ def test_sparse_outputs(program: str, names: list[str], buffers: str) -> None:
     assert not copies
 
 
-@pytest.mark.parametrize("how", ["blocked", "kij", "csf", "three"])
+@pytest.mark.parametrize(
+    "how", ["blocked", "kij", "three", pytest.param("csf", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("program", ["mttkrp", "csf_sum"])
 def test_order_three(program: str, how: str) -> None:
     rules = {
@@ -566,7 +574,7 @@ ATTENTION_FORMATS = [
 
 
 @pytest.mark.parametrize("names", ATTENTION_FORMATS, ids="+".join)
-@pytest.mark.parametrize("buffers", ["S P", "P"])
+@pytest.mark.parametrize("buffers", ["S P", pytest.param("P", marks=pytest.mark.slow)])
 def test_attention(names: list[str], buffers: str) -> None:
     """Scores, softmax and product on other formats, the rows' maxima and sums over all of them."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]

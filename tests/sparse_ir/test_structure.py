@@ -334,7 +334,7 @@ NUMBERS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_corruption_is_refused_or_harmless(data):
     """Whatever is broken, the check passes or raises an error of ours."""
