@@ -508,7 +508,7 @@ INT_EXPRS = st.recursive(INTS.map(lambda v: _typed(v, "int32")), _ints, max_leav
 FLOAT_EXPRS = st.recursive(FLOATS.map(lambda v: _typed(v, "float32")), _floats, max_leaves=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(INT_EXPRS, FLOAT_EXPRS)
 def test_random_expressions(index, value):
     try:
