@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = ["Blocks", "find_blocks"]
 
-INT32 = 2**31 - 1
 CELLS = 1 << 17  # blocks that a table has room for: 512 KiB, which stays in the cache
 FEW = 1000  # runs that are worth a table of their own
 
@@ -45,8 +45,7 @@ def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:
     high, wide = -(-m // rows), -(-n // cols)
     if high * wide >= 2**62:
         raise StructureError(f"{high} by {wide} blocks are too many to be told apart")
-    narrow = high * wide <= INT32 and (nnz + 1) * rows * cols + n <= INT32
-    dtype = np.dtype(np.int32 if narrow else np.int64)
+    dtype = np.dtype(index_type(max(high * wide, (nnz + 1) * rows * cols + n)))
     indptr, columns = pattern.indptr, pattern.coords[1].astype(dtype, copy=False)
     lengths, row = np.diff(indptr), np.arange(m, dtype=dtype)
     column = columns // dtype.type(cols)

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsetir.formats.direct import Level, direct
+from sparsetir.formats.index_arrays import index_type, is_integer, starts
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
 __all__ = ["Bucket", "positions", "set_bucket", "split_rows", "store_bucket"]
 
-INT32 = 2**31 - 1
 LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 still counts
 
 
@@ -34,8 +34,7 @@ class Bucket(NamedTuple):
 def set_bucket(fmt: Any) -> None:
     """Check the largest bucket `k` of a format that is being made; it becomes an int."""
     k = fmt.k
-    integer = isinstance(k, int | np.integer) and not isinstance(k, bool)
-    if not integer or not 0 <= k <= LARGEST:
+    if not is_integer(k) or not 0 <= k <= LARGEST:
         raise ValueError(
             f"{type(fmt).__name__}: argument 'k': expected an integer in [0, {LARGEST}], got {k!r}"
         )
@@ -95,7 +94,7 @@ def store_bucket(
     columns = pattern.coords[-1]
     _, _, inner = (rule.axis(n) for n in rule.axes_after_rewrite)
     slots, count = int(inner.nnz_cols), len(columns)
-    index = np.int32 if count + slots <= INT32 else np.int64
+    index = index_type(count + slots)
     start, length = (a.astype(index, copy=False)[:, None] for a in bucket[1:])
     slots_in_use = slots if len(start) else 0
     within = np.arange(slots_in_use, dtype=index)
@@ -109,8 +108,7 @@ def store_bucket(
     slots_of = columns.take(elements, mode="clip").astype(inner.idtype, copy=False)
     for at, where in padded:
         np.copyto(slots_of[:, at], -1, where=where)
-    indptr = np.zeros(shape[0] + 1, np.int64)
-    np.cumsum(np.bincount(parents, minlength=shape[0]), out=indptr[1:])
+    indptr = starts(np.bincount(parents, minlength=shape[0]))
     levels = [Level(), Level(indptr, rows), Level(None, slots_of.reshape(-1))]
     stored = int(bucket.length.sum())
     return direct(

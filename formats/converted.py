@@ -94,23 +94,23 @@ class ConvertedFormat:
                 raise ValueError(
                     f"{self.name}: expected values of some of {sorted(dtypes)}, got '{name}'"
                 )
+            if values is not None:
+                values = self._checked(name, np.asarray(values), dtypes[name])
             for part in self.parts:
                 if values is None:
                     array = np.zeros(part.shape, np.dtype(dtypes[name]))
                 else:
-                    array = part.values(self._checked(name, np.asarray(values), dtypes[name]))
+                    array = part.values(values)
                 out[self.parameter(name, part)] = array
         return out
 
     def restore(self, name: str, arguments: dict[str, Any]) -> np.ndarray:
         """The (nnz,) values of a buffer in the order of the pattern, from such arguments."""
-        out: np.ndarray | None = None
-        for part in self.parts:
-            values = np.asarray(arguments[self.parameter(name, part)])
-            if out is None:
-                out = np.zeros(self.pattern.nnz, values.dtype)
-            part.restore(values, out)
-        return np.zeros(0) if out is None else out
+        values = [np.asarray(arguments[self.parameter(name, p)]) for p in self.parts]
+        out = np.zeros(self.pattern.nnz, values[0].dtype)
+        for part, stored in zip(self.parts, values, strict=True):
+            part.restore(stored, out)
+        return out
 
     def parameter(self, name: str, part: InferredFormat) -> str:
         """The parameter that a buffer of the operand has in a part."""

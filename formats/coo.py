@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
+from sparsetir.formats.describe import Operand, row_pieces
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
 from sparsetir.formats.inferred import InferredFormat
@@ -31,18 +31,7 @@ class COO(Format):
 
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
         i, j = operand.axes
-        return [
-            make_rule(
-                self.name, operand,
-                [
-                    dense("O", 1),
-                    sparse(f"{i}R", "O", unique=False),
-                    fixed(f"{j}C", f"{i}R", slots=1),
-                ],
-                {i: ["O", f"{i}R"], j: [f"{j}C"]},
-                lambda i, j: (0, i, j), lambda o, i, j: (i, j),
-            )
-        ]  # fmt: skip
+        return [row_pieces(self.name, operand, ["O", f"{i}R", f"{j}C"], slots=1)]
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
         check_fits(rules[0], pattern)

@@ -10,6 +10,7 @@ from scipy.sparse import csr_array
 from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
+from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -43,7 +44,7 @@ class CSC(Format):
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
         check_fits(rules[0], pattern)
         nnz = pattern.nnz
-        number = np.arange(nnz, dtype=np.int32 if nnz < 2**31 else np.int64)
+        number = np.arange(nnz, dtype=index_type(nnz))
         columns = csr_array((number, pattern.coords[1], pattern.indptr), pattern.shape).tocsc()
         levels = [Level(), Level(columns.indptr, columns.indices)]
         return [direct(rules[0], pattern, levels, (nnz,), elements=columns.data)]

@@ -8,8 +8,9 @@ import numpy as np
 
 from sparsetir.formats.csc import CSC
 from sparsetir.formats.describe import Operand, dense, make_rule, sparse
-from sparsetir.formats.direct import Level, check_fits, direct, starts
+from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
+from sparsetir.formats.index_arrays import is_integer, starts
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -35,9 +36,7 @@ class CSF(Format):
 
     def __post_init__(self) -> None:
         given = self.axes
-        numbers = isinstance(given, tuple | list) and all(
-            isinstance(a, int | np.integer) and not isinstance(a, bool) for a in given
-        )
+        numbers = isinstance(given, tuple | list) and all(map(is_integer, given))
         if numbers:
             object.__setattr__(self, "axes", tuple(int(a) for a in given))
         if not numbers or len(given) < 2 or sorted(given) != list(range(len(given))):

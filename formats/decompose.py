@@ -29,17 +29,24 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.formats.description import Described
+from sparsetir.formats.description import Described, as_coordinates
 from sparsetir.formats.fission import fission
 from sparsetir.formats.preprocess import COPY, extract_preprocess, is_copy, statements
-from sparsetir.formats.queries import are, fresh_definitions, fresh_name, stored_by, stores, uses
+from sparsetir.formats.queries import (
+    are,
+    fresh_definitions,
+    fresh_name,
+    sets_all,
+    stored_by,
+    stores,
+    uses,
+)
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
     FusedAxis,
-    SparseBuffer,
     SparseFunc,
     SparseIteration,
     map_expr,
@@ -142,7 +149,7 @@ class _Decomposition:
                 self.written.add(name)
                 if buf.handle is None:
                     self.local.add(name)
-                if not _sets_all(touching[0], buf):
+                if not sets_all(touching[0], buf):
                     self.kept.add(name)
 
     def _has_array(self, length: Any) -> bool:
@@ -203,12 +210,10 @@ class _Decomposition:
         axes = [fmt.axes[n] for n in fmt.rule.axes_after_rewrite]
         new_vars = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
         new, old = fmt.buffers[name], self.targets[name]
-        old_index = [
-            _expr(e, a) for e, a in zip(fmt.rule.to_old(new_vars), old.axes or (), strict=True)
-        ]
+        old_index = as_coordinates(fmt.rule.to_old(new_vars), old.axes or ())
         if back:
             copy: Any = tirx.BufferStore(old.var, tirx.BufferLoad(new.var, new_vars), old_index)
-            copy = self._where_stored(fmt, new_vars, copy)
+            copy = fmt.where_stored(new_vars, copy)
         else:
             copy = tirx.BufferStore(new.var, tirx.BufferLoad(old.var, old_index), new_vars)
         return SparseIteration(
@@ -221,13 +226,6 @@ class _Decomposition:
             body=copy,
             annotations={RESTORE: 1} if back else {} if name in self.written else {COPY: 1},
         )
-
-    @staticmethod
-    def _where_stored(fmt: Described, new_vars: list[Any], stmt: Any) -> tirx.Stmt:
-        if fmt.mask is None:
-            return stmt
-        stored = tirx.BufferLoad(fmt.mask.var, new_vars) != tirx.const(0, "int8")
-        return tirx.IfThenElse(stored, stmt, None)
 
     def _statement(self, stmt: Any) -> list[Any]:
         targets = [b.var for b in self.targets.values()]
@@ -298,12 +296,12 @@ class _Decomposition:
                 placed = True
         old_vars = [var_of[n] for n in self.before]
         old_axes = [self.func.axis(n) for n in self.before]
-        coords = {v: _expr(e, a) for v, e, a in zip(old_vars, old, old_axes, strict=True)}
+        coords = dict(zip(old_vars, as_coordinates(old, old_axes), strict=True))
 
         def index(indices: list[Any]) -> list[Any]:
             if are(indices, old_vars):
                 return list(new_vars)
-            return [_expr(e, a) for e, a in zip(rule.to_new(indices), axes, strict=True)]
+            return as_coordinates(rule.to_new(indices), axes)
 
         def load(node: Any) -> Any:
             name = self._target(node.source)
@@ -311,9 +309,9 @@ class _Decomposition:
                 return node
             at = index(list(node.indices))
             found = tirx.BufferLoad(fmt.buffers[name].var, at)
-            if fmt.mask is None or are(node.indices, old_vars):
+            stored = fmt.is_stored(at)
+            if stored is None or are(node.indices, old_vars):
                 return found
-            stored = tirx.BufferLoad(fmt.mask.var, at) != tirx.const(0, "int8")
             return tirx.if_then_else(stored, found, tirx.const(0, str(found.ty.dtype)))
 
         def store(node: Any) -> Any:
@@ -328,7 +326,7 @@ class _Decomposition:
 
         renamed = {v: tirx.Var(v.name, v.ty.dtype) for a, v, _ in entries if v not in new_vars}
         renamed |= fresh_definitions([n for n in (it.init, it.body) if n is not None])
-        body = self._where_stored(fmt, new_vars, rewrite(it.body))
+        body = fmt.where_stored(new_vars, rewrite(it.body))
         init = rewrite(it.init) if keep_init and it.init is not None else None
         return SparseIteration(
             span=it.span,
@@ -396,28 +394,3 @@ class _Decomposition:
 
     def _target(self, var: Any) -> str | None:
         return next((n for n, b in self.targets.items() if b.var.same_as(var)), None)
-
-
-def _sets_all(stmt: Any, buf: SparseBuffer) -> bool:
-    """Whether a statement sets every element of a buffer without looking at what it held."""
-    if not isinstance(stmt, SparseIteration) or buf.axes is None:
-        return False
-    setting = stmt.body if stmt.init is None else stmt.init
-    if not isinstance(setting, tirx.BufferStore) or not setting.buffer.same_as(buf.var):
-        return False
-    if uses(setting.value, [buf.var]):
-        return False
-    over = {v: a for a, v, _ in stmt.axis_of()}
-    if stmt.init is None and len(over) > len(buf.axes):
-        return False  # another axis may be empty
-    return all(
-        isinstance(i, ir.Var) and i in over and over[i].name == a.name
-        for i, a in zip(setting.indices, buf.axes, strict=True)
-    )
-
-
-def _expr(value: Any, axis: Axis) -> Any:
-    """A map's result as an expression of the axis's type."""
-    if isinstance(value, int):
-        return tirx.IntImm(axis.idtype, value)
-    return value if str(value.ty.dtype) == axis.idtype else tirx.Cast(axis.idtype, value)

@@ -14,7 +14,7 @@ from tvm import ir, tirx
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var, make_func
 
-__all__ = ["AxisSpec", "Operand", "dense", "fixed", "make_rule", "ragged", "sparse"]
+__all__ = ["AxisSpec", "Operand", "dense", "fixed", "make_rule", "ragged", "row_pieces", "sparse"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Operand:
             raise ValueError(
                 "Operand: argument 'idtype': expected 'int32' or 'int64', got " + repr(self.idtype)
             )
+
+    @classmethod
+    def default(cls, order: int, dtype: str = "float32", idtype: str = "int32") -> Operand:
+        """A buffer A over as many of the axes I, J, K, ... as a tensor has."""
+        return cls({"A": dtype}, tuple("IJKLMNOP"[:order]), idtype)
 
     @classmethod
     def of(cls, func: SparseFunc, *names: str, tag: str = "") -> Operand:
@@ -155,6 +160,24 @@ def make_rule(
     return FormatRewriteRule(
         full_name, desc, [b for b, _ in operand.buffers], list(operand.axes), list(nodes),
         dict(axis_map), idx_map, inv_idx_map, whole=True,
+    )  # fmt: skip
+
+
+def row_pieces(
+    name: str, operand: Operand, axes: Sequence[str], slots: int, unique: bool = False
+) -> FormatRewriteRule:
+    """The rule `name` of a matrix as pieces of rows: the row of each, and the columns in its slots.
+
+    axes : names of the new axes: a root of length 1, the pieces, their slots
+    unique : whether a row has one piece at most
+    """
+    i, j = operand.axes
+    root, row, col = axes
+    return make_rule(
+        name, operand,
+        [dense(root, 1), sparse(row, root, unique=unique), fixed(col, row, slots=slots)],
+        {i: [root, row], j: [col]},
+        lambda i, j: (0, i, j), lambda o, i, j: (i, j),
     )  # fmt: skip
 
 

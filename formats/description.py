@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tvm import ir, tirx
@@ -11,7 +11,7 @@ from tvm.sym import Analyzer
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, buffer_var, substitute
 
-__all__ = ["Described"]
+__all__ = ["Described", "as_coordinates"]
 
 
 class Described:
@@ -77,7 +77,29 @@ class Described:
         each = tirx.IntImm(axis.idtype, block)
         return Analyzer().simplify(tirx.floordiv(length + (each - 1), each))
 
+    def is_stored(self, at: list[Any]) -> Any:
+        """Whether the place at these coordinates holds an element; None if there is no mask."""
+        if self.mask is None:
+            return None
+        return tirx.BufferLoad(self.mask.var, at) != tirx.const(0, "int8")
+
+    def where_stored(self, at: list[Any], stmt: Any) -> Any:
+        """A statement, run where the place at these coordinates holds an element."""
+        stored = self.is_stored(at)
+        return stmt if stored is None else tirx.IfThenElse(stored, stmt, None)
+
     @staticmethod
     def _buffer(name: str, axes: list[Axis], dtype: str, handle: Any) -> SparseBuffer:
         var = buffer_var([a.length for a in axes], dtype, name)
         return SparseBuffer(var=var, axes=axes, handle=handle)
+
+
+def as_coordinates(values: Sequence[Any], axes: Sequence[Axis]) -> list[Any]:
+    """What a map of a rule gives, as expressions of the types of these axes."""
+    return [_as_coordinate(v, a.idtype) for v, a in zip(values, axes, strict=True)]
+
+
+def _as_coordinate(value: Any, idtype: str) -> Any:
+    if isinstance(value, int):
+        return tirx.IntImm(idtype, value)
+    return value if str(value.ty.dtype) == idtype else tirx.Cast(idtype, value)

@@ -13,7 +13,7 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["Level", "check_fits", "direct", "starts"]
+__all__ = ["Level", "check_fits", "direct"]
 
 
 class Level(NamedTuple):
@@ -93,11 +93,4 @@ def direct(
                 found[rule.renamed(str(param.name))] = array.astype(axis.idtype, copy=False)
     out = InferredFormat(rule, found, shape, pattern.nnz, places, elements)
     out.stored = pattern.nnz if stored is None else stored
-    return out
-
-
-def starts(counts: np.ndarray) -> np.ndarray:
-    """(rows + 1,) int64: where rows of these lengths begin, and where the last ends."""
-    out = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=out[1:])
     return out

@@ -11,6 +11,7 @@ from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.group import group
+from sparsetir.formats.index_arrays import index_type, starts
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -109,8 +110,7 @@ class EnumeratedPatterns(Format):
             stored = q * len(taken)
             elements = element[first : first + stored]
             first += stored
-            indptr = np.zeros(panels + 1, np.int64)
-            np.cumsum(np.bincount(columns.panel[taken], minlength=panels), out=indptr[1:])
+            indptr = starts(np.bincount(columns.panel[taken], minlength=panels))
             rows = pattern.coords[0][elements] % self.rows
             levels = [Level(), Level(indptr, columns.column[taken]), Level(None, rows)]
             lengths = (panels, pattern.shape[1], self.rows)
@@ -124,7 +124,7 @@ class EnumeratedPatterns(Format):
 
     def _by_column(self, pattern: Pattern, columns: _Columns, order: np.ndarray) -> np.ndarray:
         """Elements by column of a panel, these in an order, and by row."""
-        out = np.empty(pattern.nnz, np.int32 if pattern.nnz < 2**31 else np.int64)
+        out = np.empty(pattern.nnz, index_type(pattern.nnz))
         count = columns.count[order]
         start = np.empty(len(order), out.dtype)
         start[order] = np.cumsum(count) - count
@@ -141,7 +141,7 @@ class EnumeratedPatterns(Format):
     def _columns(self, pattern: Pattern) -> _Columns:
         row, column = pattern.coords
         panel, of_column, number = group(
-            row // self.rows, self._panels(pattern), column, pattern.shape[1]
+            row // self.rows, self._panels(pattern), column, pattern.shape[1], self.name
         )
         bits = np.left_shift(np.int32(1), row % self.rows)
         mask = np.bincount(number, bits, len(panel)).astype(np.int32)

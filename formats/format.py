@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.describe import Operand
+from sparsetir.formats.index_arrays import INT32, is_integer
 from sparsetir.formats.infer import infer_format
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.partition import check_partition
@@ -71,7 +72,7 @@ class Format(ABC):
                 f"{self.name}: expected a pattern of {self.order} axes, got shape {pattern.shape}"
             )
         if operand is None:
-            operand = Operand(axes=tuple("IJKLMNOP"[: pattern.order]), idtype=pattern.idtype)
+            operand = Operand.default(pattern.order, idtype=pattern.idtype)
         elif len(operand.axes) != pattern.order:
             raise ValueError(
                 f"{self.name}: argument 'operand': expected {pattern.order} axes, got "
@@ -93,9 +94,8 @@ def _rules(fmt: Format, operand: Operand) -> tuple[FormatRewriteRule, ...]:
 
 def positive(who: str, argument: str, value: Any) -> int:
     """A parameter of a format; refuses what is no positive integer that int32 counts."""
-    integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not integer or not 1 <= value < 2**31:
-        most = " below 2**31" if integer and value > 0 else ""
+    if not is_integer(value) or not 1 <= value <= INT32:
+        most = " below 2**31" if is_integer(value) and value > 0 else ""
         raise ValueError(
             f"{who}: argument '{argument}': expected a positive integer{most}, got {value!r}"
         )

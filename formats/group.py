@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
+from sparsetir.formats.index_arrays import INT32, index_type
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = ["group"]
@@ -15,11 +16,13 @@ def group(
     parents: int,
     coord: np.ndarray,
     length: int,
+    where: str = "group",
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The distinct (parent, coordinate) pairs, in that order.
 
     parent : (nnz,) integers in [0, parents)
     coord : (nnz,) integers in [0, length)
+    where : what the message of a refusal begins with
 
     Raises StructureError where parents * length passes 2**62.
 
@@ -29,9 +32,9 @@ def group(
     """
     if parents * max(1, length) >= 2**62:
         raise StructureError(
-            f"{parents} parents times {length} coordinates are too many to be told apart"
+            f"{where}: {parents} parents times {length} coordinates are too many to be told apart"
         )
-    dtype = np.int32 if parents * max(1, length) < 2**31 else np.int64
+    dtype = index_type(parents * max(1, length))
     key = parent.astype(dtype) * dtype(max(1, length)) + coord.astype(dtype, copy=False)
     order = None
     falls = int(np.count_nonzero(key[1:] < key[:-1]))
@@ -41,7 +44,7 @@ def group(
     first = np.ones(len(key), bool)
     np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
     pairs = ordered if first.all() else ordered[first]
-    number = np.cumsum(first, dtype=np.int64 if len(key) > 2**31 else np.int32)
+    number = np.cumsum(first, dtype=index_type(len(key)))
     number -= 1
     if order is not None:
         place = np.empty_like(number)
@@ -57,7 +60,7 @@ def _order(
     """A permutation that sorts the keys, stable."""
     # NumPy's stable sort of such keys merges runs: linear where a few rows are interleaved.
     few = 8 * falls <= len(key)
-    if few or max(parents, length) > 4 * len(key) or len(key) >= 2**31:
+    if few or max(parents, length) > 4 * len(key) or len(key) > INT32:
         return np.argsort(key, kind="stable")
     order = _counting_order(coord, length)
     return order[_counting_order(parent[order], parents)]
@@ -66,7 +69,7 @@ def _order(
 def _counting_order(key: np.ndarray, length: int) -> np.ndarray:
     """A stable permutation that sorts keys in [0, length), in linear time: a transposition."""
     count = len(key)
-    index = np.int32 if max(count, length) < 2**31 else np.int64
+    index = index_type(max(count, length))
     rows = np.arange(count + 1, dtype=index)
     matrix = csr_array(
         (np.ones(count, np.int8), key.astype(index, copy=False), rows), (count, length)

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.buckets import Bucket, positions, set_bucket, split_rows, store_bucket
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
+from sparsetir.formats.describe import Operand, row_pieces
 from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.index_arrays import starts
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -61,20 +62,18 @@ class Hyb(Format):
 
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
         i, j = operand.axes
-        outer, row, col = f"{i}O", f"{i}B", f"{j}B"
+        axes = f"{i}O", f"{i}B", f"{j}B"
         return [
-            make_rule(
-                f"{self.name}_p{part}_b{b}", operand,
-                [
-                    dense(outer, 1),
-                    sparse(row, outer, unique=b < self.k),  # a row has one remainder at most
-                    fixed(col, row, slots=1 << b),
-                ],
-                {i: [outer, row], j: [col]},
-                lambda i, j: (0, i, j), lambda o, i, j: (i, j),
+            row_pieces(
+                f"{self.name}_p{part}_b{b}",
+                operand,
+                axes,
+                slots=1 << b,
+                unique=b < self.k,  # a row has one remainder at most
             )
-            for part in range(self.c) for b in range(self.k + 1)
-        ]  # fmt: skip
+            for part in range(self.c)
+            for b in range(self.k + 1)
+        ]
 
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         return [positions(bucket) for bucket in self._buckets(pattern)]
@@ -89,13 +88,13 @@ class Hyb(Format):
     def _buckets(self, pattern: Pattern) -> list[Bucket]:
         rows, cols = pattern.shape
         if self.c == 1:
-            starts = pattern.indptr
+            bounds = pattern.indptr
         else:
             width = max(1, -(-cols // self.c))
             within = pattern.coords[0].astype(np.intp) * self.c
             within += pattern.coords[1] // width
-            starts = np.zeros(rows * self.c + 1, pattern.indptr.dtype)
-            np.cumsum(np.bincount(within, minlength=rows * self.c), out=starts[1:])
-        first, length = starts[:-1].reshape(rows, self.c), np.diff(starts).reshape(rows, self.c)
+            counts = np.bincount(within, minlength=rows * self.c)
+            bounds = starts(counts, pattern.indptr.dtype)
+        first, length = bounds[:-1].reshape(rows, self.c), np.diff(bounds).reshape(rows, self.c)
         parts = [split_rows(first[:, p], length[:, p], self.k) for p in range(self.c)]
         return [bucket for buckets in parts for bucket in buckets]

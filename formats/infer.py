@@ -17,14 +17,13 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.formats.group import group
+from sparsetir.formats.index_arrays import check_range, index_type, starts
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.nodes import Axis, substitute, walk
 
 __all__ = ["infer_format"]
-
-INT32 = 2**31 - 1
 
 
 def infer_format(
@@ -73,15 +72,11 @@ class _Inference:
         rule = self.rule
         for axis in self.axes:
             self._fill(axis)
-        parents = {a.parent.name for a in self.axes if a.parent is not None}
-        leaves = [a for a in self.axes if a.name not in parents]
-        roots = [a.name for a in self.axes if a.parent is None]
-        leaves.sort(key=lambda a: roots.index(a.root.name))
         size = 1
-        for leaf in leaves:
+        for leaf in rule.leaves:
             size *= self.total[leaf.name]
-        places = np.zeros(self.count, np.int32 if size <= INT32 else np.int64)
-        for leaf in leaves:
+        places = np.zeros(self.count, index_type(size))
+        for leaf in rule.leaves:
             places *= places.dtype.type(self.total[leaf.name])
             places += self.offset[leaf.name].astype(places.dtype, copy=False)
         places = places.astype(np.intp, copy=False)
@@ -92,13 +87,14 @@ class _Inference:
         known = {str(p.name) for p in rule.new_format_desc.params}
         named = {n: v for n, v in {**self.arguments, **self.sizes}.items() if n in known}
         indices = {rule.renamed(n): v for n, v in named.items()}
-        out = InferredFormat(rule, indices, self._natural_shape(leaves), self.count, places)
+        out = InferredFormat(rule, indices, self._natural_shape(), self.count, places)
         out.stored = self.count
         if rule.masked:
             out.mask = mask.reshape(out.shape)
         return out
 
-    def _natural_shape(self, leaves: list[Axis]) -> tuple[int, ...]:
+    def _natural_shape(self) -> tuple[int, ...]:
+        leaves = self.rule.leaves
         dense = len(leaves)
         while dense > 0 and leaves[dense - 1].kind == "dense_fixed":
             dense -= 1
@@ -133,12 +129,7 @@ class _Inference:
                 continue
             if c.dtype.kind not in "iu":
                 raise ValueError(f"{who}: axis '{name}': expected integers, got {c.dtype}")
-            if c.min() < 0 or c.max() >= length:
-                at = int(np.flatnonzero((c < 0) | (c >= length))[0])
-                raise StructureError(
-                    f"{who}: axis '{name}': expected coordinates in [0, {length}), got {c[at]} at "
-                    f"position {at}"
-                )
+            check_range(f"{who}: axis '{name}'", c, length)
 
     def _mapped(self) -> dict[str, np.ndarray]:
         """New coordinates by axis; refuses a rule whose maps are not each other's inverse."""
@@ -148,13 +139,11 @@ class _Inference:
             analyzer.bind(
                 var, ir.Range(tirx.IntImm("int64", 0), tirx.IntImm("int64", max(1, length)))
             )
-        narrow = all(length <= INT32 for length in self.shape)
+        largest = max(self.shape, default=0)
         for name, expr in zip(self.rule.axes_after_rewrite, after, strict=True):
             self.bounds[name] = _bounds(analyzer, expr)
-            narrow = narrow and all(
-                -INT32 <= b <= INT32 for e in _parts(expr) for b in _bounds(analyzer, e)
-            )
-        dtype = np.int32 if narrow else np.int64
+            largest = max(largest, *(abs(b) for e in _parts(expr) for b in _bounds(analyzer, e)))
+        dtype = index_type(largest)
         self.coords = [c.astype(dtype, copy=False) for c in self.coords]
         new = [
             np.broadcast_to(np.asarray(c, dtype), (self.count,))
@@ -175,6 +164,9 @@ class _Inference:
                 f"infer_format: rule '{self.rule.name}': inv_idx_map does not undo idx_map at "
                 f"coordinate {self._coordinate(int(wrong.argmax()))}"
             )
+
+    def _who(self, axis: Axis) -> str:
+        return f"infer_format: rule '{self.rule.name}': axis '{axis.name}'"
 
     def _coordinate(self, at: int) -> tuple[int, ...]:
         return tuple(int(c[at]) for c in self.coords)
@@ -203,8 +195,8 @@ class _Inference:
             expr = Analyzer().simplify(substitute(expr, known))
             if not isinstance(expr, tirx.IntImm):
                 raise ValueError(
-                    f"infer_format: rule '{self.rule.name}': axis '{axis.name}': {what} = "
-                    f"{getattr(axis, what)} needs sizes that are not given"
+                    f"{self._who(axis)}: {what} = {getattr(axis, what)} needs sizes that are not "
+                    "given"
                 )
             size = int(expr)
         self._check_fits(axis, size, what)
@@ -212,15 +204,12 @@ class _Inference:
 
     def _check_fits(self, axis: Axis, number: int, what: str) -> None:
         if not 0 <= number <= np.iinfo(axis.idtype).max:
-            raise StructureError(
-                f"infer_format: rule '{self.rule.name}': axis '{axis.name}': {what} = {number} "
-                f"does not fit {axis.idtype}"
-            )
+            raise StructureError(f"{self._who(axis)}: {what} = {number} does not fit {axis.idtype}")
 
     def _refuse_room(self, axis: Axis, bad: np.ndarray, room: str) -> None:
         raise StructureError(
-            f"infer_format: rule '{self.rule.name}': axis '{axis.name}' has {room}, none for "
-            f"coordinate {self._coordinate(int(bad.argmax()))}"
+            f"{self._who(axis)} has {room}, none for coordinate "
+            f"{self._coordinate(int(bad.argmax()))}"
         )
 
     def _fill(self, axis: Axis) -> None:
@@ -237,20 +226,15 @@ class _Inference:
         if axis.kind == "dense_variable":
             ends = np.zeros(parents, np.int64)
             np.maximum.at(ends, parent, coord + 1)
-            start = _starts(ends)
+            start = starts(ends)
             self._set_indptr(axis, start)
             self.offset[axis.name], self.total[axis.name] = start[parent] + coord, int(start[-1])
             return
-        if parents * max(1, length) >= 2**62:
-            raise StructureError(
-                f"infer_format: rule '{self.rule.name}': axis '{axis.name}': {parents} parents "
-                f"times {length} coordinates are too many to be told apart"
-            )
-        row, indices, place = group(parent, parents, coord, length)
+        row, indices, place = group(parent, parents, coord, length, self._who(axis))
         if not axis.unique:
             row, indices, place = self._repeated(axis, row, indices, place)
         counts = np.bincount(row, minlength=parents)
-        start = _starts(counts)
+        start = starts(counts)
         if axis.kind == "sparse_variable":
             self._set_indptr(axis, start)
             self.arguments[str(axis.indices.name)] = indices.astype(axis.idtype, copy=False)
@@ -274,19 +258,19 @@ class _Inference:
         below = [a for a in self.axes if a.parent is not None and a.parent.same_as(axis)]
         if len(below) != 1 or below[0].kind != "sparse_fixed":
             raise ValueError(
-                f"infer_format: rule '{self.rule.name}': axis '{axis.name}' is not unique; "
-                "expected one sparse_fixed axis below it, whose slots say when a coordinate is "
-                "repeated"
+                f"{self._who(axis)} is not unique; expected one sparse_fixed axis below it, whose "
+                "slots say when a coordinate is repeated"
             )
         slots = self._size(below[0], "nnz_cols", 1)
         if not slots:
             return row, indices, place
         length = self._size(below[0], "length")
-        key, _, slot = group(place, len(row), self.new[below[0].name], length)
+        coord = self.new[below[0].name]
+        key, _, slot = group(place, len(row), coord, length, self._who(below[0]))
         counts = np.bincount(key, minlength=len(row))
         pieces = -(-counts // slots)
-        nth = (np.arange(len(key)) - _starts(counts)[key]) // slots
-        number = _starts(pieces)[key] + nth
+        nth = (np.arange(len(key)) - starts(counts)[key]) // slots
+        number = starts(pieces)[key] + nth
         return np.repeat(row, pieces), np.repeat(indices, pieces), number[slot]
 
     def _set_indptr(self, axis: Axis, start: np.ndarray) -> None:
@@ -294,10 +278,7 @@ class _Inference:
         self._check_fits(axis, stored, "nnz")
         nnz = self._size(axis, "nnz", stored)
         if nnz != stored:
-            raise StructureError(
-                f"infer_format: rule '{self.rule.name}': axis '{axis.name}': expected nnz "
-                f"{stored}, got {nnz}"
-            )
+            raise StructureError(f"{self._who(axis)}: expected nnz {stored}, got {nnz}")
         self.arguments[str(axis.indptr.name)] = start.astype(axis.idtype, copy=False)
 
     def _refuse_shared(self, places: np.ndarray) -> None:
@@ -310,13 +291,6 @@ class _Inference:
             f"infer_format: coordinate {self._coordinate(at)} is stored twice, or rule "
             f"'{self.rule.name}' takes two coordinates to one place"
         )
-
-
-def _starts(counts: np.ndarray) -> np.ndarray:
-    """Offsets of rows of these lengths."""
-    out = np.zeros(len(counts) + 1, np.int64)
-    np.cumsum(counts, out=out[1:])
-    return out
 
 
 def _parts(expr: Any) -> list[Any]:

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.rule import FormatRewriteRule
 
 __all__ = ["InferredFormat"]
-
-INT32 = 2**31 - 1
 
 
 class InferredFormat:
@@ -56,7 +55,7 @@ class InferredFormat:
 
     @cached_property
     def elements(self) -> np.ndarray:
-        out = np.full(self.size, self.count, _index_type(self.count))
+        out = np.full(self.size, self.count, index_type(self.count))
         taken = np.flatnonzero(self.places >= 0)
         out[self.places[taken]] = taken
         return out
@@ -102,7 +101,7 @@ class InferredFormat:
     def within(self, positions: np.ndarray, count: int) -> InferredFormat:
         """The same format for `count` elements, of which it takes those at `positions`."""
         if "elements" in self.__dict__:
-            wide = np.append(positions, count).astype(_index_type(count), copy=False)
+            wide = np.append(positions, count).astype(index_type(count), copy=False)
             return InferredFormat(
                 self.rule, self.indices, self.shape, count, elements=wide.take(self.elements)
             )
@@ -157,8 +156,3 @@ class InferredFormat:
         taken = self.places >= 0
         out[taken] = flat[self.places[taken]]
         return out
-
-
-def _index_type(count: int) -> type:
-    """The smaller integer type that holds a number of elements."""
-    return np.int32 if count <= INT32 else np.int64

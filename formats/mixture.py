@@ -119,7 +119,7 @@ def by_block_fill(rows: int, cols: int, least: float) -> Chooser:
     def choose(pattern: Pattern) -> np.ndarray:
         row, col = pattern.coords
         height, width = (-(-s // b) for s, b in zip(pattern.shape, (rows, cols), strict=True))
-        _, _, block = group(row // rows, height, col // cols, width)
+        _, _, block = group(row // rows, height, col // cols, width, "by_block_fill")
         return (np.bincount(block) < least * rows * cols).astype(np.int8)[block]
 
     return choose
@@ -147,7 +147,7 @@ def by_band(first: int, last: int) -> Chooser:
 
 @lru_cache(maxsize=256)
 def _number_of_rules(fmt: Format, order: int) -> int:
-    return len(fmt.rules(Operand(axes=tuple("IJKLMNOP"[:order]))))
+    return len(fmt.rules(Operand.default(order)))
 
 
 def _coordinate(pattern: Pattern, at: int) -> str:

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from sparsetir.formats.index_arrays import check_indptr, check_range, index_type, starts
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = ["Pattern"]
@@ -53,7 +54,7 @@ class Pattern:
     ) -> Pattern:
         """Of a matrix in CSR; `check=False` for what is known to be in order."""
         if check:
-            _check_indptr(indptr, len(indices), int(shape[0]))
+            check_indptr("Pattern", indptr, len(indices), int(shape[0]))
         rows = np.arange(int(shape[0]), dtype=indices.dtype).repeat(np.diff(indptr))
         if check:
             out = cls([rows, indices], shape)
@@ -76,15 +77,13 @@ class Pattern:
 
     @cached_property
     def indptr(self) -> np.ndarray:
-        dtype = np.int32 if self.nnz < 2**31 else np.int64
-        out = np.zeros(self.shape[0] + 1, dtype)
-        np.cumsum(np.bincount(self.coords[0], minlength=self.shape[0]), out=out[1:])
-        return out
+        counts = np.bincount(self.coords[0], minlength=self.shape[0])
+        return starts(counts, index_type(self.nnz))
 
     @property
     def idtype(self) -> str:
         """The index type that holds all of its lengths and its nnz."""
-        return "int32" if max(*self.shape, self.nnz) < 2**31 else "int64"
+        return index_type(max(*self.shape, self.nnz)).__name__
 
     def take(self, positions: np.ndarray) -> Pattern:
         """The pattern of some of its elements, by increasing positions."""
@@ -96,14 +95,9 @@ class Pattern:
     def check_range(self) -> None:
         """Refuse coordinates out of range, as of arrays that their owner has written to."""
         for axis, (c, length) in enumerate(zip(self.coords, self.shape, strict=True)):
-            if len(c) and (c.min() < 0 or c.max() >= length):
-                at = int(((c < 0) | (c >= length)).argmax())
-                raise StructureError(
-                    f"Pattern: axis {axis}: expected coordinates in [0, {length}), got {c[at]} at "
-                    f"position {at}"
-                )
+            check_range(f"Pattern: axis {axis}", c, length)
         if "indptr" in self.__dict__:
-            _check_indptr(self.indptr, self.nnz, self.shape[0])
+            check_indptr("Pattern", self.indptr, self.nnz, self.shape[0])
 
     def _check(self) -> None:
         self.check_range()
@@ -117,15 +111,3 @@ class Pattern:
             what = "stored twice" if same[at - 1] else "out of order"
             coordinate = tuple(int(c[at]) for c in self.coords)
             raise StructureError(f"Pattern: coordinate {coordinate} is {what} at position {at}")
-
-
-def _check_indptr(indptr: np.ndarray, nnz: int, rows: int) -> None:
-    if indptr.shape != (rows + 1,):
-        raise StructureError(
-            f"Pattern: argument 'indptr': expected shape ({rows + 1},), got {indptr.shape}"
-        )
-    if indptr[0] != 0 or indptr[-1] != nnz or (np.diff(indptr) < 0).any():
-        raise StructureError(
-            f"Pattern: argument 'indptr': expected to start at 0, never to decrease and to end at "
-            f"{nnz}, got {indptr[0]} to {indptr[-1]}"
-        )

@@ -6,9 +6,9 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import buffer_var, walk
+from sparsetir.sparse_ir.nodes import SparseBuffer, SparseIteration, buffer_var, walk
 
-__all__ = ["are", "fresh_definitions", "fresh_name", "stored_by", "stores", "uses"]
+__all__ = ["are", "fresh_definitions", "fresh_name", "sets_all", "stored_by", "stores", "uses"]
 
 
 def are(indices: Any, variables: list[Any]) -> bool:
@@ -36,6 +36,24 @@ def stored_by(node: Any) -> list[Any]:
 def stores(node: Any, var: Any) -> bool:
     """Whether a statement writes the buffer."""
     return any(var.same_as(v) for v in stored_by(node))
+
+
+def sets_all(stmt: Any, buf: SparseBuffer) -> bool:
+    """Whether a statement sets every element of a buffer without looking at what it held."""
+    if not isinstance(stmt, SparseIteration) or buf.axes is None:
+        return False
+    setting = stmt.body if stmt.init is None else stmt.init
+    if not isinstance(setting, tirx.BufferStore) or not setting.buffer.same_as(buf.var):
+        return False
+    if uses(setting.value, [buf.var]):
+        return False
+    over = {v: a for a, v, _ in stmt.axis_of()}
+    if stmt.init is None and len(over) > len(buf.axes):
+        return False  # another axis may be empty
+    return all(
+        isinstance(i, ir.Var) and i in over and over[i].name == a.name
+        for i, a in zip(setting.indices, buf.axes, strict=True)
+    )
 
 
 def fresh_name(name: str, taken: set[str]) -> str:

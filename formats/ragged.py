@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.describe import Operand, dense, make_rule, ragged
-from sparsetir.formats.direct import Level, check_fits, direct, starts
+from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
+from sparsetir.formats.index_arrays import starts
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule

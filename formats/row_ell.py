@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
-from sparsetir.formats.direct import Level, check_fits, direct, starts
+from sparsetir.formats.describe import Operand, row_pieces
+from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.index_arrays import starts
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -39,18 +40,7 @@ class RowELL(Format):
 
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
         i, j = operand.axes
-        return [
-            make_rule(
-                self.name, operand,
-                [
-                    dense("O", 1),
-                    sparse(f"{i}R", "O", unique=False),
-                    fixed(f"{j}C", f"{i}R", slots=self.cols),
-                ],
-                {i: ["O", f"{i}R"], j: [f"{j}C"]},
-                lambda i, j: (0, i, j), lambda o, i, j: (i, j),
-            )
-        ]  # fmt: skip
+        return [row_pieces(self.name, operand, ["O", f"{i}R", f"{j}C"], slots=self.cols)]
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
         lengths = np.diff(pattern.indptr)

@@ -108,10 +108,16 @@ class FormatRewriteRule:
         Not where the new axes are one path that ends in a sparse axis: what its indices name is
         stored, and a padded slot has a negative index.
         """
+        return len(self.leaves) > 1 or not self.leaves[0].is_sparse
+
+    @cached_property
+    def leaves(self) -> list[Axis]:
+        """The axes after that no other is under, in the order of their roots."""
         axes = [self.axis(n) for n in self.axes_after_rewrite]
         parents = {a.parent.name for a in axes if a.parent is not None}
+        roots = [a.name for a in axes if a.parent is None]
         leaves = [a for a in axes if a.name not in parents]
-        return len(leaves) > 1 or not leaves[0].is_sparse
+        return sorted(leaves, key=lambda a: roots.index(a.root.name))
 
     @cached_property
     def tied(self) -> dict[str, tuple[str, int]]:

@@ -10,6 +10,7 @@ from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.index_arrays import starts
 from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -61,8 +62,7 @@ class SRBCRS(Format):
         (rule,) = rules
         tiles = find_blocks(pattern, self.t, 1)
         counts = np.diff(tiles.indptr)
-        indptr = np.zeros(len(tiles.indptr), np.int64)
-        np.cumsum(-(-counts // self.g), out=indptr[1:])
+        indptr = starts(-(-counts // self.g))
         groups = int(indptr[-1])
         slots = groups * self.g
         check_fits(rule, pattern, slots)

@@ -101,11 +101,9 @@ class Storage:
 
     def _within(self, axis: Axis, pos: dict[str, Any]) -> Any:
         here = pos[axis.name]
-        if axis.kind == "dense_fixed":
+        if axis.kind == "dense_fixed" or in_one_row(axis):
             return here
         above = self._within(axis.parent, pos)
-        if in_one_row(axis):
-            return here
         if axis.is_variable:
             start = tirx.BufferLoad(self._flat[self._indptr[axis.name]], [above])
             return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))

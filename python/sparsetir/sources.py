@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.io
 import scipy.sparse
 
 from sparsetir.arrays import is_array, is_torch
+from sparsetir.formats.index_arrays import check_indptr, check_range, index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.sparse_ir.errors import StructureError
 
@@ -102,7 +102,7 @@ def from_coords(
         shape = tuple(int(c.max()) + 1 if len(c) else 0 for c in given)
     shape = check_shape(who, shape, len(given))
     for axis, (c, length) in enumerate(zip(given, shape, strict=True)):
-        _check_range(who, argument, c, length, f"axis {axis}: ")
+        check_range(f"{who}: argument '{argument}': axis {axis}", c, length, "integers")
     return _ordered(given, check_values(who, values, len(given[0])), shape)
 
 
@@ -116,13 +116,13 @@ def from_compressed(
     if shape is None:
         shape = (len(indptr) - 1, int(indices.max()) + 1 if len(indices) else 0)
     shape = check_shape(who, shape, 2)
-    _check_indptr(who, indptr, len(indices), shape[major])
-    _check_range(who, "indices", indices, shape[minor])
+    check_indptr(who, indptr, len(indices), shape[major])
+    check_range(f"{who}: argument 'indices'", indices, shape[minor], "integers")
     stored = check_values(who, values, len(indices))
-    idtype = _idtype(shape, len(indices))
+    idtype = index_type(max(*shape, len(indices)))
     indices = indices.astype(idtype, copy=False)
     if not by_columns and _in_order(indptr, indices):
-        indptr = indptr.astype(np.int32 if len(indices) < 2**31 else np.int64, copy=False)
+        indptr = indptr.astype(index_type(len(indices)), copy=False)
         return Stored(Pattern.from_csr(indptr, indices, shape, check=False), stored)
     lines = np.arange(shape[major], dtype=idtype).repeat(np.diff(indptr))
     return _ordered([indices, lines] if by_columns else [lines, indices], stored, shape)
@@ -141,6 +141,8 @@ def from_dense(who: str, array: Any) -> Stored:
 
 def read_file(who: str, path: Any) -> Stored:
     """Of a Matrix Market file, or what `scipy.sparse.save_npz` wrote."""
+    from scipy.io import mminfo, mmread
+
     path = Path(path)
     name = path.name.lower()
     if not name.endswith((".mtx", ".mtx.gz", ".npz")):
@@ -153,8 +155,8 @@ def read_file(who: str, path: Any) -> Stored:
     try:
         if name.endswith(".npz"):
             return _read_scipy(who, "path", scipy.sparse.load_npz(path))
-        *_, layout, field, _ = scipy.io.mminfo(path)
-        found = scipy.io.mmread(path, spmatrix=False) if layout == "coordinate" else None
+        *_, layout, field, _ = mminfo(path)
+        found = mmread(path, spmatrix=False) if layout == "coordinate" else None
     except (ValueError, OverflowError, OSError, EOFError) as err:
         raise ValueError(f"{who}: argument 'path': '{path}': {err}") from err
     if found is None:
@@ -242,7 +244,7 @@ def distinct(coords: list[np.ndarray], shape: tuple[int, ...]) -> tuple[list, np
     first[:1] = True
     for c in ordered:
         first[1:] |= c[1:] != c[:-1]
-    places = np.empty(count, np.int32 if count < 2**31 else np.int64)
+    places = np.empty(count, index_type(count))
     places[order] = np.cumsum(first, dtype=places.dtype) - 1
     return ordered if first.all() else [c[first] for c in ordered], places
 
@@ -266,17 +268,13 @@ def summed(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
 
 def _ordered(coords: list[np.ndarray], values: np.ndarray, shape: tuple[int, ...]) -> Stored:
     """Of coordinates that are in range."""
-    idtype = _idtype(shape, len(values))
+    idtype = index_type(max(*shape, len(values)))
     coords = [c.astype(idtype, copy=False) for c in coords]
     try:
         return Stored(Pattern(coords, shape), values)
     except StructureError:  # out of order or stored twice
         found, places = distinct(coords, shape)
         return Stored(Pattern(found, shape), summed(values, places, len(found[0])), places)
-
-
-def _idtype(shape: tuple[int, ...], count: int) -> type:
-    return np.int32 if max(*shape, count) < 2**31 else np.int64
 
 
 def _integers(who: str, argument: str, array: Any, where: str = "") -> np.ndarray:
@@ -290,27 +288,6 @@ def _integers(who: str, argument: str, array: Any, where: str = "") -> np.ndarra
     if out.dtype.kind not in "iu":
         raise TypeError(f"{who}: argument '{argument}': expected integers{where}, got {out.dtype}")
     return np.ascontiguousarray(out)
-
-
-def _check_range(who: str, argument: str, c: np.ndarray, length: int, where: str = "") -> None:
-    if len(c) and (c.min() < 0 or c.max() >= length):
-        at = int(((c < 0) | (c >= length)).argmax())
-        raise StructureError(
-            f"{who}: argument '{argument}': {where}expected integers in [0, {length}), got "
-            f"{c[at]} at position {at}"
-        )
-
-
-def _check_indptr(who: str, indptr: np.ndarray, nnz: int, lines: int) -> None:
-    if len(indptr) != lines + 1:
-        raise StructureError(
-            f"{who}: argument 'indptr': expected shape ({lines + 1},), got {indptr.shape}"
-        )
-    if indptr[0] != 0 or indptr[-1] != nnz or (indptr[1:] < indptr[:-1]).any():
-        raise StructureError(
-            f"{who}: argument 'indptr': expected to start at 0, never to decrease and to end at "
-            f"{nnz}, got {indptr[0]} to {indptr[-1]}"
-        )
 
 
 def _in_order(indptr: np.ndarray, indices: np.ndarray) -> bool:
@@ -367,7 +344,7 @@ def _from_blocks(
     indptr, indices = _integers(who, "indptr", indptr), _integers(who, "indices", indices)
     values = to_host(who, "values", values)
     size = values.shape[1:]
-    _check_indptr(who, indptr, len(indices), shape[by_columns] // size[by_columns])
+    check_indptr(who, indptr, len(indices), shape[by_columns] // size[by_columns])
     lines = np.arange(len(indptr) - 1).repeat(np.diff(indptr))
     rows, cols = (indices, lines) if by_columns else (lines, indices)
     rows = rows.astype(np.int64)[:, None, None] * size[0] + np.arange(size[0])[:, None]

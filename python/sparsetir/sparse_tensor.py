@@ -139,8 +139,7 @@ class SparseTensor:
 
     def operand(self) -> Operand:
         """What is converted by default: a buffer A of this dtype over the axes I, J, K, ..."""
-        axes = tuple("IJKLMNOP"[: self.pattern.order])
-        return Operand({"A": self.dtype.name}, axes, self.pattern.idtype)
+        return Operand.default(self.pattern.order, self.dtype.name, self.pattern.idtype)
 
     def to(
         self, format: Format | FormatRewriteRule, operand: Operand | None = None

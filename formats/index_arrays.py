@@ -1,0 +1,59 @@
+"""Integers and index arrays: which type counts them, where rows begin, what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsetir.sparse_ir.errors import StructureError
+
+__all__ = ["INT32", "check_indptr", "check_range", "index_type", "is_integer", "starts"]
+
+INT32 = 2**31 - 1  # the largest
+
+
+def is_integer(value: Any) -> bool:
+    """Whether a value is an integer of Python or NumPy; a bool is none."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def index_type(largest: int) -> type[np.integer]:
+    """The smaller of int32 and int64 that holds integers up to this one."""
+    return np.int32 if largest <= INT32 else np.int64
+
+
+def starts(counts: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
+    """(rows + 1,) where rows of these lengths begin, and where the last ends."""
+    out = np.zeros(len(counts) + 1, dtype)
+    np.cumsum(counts, out=out[1:])
+    return out
+
+
+def check_range(where: str, values: np.ndarray, length: int, what: str = "coordinates") -> None:
+    """Refuse, with StructureError, integers that are not in [0, length).
+
+    where : what the message begins with: the function and the argument or axis
+    what : the integers are
+    """
+    if len(values) and (values.min() < 0 or values.max() >= length):
+        at = int(((values < 0) | (values >= length)).argmax())
+        raise StructureError(
+            f"{where}: expected {what} in [0, {length}), got {values[at]} at position {at}"
+        )
+
+
+def check_indptr(who: str, indptr: np.ndarray, nnz: int, rows: int) -> None:
+    """Refuse, with StructureError, what does not say where rows of nnz elements begin and end.
+
+    who : the function, which has an argument `indptr`
+    """
+    if indptr.shape != (rows + 1,):
+        raise StructureError(
+            f"{who}: argument 'indptr': expected shape ({rows + 1},), got {indptr.shape}"
+        )
+    if indptr[0] != 0 or indptr[-1] != nnz or (indptr[1:] < indptr[:-1]).any():
+        raise StructureError(
+            f"{who}: argument 'indptr': expected to start at 0, never to decrease and to end at "
+            f"{nnz}, got {indptr[0]} to {indptr[-1]}"
+        )
