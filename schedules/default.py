@@ -16,16 +16,15 @@ from tvm.tirx.buffer import buffer_data
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
+from sparsetir.schedules.loop_kinds import apply_marks, mark, thread_axis
 from sparsetir.schedules.vectorize import vectorize_innermost
-from sparsetir.sparse_ir.nodes import map_expr, walk
+from sparsetir.sparse_ir.nodes import walk
 from sparsetir.sparse_ir.position_space import PARALLEL, as_dtype
 
 __all__ = ["binds_threads", "default_schedule"]
 
 GPU_THREADS = 128
 GPU_WARP = 32
-# Loop annotation: what `_set_kinds` makes of the loop.
-KIND = "sparsetir.kind"
 
 
 def default_schedule(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
@@ -62,37 +61,12 @@ def _cpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
         loops = sch.get_loops(block)
         outermost = next((n for n, lp in enumerate(loops) if not _is_unit(sch.get(lp))), 0)
         if loops and outermost in safe.get(sch.get(block).name_hint, set()):
-            sch.annotate(loops[outermost], KIND, "parallel")
-    return _set_kinds(_only(sch.mod))
+            mark(sch, loops[outermost], "parallel")
+    return apply_marks(_only(sch.mod))
 
 
 def _is_unit(loop: Any) -> bool:
     return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
-
-
-def _set_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Make the loops annotated with KIND parallel or bind them to threads.
-
-    TVM's `parallel` and `bind` would ask for more than freedom of races: that each block is the
-    only writer of its output, for one. The lowering has proven what is needed.
-    """
-
-    def visit(loop: Any) -> Any:
-        kind = loop.annotations.get(KIND)
-        if kind is None:
-            return loop
-        rest = {k: v for k, v in loop.annotations.items() if k != KIND}
-        if kind == "parallel":
-            how, thread = tirx.ForKind.PARALLEL, None
-        else:
-            how, thread = tirx.ForKind.THREAD_BINDING, _thread(str(kind))
-        return tirx.For(loop.loop_var, loop.min, loop.extent, how, loop.body, thread, rest)
-
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
-
-
-def _thread(tag: str) -> Any:
-    return tirx.IterVar(None, tirx.Var(tag, "int32"), tirx.IterVar.ThreadIndex, tag)
 
 
 def _only(mod: tvm.IRModule) -> Any:
@@ -110,7 +84,7 @@ def _gpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
             continue
         if not free:
             # Nothing outside is free of races: one block, its threads share the innermost loop.
-            sch.annotate(sch.add_unit_loop(top), KIND, "blockIdx.x")
+            mark(sch, sch.add_unit_loop(top), "blockIdx.x")
             _bind_threads(sch, leaf, inner, GPU_THREADS)
             continue
         chosen = [loops[n] for n in free]
@@ -119,23 +93,23 @@ def _gpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
         first, last = chosen[0], chosen[-1]
         if inner is not None:
             blocks, threads = sch.split(first, [None, GPU_THREADS // GPU_WARP])
-            sch.annotate(threads, KIND, "threadIdx.y")
+            mark(sch, threads, "threadIdx.y")
             _bind_threads(sch, leaf, inner, GPU_WARP)
         elif len(chosen) == 1:
             blocks, threads = sch.split(first, [None, GPU_THREADS])
-            sch.annotate(threads, KIND, "threadIdx.x")
+            mark(sch, threads, "threadIdx.x")
         else:
             blocks = first
             steps, threads = sch.split(last, [None, GPU_THREADS])
-            sch.annotate(threads, KIND, "threadIdx.x")
+            mark(sch, threads, "threadIdx.x")
             chosen = [first, steps, threads, *chosen[1:-1]]
         if rest:
             outer = chosen if len(chosen) > 1 and inner is None else [blocks, threads, *chosen[1:]]
             sch.reorder(*outer, *rest)
         elif len(chosen) > 3:
             sch.reorder(*chosen)
-        sch.annotate(blocks, KIND, "blockIdx.x")
-    return _set_kinds(_only(sch.mod))
+        mark(sch, blocks, "blockIdx.x")
+    return apply_marks(_only(sch.mod))
 
 
 def _only_leaf(sch: Any, top: Any) -> Any:
@@ -182,7 +156,7 @@ def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
     outer, inner = sch.split(loop, [None, threads])
     if others:
         sch.reorder(outer, inner, *others)
-    sch.annotate(inner, KIND, "threadIdx.x")
+    mark(sch, inner, "threadIdx.x")
 
 
 def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -217,5 +191,5 @@ def _single_thread(stmt: tirx.Stmt) -> tirx.Stmt:
     for tag in ("threadIdx.x", "blockIdx.x"):
         zero, one = as_dtype(0, "int32"), as_dtype(1, "int32")
         loop = tirx.Var(tag.replace(".", "_"), "int32")
-        stmt = tirx.For(loop, zero, one, tirx.ForKind.THREAD_BINDING, stmt, _thread(tag))
+        stmt = tirx.For(loop, zero, one, tirx.ForKind.THREAD_BINDING, stmt, thread_axis(tag))
     return stmt

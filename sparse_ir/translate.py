@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, map_expr, substitute, walk
@@ -209,14 +209,22 @@ class Translator:
             if visited.kind != "sparse_fixed":
                 return []
         analyzer = Analyzer()
+        ranges: dict[Any, Any] = {}
         for var, axis in scope.axis_of_var.items():
             if var in free_vars(coord):
-                analyzer.bind(
-                    var, ir.Range(as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype))
-                )
+                first, end = as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype)
+                analyzer.bind(var, ir.Range(first, end))
+                ranges[var] = sym.IntervalSet(first, end - as_dtype(1, axis.idtype))
         length = as_dtype(length, dtype_of(coord))
         lower = [] if analyzer.can_prove(coord >= 0) else [coord >= 0]
         upper = [] if analyzer.can_prove(coord < length) else [coord < length]
+        if upper and ranges:
+            # The last coordinate, where bounds are symbols: p * 8 + l < n * 8 for p < n, l < 8.
+            last = analyzer.int_set(coord, ranges).max_value
+            ends = (free_vars(r.max_value) for r in ranges.values())
+            known = set().union(free_vars(length), *ends)
+            if free_vars(last) <= known and analyzer.can_prove(last < length):
+                upper = []
         return [*lower, *upper]
 
     def _search(

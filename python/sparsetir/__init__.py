@@ -16,6 +16,7 @@ from sparsetir.formats.partition import check_partition  # noqa: E402
 from sparsetir.formats.preprocess import extract_preprocess  # noqa: E402
 from sparsetir.formats.rule import FormatRewriteRule  # noqa: E402
 from sparsetir.kernel import Kernel, load  # noqa: E402
+from sparsetir.plan import Plan, compilations, plan, plan_candidates  # noqa: E402
 from sparsetir.schedules.default import default_schedule  # noqa: E402
 from sparsetir.sparse_ir.errors import (  # noqa: E402
     IllFormedError,
@@ -59,6 +60,7 @@ __all__ = [
     "LowerSparseBuffer",
     "LowerSparseIter",
     "LoweringError",
+    "Plan",
     "Schedule",
     "ScheduleError",
     "SparseBuffer",
@@ -72,6 +74,7 @@ __all__ = [
     "build",
     "check_partition",
     "check_structure",
+    "compilations",
     "decompose_format",
     "default_schedule",
     "extract_preprocess",
@@ -82,5 +85,7 @@ __all__ = [
     "lower_sparse_buffer",
     "lower_sparse_iter",
     "module_script",
+    "plan",
+    "plan_candidates",
     "verify",
 ]

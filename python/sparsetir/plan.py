@@ -1,0 +1,327 @@
+"""Operators on a pattern: planned once, run for any values and features.
+
+>>> import numpy as np, scipy.sparse as sp, sparsetir
+>>> a = sp.random_array((1000, 800), density=0.01, format="csr", dtype="float32", rng=0)
+>>> run = sparsetir.plan("spmm", a, feat=64)
+>>> b = np.ones((800, 64), "float32")
+>>> bool(np.allclose(run(b), a @ b, atol=1e-4))
+True
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+
+from sparsetir.arrays import (
+    is_array,
+    is_contiguous,
+    is_torch,
+    itemsize,
+    memory,
+    plain_view,
+    strides,
+)
+from sparsetir.build import build, resolve_target
+from sparsetir.kernel import Kernel
+from sparsetir.schedules.choose import Statistics, candidates
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.problems import CsrPattern
+from sparsetir.schedules.templates import PROBLEMS, template_of
+from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
+from sparsetir.sparse_tensor import SparseMatrix
+
+__all__ = ["Plan", "compilations", "plan", "plan_candidates"]
+
+# Kernels by problem, config and target; a lock, for two threads that want the same one.
+_kernels: dict[Any, Kernel] = {}
+_compiling = threading.Lock()
+
+
+def compilations() -> int:
+    """How many kernels plans have compiled in this process; each serves all patterns."""
+    return len(_kernels)
+
+
+def plan(
+    op: str,
+    matrix: Any,
+    feat: int = 1,
+    *,
+    dtype: str | None = None,
+    reduce: str = "sum",
+    heads: int | None = None,
+    target: Any = "llvm",
+    threads: int | None = None,
+    config: Any = None,
+) -> Plan:
+    """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
+
+    op : "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
+        vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
+        values of the matrix play no part)
+    matrix : a SparseMatrix, or what that takes; its values are the default of a run
+    feat : features of the dense operands (1 for "spmv")
+    dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
+        by default that of the matrix. Sums are in float32, for float64 in float64
+    reduce : "sum", "mean" or "max" (see :class:`sparsetir.schedules.problems.Spmm`)
+    heads : how many matrices share the pattern; a first dimension of values, operands and result
+    target : as for :func:`sparsetir.build`
+    threads : of the CPU, that the rows are divided among; by default all
+    config : of a template; by default one chosen by the sizes of the pattern and the target
+
+    Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
+    serve the problem.
+    """
+    matrix, problem, given, target = _problem(op, matrix, feat, dtype, reduce, heads, target)
+    if config is None:
+        config = candidates(problem, given, target)[0]
+    _check_features(config, feat)
+    return Plan(op, matrix, problem, config, feat, heads, target, threads)
+
+
+def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
+    """Configs worth measuring, the default of :func:`plan` first; options as there."""
+    rest = {"dtype": None, "reduce": "sum", "heads": None, "target": "llvm", **options}
+    _, problem, given, target = _problem(op, matrix, feat, **rest)
+    return candidates(problem, given, target)
+
+
+class Plan:
+    """What :func:`plan` makes; call it with the dense operands.
+
+    config : of the template
+    kernel : the :class:`Kernel`, which other plans may share
+    convert_seconds, compile_seconds : what the plan took; no compilation where the kernel was
+        there already
+    launches : kernels started by a call
+    padding : places that are stored beside the elements, as a fraction of all places
+    """
+
+    def __init__(
+        self,
+        op: str,
+        matrix: SparseMatrix,
+        problem: Any,
+        config: Any,
+        feat: int,
+        heads: int | None,
+        target: Any,
+        threads: int | None,
+    ) -> None:
+        self.op, self.problem, self.config, self.feat = op, problem, config, feat
+        self.launches, self.padding = 1, 0.0
+        template = template_of(config)
+        start = time.perf_counter()
+        self.kernel = _compiled(template, problem, config, target)
+        self.compile_seconds = time.perf_counter() - start
+        start = time.perf_counter()
+        pattern = matrix.pattern
+        idtype = problem.idtype
+        csr = CsrPattern(
+            pattern.indptr.astype(idtype, copy=False),
+            pattern.coords[1].astype(idtype, copy=False),
+            pattern.shape,
+        )
+        threads = threads or int(os.environ.get("TVM_NUM_THREADS", 0)) or os.cpu_count() or 1
+        arguments = template.arrange(csr, problem, config, threads)
+        self.convert_seconds = time.perf_counter() - start
+        self._device = tvm.runtime.device(target.kind.name if is_gpu(target) else "cpu", 0)
+        self._fill(arguments, matrix, heads)
+
+    def _fill(self, arguments: dict[str, Any], matrix: SparseMatrix, heads: int | None) -> None:
+        names = self.kernel.signature.names
+        m, n = matrix.shape
+        before = () if heads is None else (heads,)
+        if self.op == "sddmm":
+            self._operands = ("x", "y")
+            self._shapes = {"x": (*before, m, self.feat), "y": (*before, n, self.feat)}
+            self._shapes["out"] = (*before, matrix.nnz)
+        else:
+            last = () if self.op == "spmv" else (self.feat,)
+            self._operands = ("b",)
+            self._shapes = {"b": (*before, n, *last), "out": (*before, m, *last)}
+            self._shapes["a"] = (*before, matrix.nnz)
+        scalars = {"heads": heads or 1, "tiles": self.feat // self.config.tile}
+        self._args: list[Any] = [None] * len(names)
+        for at, name in enumerate(names):
+            value = arguments.get(name, scalars.get(name))
+            if isinstance(value, np.ndarray):
+                value = self._on_device(value)
+            self._args[at] = value
+        self._place = {name: at for at, name in enumerate(names)}
+        self._bytes = itemsize(self.problem.dtype)
+        self._kernel_shapes = self._shapes_in_kernel(heads)
+        if "a" in self._place:
+            values = np.broadcast_to(matrix.values, self._shapes["a"])
+            stored = self._on_device(_as_dtype(values, self.problem.dtype))
+            self._args[self._place["a"]] = self._view("a", stored)
+
+    def _shapes_in_kernel(self, heads: int | None) -> dict[str, tuple[int, ...]]:
+        """Of the arguments that the kernel takes in another shape than the caller gives them."""
+        found = {}
+        for name, shape in self._shapes.items():
+            taken = (*shape, 1) if self.op == "spmv" and name != "a" else shape
+            if heads is not None and name in ("a", "out"):
+                taken = (taken[0] * taken[1], *taken[2:])
+            if taken != shape:
+                found[name] = taken
+        return found
+
+    def _on_device(self, array: Any) -> Any:
+        if isinstance(array, np.ndarray) and self._device.type == "cpu":
+            return tvm_ffi.from_dlpack(plain_view(array))
+        return tvm.runtime.tensor(array, self._device)
+
+    def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
+        """Run on torch, NumPy or TVM arrays, contiguous and of the plan's dtype.
+
+        operands : b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm"
+        out : written and returned; by default a new array like the first operand: (m, feat),
+            (m,) or (nnz,)
+        values : (nnz,) of the matrix, in the order of its pattern; by default those planned with
+
+        With heads, each has them as a first dimension. Raises TypeError and ValueError that name
+        the argument.
+        """
+        if len(operands) != len(self._operands):
+            raise TypeError(
+                f"{self.op}: expected {len(self._operands)} operands "
+                f"({', '.join(self._operands)}), got {len(operands)}"
+            )
+        args, place = self._args.copy(), self._place
+        for name, array in zip(self._operands, operands, strict=True):
+            args[place[name]] = self._view(name, array)
+        if values is not None:
+            if "a" not in place:
+                raise TypeError(f"{self.op}: argument 'values': the operator takes none")
+            args[place["a"]] = self._view("a", values)
+        result = out
+        if result is None:
+            result = _empty_like(operands[0], self._shapes["out"], self.op)
+        args[place["out"]] = self._view("out", result)
+        if out is not None:
+            self._refuse_overlap(args)
+        try:
+            self.kernel._run(*args)
+        except (TypeError, ValueError, BufferError, RuntimeError):
+            self.kernel(*args)  # says what is wrong, or takes what only needs another view
+        return result
+
+    def _view(self, name: str, array: Any) -> Any:
+        """An array as the kernel takes it: it has no heads of its own, and no vectors."""
+        shape = self._kernel_shapes.get(name)
+        if shape is None or not is_array(array):
+            return array
+        if tuple(array.shape) != self._shapes[name] or not is_contiguous(array):
+            raise ValueError(
+                f"{self.op}: argument '{name}': expected a contiguous array of shape "
+                f"{self._shapes[name]}, got shape {tuple(array.shape)}, strides {strides(array)}"
+            )
+        if isinstance(array, tvm_ffi.Tensor):
+            return array._create_view(shape, array.dtype)
+        return array.reshape(shape)
+
+    def _refuse_overlap(self, args: list[Any]) -> None:
+        """Raise where the result shares memory with what is read."""
+        result = args[self._place["out"]]
+        if not is_array(result):
+            return
+        first, size = memory(result, self._bytes)
+        for name in (*self._operands, "a"):
+            at = self._place.get(name)
+            if at is not None and is_array(args[at]):
+                other, length = memory(args[at], self._bytes)
+                if length and first < other + length and other < first + size:
+                    raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.Plan {self.op} {self._shapes['out']} {self.config}>"
+
+
+def _problem(
+    op: str,
+    matrix: Any,
+    feat: int,
+    dtype: str | None,
+    reduce: str,
+    heads: int | None,
+    target: Any,
+) -> tuple[SparseMatrix, Any, Statistics, Any]:
+    """What is compiled for and chosen by."""
+    if op not in PROBLEMS:
+        raise ValueError(f"plan: argument 'op': expected one of {', '.join(PROBLEMS)}, got {op!r}")
+    for name, value in (("feat", feat), ("heads", 1 if heads is None else heads)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"plan: argument '{name}': expected 1 or more, got {value!r}")
+    if op == "spmv" and feat != 1:
+        raise ValueError(f"plan: argument 'feat': expected 1 for 'spmv', got {feat}")
+    if op == "sddmm" and reduce != "sum":
+        raise ValueError(f"plan: argument 'reduce': expected 'sum' for 'sddmm', got {reduce!r}")
+    if not isinstance(matrix, SparseMatrix):
+        matrix = SparseMatrix(matrix)
+    options: dict[str, Any] = {"dtype": dtype or str(matrix.dtype), "batched": heads is not None}
+    options["idtype"] = _offsets(matrix, feat)
+    if op != "sddmm":
+        options["reduce"] = reduce
+    problem = PROBLEMS[op](**options)
+    m, n = matrix.shape
+    return matrix, problem, Statistics(m, n, matrix.nnz, int(feat)), resolve_target(target)
+
+
+def _check_features(config: Any, feat: int) -> None:
+    tile, only = getattr(config, "tile", 1), getattr(config, "feat", None)
+    if only is not None and only != feat:
+        raise ValueError(f"plan: argument 'config': it is for {only} features, got {feat}")
+    if only is None and feat % tile:
+        raise ValueError(
+            f"plan: argument 'config': tiles of {tile} features do not make up {feat}: give a "
+            f"config with feat={feat}"
+        )
+
+
+def _offsets(matrix: SparseMatrix, feat: int) -> str:
+    """int32 where it holds all that is counted; offsets into values are 64-bit either way."""
+    largest = max(*matrix.shape, matrix.nnz, feat)
+    return "int32" if largest < 2**31 - 1 else "int64"
+
+
+def _compiled(template: Any, problem: Any, config: Any, target: Any) -> Kernel:
+    """The kernel, compiled if no plan has had it before."""
+    key = (problem, config.compiled, str(target))
+    with _compiling:
+        if key not in _kernels:
+            stage_one = template.program(problem, config.compiled)
+            scheduled = template.schedule(lower_sparse_iter(stage_one), problem, config.compiled)
+            _kernels[key] = build(scheduled, target, check=False)
+        return _kernels[key]
+
+
+def _as_dtype(values: np.ndarray, dtype: str) -> Any:
+    """Contiguous values of a dtype by its name; NumPy has no bfloat16 of its own."""
+    if dtype != "bfloat16":
+        return np.ascontiguousarray(values, dtype)
+    if str(values.dtype) == "bfloat16":
+        return np.ascontiguousarray(values)
+    bits = np.ascontiguousarray(values, "float32").view("uint32")
+    even = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to the nearest, of two to the even one
+    short = np.where(np.isnan(values), 0x7FC0, even).astype("uint16")
+    tensor: Any = tvm_ffi.from_dlpack(short)
+    return tensor._create_view(short.shape, "bfloat16")
+
+
+def _empty_like(array: Any, shape: tuple[int, ...], op: str) -> Any:
+    """A new array of the same kind, dtype and device."""
+    if isinstance(array, np.ndarray):
+        return np.empty(shape, array.dtype)
+    if is_torch(array):
+        return array.new_empty(shape)
+    if isinstance(array, tvm_ffi.Tensor):
+        return tvm.runtime.empty(shape, str(array.dtype), array.device)
+    raise TypeError(f"{op}: expected torch, NumPy or TVM arrays, got {type(array).__name__}")

@@ -1,0 +1,145 @@
+"""Ask for gathered rows some non-zeros before they are needed (CPU).
+
+A row of B that a sparse element points to is anywhere in memory, and no hardware foresees it. The
+index array is read in order, so the address some elements ahead is known. Before::
+
+    for j in range(J_indptr[vi + 1] - J_indptr[vi]):
+        for k in T.vectorized(16):
+            with T.sblock("sum0"): ...                # acc[k] += A[vi, j] * B[J_indices[vi, j], k]
+
+After `prefetch_gathered(func, "sum0", "B", distance=8, span=16)`, with lines of 64 bytes::
+
+    for j in range(J_indptr[vi + 1] - J_indptr[vi]):
+        prefetch(address of B[J_indices[vi, min(j + 8, nnz - 1 - J_indptr[vi])], 0])
+        for k in T.vectorized(16):
+            with T.sblock("sum0"): ...
+
+Positions run on from row to row, so short rows are prefetched too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
+from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
+
+__all__ = ["prefetch_gathered"]
+
+CACHE_LINE = 64
+
+
+def prefetch_gathered(
+    func: tirx.PrimFunc, block: str, buffer: str, distance: int, span: int
+) -> tirx.PrimFunc:
+    """Prefetch what a block reads of a buffer at a loaded index; one of the last steps.
+
+    func : a stage-II function; the one given is left as it is
+    block : name of a block that reads `buffer` at `indices[..., j]`, where j is one of its loops
+    distance : how many iterations of that loop ahead
+    span : how many elements of a row, from the first that the block reads, one iteration needs
+
+    Raises ScheduleError where the block has no such read.
+    """
+    realize = _find(func.body, block)
+    if realize is None:
+        raise ScheduleError(f"prefetch_gathered: argument 'block': there is no block '{block}'")
+    load = _gathering_load(realize.block.body, buffer)
+    if load is None:
+        raise ScheduleError(
+            f"prefetch_gathered: argument 'buffer': block '{block}' reads no '{buffer}' at an "
+            "index that it loads"
+        )
+    at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
+    loop_var = at.get(index.indices[-1])
+    if not isinstance(loop_var, ir.Var):
+        raise ScheduleError(
+            f"prefetch_gathered: argument 'block': '{block}' must read '{index.source.name}' at "
+            f"one of its loops, got {index.indices[-1]}"
+        )
+    inner = _loops_below(func.body, loop_var, realize)
+    ahead = _ahead(func, index, loop_var, distance)
+    ahead = tirx.BufferLoad(index.source, [*index.indices[:-1], ahead])
+    place = [ahead if i.same_as(index) else i for i in load.indices]
+    place = [substitute(i, {**at, index.indices[-1]: loop_var}) for i in place]
+    place = [substitute(i, {v: as_dtype(0, dtype_of(v)) for v in inner}) for i in place]
+    per_line = CACHE_LINE * 8 // tvm.DataType(str(load.source.ty.dtype)).bits
+    asks: list[Any] = []
+    for first in range(0, span, per_line):
+        last = place[-1] + as_dtype(first, dtype_of(place[-1]))
+        asks.append(_prefetch(tirx.BufferLoad(load.source, [*place[:-1], last])))
+
+    def visit(loop: Any) -> Any:
+        if not loop.loop_var.same_as(loop_var):
+            return loop
+        body = tirx.SeqStmt([*asks, loop.body])
+        head = (loop.loop_var, loop.min, loop.extent, loop.kind)
+        return tirx.For(*head, body, None, loop.annotations)
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+def _prefetch(load: Any) -> tirx.Stmt:
+    read, keep, data = (tirx.IntImm("int32", n) for n in (0, 3, 1))
+    address = tirx.address_of(load)
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, keep, data))
+
+
+def _ahead(func: tirx.PrimFunc, index: Any, loop_var: Any, distance: int) -> Any:
+    """The position `distance` further, or the last one that there is."""
+    layout = {str(k): v for k, v in func.attrs[LAYOUTS].items()}[index.source.name]
+    axis, dtype = layout.axes[-1], dtype_of(loop_var)
+    further = loop_var + as_dtype(distance, dtype)
+    if not axis.is_variable:
+        return tirx.min(further, as_dtype(axis.nnz_cols, dtype) - as_dtype(1, dtype))
+    size = axis.nnz
+    if isinstance(size, ir.Var):  # attributes keep the variables of the function they came from
+        size = next(p for p in func.params if p.name == size.name)
+    parents = index.indices[:-1]
+    starts = next(p for p in func.params if tirx.is_buffer_var(p) and p.name == layout.indptr[-1])
+    begin = tirx.BufferLoad(starts, list(parents))
+    return tirx.min(further, as_dtype(size, dtype) - as_dtype(1, dtype) - as_dtype(begin, dtype))
+
+
+def _find(body: Any, name: str) -> Any:
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if hasattr(node, "iter_values") and node.block.name_hint == name:
+            found.append(node)
+
+    walk(body, visit)
+    return found[0] if found else None
+
+
+def _gathering_load(body: Any, buffer: str) -> Any:
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.TensorLoad) and node.source.name == buffer:
+            if any(isinstance(i, ir.TensorLoad) for i in node.indices):
+                found.append(node)
+
+    walk(body, visit)
+    return found[0] if found else None
+
+
+def _loops_below(body: Any, loop_var: Any, realize: Any) -> list[Any]:
+    """Variables of the loops inside of `loop_var`'s that the block is in."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.For) and node.loop_var.same_as(loop_var):
+            inner = node.body
+            while not inner.same_as(realize):
+                if isinstance(inner, tirx.For):
+                    found.append(inner.loop_var)
+                inner = inner.body
+
+    walk(body, visit)
+    return found

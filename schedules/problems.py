@@ -1,0 +1,89 @@
+"""What operators are compiled for: the part of a problem that its kernels depend on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["DTYPES", "IDTYPES", "REDUCTIONS", "CsrPattern", "Sddmm", "Spmm"]
+
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+IDTYPES = ("int32", "int64")
+REDUCTIONS = ("sum", "mean", "max")
+
+
+class CsrPattern(NamedTuple):
+    """Where elements of a matrix are stored.
+
+    indptr : (m + 1,) int32 or int64, non-decreasing
+    indices : (nnz,) of the same dtype, increasing within each row
+    shape : (m, n)
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    shape: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Spmm:
+    """C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; a feature size of 1 is SpMV.
+
+    dtype : of A's values, of B and of C; sums are in float32 (float64 for float64)
+    idtype : of indptr and indices
+    reduce : "sum", "mean" (the sum over the number of stored elements of the row) or "max"; a row
+        without elements is zero in all three, and max keeps NaN
+    batched : heads share the pattern: A is (heads, nnz), B (heads, n, feat), C (heads, m, feat)
+    """
+
+    dtype: str = "float32"
+    idtype: str = "int32"
+    reduce: str = "sum"
+    batched: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("Spmm", "dtype", self.dtype, DTYPES)
+        _one_of("Spmm", "idtype", self.idtype, IDTYPES)
+        _one_of("Spmm", "reduce", self.reduce, REDUCTIONS)
+
+    @property
+    def accumulator(self) -> str:
+        """The type that sums are in."""
+        return accumulator(self.dtype)
+
+
+@dataclass(frozen=True)
+class Sddmm:
+    """OUT[i, j] = sum over k of X[i, k] * Y[j, k] where an element is stored.
+
+    dtype : of X, Y and OUT; sums are in float32 (float64 for float64)
+    idtype : of indptr and indices
+    batched : heads share the pattern: X is (heads, m, feat), Y (heads, n, feat), OUT (heads, nnz)
+    """
+
+    dtype: str = "float32"
+    idtype: str = "int32"
+    batched: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("Sddmm", "dtype", self.dtype, DTYPES)
+        _one_of("Sddmm", "idtype", self.idtype, IDTYPES)
+
+    @property
+    def accumulator(self) -> str:
+        """The type that sums are in."""
+        return accumulator(self.dtype)
+
+
+def accumulator(dtype: str) -> str:
+    """The type that products of `dtype` are summed in."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def _one_of(who: str, argument: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(
+            f"{who}: argument '{argument}': expected one of {', '.join(allowed)}, got {value!r}"
+        )

@@ -1,0 +1,257 @@
+"""Sparse times dense on a CPU: C[i, k] = reduce over the stored j of A[i, j] * B[j, k].
+
+What makes it fast, in order of effect: all features of a tile are summed up in registers; what is
+gathered stays in cache (tiles of features outermost, then parts of the columns; both copied
+together where rows of B are far apart); gathered rows are asked for ahead; threads get rows with
+equal numbers of non-zeros. (SparseTIR, section 4.2.1; Senanayake et al., section 8.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import s_tir, tirx
+
+from sparsetir.schedules.loop_kinds import apply_marks, mark
+from sparsetir.schedules.prefetch import prefetch_gathered
+from sparsetir.schedules.problems import CsrPattern, Spmm
+from sparsetir.sparse_ir import script as T
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+__all__ = ["RowBlocks", "arrange", "equal_work", "program", "row_array", "schedule"]
+
+MAX_TILE = 256
+ROW_COST = 2
+
+
+@dataclass(frozen=True)
+class RowBlocks:
+    """How a CPU kernel is made.
+
+    tile : features summed up in registers at a time, 1 to 256
+    lanes : of a vector, a power of two, at most `tile`
+    feat : None for a kernel that serves every multiple of `tile`; else the one feature size it
+        serves, at least `tile`: the last tile, and the last vector of each, then begin earlier
+        where they would reach too far
+    pack : copy the tile's features of B together before they are gathered
+    prefetch : how many non-zeros ahead rows of B are asked for; 0 for never
+    parts : parts of the columns that are gone through one after the other; not compiled in
+    blocks : blocks of rows for each thread; not compiled in
+    """
+
+    tile: int = 128
+    lanes: int = 16
+    feat: int | None = None
+    pack: bool = False
+    prefetch: int = 8
+    parts: int = 1
+    blocks: int = 1
+
+    def __post_init__(self) -> None:
+        who = "RowBlocks"
+        if not 1 <= self.tile <= MAX_TILE:
+            raise ValueError(f"{who}: argument 'tile': expected 1 to {MAX_TILE}, got {self.tile}")
+        if self.lanes < 1 or self.lanes & (self.lanes - 1) or self.lanes > self.tile:
+            raise ValueError(
+                f"{who}: argument 'lanes': expected a power of two up to tile = {self.tile}, "
+                f"got {self.lanes}"
+            )
+        if self.feat is None and self.tile % self.lanes:
+            raise ValueError(
+                f"{who}: argument 'tile': expected a multiple of lanes = {self.lanes} where 'feat' "
+                f"is not given, got {self.tile}"
+            )
+        if self.feat is not None and self.feat < self.tile:
+            raise ValueError(
+                f"{who}: argument 'feat': expected at least tile = {self.tile}, got {self.feat}"
+            )
+        for name, least in (("prefetch", 0), ("parts", 1), ("blocks", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(
+                    f"{who}: argument '{name}': expected {least} or more, got {getattr(self, name)}"
+                )
+
+    @property
+    def compiled(self) -> RowBlocks:
+        """What a kernel depends on: the same for all numbers of parts and blocks."""
+        return replace(self, parts=1, blocks=1)
+
+    @property
+    def vectors(self) -> int:
+        """Vectors of a tile."""
+        return -(-self.tile // self.lanes)
+
+    def place(self, p: Any, v: Any, l: Any) -> Any:
+        """Feature at lane l of vector v of tile p."""
+        return self.tile_start(p) + self.in_tile(v, l)
+
+    def tile_start(self, p: Any) -> Any:
+        """First feature of tile p."""
+        if self.feat is None or self.feat % self.tile == 0:
+            return p * self.tile
+        return tirx.min(p * self.tile, self.feat - self.tile)
+
+    def in_tile(self, v: Any, l: Any) -> Any:
+        """Place within a tile at lane l of vector v."""
+        if self.tile % self.lanes == 0:
+            return v * self.lanes + l
+        return tirx.min(v * self.lanes, self.tile - self.lanes) + l
+
+
+def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
+    """The stage-I function, over blocks of rows and parts of columns.
+
+    Its arrays, beside A's values (nnz,), B (n, feat) and C (m, feat), with a dimension of heads
+    before each where the problem is batched:
+
+    block_ptr : (blocks + 1,) first row of each block
+    part_ids : (m * parts,) 0 .. parts - 1 for each row
+    seg_ptr : (m * parts + 1,) first non-zero of each row's part; indptr where parts = 1
+    indices : (nnz,) columns, in order within each row
+    row : (m,) in the accumulator's type; for a mean what a row's sum is multiplied with, for a
+        maximum what it begins with: -inf, and 0 in a row without non-zeros; absent for a sum
+    """
+    dtype, idtype, acc, reduce = (
+        problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
+    )  # fmt: skip
+    tile, lanes, vectors = config.tile, config.lanes, config.vectors
+    place, feat, pack = config.place, config.feat, config.pack
+    batched, size = problem.batched, getattr(T, idtype)
+    zero, one = tirx.const(0.0, acc), tirx.const(1.0, acc)
+
+    def combine(a: Any, x: Any) -> Any:
+        return a + x if reduce != "max" else tirx.Select(tirx.any(x > a, tirx.isnan(x)), x, a)
+
+    @T.prim_func
+    def spmm(
+        a: T.handle, b: T.handle, out: T.handle, row: T.handle, block_ptr: T.handle,
+        part_ids: T.handle, seg_ptr: T.handle, indices: T.handle, heads: size,
+        blocks: size, parts: size, m: size, n: size, nnz: size, tiles: size,
+    ) -> None:  # fmt: skip
+        O = T.dense_fixed(blocks, idtype)
+        I = T.dense_variable(O, (m, m), block_ptr, idtype)
+        Q = T.sparse_fixed(I, (parts, parts), part_ids, idtype)
+        J = T.sparse_variable(Q, (n, nnz), (seg_ptr, indices), idtype)
+        N = T.dense_fixed(n, idtype)
+        P = T.dense_fixed(tiles if feat is None else -(-feat // tile), idtype)
+        K = T.dense_fixed(tiles * tile if feat is None else feat, idtype)
+        V = T.dense_fixed(vectors, idtype)
+        L = T.dense_fixed(lanes, idtype)
+        if batched:
+            H = T.dense_fixed(heads, idtype)
+        A = T.match_sparse_buffer(a, (H, O, I, Q, J) if batched else (O, I, Q, J), dtype)
+        B = T.match_sparse_buffer(b, (H, N, K) if batched else (N, K), dtype)
+        C = T.match_sparse_buffer(out, (H, O, I, K) if batched else (O, I, K), dtype)
+        if reduce != "sum":
+            ROW = T.match_sparse_buffer(row, (O, I), acc)
+        if pack:
+            PANEL = T.alloc_sparse_buffer((N, V, L), dtype)
+        ACC = T.alloc_sparse_buffer((V, L), acc, "local")
+        with T.sp_iter((H, P) if batched else (P,), "SS"[not batched :], "tiles") as outer:
+            if pack:
+                with T.sp_iter([N, V, L], "SSS", "pack") as [j, v, l]:
+                    PANEL[j, v, l] = B[(*outer[:-1], j, place(outer[-1], v, l))]
+            with T.sp_iter([O, I, Q], "SSS", "rows") as [o, i, q]:
+                with T.sp_iter([J, V, L], "RSS", "reduce") as [j, v, l]:
+                    with T.init():
+                        ACC[v, l] = T.if_then_else(
+                            q == 0,
+                            ROW[o, i] if reduce == "max" else zero,
+                            T.cast(C[(*outer[:-1], o, i, place(outer[-1], v, l))], acc),
+                        )
+                    ACC[v, l] = combine(
+                        ACC[v, l],
+                        T.cast(A[(*outer[:-1], o, i, q, j)], acc)
+                        * (ROW[o, i] if reduce == "mean" else one)
+                        * T.cast(
+                            PANEL[j, v, l] if pack else B[(*outer[:-1], j, place(outer[-1], v, l))],
+                            acc,
+                        ),
+                    )
+                with T.sp_iter([V, L], "SS", "write") as [v, l]:
+                    C[(*outer[:-1], o, i, place(outer[-1], v, l))] = T.cast(ACC[v, l], dtype)
+
+    unused = {"row"} if reduce == "sum" else set()
+    unused |= set() if batched else {"heads"}
+    unused |= set() if config.feat is None else {"tiles"}
+    return spmm.replace(params=[p for p in spmm.params if p.name not in unused])
+
+
+def arrange(
+    matrix: CsrPattern, problem: Spmm, config: RowBlocks, threads: int
+) -> dict[str, np.ndarray | int]:
+    """The arguments of :func:`program` that depend on the pattern alone."""
+    indptr, indices, (m, n) = matrix
+    blocks, parts = min(config.blocks * threads, max(m, 1)), config.parts
+    if parts > 1:
+        width = max(1, -(-n // parts))
+        place = np.repeat(np.arange(m, dtype=indptr.dtype), np.diff(indptr)) * parts
+        place += indices // width
+        ends = np.cumsum(np.bincount(place, minlength=m * parts), dtype=indptr.dtype)
+        seg_ptr = np.concatenate([np.zeros(1, indptr.dtype), ends])
+    else:
+        seg_ptr = indptr
+    found: dict[str, np.ndarray | int] = {
+        "block_ptr": equal_work(indptr, blocks),
+        "part_ids": np.tile(np.arange(parts, dtype=indptr.dtype), m),
+        "seg_ptr": seg_ptr,
+        "indices": indices,
+        "blocks": blocks,
+        "parts": parts,
+        "m": m,
+        "n": n,
+        "nnz": len(indices),
+    }
+    if problem.reduce != "sum":
+        found["row"] = row_array(indptr, problem)
+    return found
+
+
+def equal_work(indptr: np.ndarray, blocks: int) -> np.ndarray:
+    """(blocks + 1,) first rows of blocks with about as much work each.
+
+    A row costs as much as its non-zeros and ROW_COST more, to begin and to write it.
+    """
+    m = len(indptr) - 1
+    work = indptr.astype("int64") + ROW_COST * np.arange(m + 1)
+    goals = work[-1] * np.arange(1, blocks) // max(blocks, 1)
+    inner = np.searchsorted(work, goals)
+    return np.concatenate([[0], inner, [m]]).astype(indptr.dtype)
+
+
+def row_array(indptr: np.ndarray, problem: Spmm) -> np.ndarray:
+    """(m,) what `row` of :func:`program` is for a mean or a maximum."""
+    counts = np.diff(indptr)
+    if problem.reduce == "mean":
+        return (1.0 / np.maximum(counts, 1)).astype(problem.accumulator)
+    return np.where(counts > 0, -np.inf, 0.0).astype(problem.accumulator)
+
+
+def schedule(func: tirx.PrimFunc, problem: Spmm, config: RowBlocks) -> tirx.PrimFunc:
+    """Schedule the stage-II form of :func:`program`; the function given is left as it is."""
+    del problem
+    sch = s_tir.Schedule(s_tir.renew_defs(func))
+    reduce, write = sch.get_sblock("reduce0"), sch.get_sblock("write0")
+    mark(sch, sch.get_loops(sch.get_sblock("rows0"))[0], "parallel")
+    i, q = sch.get_loops(sch.get_sblock("rows1"))
+    sch.reorder(q, i)
+    if config.pack:
+        pack = sch.get_sblock("pack0")
+        mark(sch, sch.get_loops(pack)[0], "parallel")
+        _in_vectors(sch, pack)
+    for block in (reduce, write):
+        _in_vectors(sch, block)
+    _in_vectors(sch, sch.decompose_reduction(reduce, sch.get_loops(reduce)[0]))
+    out = apply_marks(sch.mod["main"])
+    if not config.prefetch:
+        return out
+    gathered = "PANEL" if config.pack else "B"
+    return prefetch_gathered(out, "reduce0_update", gathered, config.prefetch, config.tile)
+
+
+def _in_vectors(sch: Any, block: Any) -> None:
+    *_, v, l = sch.get_loops(block)
+    sch.unroll(v)
+    sch.vectorize(l)

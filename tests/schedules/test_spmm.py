@@ -1,0 +1,225 @@
+"""SpMM and SpMV on the CPU: every config against float64 sums, on the zoo of patterns."""
+
+# pyright: reportAttributeAccessIssue=false
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetir
+from sparsetir.schedules.choose import Statistics, candidates
+from sparsetir.schedules.problems import Spmm
+from sparsetir.schedules.spmm import RowBlocks, equal_work
+
+RNG = np.random.default_rng(0)
+# Relative to the sum of absolute values of an element.
+CLOSE = {"float32": 1e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+def random(m, n, density, seed=0):
+    return sp.random_array(
+        (m, n), density=density, format="csr", dtype="float32", rng=np.random.default_rng(seed)
+    )
+
+
+def one_dense_row():
+    a = sp.lil_array((9, 70), dtype="float32")
+    a[4] = np.arange(1, 71)
+    return sp.csr_array(a)
+
+
+ZOO = {
+    "random": random(61, 47, 0.1),
+    "empty rows": sp.vstack([sp.csr_array((5, 47), dtype="float32"), random(30, 47, 0.03)]).tocsr(),
+    "empty": sp.csr_array((6, 5), dtype="float32"),
+    "no rows": sp.csr_array((0, 5), dtype="float32"),
+    "no columns": sp.csr_array((5, 0), dtype="float32"),
+    "one dense row": one_dense_row(),
+    "one column": random(40, 1, 0.5),
+    "one element": sp.csr_array(([2.0], ([0], [0])), shape=(1, 1), dtype="float32"),
+}
+
+
+def expected(a, values, b, reduce):
+    """(m, feat) result and sums of absolute values, in float64."""
+    rows = np.repeat(np.arange(a.shape[0]), np.diff(a.indptr))
+    products = values.astype("float64")[:, None] * b.astype("float64")[a.indices]
+    out = np.zeros((a.shape[0], b.shape[1]))
+    if reduce == "max":
+        out[np.diff(a.indptr) > 0] = -np.inf
+        np.maximum.at(out, rows, products)
+    else:
+        np.add.at(out, rows, products)
+        if reduce == "mean":
+            out /= np.maximum(np.diff(a.indptr), 1)[:, None]
+    size = np.zeros_like(out)
+    np.add.at(size, rows, np.abs(products))
+    return out, size
+
+
+def check(a, feat, dtype="float32", reduce="sum", config=None, threads=2):
+    kind = getattr(torch, dtype)
+    b = torch.from_numpy(RNG.standard_normal((a.shape[1], feat))).to(kind)
+    values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(kind)
+    plan = sparsetir.plan(
+        "spmm", a, feat, dtype=dtype, reduce=reduce, config=config, threads=threads
+    )
+    out = torch.full((a.shape[0], feat), float("nan"), dtype=kind)
+    assert plan(b, values=values, out=out) is out
+    want, size = expected(a, values.double().numpy(), b.double().numpy(), reduce)
+    assert (np.abs(out.double().numpy() - want) <= CLOSE[dtype] * (size + 1)).all()
+
+
+@pytest.mark.parametrize("name", ZOO)
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_patterns(name, reduce):
+    check(ZOO[name], 20, reduce=reduce)
+    check(ZOO[name], 32, reduce=reduce, config=RowBlocks(tile=32, pack=True, parts=3, prefetch=0))
+
+
+@pytest.mark.parametrize("feat", [1, 2, 3, 7, 15, 16, 17, 33, 100, 129, 257, 600, 1023, 1024])
+def test_feature_sizes(feat):
+    check(ZOO["random"], feat)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("feat", [1, 5, 16, 40, 96, 128, 200, 300, 512, 777])
+def test_candidates(feat):
+    a = ZOO["random"]
+    target = sparsetir.build.__globals__["host_target"]()
+    for config in candidates(Spmm(), Statistics(*a.shape, a.nnz, feat), target):
+        check(a, feat, config=config)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_dtypes(dtype):
+    for reduce in ("sum", "mean", "max"):
+        check(ZOO["empty rows"], 24, dtype, reduce)
+
+
+CONFIGS = [
+    RowBlocks(tile=64, blocks=7),
+    RowBlocks(tile=32, parts=5),
+    RowBlocks(tile=16, lanes=8, prefetch=1),
+    RowBlocks(tile=20, lanes=16, feat=64, pack=True),
+    RowBlocks(tile=13, lanes=4, feat=64, prefetch=0, parts=2),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_configs(config):
+    for name in ("random", "empty rows", "one dense row", "empty"):
+        check(ZOO[name], 64, config=config, threads=3)
+
+
+def test_one_kernel_serves_all_patterns_of_a_tile():
+    config = RowBlocks(tile=48, prefetch=3)
+    check(ZOO["random"], 48, config=config)
+    before = sparsetir.compilations()
+    check(ZOO["one dense row"], 96, config=config)
+    check(ZOO["empty"], 144, config=RowBlocks(tile=48, prefetch=3, parts=2, blocks=5))
+    assert sparsetir.compilations() == before
+
+
+def test_int64_indices():
+    a = ZOO["random"]
+    from sparsetir.build import build
+    from sparsetir.schedules.problems import CsrPattern
+    from sparsetir.schedules.templates import template_of
+
+    problem, config = Spmm(idtype="int64", reduce="mean"), RowBlocks(tile=16, parts=2)
+    template = template_of(config)
+    stage_two = sparsetir.lower_sparse_iter(template.program(problem, config))
+    kernel = build(template.schedule(stage_two, problem, config))
+    pattern = CsrPattern(a.indptr.astype("int64"), a.indices.astype("int64"), a.shape)
+    arguments = template.arrange(pattern, problem, config, 2)
+    b, out = RNG.standard_normal((47, 32)).astype("float32"), np.empty((61, 32), "float32")
+    kernel(a=a.data, b=b, out=out, tiles=2, **arguments)
+    np.testing.assert_allclose(out, expected(a, a.data, b, "mean")[0], atol=1e-5)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_what_is_not_finite(reduce):
+    """Only elements that are stored meet what B holds, and NaN and inf stay what they are."""
+    a = sp.csr_array(([1.0, 0.0, -1.0], ([0, 0, 2], [0, 1, 2])), shape=(4, 5), dtype="float32")
+    b = np.full((5, 18), np.nan, "float32")
+    b[0], b[1], b[2] = 2.0, 3.0, np.inf
+    out = sparsetir.plan("spmm", a, 18, reduce=reduce)(b)
+    assert (out[0] == 2).all() and (out[1] == 0).all() and (out[3] == 0).all()
+    assert (out[2] == -np.inf).all()
+    b[1, 3] = np.inf  # times the stored zero: NaN
+    out = sparsetir.plan("spmm", a, 18, reduce=reduce)(b)
+    assert np.isnan(out[0, 3]) and np.isfinite(np.delete(out[0], 3)).all()
+
+
+def test_a_maximum_keeps_nan():
+    a = sp.csr_array(np.ones((1, 3), "float32"))
+    for place in range(3):
+        b = np.ones((3, 4), "float32")
+        b[place] = np.nan
+        assert np.isnan(sparsetir.plan("spmm", a, 4, reduce="max")(b)).all()
+
+
+def test_heads():
+    a, heads, feat = ZOO["random"], 3, 20
+    b = RNG.standard_normal((heads, 47, feat)).astype("float32")
+    values = RNG.standard_normal((heads, a.nnz)).astype("float32")
+    out = sparsetir.plan("spmm", a, feat, heads=heads)(b, values=values)
+    assert out.shape == (heads, 61, feat)
+    for h in range(heads):
+        np.testing.assert_allclose(out[h], expected(a, values[h], b[h], "sum")[0], atol=1e-5)
+
+
+def test_spmv():
+    a = ZOO["random"]
+    x = RNG.standard_normal(47).astype("float32")
+    plan = sparsetir.plan("spmv", a)
+    np.testing.assert_allclose(plan(x), a @ x, atol=1e-5)
+    out = torch.empty(61)
+    plan(torch.from_numpy(x), out=out)
+    np.testing.assert_allclose(out.numpy(), a @ x, atol=1e-5)
+
+
+def test_blocks_have_equal_work():
+    indptr = np.cumsum([0, *RNG.integers(0, 50, 1000)]).astype("int32")
+    blocks = equal_work(indptr, 8)
+    work = np.diff(indptr[blocks] + 2 * blocks)
+    assert blocks[0] == 0 and blocks[-1] == 1000 and (np.diff(blocks) >= 0).all()
+    assert work.max() - work.min() <= 2 * 54
+
+
+REFUSED = [
+    ({"tile": 0}, "RowBlocks: argument 'tile': expected 1 to 256, got 0"),
+    ({"lanes": 12}, "RowBlocks: argument 'lanes': expected a power of two up to tile = 128"),
+    (
+        {"tile": 40, "lanes": 16},
+        "expected a multiple of lanes = 16 where 'feat' is not given, got 40",
+    ),
+    ({"feat": 100}, "RowBlocks: argument 'feat': expected at least tile = 128, got 100"),
+    ({"parts": 0}, "RowBlocks: argument 'parts': expected 1 or more, got 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_configs_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        RowBlocks(**options)
+
+
+def test_a_config_that_does_not_serve_the_feature_size():
+    with pytest.raises(ValueError, match="plan: argument 'config': tiles of 32 features do not"):
+        sparsetir.plan("spmm", ZOO["random"], 48, config=RowBlocks(tile=32))
+    with pytest.raises(ValueError, match="plan: argument 'config': it is for 64 features, got 48"):
+        sparsetir.plan("spmm", ZOO["random"], 48, config=RowBlocks(tile=32, feat=64))
+
+
+def test_the_code_keeps_a_tile_in_registers():
+    """No accumulator is loaded or stored in the loop over non-zeros, and rows are prefetched."""
+    import re
+
+    plan = sparsetir.plan("spmm", ZOO["random"], 128, config=RowBlocks(tile=128))
+    code = plan.kernel.source("ll")
+    loop = next(part for part in re.split(r"\n(?=\S+:)", code) if "llvm.prefetch" in part)
+    assert len(re.findall(r"call void @llvm.prefetch", loop)) == 8
+    assert "store" not in loop
