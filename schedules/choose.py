@@ -5,7 +5,10 @@ Rules of thumb from what was measured (`bench/results`): see `choose` for each.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
+from functools import cache
+from math import gcd
 from typing import Any
 
 from sparsetir.schedules.default import is_gpu, vector_bits
@@ -14,19 +17,24 @@ from sparsetir.schedules.spmm import RowBlocks
 
 __all__ = ["Statistics", "candidates", "choose"]
 
-# Non-zeros per row of B from which on a copy of B pays.
-PACK_DEGREE = 16
-ENOUGH_FEATURES = 64
+# Bytes of cache that a tile of B should fit into, where the machine does not say.
+L2_BYTES = 1 << 20
+# Non-zeros per row of B from which on a copy of it, or of a part, pays.
+PACK_DEGREE = 8
+PREFETCH = 8
+MAX_PARTS = 16
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What the choice is made by: sizes of the pattern, and features."""
+    """What is chosen by: the pattern (m, n, nnz), features, threads, bytes of an element of B."""
 
     m: int
     n: int
     nnz: int
     feat: int
+    threads: int = 1
+    bytes: int = 4
 
 
 def choose(problem: Any, given: Statistics, target: Any) -> Any:
@@ -42,15 +50,41 @@ def candidates(problem: Any, given: Statistics, target: Any) -> list[Any]:
 
 
 def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
+    """Row blocks, with as much of B at a time as the L2 cache holds.
+
+    A panel of B is copied together where its rows are read often enough: narrow rows far from each
+    other share sets of the cache and pages. Prefetching costs as many instructions as adding up
+    two vectors, so it is left out where B is in the L2 cache anyway.
+    """
     lanes = max(1, vector_bits(target) // (64 if problem.accumulator == "float64" else 32))
-    narrow, wide = _tiled(given.feat, lanes, 4), _tiled(given.feat, lanes, 8)
-    widest = _tiled(given.feat, lanes, 16)
-    packed = replace(narrow, pack=True)
-    in_parts = replace(packed, parts=4, prefetch=0)
-    found = [wide, narrow, widest, packed, replace(wide, pack=True), in_parts]
-    if given.feat > ENOUGH_FEATURES and given.nnz >= PACK_DEGREE * given.n:
-        found.insert(0, packed)
+    degree = given.nnz / max(1, given.n)
+    tiled = {vectors: _tiled(given.feat, lanes, vectors) for vectors in (8, 4, 2, 16)}
+    found = []
+    for vectors, pack in ((8, False), (4, True), (2, True), (4, False), (8, True), (16, False)):
+        config = replace(tiled[vectors], pack=pack)
+        tiles = -(-given.feat // config.tile)
+        config = replace(config, blocks=given.threads // gcd(tiles, given.threads))
+        far = given.n * config.tile * given.bytes > l2_bytes()
+        ahead = PREFETCH if far and (degree >= PACK_DEGREE or config.tile >= 4 * lanes) else 0
+        found.append(replace(config, prefetch=ahead))
+    wide, narrow, narrowest = found[:3]
+    if given.feat > wide.tile // 2 and degree >= PACK_DEGREE * narrow.blocks:
+        fits = given.n * narrow.tile * given.bytes <= l2_bytes() // 2
+        found.insert(0, narrow if fits else narrowest)
+    for config in found[:3]:
+        if config.pack and (config.feat or 0) % config.tile == 0:
+            found.append(replace(config, parts=4, prefetch=0))
     return list(dict.fromkeys(found))
+
+
+@cache
+def l2_bytes() -> int:
+    """Size of the L2 cache of a core."""
+    try:
+        size = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+    except (OSError, ValueError):
+        size = 0
+    return size if size > 0 else L2_BYTES
 
 
 def _tiled(feat: int, lanes: int, vectors: int) -> RowBlocks:

@@ -6,6 +6,9 @@ together where rows of B are far apart); gathered rows are asked for ahead; thre
 equal numbers of non-zeros. (SparseTIR, section 4.2.1; Senanayake et al., section 8.)
 """
 
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# (TVMScript is Python in form only.)
+
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -13,11 +16,11 @@ from typing import Any
 
 import numpy as np
 from tvm import s_tir, tirx
+from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.prefetch import prefetch_gathered
 from sparsetir.schedules.problems import CsrPattern, Spmm
-from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["RowBlocks", "arrange", "equal_work", "program", "row_array", "schedule"]
@@ -38,7 +41,7 @@ class RowBlocks:
     pack : copy the tile's features of B together before they are gathered
     prefetch : how many non-zeros ahead rows of B are asked for; 0 for never
     parts : parts of the columns that are gone through one after the other; not compiled in
-    blocks : blocks of rows for each thread; not compiled in
+    blocks : blocks of rows; they and the tiles are divided among the threads; not compiled in
     """
 
     tile: int = 128
@@ -72,6 +75,12 @@ class RowBlocks:
                 raise ValueError(
                     f"{who}: argument '{name}': expected {least} or more, got {getattr(self, name)}"
                 )
+
+        if self.parts > 1 and self.feat is not None and self.feat % self.tile:
+            raise ValueError(
+                f"{who}: argument 'parts': expected 1 where tiles of {self.tile} features overlap, "
+                f"as {self.feat} is no multiple, got {self.parts}"
+            )
 
     @property
     def compiled(self) -> RowBlocks:
@@ -124,6 +133,10 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     def combine(a: Any, x: Any) -> Any:
         return a + x if reduce != "max" else tirx.Select(tirx.any(x > a, tirx.isnan(x)), x, a)
 
+    def at(outer: Any) -> tuple[Any, ...]:
+        """(head, block) of (head, tile, block); there is no head where there is no batch."""
+        return (*outer[:-2], outer[-1])
+
     @T.prim_func
     def spmm(
         a: T.handle, b: T.handle, out: T.handle, row: T.handle, block_ptr: T.handle,
@@ -149,29 +162,29 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
         if pack:
             PANEL = T.alloc_sparse_buffer((N, V, L), dtype)
         ACC = T.alloc_sparse_buffer((V, L), acc, "local")
-        with T.sp_iter((H, P) if batched else (P,), "SS"[not batched :], "tiles") as outer:
+        with T.sp_iter((H, P, O) if batched else (P, O), "SSS"[not batched :], "tiles") as outer:
             if pack:
                 with T.sp_iter([N, V, L], "SSS", "pack") as [j, v, l]:
-                    PANEL[j, v, l] = B[(*outer[:-1], j, place(outer[-1], v, l))]
-            with T.sp_iter([O, I, Q], "SSS", "rows") as [o, i, q]:
+                    PANEL[j, v, l] = B[(*outer[:-2], j, place(outer[-2], v, l))]
+            with T.sp_iter([I, Q], "SS", "rows") as [i, q]:
                 with T.sp_iter([J, V, L], "RSS", "reduce") as [j, v, l]:
                     with T.init():
                         ACC[v, l] = T.if_then_else(
                             q == 0,
-                            ROW[o, i] if reduce == "max" else zero,
-                            T.cast(C[(*outer[:-1], o, i, place(outer[-1], v, l))], acc),
+                            ROW[outer[-1], i] if reduce == "max" else zero,
+                            T.cast(C[(*at(outer), i, place(outer[-2], v, l))], acc),
                         )
                     ACC[v, l] = combine(
                         ACC[v, l],
-                        T.cast(A[(*outer[:-1], o, i, q, j)], acc)
-                        * (ROW[o, i] if reduce == "mean" else one)
+                        T.cast(A[(*at(outer), i, q, j)], acc)
+                        * (ROW[outer[-1], i] if reduce == "mean" else one)
                         * T.cast(
-                            PANEL[j, v, l] if pack else B[(*outer[:-1], j, place(outer[-1], v, l))],
+                            PANEL[j, v, l] if pack else B[(*outer[:-2], j, place(outer[-2], v, l))],
                             acc,
                         ),
                     )
                 with T.sp_iter([V, L], "SS", "write") as [v, l]:
-                    C[(*outer[:-1], o, i, place(outer[-1], v, l))] = T.cast(ACC[v, l], dtype)
+                    C[(*at(outer), i, place(outer[-2], v, l))] = T.cast(ACC[v, l], dtype)
 
     unused = {"row"} if reduce == "sum" else set()
     unused |= set() if batched else {"heads"}
@@ -179,12 +192,10 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     return spmm.replace(params=[p for p in spmm.params if p.name not in unused])
 
 
-def arrange(
-    matrix: CsrPattern, problem: Spmm, config: RowBlocks, threads: int
-) -> dict[str, np.ndarray | int]:
+def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> dict[str, np.ndarray | int]:
     """The arguments of :func:`program` that depend on the pattern alone."""
     indptr, indices, (m, n) = matrix
-    blocks, parts = min(config.blocks * threads, max(m, 1)), config.parts
+    blocks, parts = max(1, min(config.blocks, m)), config.parts
     if parts > 1:
         width = max(1, -(-n // parts))
         place = np.repeat(np.arange(m, dtype=indptr.dtype), np.diff(indptr)) * parts
@@ -234,13 +245,11 @@ def schedule(func: tirx.PrimFunc, problem: Spmm, config: RowBlocks) -> tirx.Prim
     del problem
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     reduce, write = sch.get_sblock("reduce0"), sch.get_sblock("write0")
-    mark(sch, sch.get_loops(sch.get_sblock("rows0"))[0], "parallel")
-    i, q = sch.get_loops(sch.get_sblock("rows1"))
+    mark(sch, sch.fuse(*sch.get_loops(sch.get_sblock("tiles0"))), "parallel")
+    i, q = sch.get_loops(sch.get_sblock("rows0"))
     sch.reorder(q, i)
     if config.pack:
-        pack = sch.get_sblock("pack0")
-        mark(sch, sch.get_loops(pack)[0], "parallel")
-        _in_vectors(sch, pack)
+        _in_vectors(sch, sch.get_sblock("pack0"))
     for block in (reduce, write):
         _in_vectors(sch, block)
     _in_vectors(sch, sch.decompose_reduction(reduce, sch.get_loops(reduce)[0]))

@@ -79,16 +79,19 @@ def plan(
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem.
     """
-    matrix, problem, given, target = _problem(op, matrix, feat, dtype, reduce, heads, target)
+    matrix, problem, given, target = _problem(
+        op, matrix, feat, dtype, reduce, heads, target, threads
+    )
     if config is None:
         config = candidates(problem, given, target)[0]
     _check_features(config, feat)
-    return Plan(op, matrix, problem, config, feat, heads, target, threads)
+    return Plan(op, matrix, problem, config, feat, heads, target)
 
 
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
-    rest = {"dtype": None, "reduce": "sum", "heads": None, "target": "llvm", **options}
+    defaults = {"dtype": None, "reduce": "sum", "heads": None, "target": "llvm", "threads": None}
+    rest = {**defaults, **options}
     _, problem, given, target = _problem(op, matrix, feat, **rest)
     return candidates(problem, given, target)
 
@@ -113,7 +116,6 @@ class Plan:
         feat: int,
         heads: int | None,
         target: Any,
-        threads: int | None,
     ) -> None:
         self.op, self.problem, self.config, self.feat = op, problem, config, feat
         self.launches, self.padding = 1, 0.0
@@ -127,10 +129,9 @@ class Plan:
         csr = CsrPattern(
             pattern.indptr.astype(idtype, copy=False),
             pattern.coords[1].astype(idtype, copy=False),
-            pattern.shape,
+            (pattern.shape[0], pattern.shape[1]),
         )
-        threads = threads or int(os.environ.get("TVM_NUM_THREADS", 0)) or os.cpu_count() or 1
-        arguments = template.arrange(csr, problem, config, threads)
+        arguments = template.arrange(csr, problem, config)
         self.convert_seconds = time.perf_counter() - start
         self._device = tvm.runtime.device(target.kind.name if is_gpu(target) else "cpu", 0)
         self._fill(arguments, matrix, heads)
@@ -138,7 +139,8 @@ class Plan:
     def _fill(self, arguments: dict[str, Any], matrix: SparseMatrix, heads: int | None) -> None:
         names = self.kernel.signature.names
         m, n = matrix.shape
-        before = () if heads is None else (heads,)
+        before: tuple[int, ...] = () if heads is None else (heads,)
+        self._shapes: dict[str, tuple[int, ...]]
         if self.op == "sddmm":
             self._operands = ("x", "y")
             self._shapes = {"x": (*before, m, self.feat), "y": (*before, n, self.feat)}
@@ -224,9 +226,8 @@ class Plan:
                 f"{self.op}: argument '{name}': expected a contiguous array of shape "
                 f"{self._shapes[name]}, got shape {tuple(array.shape)}, strides {strides(array)}"
             )
-        if isinstance(array, tvm_ffi.Tensor):
-            return array._create_view(shape, array.dtype)
-        return array.reshape(shape)
+        view: Any = getattr(array, "_create_view", None)  # of TVM's tensors
+        return array.reshape(shape) if view is None else view(shape, array.dtype)
 
     def _refuse_overlap(self, args: list[Any]) -> None:
         """Raise where the result shares memory with what is read."""
@@ -253,6 +254,7 @@ def _problem(
     reduce: str,
     heads: int | None,
     target: Any,
+    threads: int | None,
 ) -> tuple[SparseMatrix, Any, Statistics, Any]:
     """What is compiled for and chosen by."""
     if op not in PROBLEMS:
@@ -272,7 +274,9 @@ def _problem(
         options["reduce"] = reduce
     problem = PROBLEMS[op](**options)
     m, n = matrix.shape
-    return matrix, problem, Statistics(m, n, matrix.nnz, int(feat)), resolve_target(target)
+    threads = threads or int(os.environ.get("TVM_NUM_THREADS", 0)) or os.cpu_count() or 1
+    given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype))
+    return matrix, problem, given, resolve_target(target)
 
 
 def _check_features(config: Any, feat: int) -> None:

@@ -75,7 +75,7 @@ def check(a, feat, dtype="float32", reduce="sum", config=None, threads=2):
 @pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
 def test_patterns(name, reduce):
     check(ZOO[name], 20, reduce=reduce)
-    check(ZOO[name], 32, reduce=reduce, config=RowBlocks(tile=32, pack=True, parts=3, prefetch=0))
+    check(ZOO[name], 32, reduce=reduce, config=RowBlocks(tile=32, pack=True, parts=3, blocks=2))
 
 
 @pytest.mark.parametrize("feat", [1, 2, 3, 7, 15, 16, 17, 33, 100, 129, 257, 600, 1023, 1024])
@@ -103,7 +103,8 @@ CONFIGS = [
     RowBlocks(tile=32, parts=5),
     RowBlocks(tile=16, lanes=8, prefetch=1),
     RowBlocks(tile=20, lanes=16, feat=64, pack=True),
-    RowBlocks(tile=13, lanes=4, feat=64, prefetch=0, parts=2),
+    RowBlocks(tile=13, lanes=4, feat=64, prefetch=0, blocks=3),
+    RowBlocks(tile=4, lanes=4, feat=64, pack=True, parts=2, blocks=2),
 ]
 
 
@@ -133,7 +134,7 @@ def test_int64_indices():
     stage_two = sparsetir.lower_sparse_iter(template.program(problem, config))
     kernel = build(template.schedule(stage_two, problem, config))
     pattern = CsrPattern(a.indptr.astype("int64"), a.indices.astype("int64"), a.shape)
-    arguments = template.arrange(pattern, problem, config, 2)
+    arguments = template.arrange(pattern, problem, config)
     b, out = RNG.standard_normal((47, 32)).astype("float32"), np.empty((61, 32), "float32")
     kernel(a=a.data, b=b, out=out, tiles=2, **arguments)
     np.testing.assert_allclose(out, expected(a, a.data, b, "mean")[0], atol=1e-5)
@@ -198,6 +199,10 @@ REFUSED = [
     ),
     ({"feat": 100}, "RowBlocks: argument 'feat': expected at least tile = 128, got 100"),
     ({"parts": 0}, "RowBlocks: argument 'parts': expected 1 or more, got 0"),
+    (
+        {"feat": 200, "parts": 2},
+        "argument 'parts': expected 1 where tiles of 128 features overlap, as 200 is no multiple",
+    ),
 ]
 
 

@@ -1,0 +1,315 @@
+"""What a GPU program is made of: the top-level loop nests of a function, and what each one does.
+
+A nest that binds threads becomes a kernel launch of its own. :class:`Nest` says how many blocks and
+threads it asks for, which buffers it reads and writes, and whether its threads work together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
+from tvm_ffi import Object
+from tvm_ffi.structural import WalkResult
+
+from sparsetir.sparse_ir.nodes import walk
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["Accesses", "Nest", "count_launches", "top_level"]
+
+BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
+THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
+# TVM's kinds of calls that change nothing: annotation, pure, reads state, part of another call.
+HARMLESS_EFFECTS = (0, 1, 2, 4)
+ATOMIC_ADDS = ("tirx.atomic_add", "tirx.cuda.atomic_add")
+
+
+def top_level(func: tirx.PrimFunc) -> list[Any]:
+    """The statements of a function's root block, or of its body where it has none."""
+    body = func.body.block.body if isinstance(func.body, s_tir.SBlockRealize) else func.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def count_launches(func: tirx.PrimFunc) -> int:
+    """How many kernels a function launches: its outermost loops over blocks or threads.
+
+    func : of stage II or III. A launch inside of a host loop counts once.
+    """
+    launches: list[Any] = []
+
+    def visit(node: Any) -> Any:
+        if _binds(node):
+            launches.append(node)
+            return WalkResult.SKIP
+        return WalkResult.ADVANCE
+
+    tvm_ffi.structural_walk(func.body, (Object, visit), order="pre")
+    return len(launches)
+
+
+@dataclass
+class Accesses:
+    """The buffers a statement uses, apart from those it allocates itself.
+
+    adds : those that it adds to atomically, by `atomicAdd` or TVM's atomic operations
+    """
+
+    reads: set[Any] = field(default_factory=set)
+    writes: set[Any] = field(default_factory=set)
+    adds: set[Any] = field(default_factory=set)
+
+    def all(self) -> set[Any]:
+        """Every buffer used."""
+        return self.reads | self.writes | self.adds
+
+    def conflicts(self, other: Accesses) -> list[Any]:
+        """Buffers that only an order of the two makes right: one writes what the other uses."""
+        found = self.writes & other.all() | other.writes & self.all()
+        found |= self.adds & other.reads | other.adds & self.reads
+        return sorted(found, key=lambda b: b.name)
+
+
+class Nest:
+    """One top-level statement.
+
+    stmt : the statement
+    name : of its first block
+    blocks : the names of all its blocks
+    grid : number of blocks by tag
+    threads : number of threads by tag
+    loops : the loops bound to blocks or threads, outer ones first
+    accesses : the buffers it uses
+    cooperation : what its threads do together, so that none of them may be left out; "" if nothing
+    problem : why it is no kernel that can be joined with others; "" if it is one
+    """
+
+    def __init__(self, stmt: Any, params: Any) -> None:
+        self.stmt = stmt
+        self.loops: list[Any] = []
+        self.grid: dict[str, Any] = {}
+        self.threads: dict[str, int] = {}
+        self.blocks: list[str] = []
+        self._attributes: list[Any] = []
+        walk(stmt, self._visit)
+        self.name = self.blocks[0] if self.blocks else str(type(stmt).__name__)
+        uses = _Uses(stmt)
+        self.accesses = uses.found
+        self.problem = self._problem(set(params))
+        self.cooperation = "" if self.problem else _cooperation(stmt, self.loops, uses)
+
+    def _visit(self, node: Any) -> None:
+        if isinstance(node, s_tir.SBlock):
+            self.blocks.append(str(node.name_hint))
+        elif isinstance(node, tirx.For) and _binds(node):
+            self.loops.append(node)
+        elif _binds(node):
+            self._attributes.append(node)
+
+    def _problem(self, params: set[Any]) -> str:
+        if self._attributes:
+            return "expected loops bound to threads, got a 'thread_extent' attribute"
+        if not self.loops:
+            return "expected loops bound to blocks and threads, got none (host code)"
+        outside = _outside_of_threads(self.stmt)
+        if outside:
+            return f"expected one launch, got {outside}"
+        analyzer = Analyzer()
+        for loop in self.loops:
+            tag = str(loop.thread_binding.thread_tag)
+            if not analyzer.can_prove_equal(loop.min, 0):
+                return f"expected its loop over {tag} to start at 0, got {loop.min}"
+            if tag in BLOCK_TAGS:
+                known = self.grid.setdefault(tag, loop.extent)
+                if _loads(loop.extent) or not free_vars(loop.extent) <= params:
+                    return (
+                        f"expected a number of blocks ({tag}) that follows from the parameters, "
+                        f"got {loop.extent}"
+                    )
+            elif tag not in THREAD_TAGS:
+                return f"expected loops over blocks and threads, got one over {tag}"
+            elif not isinstance(loop.extent, tirx.IntImm):
+                return f"expected a constant number of threads ({tag}), got {loop.extent}"
+            else:
+                known = self.threads.setdefault(tag, int(loop.extent))
+            if not analyzer.can_prove_equal(known, loop.extent):
+                return f"expected equal extents of {tag}, got {known} and {loop.extent}"
+        for tag, realize in _reductions(self.stmt, self.loops):
+            if tag in BLOCK_TAGS and _stores_to_memory(realize.block):
+                return f"expected blocks that write for themselves, got a reduction over {tag}"
+        return ""
+
+
+def _binds(node: Any) -> bool:
+    if isinstance(node, tirx.For):
+        return node.kind == tirx.ForKind.THREAD_BINDING
+    return isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent"
+
+
+def _loads(expr: Any) -> bool:
+    found: list[Any] = []
+    walk(expr, lambda n: found.append(n) if isinstance(n, ir.TensorLoad) else None)
+    return bool(found)
+
+
+def _outside_of_threads(stmt: Any) -> str:
+    """What stands around a nest's outermost loop over threads, if it may not move inside."""
+    while not _binds(stmt):
+        if isinstance(stmt, tirx.For) and isinstance(stmt.extent, tirx.IntImm):
+            if int(stmt.extent) == 1:
+                stmt = stmt.body
+                continue
+        if isinstance(stmt, s_tir.SBlockRealize) and stmt.block.init is None:
+            if not stmt.block.alloc_buffers:
+                stmt = stmt.block.body
+                continue
+            return f"the allocation of '{stmt.block.alloc_buffers[0].name}' on the host"
+        if isinstance(stmt, tirx.For):
+            return f"one for each step of the host's loop '{stmt.loop_var.name}'"
+        return f"{type(stmt).__name__} on the host around it"
+    return ""
+
+
+class _Uses:
+    """Finds what a statement accesses.
+
+    found : the accesses of buffers from outside
+    scoped : all buffers that are used or allocated, by the variable
+    calls : the calls that are no atomic additions
+    """
+
+    def __init__(self, stmt: Any) -> None:
+        self.found = Accesses()
+        self.scoped: set[Any] = set()
+        self.calls: list[Any] = []
+        self._private: set[Any] = set()
+        self._matched: dict[Any, Any] = {}
+        self._walk(stmt)
+        for kind in (self.found.reads, self.found.writes, self.found.adds):
+            self.scoped |= kind
+            kind -= self._private
+
+    def _walk(self, node: Any) -> None:
+        tvm_ffi.structural_walk(
+            node,
+            [
+                (s_tir.SBlock, self._block),
+                (tirx.AllocBuffer, lambda n: self._allocated([n.buffer])),
+                (tirx.BufferStore, lambda n: self._use(n.buffer, self.found.writes)),
+                (ir.TensorLoad, lambda n: self._use(n.source, self.found.reads)),
+                (ir.Call, self._call),
+            ],
+            order="pre",
+        )
+
+    def _block(self, block: Any) -> Any:
+        self._matched |= {m.buffer: m.source.source for m in block.match_buffers}
+        return self._allocated(block.alloc_buffers)
+
+    def _allocated(self, buffers: Any) -> Any:
+        self._private |= set(buffers)
+        self.scoped |= set(buffers)
+        return WalkResult.ADVANCE
+
+    def _use(self, buf: Any, *kinds: set[Any]) -> Any:
+        while buf in self._matched:
+            buf = self._matched[buf]
+        for kind in kinds:
+            kind.add(buf)
+        return WalkResult.ADVANCE
+
+    def _call(self, call: Any) -> Any:
+        name, args = _op_name(call), list(call.args)
+        pointer = _added_to(name, args)
+        if pointer is not None:
+            self._address(pointer, self.found.adds)
+            for arg in args:
+                if arg is not pointer:
+                    self._walk(arg)
+            return WalkResult.SKIP
+        if name in ("tirx.address_of", "tirx.tvm_access_ptr"):
+            self._address(call, *self._directions(name, args))
+            return WalkResult.SKIP
+        self.calls.append(call)
+        for arg in args:
+            if tirx.is_buffer_var(arg):
+                self._use(arg, self.found.reads, self.found.writes)
+        return WalkResult.ADVANCE
+
+    def _directions(self, name: str, args: list[Any]) -> list[set[Any]]:
+        """What may be done through a pointer; `tvm_access_ptr` says it, in bits."""
+        both = [self.found.reads, self.found.writes]
+        if name != "tirx.tvm_access_ptr" or not isinstance(args[-1], tirx.IntImm):
+            return both
+        return [kind for n, kind in enumerate(both) if int(args[-1]) >> n & 1]
+
+    def _address(self, pointer: Any, *kinds: set[Any]) -> None:
+        """The use of what an address points to; indices inside are read as ever."""
+        for arg in pointer.args:
+            if isinstance(arg, ir.TensorLoad):
+                self._use(arg.source, *kinds)
+                for index in arg.indices:
+                    self._walk(index)
+            elif _op_name(arg) == "tirx.buffer_data":
+                self._use(arg.args[0], *kinds)
+            elif tirx.is_buffer_var(arg):
+                self._use(arg, *kinds)
+            else:
+                self._walk(arg)
+
+
+def _op_name(call: Any) -> str:
+    return str(getattr(getattr(call, "op", None), "name", ""))
+
+
+def _added_to(name: str, args: list[Any]) -> Any:
+    """The pointer that an atomic addition goes to, None for another call."""
+    at = 0 if name in ATOMIC_ADDS else None
+    if name == "tirx.call_extern" and str(getattr(args[0], "value", "")) == "atomicAdd":
+        at = 1
+    if at is None or _op_name(args[at]) not in ("tirx.address_of", "tirx.tvm_access_ptr"):
+        return None
+    return args[at]
+
+
+def _cooperation(stmt: Any, loops: list[Any], uses: _Uses) -> str:
+    for buf in sorted(uses.scoped, key=lambda b: b.name):
+        scope = str(buf.ty.storage_scope)
+        if scope not in ("", "global", "local"):
+            return f"'{buf.name}' in {scope} memory"
+    for tag, _ in _reductions(stmt, loops):
+        if tag in THREAD_TAGS:
+            return f"a reduction over {tag}"
+    for call in uses.calls:
+        known = isinstance(call.op, ir.Op)
+        if not known or call.op.get_attr("TCallEffectKind") not in HARMLESS_EFFECTS:
+            called = call.args[0].value if _op_name(call) == "tirx.call_extern" else _op_name(call)
+            return f"a call of {called}"
+    return ""
+
+
+def _reductions(stmt: Any, loops: list[Any]) -> list[tuple[str, Any]]:
+    """The blocks that reduce over some of these loops, each with the tag of the loop."""
+    tags = {loop.loop_var: str(loop.thread_binding.thread_tag) for loop in loops}
+    found: list[tuple[str, Any]] = []
+
+    def visit(realize: Any) -> None:
+        for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            if iter_var.iter_type == tirx.IterVar.CommReduce:
+                found.extend((tags[v], realize) for v in free_vars(value) & set(tags))
+
+    walk(stmt, lambda n: visit(n) if isinstance(n, s_tir.SBlockRealize) else None)
+    return found
+
+
+def _stores_to_memory(block: Any) -> bool:
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.BufferStore) and node.buffer.ty.storage_scope in ("", "global"):
+            found.append(node)
+
+    walk(block, visit)
+    return bool(found)

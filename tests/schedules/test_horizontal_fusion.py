@@ -1,0 +1,412 @@
+"""Many nests on one grid: the text, runs as OpenCL on a CPU, and CUDA text."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportMissingModuleSource=false
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm.script import tirx as TIR
+
+import sparsetir
+from gpu_runner import (
+    ATOMIC_ADD_PRELUDE,
+    OpenCLFunction,
+    cuda_source,
+    nvcc_compile,
+    requires_nvcc,
+    requires_opencl,
+)
+from programs import PROGRAMS
+from sparsetir.formats import Hyb, Operand, Pattern
+from sparsetir.schedules.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.loop_kinds import apply_marks, mark
+from sparsetir.schedules.nests import count_launches
+from sparsetir.sparse_ir import script as T
+from sparsetir.sparse_ir.nodes import map_expr
+from stage2 import golden, plain_text
+
+GPU = tvm.target.Target("opencl")
+
+
+def run(function: OpenCLFunction, args: list[Any]) -> list[Any]:
+    """The arguments, by position, after a run."""
+    names = [p.name for p in function._params]
+    out = function(dict(zip(names, args, strict=True)))
+    return [out.get(name, value) for name, value in zip(names, args)]
+
+
+def kernels(text: str) -> int:
+    """How many kernels a CUDA text has."""
+    return len(set(re.findall(r"__global__ void.*?(\w+_kernel\w*)\(", text)))
+
+
+# --- three nests of different shapes ------------------------------------------------------------
+
+
+@TIR.prim_func(s_tir=True)
+def three(
+    x: TIR.handle, left: TIR.handle, right: TIR.handle, total: TIR.handle,
+    m: TIR.int32, n: TIR.int32, w: TIR.int32,
+) -> None:  # fmt: skip
+    TIR.func_attr({"tirx.noalias": True})
+    X = TIR.match_buffer(x, (m, 32), "float32")
+    LEFT = TIR.match_buffer(left, (m, 32), "float32")
+    RIGHT = TIR.match_buffer(right, (n * w, 8), "float32")
+    TOTAL = TIR.match_buffer(total, (m,), "float32")
+    for i in TIR.thread_binding(m, thread="blockIdx.x"):
+        for k in TIR.thread_binding(32, thread="threadIdx.x"):
+            with TIR.sblock("left"):
+                vi, vk = TIR.axis.remap("SS", [i, k])
+                LEFT[vi, vk] = X[vi, vk] + TIR.float32(1)
+    for i in TIR.thread_binding(n, thread="blockIdx.y"):
+        for j in TIR.thread_binding(w, thread="blockIdx.x"):
+            for k in TIR.thread_binding(8, thread="threadIdx.x"):
+                with TIR.sblock("right"):
+                    vi, vj, vk = TIR.axis.remap("SSS", [i, j, k])
+                    RIGHT[vi * w + vj, vk] = TIR.cast(vi * 100 + vj * 10 + vk, "float32")
+    for o in TIR.thread_binding((m + 3) // 4, thread="blockIdx.x"):
+        for i in TIR.thread_binding(4, thread="threadIdx.y"):
+            for k in range(32):
+                with TIR.sblock("total"):
+                    vi = TIR.axis.spatial(m, o * 4 + i)
+                    vk = TIR.axis.reduce(32, k)
+                    TIR.where(o * 4 + i < m)
+                    with TIR.init():
+                        TOTAL[vi] = TIR.float32(0)
+                    TOTAL[vi] = TOTAL[vi] + X[vi, vk]
+
+
+def test_golden() -> None:
+    before = tvm_ffi.structural_hash(three)
+    fused = horizontal_fuse(three)
+    assert plain_text(fused) == golden("horizontal_fusion")
+    assert s_tir.analysis.verify_well_formed(fused)
+    assert tvm_ffi.structural_hash(three) == before
+
+
+@requires_opencl
+def test_nests_of_different_shapes() -> None:
+    fused = OpenCLFunction(horizontal_fuse(three))
+    for m, n, w in [(5, 3, 2), (9, 0, 4), (0, 2, 3), (4, 3, 0), (0, 0, 0)]:
+        x = np.random.default_rng(m).random((m, 32), "float32")
+        args = [x, np.zeros_like(x), np.zeros((n * w, 8), "float32"), np.zeros(m, "float32")]
+        out = run(fused, [*args, m, n, w])
+        i, j, k = np.indices((n, w, 8))
+        np.testing.assert_array_equal(out[1], x + 1)
+        np.testing.assert_array_equal(out[2].reshape(n, w, 8), i * 100 + j * 10 + k)
+        np.testing.assert_allclose(out[3], x.sum(axis=1), rtol=1e-5)
+        # Nothing to do is one block that does nothing: CUDA refuses to launch none.
+        grid = max(1, m + n * w + (m + 3) // 4)
+        assert fused.launches == [("three_kernel", (grid, 1, 1), (32, 4, 1))]
+
+
+def test_some_nests_only() -> None:
+    """The fused nest stands where the first of them stood; the others stay."""
+    fused = horizontal_fuse(three, ["total", "left"])
+    assert (count_launches(three), count_launches(fused)) == (3, 2)
+    first, second = fused.body.block.body.seq
+    names = [re.findall(r'T.sblock\("(\w+)"\)', part.script()) for part in (first, second)]
+    assert names == [["left_nest", "left", "total_nest", "total"], ["right"]]
+    assert kernels(cuda_source(fused)) == 2
+    assert tvm_ffi.structural_equal(horizontal_fuse(three, ["left"]), three)
+
+
+# --- nests whose threads work together ----------------------------------------------------------
+
+
+@TIR.prim_func(s_tir=True)
+def together(
+    x: TIR.handle, back: TIR.handle, total: TIR.handle, plain: TIR.handle,
+    m: TIR.int32, n: TIR.int32,
+) -> None:  # fmt: skip
+    TIR.func_attr({"tirx.noalias": True})
+    X = TIR.match_buffer(x, (m, 64), "float32")
+    BACK = TIR.match_buffer(back, (m, 64), "float32")
+    TOTAL = TIR.match_buffer(total, (m,), "float32")
+    PLAIN = TIR.match_buffer(plain, (n, 64), "float32")
+    with TIR.sblock("root"):
+        S = TIR.sblock_alloc_buffer((64,), "float32", scope="shared")
+        for i in TIR.thread_binding(m, thread="blockIdx.x"):
+            for k in TIR.thread_binding(64, thread="threadIdx.x"):
+                with TIR.sblock("load"):
+                    vi, vk = TIR.axis.remap("SS", [i, k])
+                    S[vk] = X[vi, vk]
+            for k in TIR.thread_binding(64, thread="threadIdx.x"):
+                with TIR.sblock("back"):
+                    vi, vk = TIR.axis.remap("SS", [i, k])
+                    BACK[vi, vk] = S[63 - vk]
+        for i in TIR.thread_binding(m, thread="blockIdx.x"):
+            for k in TIR.thread_binding(64, thread="threadIdx.x"):
+                with TIR.sblock("total"):
+                    vi, vk = TIR.axis.remap("SR", [i, k])
+                    with TIR.init():
+                        TOTAL[vi] = TIR.float32(0)
+                    TOTAL[vi] = TOTAL[vi] + X[vi, vk]
+        for i in TIR.thread_binding(n, thread="blockIdx.x"):
+            for k in TIR.thread_binding(64, thread="threadIdx.x"):
+                with TIR.sblock("plain"):
+                    vi, vk = TIR.axis.remap("SS", [i, k])
+                    PLAIN[vi, vk] = TIR.float32(2)
+
+
+@requires_opencl
+def test_shared_memory_and_reductions_over_threads() -> None:
+    fused = OpenCLFunction(horizontal_fuse(together))
+    for m, n in [(3, 2), (4, 0), (0, 3), (0, 0)]:
+        x = np.random.default_rng(m).random((m, 64), "float32")
+        args = [x, np.zeros_like(x), np.zeros(m, "float32"), np.zeros((n, 64), "float32"), m, n]
+        _, back, total, plain, *_ = run(fused, args)
+        np.testing.assert_array_equal(back, x[:, ::-1])
+        np.testing.assert_allclose(total, x.sum(axis=1), rtol=1e-5)
+        np.testing.assert_array_equal(plain, np.full((n, 64), 2))
+        assert fused.launches == [("together_kernel", (max(1, 2 * m + n), 1, 1), (64, 1, 1))]
+
+
+@requires_nvcc
+@pytest.mark.parametrize("func", [three, together], ids=["branches", "loops"])
+def test_compiles_for_a_gpu(func: tirx.PrimFunc) -> None:
+    text = cuda_source(horizontal_fuse(func), "sm_90")
+    assert kernels(text) == 1
+    assert nvcc_compile(text, "sm_90")
+
+
+# --- two products in one program ----------------------------------------------------------------
+
+
+def make_pair(idtype: str) -> Any:
+    """C = A1 B and D = A2 B."""
+    Index = getattr(T, idtype)
+
+    @T.prim_func
+    def pair(
+        a: T.handle, a2: T.handle, b: T.handle, c: T.handle, d: T.handle,
+        indptr: T.handle, indices: T.handle, indptr2: T.handle, indices2: T.handle,
+        m: Index, n: Index, nnz: Index, m2: Index, nnz2: Index, feat: Index,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        I2 = T.dense_fixed(m2, idtype)
+        J2 = T.sparse_variable(I2, (n, nnz2), (indptr2, indices2), idtype)
+        J_ = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        A = T.match_sparse_buffer(a, (I, J), "float32")
+        A2 = T.match_sparse_buffer(a2, (I2, J2), "float32")
+        B = T.match_sparse_buffer(b, (J_, K), "float32")
+        C = T.match_sparse_buffer(c, (I, K), "float32")
+        D = T.match_sparse_buffer(d, (I2, K), "float32")
+        with T.sp_iter([I, J, K], "SRS", "one") as [i, j, k]:
+            with T.init():
+                C[i, k] = T.float32(0)
+            C[i, k] = C[i, k] + A[i, j] * B[j, k]
+        with T.sp_iter([I2, J2, K], "SRS", "two") as [i, j, k]:
+            with T.init():
+                D[i, k] = T.float32(0)
+            D[i, k] = D[i, k] + A2[i, j] * B[j, k]
+
+    return pair
+
+
+def features_over_blocks(sch: Any, name: str) -> None:
+    """Rows over threads; features over blocks, by a loop inside of the block of a row."""
+    outer, inner = sch.split(*sch.get_loops(sch.get_sblock(f"{name}0")), [None, 4])
+    sch.bind(outer, "blockIdx.x")
+    sch.bind(inner, "threadIdx.y")
+    j, k = sch.get_loops(sch.get_sblock(f"{name}1"))
+    sch.reorder(k, j)
+    outer, inner = sch.split(k, [None, 8])
+    sch.bind(outer, "blockIdx.y")
+    sch.bind(inner, "threadIdx.x")
+
+
+def features_over_threads(sch: Any, name: str) -> None:
+    """A row per block, fewer threads."""
+    sch.bind(*sch.get_loops(sch.get_sblock(f"{name}0")), "blockIdx.x")
+    j, k = sch.get_loops(sch.get_sblock(f"{name}1"))
+    sch.reorder(k, j)
+    sch.bind(sch.split(k, [None, 4])[1], "threadIdx.x")
+
+
+def tiles_in_registers(sch: Any, name: str) -> None:
+    """Four rows per block, and four features of one of them per thread."""
+    outer, inner = sch.split(*sch.get_loops(sch.get_sblock(f"{name}0")), [None, 4])
+    sch.bind(outer, "blockIdx.x")
+    sch.bind(inner, "threadIdx.y")
+    block = sch.get_sblock(f"{name}1")
+    j, k = sch.get_loops(block)
+    outer, lane, tile = sch.split(k, [None, 4, 4])
+    sch.reorder(outer, lane, j, tile)
+    sch.reverse_compute_at(sch.cache_write(block, 0, "local"), lane)
+    sch.bind(outer, "blockIdx.y")
+    sch.bind(lane, "threadIdx.x")
+    sch.unroll(tile)
+    sch.decompose_reduction(block, j)
+
+
+def reduction_over_threads(sch: Any, name: str) -> None:
+    """A row per block, a reduction over eight threads."""
+    sch.bind(*sch.get_loops(sch.get_sblock(f"{name}0")), "blockIdx.x")
+    j, k = sch.get_loops(sch.get_sblock(f"{name}1"))
+    sch.reorder(k, j)
+    sch.bind(k, "blockIdx.y")
+    sch.bind(sch.split(j, [None, 8])[1], "threadIdx.x")
+
+
+def random_csr(rng: np.random.Generator, m: int, n: int, dtype: str) -> sp.csr_array:
+    """A random matrix; every third row is empty."""
+    mask = rng.random((m, n)) < 0.4
+    mask[::3] = False
+    a = sp.csr_array(mask * rng.standard_normal((m, n)).astype("float32"))
+    a.indptr, a.indices = a.indptr.astype(dtype), a.indices.astype(dtype)
+    return a
+
+
+@requires_opencl
+@pytest.mark.parametrize(
+    "idtype, one, two",
+    [
+        ("int32", features_over_blocks, features_over_threads),
+        ("int64", features_over_threads, features_over_blocks),
+        ("int32", reduction_over_threads, reduction_over_threads),
+        ("int32", tiles_in_registers, tiles_in_registers),
+    ],
+)
+@pytest.mark.parametrize("stage", ["II", "III"])
+def test_two_products(idtype: str, one: Any, two: Any, stage: str) -> None:
+    sch = s_tir.Schedule(sparsetir.lower_sparse_iter(make_pair(idtype)))
+    one(sch, "one")
+    two(sch, "two")
+    (func,) = sch.mod.functions.values()
+    if stage == "II":
+        fused = sparsetir.lower_sparse_buffer(horizontal_fuse(func))
+    else:
+        fused = horizontal_fuse(sparsetir.lower_sparse_buffer(func))
+    assert count_launches(fused) == 1
+    function = OpenCLFunction(fused)
+    rng = np.random.default_rng(0)
+    for m, m2, feat in [(7, 10, 11), (0, 4, 5), (5, 0, 8), (0, 0, 3)]:
+        a, a2 = (random_csr(rng, rows, 9, idtype) for rows in (m, m2))
+        b = rng.standard_normal((9, feat)).astype("float32")
+        c, d = (np.full((rows, feat), np.nan, "float32") for rows in (m, m2))
+        arrays = [a.data, a2.data, b, c, d, a.indptr, a.indices, a2.indptr, a2.indices]
+        out = run(function, [*arrays, m, 9, a.nnz, m2, a2.nnz, feat])
+        np.testing.assert_allclose(out[3].reshape(m, feat), a @ b, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(out[4].reshape(m2, feat), a2 @ b, rtol=1e-4, atol=1e-5)
+        assert len(function.launches) == 1
+
+
+# --- composable formats -------------------------------------------------------------------------
+
+SPMM = PROGRAMS["spmm"].make("float32", "int32")
+
+
+@functools.cache
+def decomposed(fmt: Hyb) -> tuple[Any, Any]:
+    """The stage-I function that computes in the format, and its stage II."""
+    rules = fmt.rules(Operand.of(SPMM, "A"))
+    _, compute = sparsetir.extract_preprocess(sparsetir.decompose_format(SPMM, rules))
+    return compute, sparsetir.lower_sparse_iter(compute)
+
+
+def buckets(fmt: Hyb) -> list[str]:
+    return [f"spmm_{rule.name}0" for rule in fmt.rules(Operand.of(SPMM, "A"))]
+
+
+def of_rows(lengths: Any, columns: int = 14) -> Pattern:
+    """A matrix with rows of these lengths."""
+    rng = np.random.default_rng(1)
+    rows = np.repeat(np.arange(len(lengths)), lengths)
+    cols = [np.sort(rng.permutation(columns)[:n]) for n in lengths]
+    coords = [rows, np.concatenate([*cols, np.zeros(0, int)])]
+    return Pattern([c.astype("int32") for c in coords], (len(lengths), columns))
+
+
+def check_spmm(function: OpenCLFunction, fmt: Hyb, pattern: Pattern) -> None:
+    """Run SpMM in a format, and compare with scipy."""
+    compute, _ = decomposed(fmt)
+    rng = np.random.default_rng(2)
+    stored = rng.standard_normal(pattern.nnz).astype("float32")
+    (m, n), feat = pattern.shape, 35
+    b = rng.standard_normal((n, feat)).astype("float32")
+    converted = fmt.convert(pattern, Operand.of(SPMM, "A"))
+    arguments = converted.arguments(A=stored) | {"b": b, "m": m, "n": n, "feat": feat}
+    arguments["c"] = np.full((m, feat), np.nan, "float32")
+    names = [str(p.name) for p in compute.params]
+    out = run(function, [arguments[name] for name in names])[names.index("c")]
+    a = sp.coo_array((stored, tuple(pattern.coords)), pattern.shape)
+    np.testing.assert_allclose(out.reshape(m, feat), a @ b, rtol=1e-4, atol=1e-5)
+
+
+@requires_opencl
+@pytest.mark.parametrize("stage", ["II", "III"])
+def test_buckets_of_hyb(stage: str) -> None:
+    """Rows fit their buckets, so that each is written by one nest."""
+    fmt = Hyb(1, 2)
+    func = sparsetir.default_schedule(decomposed(fmt)[1], GPU)
+    assert count_launches(func) == 4
+    if stage == "II":
+        fused = sparsetir.lower_sparse_buffer(
+            horizontal_fuse(func, buckets(fmt), independent=["C"])
+        )
+    else:  # all runs: the init, which writes what the others read, stays on its own
+        fused = horizontal_fuse(sparsetir.lower_sparse_buffer(func), independent=["C"])
+    assert (count_launches(fused), kernels(cuda_source(fused))) == (2, 2)
+    function = OpenCLFunction(fused)
+    lengths = np.random.default_rng(0).integers(0, 5, 40)
+    for pattern in (of_rows(lengths), of_rows([1, 0, 1]), of_rows([4] * 9), of_rows([0, 0])):
+        check_spmm(function, fmt, pattern)
+        assert len(function.launches) == 2
+
+
+def rows_over_threads(func: tirx.PrimFunc, names: list[str]) -> tirx.PrimFunc:
+    """Each bucket its own shape: 2, 4, 8, ... rows per block, 32, 16, 8, ... threads each."""
+    sch = s_tir.Schedule(s_tir.renew_defs(func))
+    i, k = sch.get_loops(sch.get_sblock("spmm_init0"))
+    mark(sch, i, "blockIdx.x")
+    mark(sch, sch.split(k, [None, 32])[1], "threadIdx.x")
+    for n, name in enumerate(names):
+        io, ib, jb, k = sch.get_loops(sch.get_sblock(name))
+        outer, inner = sch.split(ib, [None, 2 << n])
+        tiles, lanes = sch.split(k, [None, 32 >> n])
+        sch.reorder(io, outer, inner, lanes, tiles, jb)
+        for loop, kind in ((outer, "blockIdx.x"), (inner, "threadIdx.y"), (lanes, "threadIdx.x")):
+            mark(sch, loop, kind)
+    (scheduled,) = sch.mod.functions.values()
+    return apply_marks(scheduled)
+
+
+def adding_by_atomics(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """C[...] = C[...] + x as an atomic addition of x."""
+
+    def visit(store: Any) -> Any:
+        if store.buffer.name != "C" or not isinstance(store.value, tirx.Add):
+            return store
+        target, value = store.value.a, store.value.b
+        assert isinstance(target, ir.TensorLoad)
+        address = tirx.address_of(target)
+        return tirx.Evaluate(tirx.call_extern("float32", "atomicAdd", address, value))
+
+    return func.with_body(map_expr(func.body, [(tirx.BufferStore, visit)]))
+
+
+@requires_opencl
+def test_buckets_that_add_by_atomics() -> None:
+    """Column parts and pieces of long rows add to the same elements; nothing has to be stated."""
+    fmt = Hyb(2, 1)
+    func = adding_by_atomics(rows_over_threads(decomposed(fmt)[1], buckets(fmt)))
+    fused = horizontal_fuse(func)
+    assert (count_launches(func), count_launches(fused)) == (5, 2)
+    function = OpenCLFunction(sparsetir.lower_sparse_buffer(fused), ATOMIC_ADD_PRELUDE)
+    lengths = np.random.default_rng(0).integers(0, 14, 30)
+    for pattern in (of_rows(lengths), of_rows([14, 0, 1]), of_rows([0])):
+        check_spmm(function, fmt, pattern)
+        assert function.launches[1][2] == (32, 16, 1)

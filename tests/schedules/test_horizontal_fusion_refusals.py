@@ -1,0 +1,235 @@
+"""Which nests are fused and which are not, and what the refusals say."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+# pyright: reportMissingModuleSource=false
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import tirx
+
+from gpu_runner import OpenCLFunction, requires_opencl
+from sparsetir.schedules.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.nests import count_launches
+from sparsetir.sparse_ir.errors import ScheduleError
+
+
+def nests(*bodies: str, allocate: str = "pass", params: str = "") -> tirx.PrimFunc:
+    """A function with these top-level nests over the buffers X, Y, Z and N."""
+    lines = [
+        "@T.prim_func(s_tir=True)",
+        "def f(x: T.handle, y: T.handle, z: T.handle, c: T.handle, m: T.int32):",
+        "    X = T.match_buffer(x, (m, 8), 'float32')",
+        "    Y = T.match_buffer(y, (m, 8), 'float32')",
+        "    Z = T.match_buffer(z, (m, 8), 'float32')",
+        "    N = T.match_buffer(c, (m,), 'int32')",
+        "    with T.sblock('root'):",
+        f"        {allocate}",
+        *(f"        {line}" for body in bodies for line in body.strip().splitlines()),
+    ]
+    return tvm.script.from_source("\n".join(lines))
+
+
+def nest(
+    name: str, store: str, blocks: str = "m", threads: str = "8", tag: str = "threadIdx.x"
+) -> str:
+    """A nest over rows in blocks and columns in threads."""
+    return f"""
+for i in T.thread_binding({blocks}, thread="blockIdx.x"):
+    for k in T.thread_binding({threads}, thread="{tag}"):
+        with T.sblock("{name}"):
+            vi, vk = T.axis.remap("SS", [i, k])
+            {store}
+"""
+
+
+ATOMIC = 'T.evaluate(T.call_extern("float32", "atomicAdd", T.address_of({}), T.float32(1)))'
+ONE = nest("one", "X[vi, vk] = T.float32(1)")
+TWO = nest("two", "Y[vi, vk] = T.float32(2)")
+HOST = """
+for i, k in T.grid(m, 8):
+    with T.sblock("two"):
+        vi, vk = T.axis.remap("SS", [i, k])
+        Y[vi, vk] = T.float32(2)
+"""
+HOST_LOOP = "for s in range(m):\n" + "\n".join(f"    {n}" for n in TWO.strip().splitlines())
+SHARED = """
+for i in T.thread_binding(m, thread="blockIdx.x"):
+    for k in T.thread_binding(8, thread="threadIdx.x"):
+        with T.sblock("two"):
+            vi, vk = T.axis.remap("SS", [i, k])
+            S[vk] = Y[vi, vk]
+    for k in T.thread_binding(8, thread="threadIdx.x"):
+        with T.sblock("three"):
+            vi, vk = T.axis.remap("SS", [i, k])
+            Y[vi, vk] = S[7 - vk]
+"""
+REDUCTION = """
+for i in T.thread_binding(m, thread="blockIdx.x"):
+    for k in T.thread_binding(8, thread="threadIdx.x"):
+        with T.sblock("two"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                Y[vi, 0] = T.float32(0)
+            Y[vi, 0] = Y[vi, 0] + Z[vi, vk]
+"""
+REDUCTION_OVER_BLOCKS = """
+for i in T.thread_binding(8, thread="threadIdx.x"):
+    for k in T.thread_binding(m, thread="blockIdx.x"):
+        with T.sblock("two"):
+            vi, vk = T.axis.remap("SR", [i, k])
+            with T.init():
+                Y[0, vi] = T.float32(0)
+            Y[0, vi] = Y[0, vi] + Z[vk, vi]
+"""
+CALL = nest("two", 'T.evaluate(T.call_extern("float32", "wait_for_all", Y[vi, vk]))')
+SHARED_ALLOC = 'S = T.sblock_alloc_buffer((8,), "float32", scope="shared")'
+WIDE = nest("one", "X[vi, vk % 8] = T.float32(1)", threads="32")
+
+REFUSED = {
+    "host code": (
+        [ONE, HOST],
+        r"nest 'two': expected loops bound to blocks and threads, got none \(host code\)",
+    ),
+    "loop on the host": (
+        [ONE, HOST_LOOP],
+        "nest 'two': expected one launch, got one for each step of the host's loop 's'",
+    ),
+    "threads that are no constant": (
+        [ONE, nest("two", "Y[vi, vk] = T.float32(2)", threads="m")],
+        r"nest 'two': expected a constant number of threads \(threadIdx.x\), got m",
+    ),
+    "blocks read from memory": (
+        [ONE, nest("two", "Y[vi, vk] = T.float32(2)", blocks="N[0]")],
+        r"nest 'two': expected a number of blocks \(blockIdx.x\) that follows from the param",
+    ),
+    "reduction over blocks": (
+        [ONE, REDUCTION_OVER_BLOCKS],
+        "nest 'two': expected blocks that write for themselves, got a reduction over blockIdx.x",
+    ),
+    "virtual threads": (
+        [ONE, nest("two", "Y[vi, vk] = T.float32(2)", tag="vthread.x")],
+        "nest 'two': expected loops over blocks and threads, got one over vthread.x",
+    ),
+    "too many threads": (
+        [
+            nest("one", "X[vi, vk % 8] = T.float32(1)", threads="512"),
+            nest("two", "Y[vi, vk] = T.float32(2)", tag="threadIdx.y"),
+        ],
+        r"nest 'two': expected at most 1024 threads, got 4096 as \{'threadIdx.x': 512, "
+        r"'threadIdx.y': 8\} together with \['one'\]",
+    ),
+    "shared memory": (
+        [WIDE, SHARED],
+        "nest 'two': expected 32 threads along threadIdx.x like the others, since its threads "
+        r"work together \('S' in shared memory\), got 8",
+    ),
+    "reduction over threads": (
+        [WIDE, REDUCTION],
+        r"nest 'two': expected 32 threads .* \(a reduction over threadIdx.x\), got 8",
+    ),
+    "unknown function": (
+        [WIDE, CALL],
+        r"nest 'two': expected 32 threads .* \(a call of wait_for_all\), got 8",
+    ),
+    "write and read": (
+        [ONE, nest("two", "Y[vi, vk] = X[vi, 0]")],
+        "nests 'one' and 'two': expected no order between them, but one writes 'X' and the other "
+        "uses it; name it in 'independent'",
+    ),
+    "write and write": (
+        [ONE, nest("two", "X[vi, vk] = T.float32(2)")],
+        "nests 'one' and 'two': .* writes 'X'",
+    ),
+    "atomics and write": (
+        [nest("one", ATOMIC.format("X[vi, vk]")), nest("two", "X[vi, vk] = T.float32(2)")],
+        "nests 'one' and 'two': .* writes 'X'",
+    ),
+    "atomics and read": (
+        [nest("one", ATOMIC.format("X[vi, vk]")), nest("two", "Y[vi, vk] = X[vi, vk]")],
+        "nests 'one' and 'two': .* writes 'X'",
+    ),
+    "pointer": (
+        [
+            nest("one", "Z[vi, vk] = X[vi, vk]"),
+            nest("two", 'T.evaluate(T.call_extern("int32", "f", T.address_of(X[vi, vk])))'),
+        ],
+        "nests 'one' and 'two': .* writes 'X'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusal(case: str) -> None:
+    bodies, message = REFUSED[case]
+    func = nests(*bodies, allocate=SHARED_ALLOC)
+    with pytest.raises(ScheduleError, match="^horizontal_fuse: " + message):
+        horizontal_fuse(func, ["one", "two"])
+    # Without names there is no refusal, and nothing changes.
+    assert tvm_ffi.structural_equal(horizontal_fuse(func), func)
+
+
+def test_refusal_to_move_a_nest_over_another() -> None:
+    func = nests(
+        ONE, nest("between", "Z[vi, vk] = Y[vi, vk]"), nest("two", "Y[vi, vk] = T.float32(2)")
+    )
+    message = "nest 'two': expected to move before 'between', .* writes 'Y' and the other uses it"
+    with pytest.raises(ScheduleError, match=message):
+        horizontal_fuse(func, ["one", "two"])
+    assert count_launches(horizontal_fuse(func)) == 2  # the first two
+
+
+def test_refusal_of_unknown_names() -> None:
+    with pytest.raises(ScheduleError, match="'names'.*got 'three', which 0 nests have.*'one'"):
+        horizontal_fuse(nests(ONE, TWO), ["one", "three"])
+    with pytest.raises(ScheduleError, match="'names'.*got 'one', which 2 nests have"):
+        horizontal_fuse(nests(ONE, ONE, TWO), ["one", "two"])
+    with pytest.raises(ScheduleError, match=r"'independent': .* \['X', 'Y'\], got 'W'"):
+        horizontal_fuse(nests(ONE, TWO), independent=["W"])
+
+
+def test_what_the_caller_vouches_for() -> None:
+    """Buffers of which nests use different elements, given by name."""
+    update = "X[vi, vk] = X[vi, vk] + T.float32({})"
+    init, one, two = ONE.replace("one", "init"), nest("one", update.format(1)), nest("two", update)
+    two = nest("two", update.format(2))
+    func = nests(init, one, two)
+    assert count_launches(horizontal_fuse(func)) == 3
+    assert count_launches(horizontal_fuse(func, independent=["X"])) == 2
+    assert count_launches(horizontal_fuse(func, ["init", "one", "two"], independent=["X"])) == 1
+
+
+def test_launches() -> None:
+    assert count_launches(nests(ONE, HOST, TWO)) == 2
+    assert count_launches(nests(HOST)) == 0
+    assert count_launches(nests(HOST_LOOP)) == 1
+
+
+def test_reads_in_common_are_no_conflict() -> None:
+    func = nests(nest("one", "X[vi, vk] = Z[vi, vk]"), nest("two", "Y[vi, vk] = Z[vi, vk]"))
+    assert count_launches(horizontal_fuse(func)) == 1
+
+
+def test_a_limit_of_threads() -> None:
+    func = nests(ONE, nest("two", "Y[vi, vk % 8] = T.float32(2)", threads="64"))
+    assert count_launches(horizontal_fuse(func, max_threads=64)) == 1
+    assert count_launches(horizontal_fuse(func, max_threads=32)) == 2
+
+
+@requires_opencl
+def test_loops_of_different_types() -> None:
+    """64-bit loops in one nest, 32-bit loops in another."""
+    wide = nest(
+        "two", "Y[vi, vk] = T.float32(2)", blocks="T.Cast('int64', m)", threads="T.int64(4)"
+    )
+    for bodies in ([ONE, wide], [wide, ONE]):
+        function = OpenCLFunction(horizontal_fuse(nests(*bodies)))
+        x, y, z = (np.zeros((5, 8), "float32") for _ in range(3))
+        values = dict(zip([p.name for p in function._params], [x, y, z, np.zeros(5, "int32"), 5]))
+        out = function(values)
+        x, y = out["X"], out["Y"]
+        assert (x == 1).all() and (y[:, :4] == 2).all() and (y[:, 4:] == 0).all()
+        assert len(function.launches) == 1
