@@ -20,9 +20,9 @@ __all__ = ["Statistics", "candidates", "choose"]
 # Bytes of cache that a tile of B should fit into, where the machine does not say.
 L2_BYTES = 1 << 20
 # Non-zeros per row of B from which on a copy of it, or of a part, pays.
-PACK_DEGREE = 8
+PACK_DEGREE = 28
+ENOUGH_FEATURES = 64
 PREFETCH = 8
-MAX_PARTS = 16
 
 
 @dataclass(frozen=True)
@@ -50,29 +50,28 @@ def candidates(problem: Any, given: Statistics, target: Any) -> list[Any]:
 
 
 def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
-    """Row blocks, with as much of B at a time as the L2 cache holds.
+    """Row blocks; panels of B, as much at a time as the L2 cache holds, where rows are read often.
 
-    A panel of B is copied together where its rows are read often enough: narrow rows far from each
-    other share sets of the cache and pages. Prefetching costs as many instructions as adding up
-    two vectors, so it is left out where B is in the L2 cache anyway.
+    Otherwise a row of B is gathered in one go, all tiles of it: that is kind to pages. In a panel,
+    rows far from each other come together. Prefetching costs as many instructions as adding up two
+    vectors, so it is left out where what is gathered from is in the L2 cache anyway.
     """
     lanes = max(1, vector_bits(target) // (64 if problem.accumulator == "float64" else 32))
-    degree = given.nnz / max(1, given.n)
-    tiled = {vectors: _tiled(given.feat, lanes, vectors) for vectors in (8, 4, 2, 16)}
     found = []
-    for vectors, pack in ((8, False), (4, True), (2, True), (4, False), (8, True), (16, False)):
-        config = replace(tiled[vectors], pack=pack)
-        tiles = -(-given.feat // config.tile)
-        config = replace(config, blocks=given.threads // gcd(tiles, given.threads))
-        far = given.n * config.tile * given.bytes > l2_bytes()
-        ahead = PREFETCH if far and (degree >= PACK_DEGREE or config.tile >= 4 * lanes) else 0
-        found.append(replace(config, prefetch=ahead))
-    wide, narrow, narrowest = found[:3]
-    if given.feat > wide.tile // 2 and degree >= PACK_DEGREE * narrow.blocks:
+    for vectors, pack in ((8, False), (4, False), (4, True), (2, True), (8, True)):
+        config = replace(_tiled(given.feat, lanes, vectors), pack=pack, tiles_first=pack)
+        tiles = -(-given.feat // config.tile) if pack else 1
+        row = config.tile if pack else given.feat
+        ahead = PREFETCH if given.n * row * given.bytes > l2_bytes() else 0
+        blocks = given.threads // gcd(tiles, given.threads)
+        found.append(replace(config, blocks=blocks, prefetch=ahead))
+    _, _, narrow, narrowest, _ = found
+    degree = given.nnz / max(1, given.n)
+    if given.feat > ENOUGH_FEATURES and degree >= PACK_DEGREE * narrow.blocks:
         fits = given.n * narrow.tile * given.bytes <= l2_bytes() // 2
         found.insert(0, narrow if fits else narrowest)
-    for config in found[:3]:
-        if config.pack and (config.feat or 0) % config.tile == 0:
+    for config in (narrow, narrowest):
+        if (config.feat or 0) % config.tile == 0:
             found.append(replace(config, parts=4, prefetch=0))
     return list(dict.fromkeys(found))
 

@@ -38,6 +38,8 @@ class RowBlocks:
     feat : None for a kernel that serves every multiple of `tile`; else the one feature size it
         serves, at least `tile`: the last tile, and the last vector of each, then begin earlier
         where they would reach too far
+    tiles_first : go through all rows for a tile of features, then for the next one; else through
+        all tiles for a row
     pack : copy the tile's features of B together before they are gathered
     prefetch : how many non-zeros ahead rows of B are asked for; 0 for never
     parts : parts of the columns that are gone through one after the other; not compiled in
@@ -48,6 +50,7 @@ class RowBlocks:
     lanes: int = 16
     feat: int | None = None
     pack: bool = False
+    tiles_first: bool = True
     prefetch: int = 8
     parts: int = 1
     blocks: int = 1
@@ -76,6 +79,10 @@ class RowBlocks:
                     f"{who}: argument '{name}': expected {least} or more, got {getattr(self, name)}"
                 )
 
+        if self.pack and not self.tiles_first:
+            raise ValueError(
+                f"{who}: argument 'pack': expected False without 'tiles_first', got True"
+            )
         if self.parts > 1 and self.feat is not None and self.feat % self.tile:
             raise ValueError(
                 f"{who}: argument 'parts': expected 1 where tiles of {self.tile} features overlap, "
@@ -126,16 +133,25 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
         problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
     )  # fmt: skip
     tile, lanes, vectors = config.tile, config.lanes, config.vectors
-    place, feat, pack = config.place, config.feat, config.pack
+    feat, pack, tiles_first = config.feat, config.pack, config.tiles_first
     batched, size = problem.batched, getattr(T, idtype)
+    spatial = "S" * (1 + batched + tiles_first)
     zero, one = tirx.const(0.0, acc), tirx.const(1.0, acc)
 
     def combine(a: Any, x: Any) -> Any:
         return a + x if reduce != "max" else tirx.Select(tirx.any(x > a, tirx.isnan(x)), x, a)
 
-    def at(outer: Any) -> tuple[Any, ...]:
-        """(head, block) of (head, tile, block); there is no head where there is no batch."""
-        return (*outer[:-2], outer[-1])
+    def head(outer: Any) -> Any:
+        return outer[:1] if batched else []
+
+    def outside(h: Any, p: Any, o: Any) -> list[Any]:
+        return [*([h] if batched else []), *([p] if tiles_first else []), o]
+
+    def at(outer: Any, inner: Any) -> Any:
+        return [*head(outer), outer[-1], inner[0]]
+
+    def place(outer: Any, inner: Any, v: Any, l: Any) -> Any:
+        return config.place(outer[-2] if tiles_first else inner[2], v, l)
 
     @T.prim_func
     def spmm(
@@ -162,29 +178,33 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
         if pack:
             PANEL = T.alloc_sparse_buffer((N, V, L), dtype)
         ACC = T.alloc_sparse_buffer((V, L), acc, "local")
-        with T.sp_iter((H, P, O) if batched else (P, O), "SSS"[not batched :], "tiles") as outer:
+        with T.sp_iter(outside(H if batched else O, P, O), spatial, "outer") as outer:
             if pack:
                 with T.sp_iter([N, V, L], "SSS", "pack") as [j, v, l]:
-                    PANEL[j, v, l] = B[(*outer[:-2], j, place(outer[-2], v, l))]
-            with T.sp_iter([I, Q], "SS", "rows") as [i, q]:
+                    PANEL[j, v, l] = B[(*head(outer), j, place(outer, (), v, l))]
+            with T.sp_iter(
+                [I, Q] if tiles_first else [I, Q, P], "SSS"[tiles_first:], "rows"
+            ) as inner:
                 with T.sp_iter([J, V, L], "RSS", "reduce") as [j, v, l]:
                     with T.init():
                         ACC[v, l] = T.if_then_else(
-                            q == 0,
-                            ROW[outer[-1], i] if reduce == "max" else zero,
-                            T.cast(C[(*at(outer), i, place(outer[-2], v, l))], acc),
+                            inner[1] == 0,
+                            ROW[outer[-1], inner[0]] if reduce == "max" else zero,
+                            T.cast(C[(*at(outer, inner), place(outer, inner, v, l))], acc),
                         )
                     ACC[v, l] = combine(
                         ACC[v, l],
-                        T.cast(A[(*at(outer), i, q, j)], acc)
-                        * (ROW[outer[-1], i] if reduce == "mean" else one)
+                        T.cast(A[(*at(outer, inner), inner[1], j)], acc)
+                        * (ROW[outer[-1], inner[0]] if reduce == "mean" else one)
                         * T.cast(
-                            PANEL[j, v, l] if pack else B[(*outer[:-2], j, place(outer[-2], v, l))],
+                            PANEL[j, v, l]
+                            if pack
+                            else B[(*head(outer), j, place(outer, inner, v, l))],
                             acc,
                         ),
                     )
                 with T.sp_iter([V, L], "SS", "write") as [v, l]:
-                    C[(*at(outer), i, place(outer[-2], v, l))] = T.cast(ACC[v, l], dtype)
+                    C[(*at(outer, inner), place(outer, inner, v, l))] = T.cast(ACC[v, l], dtype)
 
     unused = {"row"} if reduce == "sum" else set()
     unused |= set() if batched else {"heads"}
@@ -245,8 +265,8 @@ def schedule(func: tirx.PrimFunc, problem: Spmm, config: RowBlocks) -> tirx.Prim
     del problem
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     reduce, write = sch.get_sblock("reduce0"), sch.get_sblock("write0")
-    mark(sch, sch.fuse(*sch.get_loops(sch.get_sblock("tiles0"))), "parallel")
-    i, q = sch.get_loops(sch.get_sblock("rows0"))
+    mark(sch, sch.fuse(*sch.get_loops(sch.get_sblock("outer0"))), "parallel")
+    i, q, *_ = sch.get_loops(sch.get_sblock("rows0"))
     sch.reorder(q, i)
     if config.pack:
         _in_vectors(sch, sch.get_sblock("pack0"))
