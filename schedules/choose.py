@@ -8,12 +8,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from functools import cache
-from math import gcd
+from math import ceil, gcd, log2
 from typing import Any
 
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.problems import Spmm
 from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.schedules.spmm_hyb import HybRows, shares_rows
 
 __all__ = ["Statistics", "candidates", "choose"]
 
@@ -23,11 +25,21 @@ L2_BYTES = 1 << 20
 PACK_DEGREE = 28
 ENOUGH_FEATURES = 64
 PREFETCH = 8
+# Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
+UNEVEN = 8
+MAX_K = 10  # more buckets take long to compile
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is chosen by: the pattern (m, n, nnz), features, threads, bytes of an element of B."""
+    """What is chosen by.
+
+    m, n, nnz : sizes of the pattern
+    feat : features
+    threads : of the CPU
+    bytes : of an element of B
+    longest : elements of the longest row
+    """
 
     m: int
     n: int
@@ -35,6 +47,7 @@ class Statistics:
     feat: int
     threads: int = 1
     bytes: int = 4
+    longest: int = 0
 
 
 def choose(problem: Any, given: Statistics, target: Any) -> Any:
@@ -44,9 +57,31 @@ def choose(problem: Any, given: Statistics, target: Any) -> Any:
 
 def candidates(problem: Any, given: Statistics, target: Any) -> list[Any]:
     """Configs worth measuring, the default first."""
-    if is_gpu(target):
-        raise NotImplementedError
-    return _spmm_cpu(problem, given, target)
+    return _spmm_gpu(problem, given) if is_gpu(target) else _spmm_cpu(problem, given, target)
+
+
+def _spmm_gpu(problem: Spmm, given: Statistics) -> list[Any]:
+    """Rows by themselves; hyb where some rows are much longer than most.
+
+    The longest rows then would keep a few threads busy when all others have finished. k as in the
+    paper: the power of two from the mean row length up (section 4.2.1).
+    """
+    rows = RowSplit.for_features(given.feat, problem.dtype)
+    found: list[Any] = [rows]
+    if rows.rows_per_block > 1:
+        found.append(replace(rows, rows_per_block=1))
+    if problem.batched:
+        return found
+    mean = given.nnz / max(1, given.m)
+    k = max(0, ceil(log2(max(1.0, mean))))
+    whole = max(0, ceil(log2(max(1, given.longest))))
+    hyb = HybRows.for_features(given.feat, problem.dtype, 1, k if shares_rows(problem) else whole)
+    found.append(hyb)
+    if shares_rows(problem):
+        found += [replace(hyb, c=2), replace(hyb, c=4)]
+    if given.longest > UNEVEN * mean and hyb.k <= MAX_K:
+        found.insert(0, hyb)
+    return list(dict.fromkeys(found))
 
 
 def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["DTYPES", "IDTYPES", "REDUCTIONS", "CsrPattern", "Sddmm", "Spmm"]
+__all__ = ["DTYPES", "IDTYPES", "REDUCTIONS", "Arranged", "CsrPattern", "Sddmm", "Spmm"]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 IDTYPES = ("int32", "int64")
@@ -25,6 +26,20 @@ class CsrPattern(NamedTuple):
     indptr: np.ndarray
     indices: np.ndarray
     shape: tuple[int, int]
+
+
+class Arranged(NamedTuple):
+    """A pattern as a kernel takes it.
+
+    arguments : arrays and numbers by the name of the parameter
+    spread : (nnz,) values -> the kernel's arrays of values by name; None where they are `a` as
+        they are
+    padding : places without an element, as a fraction of all
+    """
+
+    arguments: Mapping[str, Any]
+    spread: Callable[[Any], Mapping[str, Any]] | None = None
+    padding: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.prefetch import prefetch_gathered
-from sparsetir.schedules.problems import CsrPattern, Spmm
+from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
+from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["RowBlocks", "arrange", "equal_work", "program", "row_array", "schedule"]
@@ -98,6 +99,15 @@ class RowBlocks:
     def vectors(self) -> int:
         """Vectors of a tile."""
         return -(-self.tile // self.lanes)
+
+    def tiles(self, feat: int) -> int:
+        """Tiles of a feature size; raises ScheduleError for a size that this does not serve."""
+        if self.feat not in (None, feat) or (self.feat is None and feat % self.tile):
+            serves = f"multiples of {self.tile}" if self.feat is None else f"{self.feat}"
+            raise ScheduleError(
+                f"RowBlocks.tiles: argument 'feat': the config serves {serves} features, got {feat}"
+            )
+        return -(-feat // self.tile)
 
     def place(self, p: Any, v: Any, l: Any) -> Any:
         """Feature at lane l of vector v of tile p."""
@@ -212,7 +222,7 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     return spmm.replace(params=[p for p in spmm.params if p.name not in unused])
 
 
-def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> dict[str, np.ndarray | int]:
+def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
     """The arguments of :func:`program` that depend on the pattern alone."""
     indptr, indices, (m, n) = matrix
     blocks, parts = max(1, min(config.blocks, m)), config.parts
@@ -237,7 +247,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> dict[str, n
     }
     if problem.reduce != "sum":
         found["row"] = row_array(indptr, problem)
-    return found
+    return Arranged(found)
 
 
 def equal_work(indptr: np.ndarray, blocks: int) -> np.ndarray:
@@ -260,9 +270,11 @@ def row_array(indptr: np.ndarray, problem: Spmm) -> np.ndarray:
     return np.where(counts > 0, -np.inf, 0.0).astype(problem.accumulator)
 
 
-def schedule(func: tirx.PrimFunc, problem: Spmm, config: RowBlocks) -> tirx.PrimFunc:
+def schedule(
+    func: tirx.PrimFunc, problem: Spmm, config: RowBlocks, target: Any = None
+) -> tirx.PrimFunc:
     """Schedule the stage-II form of :func:`program`; the function given is left as it is."""
-    del problem
+    del problem, target
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     reduce, write = sch.get_sblock("reduce0"), sch.get_sblock("write0")
     mark(sch, sch.fuse(*sch.get_loops(sch.get_sblock("outer0"))), "parallel")

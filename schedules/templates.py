@@ -6,8 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparsetir.schedules import spmm
-from sparsetir.schedules.problems import Sddmm, Spmm
+from tvm import tirx
+
+from sparsetir.schedules import spmm, spmm_gpu, spmm_hyb
+from sparsetir.schedules.problems import Arranged, Sddmm, Spmm
+from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["PROBLEMS", "Template", "template_of"]
 
@@ -20,27 +23,43 @@ class Template:
     """How a kernel is made of a config, and its arguments of a pattern.
 
     program : (problem, config) -> stage-I function
-    schedule : (stage-II function, problem, config) -> scheduled stage-II function
-    arrange : (CsrPattern, problem, config, threads) -> arguments by name that do not depend on
-        values or dense operands
+    schedule : (stage-II function, problem, config, target) -> scheduled stage-II function
+    arrange : (CsrPattern, problem, config) -> Arranged
+    gpu : whether it is for GPUs
+
+    Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
+    the argument of that name, which raises ScheduleError for feature sizes they do not serve.
     """
 
-    program: Callable[..., Any]
-    schedule: Callable[..., Any]
-    arrange: Callable[..., dict[str, Any]]
+    program: Callable[..., SparseFunc]
+    schedule: Callable[..., tirx.PrimFunc]
+    arrange: Callable[..., Arranged]
+    problem: type
+    gpu: bool = False
 
 
 TEMPLATES: Mapping[type, Template] = {
-    spmm.RowBlocks: Template(spmm.program, spmm.schedule, spmm.arrange),
+    spmm.RowBlocks: Template(spmm.program, spmm.schedule, spmm.arrange, Spmm),
+    spmm_gpu.RowSplit: Template(
+        spmm_gpu.program, spmm_gpu.schedule, spmm_gpu.arrange, Spmm, gpu=True
+    ),
+    spmm_hyb.HybRows: Template(
+        spmm_hyb.program, spmm_hyb.schedule, spmm_hyb.arrange, Spmm, gpu=True
+    ),
 }
 
 
-def template_of(config: Any) -> Template:
-    """The template that a config is for; raises TypeError for what is no config."""
+def template_of(config: Any, problem: Any, gpu: bool) -> Template:
+    """The template that a config is for.
+
+    Raises TypeError for what is no config, and for one of another operator or kind of target.
+    """
     found = TEMPLATES.get(type(config))
-    if found is None:
-        known = ", ".join(c.__name__ for c in TEMPLATES)
+    if found is None or found.problem is not type(problem) or found.gpu != gpu:
+        fit = [c for c, t in TEMPLATES.items() if t.problem is type(problem) and t.gpu == gpu]
+        known = " or ".join(c.__name__ for c in fit)
         raise TypeError(
-            f"plan: argument 'config': expected one of {known}, got {type(config).__name__}"
+            f"plan: argument 'config': expected {known} for this operator and target, got "
+            f"{type(config).__name__}"
         )
     return found

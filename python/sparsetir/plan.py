@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from sparsetir.build import build, resolve_target
 from sparsetir.kernel import Kernel
 from sparsetir.schedules.choose import Statistics, candidates
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.nests import count_launches
 from sparsetir.schedules.problems import CsrPattern
 from sparsetir.schedules.templates import PROBLEMS, template_of
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
@@ -39,6 +41,7 @@ from sparsetir.sparse_tensor import SparseMatrix
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
 
+GPU_ALIGNMENT = 16
 # Kernels by problem, config and target; a lock, for two threads that want the same one.
 _kernels: dict[Any, Kernel] = {}
 _compiling = threading.Lock()
@@ -77,14 +80,13 @@ def plan(
     config : of a template; by default one chosen by the sizes of the pattern and the target
 
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
-    serve the problem.
+    serve the problem, RuntimeError where there is no such device.
     """
     matrix, problem, given, target = _problem(
         op, matrix, feat, dtype, reduce, heads, target, threads
     )
     if config is None:
         config = candidates(problem, given, target)[0]
-    _check_features(config, feat)
     return Plan(op, matrix, problem, config, feat, heads, target)
 
 
@@ -118,26 +120,32 @@ class Plan:
         target: Any,
     ) -> None:
         self.op, self.problem, self.config, self.feat = op, problem, config, feat
-        self.launches, self.padding = 1, 0.0
-        template = template_of(config)
+        gpu = is_gpu(target)
+        self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
+        if not self._device.exist:
+            raise RuntimeError(f"plan: argument 'target': there is no {target.kind.name} device")
+        template = template_of(config, problem, gpu)
+        tiles = config.tiles(feat)
         start = time.perf_counter()
         self.kernel = _compiled(template, problem, config, target)
         self.compile_seconds = time.perf_counter() - start
         start = time.perf_counter()
-        pattern = matrix.pattern
-        idtype = problem.idtype
-        csr = CsrPattern(
-            pattern.indptr.astype(idtype, copy=False),
-            pattern.coords[1].astype(idtype, copy=False),
-            (pattern.shape[0], pattern.shape[1]),
-        )
-        arguments = template.arrange(csr, problem, config)
+        arranged = template.arrange(_csr(matrix, problem.idtype), problem, config)
         self.convert_seconds = time.perf_counter() - start
-        self._device = tvm.runtime.device(target.kind.name if is_gpu(target) else "cpu", 0)
-        self._fill(arguments, matrix, heads)
-
-    def _fill(self, arguments: dict[str, Any], matrix: SparseMatrix, heads: int | None) -> None:
+        self.padding = arranged.padding
+        self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
+        self._spread = arranged.spread or (lambda values: {"a": values})
+        self._set_shapes(matrix, heads)
         names = self.kernel.signature.names
+        self._place = {name: at for at, name in enumerate(names)}
+        self._args: list[Any] = [None] * len(names)
+        sizes = {"heads": heads or 1, "tiles": tiles, **arranged.arguments}
+        self._put({name: value for name, value in sizes.items() if name in self._place})
+        if op != "sddmm":
+            values = np.broadcast_to(matrix.values, self._shapes["a"])
+            self._put(self._spread(_as_dtype(values, problem.dtype)))
+
+    def _set_shapes(self, matrix: SparseMatrix, heads: int | None) -> None:
         m, n = matrix.shape
         before: tuple[int, ...] = () if heads is None else (heads,)
         self._shapes: dict[str, tuple[int, ...]]
@@ -150,20 +158,14 @@ class Plan:
             self._operands = ("b",)
             self._shapes = {"b": (*before, n, *last), "out": (*before, m, *last)}
             self._shapes["a"] = (*before, matrix.nnz)
-        scalars = {"heads": heads or 1, "tiles": self.feat // self.config.tile}
-        self._args: list[Any] = [None] * len(names)
-        for at, name in enumerate(names):
-            value = arguments.get(name, scalars.get(name))
-            if isinstance(value, np.ndarray):
-                value = self._on_device(value)
-            self._args[at] = value
-        self._place = {name: at for at, name in enumerate(names)}
         self._bytes = itemsize(self.problem.dtype)
         self._kernel_shapes = self._shapes_in_kernel(heads)
-        if "a" in self._place:
-            values = np.broadcast_to(matrix.values, self._shapes["a"])
-            stored = self._on_device(_as_dtype(values, self.problem.dtype))
-            self._args[self._place["a"]] = self._view("a", stored)
+
+    def _put(self, arguments: Mapping[str, Any]) -> None:
+        """Keep arguments for all runs, arrays where the kernel runs."""
+        for name, value in arguments.items():
+            array = self._on_device(value) if is_array(value) else value
+            self._args[self._place[name]] = self._view(name, array)
 
     def _shapes_in_kernel(self, heads: int | None) -> dict[str, tuple[int, ...]]:
         """Of the arguments that the kernel takes in another shape than the caller gives them."""
@@ -177,7 +179,9 @@ class Plan:
         return found
 
     def _on_device(self, array: Any) -> Any:
-        if isinstance(array, np.ndarray) and self._device.type == "cpu":
+        if not isinstance(array, np.ndarray):
+            return array
+        if self._device.type == "cpu":
             return tvm_ffi.from_dlpack(plain_view(array))
         return tvm.runtime.tensor(array, self._device)
 
@@ -201,15 +205,25 @@ class Plan:
         for name, array in zip(self._operands, operands, strict=True):
             args[place[name]] = self._view(name, array)
         if values is not None:
-            if "a" not in place:
-                raise TypeError(f"{self.op}: argument 'values': the operator takes none")
-            args[place["a"]] = self._view("a", values)
+            if self.op == "sddmm":
+                raise TypeError("sddmm: argument 'values': the operator takes none")
+            if not is_array(values) or tuple(values.shape) != self._shapes["a"]:
+                raise ValueError(
+                    f"{self.op}: argument 'values': expected an array of shape "
+                    f"{self._shapes['a']}, got {getattr(values, 'shape', type(values).__name__)}"
+                )
+            for name, array in self._spread(values).items():
+                args[place[name]] = self._view(name, self._on_device(array))
         result = out
         if result is None:
             result = _empty_like(operands[0], self._shapes["out"], self.op)
         args[place["out"]] = self._view("out", result)
         if out is not None:
             self._refuse_overlap(args)
+        if self._device.type != "cpu":
+            self._refuse_alignment(args)
+        if 0 in self._shapes["out"]:
+            return result  # a grid of no blocks is an error on GPUs
         try:
             self.kernel._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):
@@ -241,6 +255,16 @@ class Plan:
                 other, length = memory(args[at], self._bytes)
                 if length and first < other + length and other < first + size:
                     raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
+
+    def _refuse_alignment(self, args: list[Any]) -> None:
+        """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
+        for name in (*self._operands, "out"):
+            array = args[self._place[name]]
+            if is_array(array) and memory(array, self._bytes)[0] % GPU_ALIGNMENT:
+                raise ValueError(
+                    f"{self.op}: argument '{name}': expected memory aligned to {GPU_ALIGNMENT} "
+                    "bytes; copy the array"
+                )
 
     def __repr__(self) -> str:
         return f"<sparsetir.Plan {self.op} {self._shapes['out']} {self.config}>"
@@ -275,19 +299,15 @@ def _problem(
     problem = PROBLEMS[op](**options)
     m, n = matrix.shape
     threads = threads or int(os.environ.get("TVM_NUM_THREADS", 0)) or os.cpu_count() or 1
-    given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype))
+    longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
+    given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest)
     return matrix, problem, given, resolve_target(target)
 
 
-def _check_features(config: Any, feat: int) -> None:
-    tile, only = getattr(config, "tile", 1), getattr(config, "feat", None)
-    if only is not None and only != feat:
-        raise ValueError(f"plan: argument 'config': it is for {only} features, got {feat}")
-    if only is None and feat % tile:
-        raise ValueError(
-            f"plan: argument 'config': tiles of {tile} features do not make up {feat}: give a "
-            f"config with feat={feat}"
-        )
+def _csr(matrix: SparseMatrix, idtype: str) -> CsrPattern:
+    pattern = matrix.pattern
+    indptr, indices = (x.astype(idtype, copy=False) for x in (pattern.indptr, pattern.coords[1]))
+    return CsrPattern(indptr, indices, (pattern.shape[0], pattern.shape[1]))
 
 
 def _offsets(matrix: SparseMatrix, feat: int) -> str:
@@ -302,7 +322,8 @@ def _compiled(template: Any, problem: Any, config: Any, target: Any) -> Kernel:
     with _compiling:
         if key not in _kernels:
             stage_one = template.program(problem, config.compiled)
-            scheduled = template.schedule(lower_sparse_iter(stage_one), problem, config.compiled)
+            stage_two = lower_sparse_iter(stage_one)
+            scheduled = template.schedule(stage_two, problem, config.compiled, target)
             _kernels[key] = build(scheduled, target, check=False)
         return _kernels[key]
 

@@ -1,0 +1,142 @@
+"""What GPU templates over a dense feature axis share: where each thread's features lie.
+
+A tile of features is spread over the threads of a row (`threadIdx.x`): each holds `coarsen` vectors
+of neighbouring features, `threads` vectors apart, so that neighbouring threads read and write
+vectors side by side.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tvm import tirx
+
+from sparsetir.schedules.default import is_gpu
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import map_expr
+
+__all__ = [
+    "FeaturePlaces",
+    "check_target",
+    "check_vector",
+    "in_registers",
+    "larger",
+    "opaque",
+    "vector_width",
+    "with_occupancy",
+]
+
+VECTOR_BYTES = 16  # the widest load
+MAX_BLOCKS = 32  # on a multiprocessor
+MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
+
+
+def vector_width(feat: int, dtype: str) -> int:
+    """The most neighbouring features in one load: up to 16 bytes, and a divisor of the size."""
+    width = VECTOR_BYTES // np.dtype(dtype).itemsize
+    while feat % width:
+        width //= 2
+    return width
+
+
+class FeaturePlaces:
+    """Where the features of a thread lie: vector `w` of thread `x` in tile `p`.
+
+    Sizes that the tiles do not divide leave lanes over. Those load the last vector again, and the
+    writes check :meth:`stored`.
+    """
+
+    def __init__(self, config: Any) -> None:
+        self.threads, self.vector = config.threads, config.vector
+        self.step = config.threads * config.coarsen
+        self.feat = config.feat
+        self.whole = config.feat is None or config.feat % config.tile == 0
+
+    def size(self, tiles: Any) -> Any:
+        """Number of features."""
+        return tiles * self.step * self.vector if self.feat is None else self.feat
+
+    def tiles(self, tiles: Any) -> Any:
+        """Number of tiles."""
+        return tiles if self.feat is None else -(-self.feat // (self.step * self.vector))
+
+    def number(self, p: Any, w: Any, x: Any) -> Any:
+        """Number of the vector."""
+        return p * self.step + w * self.threads + x
+
+    def load(self, p: Any, w: Any, x: Any, lane: Any) -> Any:
+        """A feature to load."""
+        number = self.number(p, w, x)
+        if not self.whole:
+            number = tirx.min(number, self.feat // self.vector - 1)
+        return number * self.vector + lane
+
+    def store(self, p: Any, w: Any, x: Any, lane: Any) -> Any:
+        """A feature to store."""
+        number = self.number(p, w, x)
+        if not self.whole:
+            number = tirx.max(tirx.min(opaque(number), self.feat // self.vector - 1), 0)
+        return number * self.vector + lane
+
+    def stored(self, p: Any, w: Any, x: Any) -> Any:
+        """Whether the lane has a vector of its own."""
+        return True if self.whole else self.number(p, w, x) < self.feat // self.vector
+
+
+def opaque(index: Any) -> Any:
+    """An index that TVM leaves in one piece, and nvcc so finds its stores aligned.
+
+    TVM turns int64(blockIdx.x * 4 + threadIdx.y) into a sum of casts. Of an address that holds such
+    a sum nvcc often does not see that it is a multiple of 16 bytes, and makes a vector store four.
+    """
+    return tirx.bitwise_or(index, 0)
+
+
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two numbers, NaN if one of them is."""
+    return tirx.Select(tirx.any(b > a, tirx.isnan(b)), b, a)
+
+
+def check_vector(who: str, vector: int, dtype: str) -> None:
+    """Refuse vectors that no single load takes."""
+    widest = VECTOR_BYTES // np.dtype(dtype).itemsize
+    if vector > widest:
+        raise ScheduleError(
+            f"{who}: argument 'config': expected vectors of at most {widest} {dtype}, got {vector}"
+        )
+
+
+def check_target(who: str, target: Any) -> None:
+    """Refuse a target that is no GPU."""
+    if target is not None and not is_gpu(target):
+        raise ScheduleError(f"{who}: argument 'target': expected a GPU, got {target.kind.name}")
+
+
+def in_registers(sch: Any, block: Any, vectors: bool) -> None:
+    """Unroll the loops over a thread's features, or make the innermost one a vector."""
+    *_, outer, inner = sch.get_loops(block)
+    sch.unroll(outer)
+    if vectors:
+        sch.vectorize(inner)
+    else:
+        sch.unroll(inner)
+
+
+def with_occupancy(func: tirx.PrimFunc, config: Any) -> tirx.PrimFunc:
+    """Tell nvcc how many blocks a multiprocessor is to hold, by `config.occupancy` in threads."""
+    if config.occupancy is None:
+        return func
+    blocks = config.occupancy // (config.threads * config.rows_per_block)
+    number = tirx.IntImm("int32", min(max(blocks, 1), MAX_BLOCKS))
+
+    def visit(loop: Any) -> Any:
+        if loop.thread_binding is None or str(loop.thread_binding.thread_tag) != "threadIdx.x":
+            return loop
+        body = tirx.AttrStmt(loop.loop_var, MIN_BLOCKS, number, loop.body)
+        return tirx.For(
+            loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding,
+            loop.annotations,
+        )  # fmt: skip
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))

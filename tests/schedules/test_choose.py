@@ -1,0 +1,60 @@
+"""What problems get when their users name no config."""
+
+from dataclasses import replace
+
+import pytest
+import tvm
+
+from sparsetir.schedules.choose import Statistics, candidates, choose
+from sparsetir.schedules.problems import Spmm
+from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.schedules.spmm_hyb import HybRows
+
+CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
+GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+GRAPH = Statistics(m=10**5, n=10**5, nnz=10**6, feat=128, threads=4, longest=40)
+
+
+@pytest.mark.parametrize("feat", [1, 7, 16, 31, 64, 100, 128, 257, 512, 1000, 1024])
+@pytest.mark.parametrize("target", [CPU, GPU])
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_every_candidate_serves_the_feature_size(feat, target, reduce):
+    found = candidates(Spmm(reduce=reduce), replace(GRAPH, feat=feat), target)
+    assert found and len(set(found)) == len(found)
+    for config in found:
+        assert config.tiles(feat) * config.tile >= feat
+
+
+def test_panels_where_rows_of_b_are_read_often():
+    assert not choose(Spmm(), GRAPH, CPU).pack
+    assert choose(Spmm(), replace(GRAPH, nnz=10**7), CPU).pack
+
+
+def test_tiles_and_blocks_keep_all_threads_busy():
+    for config in candidates(Spmm(), replace(GRAPH, nnz=10**7), CPU):
+        tasks = config.blocks * (config.tiles(128) if config.tiles_first else 1)
+        assert tasks % 4 == 0
+
+
+def test_no_prefetch_where_everything_is_in_cache():
+    small = Statistics(m=100, n=100, nnz=500, feat=32)
+    assert isinstance(choose(Spmm(), small, CPU), RowBlocks)
+    assert choose(Spmm(), small, CPU).prefetch == 0
+    assert choose(Spmm(), GRAPH, CPU).prefetch > 0
+
+
+def test_hyb_where_rows_are_uneven():
+    assert isinstance(choose(Spmm(), GRAPH, GPU), RowSplit)
+    uneven = replace(GRAPH, longest=5000)
+    assert choose(Spmm(), uneven, GPU) == HybRows.for_features(128, k=4)
+    assert isinstance(choose(Spmm(reduce="max"), uneven, GPU), RowSplit)
+    assert isinstance(choose(Spmm(batched=True), uneven, GPU), RowSplit)
+
+
+def test_half_precision_gets_whole_rows():
+    """A bucket for the longest row, or no hyb where that takes too many buckets."""
+    uneven = replace(GRAPH, longest=600)
+    assert choose(Spmm("float16"), uneven, GPU) == HybRows.for_features(128, "float16", k=10)
+    uneven = replace(GRAPH, longest=5000)
+    assert choose(Spmm("float16"), uneven, GPU) == RowSplit.for_features(128, "float16")

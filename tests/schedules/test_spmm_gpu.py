@@ -1,0 +1,214 @@
+"""The row split template: run as OpenCL on a CPU, and compiled as CUDA without a GPU."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+import spmm_gpu_common
+from gpu_runner import (
+    OPENCL_TARGET,
+    OpenCLFunction,
+    cuda_source,
+    requires_nvcc,
+    requires_opencl,
+)
+from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.schedules.gpu_features import vector_width
+from sparsetir.schedules.nests import count_launches
+from sparsetir.schedules.problems import CsrPattern, Spmm
+from sparsetir.schedules.spmm_gpu import RowSplit, arrange, program, schedule
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from spmm_gpu_common import MASKS, bfloat16_arrays, compile_cuda, of_mask
+
+GPU = tvm.target.Target(OPENCL_TARGET)
+
+
+@functools.cache
+def scheduled(problem: Spmm, config: RowSplit) -> Any:
+    return schedule(lower_sparse_iter(program(problem, config)), problem, config, GPU)
+
+
+@functools.cache
+def kernel(problem: Spmm, config: RowSplit) -> tuple[OpenCLFunction, dict[str, str]]:
+    """The kernel, and what its flat parameters are called in the program."""
+    func = scheduled(problem, config)
+    flat = lower_sparse_buffer(func)
+    names = [str(p.name) for p in func.attrs[SIGNATURE].params]
+    return OpenCLFunction(flat), dict(zip((str(p.name) for p in flat.params), names, strict=True))
+
+
+def run(
+    problem: Spmm,
+    config: RowSplit,
+    matrix: CsrPattern,
+    feat: int,
+    heads: int = 3,
+    special: bool = False,
+) -> None:
+    """Run, and compare with the oracle."""
+    heads = 3
+    stored = spmm_gpu_common.operands(matrix, problem, feat, heads, special)
+    args: dict[str, Any] = {**arrange(matrix, problem, config).arguments, **stored}
+    before = (heads,) if problem.batched else ()
+    args["c"] = np.full((*before, matrix.shape[0], feat), np.nan, stored["b"].dtype)
+    args |= {"tiles": config.tiles(feat), "heads": heads}
+    function, names = kernel(problem, config)
+    with bfloat16_arrays():
+        out = function({flat: args[name] for flat, name in names.items()})
+    (c,) = (flat for flat, name in names.items() if name == "c")
+    spmm_gpu_common.check(out[c], spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
+
+
+@requires_opencl
+@pytest.mark.parametrize("name", MASKS)
+def test_matrices(name: str) -> None:
+    run(Spmm(), RowSplit(8, 4, 4), of_mask(MASKS[name], "int32"), 32)
+
+
+CONFIGS = {
+    "several tiles": (RowSplit(4, 3, 2), 24),
+    "one thread": (RowSplit(1, 1, 1), 1),
+    "coarsened": (RowSplit(4, 2, 2, coarsen=3), 48),
+    "a constant size": (RowSplit(8, 4, 4, feat=64), 64),
+    "lanes left over": (RowSplit(8, 4, 2, coarsen=2, feat=38), 38),
+    "fewer vectors than threads": (RowSplit(16, 2, 1, feat=7, occupancy=None), 7),
+    "row cache": (RowSplit(8, 1, 2, row_cache=True), 16),
+    "row cache, lanes left over": (RowSplit(32, 1, 1, coarsen=2, feat=33, row_cache=True), 33),
+}
+
+
+@requires_opencl
+@pytest.mark.parametrize("case", CONFIGS)
+def test_configs(case: str) -> None:
+    config, feat = CONFIGS[case]
+    for name in ("random", "one dense row"):
+        run(Spmm(), config, of_mask(MASKS[name], "int32"), feat)
+
+
+PROBLEMS = [
+    (Spmm("float16"), RowSplit(4, 4, 8)),
+    (Spmm("bfloat16", reduce="max"), RowSplit(4, 4, 8)),
+    (Spmm("float64", "int64"), RowSplit(4, 4, 2)),
+    (Spmm(idtype="int64", reduce="mean", batched=True), RowSplit(4, 4, 4)),
+    (Spmm("float16", reduce="mean"), RowSplit(4, 1, 4, row_cache=True)),
+    (Spmm(reduce="max", batched=True), RowSplit(4, 1, 4, row_cache=True)),
+]
+
+
+@requires_opencl
+@pytest.mark.parametrize("problem, config", PROBLEMS, ids=lambda x: type(x).__name__)
+def test_problems(problem: Spmm, config: RowSplit) -> None:
+    for name in ("random", "empty rows"):
+        run(problem, config, of_mask(MASKS[name], problem.idtype), config.tile * 2)
+
+
+@requires_opencl
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+def test_nan_and_infinities(reduce: str) -> None:
+    matrix = of_mask(MASKS["random"], "int32")
+    run(Spmm(reduce=reduce), RowSplit(4, 4, 4), matrix, 16, special=True)
+
+
+@requires_opencl
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("feat", [1, 2, 3, 5, 8, 31, 33, 100, 127, 128, 130, 602, 997, 1024])
+def test_sizes(feat: int, dtype: str) -> None:
+    config = RowSplit.for_features(feat, dtype)
+    run(Spmm(dtype), config, of_mask(MASKS["empty rows"], "int32"), feat)
+
+
+def test_configs_for_sizes() -> None:
+    for feat in range(1, 1025):
+        for dtype in ("float32", "float16"):
+            config = RowSplit.for_features(feat, dtype)
+            assert config.vector == vector_width(feat, dtype) and feat % config.vector == 0
+            assert config.tiles(feat) * config.tile >= feat
+            assert config.tile <= 2 * feat
+            assert 64 <= config.threads * config.rows_per_block <= 128
+
+
+def test_one_launch() -> None:
+    for config in (RowSplit(), RowSplit(rows_per_block=1, row_cache=True)):
+        assert count_launches(scheduled(Spmm(), config)) == 1
+
+
+CUDA = [
+    (Spmm(), RowSplit(8, 16, 4, feat=32), "v4", 48),
+    (Spmm(reduce="max", batched=True), RowSplit(32, 4, 4), "v4", 64),
+    (Spmm("float16", "int64"), RowSplit(16, 8, 8), "v4", 64),
+]
+
+
+@requires_nvcc
+@pytest.mark.parametrize("problem, config, width, registers", CUDA, ids=["float32", "max", "half"])
+def test_cuda(problem: Spmm, config: RowSplit, width: str, registers: int, tmp_path: Any) -> None:
+    """Loads of B and stores of C are 128 bits wide, and sums stay in registers."""
+    source = cuda_source(lower_sparse_buffer(scheduled(problem, config)))
+    assert "__syncthreads" not in source
+    found = compile_cuda(source, tmp_path)
+    assert re.search(rf"ld\.global\.nc\.{width}\.", found.ptx)
+    assert re.search(rf"st\.global\.{width}\.", found.ptx)
+    assert "local" not in found.ptx and found.spills == 0
+    assert found.registers <= registers
+
+
+def test_cuda_occupancy() -> None:
+    """nvcc is told to leave the registers for which there is room."""
+    for config, bounds in (
+        (RowSplit(), "(128, 8)"),
+        (RowSplit(32, 1, occupancy=2048), "(32, 32)"),
+        (RowSplit(occupancy=None), "(128)"),
+    ):
+        source = cuda_source(lower_sparse_buffer(scheduled(Spmm(), config)))
+        assert f"__launch_bounds__{bounds} " in source
+
+
+def test_cuda_barriers_are_passed_by_whole_blocks() -> None:
+    """The loop around the barriers depends on the row alone, and a block has one row."""
+    func = lower_sparse_buffer(scheduled(Spmm(), RowSplit(rows_per_block=1, row_cache=True)))
+    source = cuda_source(func)
+    kernel = source[source.rindex('extern "C"') :]
+    before, *_ = kernel.split("__syncthreads")
+    assert kernel.count("__syncthreads") == 2 and "threadIdx.y" not in kernel
+    (loop,) = re.findall(r"for \(.*\)", before)
+    assert "threadIdx" not in loop and " if " not in before.split(loop)[0]
+
+
+BAD = {
+    "threads": ({"threads": 0}, "positive integer, got 0"),
+    "occupancy": ({"occupancy": 4096}, "at most 2048, got 4096"),
+    "rows_per_block": ({"threads": 512, "rows_per_block": 4}, "at most 1024, got 2048"),
+    "vector": ({"vector": 3}, "1, 2, 4 or 8, got 3"),
+    "coarsen": ({"coarsen": 32}, "at most 64, got 128"),
+    "feat": ({"feat": 30}, "a multiple of vector = 4, got 30"),
+    "row_cache": ({"row_cache": True}, "rows_per_block = 1"),
+}
+
+
+@pytest.mark.parametrize("argument", BAD)
+def test_bad_configs(argument: str) -> None:
+    fields, message = BAD[argument]
+    with pytest.raises(ValueError, match=f"RowSplit: argument '{argument}': expected .*{message}"):
+        RowSplit(**fields)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
+        program(Spmm(), RowSplit(vector=8))
+    config = RowSplit()
+    stage_two = lower_sparse_iter(program(Spmm(), config))
+    with pytest.raises(ScheduleError, match="'target': expected a GPU, got llvm"):
+        schedule(stage_two, Spmm(), config, tvm.target.Target("llvm"))
+    with pytest.raises(ScheduleError, match="expected a multiple of 128, got 96"):
+        config.tiles(96)
+    with pytest.raises(ScheduleError, match="expected 64, got 128"):
+        RowSplit(feat=64).tiles(128)

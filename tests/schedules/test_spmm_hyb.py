@@ -1,0 +1,215 @@
+"""The hyb template: run as OpenCL on a CPU, and compiled as CUDA without a GPU."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+
+import spmm_gpu_common
+from gpu_runner import (
+    ATOMIC_ADD_PRELUDE,
+    OPENCL_TARGET,
+    OpenCLFunction,
+    cuda_source,
+    requires_nvcc,
+    requires_opencl,
+)
+from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.schedules.nests import count_launches
+from sparsetir.schedules.problems import CsrPattern, Spmm
+from sparsetir.schedules.spmm_hyb import HybRows, arrange, program, schedule
+from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.script.parser import from_source
+from spmm_gpu_common import MASKS, bfloat16_arrays, compile_cuda, of_mask
+
+GPU = tvm.target.Target(OPENCL_TARGET)
+
+
+@functools.cache
+def scheduled(problem: Spmm, config: HybRows) -> Any:
+    return schedule(lower_sparse_iter(program(problem, config)), problem, config, GPU)
+
+
+@functools.cache
+def kernel(problem: Spmm, config: HybRows) -> tuple[OpenCLFunction, dict[str, str]]:
+    """The kernel, and what its flat parameters are called in the program."""
+    func = scheduled(problem, config)
+    flat = lower_sparse_buffer(func)
+    names = [str(p.name) for p in func.attrs[SIGNATURE].params]
+    flat_names = (str(p.name) for p in flat.params)
+    function = OpenCLFunction(flat, ATOMIC_ADD_PRELUDE)
+    return function, dict(zip(flat_names, names, strict=True))
+
+
+def run(
+    problem: Spmm, config: HybRows, matrix: CsrPattern, feat: int, special: bool = False
+) -> None:
+    """Run, and compare with the oracle."""
+    stored = spmm_gpu_common.operands(matrix, problem, feat, special=special)
+    arranged = arrange(matrix, problem, config)
+    assert arranged.spread is not None
+    args: dict[str, Any] = {**arranged.arguments, **arranged.spread(stored["a"])}
+    args |= {"b": stored["b"], "tiles": config.tiles(feat)}
+    args["c"] = np.full((matrix.shape[0], feat), np.nan, stored["b"].dtype)
+    function, names = kernel(problem, config)
+    with bfloat16_arrays():
+        out = function({flat: args[name] for flat, name in names.items()})
+    (c,) = (flat for flat, name in names.items() if name == "c")
+    spmm_gpu_common.check(out[c], spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
+
+
+@requires_opencl
+@pytest.mark.parametrize("name", MASKS)
+def test_matrices(name: str) -> None:
+    """Buckets of up to four: rows are stored whole, and in many pieces."""
+    run(Spmm(), HybRows(1, 2, 8, 2, 4), of_mask(MASKS[name], "int32"), 32)
+
+
+CONFIGS = {
+    "column parts": (HybRows(2, 1, 4, 2, 2), 16),
+    "lanes left over": (HybRows(1, 1, 4, 2, 2, coarsen=2, feat=22), 22),
+    "little work, slots in steps": (HybRows(1, 3, 4, 1, 1, feat=4, unroll=2, work=1), 4),
+    "one thread": (HybRows(1, 0, 1, 1, 1, occupancy=None), 1),
+}
+
+
+@requires_opencl
+@pytest.mark.parametrize("case", CONFIGS)
+def test_configs(case: str) -> None:
+    config, feat = CONFIGS[case]
+    run(Spmm(), config, of_mask(MASKS["random"], "int32"), feat)
+
+
+PROBLEMS = [
+    (Spmm("float64", "int64"), HybRows(1, 1, 4, 2, 2)),
+    (Spmm(reduce="mean"), HybRows(1, 1, 4, 2, 4)),
+    (Spmm(reduce="max"), HybRows(1, 2, 4, 2, 4)),
+    (Spmm("float16", "int64", reduce="mean"), HybRows(1, 2, 4, 2, 8)),
+    (Spmm("bfloat16"), HybRows(1, 2, 4, 2, 8)),
+]
+
+
+@requires_opencl
+@pytest.mark.parametrize("problem, config", PROBLEMS, ids=lambda x: type(x).__name__)
+def test_problems(problem: Spmm, config: HybRows) -> None:
+    mask = MASKS["empty rows"].copy()
+    mask[:, 4:] = False  # rows of up to four elements
+    matrix = of_mask(mask, problem.idtype)
+    run(problem, config, matrix, config.tile)
+    if problem.dtype == "float32":
+        run(problem, config, matrix, config.tile, special=True)
+
+
+@requires_opencl
+def test_nan_and_infinities() -> None:
+    """Padded slots load nothing of B."""
+    run(Spmm(), HybRows(1, 2, 8, 2, 4), of_mask(MASKS["random"], "int32"), 32, special=True)
+
+
+@requires_opencl
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [0, 3, 5])
+@pytest.mark.parametrize("c", [1, 2])
+def test_formats(c: int, k: int) -> None:
+    for name in MASKS:
+        run(Spmm(), HybRows(c, k, 8, 4, 4), of_mask(MASKS[name], "int32"), 64)
+
+
+def test_shared_rows() -> None:
+    """Only rows of several pieces are marked, whichever buckets and parts these are in."""
+    mask = np.zeros((5, 12), bool)
+    mask[0, :4] = mask[1, :5] = mask[2, [0, 11]] = mask[3, 11] = True
+    matrix = of_mask(mask, "int32")
+    for config, expected in (
+        (HybRows(1, 2), [0, 1, 0, 0, 0]),  # the fifth element of row 1 is a piece
+        (HybRows(2, 3), [0, 0, 1, 0, 0]),  # both halves of row 2 hold some
+        (HybRows(1, 3), [0, 0, 0, 0, 0]),
+    ):
+        shared = arrange(matrix, Spmm(), config).arguments["shared"]
+        np.testing.assert_array_equal(shared, expected)
+        for problem in (Spmm(reduce="max"), Spmm("float16")):
+            if sum(expected) == 0:
+                assert "shared" not in arrange(matrix, problem, config).arguments
+                continue
+            with pytest.raises(ScheduleError, match=rf"2 pieces of row {expected.index(1)} with"):
+                arrange(matrix, problem, config)
+
+
+@pytest.mark.parametrize("problem", [Spmm(), Spmm("float16", "int64", "max")], ids=str)
+def test_program_is_printed(problem: Spmm) -> None:
+    """What the rewrite makes is a program of the language."""
+    func = program(problem, HybRows(2, 1, 4, 2, 4, feat=24))
+    assert len(list(sparse_iterations(func))) > 1 + 2 * 2
+    assert tvm_ffi.structural_equal(from_source(func.script()), func)
+
+
+def test_launches() -> None:
+    """One sets C to zero, the other does all buckets of all parts."""
+    assert count_launches(scheduled(Spmm(), HybRows(2, 1, 4, 2, 2))) == 2
+
+
+def test_rows_in_turn() -> None:
+    config = HybRows(k=3)
+    assert [config.rows_in_turn(b) for b in range(4)] == [8, 4, 2, 1]
+    config = HybRows(k=3, work=2)
+    assert [config.rows_in_turn(b) for b in range(4)] == [2, 1, 1, 1]
+
+
+CUDA = [
+    pytest.param(Spmm(), HybRows(1, 3, 32, 4, 4, feat=128), True, id="float32"),
+    pytest.param(
+        Spmm("float16"), HybRows(1, 2, 16, 8, 8, feat=128), False, id="half",
+        marks=pytest.mark.slow,
+    ),
+]  # fmt: skip
+
+
+@requires_nvcc
+@pytest.mark.parametrize("problem, config, atomics", CUDA)
+def test_cuda(problem: Spmm, config: HybRows, atomics: bool, tmp_path: Any) -> None:
+    """Loads of columns and of B are 128 bits wide, and sums stay in registers."""
+    source = cuda_source(lower_sparse_buffer(scheduled(problem, config)))
+    assert "__syncthreads" not in source
+    found = compile_cuda(source, tmp_path)
+    assert len(re.findall(r"ld\.global\.nc\.v4\.", found.ptx)) > 1 << config.k
+    stores = re.findall(r"st\.global\.\S+", found.ptx)
+    assert len(stores) > config.k and all(".v4." in s for s in stores)
+    assert ("red." in found.ptx or "atom." in found.ptx) == atomics
+    assert found.spills == 0 and found.registers <= 64
+
+
+BAD = {
+    "c": ({"c": 100}, "c * (k + 1) to be at most 120, got 600"),
+    "unroll": ({"unroll": 3}, "a power of two, got 3"),
+    "work": ({"work": 0}, "a power of two, got 0"),
+}
+
+
+@pytest.mark.parametrize("argument", BAD)
+def test_bad_configs(argument: str) -> None:
+    fields, message = BAD[argument]
+    expected = re.escape(f"HybRows: argument '{argument}': expected {message}")
+    with pytest.raises(ValueError, match=expected):
+        HybRows(**fields)
+    with pytest.raises(ValueError, match="RowSplit: argument 'vector'"):
+        HybRows(vector=3)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ScheduleError, match="'problem': expected no batch, got one"):
+        program(Spmm(batched=True), HybRows())
+    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
+        program(Spmm(), HybRows(vector=8))
+    config = HybRows(k=0)
+    stage_two = lower_sparse_iter(program(Spmm(), config))
+    with pytest.raises(ScheduleError, match="'target': expected a GPU, got llvm"):
+        schedule(stage_two, Spmm(), config, tvm.target.Target("llvm"))

@@ -1,0 +1,140 @@
+"""Matrices, operands and what SpMM makes of them, for the tests of its GPU templates."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tvm_ffi
+
+import gpu_runner
+from sparsetir.schedules.problems import CsrPattern, Spmm
+
+
+def of_mask(mask: np.ndarray, idtype: str) -> CsrPattern:
+    """The pattern of the places where a mask holds."""
+    rows, columns = np.nonzero(mask)
+    counts = np.bincount(rows, minlength=mask.shape[0])
+    indptr = np.concatenate([[0], np.cumsum(counts)]).astype(idtype)
+    return CsrPattern(indptr, columns.astype(idtype), mask.shape)
+
+
+def masks() -> dict[str, np.ndarray]:
+    """Shapes and patterns that divide nothing, among them the extremes."""
+    rng = np.random.default_rng(3)
+    plain = rng.random((37, 29)) < 0.2
+    gaps = rng.random((23, 17)) < 0.4
+    gaps[[0, 5, 6, 7, 22]] = False
+    dense_row = rng.random((9, 150)) < 0.03
+    dense_row[4] = True
+    return {
+        "random": plain,
+        "empty rows": gaps,
+        "nothing stored": np.zeros((5, 7), bool),
+        "one dense row": dense_row,
+        "one column": rng.random((21, 1)) < 0.5,
+        "one row": rng.random((1, 70)) < 0.9,
+        "no rows": np.zeros((0, 7), bool),
+        "no columns": np.zeros((6, 0), bool),
+    }
+
+
+MASKS = masks()
+
+
+def operands(
+    matrix: CsrPattern, problem: Spmm, feat: int, heads: int = 3, special: bool = False
+) -> dict[str, np.ndarray]:
+    """Values `a` and dense operand `b`; `special` puts NaN and infinities into both."""
+    rng = np.random.default_rng(5)
+    before = (heads,) if problem.batched else ()
+    a = rng.standard_normal((*before, len(matrix.indices)))
+    b = rng.standard_normal((*before, matrix.shape[1], feat))
+    if special:
+        a[..., ::7] = 0
+        b[..., 1, :] = np.nan
+        b[..., 2, 0], b[..., 3, -1] = np.inf, -np.inf
+    dtype = as_dtype(problem.dtype)
+    return {"a": a.astype(dtype), "b": b.astype(dtype)}
+
+
+def as_dtype(name: str) -> Any:
+    """A NumPy dtype by TVM's name."""
+    return np.dtype(getattr(ml_dtypes, name) if name == "bfloat16" else name)
+
+
+def oracle(matrix: CsrPattern, problem: Spmm, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """C in float64."""
+    if problem.batched:
+        plain = Spmm(problem.dtype, problem.idtype, problem.reduce)
+        return np.stack([oracle(matrix, plain, x, y) for x, y in zip(a, b, strict=True)])
+    indptr, indices, (m, _) = matrix
+    out = np.zeros((m, b.shape[1]))
+    with np.errstate(invalid="ignore"):
+        for i in range(m):
+            row = slice(int(indptr[i]), int(indptr[i + 1]))
+            if row.start == row.stop:
+                continue
+            terms = a[row].astype("float64")[:, None] * b[indices[row]].astype("float64")
+            combine = {"sum": np.sum, "mean": np.mean, "max": np.max}[problem.reduce]
+            out[i] = combine(terms, axis=0)
+    return out
+
+
+def check(found: np.ndarray, expected: np.ndarray, dtype: str) -> None:
+    """Compare, with the tolerance that rounding of the result and of float32 sums needs."""
+    relative = {"float32": 1e-4, "float64": 1e-10, "float16": 2e-3, "bfloat16": 1.6e-2}[dtype]
+    np.testing.assert_allclose(
+        found.astype("float64"), expected, rtol=relative, atol=relative / 10, equal_nan=True
+    )
+
+
+@contextlib.contextmanager
+def bfloat16_arrays() -> Iterator[None]:
+    """Let `run_opencl` take NumPy arrays of bfloat16, which DLPack does not know."""
+    plain = tvm_ffi.from_dlpack
+
+    def from_dlpack(array: Any) -> Any:
+        if array.dtype.name != "bfloat16":
+            return plain(array)
+        bits: Any = plain(array.view("int16"))
+        return bits._create_view(array.shape, "bfloat16")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tvm_ffi, "from_dlpack", from_dlpack)
+        yield
+
+
+class Compiled(NamedTuple):
+    """What nvcc made of a source.
+
+    ptx : its text
+    registers : of the kernel that has most
+    spills : bytes that all kernels spill
+    """
+
+    ptx: str
+    registers: int
+    spills: int
+
+
+def compile_cuda(source: str, folder: Path, arch: str = "sm_90") -> Compiled:
+    """Compile CUDA text without a GPU, and see what came of it."""
+    text = folder / "kernels.cu"
+    text.write_text(source)
+    command = [
+        str(gpu_runner._nvcc()), f"-arch={arch}", "-cubin", "-Xptxas", "-v", "--keep",
+        "--keep-dir", str(folder), "-o", str(folder / "kernels.cubin"), str(text),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    registers = [int(n) for n in re.findall(r"Used (\d+) registers", done.stderr)]
+    spills = [int(n) for n in re.findall(r"(\d+) bytes spill", done.stderr)]
+    return Compiled((folder / "kernels.ptx").read_text(), max(registers), sum(spills))

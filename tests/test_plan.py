@@ -1,0 +1,109 @@
+"""Plans: arguments, refusals, and that kernels are shared."""
+
+# pyright: reportAttributeAccessIssue=false
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+import tvm
+
+import sparsetir
+from sparsetir.schedules.spmm_gpu import RowSplit
+
+A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
+B = np.random.default_rng(1).standard_normal((20, 16)).astype("float32")
+PLAN = sparsetir.plan("spmm", A, 16)
+
+
+def test_arrays_of_all_kinds_give_arrays_of_their_kind():
+    want = A @ B
+    np.testing.assert_allclose(PLAN(B), want, atol=1e-5)
+    got = PLAN(torch.from_numpy(B))
+    assert isinstance(got, torch.Tensor)
+    np.testing.assert_allclose(got.numpy(), want, atol=1e-5)
+    got = PLAN(tvm.runtime.tensor(B))
+    np.testing.assert_allclose(got.numpy(), want, atol=1e-5)
+
+
+def test_values_of_a_run():
+    values = np.random.default_rng(2).standard_normal(A.nnz).astype("float32")
+    other = sp.csr_array((values, A.indices, A.indptr), A.shape)
+    np.testing.assert_allclose(PLAN(B, values=values), other @ B, atol=1e-5)
+    np.testing.assert_allclose(PLAN(B), A @ B, atol=1e-5)  # the planned ones are as they were
+
+
+def test_the_result_is_written_where_it_is_wanted():
+    out = np.full((30, 16), np.nan, "float32")
+    assert PLAN(B, out=out) is out
+    np.testing.assert_allclose(out, A @ B, atol=1e-5)
+
+
+def test_read_only_and_unaligned_operands():
+    buffer = np.empty(20 * 16 + 1, "float32")
+    b = buffer[1:].reshape(20, 16)
+    b[:] = B
+    b.flags.writeable = False
+    np.testing.assert_allclose(PLAN(b), A @ B, atol=1e-5)
+
+
+REFUSED = [
+    (lambda: PLAN(), TypeError, r"spmm: expected 1 operands \(b\), got 0"),
+    (lambda: PLAN(B[:, :8].copy()), ValueError, r"'b': expected shape \(20, 16\), got \(20, 8\)"),
+    (lambda: PLAN(B.astype("float64")), TypeError, "'b': expected dtype float32, got float64"),
+    (lambda: PLAN(B[:, ::-1]), ValueError, "'b': expected a contiguous array"),
+    (lambda: PLAN(3), TypeError, "expected torch, NumPy or TVM arrays, got int"),
+    (lambda: PLAN(B, out=np.empty((30, 15), "float32")), ValueError, r"'out': expected shape"),
+    (lambda: PLAN(B, values=np.ones(3, "float32")), ValueError, "'values': expected an array"),
+    (lambda: PLAN(np.zeros((30, 16), "float32")[:20], out=3), TypeError, "'out': expected a torch"),
+    (lambda: sparsetir.plan("spam", A), ValueError, "argument 'op': expected one of spmm, spmv"),
+    (
+        lambda: sparsetir.plan("spmm", A, 0),
+        ValueError,
+        "argument 'feat': expected 1 or more, got 0",
+    ),
+    (lambda: sparsetir.plan("spmm", A, 2.0), ValueError, "'feat': expected 1 or more, got 2.0"),
+    (lambda: sparsetir.plan("spmv", A, 2), ValueError, "'feat': expected 1 for 'spmv', got 2"),
+    (lambda: sparsetir.plan("spmm", A, heads=0), ValueError, "'heads': expected 1 or more, got 0"),
+    (
+        lambda: sparsetir.plan("spmm", A, dtype="int8"),
+        ValueError,
+        "'dtype': expected one of float32",
+    ),
+    (lambda: sparsetir.plan("spmm", A, reduce="min"), ValueError, "'reduce': expected one of sum"),
+    (lambda: sparsetir.plan("spmm", A, config=3), TypeError, "'config': expected RowBlocks"),
+    (
+        lambda: sparsetir.plan("spmm", A, 16, config=RowSplit.for_features(16)),
+        TypeError,
+        "'config': expected RowBlocks.* for this operator and target, got RowSplit",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_a_result_that_is_also_read():
+    both = np.zeros((50, 16), "float32")
+    with pytest.raises(ValueError, match="spmm: argument 'out' shares memory with 'b'"):
+        PLAN(both[:20], out=both[10:40])
+
+
+def test_plans_share_kernels():
+    before = sparsetir.compilations()
+    sparsetir.plan("spmm", sp.eye_array(7, dtype="float32", format="csr"), 16)
+    assert sparsetir.compilations() == before
+
+
+@pytest.mark.skipif(tvm.cuda(0).exist, reason="there is a GPU")
+def test_a_target_that_there_is_not():
+    with pytest.raises(RuntimeError, match="'target': there is no cuda device"):
+        sparsetir.plan("spmm", A, 16, target="cuda")
+
+
+def test_a_plan_says_what_it_is():
+    assert "spmm (30, 16) RowBlocks(" in repr(PLAN)
+    assert PLAN.launches == 1 and PLAN.padding == 0 and PLAN.convert_seconds > 0
