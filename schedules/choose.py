@@ -97,9 +97,9 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
         config = replace(_tiled(given.feat, lanes, vectors), pack=pack, tiles_first=pack)
         tiles = -(-given.feat // config.tile) if pack else 1
         row = config.tile if pack else given.feat
-        ahead = PREFETCH if given.n * row * given.bytes > l2_bytes() else 0
+        far = given.n * row * given.bytes > l2_bytes() and config.tile >= 4 * lanes
         blocks = given.threads // gcd(tiles, given.threads)
-        found.append(replace(config, blocks=blocks, prefetch=ahead))
+        found.append(replace(config, blocks=blocks, prefetch=PREFETCH if far else 0))
     _, _, narrow, narrowest, _ = found
     degree = given.nnz / max(1, given.n)
     if given.feat > ENOUGH_FEATURES and degree >= PACK_DEGREE * narrow.blocks:

@@ -56,18 +56,19 @@ def prefetch_gathered(
         )
     at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
-    loop_var = at.get(index.indices[-1])
-    if not isinstance(loop_var, ir.Var):
+    position = substitute(index.indices[-1], at)
+    loops = _loops_around(func.body, realize)
+    depth = [n for n, loop in enumerate(loops) if _uses(position, loop.loop_var)]
+    if not depth:
         raise ScheduleError(
             f"prefetch_gathered: argument 'block': '{block}' must read '{index.source.name}' at "
-            f"one of its loops, got {index.indices[-1]}"
+            f"one of its loops, got {position}"
         )
-    inner = _loops_below(func.body, loop_var, realize)
-    ahead = _ahead(func, index, loop_var, distance)
+    inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
+    ahead = _ahead(func, index, position, distance)
     ahead = tirx.BufferLoad(index.source, [*index.indices[:-1], ahead])
     place = [ahead if i.same_as(index) else i for i in load.indices]
-    place = [substitute(i, {**at, index.indices[-1]: loop_var}) for i in place]
-    place = [substitute(i, {v: as_dtype(0, dtype_of(v)) for v in inner}) for i in place]
+    place = [substitute(substitute(i, at), inner) for i in place]
     per_line = CACHE_LINE * 8 // tvm.DataType(str(load.source.ty.dtype)).bits
     asks: list[Any] = []
     for first in range(0, span, per_line):
@@ -75,7 +76,7 @@ def prefetch_gathered(
         asks.append(_prefetch(tirx.BufferLoad(load.source, [*place[:-1], last])))
 
     def visit(loop: Any) -> Any:
-        if not loop.loop_var.same_as(loop_var):
+        if not loop.loop_var.same_as(loops[depth[-1]].loop_var):
             return loop
         body = tirx.SeqStmt([*asks, loop.body])
         head = (loop.loop_var, loop.min, loop.extent, loop.kind)
@@ -90,11 +91,11 @@ def _prefetch(load: Any) -> tirx.Stmt:
     return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, keep, data))
 
 
-def _ahead(func: tirx.PrimFunc, index: Any, loop_var: Any, distance: int) -> Any:
+def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any:
     """The position `distance` further, or the last one that there is."""
     layout = {str(k): v for k, v in func.attrs[LAYOUTS].items()}[index.source.name]
-    axis, dtype = layout.axes[-1], dtype_of(loop_var)
-    further = loop_var + as_dtype(distance, dtype)
+    axis, dtype = layout.axes[-1], dtype_of(position)
+    further = position + as_dtype(distance, dtype)
     if not axis.is_variable:
         return tirx.min(further, as_dtype(axis.nnz_cols, dtype) - as_dtype(1, dtype))
     size = axis.nnz
@@ -129,17 +130,23 @@ def _gathering_load(body: Any, buffer: str) -> Any:
     return found[0] if found else None
 
 
-def _loops_below(body: Any, loop_var: Any, realize: Any) -> list[Any]:
-    """Variables of the loops inside of `loop_var`'s that the block is in."""
+def _loops_around(body: Any, realize: Any) -> list[Any]:
+    """The loops between a block and the one around it, from the outside in."""
     found: list[Any] = []
 
     def visit(node: Any) -> None:
-        if isinstance(node, tirx.For) and node.loop_var.same_as(loop_var):
-            inner = node.body
-            while not inner.same_as(realize):
-                if isinstance(inner, tirx.For):
-                    found.append(inner.loop_var)
-                inner = inner.body
+        loops: list[Any] = []
+        while isinstance(node, tirx.For):
+            loops.append(node)
+            node = node.body
+        if node.same_as(realize) and len(loops) > len(found):
+            found[:] = loops
 
-    walk(body, visit)
+    walk(body, lambda node: visit(node) if isinstance(node, tirx.For) else None)
     return found
+
+
+def _uses(expr: Any, var: Any) -> bool:
+    found: list[Any] = []
+    walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) and n.same_as(var) else None)
+    return bool(found)

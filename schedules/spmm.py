@@ -43,7 +43,8 @@ class RowBlocks:
         all tiles for a row
     pack : copy the tile's features of B together before they are gathered
     prefetch : how many non-zeros ahead rows of B are asked for; 0 for never
-    parts : parts of the columns that are gone through one after the other; not compiled in
+    parts : parts of the columns that are gone through one after the other; how many is not
+        compiled in
     blocks : blocks of rows; they and the tiles are divided among the threads; not compiled in
     """
 
@@ -92,8 +93,8 @@ class RowBlocks:
 
     @property
     def compiled(self) -> RowBlocks:
-        """What a kernel depends on: the same for all numbers of parts and blocks."""
-        return replace(self, parts=1, blocks=1)
+        """What a kernel depends on: the same for all numbers of blocks, and of several parts."""
+        return replace(self, parts=min(self.parts, 2), blocks=1)
 
     @property
     def vectors(self) -> int:
@@ -133,8 +134,8 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     before each where the problem is batched:
 
     block_ptr : (blocks + 1,) first row of each block
-    part_ids : (m * parts,) 0 .. parts - 1 for each row
-    seg_ptr : (m * parts + 1,) first non-zero of each row's part; indptr where parts = 1
+    part_ids : (m * parts,) 0 .. parts - 1 for each row; absent where the config has one part
+    seg_ptr : (m * parts + 1,) first non-zero of each row's part; indptr where there is one
     indices : (nnz,) columns, in order within each row
     row : (m,) in the accumulator's type; for a mean what a row's sum is multiplied with, for a
         maximum what it begins with: -inf, and 0 in a row without non-zeros; absent for a sum
@@ -145,7 +146,8 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     tile, lanes, vectors = config.tile, config.lanes, config.vectors
     feat, pack, tiles_first = config.feat, config.pack, config.tiles_first
     batched, size = problem.batched, getattr(T, idtype)
-    spatial = "S" * (1 + batched + tiles_first)
+    in_parts = config.parts > 1
+    spatial, in_rows = "S" * (1 + batched + tiles_first), "S" * (2 + in_parts - tiles_first)
     zero, one = tirx.const(0.0, acc), tirx.const(1.0, acc)
 
     def combine(a: Any, x: Any) -> Any:
@@ -154,6 +156,19 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     def head(outer: Any) -> Any:
         return outer[:1] if batched else []
 
+    def stored(h: Any, o: Any, i: Any, q: Any, j: Any) -> list[Any]:
+        return [*([h] if batched else []), o, i, *([q] if in_parts else []), j]
+
+    def within(i: Any, q: Any, p: Any) -> list[Any]:
+        return [i, *([q] if in_parts else []), *([] if tiles_first else [p])]
+
+    def part(inner: Any) -> Any:
+        return inner[1:2] if in_parts else []
+
+    def carried(inner: Any, first: Any, before: Any) -> Any:
+        """What a sum begins with: what it came to in the part before."""
+        return T.if_then_else(inner[1] == 0, first, T.cast(before, acc)) if in_parts else first
+
     def outside(h: Any, p: Any, o: Any) -> list[Any]:
         return [*([h] if batched else []), *([p] if tiles_first else []), o]
 
@@ -161,7 +176,7 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
         return [*head(outer), outer[-1], inner[0]]
 
     def place(outer: Any, inner: Any, v: Any, l: Any) -> Any:
-        return config.place(outer[-2] if tiles_first else inner[2], v, l)
+        return config.place(outer[-2] if tiles_first else inner[-1], v, l)
 
     @T.prim_func
     def spmm(
@@ -171,8 +186,9 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     ) -> None:  # fmt: skip
         O = T.dense_fixed(blocks, idtype)
         I = T.dense_variable(O, (m, m), block_ptr, idtype)
-        Q = T.sparse_fixed(I, (parts, parts), part_ids, idtype)
-        J = T.sparse_variable(Q, (n, nnz), (seg_ptr, indices), idtype)
+        if in_parts:
+            Q = T.sparse_fixed(I, (parts, parts), part_ids, idtype)
+        J = T.sparse_variable(Q if in_parts else I, (n, nnz), (seg_ptr, indices), idtype)
         N = T.dense_fixed(n, idtype)
         P = T.dense_fixed(tiles if feat is None else -(-feat // tile), idtype)
         K = T.dense_fixed(tiles * tile if feat is None else feat, idtype)
@@ -180,7 +196,9 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
         L = T.dense_fixed(lanes, idtype)
         if batched:
             H = T.dense_fixed(heads, idtype)
-        A = T.match_sparse_buffer(a, (H, O, I, Q, J) if batched else (O, I, Q, J), dtype)
+        A = T.match_sparse_buffer(
+            a, stored(H if batched else O, O, I, Q if in_parts else O, J), dtype
+        )
         B = T.match_sparse_buffer(b, (H, N, K) if batched else (N, K), dtype)
         C = T.match_sparse_buffer(out, (H, O, I, K) if batched else (O, I, K), dtype)
         if reduce != "sum":
@@ -192,19 +210,17 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
             if pack:
                 with T.sp_iter([N, V, L], "SSS", "pack") as [j, v, l]:
                     PANEL[j, v, l] = B[(*head(outer), j, place(outer, (), v, l))]
-            with T.sp_iter(
-                [I, Q] if tiles_first else [I, Q, P], "SSS"[tiles_first:], "rows"
-            ) as inner:
+            with T.sp_iter(within(I, Q if in_parts else O, P), in_rows, "rows") as inner:
                 with T.sp_iter([J, V, L], "RSS", "reduce") as [j, v, l]:
                     with T.init():
-                        ACC[v, l] = T.if_then_else(
-                            inner[1] == 0,
+                        ACC[v, l] = carried(
+                            inner,
                             ROW[outer[-1], inner[0]] if reduce == "max" else zero,
-                            T.cast(C[(*at(outer, inner), place(outer, inner, v, l))], acc),
+                            C[(*at(outer, inner), place(outer, inner, v, l))] if in_parts else zero,
                         )
                     ACC[v, l] = combine(
                         ACC[v, l],
-                        T.cast(A[(*at(outer, inner), inner[1], j)], acc)
+                        T.cast(A[(*at(outer, inner), *part(inner), j)], acc)
                         * (ROW[outer[-1], inner[0]] if reduce == "mean" else one)
                         * T.cast(
                             PANEL[j, v, l]
@@ -219,6 +235,7 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     unused = {"row"} if reduce == "sum" else set()
     unused |= set() if batched else {"heads"}
     unused |= set() if config.feat is None else {"tiles"}
+    unused |= set() if in_parts else {"part_ids", "parts"}
     return spmm.replace(params=[p for p in spmm.params if p.name not in unused])
 
 
@@ -226,25 +243,23 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
     """The arguments of :func:`program` that depend on the pattern alone."""
     indptr, indices, (m, n) = matrix
     blocks, parts = max(1, min(config.blocks, m)), config.parts
+    found: dict[str, np.ndarray | int] = {
+        "block_ptr": equal_work(indptr, blocks),
+        "seg_ptr": indptr,
+        "indices": indices,
+        "blocks": blocks,
+        "m": m,
+        "n": n,
+        "nnz": len(indices),
+    }
     if parts > 1:
         width = max(1, -(-n // parts))
         place = np.repeat(np.arange(m, dtype=indptr.dtype), np.diff(indptr)) * parts
         place += indices // width
         ends = np.cumsum(np.bincount(place, minlength=m * parts), dtype=indptr.dtype)
-        seg_ptr = np.concatenate([np.zeros(1, indptr.dtype), ends])
-    else:
-        seg_ptr = indptr
-    found: dict[str, np.ndarray | int] = {
-        "block_ptr": equal_work(indptr, blocks),
-        "part_ids": np.tile(np.arange(parts, dtype=indptr.dtype), m),
-        "seg_ptr": seg_ptr,
-        "indices": indices,
-        "blocks": blocks,
-        "parts": parts,
-        "m": m,
-        "n": n,
-        "nnz": len(indices),
-    }
+        found["seg_ptr"] = np.concatenate([np.zeros(1, indptr.dtype), ends])
+        found["part_ids"] = np.tile(np.arange(parts, dtype=indptr.dtype), m)
+        found["parts"] = parts
     if problem.reduce != "sum":
         found["row"] = row_array(indptr, problem)
     return Arranged(found)
@@ -278,8 +293,9 @@ def schedule(
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     reduce, write = sch.get_sblock("reduce0"), sch.get_sblock("write0")
     mark(sch, sch.fuse(*sch.get_loops(sch.get_sblock("outer0"))), "parallel")
-    i, q, *_ = sch.get_loops(sch.get_sblock("rows0"))
-    sch.reorder(q, i)
+    if config.parts > 1:
+        i, q, *_ = sch.get_loops(sch.get_sblock("rows0"))
+        sch.reorder(q, i)
     if config.pack:
         _in_vectors(sch, sch.get_sblock("pack0"))
     for block in (reduce, write):

@@ -19,6 +19,7 @@ __all__ = [
     "is_read_only",
     "itemsize",
     "memory",
+    "overlap",
     "plain_view",
     "reference",
     "strides",
@@ -87,6 +88,15 @@ def memory(array: Any, itemsize: int) -> tuple[int, int]:
     if isinstance(array, tvm_ffi.Tensor):
         return array.data_ptr(), array.numel() * itemsize
     return 0, 0
+
+
+def overlap(a: Any, b: Any, itemsize: int) -> bool:
+    """Whether two contiguous arrays have memory in common, as far as that is known."""
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.may_share_memory(a, b)
+    first, size = memory(a, itemsize)
+    other, length = memory(b, itemsize)
+    return bool(length) and first < other + length and other < first + size
 
 
 def reference(array: Any) -> Callable[[], Any]:

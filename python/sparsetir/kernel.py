@@ -122,6 +122,10 @@ class Kernel:
             )
         self._run_plain_views(values, refusal)
 
+    def run_unchecked(self, values: Sequence[Any]) -> None:
+        """Run on all arguments in order; only what TVM checks is checked."""
+        self._run(*values)
+
     def source(self, kind: str | None = None) -> str:
         """Generated code.
 

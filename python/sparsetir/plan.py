@@ -26,6 +26,7 @@ from sparsetir.arrays import (
     is_torch,
     itemsize,
     memory,
+    overlap,
     plain_view,
     strides,
 )
@@ -120,7 +121,7 @@ class Plan:
         target: Any,
     ) -> None:
         self.op, self.problem, self.config, self.feat = op, problem, config, feat
-        gpu = is_gpu(target)
+        gpu = self._gpu = is_gpu(target)
         self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
         if not self._device.exist:
             raise RuntimeError(f"plan: argument 'target': there is no {target.kind.name} device")
@@ -138,12 +139,16 @@ class Plan:
         self._set_shapes(matrix, heads)
         names = self.kernel.signature.names
         self._place = {name: at for at, name in enumerate(names)}
+        self._nothing = 0 in self._shapes["out"]
         self._args: list[Any] = [None] * len(names)
+        self._planned: Any = None  # the values, unless the caller gives others
         sizes = {"heads": heads or 1, "tiles": tiles, **arranged.arguments}
         self._put({name: value for name, value in sizes.items() if name in self._place})
         if op != "sddmm":
             values = np.broadcast_to(matrix.values, self._shapes["a"])
-            self._put(self._spread(_as_dtype(values, problem.dtype)))
+            values = _as_dtype(values, problem.dtype)
+            self._planned = values
+            self._put(self._spread(values))
 
     def _set_shapes(self, matrix: SparseMatrix, heads: int | None) -> None:
         m, n = matrix.shape
@@ -201,34 +206,38 @@ class Plan:
                 f"{self.op}: expected {len(self._operands)} operands "
                 f"({', '.join(self._operands)}), got {len(operands)}"
             )
-        args, place = self._args.copy(), self._place
+        args, place, viewed = self._args.copy(), self._place, self._kernel_shapes
         for name, array in zip(self._operands, operands, strict=True):
-            args[place[name]] = self._view(name, array)
+            args[place[name]] = self._view(name, array) if name in viewed else array
         if values is not None:
-            if self.op == "sddmm":
-                raise TypeError("sddmm: argument 'values': the operator takes none")
-            if not is_array(values) or tuple(values.shape) != self._shapes["a"]:
-                raise ValueError(
-                    f"{self.op}: argument 'values': expected an array of shape "
-                    f"{self._shapes['a']}, got {getattr(values, 'shape', type(values).__name__)}"
-                )
-            for name, array in self._spread(values).items():
-                args[place[name]] = self._view(name, self._on_device(array))
-        result = out
-        if result is None:
-            result = _empty_like(operands[0], self._shapes["out"], self.op)
-        args[place["out"]] = self._view("out", result)
-        if out is not None:
-            self._refuse_overlap(args)
-        if self._device.type != "cpu":
-            self._refuse_alignment(args)
-        if 0 in self._shapes["out"]:
-            return result  # a grid of no blocks is an error on GPUs
+            for name, array in self._values(values).items():
+                args[place[name]] = array
+        if out is None:
+            out = _empty_like(operands[0], self._shapes["out"], self.op)
+        else:
+            self._refuse_overlap(out, operands, values)
+        args[place["out"]] = self._view("out", out) if "out" in viewed else out
+        if self._gpu:
+            self._refuse_alignment(operands, out)
+        if self._nothing:
+            return out  # a grid of no blocks is an error on GPUs
         try:
-            self.kernel._run(*args)
+            self.kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError):
             self.kernel(*args)  # says what is wrong, or takes what only needs another view
-        return result
+        return out
+
+    def _values(self, values: Any) -> Mapping[str, Any]:
+        """The kernel's arrays of values."""
+        if self.op == "sddmm":
+            raise TypeError("sddmm: argument 'values': the operator takes none")
+        if not is_array(values) or tuple(values.shape) != self._shapes["a"]:
+            raise ValueError(
+                f"{self.op}: argument 'values': expected an array of shape {self._shapes['a']}, "
+                f"got {getattr(values, 'shape', type(values).__name__)}"
+            )
+        spread = self._spread(values)
+        return {name: self._view(name, self._on_device(x)) for name, x in spread.items()}
 
     def _view(self, name: str, array: Any) -> Any:
         """An array as the kernel takes it: it has no heads of its own, and no vectors."""
@@ -243,24 +252,18 @@ class Plan:
         view: Any = getattr(array, "_create_view", None)  # of TVM's tensors
         return array.reshape(shape) if view is None else view(shape, array.dtype)
 
-    def _refuse_overlap(self, args: list[Any]) -> None:
+    def _refuse_overlap(self, out: Any, operands: tuple[Any, ...], values: Any) -> None:
         """Raise where the result shares memory with what is read."""
-        result = args[self._place["out"]]
-        if not is_array(result):
-            return
-        first, size = memory(result, self._bytes)
-        for name in (*self._operands, "a"):
-            at = self._place.get(name)
-            if at is not None and is_array(args[at]):
-                other, length = memory(args[at], self._bytes)
-                if length and first < other + length and other < first + size:
-                    raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
+        for name, array in zip(self._operands, operands, strict=True):
+            if overlap(out, array, self._bytes):
+                raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
+        if overlap(out, self._planned if values is None else values, self._bytes):
+            raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
 
-    def _refuse_alignment(self, args: list[Any]) -> None:
+    def _refuse_alignment(self, operands: tuple[Any, ...], out: Any) -> None:
         """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
-        for name in (*self._operands, "out"):
-            array = args[self._place[name]]
-            if is_array(array) and memory(array, self._bytes)[0] % GPU_ALIGNMENT:
+        for name, array in zip((*self._operands, "out"), (*operands, out), strict=True):
+            if memory(array, self._bytes)[0] % GPU_ALIGNMENT:
                 raise ValueError(
                     f"{self.op}: argument '{name}': expected memory aligned to {GPU_ALIGNMENT} "
                     "bytes; copy the array"

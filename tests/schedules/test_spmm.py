@@ -119,8 +119,11 @@ def test_one_kernel_serves_all_patterns_of_a_tile():
     check(ZOO["random"], 48, config=config)
     before = sparsetir.compilations()
     check(ZOO["one dense row"], 96, config=config)
-    check(ZOO["empty"], 144, config=RowBlocks(tile=48, prefetch=3, parts=2, blocks=5))
+    check(ZOO["empty"], 144, config=RowBlocks(tile=48, prefetch=3, blocks=5))
     assert sparsetir.compilations() == before
+    check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=2))
+    check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=7))
+    assert sparsetir.compilations() == before + 1
 
 
 def test_int64_indices():
