@@ -1,4 +1,4 @@
-"""Command line: `python -m bench compile`, `spmm`, `convert` and `formats`."""
+"""Command line: `python -m bench run`, `judge`, `plot`, `compile`, `convert` and `formats`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import importlib
 import os
 from pathlib import Path
 
+from bench.names import DTYPES, OPS, THREADS
+
 RESULTS = Path(__file__).parent / "results"
-# Every library that a benchmark runs reads one of these when it is loaded.
-THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -18,24 +18,27 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quick", action="store_true", help="one small round, to see that it runs")
     common.add_argument("--out", type=Path, default=RESULTS, help="folder of the JSON file")
-    common.add_argument(
+    fixed = argparse.ArgumentParser(add_help=False, parents=[common])
+    fixed.add_argument(
         "--threads", type=int, help="CPU threads of all libraries (default: all that there are)"
     )
+    _add_run(commands.add_parser("run", parents=[common], help="operators, beside their peers"))
+    judge = commands.add_parser("judge", help="what got slower from one run to another")
+    judge.add_argument("before", type=Path, help="JSON file of `run`")
+    judge.add_argument("after", type=Path, help="JSON file of `run`")
+    judge.add_argument(
+        "--least", type=float, default=0.05, help="smallest change that counts (default: 0.05)"
+    )
+    plot = commands.add_parser("plot", help="draw the speed-ups of a run, as PNG files beside it")
+    plot.add_argument("file", type=Path, help="JSON file of `run`")
     commands.add_parser(
-        "compile", parents=[common], help="import, parsing, each lowering, build, call overhead"
+        "compile", parents=[fixed], help="import, parsing, each lowering, build, call overhead"
     )
-    spmm = commands.add_parser(
-        "spmm", parents=[common], help="CSR times dense on this CPU, beside scipy and torch"
-    )
-    spmm.add_argument(
-        "--graph", nargs="+", type=Path, default=[], help="npz or mtx files beside Cora"
-    )
-    spmm.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 32 to 512)")
     convert = commands.add_parser(
-        "convert", parents=[common], help="bring patterns into other formats, beside scipy"
+        "convert", parents=[fixed], help="bring patterns into other formats, beside scipy"
     )
     formats = commands.add_parser(
-        "formats", parents=[common], help="every format: is it right, how large, how fast?"
+        "formats", parents=[fixed], help="every format: is it right, how large, how fast?"
     )
     for command in (convert, formats):
         command.add_argument(
@@ -52,11 +55,37 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("--op", nargs="+", choices=OPS, default=["spmm"], help="default: spmm")
+    run.add_argument(
+        "--graph", nargs="+", default=[], help='npz or mtx files, cora; "file.npz:T" transposes'
+    )
+    run.add_argument(
+        "--pruned", nargs="+", default=[], help="npz files of weights by layer; or file.npz:layer"
+    )
+    run.add_argument("--layers", type=int, default=1, help="how many of a file (default: 1)")
+    run.add_argument(
+        "--synthetic", nargs="+", default=[], help="random graphs by size: cora, ogbn-arxiv, all.."
+    )
+    run.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 32 128 512)")
+    run.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
+    run.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
+    run.add_argument("--threads", nargs="+", help='all, one or numbers (default: "all and one")')
+    run.add_argument("--peers", nargs="+", help="only these, by their names in the tables")
+    run.add_argument("--yardstick", type=Path, help="C++ file of a hand-written SpMM, see README")
+    run.add_argument("--tune", action="store_true", help="also the fastest of all configurations")
+    run.add_argument("--plot", action="store_true", help="draw the speed-ups")
+
+
 def main() -> None:
     args = parser().parse_args()
-    args.threads = args.threads or len(os.sched_getaffinity(0))
+    threads = getattr(args, "threads", None)
+    if isinstance(threads, list) or args.command == "run":
+        threads = 1  # of this process, which only waits for others
+    elif threads is None:
+        args.threads = threads = len(os.sched_getaffinity(0))
     for name in THREADS:
-        os.environ[name] = str(args.threads)
+        os.environ[name] = str(threads)
     # Only now, because of the variables above.
     module = "compiling" if args.command == "compile" else args.command
     importlib.import_module(f"bench.{module}").run(args)

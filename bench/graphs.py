@@ -15,10 +15,12 @@ from sparsetir.formats import Pattern
 
 def graphs(paths: list[Path]) -> dict[str, Any]:
     """Cora and the given files: float32 CSR with int32 sorted indices, by name."""
-    found = {"cora": load_cora()}
-    for path in paths:
-        found[path.stem] = _load(path)
-    return {name: _plain(matrix) for name, matrix in found.items()}
+    return {"cora": _plain(load_cora()), **{path.stem: load_graph(path) for path in paths}}
+
+
+def load_graph(path: Path) -> Any:
+    """One file: float32 CSR with int32 sorted indices."""
+    return _plain(_load(path))
 
 
 def pattern_of(matrix: Any) -> Pattern:

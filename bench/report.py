@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch")
+PACKAGES = (
+    "apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch", "mkl", "sparse_dot_mkl",
+    "torch_sparse", "dgl", "cupy-cuda12x", "cupy-cuda13x",
+)  # fmt: skip
 
 
 def cpu_name() -> str:
@@ -39,15 +42,18 @@ def _commit() -> str:
         return ""
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
 
 
-def circumstances(threads: int) -> dict[str, Any]:
-    """What a figure depends on beside what is measured."""
+def circumstances(threads: int | list[int]) -> dict[str, Any]:
+    """What a figure depends on beside what is measured; versions of what is installed."""
     import sparsetir
     from sparsetir.build import host_target
 
@@ -59,7 +65,7 @@ def circumstances(threads: int) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "threads": threads,
         "python": platform.python_version(),
-        "versions": {"sparsetir": sparsetir.__version__, **{p: _version(p) for p in PACKAGES}},
+        "versions": {"sparsetir": sparsetir.__version__, **_versions()},
     }
 
 
@@ -75,10 +81,12 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 
 def write(folder: Path, command: str, where: dict[str, Any], results: Any) -> Path:
-    """Write the JSON file of a command; one for each CPU and number of threads."""
+    """Write the JSON file of a command; one for each CPU (or GPU) and number of threads."""
     folder.mkdir(parents=True, exist_ok=True)
-    cpu = re.sub(r"[^a-z0-9]+", "-", f"{where['cpu']} {where['llvm_cpu']}".lower()).strip("-")
-    path = folder / f"{command}-{cpu}-{where['threads']}t.json"
+    device = where.get("gpu") or f"{where['cpu']} {where['llvm_cpu']}"
+    name = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    threads = where["threads"] if isinstance(where["threads"], list) else [where["threads"]]
+    path = folder / f"{command}-{name}-{'-'.join(map(str, threads))}t.json"
     record = {"command": command, **where, "results": results}
     path.write_text(json.dumps(_short(record), indent=1) + "\n")
     print(f"\nwritten: {path.name}")

@@ -12,7 +12,9 @@ from math import ceil, gcd, log2
 from typing import Any
 
 from sparsetir.schedules.default import is_gpu, vector_bits
-from sparsetir.schedules.problems import Spmm
+from sparsetir.schedules.problems import Sddmm, Spmm
+from sparsetir.schedules.sddmm import SddmmGroups
+from sparsetir.schedules.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.spmm import RowBlocks
 from sparsetir.schedules.spmm_gpu import RowSplit
 from sparsetir.schedules.spmm_hyb import HybRows, shares_rows
@@ -57,7 +59,23 @@ def choose(problem: Any, given: Statistics, target: Any) -> Any:
 
 def candidates(problem: Any, given: Statistics, target: Any) -> list[Any]:
     """Configs worth measuring, the default first."""
+    if isinstance(problem, Sddmm):
+        return _sddmm(problem, given, target)
     return _spmm_gpu(problem, given) if is_gpu(target) else _spmm_cpu(problem, given, target)
+
+
+def _sddmm(problem: Sddmm, given: Statistics, target: Any) -> list[Any]:
+    """Groups of non-zeros; see the templates for what is chosen by."""
+    if is_gpu(target):
+        config = FusedNonzeros.for_features(given.feat, problem.dtype)
+        return [config, *(replace(config, work=work) for work in (1, 8) if work != config.work)]
+    sizes = (given.m, given.n, given.nnz, given.feat)
+    config = SddmmGroups.for_pattern(problem, *sizes, vector_bits(target))
+    parts = dict.fromkeys([config.parts, 1, max(1, config.parts // 2), 2 * config.parts])
+    found = [replace(config, parts=count) for count in parts]
+    if config.feat is not None:
+        found.append(replace(config, pack=not config.pack))
+    return list(dict.fromkeys(found))
 
 
 def _spmm_gpu(problem: Spmm, given: Statistics) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.schedules import spmm, spmm_gpu, spmm_hyb
+from sparsetir.schedules import sddmm, sddmm_gpu, spmm, spmm_gpu, spmm_hyb
 from sparsetir.schedules.problems import Arranged, Sddmm, Spmm
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -40,6 +40,10 @@ class Template:
 
 TEMPLATES: Mapping[type, Template] = {
     spmm.RowBlocks: Template(spmm.program, spmm.schedule, spmm.arrange, Spmm),
+    sddmm.SddmmGroups: Template(sddmm.program, sddmm.schedule, sddmm.arrange, Sddmm),
+    sddmm_gpu.FusedNonzeros: Template(
+        sddmm_gpu.program, sddmm_gpu.schedule, sddmm_gpu.arrange, Sddmm, gpu=True
+    ),
     spmm_gpu.RowSplit: Template(
         spmm_gpu.program, spmm_gpu.schedule, spmm_gpu.arrange, Spmm, gpu=True
     ),

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.io
 import scipy.sparse as sp
 
 import sparsetir
@@ -56,23 +55,6 @@ def test_compile(tmp_path):
     results = record(tmp_path)["results"]
     assert set(results) == {"import", "spmm", "attention", "call"}
     assert all(0 < t["min"] <= t["median"] for part in results.values() for t in part.values())
-
-
-def test_spmm(tmp_path):
-    matrix = sp.random_array((40, 30), density=0.2, format="csr", dtype="float32", rng=0)
-    sp.save_npz(tmp_path / "first.npz", sp.csr_matrix(matrix))
-    scipy.io.mmwrite(tmp_path / "second.mtx", matrix)
-    printed = bench("spmm", "--quick", "--threads", 1, "--feat", 8, 33, "--out", tmp_path / "out",
-                    "--graph", tmp_path / "first.npz", tmp_path / "second.mtx")  # fmt: skip
-    assert "1 thread(s)" in printed and "x scipy" in printed
-    found = record(tmp_path / "out")
-    assert found["threads"] == 1
-    assert [(c["graph"], c["feat"]) for c in found["results"]] == [
-        (g, f) for g in ("cora", "first", "second") for f in (8, 33)
-    ]
-    for cell in found["results"]:
-        assert {"sparsetir", "sparsetir out=", "scipy"} <= set(cell["seconds"])
-        assert cell["limit_seconds"] > 0
 
 
 @pytest.mark.parametrize(

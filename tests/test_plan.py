@@ -107,3 +107,33 @@ def test_a_target_that_there_is_not():
 def test_a_plan_says_what_it_is():
     assert "spmm (30, 16) RowBlocks(" in repr(PLAN)
     assert PLAN.launches == 1 and PLAN.padding == 0 and PLAN.convert_seconds > 0
+
+
+def test_sddmm():
+    rng = np.random.default_rng(3)
+    x, y = rng.standard_normal((30, 48), "float32"), rng.standard_normal((20, 48), "float32")
+    rows = np.repeat(np.arange(30), np.diff(A.indptr))
+    want = (x[rows].astype("float64") * y[A.indices]).sum(1)
+    plan = sparsetir.plan("sddmm", A, 48)
+    np.testing.assert_allclose(plan(x, y), want, atol=1e-5)
+    out = torch.empty(A.nnz)
+    plan(torch.from_numpy(x), torch.from_numpy(y), out=out)
+    np.testing.assert_allclose(out.numpy(), want, atol=1e-5)
+    with pytest.raises(TypeError, match="sddmm: argument 'values': the operator takes none"):
+        plan(x, y, values=out)
+    with pytest.raises(ValueError, match="'reduce': expected 'sum' for 'sddmm'"):
+        sparsetir.plan("sddmm", A, 48, reduce="mean")
+
+
+@pytest.mark.parametrize("feat", [1, 8, 30, 32, 100, 256])
+def test_sddmm_candidates(feat):
+    rng = np.random.default_rng(4)
+    x, y = (
+        rng.standard_normal((2, 30, feat), "float32"),
+        rng.standard_normal((2, 20, feat), "float32"),
+    )
+    rows = np.repeat(np.arange(30), np.diff(A.indptr))
+    want = (x[:, rows].astype("float64") * y[:, A.indices]).sum(2)
+    for config in sparsetir.plan_candidates("sddmm", A, feat, heads=2):
+        plan = sparsetir.plan("sddmm", A, feat, heads=2, config=config)
+        np.testing.assert_allclose(plan(x, y), want, atol=1e-4)

@@ -177,7 +177,7 @@ class Plan:
         found = {}
         for name, shape in self._shapes.items():
             taken = (*shape, 1) if self.op == "spmv" and name != "a" else shape
-            if heads is not None and name in ("a", "out"):
+            if heads is not None and name in ("a", "out") and self.op != "sddmm":
                 taken = (taken[0] * taken[1], *taken[2:])
             if taken != shape:
                 found[name] = taken

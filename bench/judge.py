@@ -1,0 +1,101 @@
+"""What got slower from one run to another."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from typing import Any
+
+from bench.peers import OURS
+from bench.report import table
+from bench.summary import device
+
+NOISE = 3.0  # so many times the noise of both runs has to be passed
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command; status 1 if something got slower, or is wrong or fails now."""
+    before, after = (json.loads(p.read_text()) for p in (args.before, args.after))
+    for path, record in ((args.before, before), (args.after, after)):
+        if record.get("command") != "run":
+            raise SystemExit(f"judge: {path} is not of `python -m bench run`")
+    for key in ("cpu", "gpu"):
+        if before.get(key) != after.get(key):
+            print(f"not the same {key}: {before.get(key)} and {after.get(key)}")
+    verdict = judge(before["results"]["cells"], after["results"]["cells"], args.least)
+    show(verdict)
+    if verdict["slower"] or verdict["broken"]:
+        raise SystemExit(1)
+
+
+def judge(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], least: float
+) -> dict[str, Any]:
+    """Compare cells of the same name: `slower`, `faster`, `same`, `missing`, `new`, `broken`.
+
+    least : smallest change that counts, as a part of one
+
+    A machine is not equally fast at all times: changes are held against those of the peers
+    (`drift`: the median of theirs, by number of threads). A change counts when it is larger than
+    `least` and than three times the noise of both runs.
+    """
+    old, new = ({_name(c): c for c in cells if "skipped" not in c} for cells in (before, after))
+    drift = _drift(old, new)
+    out: dict[str, Any] = {
+        "slower": [], "faster": [], "same": [], "drift": drift,
+        "missing": [n for n in old if _ours(old[n]) and not _ours(new.get(n))],
+        "new": [n for n in new if _ours(new[n]) and not _ours(old.get(n))],
+        "broken": [
+            (n, what, why) for n, c in new.items() for what in ("wrong", "failed")
+            for peer, why in c.get(what, {}).items() if peer == OURS
+        ],
+    }  # fmt: skip
+    for name in old:
+        first, second = _ours(old[name]), _ours(new.get(name))
+        if first is None or second is None:
+            continue
+        change = second["min"] / first["min"] / drift.get(old[name]["threads"], 1.0)
+        noise = max(least, NOISE * (first["noise"] + second["noise"]))
+        kind = "slower" if change > 1 + noise else "faster" if change < 1 / (1 + noise) else "same"
+        out[kind].append((name, first["min"], second["min"], change, noise))
+    return out
+
+
+def _name(cell: dict[str, Any]) -> str:
+    words = [cell["problem"], cell["op"], f"d = {cell['feat']}", cell["dtype"]]
+    return ", ".join([*words, device(cell["threads"])])
+
+
+def _ours(cell: dict[str, Any] | None) -> dict[str, Any] | None:
+    return None if cell is None else cell["peers"].get(OURS)
+
+
+def _drift(old: dict[str, Any], new: dict[str, Any]) -> dict[int | str, float]:
+    changes: dict[int | str, list[float]] = {}
+    for name, cell in old.items():
+        for peer, found in cell["peers"].items():
+            again = new.get(name, {"peers": {}})["peers"].get(peer)
+            if again and not peer.startswith(OURS):
+                changes.setdefault(cell["threads"], []).append(again["min"] / found["min"])
+    return {threads: statistics.median(c) for threads, c in changes.items()}
+
+
+def show(verdict: dict[str, Any]) -> None:
+    """What changed, the worst first."""
+    for kind in ("slower", "faster"):
+        rows = [
+            [name, f"{a * 1e3:.3f}", f"{b * 1e3:.3f}", f"x{change:.2f}", f"{noise:.0%}"]
+            for name, a, b, change, noise in sorted(verdict[kind], key=lambda r: -r[3])
+        ]
+        if rows:
+            table(kind, ["", "before (ms)", "after (ms)", "change", "noise"], rows)
+    for threads, drift in verdict["drift"].items():
+        print(f"peers, {device(threads)}: x{drift:.2f}, by which changes are corrected")
+    for kind in ("missing", "new"):
+        for name in verdict[kind]:
+            print(f"{kind}: {name}")
+    for name, what, why in verdict["broken"]:
+        print(f"{what}: {name}: {why}")
+    counts = [f"{len(verdict[k])} {k}" for k in ("slower", "faster", "same", "missing", "new")]
+    print(", ".join(counts))

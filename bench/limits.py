@@ -1,0 +1,41 @@
+"""The least time that a case can take on this machine: memory and arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.operators import Case
+from bench.rounds import Worker
+
+
+def limit(case: Case, bytes_per_second: float, flops_per_second: float) -> dict[str, float]:
+    """Seconds in which each array is moved once, and in which all is multiplied and added.
+
+    bytes_per_second : of a copy whose two sides have the size of all arrays together
+    flops_per_second : of a dense float32 product
+    """
+    memory, compute = case.bytes / bytes_per_second, case.flops / flops_per_second
+    return {
+        "bytes": case.bytes, "flops": case.flops, "copy_bytes_per_second": bytes_per_second,
+        "memory_seconds": memory, "compute_seconds": compute, "seconds": max(memory, compute),
+    }  # fmt: skip
+
+
+class Machine:
+    """Measures both rates with a number of threads, in a process of its own."""
+
+    def __init__(self, threads: int, seconds: float) -> None:
+        self.worker, self.seconds = Worker("machine", threads, {}), seconds
+        self._peak = 0.0
+
+    @property
+    def peak(self) -> float:
+        """Floating-point operations per second."""
+        if not self._peak:
+            self._peak = self.worker.ask("peak", seconds=self.seconds)["flops_per_second"]
+        return self._peak
+
+    def limit(self, case: Case) -> dict[str, Any]:
+        """See `limit`, with the rates of this machine."""
+        found = self.worker.ask("bandwidth", size=case.bytes, seconds=self.seconds)
+        return limit(case, found["bytes_per_second"], self.peak)

@@ -1,0 +1,94 @@
+"""Sparse products of MKL by its C interface, as cheap as it offers them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NOT_TRANSPOSED, GENERAL, ROW_MAJOR, ZERO_BASED = 10, 20, 101, 0
+CALLS = 1000  # as a hint
+
+
+class Description(ctypes.Structure):
+    """MKL's matrix_descr."""
+
+    _fields_ = [("type", ctypes.c_int), ("mode", ctypes.c_int), ("diag", ctypes.c_int)]
+
+
+def load() -> Any:
+    """libmkl_rt: the one that MKL_RT names, or of the mkl wheel in this environment.
+
+    OSError if there is none.
+    """
+    folder = Path(sys.prefix) / "lib"
+    found = [os.environ.get("MKL_RT"), *map(str, sorted(folder.glob("libmkl_rt.so*")))]
+    path = next((p for p in found if p), None)
+    if path is None:
+        raise OSError("no libmkl_rt.so in the environment, and MKL_RT is not set")
+    os.environ["MKL_RT"] = path  # for sparse_dot_mkl
+    return ctypes.CDLL(path)
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        raise RuntimeError(f"{what}: status {status}")
+
+
+class Handle:
+    """A CSR matrix of float32 and int32 that MKL knows; `close` it.
+
+    inspect : let MKL look at the matrix and keep what speeds up many products
+    """
+
+    def __init__(self, library: Any, a: Any, feat: int, inspect: bool) -> None:
+        self.library, self.arrays, self.feat = library, (a,), feat
+        self.pointer = ctypes.c_void_p()
+        self.description = Description(GENERAL, 0, 0)
+        starts, indices, values = (self._at(x) for x in (a.indptr, a.indices, a.data))
+        ends = ctypes.c_void_p(a.indptr.ctypes.data + a.indptr.itemsize)
+        _check(
+            library.mkl_sparse_s_create_csr(
+                ctypes.byref(self.pointer), ZERO_BASED, *a.shape, starts, ends, indices, values
+            ),
+            "mkl_sparse_s_create_csr",
+        )
+        if inspect:
+            hint, layout = (self.pointer, NOT_TRANSPOSED, self.description), (ROW_MAJOR, feat)
+            if feat == 1:
+                _check(library.mkl_sparse_set_mv_hint(*hint, CALLS), "mkl_sparse_set_mv_hint")
+            else:
+                status = library.mkl_sparse_set_mm_hint(*hint, *layout, CALLS)
+                _check(status, "mkl_sparse_set_mm_hint")
+            _check(library.mkl_sparse_optimize(self.pointer), "mkl_sparse_optimize")
+
+    @staticmethod
+    def _at(array: np.ndarray) -> ctypes.c_void_p:
+        return ctypes.c_void_p(array.ctypes.data)
+
+    def product(self, b: np.ndarray, out: np.ndarray) -> Callable[[], np.ndarray]:
+        """A call that writes A b into `out`: a matrix by a matrix, or by a vector."""
+        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        self.arrays = (*self.arrays, b, out)  # MKL has their addresses alone
+        first = (NOT_TRANSPOSED, one, self.pointer, self.description)
+        if b.ndim == 1:
+            function = self.library.mkl_sparse_s_mv
+            arguments = (*first, self._at(b), zero, self._at(out))
+        else:
+            function, size = self.library.mkl_sparse_s_mm, ctypes.c_int(self.feat)
+            arguments = (*first, ROW_MAJOR, self._at(b), size, size, zero, self._at(out), size)
+
+        def call() -> np.ndarray:
+            _check(function(*arguments), "mkl_sparse_s_mm")
+            return out
+
+        return call
+
+    def close(self) -> None:
+        """Free what MKL made."""
+        self.library.mkl_sparse_destroy(self.pointer)

@@ -1,0 +1,102 @@
+"""sparsetir as a peer: the one place that knows how its operators are called."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+
+import sparsetir
+from bench.operators import Case, aligned
+from bench.peers import Calls, Peer, output
+
+TUNING = 0.02  # seconds for each candidate
+
+
+class Ours(Peer):
+    """Plans, with the default config and, where the option `tune` is given, the fastest one."""
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        self._about: dict[str, Any] = {}
+
+    def prepare(self, case: Case) -> Calls:
+        """Calls into a given result."""
+        operands = [_array(x, case.dtype) for x in case.operands]
+        plans, tuning = {"default": self._plan(case, None)}, {}
+        if "tune" in self.options:
+            start = time.perf_counter()
+            plans["tuned"] = self._tuned(case, operands)
+            tuning = {"tune_seconds": time.perf_counter() - start}
+        self._about = {"plans": {n: describe(p) for n, p in plans.items()}, **tuning}
+
+        def call(plan: Any) -> Callable[[], Any]:
+            out = _array(output(case), case.dtype)
+            return lambda: plan(*operands, out=out)
+
+        return {name: call(plan) for name, plan in plans.items()}
+
+    def _plan(self, case: Case, config: Any) -> Any:
+        return sparsetir.plan(
+            case.op, case.matrix, case.feat, dtype=case.dtype, threads=self.threads, config=config
+        )
+
+    def _tuned(self, case: Case, operands: list[Any]) -> Any:
+        """The fastest plan of all candidates, each tried for a moment."""
+        out = _array(output(case), case.dtype)
+        best, fastest = None, float("inf")
+        for config in sparsetir.plan_candidates(
+            case.op, case.matrix, case.feat, dtype=case.dtype, threads=self.threads
+        ):
+            plan = self._plan(case, config)
+            plan(*operands, out=out)
+            end = time.perf_counter() + TUNING
+            while time.perf_counter() < end:
+                start = time.perf_counter()
+                plan(*operands, out=out)
+                taken = time.perf_counter() - start
+                if taken < fastest:
+                    best, fastest = plan, taken
+        return best
+
+    def about(self) -> dict[str, Any]:
+        """Of each plan its config, what it cost, launches and padding."""
+        return self._about
+
+    def compilations(self) -> int:
+        """Kernels that were compiled in this process."""
+        return sparsetir.compilations()
+
+    def to_numpy(self, result: Any) -> np.ndarray:
+        """Also of TVM's tensors."""
+        return (result if isinstance(result, np.ndarray) else result.numpy()).astype("float32")
+
+
+class OursFloat32(Ours):
+    """What a user would call without kernels of half precision: the same numbers as float32."""
+
+    def prepare(self, case: Case) -> Calls:
+        """Calls into a given float32 result."""
+        return super().prepare(dataclasses.replace(case, dtype="float32"))
+
+
+def _array(values: np.ndarray, dtype: str) -> Any:
+    """An array of the dtype; a TVM tensor where NumPy's arrays cannot be exchanged."""
+    if dtype != "bfloat16":
+        return aligned(values.astype(dtype))
+    return tvm.runtime.tensor(values.astype(ml_dtypes.bfloat16))
+
+
+def describe(plan: Any) -> dict[str, Any]:
+    """What JSON files hold of a plan."""
+    kind = type(plan.config).__name__
+    return {
+        "template": kind, "config": dataclasses.asdict(plan.config),
+        "convert_seconds": plan.convert_seconds, "compile_seconds": plan.compile_seconds,
+        "launches": plan.launches, "padding": plan.padding,
+    }  # fmt: skip

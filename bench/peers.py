@@ -1,0 +1,263 @@
+"""Whom sparsetir is measured against on a CPU; each class lives in a process of its own.
+
+Libraries are imported when a peer is made, in its process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from bench import mkl
+from bench.operators import CHUNK, Case, aligned, gathered, rows_of
+
+Calls = dict[str, Callable[[], Any]]
+
+
+class Missing(Exception):
+    """A peer that is not installed or does not have an operator or dtype."""
+
+
+class Peer:
+    """One library. A subclass says how it computes a case, in one or more ways.
+
+    threads : how many it may use; environment variables say so too
+    options : of the command line
+    """
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        self.threads, self.options = threads, options
+
+    def prepare(self, case: Case) -> Calls:
+        """Calls that compute the case, by the name of the way.
+
+        A way that writes into a given result has one of its own, NaN: what it leaves out shows.
+        """
+        raise NotImplementedError
+
+    def about(self) -> dict[str, Any]:
+        """What else is known of the case that was prepared."""
+        return {}
+
+    def release(self) -> None:
+        """Give back what the case holds."""
+
+    def compilations(self) -> int:
+        """Kernels that were compiled in this process."""
+        return 0
+
+    def to_numpy(self, result: Any) -> np.ndarray:
+        """A result as float32."""
+        return np.asarray(result)
+
+
+def output(case: Case) -> np.ndarray:
+    """A float32 result to be written, NaN."""
+    shape = {
+        "spmm": (case.matrix.shape[0], case.feat), "sddmm": (case.matrix.nnz,),
+        "spmv": (case.matrix.shape[0],),
+    }[case.op]  # fmt: skip
+    return aligned(np.full(shape, np.nan, "float32"))
+
+
+def only_float32(case: Case) -> None:
+    """For libraries without half precision."""
+    if case.dtype != "float32":
+        raise Missing(f"has no {case.dtype}")
+
+
+class Scipy(Peer):
+    """Allocates its result, and uses one thread."""
+
+    def prepare(self, case: Case) -> Calls:
+        """A product, or gathered rows by NumPy, as scipy has no SDDMM."""
+        only_float32(case)
+        a, dense = case.matrix, case.operands
+        if case.op != "sddmm":
+            return {"product": lambda: a @ dense[0]}
+        rows, out = rows_of(a), output(case)
+        return {"gather": lambda: gathered(rows, a.indices, *dense, out)}
+
+
+class Torch(Peer):
+    """torch's CSR tensors; torch.mm and torch.mv write into a given result, `@` makes one."""
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        import torch
+
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.torch = torch
+
+    def prepare(self, case: Case) -> Calls:
+        """Products with and without a given result; SDDMM by its operator and by gathering."""
+        torch, a = self.torch, case.matrix
+        dtype = getattr(torch, case.dtype)
+        indptr, indices = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
+        values = torch.from_numpy(a.data).to(dtype)
+        matrix = torch.sparse_csr_tensor(indptr, indices, values, a.shape)
+        dense = [torch.from_numpy(x).to(dtype) for x in case.operands]
+        if case.op == "sddmm":
+            return self._sddmm(matrix, rows_of(a), indices, *dense)
+        out, product = torch.from_numpy(output(case)).to(dtype), torch.mm
+        if case.op == "spmv":
+            product = torch.mv
+        return {
+            "out": lambda: product(matrix, dense[0], out=out),
+            "new": lambda: matrix @ dense[0],
+        }
+
+    def _sddmm(self, matrix: Any, rows: np.ndarray, columns: Any, x: Any, y: Any) -> Calls:
+        torch, transposed = self.torch, y.t()
+        given = matrix.clone()
+        rows = torch.from_numpy(rows)
+        values = torch.empty(len(rows), dtype=x.dtype)
+        step = max(1, CHUNK // x.shape[1])
+
+        def gather() -> Any:
+            for start in range(0, len(rows), step):
+                at = slice(start, start + step)
+                torch.sum(x[rows[at]] * y[columns[at]], dim=1, out=values[at])
+            return values
+
+        return {
+            "sampled_addmm": lambda: torch.sparse.sampled_addmm(
+                matrix, x, transposed, beta=0.0, out=given
+            ),
+            "gather": gather,
+        }
+
+    def to_numpy(self, result: Any) -> np.ndarray:
+        """A dense tensor, or the values of a sparse one."""
+        dense = result.values() if result.layout == self.torch.sparse_csr else result
+        return dense.float().numpy()
+
+
+class TorchSparse(Peer):
+    """The kernels of PyG: torch_sparse, which allocates its result."""
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        import torch
+        import torch_sparse
+
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.torch, self.library = torch, torch_sparse
+
+    def prepare(self, case: Case) -> Calls:
+        """Products."""
+        only_float32(case)
+        if case.op == "sddmm":
+            raise Missing("has no SDDMM")
+        torch, a = self.torch, case.matrix
+        matrix = self.library.SparseTensor(
+            rowptr=torch.from_numpy(a.indptr.astype("int64")),
+            col=torch.from_numpy(a.indices.astype("int64")),
+            value=torch.from_numpy(a.data), sparse_sizes=a.shape, is_sorted=True,
+        )  # fmt: skip
+        dense = torch.from_numpy(case.operands[0]).reshape(-1, case.feat)
+        return {"matmul": lambda: self.library.matmul(matrix, dense)}
+
+    def to_numpy(self, result: Any) -> np.ndarray:
+        """A vector where there is one column."""
+        return result.numpy() if result.shape[1] > 1 else result.numpy()[:, 0]
+
+
+class MKL(Peer):
+    """MKL by its own handles, with and without its inspection of the matrix, and sparse_dot_mkl."""
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        try:
+            self.library = mkl.load()
+        except OSError as error:
+            raise Missing(str(error)) from None
+        self._handles: list[mkl.Handle] = []
+
+    def prepare(self, case: Case) -> Calls:
+        """Products, all into a given result."""
+        only_float32(case)
+        if case.op == "sddmm":
+            raise Missing("has no SDDMM")
+        a, b, out = case.matrix, case.operands[0], output(case)
+        ways = {"inspected": True, "plain": False}
+        self._handles = [mkl.Handle(self.library, a, case.feat, i) for i in ways.values()]
+        calls: Calls = {
+            name: handle.product(b, output(case))
+            for name, handle in zip(ways, self._handles, strict=True)
+        }
+        try:
+            from sparse_dot_mkl import dot_product_mkl
+
+            calls["sparse_dot_mkl"] = lambda: dot_product_mkl(
+                a,
+                b,
+                out=out,
+                out_scalar=0.0,  # else it adds to what is there
+            )
+        except ImportError:
+            pass
+        return calls
+
+    def release(self) -> None:
+        """MKL's copies of the matrix."""
+        for handle in self._handles:
+            handle.close()
+        self._handles = []
+
+
+class Yardstick(Peer):
+    """A hand-written SpMM: a library with `spmm`, whose path is the option `yardstick`."""
+
+    AHEAD = 8  # indices it reads behind the last one
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        if "yardstick" not in options:
+            raise Missing("no --yardstick, or it does not compile here")
+        self.library = ctypes.CDLL(options["yardstick"])
+
+    def prepare(self, case: Case) -> Calls:
+        """A tile of up to 128 features, 256 for 512; 64 blocks of rows, one on one thread."""
+        only_float32(case)
+        if case.op != "spmm":
+            raise Missing(f"has no {case.op}")
+        tile = next((t for t in (128, 64, 32, 16) if case.feat % t == 0), 0)
+        tile = 256 if case.feat == 512 else tile
+        if not tile:
+            raise Missing("needs a multiple of 16 features")
+        a, out = case.matrix, output(case)
+        padded = np.concatenate([a.indices, np.zeros(self.AHEAD, "int32")])
+        arrays = (a.indptr, padded, a.data, case.operands[0], out)
+        pointers = [ctypes.c_void_p(x.ctypes.data) for x in arrays]
+        blocks = 64 if self.threads > 1 else 1
+        spmm = self.library.spmm
+
+        def call() -> Any:
+            spmm(tile, self.AHEAD, blocks, a.shape[0], case.feat, *pointers)
+            return arrays[-1]  # and the others live as long as the call
+
+        return {"spmm": call}
+
+
+def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
+    def make(threads: int, options: dict[str, str]) -> Peer:
+        from bench import ours
+
+        return getattr(ours, kind)(threads, options)
+
+    return make
+
+
+OURS, FLOAT32 = "sparsetir", "sparsetir float32"
+PEERS: dict[str, Callable[[int, dict[str, str]], Peer]] = {
+    OURS: _ours("Ours"), FLOAT32: _ours("OursFloat32"), "scipy": Scipy, "torch": Torch,
+    "torch_sparse": TorchSparse, "mkl": MKL, "yardstick": Yardstick,
+}  # fmt: skip

@@ -1,0 +1,232 @@
+"""Peers that take turns: processes of which one runs at a time, the others being stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.names import THREADS
+from bench.operators import Case, Reference, save
+
+ROOT = Path(__file__).parents[1]
+PRIORITY = -15  # over other processes, where the user may say so
+LEAST = 3  # calls in a turn
+QUIET = 4  # turns without disturbance that are wanted, and then count alone
+LONGEST = 2  # times as many rounds, at most, until there are so many
+TRIALS = 3  # turns after which a way of a peer that takes LATER times its best has no more
+LATER = 1.5
+
+
+class Failed(Exception):
+    """A peer that could not do its work; `missing` if that is no fault."""
+
+    def __init__(self, text: str, missing: bool = False) -> None:
+        super().__init__(text)
+        self.missing = missing
+
+
+class Worker:
+    """A process for a peer with a number of threads, stopped except while it is asked.
+
+    Libraries let threads spin for a while after a call; those of a stopped process do not.
+    """
+
+    def __init__(self, name: str, threads: int, options: Mapping[str, str]) -> None:
+        self.name, self.threads, self.options = name, threads, dict(options)
+        self._process: subprocess.Popen[str] | None = None
+        self.missing: str | None = None
+
+    def start(self) -> None:
+        """Begin, and learn whether the peer is there."""
+        words = [f"{k}={v}" for k, v in self.options.items()]
+        env = {
+            **os.environ, **{n: str(self.threads) for n in THREADS}, "MKL_DYNAMIC": "FALSE",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), *(p for p in sys.path if p)]),
+        }  # fmt: skip
+        command = [sys.executable, "-m", "bench.worker", self.name, str(self.threads), *words]
+        self._process = subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        # Before it has threads, which inherit it.
+        with suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, PRIORITY)
+        self.missing = self._answer().get("missing")
+        if self.missing:
+            self.close()
+        self._stop()
+
+    def ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """An answer; Failed if there is none. A process that died is started again."""
+        if self._process is None and not self.missing:
+            self.start()
+        if self.missing:
+            raise Failed(self.missing, missing=True)
+        assert self._process is not None and self._process.stdin is not None
+        self._process.send_signal(signal.SIGCONT)
+        with suppress(BrokenPipeError):  # which the answer tells
+            print(json.dumps({"op": op, **request}), file=self._process.stdin, flush=True)
+        answer = self._answer()
+        self._stop()
+        if "missing" in answer or "failed" in answer:
+            raise Failed(answer.get("missing") or answer["failed"], missing="missing" in answer)
+        return answer
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        status = self._process.wait()
+        self.close()
+        raise Failed(f"its process ended with status {status}")
+
+    def _stop(self) -> None:
+        """Return when no thread of it runs any more."""
+        if self._process is not None:
+            self._process.send_signal(signal.SIGSTOP)
+            # What ended is left for `Popen.wait`.
+            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process that can be asked."""
+        return self._process is not None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                with suppress(BrokenPipeError):
+                    pipe.close()
+            self._process = None
+
+
+class Times:
+    """Nanoseconds of the calls of one way to compute a case, turn by turn.
+
+    A turn is quiet when no other process took a processor away in it. Where there are enough
+    quiet turns, they count alone.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[list[int]] = []
+        self.quiet: list[list[int]] = []
+        self.dropped = False
+
+    def add(self, times: list[int], switches: int) -> None:
+        """Take note of a turn."""
+        self.turns.append(times)
+        if not switches:
+            self.quiet.append(times)
+
+    @property
+    def counted(self) -> list[list[int]]:
+        """The turns that count."""
+        return self.quiet if len(self.quiet) >= QUIET else self.turns
+
+    @property
+    def least(self) -> float:
+        """The fastest call."""
+        return min(map(min, self.counted))
+
+    def summary(self) -> dict[str, float]:
+        """Seconds: minimum and median; noise: a quarter of turns came that near to the minimum."""
+        every = [t for turn in self.counted for t in turn]
+        noise = sorted(map(min, self.counted))[len(self.counted) // 4] / self.least - 1
+        return {
+            "min": self.least / 1e9, "median": statistics.median(every) / 1e9, "noise": noise,
+            "turns": len(self.turns), "quiet": len(self.quiet), "calls": len(every),
+        }  # fmt: skip
+
+
+def compare(
+    case: Case, workers: list[Worker], folder: Path, rounds: int, seconds: float,
+    reference: Reference,
+) -> dict[str, Any]:  # fmt: skip
+    """Times of all workers on a case.
+
+    folder : for arrays; `seconds` : of a turn
+
+    Gives `peers` (name to its best way: times, `variant`, and those of each way in `variants`;
+    `about`), `missing`, `wrong` and `failed` (name to reason). What is wrong is not timed.
+    """
+    out: dict[str, dict[str, Any]] = {"peers": {}, "missing": {}, "wrong": {}, "failed": {}}
+    times: dict[Worker, dict[str, Times]] = {}
+    for worker in workers:
+        try:
+            prepared = _prepare(case, worker, folder)
+        except Failed as error:
+            out["missing" if error.missing else "failed"][worker.name] = str(error)
+            continue
+        times[worker] = {}
+        for variant in prepared["variants"]:
+            result = folder / f"result-{variant}.npy"
+            problem = reference.error(np.load(result))
+            result.unlink()
+            if problem:
+                add_wrong(out["wrong"], worker.name, f"{variant}: {problem}")
+            else:
+                times[worker][variant] = Times()
+        out["peers"][worker.name] = {
+            "about": prepared["about"], "refused": prepared["refused"]
+        }  # fmt: skip
+    for turn in range(LONGEST * rounds):
+        ways = [t for variants in times.values() for t in variants.values() if not t.dropped]
+        if turn >= rounds and all(len(t.quiet) >= min(QUIET, rounds) for t in ways):
+            break
+        order = list(times)
+        for worker in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
+            try:
+                _take_turns(worker, times[worker], seconds)
+            except Failed as error:
+                out["failed"][worker.name] = str(error)
+                times.pop(worker)
+    for worker, variants in times.items():
+        if variants:
+            best = min(variants, key=lambda v: variants[v].least)
+            found = {name: t.summary() for name, t in variants.items()}
+            out["peers"][worker.name] |= {**found[best], "variant": best, "variants": found}
+            worker.ask("release")
+    out["peers"] = {n: p for n, p in out["peers"].items() if "min" in p}
+    return out
+
+
+def add_wrong(wrong: dict[str, str], peer: str, text: str) -> None:
+    """Note one more way of a peer that gives a wrong result."""
+    wrong[peer] = "; ".join([wrong[peer], text] if peer in wrong else [text])
+
+
+def _prepare(case: Case, worker: Worker, folder: Path) -> dict[str, Any]:
+    described = {
+        "op": case.op, "shape": case.matrix.shape, "feat": case.feat, "dtype": case.dtype
+    }  # fmt: skip
+    return worker.ask("prepare", folder=str(folder), case=described)
+
+
+def _take_turns(worker: Worker, times: dict[str, Times], seconds: float) -> None:
+    """One turn for each way that can still be the fastest of its peer."""
+    for variant, found in times.items():
+        if not found.dropped:
+            answer = worker.ask("turn", variant=variant, seconds=seconds, least=LEAST)
+            found.add(answer["times"], answer["switches"])
+    for found in times.values():
+        fastest = min(t.least for t in times.values())
+        found.dropped |= len(found.turns) >= TRIALS and found.least > LATER * fastest
+
+
+def shared(case: Case, folder: Path) -> Reference:
+    """Leave the arrays of a case for workers, and compute its exact result."""
+    save(case, folder)
+    return Reference(case)

@@ -1,0 +1,179 @@
+"""Speed-ups over peers in numbers and tables."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable
+from typing import Any
+
+from bench.peers import FLOAT32, OURS
+from bench.report import table
+
+# What nobody would call instead: what the hardware can do, and sparsetir itself.
+NO_PEERS = ("yardstick", FLOAT32)
+BEST = "best peer"
+
+
+def measured(cells: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells in which sparsetir has a time."""
+    return [c for c in cells if OURS in c.get("peers", {})]
+
+
+def group(cell: dict[str, Any]) -> tuple[str, str, int | str]:
+    """What a table holds: operator, dtype, threads."""
+    return cell["op"], cell["dtype"], cell["threads"]
+
+
+def device(threads: int | str) -> str:
+    """The number of threads in words; of a GPU its target."""
+    return threads if isinstance(threads, str) else f"{threads} thread(s)"
+
+
+def peer_time(cell: dict[str, Any], peer: str, of: str = "min") -> float | None:
+    """Seconds of a peer, or of the fastest real one; None if it has none."""
+    times = {n: p[of] for n, p in cell["peers"].items() if n != OURS}
+    if peer != BEST:
+        return times.get(peer)
+    return min((t for n, t in times.items() if n not in NO_PEERS), default=None)
+
+
+def summarise(cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each group, class of problems and peer: geometric mean of speed-ups, and the lowest."""
+    out = []
+    done = measured(cells)
+    for key in dict.fromkeys(group(c) for c in done):
+        mine = [c for c in done if group(c) == key]
+        kinds = list(dict.fromkeys(c["class"] for c in mine))
+        peers = dict.fromkeys(n for c in mine for n in c["peers"] if n != OURS)
+        for peer in [*peers, BEST] if set(peers) - set(NO_PEERS) else peers:
+            for kind in ["all", *kinds] if len(kinds) > 1 else ["all"]:
+                part = [c for c in mine if kind in ("all", c["class"])]
+                found = _speed_ups(part, peer)
+                if found:
+                    op, dtype, threads = key
+                    out.append({
+                        "op": op, "dtype": dtype, "threads": threads, "peer": peer, "class": kind,
+                        **found,
+                    })  # fmt: skip
+    return out
+
+
+def _speed_ups(cells: list[dict[str, Any]], peer: str) -> dict[str, Any] | None:
+    both = [c for c in cells if peer_time(c, peer) is not None]
+    if not both:
+        return None
+    ratios = {of: [ratio(c, peer, of) for c in both] for of in ("min", "median")}
+    lowest = min(range(len(both)), key=lambda i: ratios["min"][i])
+    return {
+        "cells": len(both), "geomean": _geomean(ratios["min"]),
+        "geomean_of_medians": _geomean(ratios["median"]), "lowest": ratios["min"][lowest],
+        "lowest_at": f"{both[lowest]['problem']}, d = {both[lowest]['feat']}",
+    }  # fmt: skip
+
+
+def ratio(cell: dict[str, Any], peer: str, of: str = "min") -> float:
+    """How many times as long the peer takes."""
+    time = peer_time(cell, peer, of)
+    assert time is not None
+    return time / cell["peers"][OURS][of]
+
+
+def _geomean(values: list[float]) -> float:
+    return math.exp(statistics.mean(map(math.log, values)))
+
+
+def show(results: dict[str, Any]) -> None:
+    """Times, what they cost beforehand, speed-ups, and all that is not in the tables."""
+    cells = [c for c in results["cells"] if "skipped" not in c]
+    for key in dict.fromkeys(map(group, cells)):
+        _show_times(key, [c for c in cells if group(c) == key])
+    if measured(cells):
+        _show_costs(measured(cells))
+        _show_summary(results["summary"])
+    print(f"\nkernels compiled by sparsetir in this run: {results['compilations']}")
+    _show_missing(cells)
+    _show_disturbed(cells)
+    for cell in cells:
+        for what in ("failed", "wrong"):
+            for peer, reason in cell[what].items():
+                where = f"{cell['problem']}, {cell['op']}, d = {cell['feat']}, {cell['dtype']}"
+                print(f"{what}: {peer}: {where}, {device(cell['threads'])}: {reason}")
+
+
+def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) -> None:
+    op, dtype, threads = key
+    peers = list(dict.fromkeys(n for c in cells for n in c["peers"]))
+    head = ["", "nnz", "d", *peers, "limit", "reached"]
+    rows = []
+    for cell in cells:
+        row = [cell["problem"], cell["nnz"], cell["feat"]]
+        ours = cell["peers"].get(OURS)
+        for name in peers:
+            found = cell["peers"].get(name)
+            text = "-" if not found else f"{found['min'] * 1e3:.3f}/{found['median'] * 1e3:.3f}"
+            if found and ours and name != OURS:
+                text += f" x{found['min'] / ours['min']:.2f}"
+            row.append(text)
+        limit = cell["limit"]["seconds"]
+        row += [f"{limit * 1e3:.3f}", f"{limit / ours['min']:.0%}" if ours else "-"]
+        rows.append(row)
+    table(f"{op}, {dtype}, {device(threads)}: ms as min/median", head, rows)
+    print(f"x: time of the peer over {OURS}'s, of minima. limit: all arrays once at the speed of a")
+    print("copy, or all operations at the speed of a dense product, the longer one; reached: part")
+    print(f"of it, by {OURS}'s minimum.")
+
+
+def _show_costs(cells: list[dict[str, Any]]) -> None:
+    rows = []
+    for cell in cells:
+        ours = cell["peers"][OURS]
+        plan = ours["about"]["plans"][ours["variant"]]
+        where = [cell["problem"], cell["op"], cell["feat"], cell["dtype"], cell["threads"]]
+        rows.append([
+            *where, f"{plan['convert_seconds'] * 1e3:.2f}", f"{plan['compile_seconds'] * 1e3:.0f}",
+            plan["launches"], f"{plan['padding']:.1%}", ours["variant"],
+            f"{plan['template']}({', '.join(f'{k}={v}' for k, v in plan['config'].items())})",
+        ])  # fmt: skip
+    head = ["", "op", "d", "dtype", "threads", "convert (ms)", "compile (ms)", "launches",
+            "padding", "plan", "config"]  # fmt: skip
+    table(f"Before the first call of {OURS}", head, rows)
+    both = [c["peers"][OURS]["variants"] for c in cells]
+    gains = [v["default"]["min"] / v["tuned"]["min"] for v in both if len(v) == 2]
+    if gains:
+        print(f"tuned: {_geomean(gains):.2f} times as fast as default, geometric mean")
+
+
+def _show_summary(lines: list[dict[str, Any]]) -> None:
+    rows = [
+        [line["peer"], line["op"], line["dtype"], line["threads"], line["class"], line["cells"],
+         f"{line['geomean']:.2f}", f"{line['geomean_of_medians']:.2f}", f"{line['lowest']:.2f}",
+         line["lowest_at"]]
+        for line in lines
+    ]  # fmt: skip
+    head = ["", "op", "dtype", "threads", "problems", "cells", "speed-up", "of medians", "lowest",
+            "at"]  # fmt: skip
+    table(f"Speed-up of {OURS} over peers, geometric mean", head, rows)
+    print(f"{BEST}: the fastest one of each cell, without the yardstick and {FLOAT32}.")
+
+
+def _show_missing(cells: list[dict[str, Any]]) -> None:
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        for peer, reason in cell["missing"].items():
+            found.setdefault((peer, reason), []).append(f"{cell['op']} {cell['dtype']}")
+    for (peer, reason), where in found.items():
+        kinds = f" ({', '.join(dict.fromkeys(where))})" if len(where) < len(cells) else ""
+        print(f"missing: {peer}{kinds}: {reason}")
+
+
+def _show_disturbed(cells: list[dict[str, Any]]) -> None:
+    """Say so where most turns of a peer were not its own."""
+    found = [
+        (c, n) for c in cells for n, p in c["peers"].items()
+        if "quiet" in p and p["quiet"] < p["turns"] / 2
+    ]  # fmt: skip
+    if found:
+        names = ", ".join(dict.fromkeys(n for _, n in found))
+        count = len({id(c) for c, _ in found})
+        print(f"disturbed by other processes: {count} of {len(cells)} cells ({names})")

@@ -1,0 +1,141 @@
+"""Random graphs with the sizes of those in table 1 of the SparseTIR paper.
+
+Degrees follow a law, edges do not: endpoints are matched at random (a configuration model), so
+there are no communities and caches see less locality than with the real graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+TAIL = 1.5  # degrees follow a power law with this exponent plus one
+MOST = 16  # the largest degree is at most 1 / MOST of all nodes
+SPREAD = 0.3  # standard deviation over mean of degrees near their mean
+GENERATING_BYTES = 56  # for each edge, while a graph is generated
+SHARE = 0.8  # of the memory that is free, which a problem may take
+
+
+@dataclass(frozen=True)
+class Law:
+    """Nodes and stored edges (both directions counted where `both`), and the law of degrees.
+
+    central : degrees lie near their mean (as those of ogbn-proteins, section 4.2.1); else they
+        follow a power law
+    both : an edge is stored in both directions
+    """
+
+    nodes: int
+    edges: int
+    central: bool = False
+    both: bool = True
+
+
+LAWS = {
+    "cora": Law(2_708, 10_556),
+    "citeseer": Law(3_327, 9_228),
+    "pubmed": Law(19_717, 88_651),
+    "ppi": Law(44_906, 1_271_274),
+    "ogbn-arxiv": Law(169_343, 1_166_243, both=False),
+    "ogbn-proteins": Law(132_534, 39_561_252, central=True),
+    "reddit": Law(232_965, 114_615_892),
+}
+
+
+def degrees(law: Law, rng: np.random.Generator) -> np.ndarray:
+    """A degree for each node, whose sum is the number of edges."""
+    mean = law.edges / law.nodes
+    if law.central:
+        wanted = rng.gamma(SPREAD**-2, mean * SPREAD**2, law.nodes)
+    else:
+        wanted = 1 + rng.pareto(TAIL, law.nodes)
+    wanted *= mean / wanted.mean()
+    for _ in range(9):  # what is cut from hubs goes to the others
+        wanted = np.minimum(wanted, law.nodes / MOST)
+        wanted *= mean / wanted.mean()
+    whole = wanted.astype(np.int64)
+    missing = law.edges - int(whole.sum())
+    whole[np.argsort(whole - wanted, kind="stable")[:missing]] += 1
+    return whole
+
+
+def generate(law: Law, seed: int = 0) -> Any:
+    """A CSR matrix with exactly the edges of the law; the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    if law.both:
+        # An edge and its reverse; an odd number needs one edge that is its own reverse.
+        ends = _stubs(degrees(law, rng), rng)
+        half = law.edges // 2
+        keys = _distinct(ends[:half], ends[half : 2 * half], half, law.nodes, rng, ordered=True)
+        i, j = np.divmod(keys, law.nodes)
+        loop = np.zeros(law.edges % 2, np.int64)
+        i, j = np.concatenate([i, j, loop]), np.concatenate([j, i, loop])
+    else:
+        rows, columns = (_stubs(degrees(law, rng), rng) for _ in range(2))
+        keys = _distinct(rows, columns, law.edges, law.nodes, rng, ordered=False)
+        i, j = np.divmod(keys, law.nodes)
+    values = rng.uniform(-1, 1, len(i)).astype("float32")
+    shape = (law.nodes, law.nodes)
+    matrix = sp.csr_array((values, (i.astype("int32"), j.astype("int32"))), shape=shape)
+    matrix.sort_indices()
+    return matrix
+
+
+def _stubs(degree: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Each node as often as its degree says, in random order."""
+    # Which node is a hub is random too, or rows and columns of a directed graph had the same ones.
+    return rng.permutation(np.repeat(rng.permutation(len(degree)), degree))
+
+
+def _distinct(
+    i: np.ndarray, j: np.ndarray, count: int, nodes: int, rng: np.random.Generator, ordered: bool
+) -> np.ndarray:
+    """Keys `i * nodes + j` of that many different edges, without loops where `ordered` (i < j).
+
+    What was matched twice or with itself is matched anew, by degree.
+    """
+    sources, targets = i, j
+    keys = np.empty(0, np.int64)
+    while True:
+        if ordered:
+            i, j = np.minimum(i, j), np.maximum(i, j)
+            i, j = i[i != j], j[i != j]
+        keys = np.unique(np.concatenate([keys, i * nodes + j]))
+        missing = count - len(keys)
+        if missing <= 0:
+            return keys if not missing else np.sort(rng.permutation(keys)[:count])
+        i = sources[rng.integers(0, len(sources), missing + 16)]
+        j = targets[rng.integers(0, len(targets), missing + 16)]
+
+
+def available_memory() -> int:
+    """Bytes that are free on this machine."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("available_memory: /proc/meminfo has no MemAvailable")
+
+
+def bytes_needed(nodes: int, edges: int, features: int, processes: int) -> int:
+    """Memory of a problem: the matrix and both operands once in each process, or generating it.
+
+    A float64 reference of the same size comes on top, in one process.
+    """
+    dense, sparse = 2 * nodes * features * 4, 12 * edges + 8 * nodes
+    return max(GENERATING_BYTES * edges, processes * (dense + 2 * sparse) + 3 * dense)
+
+
+def refusal(
+    name: str, features: int, processes: int, available: Callable[[], int] = available_memory
+) -> str | None:
+    """Why a graph is not generated here, or None."""
+    law = LAWS[name]
+    needed, free = bytes_needed(law.nodes, law.edges, features, processes), available()
+    if needed <= SHARE * free:
+        return None
+    return f"needs about {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"

@@ -1,0 +1,118 @@
+"""Sums of several vectors at once by a tree of shuffles (CPU).
+
+Adding up the lanes of one vector takes a shuffle and an addition for each halving, on ever fewer
+useful lanes. Several vectors share them: a step takes neighbouring lanes of two vectors apart and
+adds, so that one vector holds what two did. Sums of four vectors of four lanes::
+
+    a0 a1 a2 a3   b0 b1 b2 b3   c0 c1 c2 c3   d0 d1 d2 d3
+    a0+a1 a2+a3 b0+b1 b2+b3     c0+c1 c2+c3 d0+d1 d2+d3
+    a0+a1+a2+a3 b0+b1+b2+b3 c0+c1+c2+c3 d0+d1+d2+d3
+
+The first steps stay within parts of 128 bits and the others move whole parts, which are the
+shuffles that x86 has in one instruction.
+
+`add_lanes(func, "sums0")` rewrites the nest of such a block. Before::
+
+    for g, l in T.grid(8, 16):
+        with T.sblock("sums0"):
+            with T.init():
+                sums[vg] = 0.0
+            sums[vg] = sums[vg] + parts[vg, vl]
+
+After::
+
+    sums[0:8] = T.Shuffle(...) + T.Shuffle(...)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import map_expr, substitute
+
+__all__ = ["add_lanes"]
+
+SEGMENT_BITS = 128
+
+
+def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
+    """Replace the two loops around a block that adds up lanes by a tree of shuffles.
+
+    func : a stage-II function; the one given is left as it is
+    block : sums[..., g] = sums[..., g] + parts[..., g, l] with an init of zero, in loops over g and
+        l of constant powers of two, g at most l, and nothing else; `parts` of any scope but one
+        that :func:`lower_sparse_buffer` flattens
+
+    Raises ScheduleError where there is no such nest.
+    """
+    done: list[Any] = []
+
+    def visit(loop: Any) -> Any:
+        realize: Any = getattr(loop.body, "body", None)
+        if not isinstance(realize, s_tir.SBlockRealize) or realize.block.name_hint != block:
+            return loop
+        done.append(_in_vectors(loop, realize))
+        return done[-1]
+
+    out = func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    if not done:
+        raise ScheduleError(f"add_lanes: argument 'block': no two loops around a block '{block}'")
+    return out
+
+
+def _in_vectors(loop: Any, realize: Any) -> tirx.Stmt:
+    store = realize.block.body
+    parts = next(x for x in (store.value.a, store.value.b) if not x.source.same_as(store.buffer))
+    groups, lanes = int(loop.extent), int(loop.body.extent)
+    at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    outer = [substitute(i, at) for i in store.indices[:-1]]
+    rows = [tirx.BufferLoad(parts.source, [*outer, g, _ramp(lanes)]) for g in range(groups)]
+    total = _tree(rows, lanes, str(store.buffer.ty.dtype))
+    body = tirx.BufferStore(store.buffer, total, [*outer, _ramp(groups)])
+
+    def region(buffer: Any, *sizes: int) -> Any:
+        ranges = [ir.Range.from_min_extent(i, 1) for i in outer]
+        return tirx.BufferRegion(buffer, [*ranges, *(ir.Range(0, s) for s in sizes)])
+
+    reads, writes = [region(parts.source, groups, lanes)], [region(store.buffer, groups)]
+    done = s_tir.SBlock([], reads, writes, realize.block.name_hint, body)
+    return s_tir.SBlockRealize([], True, done)
+
+
+def _ramp(lanes: int) -> Any:
+    return tirx.Ramp(0, 1, lanes) if lanes > 1 else tirx.IntImm("int32", 0)
+
+
+def _tree(rows: list[Any], lanes: int, dtype: str) -> Any:
+    """The sums of the lanes of `rows`, in one vector in their order."""
+    segment = min(lanes, SEGMENT_BITS // tvm.DataType(dtype).bits)
+    within = segment.bit_length() - 1
+    for step in range(lanes.bit_length() - 1):
+        width = _lanes(rows[0])
+        unit = 1 if step < within else segment  # lanes that move together
+        pairs = [rows[i : i + 2] for i in range(0, len(rows), 2)]
+        if step < within and len(rows) > 1:  # each segment: half of the first, half of the second
+            places = [
+                vector * width + start + lane
+                for start in range(0, width, segment)
+                for vector in range(2)
+                for lane in range(0, segment, 2)
+            ]
+        else:
+            places = [i for i in range(width * len(pairs[0])) if i // unit % 2 == 0]
+        rows = [_shuffle(p, places) + _shuffle(p, [i + unit for i in places]) for p in pairs]
+        if step < within and len(pairs[0]) == 1:
+            segment //= 2
+    return rows[0]
+
+
+def _shuffle(vectors: list[Any], places: list[int]) -> Any:
+    return tirx.Shuffle(vectors, [tirx.IntImm("int32", i) for i in places])
+
+
+def _lanes(vector: Any) -> int:
+    return tvm.DataType(str(vector.ty.dtype)).lanes

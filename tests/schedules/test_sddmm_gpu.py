@@ -1,0 +1,157 @@
+"""SDDMM on a GPU: run as OpenCL on a CPU, and compiled as CUDA without a GPU."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+
+from gpu_runner import (
+    OPENCL_TARGET,
+    OpenCLFunction,
+    cuda_source,
+    requires_nvcc,
+    requires_opencl,
+)
+from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.schedules.nests import count_launches
+from sparsetir.schedules.problems import Sddmm
+from sparsetir.schedules.sddmm_gpu import FusedNonzeros, arrange, program, schedule
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from spmm_gpu_common import MASKS, as_dtype, bfloat16_arrays, check, compile_cuda, of_mask
+
+GPU = tvm.target.Target(OPENCL_TARGET)
+HEADS = 3
+
+
+@functools.cache
+def scheduled(problem: Sddmm, config: FusedNonzeros) -> Any:
+    return schedule(lower_sparse_iter(program(problem, config)), problem, config, GPU)
+
+
+@functools.cache
+def kernel(problem: Sddmm, config: FusedNonzeros) -> tuple[OpenCLFunction, dict[str, str]]:
+    """The kernel, and what its flat parameters are called in the program."""
+    func = scheduled(problem, config)
+    flat = lower_sparse_buffer(func)
+    names = [str(p.name) for p in func.attrs[SIGNATURE].params]
+    return OpenCLFunction(flat), dict(zip((str(p.name) for p in flat.params), names, strict=True))
+
+
+def run(mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros) -> None:
+    """Run on operands with NaN and infinities among them, and compare with float64."""
+    rng = np.random.default_rng(5)
+    before = (HEADS,) if problem.batched else ()
+    x, y = (rng.standard_normal((*before, size, feat)) for size in mask.shape)
+    if mask.shape[0] > 5:
+        x[..., 1, 0], x[..., 4, -1], x[..., 5, 0] = np.nan, np.inf, -np.inf
+    x, y = x.astype(as_dtype(problem.dtype)), y.astype(as_dtype(problem.dtype))
+    args: dict[str, Any] = {**arrange(of_mask(mask, problem.idtype), problem, config).arguments}
+    out = np.full((*before, args["nnz"]), np.nan).astype(x.dtype)
+    args |= {"x": x, "y": y, "out": out, "heads": HEADS, "tiles": feat // config.tile}
+    call, names = kernel(problem, config)
+    with bfloat16_arrays():
+        found = call({flat: args[name] for flat, name in names.items()})
+    found = next(array for flat, array in found.items() if names[flat] == "out")
+    with np.errstate(invalid="ignore"):
+        left, right = x.astype("float64")[..., args["rows"], :], y.astype("float64")
+        expected = (left * right[..., args["cols"], :]).sum(-1)
+    check(found, expected, problem.dtype)
+
+
+@requires_opencl
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_patterns(mask):
+    run(mask, 20, Sddmm(), FusedNonzeros.for_features(20))
+
+
+# One thread for a non-zero, several; vectors of 1 to 4; threads without a vector; several tiles.
+@requires_opencl
+@pytest.mark.parametrize("feat", [1, 18, 100])
+def test_feature_sizes(feat):
+    run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat))
+
+
+@requires_opencl
+@pytest.mark.slow
+@pytest.mark.parametrize("feat", [2, 3, 5, 8, 16, 24, 31, 32, 47, 64, 250, 256, 602, 1000, 1024])
+def test_more_feature_sizes(feat):
+    run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat))
+
+
+@requires_opencl
+@pytest.mark.parametrize(
+    "dtype", ["float16", "bfloat16", pytest.param("float64", marks=pytest.mark.slow)]
+)
+def test_types_and_heads(dtype):
+    problem = Sddmm(dtype, "int64", batched=True)
+    run(MASKS["empty rows"], 24, problem, FusedNonzeros.for_features(24, dtype))
+
+
+@requires_opencl
+@pytest.mark.parametrize(
+    "config",
+    [FusedNonzeros(4, 3, 5, 2, 2), FusedNonzeros(2, 8, 2, 4, 1, 20)],
+    ids=str,
+)
+def test_configs(config):
+    run(MASKS["random"], config.feat or 3 * config.tile, Sddmm(), config)
+
+
+def test_one_launch():
+    assert count_launches(scheduled(Sddmm(), FusedNonzeros())) == 1
+
+
+@requires_nvcc
+@pytest.mark.parametrize(
+    "arch, feat, dtype",
+    [
+        ("sm_90", 128, "float32"),
+        ("sm_80", 128, "float16"),
+        *(pytest.param("sm_90", f, "float32", marks=pytest.mark.slow) for f in (32, 512, 1000)),
+        pytest.param("sm_90", 100, "bfloat16", marks=pytest.mark.slow),
+    ],
+)
+def test_cuda_loads_vectors_and_reduces_by_shuffles(arch, feat, dtype, tmp_path):
+    problem, config = Sddmm(dtype), FusedNonzeros.for_features(feat, dtype)
+    source = cuda_source(lower_sparse_buffer(scheduled(problem, config)), arch)
+    made = compile_cuda(source, tmp_path, arch)
+    loads = 2 * config.work * config.coarsen
+    wide = {8: r"ld\.global\.nc\.v4", 4: r"ld\.global\.nc\.v[42]"}[config.vector]
+    assert len(re.findall(wide, made.ptx)) >= loads
+    assert "shfl.sync" in made.ptx
+    assert "bar.sync" not in made.ptx
+    assert made.spills == 0
+
+
+def test_vectors_of_more_than_16_bytes_are_refused():
+    with pytest.raises(ScheduleError, match="expected vectors of at most 2 float64, got 4"):
+        program(Sddmm("float64"), FusedNonzeros())
+
+
+def test_a_cpu_is_refused():
+    func = lower_sparse_iter(program(Sddmm(), FusedNonzeros()))
+    with pytest.raises(ScheduleError, match="argument 'target': expected a GPU, got llvm"):
+        schedule(func, Sddmm(), FusedNonzeros(), tvm.target.Target("llvm"))
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"threads": 3}, "'threads': expected a power of two up to 32, got 3"),
+        ({"threads": 64}, "'threads': expected a power of two up to 32, got 64"),
+        ({"groups": 512}, "'groups': expected at most 128, got 512"),
+        ({"work": 0}, "'work': expected a positive integer, got 0"),
+        ({"vector": 3}, "'vector': expected 1, 2, 4 or 8, got 3"),
+        ({"feat": 30}, "'feat': expected a multiple of vector = 4, got 30"),
+    ],
+)
+def test_refusals(values, message):
+    with pytest.raises(ValueError, match=f"FusedNonzeros: argument {message}"):
+        FusedNonzeros(**values)

@@ -1,0 +1,413 @@
+"""The bench of operators: what it prints and writes, and that it is not fooled."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+import scipy.sparse as sp
+
+import sparsetir
+
+ROOT = Path(__file__).parents[1]
+NAIVE = """
+extern "C" int spmm(int tile, int ahead, int blocks, int m, int d, const int* indptr,
+                    const int* indices, const float* values, const float* b, float* c) {
+  for (int i = 0; i < m; ++i)
+    for (int k = 0; k < d; ++k) {
+      float sum = 0;
+      for (int p = indptr[i]; p < indptr[i + 1]; ++p) sum += values[p] * b[indices[p] * d + k];
+      c[i * d + k] = sum;
+    }
+  return 0;
+}
+"""
+
+
+@pytest.fixture(autouse=True)
+def bench_on_path(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+
+
+def random_matrix(m=40, n=30, seed=0):
+    matrix = sp.random_array((m, n), density=0.2, format="csr", dtype="float32", rng=seed)
+    matrix.sort_indices()
+    arrays = matrix.data, matrix.indices.astype("int32"), matrix.indptr.astype("int32")
+    return sp.csr_array(arrays, shape=(m, n))
+
+
+def case(op="spmm", feat=16, dtype="float32"):
+    from bench.operators import make
+
+    return make(op, random_matrix(), feat, dtype)
+
+
+def exact_result(it):
+    a = it.matrix.toarray()
+    if it.op == "sddmm":
+        x, y = it.operands
+        return (x @ y.T)[a != 0]
+    return a @ it.operands[0]
+
+
+def test_a_run(tmp_path):
+    sp.save_npz(tmp_path / "first.npz", sp.csr_matrix(random_matrix()))
+    scipy.io.mmwrite(tmp_path / "second.mtx", random_matrix(25, 35, 1))
+    weight = random_matrix(16, 24, 2)
+    arrays = {"fc.shape": weight.shape, "fc.indptr": weight.indptr, "fc.indices": weight.indices}
+    np.savez(tmp_path / "weights.npz", **arrays)
+    words = [
+        "--op", "spmm", "sddmm", "--graph", tmp_path / "first.npz", f"{tmp_path}/second.mtx:T",
+        "--pruned", tmp_path / "weights.npz", "--feat", 16, "--peers", "scipy", "yardstick",
+        "--threads", "one", "--quick", "--plot", "--out", tmp_path / "out",
+    ]  # fmt: skip
+    if shutil.which("g++"):
+        (tmp_path / "naive.cpp").write_text(NAIVE)
+        words += ["--yardstick", tmp_path / "naive.cpp"]
+    path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "run", *map(str, words)], cwd=ROOT, text=True,
+        env={**os.environ, "PYTHONPATH": path}, capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in ("spmm, float32, 1 thread(s)", "Speed-up of sparsetir over peers", "best peer"):
+        assert line in done.stdout
+    (written,) = (tmp_path / "out").glob("run-*-1t.json")
+    assert str(ROOT) not in written.read_text()
+    record = json.loads(written.read_text())
+    assert record["threads"] == [1] and "scipy" in record["versions"]
+    cells = record["results"]["cells"]
+    names = ["first", "second:T", "weights:fc"]
+    assert [(c["problem"], c["op"]) for c in cells] == [
+        (n, op) for n in names for op in ("spmm", "sddmm")
+    ]
+    assert [c["class"] for c in cells[::2]] == ["graph", "graph", "pruned"]
+    assert (cells[2]["m"], cells[2]["n"]) == (35, 25)
+    for cell in cells:
+        assert {"sparsetir", "scipy"} <= set(cell["peers"]) and cell["limit"]["seconds"] > 0
+        assert ("yardstick" in cell["peers"]) == (
+            cell["op"] == "spmm" and "naive.cpp" in str(words)
+        )
+        for peer in cell["peers"].values():
+            assert 0 < peer["min"] <= peer["median"] and peer["turns"] in (2, 3, 4)
+            assert peer["variants"][peer["variant"]]["min"] == peer["min"]
+    assert record["results"]["compilations"] >= 1
+    kinds = {line["class"] for line in record["results"]["summary"]}
+    assert kinds == {"all", "graph", "pruned"}
+    pictures = list((tmp_path / "out").glob("*.png"))
+    assert len(pictures) == 2 and all(p.stat().st_size > 5000 for p in pictures)
+
+
+class Pretender:
+    """In place of a worker: gives the results that it is told to give."""
+
+    def __init__(self, name, results):
+        self.name, self.results = name, results
+
+    def ask(self, op, **request):
+        from bench.rounds import Failed
+
+        if op == "prepare":
+            for name, result in self.results.items():
+                if isinstance(result, str):
+                    raise Failed(result, missing=result.startswith("has no"))
+                np.save(f"{request['folder']}/result-{name}.npy", result)
+            return {"variants": list(self.results), "about": {}, "refused": {}}
+        slow = request.get("variant") == "slow"
+        return {"times": [3000, 2000, 2500] if slow else [1000, 1100], "switches": 0}
+
+
+@pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
+def test_a_wrong_peer_is_caught(tmp_path, op):
+    from bench.operators import Reference
+    from bench.rounds import compare
+
+    it = case(op)
+    right = exact_result(it)
+    wrong, forgotten = right.copy(), right.copy()
+    wrong.flat[3] += 0.01
+    forgotten.flat[5] = np.nan
+    workers = [
+        Pretender("good", {"fast": right, "slow": right}),
+        Pretender("bad", {"way": wrong}),
+        Pretender("forgets", {"way": forgotten}),
+        Pretender("half", {"fast": wrong, "slow": right}),
+        Pretender("shape", {"way": right[:-1]}),
+        Pretender("absent", {"way": "has no such thing"}),
+        Pretender("broken", {"way": "ValueError: oh"}),
+    ]
+    found = compare(it, workers, tmp_path, 8, 0.01, Reference(it))
+    assert list(found["peers"]) == ["good", "half"]
+    good = found["peers"]["good"]
+    assert (good["min"], good["median"], good["variant"]) == (1e-6, 1.05e-6, "fast")
+    assert (good["turns"], good["variants"]["slow"]["turns"]) == (8, 3)
+    assert found["peers"]["half"]["variant"] == "slow"
+    assert set(found["wrong"]) == {"bad", "forgets", "half", "shape"}
+    assert found["wrong"]["bad"].startswith(f"way: 1 of {right.size} wrong, the first at [")
+    assert found["wrong"]["half"].startswith("fast: 1 of ")
+    assert "expected shape" in found["wrong"]["shape"]
+    assert found["missing"] == {"absent": "has no such thing"}
+    assert found["failed"] == {"broken": "ValueError: oh"}
+
+
+def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tmp_path):
+    from bench.operators import Reference
+    from bench.rounds import Times, compare
+
+    found = Times()
+    for times, switches in [([9], 1), ([5], 0), ([3], 2), ([6], 0)]:
+        found.add(times, switches)
+    assert found.least == 3 and found.summary()["quiet"] == 2
+    found.add([7], 0)
+    found.add([8], 0)
+    summary = found.summary()
+    assert (summary["min"], summary["median"]) == (5e-9, 6.5e-9)
+    assert (summary["turns"], summary["quiet"]) == (6, 4)
+    # Rounds go on where turns were disturbed, though not for ever.
+    it = case()
+    worker = Pretender("noisy", {"way": exact_result(it)})
+    worker.ask = lambda op, ask=worker.ask, **request: {**ask(op, **request), "switches": 1}
+    peers = compare(it, [worker], tmp_path, 5, 0.01, Reference(it))["peers"]
+    assert (peers["noisy"]["turns"], peers["noisy"]["quiet"]) == (10, 0)
+
+
+def test_many_features_are_checked_by_a_projection():
+    from bench.operators import Reference
+
+    it = case(feat=128)
+    reference, right = Reference(it, most_exact=0), exact_result(it)
+    assert reference.exact.shape == (40,) and reference.error(right) is None
+    right[7, 100] += 0.1
+    assert "the first at [7]" in reference.error(right)
+    assert "expected shape (40, 128)" in reference.error(right[:, :3])
+
+
+@pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
+def test_half_precision_has_its_own_tolerance(op):
+    from bench.operators import Reference, rounded
+
+    it = case(op, dtype="float16")
+    assert all((x == x.astype("float16")).all() for x in (*it.operands, it.matrix.data))
+    right = exact_result(it)
+    assert Reference(it).error(rounded(right, "float16")) is None
+    assert Reference(it).error(right * 1.05) is not None
+    values = rounded(np.float32([1 / 3, -1e20]), "bfloat16")
+    assert (values.view("uint32") & 0xFFFF == 0).all()
+
+
+def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
+    from bench.operators import Reference
+    from bench.rounds import Failed, Worker, compare, shared
+
+    it = case()
+    worker = Worker("scipy", 1, {})
+    try:
+        with pytest.raises(Failed, match="AttributeError"):
+            worker.ask("no_such_thing")
+        found = compare(it, [worker], tmp_path, 2, 0.001, shared(it, tmp_path))
+        assert found["peers"]["scipy"]["calls"] >= 6
+        pid = worker._process.pid
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state == "T"
+        os.kill(pid, signal.SIGKILL)
+        found = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
+        assert found["failed"] == {"scipy": "its process ended with status -9"}
+        assert worker.ask("totals")["bytes"] > 0
+    finally:
+        worker.close()
+    absent = Worker("yardstick", 1, {})
+    try:
+        with pytest.raises(Failed, match="no --yardstick") as caught:
+            absent.ask("totals")
+        assert caught.value.missing
+    finally:
+        absent.close()
+
+
+@pytest.mark.parametrize("op", ["spmm", "spmv"])
+def test_mkl(tmp_path, op):
+    from bench import mkl
+    from bench.operators import Reference
+    from bench.peers import output
+
+    try:
+        library = mkl.load()
+    except OSError as error:
+        pytest.skip(str(error))
+    it = case(op)
+    for inspect in (True, False):
+        handle = mkl.Handle(library, it.matrix, it.feat, inspect)
+        assert Reference(it).error(handle.product(it.operands[0], output(it))()) is None
+        handle.close()
+
+
+@pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_torch(op, dtype):
+    from bench.operators import Reference
+    from bench.peers import Torch
+
+    it, peer = case(op, dtype=dtype), Torch(1, {})
+    calls = peer.prepare(it)
+    if dtype == "bfloat16":  # its products refuse, and gathering works
+        calls = {"gather": calls["gather"]} if op == "sddmm" else {}
+    for call in calls.values():
+        assert Reference(it).error(peer.to_numpy(call())) is None
+
+
+def test_limits():
+    from bench.limits import limit
+
+    it = case("spmm", feat=16)
+    nnz = it.matrix.nnz
+    # indptr and indices of 4 bytes, values, B (30 rows) and C (40 rows) of 4 or 2.
+    assert it.bytes == 4 * (41 + nnz) + 4 * (nnz + 30 * 16 + 40 * 16)
+    assert case("spmm", 16, "float16").bytes == 4 * (41 + nnz) + 2 * (nnz + 70 * 16)
+    assert case("sddmm", 16).bytes == 4 * (41 + nnz) + 4 * (70 * 16 + nnz)
+    assert case("spmv").bytes == 4 * (41 + nnz) + 4 * (nnz + 70)
+    assert (it.flops, case("spmv").flops) == (32 * nnz, 2 * nnz)
+    found = limit(it, bytes_per_second=1e9, flops_per_second=1e6)
+    assert found["memory_seconds"] == it.bytes / 1e9
+    assert found["seconds"] == found["compute_seconds"] == it.flops / 1e6
+    assert limit(it, 1e3, 1e12)["seconds"] == it.bytes / 1e3
+
+
+def cell(problem, seconds, peer, noise=0.0, threads=2, kind="graph", feat=32):
+    def times(t):
+        return {"min": t, "median": t, "noise": noise}
+
+    return {
+        "problem": problem, "op": "spmm", "feat": feat, "dtype": "float32", "threads": threads,
+        "class": kind, "peers": {"sparsetir": times(seconds), "mkl": times(peer)}, "wrong": {},
+        "failed": {},
+    }  # fmt: skip
+
+
+def test_judge():
+    from bench.judge import judge
+
+    before = [cell(n, 1.0, 2.0) for n in "abc"] + [cell("noisy", 1.0, 2.0, 0.1), cell("d", 1, 2)]
+    after = [cell("a", 1.04, 2.0), cell("b", 1.2, 2.0), cell("c", 0.8, 2.0),
+             cell("noisy", 1.2, 2.0, 0.1), cell("e", 1, 2)]  # fmt: skip
+    found = judge(before, after, least=0.05)
+    name = "{}, spmm, d = 32, float32, 2 thread(s)".format
+    assert [r[0] for r in found["slower"]] == [name("b")]
+    assert [r[0] for r in found["faster"]] == [name("c")]
+    assert [r[0] for r in found["same"]] == [name("a"), name("noisy")]
+    assert (found["missing"], found["new"], found["broken"]) == ([name("d")], [name("e")], [])
+    # The machine is half as fast now; what is not is slower or faster than that.
+    slow = [cell(c["problem"], 2 * c["peers"]["sparsetir"]["min"], 4.0) for c in before[:3]]
+    found = judge(before, [*slow[:2], cell("c", 1.0, 4.0)], least=0.05)
+    assert found["drift"] == {2: 2.0} and len(found["same"]) == 2 and not found["slower"]
+    assert found["faster"][0][3] == 0.5
+    broken = cell("a", 1.0, 2.0)
+    broken["peers"].pop("sparsetir")
+    broken["wrong"] = {"sparsetir": "3 of 4", "mkl": "all"}
+    found = judge(before[:1], [broken], least=0.05)
+    assert found["missing"] == [name("a")]
+    assert found["broken"] == [(name("a"), "wrong", "3 of 4")]
+
+
+@pytest.mark.parametrize("seconds, status", [(1.01, None), (1.5, 1)])
+def test_judge_ends_with_a_status(tmp_path, capsys, seconds, status):
+    from bench.judge import run
+
+    for name, time in (("a", 1.0), ("b", seconds)):
+        record = {"command": "run", "cpu": "x", "results": {"cells": [cell("p", time, 2.0)]}}
+        (tmp_path / name).write_text(json.dumps(record))
+    args = argparse.Namespace(before=tmp_path / "a", after=tmp_path / "b", least=0.05)
+    if status is None:
+        run(args)
+    else:
+        with pytest.raises(SystemExit) as caught:
+            run(args)
+        assert caught.value.code == status
+    assert f"{int(status == 1)} slower" in capsys.readouterr().out
+
+
+def test_summary():
+    from bench.summary import summarise
+
+    cells = [
+        cell("a", 1.0, 4.0),
+        cell("b", 1.0, 1.0, kind="pruned"),
+        cell("c", 1.0, 8.0, threads=1),
+    ]
+    cells[0]["peers"]["yardstick"] = {"min": 0.5, "median": 0.5}
+    cells[1]["peers"]["torch"] = {"min": 0.25, "median": 0.5}
+    found = {(s["threads"], s["peer"], s["class"]): s for s in summarise(cells)}
+    mkl = found[2, "mkl", "all"]
+    assert (mkl["cells"], mkl["geomean"], mkl["lowest"]) == (2, 2.0, 1.0)
+    assert mkl["lowest_at"] == "b, d = 32"
+    assert found[2, "mkl", "graph"]["geomean"] == pytest.approx(4.0)
+    assert found[2, "best peer", "all"]["geomean"] == 1.0  # 4 and 0.25, without the yardstick
+    assert found[2, "best peer", "pruned"]["geomean_of_medians"] == 0.5
+    assert found[2, "yardstick", "all"]["geomean"] == 0.5
+    assert found[1, "mkl", "all"]["geomean"] == pytest.approx(8.0)
+    assert (1, "mkl", "graph") not in found
+
+
+@pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
+def test_generated_graphs_have_the_sizes_of_the_paper(name):
+    from bench.synthetic import LAWS, generate
+
+    law, matrix = LAWS[name], generate(LAWS[name])
+    assert matrix.shape == (law.nodes, law.nodes) and matrix.nnz == law.edges
+    assert matrix.has_canonical_format and matrix.indices.dtype == np.int32
+    pattern = sp.csr_array((np.ones(matrix.nnz), matrix.indices, matrix.indptr), matrix.shape)
+    assert (pattern != pattern.T).nnz == 0
+    degree = np.sort(np.diff(matrix.indptr))
+    # A heavy tail: a hundredth of the nodes holds a fifth of the edges or more.
+    assert degree[-law.nodes // 100 :].sum() > 0.15 * law.edges
+    assert degree[-1] <= law.nodes / 16 + 1 and np.median(degree) < law.edges / law.nodes
+    again, other = generate(law), generate(law, seed=1)
+    assert (again.indices == matrix.indices).all() and (again.data == matrix.data).all()
+    assert not np.array_equal(other.indices, matrix.indices)
+
+
+def test_degrees_near_their_mean():
+    from bench.synthetic import Law, generate
+
+    matrix = generate(Law(2000, 40_001, central=True))
+    degree = np.diff(matrix.indptr)
+    assert matrix.nnz == 40_001 and 0.25 < degree.std() / degree.mean() < 0.4
+    directed = generate(Law(1000, 8_001, both=False))
+    assert directed.nnz == 8_001
+    assert not np.array_equal(np.diff(directed.indptr), np.diff(directed.tocsc().indptr))
+
+
+def test_what_does_not_fit_into_memory_is_not_generated():
+    from bench.problems import Problem, too_large
+    from bench.synthetic import refusal
+
+    assert refusal("cora", 512, 6, lambda: 2**30) is None
+    text = refusal("reddit", 512, 6, lambda: 8 * 10**9)
+    assert text is not None and text.endswith("GB, 8.0 GB are free")
+    assert too_large(Problem("synthetic:cora", "graph", list), 32, 2) is None
+    assert "GB" in str(too_large(Problem("synthetic:reddit", "graph", list), 512, 10**6))
+    assert too_large(Problem("reddit", "graph", list), 512, 10**6) is None
+
+
+def test_what_the_command_line_refuses():
+    from bench.problems import chosen
+    from bench.run import compiled, thread_counts
+
+    cores = len(os.sched_getaffinity(0))
+    assert thread_counts(["3", "one"]) == [3, 1]
+    assert thread_counts(["all and one"]) == list(dict.fromkeys([cores, 1]))
+    with pytest.raises(SystemExit, match="expected all, one or numbers, got 0"):
+        thread_counts(["0"])
+    assert len(chosen(["all"])) == 7
+    with pytest.raises(SystemExit, match="expected cora, .* or all, got x"):
+        chosen(["x"])
+    with pytest.raises(SystemExit, match="does not exist"):
+        compiled(Path("no.cpp"), Path())
