@@ -109,19 +109,22 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
     rows far from each other come together. Prefetching costs as many instructions as adding up two
     vectors, so it is left out where what is gathered from is in the L2 cache anyway.
     """
-    lanes = max(1, vector_bits(target) // (64 if problem.accumulator == "float64" else 32))
+    summed = 8 if problem.accumulator == "float64" else 4  # bytes
+    lanes = max(1, vector_bits(target) // (8 * summed))
     found = []
     for vectors, pack in ((8, False), (4, False), (4, True), (2, True), (8, True)):
         config = replace(_tiled(given.feat, lanes, vectors), pack=pack, tiles_first=pack)
         tiles = -(-given.feat // config.tile) if pack else 1
-        row = config.tile if pack else given.feat
-        far = given.n * row * given.bytes > l2_bytes() and config.tile >= 4 * lanes
+        row = config.tile * summed if pack else given.feat * given.bytes
+        far = given.n * row > l2_bytes() and config.tile >= 4 * lanes
         blocks = given.threads // gcd(tiles, given.threads)
         found.append(replace(config, blocks=blocks, prefetch=PREFETCH if far else 0))
     _, _, narrow, narrowest, _ = found
     degree = given.nnz / max(1, given.n)
-    if given.feat > ENOUGH_FEATURES and degree >= PACK_DEGREE * narrow.blocks:
-        fits = given.n * narrow.tile * given.bytes <= l2_bytes() // 2
+    half = given.bytes < summed  # panels save turning what is read often into the larger type
+    wide_enough = given.feat > (lanes if half else ENOUGH_FEATURES)
+    if wide_enough and degree >= PACK_DEGREE * narrow.blocks:
+        fits = given.n * narrow.tile * summed <= l2_bytes() // 2
         found.insert(0, narrow if fits else narrowest)
     for config in (narrow, narrowest):
         if (config.feat or 0) % config.tile == 0:

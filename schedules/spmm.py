@@ -41,7 +41,8 @@ class RowBlocks:
         where they would reach too far
     tiles_first : go through all rows for a tile of features, then for the next one; else through
         all tiles for a row
-    pack : copy the tile's features of B together before they are gathered
+    pack : copy the tile's features of B together before they are gathered, in the accumulator's
+        type
     prefetch : how many non-zeros ahead rows of B are asked for; 0 for never
     parts : parts of the columns that are gone through one after the other; how many is not
         compiled in
@@ -204,12 +205,12 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
         if reduce != "sum":
             ROW = T.match_sparse_buffer(row, (O, I), acc)
         if pack:
-            PANEL = T.alloc_sparse_buffer((N, V, L), dtype)
+            PANEL = T.alloc_sparse_buffer((N, V, L), acc)
         ACC = T.alloc_sparse_buffer((V, L), acc, "local")
         with T.sp_iter(outside(H if batched else O, P, O), spatial, "outer") as outer:
             if pack:
                 with T.sp_iter([N, V, L], "SSS", "pack") as [j, v, l]:
-                    PANEL[j, v, l] = B[(*head(outer), j, place(outer, (), v, l))]
+                    PANEL[j, v, l] = T.cast(B[(*head(outer), j, place(outer, (), v, l))], acc)
             with T.sp_iter(within(I, Q if in_parts else O, P), in_rows, "rows") as inner:
                 with T.sp_iter([J, V, L], "RSS", "reduce") as [j, v, l]:
                     with T.init():
@@ -222,11 +223,10 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
                         ACC[v, l],
                         T.cast(A[(*at(outer, inner), *part(inner), j)], acc)
                         * (ROW[outer[-1], inner[0]] if reduce == "mean" else one)
-                        * T.cast(
+                        * (
                             PANEL[j, v, l]
                             if pack
-                            else B[(*head(outer), j, place(outer, inner, v, l))],
-                            acc,
+                            else T.cast(B[(*head(outer), j, place(outer, inner, v, l))], acc)
                         ),
                     )
                 with T.sp_iter([V, L], "SS", "write") as [v, l]:
