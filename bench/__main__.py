@@ -34,6 +34,10 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "compile", parents=[fixed], help="import, parsing, each lowering, build, call overhead"
     )
+    code = commands.add_parser(
+        "gpucode", parents=[fixed], help="GPU templates by nvcc: registers, spills, widths of loads"
+    )
+    code.add_argument("--arch", default="sm_90", help="default: sm_90")
     convert = commands.add_parser(
         "convert", parents=[fixed], help="bring patterns into other formats, beside scipy"
     )

@@ -104,3 +104,20 @@ def test_without_a_gpu_cuda_is_skipped(capsys):
 
     run(argparse.Namespace())
     assert capsys.readouterr().out == "no CUDA device: skipped\n"
+
+
+def test_gpu_code(tmp_path):
+    """Compiled by nvcc where there is one: vector loads, nothing spilled."""
+    import json
+    import shutil
+
+    from bench import gpucode
+
+    args = argparse.Namespace(quick=True, arch="sm_90", threads=1, out=tmp_path)
+    gpucode.run(args)
+    if shutil.which("nvcc") is None:
+        pytest.skip("no nvcc")
+    (path,) = tmp_path.glob("gpucode-sm_90-*.json")
+    (kernel,) = json.loads(path.read_text())["results"]
+    assert kernel["launches"] == 1 and kernel["spill_bytes"] == 0 and kernel["registers"] <= 64
+    assert kernel.get("loads_128", 1) > 0

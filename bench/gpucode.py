@@ -1,0 +1,113 @@
+"""What nvcc makes of the GPU templates, which takes no GPU: registers, spills, widths of loads."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import sparsetir
+from bench.report import circumstances, table, write
+from bench.timing import progress
+from sparsetir.build import resolve_target
+from sparsetir.schedules.nests import count_launches
+from sparsetir.schedules.problems import Sddmm, Spmm
+from sparsetir.schedules.sddmm_gpu import FusedNonzeros
+from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.schedules.spmm_hyb import HybRows
+from sparsetir.schedules.templates import template_of
+
+# Of SASS, by what a column counts.
+OPCODES = {
+    "loads_128": r"\bLDG\.E\.128\b", "loads_64": r"\bLDG\.E\.64\b", "loads": r"\bLDG\b",
+    "atomics": r"\b(?:RED|REDG|ATOM|ATOMG)\b", "shared": r"\b(?:LDS|STS)\b",
+    "shuffles": r"\bSHFL\b",
+}  # fmt: skip
+
+
+def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
+    """(problem, config) by name."""
+    found: dict[str, tuple[Any, Any]] = {"spmm csr 128": (Spmm(), RowSplit.for_features(128))}
+    if quick:
+        return found
+    for feat in (32, 512):
+        found[f"spmm csr {feat}"] = (Spmm(), RowSplit.for_features(feat))
+    for dtype in ("float16", "bfloat16"):
+        found[f"spmm csr 128 {dtype}"] = (Spmm(dtype), RowSplit.for_features(128, dtype))
+    found["spmm csr 128 max"] = (Spmm(reduce="max"), RowSplit.for_features(128))
+    found["spmm csr 128 row cache"] = (Spmm(), RowSplit(32, 1, feat=128, row_cache=True))
+    for feat in (32, 128):
+        found[f"spmm hyb(1, 5) {feat}"] = (Spmm(), HybRows.for_features(feat))
+    found["spmm hyb(2, 4) 128"] = (Spmm(), HybRows.for_features(128, c=2, k=4))
+    for feat in (32, 128, 512):
+        found[f"sddmm {feat}"] = (Sddmm(), FusedNonzeros.for_features(feat))
+    found["sddmm 128 float16"] = (Sddmm("float16"), FusedNonzeros.for_features(128, "float16"))
+    return found
+
+
+def run(args: argparse.Namespace) -> None:
+    nvcc = shutil.which("nvcc")
+    if nvcc is None:
+        print("nvcc is not on the path: nothing is compiled")
+        return
+    results = []
+    for name, (problem, config) in cases(args.quick).items():
+        progress(f"{name} for {args.arch}")
+        results.append(
+            {"kernel": name, "config": repr(config), **measure(problem, config, args.arch, nvcc)}
+        )
+    progress("")
+    show(results, args.arch)
+    where = {**circumstances(args.threads), "arch": args.arch}
+    write(args.out, f"gpucode-{args.arch}", where, results)
+
+
+def measure(problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
+    """Of all kernels of a template together; the most registers of one."""
+    target = {"kind": "cuda", "arch": arch}
+    template = template_of(config, problem, gpu=True)
+    stage_two = sparsetir.lower_sparse_iter(template.program(problem, config))
+    scheduled = template.schedule(stage_two, problem, config, resolve_target(target))
+    text = sparsetir.build(scheduled, target).source("cuda")
+    with tempfile.TemporaryDirectory() as folder:
+        source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
+        source.write_text(text)
+        command = [nvcc, f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        code = disassembled(cubin)
+    found: dict[str, Any] = {
+        "launches": count_launches(scheduled),
+        "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", said)),
+        "spill_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill", said)),
+    }
+    if code is not None:
+        counts = Counter({what: len(re.findall(form, code)) for what, form in OPCODES.items()})
+        found |= {**counts, "loads": counts["loads"] - counts["loads_128"] - counts["loads_64"]}
+    return found
+
+
+def disassembled(cubin: Path) -> str | None:
+    """SASS, by nvdisasm on the path or in this environment (pip: nvidia-cuda-nvdisasm)."""
+    wheels = sorted(Path(sys.prefix).glob("lib/python*/site-packages/nvidia/*/bin/nvdisasm"))
+    tool = shutil.which("nvdisasm") or next(map(str, wheels), None)
+    if tool is None:
+        return None
+    done = subprocess.run([tool, "-c", str(cubin)], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def show(results: list[dict[str, Any]], arch: str) -> None:
+    columns = {
+        "launches": "launches", "registers": "registers", "spills": "spill_bytes",
+        "128 bit": "loads_128", "64 bit": "loads_64", "other": "loads", "atomics": "atomics",
+        "shared": "shared",
+    }  # fmt: skip
+    rows = [[r["kernel"], *(r.get(key, "-") for key in columns.values())] for r in results]
+    title = f"GPU kernels compiled for {arch}: registers of a thread, bytes spilled, loads"
+    table(title, ["kernel", *columns], rows)
