@@ -18,6 +18,7 @@ from sparsetir.schedules.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.spmm import RowBlocks
 from sparsetir.schedules.spmm_gpu import RowSplit
 from sparsetir.schedules.spmm_hyb import HybRows, shares_rows
+from sparsetir.schedules.spmv import SlicedRows, serves
 
 __all__ = ["Statistics", "candidates", "choose"]
 
@@ -129,6 +130,9 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
     for config in (narrow, narrowest):
         if (config.feat or 0) % config.tile == 0:
             found.append(replace(config, parts=4, prefetch=0))
+    if given.feat == 1 and serves(problem):
+        sizes = (given.m, given.nnz, given.threads)
+        found.insert(0, SlicedRows.for_pattern(problem, *sizes, vector_bits(target)))
     return list(dict.fromkeys(found))
 
 

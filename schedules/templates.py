@@ -8,7 +8,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.schedules import sddmm, sddmm_gpu, spmm, spmm_gpu, spmm_hyb
+from sparsetir.schedules import sddmm, sddmm_gpu, spmm, spmm_gpu, spmm_hyb, spmv
 from sparsetir.schedules.problems import Arranged, Sddmm, Spmm
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -26,6 +26,7 @@ class Template:
     schedule : (stage-II function, problem, config, target) -> scheduled stage-II function
     arrange : (CsrPattern, problem, config) -> Arranged
     gpu : whether it is for GPUs
+    vectors : whether operands and result have no dimension of features
 
     Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
     the argument of that name, which raises ScheduleError for feature sizes they do not serve.
@@ -36,10 +37,12 @@ class Template:
     arrange: Callable[..., Arranged]
     problem: type
     gpu: bool = False
+    vectors: bool = False
 
 
 TEMPLATES: Mapping[type, Template] = {
     spmm.RowBlocks: Template(spmm.program, spmm.schedule, spmm.arrange, Spmm),
+    spmv.SlicedRows: Template(spmv.program, spmv.schedule, spmv.arrange, Spmm, vectors=True),
     sddmm.SddmmGroups: Template(sddmm.program, sddmm.schedule, sddmm.arrange, Sddmm),
     sddmm_gpu.FusedNonzeros: Template(
         sddmm_gpu.program, sddmm_gpu.schedule, sddmm_gpu.arrange, Sddmm, gpu=True

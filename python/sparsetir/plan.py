@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -135,12 +136,20 @@ class Plan:
         self.convert_seconds = time.perf_counter() - start
         self.padding = arranged.padding
         self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
+        self._vectors = template.vectors
         self._spread = arranged.spread or (lambda values: {"a": values})
         self._set_shapes(matrix, heads)
         names = self.kernel.signature.names
         self._place = {name: at for at, name in enumerate(names)}
         self._nothing = 0 in self._shapes["out"]
         self._args: list[Any] = [None] * len(names)
+        # Values of a run's own may take another kernel, made when it is first wanted.
+        unpacked = getattr(config, "unpacked", config)
+        self._for_values: Any = None
+        if unpacked != config:
+            self._for_values = cache(
+                lambda: Plan(op, matrix, problem, unpacked, feat, heads, target)
+            )
         self._planned: Any = None  # the values, unless the caller gives others
         sizes = {"heads": heads or 1, "tiles": tiles, **arranged.arguments}
         self._put({name: value for name, value in sizes.items() if name in self._place})
@@ -176,7 +185,10 @@ class Plan:
         """Of the arguments that the kernel takes in another shape than the caller gives them."""
         found = {}
         for name, shape in self._shapes.items():
-            taken = (*shape, 1) if self.op == "spmv" and name != "a" else shape
+            taken = shape
+            if name != "a" and self.op != "sddmm":
+                without = shape if self.op == "spmv" else shape[:-1]
+                taken = without if self._vectors else (*without, self.feat)
             if heads is not None and name in ("a", "out") and self.op != "sddmm":
                 taken = (taken[0] * taken[1], *taken[2:])
             if taken != shape:
@@ -201,6 +213,8 @@ class Plan:
         With heads, each has them as a first dimension. Raises TypeError and ValueError that name
         the argument.
         """
+        if values is not None and self._for_values is not None:
+            return self._for_values()(*operands, out=out, values=values)
         if len(operands) != len(self._operands):
             raise TypeError(
                 f"{self.op}: expected {len(self._operands)} operands "

@@ -1,0 +1,276 @@
+"""SpMV on the CPU: the sliced template against float64 sums, on the zoo of patterns."""
+
+import re
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+import tvm_ffi
+
+import sparsetir
+from sparsetir.build import build
+from sparsetir.schedules.prefetch_streams import prefetch_streams
+from sparsetir.schedules.problems import CsrPattern, Spmm
+from sparsetir.schedules.spmv import (
+    STORE_COST,
+    SlicedRows,
+    arrange,
+    program,
+    schedule,
+    serves,
+)
+from sparsetir.sparse_ir.errors import ScheduleError
+
+RNG = np.random.default_rng(0)
+# Relative to the sum of absolute values of an element.
+CLOSE = {"float32": 1e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
+
+
+def random(m, n, density):
+    rng = np.random.default_rng(0)
+    return sp.random_array((m, n), density=density, format="csr", dtype="float32", rng=rng)
+
+
+def one_dense_row(m, n):
+    a = sp.lil_array((m, n), dtype="float32")
+    a[m // 2] = np.arange(1, n + 1)
+    return sp.csr_array(a)
+
+
+def uneven():
+    """Lengths from 0 to 79, many of each sort, in no order."""
+    lengths = RNG.permutation(np.repeat(np.arange(80), 3))
+    indices = np.concatenate([np.sort(RNG.permutation(90)[:k]) for k in lengths])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    return sp.csr_array((np.ones(len(indices), "float32"), indices, indptr), shape=(240, 90))
+
+
+ZOO = {
+    "random": random(61, 47, 0.1),
+    "uneven": uneven(),
+    "empty rows": sp.vstack([sp.csr_array((5, 47), dtype="float32"), random(30, 47, 0.03)]).tocsr(),
+    "empty": sp.csr_array((6, 5), dtype="float32"),
+    "no rows": sp.csr_array((0, 5), dtype="float32"),
+    "no columns": sp.csr_array((5, 0), dtype="float32"),
+    "one dense row": one_dense_row(9, 70),
+    "long rows alone": sp.csr_array(np.ones((3, 37), "float32")),
+    "one column": random(40, 1, 0.5),
+    "one element": sp.csr_array(([2.0], ([0], [0])), shape=(1, 1), dtype="float32"),
+}
+CONFIGS = [
+    SlicedRows(),
+    SlicedRows(long=16, window=32, blocks=3),
+    SlicedRows(lanes=4, long=20, blocks=2, packed=False, prefetch=3),
+    SlicedRows(lanes=1, long=3, window=1, blocks=100, prefetch=0),
+]
+_kernels = {}
+
+
+def kernel_of(problem, config):
+    key = (problem, config.compiled)
+    if key not in _kernels:
+        stage_two = sparsetir.lower_sparse_iter(program(problem, config.compiled))
+        _kernels[key] = build(schedule(stage_two, problem, config.compiled))
+    return _kernels[key]
+
+
+def arranged(a, config, idtype="int32"):
+    pattern = CsrPattern(a.indptr.astype(idtype), a.indices.astype(idtype), a.shape)
+    return arrange(pattern, Spmm(idtype=idtype), config)
+
+
+def product(a, values, x, config, dtype="float32", idtype="int32"):
+    """A x by the kernel, of torch tensors."""
+    found = arranged(a, config, idtype)
+    spread = found.spread or (lambda values: {"a": values})
+    out = torch.full((a.shape[0],), float("nan"), dtype=x.dtype)
+    given = {**found.arguments, **spread(values), "b": x, "out": out}
+    kernel = kernel_of(Spmm(dtype=dtype, idtype=idtype), config)
+    kernel(**{name: given[name] for name in kernel.signature.names})
+    return out
+
+
+def check(a, config, dtype="float32", idtype="int32"):
+    kind = getattr(torch, dtype)
+    x = torch.from_numpy(RNG.standard_normal(a.shape[1])).to(kind)
+    values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(kind)
+    got = product(a, values, x, config, dtype, idtype).double().numpy()
+    exact = sp.csr_array((values.double().numpy(), a.indices, a.indptr), shape=a.shape)
+    want, size = exact @ x.double().numpy(), abs(exact) @ abs(x.double().numpy())
+    assert (np.abs(got - want) <= CLOSE[dtype] * (size + 1)).all()
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+@pytest.mark.parametrize("name", ZOO)
+def test_patterns(name, config):
+    check(ZOO[name], config)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_dtypes(dtype):
+    for name in ("uneven", "empty rows"):
+        check(ZOO[name], SlicedRows(lanes=8, long=30), dtype)
+
+
+def test_int64_indices():
+    check(ZOO["uneven"], SlicedRows(long=30, blocks=2), idtype="int64")
+
+
+@pytest.mark.parametrize("config", CONFIGS[1:3], ids=str)
+def test_what_is_not_finite(config):
+    """Only elements that are stored meet what x holds, in full slices and in padded ones."""
+    a = ZOO["uneven"]
+    values = torch.from_numpy(RNG.standard_normal(a.nnz).astype("float32"))
+    for bad in (float("nan"), float("inf")):
+        for place in (0, 50):
+            x = torch.ones(a.shape[1])
+            x[place] = bad
+            got = product(a, values, x, config)
+            touched = (a[:, [place]].toarray() != 0).ravel()
+            assert 0 < touched.sum() < a.shape[0]
+            assert (torch.isfinite(got).numpy() == ~touched).all()
+    x = torch.ones(a.shape[1])
+    x[3] = float("inf")
+    stored_zeros = product(a, torch.zeros(a.nnz), x, config)
+    assert (torch.isnan(stored_zeros).numpy() == (a[:, [3]].toarray() != 0).ravel()).all()
+
+
+def test_values_of_padded_slots_do_not_count():
+    """What fills a slot up is the first value of the matrix, whatever that is."""
+    a = ZOO["uneven"]
+    values = torch.ones(a.nnz)
+    values[0] = float("nan")
+    got = product(a, values, torch.ones(a.shape[1]), SlicedRows())
+    first = int(np.flatnonzero(np.diff(a.indptr))[0])
+    assert torch.isnan(got).nonzero().ravel().tolist() == [first]
+
+
+def test_one_kernel_serves_all_patterns():
+    config = SlicedRows(long=24, window=30, blocks=2)
+    assert config.compiled != SlicedRows(blocks=1).compiled
+    kernel = kernel_of(Spmm(), config)
+    for other in (config, SlicedRows(long=99, window=7, blocks=5)):
+        assert other.compiled == config.compiled and kernel_of(Spmm(), other) is kernel
+        check(ZOO["uneven"], other)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_each_element_has_a_slot_or_is_in_a_long_row(config):
+    a = ZOO["uneven"]
+    found = arranged(a, config).arguments
+    begin, lengths, starts = found["step_ptr"], found["lengths"], a.indptr
+    seen = {}
+    for g, lane in np.ndindex(found["slices"], config.lanes):
+        row, length = found["rows"][g, lane], lengths[g, lane]
+        places = found["order"][begin[g] : begin[g] + length, lane].tolist()
+        assert places == list(range(starts[row], starts[row + 1]))
+        assert row not in seen or row == found["rows"][g, lane - 1]  # fills up a slice
+        seen[row] = places
+    for row, start, length in zip(
+        found["long_rows"], found["long_starts"], found["long_lengths"], strict=True
+    ):
+        assert length >= config.long and row not in seen
+        assert (start, start + length) == (starts[row], starts[row + 1])
+        seen[row] = []
+    assert sorted(seen) == list(range(a.shape[0]))
+    for ptr, last in (("slice_ptr", "slices"), ("long_ptr", "longs")):
+        assert found[ptr][0] == 0 and found[ptr][-1] == found[last]
+        assert (np.diff(found[ptr]) >= 0).all()
+
+
+def test_long_rows_of_about_one_length_are_sliced():
+    lengths = np.array([*range(300, 332), 1000, 400, 900, 500])
+    a = sp.csr_array(np.arange(1000) < lengths[:, None], dtype="float32")
+    found = arranged(a, SlicedRows()).arguments
+    assert found["slices"] == 2 and found["steps"] == 315 + 331
+    assert found["long_rows"].tolist() == [32, 33, 34, 35]
+    check(a, SlicedRows())
+
+
+def test_little_is_padded():
+    """Sorted rows of a window differ by the longest in all; windows meet at equal lengths."""
+    a = random(20000, 300, 0.03)
+    found = arranged(a, SlicedRows())
+    assert found.padding == 1 - a.nnz / (found.arguments["steps"] * 16)
+    assert 0 < found.padding < 0.02
+
+
+def test_blocks_have_equal_work():
+    a = random(20000, 300, 0.03)
+    config = SlicedRows(blocks=4)
+    found = arranged(a, config).arguments
+    work = np.diff(found["step_ptr"][found["slice_ptr"]] + STORE_COST * found["slice_ptr"])
+    assert work.max() < 1.02 * work.min()
+
+
+def test_the_config_for_a_pattern():
+    for_pattern = SlicedRows.for_pattern
+    assert for_pattern(Spmm(), 10**6, 10**7, 8) == SlicedRows(lanes=16, blocks=8)
+    assert for_pattern(Spmm(), 1000, 5000, 8) == SlicedRows(lanes=16)
+    assert for_pattern(Spmm(), 1000, 5000).unpacked == SlicedRows(packed=False, long=32)
+    assert for_pattern(Spmm(dtype="float64"), 10**6, 10**7, 2, 256) == SlicedRows(4, blocks=2)
+
+
+def test_the_code_keeps_sums_in_registers():
+    """The loop over steps stores nothing, and asks for both of its streams ahead."""
+    kernel = kernel_of(Spmm(), SlicedRows())
+    loops = re.split(r"\n(?=\S+:)", kernel.source("ll"))
+    loop = next(part for part in loops if "llvm.prefetch" in part)
+    assert len(re.findall(r"call void @llvm.prefetch", loop)) == 2
+    assert "store" not in loop
+    assert "<16 x float>" in loop
+
+
+def test_one_block_wakes_no_thread():
+    assert "TVMBackendParallelLaunch" not in kernel_of(Spmm(), SlicedRows()).source("ll")
+    assert "TVMBackendParallelLaunch" in kernel_of(Spmm(), SlicedRows(blocks=2)).source("ll")
+
+
+REFUSED = [
+    ({"lanes": 12}, "SlicedRows: argument 'lanes': expected a power of two, got 12"),
+    ({"long": 8}, "SlicedRows: argument 'long': expected 16 or more, got 8"),
+    ({"window": 0}, "SlicedRows: argument 'window': expected 1 or more, got 0"),
+    ({"blocks": 0}, "SlicedRows: argument 'blocks': expected 1 or more, got 0"),
+    ({"prefetch": -1}, "SlicedRows: argument 'prefetch': expected 0 or more, got -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_configs_that_cannot_be(options, message):
+    with pytest.raises(ValueError, match=message):
+        SlicedRows(**options)
+
+
+@pytest.mark.parametrize("problem", [Spmm(reduce="mean"), Spmm(reduce="max"), Spmm(batched=True)])
+def test_problems_that_it_does_not_serve(problem):
+    assert not serves(problem)
+    with pytest.raises(ScheduleError, match="spmv: argument 'config': SlicedRows serves sums of"):
+        program(problem, SlicedRows())
+
+
+def test_feature_sizes_that_it_does_not_serve():
+    assert SlicedRows().tiles(1) == 1
+    with pytest.raises(ScheduleError, match="argument 'feat': the config serves 1 feature, got 20"):
+        SlicedRows().tiles(20)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
+def test_values_of_all_kinds_of_arrays_are_spread(dtype):
+    a = ZOO["uneven"]
+    values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(getattr(torch, dtype))
+    found = arranged(a, SlicedRows())
+    want = values[torch.from_numpy(found.arguments["order"]).long()]
+    kinds = [values, tvm_ffi.from_dlpack(values)]
+    for given in kinds if dtype == "bfloat16" else [*kinds, values.numpy()]:
+        spread = found.spread(given)
+        assert spread["a"] is given
+        assert torch.equal(torch.from_dlpack(spread["packed_a"]), want)
+
+
+def test_streams_that_are_not_there():
+    func = sparsetir.lower_sparse_iter(program(Spmm(), SlicedRows()))
+    with pytest.raises(ScheduleError, match="argument 'block': no two loops around a block 'sum9'"):
+        prefetch_streams(func, "sum9", ("PACKED",), 4)
+    with pytest.raises(ScheduleError, match="argument 'buffers': block 'sum0' reads no 'ORDER'"):
+        prefetch_streams(func, "sum0", ("ORDER",), 4)
