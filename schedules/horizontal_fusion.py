@@ -44,7 +44,7 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.schedules.loop_kinds import thread_axis
-from sparsetir.schedules.nests import BLOCK_TAGS, THREAD_TAGS, Nest, top_level
+from sparsetir.schedules.nests import BLOCK_TAGS, THREAD_TAGS, Nest, aliases, top_level
 from sparsetir.sparse_ir.allocations import block_with
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute
@@ -88,7 +88,7 @@ def horizontal_fuse(
     `names` for nests that cannot be fused.
     """
     parts = top_level(func)
-    nests = [Nest(part, func.params) for part in parts]
+    nests = [Nest(part, func.params, aliases(func)) for part in parts]
     _check_buffers(nests, independent)
     if names is None:
         groups = _runs(nests, set(independent), max_threads)
@@ -136,7 +136,7 @@ def _runs(nests: list[Nest], independent: set[str], max_threads: int) -> list[li
 def _init_beside_update(name: str, nests: list[Nest]) -> bool:
     """Whether some nests store to a buffer only, and others load from it."""
     uses = [
-        (buf in nest.accesses.writes, buf in nest.accesses.reads)
+        (buf in nest.accesses.writes, buf in nest.accesses.reads | nest.accesses.adds)
         for nest in nests
         for buf in nest.accesses.all()
         if buf.name == name

@@ -6,6 +6,7 @@ threads it asks for, which buffers it reads and writes, and whether its threads 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from tvm_ffi.structural import WalkResult
 from sparsetir.sparse_ir.nodes import walk
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["Accesses", "Nest", "count_launches", "top_level"]
+__all__ = ["Accesses", "Nest", "aliases", "count_launches", "top_level"]
 
 BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
@@ -31,6 +32,19 @@ def top_level(func: tirx.PrimFunc) -> list[Any]:
     """The statements of a function's root block, or of its body where it has none."""
     body = func.body.block.body if isinstance(func.body, s_tir.SBlockRealize) else func.body
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def aliases(func: tirx.PrimFunc) -> dict[Any, Any]:
+    """The buffers that are declared on the memory of others, each with that other."""
+    found: dict[Any, Any] = {}
+
+    def visit(node: Any) -> None:
+        owner = next((b for b in free_vars(node.data) if tirx.is_buffer_var(b)), None)
+        if owner is not None:
+            found[node.buffer] = owner
+
+    walk(func.body, lambda n: visit(n) if isinstance(n, tirx.DeclBuffer) else None)
+    return found
 
 
 def count_launches(func: tirx.PrimFunc) -> int:
@@ -86,7 +100,7 @@ class Nest:
     problem : why it is no kernel that can be joined with others; "" if it is one
     """
 
-    def __init__(self, stmt: Any, params: Any) -> None:
+    def __init__(self, stmt: Any, params: Any, aliases: Mapping[Any, Any]) -> None:
         self.stmt = stmt
         self.loops: list[Any] = []
         self.grid: dict[str, Any] = {}
@@ -95,7 +109,7 @@ class Nest:
         self._attributes: list[Any] = []
         walk(stmt, self._visit)
         self.name = self.blocks[0] if self.blocks else str(type(stmt).__name__)
-        uses = _Uses(stmt)
+        uses = _Uses(stmt, aliases)
         self.accesses = uses.found
         self.problem = self._problem(set(params))
         self.cooperation = "" if self.problem else _cooperation(stmt, self.loops, uses)
@@ -180,12 +194,12 @@ class _Uses:
     calls : the calls that are no atomic additions
     """
 
-    def __init__(self, stmt: Any) -> None:
+    def __init__(self, stmt: Any, aliases: Mapping[Any, Any]) -> None:
         self.found = Accesses()
         self.scoped: set[Any] = set()
         self.calls: list[Any] = []
         self._private: set[Any] = set()
-        self._matched: dict[Any, Any] = {}
+        self._matched: dict[Any, Any] = dict(aliases)
         self._walk(stmt)
         for kind in (self.found.reads, self.found.writes, self.found.adds):
             self.scoped |= kind

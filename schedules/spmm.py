@@ -60,6 +60,10 @@ class RowBlocks:
 
     def __post_init__(self) -> None:
         who = "RowBlocks"
+        for name in ("tile", "lanes", "prefetch", "parts", "blocks"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value >= 2**31:
+                raise ValueError(f"{who}: argument '{name}': expected an integer, got {value!r}")
         if not 1 <= self.tile <= MAX_TILE:
             raise ValueError(f"{who}: argument 'tile': expected 1 to {MAX_TILE}, got {self.tile}")
         if self.lanes < 1 or self.lanes & (self.lanes - 1) or self.lanes > self.tile:

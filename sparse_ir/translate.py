@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import tvm
 import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
@@ -215,6 +216,8 @@ class Translator:
                 first, end = as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype)
                 analyzer.bind(var, ir.Range(first, end))
                 ranges[var] = sym.IntervalSet(first, end - as_dtype(1, axis.idtype))
+        if tvm.DataType(dtype_of(coord)).bits < tvm.DataType(dtype_of(length)).bits:
+            coord = as_dtype(coord, dtype_of(length))  # a length need not fit the narrower type
         length = as_dtype(length, dtype_of(coord))
         lower = [] if analyzer.can_prove(coord >= 0) else [coord >= 0]
         upper = [] if analyzer.can_prove(coord < length) else [coord < length]

@@ -2,6 +2,9 @@
 
 # pyright: reportAttributeAccessIssue=false
 
+import os
+import pickle
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -9,6 +12,7 @@ import torch
 import tvm
 
 import sparsetir
+from sparsetir.schedules.spmm import RowBlocks
 from sparsetir.schedules.spmm_gpu import RowSplit
 
 A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
@@ -80,6 +84,19 @@ REFUSED = [
 ]
 
 
+REFUSED += [
+    (
+        lambda: sparsetir.plan("spmm", A, dtype=np.dtype("float32")),
+        TypeError,
+        "'dtype': expected a",
+    ),
+    (lambda: sparsetir.plan("spmm", A, threads=-2), ValueError, "'threads': expected 1 or more"),
+    (lambda: PLAN(B, values=np.ones(A.nnz)), TypeError, "'values': expected dtype float32, got"),
+    (lambda: pickle.dumps(PLAN), TypeError, "Plan: cannot be pickled"),
+    (lambda: RowBlocks(parts=2.5), ValueError, "RowBlocks: argument 'parts': expected an integer"),
+]
+
+
 @pytest.mark.parametrize(("call", "error", "message"), REFUSED)
 def test_refusals(call, error, message):
     with pytest.raises(error, match=message):
@@ -90,6 +107,25 @@ def test_a_result_that_is_also_read():
     both = np.zeros((50, 16), "float32")
     with pytest.raises(ValueError, match="spmm: argument 'out' shares memory with 'b'"):
         PLAN(both[:20], out=both[10:40])
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_runs_kernels():
+    """As in workers of a torch DataLoader: the threads of the parent are not there."""
+    want = PLAN(B)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if (PLAN(B) == want).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (PLAN(B) == want).all()
+
+
+def test_results_without_elements_are_checked_too():
+    empty = sparsetir.plan("spmm", sp.csr_array((0, 20), dtype="float32"), 16)
+    assert empty(B).shape == (0, 16)
+    with pytest.raises(ValueError, match="'b': expected shape"):
+        empty(B[:3].copy())
 
 
 def test_plans_share_kernels():

@@ -40,6 +40,15 @@ MARK = b"SPARSETIR1"
 REMEMBERED = 8
 
 
+def _run_alone() -> None:
+    """After a fork: the workers of TVM's pool are not there, and it would wait for them."""
+    tvm.get_global_func("runtime.config_threadpool")(-2, 1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_run_alone)
+
+
 class Kernel:
     """A compiled function.
 

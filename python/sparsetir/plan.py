@@ -22,6 +22,7 @@ import tvm
 import tvm_ffi
 
 from sparsetir.arrays import (
+    dtype_name,
     is_array,
     is_contiguous,
     is_torch,
@@ -210,8 +211,10 @@ class Plan:
             (m,) or (nnz,)
         values : (nnz,) of the matrix, in the order of its pattern; by default those planned with
 
-        With heads, each has them as a first dimension. Raises TypeError and ValueError that name
-        the argument.
+        Changing the matrix itself after planning is not supported: plans share its arrays where
+        they can. Results have no gradients. With heads, each has them as a first dimension.
+
+        Raises TypeError and ValueError that name the argument.
         """
         if values is not None and self._for_values is not None:
             return self._for_values()(*operands, out=out, values=values)
@@ -233,8 +236,8 @@ class Plan:
         args[place["out"]] = self._view("out", out) if "out" in viewed else out
         if self._gpu:
             self._refuse_alignment(operands, out)
-        if self._nothing:
-            return out  # a grid of no blocks is an error on GPUs
+        if self._nothing and self._gpu:
+            return out  # a grid of no blocks is an error there
         try:
             self.kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError):
@@ -249,6 +252,11 @@ class Plan:
             raise ValueError(
                 f"{self.op}: argument 'values': expected an array of shape {self._shapes['a']}, "
                 f"got {getattr(values, 'shape', type(values).__name__)}"
+            )
+        if dtype_name(values) != self.problem.dtype:
+            raise TypeError(
+                f"{self.op}: argument 'values': expected dtype {self.problem.dtype}, got "
+                f"{dtype_name(values)}"
             )
         spread = self._spread(values)
         return {name: self._view(name, self._on_device(x)) for name, x in spread.items()}
@@ -283,6 +291,9 @@ class Plan:
                     "bytes; copy the array"
                 )
 
+    def __reduce__(self) -> Any:
+        raise TypeError("Plan: cannot be pickled; pickle the matrix and plan again")
+
     def __repr__(self) -> str:
         return f"<sparsetir.Plan {self.op} {self._shapes['out']} {self.config}>"
 
@@ -300,7 +311,12 @@ def _problem(
     """What is compiled for and chosen by."""
     if op not in PROBLEMS:
         raise ValueError(f"plan: argument 'op': expected one of {', '.join(PROBLEMS)}, got {op!r}")
-    for name, value in (("feat", feat), ("heads", 1 if heads is None else heads)):
+    if dtype is not None and not isinstance(dtype, str):
+        raise TypeError(f"plan: argument 'dtype': expected a name as 'float32', got {dtype!r}")
+    counts = {"feat": feat, "heads": heads, "threads": threads}
+    for name, value in counts.items():
+        if value is None and name != "feat":
+            continue
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
             raise ValueError(f"plan: argument '{name}': expected 1 or more, got {value!r}")
     if op == "spmv" and feat != 1:
@@ -315,7 +331,8 @@ def _problem(
         options["reduce"] = reduce
     problem = PROBLEMS[op](**options)
     m, n = matrix.shape
-    threads = threads or int(os.environ.get("TVM_NUM_THREADS", 0)) or os.cpu_count() or 1
+    named = os.environ.get("TVM_NUM_THREADS", "")
+    threads = int(threads or (int(named) if named.isdecimal() else 0) or os.cpu_count() or 1)
     longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
     given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest)
     return matrix, problem, given, resolve_target(target)

@@ -410,3 +410,47 @@ def test_buckets_that_add_by_atomics() -> None:
     for pattern in (of_rows(lengths), of_rows([14, 0, 1]), of_rows([0])):
         check_spmm(function, fmt, pattern)
         assert function.launches[1][2] == (32, 16, 1)
+
+
+@TIR.prim_func(s_tir=True)
+def alias(x: TIR.handle, y: TIR.handle, w: TIR.handle, m: TIR.int32):
+    X = TIR.match_buffer(x, (m, 32), "float32")
+    Y = TIR.match_buffer(y, (m, 32), "float32")
+    W = TIR.match_buffer(w, (m, 32), "float32")
+    Z = TIR.decl_buffer((m * 32,), "float32", data=Y.data)
+    for i in TIR.thread_binding(m, thread="blockIdx.x"):
+        for k in TIR.thread_binding(32, thread="threadIdx.x"):
+            with TIR.sblock("one"):
+                vi, vk = TIR.axis.remap("SS", [i, k])
+                Y[vi, vk] = X[vi, vk] + TIR.float32(1)
+    for i in TIR.thread_binding(m, thread="blockIdx.x"):
+        for k in TIR.thread_binding(32, thread="threadIdx.x"):
+            with TIR.sblock("two"):
+                vi, vk = TIR.axis.remap("SS", [i, k])
+                W[vi, vk] = Z[(m - 1 - vi) * 32 + vk]
+
+
+@TIR.prim_func(s_tir=True)
+def init_add(x: TIR.handle, c: TIR.handle, m: TIR.int32):
+    X = TIR.match_buffer(x, (m, 32), "float32")
+    C = TIR.match_buffer(c, (m, 32), "float32")
+    for i in TIR.thread_binding(m, thread="blockIdx.x"):
+        for k in TIR.thread_binding(32, thread="threadIdx.x"):
+            with TIR.sblock("init"):
+                vi, vk = TIR.axis.remap("SS", [i, k])
+                C[vi, vk] = TIR.float32(0)
+    for i in TIR.thread_binding(m, thread="blockIdx.x"):
+        for k in TIR.thread_binding(32, thread="threadIdx.x"):
+            with TIR.sblock("add"):
+                vi, vk = TIR.axis.remap("SS", [i, k])
+                TIR.evaluate(
+                    TIR.call_extern("float32", "atomicAdd", TIR.address_of(C[vi, vk]), X[vi, vk])
+                )
+
+
+def test_memory_under_two_names_keeps_nests_apart():
+    assert count_launches(horizontal_fuse(alias)) == 2
+
+
+def test_an_init_stays_before_atomic_additions():
+    assert count_launches(horizontal_fuse(init_add, independent=["C"])) == 2

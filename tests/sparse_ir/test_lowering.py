@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from tvm import ir, s_tir, tirx
 
 from programs import PROGRAMS
-from sparsetir import LoweringError, build, lower_sparse_buffer, lower_sparse_iter
+from sparsetir import (
+    LoweringError,
+    build,
+    from_source,
+    lower_sparse_buffer,
+    lower_sparse_iter,
+)
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import make_func, walk
 from sparsetir.sparse_ir.position_space import VALUE_DOMAINS
@@ -316,3 +322,20 @@ def test_random_schedules(matrix, feat, data):
     index = (matrix.indptr.astype("int32"), matrix.indices.astype("int32"))
     build(sch)(matrix.data, b, c, *index, *matrix.shape, matrix.nnz, feat)
     np.testing.assert_allclose(c, matrix @ b, rtol=1e-5, atol=1e-6)
+
+
+def test_a_length_that_does_not_fit_the_type_of_a_coordinate():
+    """Coordinates of 32 bits on an axis longer than 2^31: all but negative ones are in range."""
+    func = from_source("""
+@T.prim_func
+def f(x: T.handle, idx: T.handle, out: T.handle, n: T.int64, m: T.int32) -> None:
+    I = T.dense_fixed(m, "int32")
+    X = T.dense_fixed(n, "int64")
+    A = T.match_sparse_buffer(x, (X,), "int8")
+    E = T.match_sparse_buffer(idx, (I,), "int32")
+    O = T.match_sparse_buffer(out, (I,), "int8")
+    with T.sp_iter([I], "S", "it") as [i]:
+        O[i] = A[E[i]]
+""")
+    text = lower_sparse_iter(func).script()
+    assert 'T.Cast("int32", n)' not in text and 'T.Cast("int64", E[vi]) < n' in text
