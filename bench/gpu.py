@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     }  # fmt: skip
     show(results)
     where = {**circumstances(1), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    path = write(args.out, "run", where, results)
+    path = write(args.out, "-".join(["run", *args.op]), where, results)
     if args.plot:
         from bench.plot import draw
 

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
         "compilations": sum(w["compilations"] for w in totals),
     }  # fmt: skip
     show(results)
-    path = write(args.out, "run", circumstances(threads), results)
+    path = write(args.out, "-".join(["run", *args.op]), circumstances(threads), results)
     if args.plot:
         from bench.plot import draw
 
