@@ -75,6 +75,7 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
     run.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     run.add_argument("--threads", nargs="+", help='all, one or numbers (default: "all and one")')
+    run.add_argument("--rounds", type=int, help="turns of each peer and cell (default: 9)")
     run.add_argument("--peers", nargs="+", help="only these, by their names in the tables")
     run.add_argument("--yardstick", type=Path, help="C++ file of a hand-written SpMM, see README")
     run.add_argument("--tune", action="store_true", help="also the fastest of all configurations")

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> None:
         options = {"tune": "1"} if args.tune else {}
         if args.yardstick:
             options |= compiled(args.yardstick, folder)
-        bench = Bench(threads, names, options, folder, args.quick)
+        bench = Bench(threads, names, options, folder, args.quick, args.rounds)
         stack.callback(bench.close)
         given = problems(args.graph, args.pruned, args.layers, chosen(args.synthetic))
         cells = list(bench.cells(given, args))
@@ -103,9 +103,10 @@ class Bench:
 
     def __init__(
         self, threads: list[int], names: list[str], options: dict[str, str], folder: Path,
-        quick: bool,
+        quick: bool, rounds: int | None = None,
     ) -> None:  # fmt: skip
         self.rounds, self.seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
+        self.rounds = rounds or self.rounds
         self.workers = {t: [Worker(n, t, options) for n in names] for t in threads}
         self.machines = [Machine(t, 0.02 if quick else 0.2) for t in threads]
         self.folder, self.quick, self.peers = folder, quick, len(names)
