@@ -130,7 +130,7 @@ def _bars(
             axis.bar_label(bars, texts, fontsize=7, padding=2, color=color, bbox=box, zorder=4)
     line = {"color": COLORS.get(baseline, "black"), "linewidth": 1.2, "zorder": 3}
     axis.axhline(1, label=f"{baseline} = 1", **line)
-    shown = [p if len(p) < 24 else p[:11] + "\N{HORIZONTAL ELLIPSIS}" + p[-11:] for p in problems]
+    shown = [p if len(p) < 24 else "\N{HORIZONTAL ELLIPSIS}" + p[-22:] for p in problems]
     long = max(map(len, shown)) * len(problems) > 60
     turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if long else {}
     axis.set_xticks(at, shown, fontsize=8, **turned)

@@ -28,6 +28,8 @@ L2_BYTES = 1 << 20
 PACK_DEGREE = 28
 ENOUGH_FEATURES = 64
 PREFETCH = 8
+# Multiplications that take about as long as to wake the other threads.
+WORK_OF_THREADS = 1 << 20
 # Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
 UNEVEN = 8
 MAX_K = 10  # more buckets take long to compile
@@ -112,6 +114,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
     """
     summed = 8 if problem.accumulator == "float64" else 4  # bytes
     lanes = max(1, vector_bits(target) // (8 * summed))
+    parallel = given.threads > 1 and given.nnz * given.feat >= WORK_OF_THREADS
     found = []
     for vectors, pack in ((8, False), (4, False), (4, True), (2, True), (8, True)):
         config = replace(_tiled(given.feat, lanes, vectors), pack=pack, tiles_first=pack)
@@ -119,7 +122,8 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
         row = config.tile * summed if pack else given.feat * given.bytes
         far = given.n * row > l2_bytes() and config.tile >= 4 * lanes
         blocks = given.threads // gcd(tiles, given.threads)
-        found.append(replace(config, blocks=blocks, prefetch=PREFETCH if far else 0))
+        config = replace(config, blocks=blocks, prefetch=PREFETCH if far else 0)
+        found.append(config if parallel else replace(config, blocks=1, parallel=False))
     _, _, narrow, narrowest, _ = found
     degree = given.nnz / max(1, given.n)
     half = given.bytes < summed  # panels save turning what is read often into the larger type

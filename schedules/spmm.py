@@ -47,6 +47,7 @@ class RowBlocks:
     parts : parts of the columns that are gone through one after the other; how many is not
         compiled in
     blocks : blocks of rows; they and the tiles are divided among the threads; not compiled in
+    parallel : use all threads; to wake them takes as long as a small product
     """
 
     tile: int = 128
@@ -57,6 +58,7 @@ class RowBlocks:
     prefetch: int = 8
     parts: int = 1
     blocks: int = 1
+    parallel: bool = True
 
     def __post_init__(self) -> None:
         who = "RowBlocks"
@@ -296,7 +298,8 @@ def schedule(
     del problem, target
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     reduce, write = sch.get_sblock("reduce0"), sch.get_sblock("write0")
-    mark(sch, sch.fuse(*sch.get_loops(sch.get_sblock("outer0"))), "parallel")
+    if config.parallel:
+        mark(sch, sch.fuse(*sch.get_loops(sch.get_sblock("outer0"))), "parallel")
     if config.parts > 1:
         i, q, *_ = sch.get_loops(sch.get_sblock("rows0"))
         sch.reorder(q, i)
