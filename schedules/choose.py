@@ -1,6 +1,6 @@
 """The template and the config that a problem gets when its user names none.
 
-Rules of thumb from what was measured (`bench/results`): see `choose` for each.
+Rules of thumb, those for CPUs from measurements; each function says why.
 """
 
 from __future__ import annotations

@@ -27,8 +27,9 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
+from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["prefetch_gathered"]
+__all__ = ["prefetch", "prefetch_gathered"]
 
 CACHE_LINE = 64
 
@@ -58,7 +59,7 @@ def prefetch_gathered(
     index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
     position = substitute(index.indices[-1], at)
     loops = _loops_around(func.body, realize)
-    depth = [n for n, loop in enumerate(loops) if _uses(position, loop.loop_var)]
+    depth = [n for n, loop in enumerate(loops) if loop.loop_var in free_vars(position)]
     if not depth:
         raise ScheduleError(
             f"prefetch_gathered: argument 'block': '{block}' must read '{index.source.name}' at "
@@ -73,7 +74,7 @@ def prefetch_gathered(
     asks: list[Any] = []
     for first in range(0, span, per_line):
         last = place[-1] + as_dtype(first, dtype_of(place[-1]))
-        asks.append(_prefetch(tirx.BufferLoad(load.source, [*place[:-1], last])))
+        asks.append(prefetch(tirx.BufferLoad(load.source, [*place[:-1], last])))
 
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(loops[depth[-1]].loop_var):
@@ -85,7 +86,8 @@ def prefetch_gathered(
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
 
-def _prefetch(load: Any) -> tirx.Stmt:
+def prefetch(load: Any) -> tirx.Stmt:
+    """Ask for the cache line of a load, to read it, in all levels of the cache."""
     read, keep, data = (tirx.IntImm("int32", n) for n in (0, 3, 1))
     address = tirx.address_of(load)
     return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, keep, data))
@@ -144,9 +146,3 @@ def _loops_around(body: Any, realize: Any) -> list[Any]:
 
     walk(body, lambda node: visit(node) if isinstance(node, tirx.For) else None)
     return found
-
-
-def _uses(expr: Any, var: Any) -> bool:
-    found: list[Any] = []
-    walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) and n.same_as(var) else None)
-    return bool(found)

@@ -23,6 +23,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.prefetch import prefetch
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
@@ -49,7 +50,7 @@ def prefetch_streams(
         )
     s, l = outer.loop_var, outer.body.loop_var
     ahead = {s: s + as_dtype(distance, dtype_of(s)), l: as_dtype(0, dtype_of(l))}
-    asks = [_prefetch(_load(outer.body.body, name), ahead) for name in buffers]
+    asks = [prefetch(_at(_load(outer.body.body, name), ahead)) for name in buffers]
 
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(s):
@@ -89,11 +90,8 @@ def _load(realize: Any, name: str) -> Any:
             f"no '{name}'"
         )
     at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
-    return tirx.BufferLoad(found[0].source, [substitute(i, at) for i in found[0].indices])
+    return _at(found[0], at)
 
 
-def _prefetch(load: Any, ahead: dict[Any, Any]) -> tirx.Stmt:
-    place = tirx.BufferLoad(load.source, [substitute(i, ahead) for i in load.indices])
-    read, keep, data = (tirx.IntImm("int32", n) for n in (0, 3, 1))
-    address = tirx.address_of(place)
-    return tirx.Evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", address, read, keep, data))
+def _at(load: Any, variables: dict[Any, Any]) -> Any:
+    return tirx.BufferLoad(load.source, [substitute(i, variables) for i in load.indices])

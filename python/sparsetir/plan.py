@@ -34,7 +34,7 @@ from sparsetir.arrays import (
 )
 from sparsetir.build import build, resolve_target
 from sparsetir.kernel import Kernel
-from sparsetir.schedules.choose import Statistics, candidates
+from sparsetir.schedules.choose import Statistics, candidates, choose
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.nests import count_launches
 from sparsetir.schedules.problems import CsrPattern
@@ -89,7 +89,7 @@ def plan(
         op, matrix, feat, dtype, reduce, heads, target, threads
     )
     if config is None:
-        config = candidates(problem, given, target)[0]
+        config = choose(problem, given, target)
     return Plan(op, matrix, problem, config, feat, heads, target)
 
 
@@ -199,7 +199,7 @@ class Plan:
     def _on_device(self, array: Any) -> Any:
         if not isinstance(array, np.ndarray):
             return array
-        if self._device.type == "cpu":
+        if not self._gpu:
             return tvm_ffi.from_dlpack(plain_view(array))
         return tvm.runtime.tensor(array, self._device)
 
