@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import sys
 from pathlib import Path
 
-from bench.names import DTYPES, OPS, THREADS
+from sparsetir.bench.names import DTYPES, OPS, THREADS
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path("bench/results")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -82,18 +83,22 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--plot", action="store_true", help="draw the speed-ups")
 
 
-def main() -> None:
-    args = parser().parse_args()
+def main(words: list[str] | None = None) -> None:
+    words = sys.argv[1:] if words is None else words
+    args = parser().parse_args(words)
     threads = getattr(args, "threads", None)
     if isinstance(threads, list) or args.command == "run":
         threads = 1  # of this process, which only waits for others
     elif threads is None:
         args.threads = threads = len(os.sched_getaffinity(0))
-    for name in THREADS:
-        os.environ[name] = str(threads)
-    # Only now, because of the variables above.
+    wanted = {name: str(threads) for name in THREADS}
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        # Libraries that are loaded by now have read others.
+        command = [sys.executable, "-m", "sparsetir.bench", *words]
+        sys.stdout.flush()
+        os.execve(sys.executable, command, {**os.environ, **wanted})
     module = "compiling" if args.command == "compile" else args.command
-    importlib.import_module(f"bench.{module}").run(args)
+    importlib.import_module(f"sparsetir.bench.{module}").run(args)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,12 @@ import numpy as np
 import scipy.sparse as sp
 
 import sparsetir
-from bench.convert import least_of
-from bench.graphs import graphs, pattern_of, pruned, relations, values_of
-from bench.library import library, places, refusal
-from bench.programs import RELATIONAL, SDDMM, SPMM
-from bench.report import circumstances, table, write
-from bench.timing import interleaved, progress
+from sparsetir.bench.convert import least_of
+from sparsetir.bench.graphs import graphs, pattern_of, pruned, relations, values_of
+from sparsetir.bench.library import library, places, refusal
+from sparsetir.bench.programs import RELATIONAL, SDDMM, SPMM
+from sparsetir.bench.report import circumstances, table, write
+from sparsetir.bench.timing import interleaved, progress
 from sparsetir.formats import CSF, ConvertedFormat, Format, Hyb, Operand, Pattern, RelationalHyb
 
 FEATURES = 32

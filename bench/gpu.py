@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from bench.cusparse import CuSparse
-from bench.limits import limit
-from bench.operators import Case, Reference, make, rows_of
-from bench.ours import describe
-from bench.peers import OURS
-from bench.problems import chosen, problems
-from bench.report import circumstances, write
-from bench.rounds import add_wrong
-from bench.summary import show, summarise
-from bench.timing import progress
+from sparsetir.bench.cusparse import CuSparse
+from sparsetir.bench.limits import limit
+from sparsetir.bench.operators import Case, Reference, make, rows_of
+from sparsetir.bench.ours import describe
+from sparsetir.bench.peers import OURS
+from sparsetir.bench.problems import chosen, problems
+from sparsetir.bench.report import circumstances, write
+from sparsetir.bench.rounds import add_wrong
+from sparsetir.bench.summary import show, summarise
+from sparsetir.bench.timing import progress
 
 FEATURES = (32, 128, 512)
 COPIES = 3
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
     where = {**circumstances(1), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     path = write(args.out, "-".join(["run", *args.op]), where, results)
     if args.plot:
-        from bench.plot import draw
+        from sparsetir.bench.plot import draw
 
         draw(path)
     bad = [c for c in cells if c["wrong"] or c["failed"]]

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import sparsetir
-from bench.report import circumstances, table, write
-from bench.timing import progress
+from sparsetir.bench.report import circumstances, table, write
+from sparsetir.bench.timing import progress
 from sparsetir.build import resolve_target
 from sparsetir.schedules.nests import count_launches
 from sparsetir.schedules.problems import Sddmm, Spmm

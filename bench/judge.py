@@ -7,9 +7,9 @@ import json
 import statistics
 from typing import Any
 
-from bench.peers import OURS
-from bench.report import table
-from bench.summary import device
+from sparsetir.bench.peers import OURS
+from sparsetir.bench.report import table
+from sparsetir.bench.summary import device
 
 NOISE = 3.0  # so many times the noise of both runs has to be passed
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.operators import Case
-from bench.rounds import Worker
+from sparsetir.bench.operators import Case
+from sparsetir.bench.rounds import Worker
 
 
 def limit(case: Case, bytes_per_second: float, flops_per_second: float) -> dict[str, float]:

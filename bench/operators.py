@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from bench.names import DTYPES
+from sparsetir.bench.names import DTYPES
 
 # Largest error of an element in units of the sum of the absolute values that it is made of:
 # some roundings of a result, and for float32 of a long sum.

@@ -12,8 +12,8 @@ import numpy as np
 import tvm
 
 import sparsetir
-from bench.operators import Case, aligned
-from bench.peers import Calls, Peer, output
+from sparsetir.bench.operators import Case, aligned
+from sparsetir.bench.peers import Calls, Peer, output
 
 TUNING = 0.02  # seconds for each candidate
 

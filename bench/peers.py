@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from bench import mkl
-from bench.operators import CHUNK, Case, aligned, gathered, rows_of
+from sparsetir.bench import mkl
+from sparsetir.bench.operators import CHUNK, Case, aligned, gathered, rows_of
 
 Calls = dict[str, Callable[[], Any]]
 
@@ -249,7 +249,7 @@ class Yardstick(Peer):
 
 def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
     def make(threads: int, options: dict[str, str]) -> Peer:
-        from bench import ours
+        from sparsetir.bench import ours
 
         return getattr(ours, kind)(threads, options)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.graphs import graphs, load_graph, pruned
-from bench.synthetic import LAWS, generate, refusal
+from sparsetir.bench.graphs import graphs, load_graph, pruned
+from sparsetir.bench.synthetic import LAWS, generate, refusal
 
 GRAPH, PRUNED = "graph", "pruned"
 

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.names import THREADS
-from bench.operators import Case, Reference, save
+from sparsetir.bench.names import THREADS
+from sparsetir.bench.operators import Case, Reference, save
 
-ROOT = Path(__file__).parents[1]
 PRIORITY = -15  # over other processes, where the user may say so
 LEAST = 3  # calls in a turn
 QUIET = 4  # turns without disturbance that are wanted, and then count alone
@@ -51,9 +50,16 @@ class Worker:
         words = [f"{k}={v}" for k, v in self.options.items()]
         env = {
             **os.environ, **{n: str(self.threads) for n in THREADS}, "MKL_DYNAMIC": "FALSE",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), *(p for p in sys.path if p)]),
+            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
         }  # fmt: skip
-        command = [sys.executable, "-m", "bench.worker", self.name, str(self.threads), *words]
+        command = [
+            sys.executable,
+            "-m",
+            "sparsetir.bench.worker",
+            self.name,
+            str(self.threads),
+            *words,
+        ]
         self._process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -12,14 +12,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.limits import Machine
-from bench.operators import make
-from bench.peers import FLOAT32, OURS, PEERS
-from bench.problems import Problem, chosen, problems, too_large
-from bench.report import circumstances, write
-from bench.rounds import Worker, compare, shared
-from bench.summary import show, summarise
-from bench.timing import progress
+from sparsetir.bench.limits import Machine
+from sparsetir.bench.operators import make
+from sparsetir.bench.peers import FLOAT32, OURS, PEERS
+from sparsetir.bench.problems import Problem, chosen, problems, too_large
+from sparsetir.bench.report import circumstances, write
+from sparsetir.bench.rounds import Worker, compare, shared
+from sparsetir.bench.summary import show, summarise
+from sparsetir.bench.timing import progress
 
 FEATURES = (32, 128, 512)
 ROUNDS, SECONDS = 9, 0.015
@@ -30,7 +30,7 @@ COMPILER = ("g++", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong or a peer failed."""
     if args.target == "cuda":
-        from bench.gpu import run as run_gpu
+        from sparsetir.bench.gpu import run as run_gpu
 
         return run_gpu(args)
     threads = thread_counts(args.threads)
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> None:
     show(results)
     path = write(args.out, "-".join(["run", *args.op]), circumstances(threads), results)
     if args.plot:
-        from bench.plot import draw
+        from sparsetir.bench.plot import draw
 
         draw(path)
     bad = [c for c in cells if c.get("wrong") or c.get("failed")]

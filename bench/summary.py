@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from bench.peers import FLOAT32, OURS
-from bench.report import table
+from sparsetir.bench.peers import FLOAT32, OURS
+from sparsetir.bench.report import table
 
 # What nobody would call instead: what the hardware can do, and sparsetir itself.
 NO_PEERS = ("yardstick", FLOAT32)

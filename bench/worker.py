@@ -1,4 +1,4 @@
-"""A process for one peer: `python -m bench.worker NAME THREADS [KEY=VALUE ...]`.
+"""A process for one peer: `python -m sparsetir.bench.worker NAME THREADS [KEY=VALUE ...]`.
 
 Requests come as lines of JSON on stdin, answers go to stdout. One process for each peer, because
 OpenMP runtimes in one process wait for each other.
@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from bench import operators
-from bench.peers import PEERS, Missing, Peer
-from bench.timing import copy_bandwidth
+from sparsetir.bench import operators
+from sparsetir.bench.peers import PEERS, Missing, Peer
+from sparsetir.bench.timing import copy_bandwidth
 
 WARM_UP = 0.002  # seconds of calls before those that count, at least one call
 SLOW = 0.03  # a call that takes longer is timed once in a turn

@@ -61,7 +61,7 @@ def test_compile(tmp_path):
     "name, message", [("x.npz", "has no indices, indptr"), ("x.txt", "npz or mtx")]
 )
 def test_files_that_are_no_graphs(bench_on_path, tmp_path, name, message):
-    from bench.graphs import graphs
+    from sparsetir.bench.graphs import graphs
 
     np.savez(tmp_path / "x.npz", shape=np.array([3, 3]))
     (tmp_path / "x.txt").write_text("")
@@ -113,7 +113,7 @@ def test_formats(tmp_path):
 
 
 def test_places_are_counted_without_converting(bench_on_path):
-    from bench.library import library, places
+    from sparsetir.bench.library import library, places
 
     rng = np.random.default_rng(0)
     mask = rng.random((50, 70)) < np.linspace(0, 0.6, 50)[:, None]
@@ -123,8 +123,8 @@ def test_places_are_counted_without_converting(bench_on_path):
 
 
 def test_formats_tells_what_is_wrong_or_fails(bench_on_path):
-    from bench import formats
-    from bench.programs import SDDMM, SPMM
+    from sparsetir.bench import formats
+    from sparsetir.bench.programs import SDDMM, SPMM
 
     matrix = sp.random_array((9, 8), density=0.4, format="csr", dtype="float32", rng=0)
     matrix = sp.csr_array((matrix.data, *(x.astype("int32") for x in (matrix.indices,
@@ -149,7 +149,7 @@ def test_formats_tells_what_is_wrong_or_fails(bench_on_path):
     ],
 )
 def test_files_that_hold_no_weights_or_relations(bench_on_path, tmp_path, option, name, message):
-    from bench.graphs import pruned, relations
+    from sparsetir.bench.graphs import pruned, relations
 
     arrays: dict = {"conv.indptr": np.zeros(1)} if ":" in name else {"shape": np.zeros(2)}
     np.savez(tmp_path / "x.npz", **arrays)

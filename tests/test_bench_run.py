@@ -46,7 +46,7 @@ def random_matrix(m=40, n=30, seed=0):
 
 
 def case(op="spmm", feat=16, dtype="float32"):
-    from bench.operators import make
+    from sparsetir.bench.operators import make
 
     return make(op, random_matrix(), feat, dtype)
 
@@ -114,7 +114,7 @@ class Pretender:
         self.name, self.results = name, results
 
     def ask(self, op, **request):
-        from bench.rounds import Failed
+        from sparsetir.bench.rounds import Failed
 
         if op == "prepare":
             for name, result in self.results.items():
@@ -128,8 +128,8 @@ class Pretender:
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 def test_a_wrong_peer_is_caught(tmp_path, op):
-    from bench.operators import Reference
-    from bench.rounds import compare
+    from sparsetir.bench.operators import Reference
+    from sparsetir.bench.rounds import compare
 
     it = case(op)
     right = exact_result(it)
@@ -160,8 +160,8 @@ def test_a_wrong_peer_is_caught(tmp_path, op):
 
 
 def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tmp_path):
-    from bench.operators import Reference
-    from bench.rounds import Times, compare
+    from sparsetir.bench.operators import Reference
+    from sparsetir.bench.rounds import Times, compare
 
     found = Times()
     for times, switches in [([9], 1), ([5], 0), ([3], 2), ([6], 0)]:
@@ -181,7 +181,7 @@ def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tm
 
 
 def test_many_features_are_checked_by_a_projection():
-    from bench.operators import Reference
+    from sparsetir.bench.operators import Reference
 
     it = case(feat=128)
     reference, right = Reference(it, most_exact=0), exact_result(it)
@@ -193,7 +193,7 @@ def test_many_features_are_checked_by_a_projection():
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 def test_half_precision_has_its_own_tolerance(op):
-    from bench.operators import Reference, rounded
+    from sparsetir.bench.operators import Reference, rounded
 
     it = case(op, dtype="float16")
     assert all((x == x.astype("float16")).all() for x in (*it.operands, it.matrix.data))
@@ -205,8 +205,8 @@ def test_half_precision_has_its_own_tolerance(op):
 
 
 def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
-    from bench.operators import Reference
-    from bench.rounds import Failed, Worker, compare, shared
+    from sparsetir.bench.operators import Reference
+    from sparsetir.bench.rounds import Failed, Worker, compare, shared
 
     it = case()
     worker = Worker("scipy", 1, {})
@@ -235,9 +235,9 @@ def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
 
 @pytest.mark.parametrize("op", ["spmm", "spmv"])
 def test_mkl(tmp_path, op):
-    from bench import mkl
-    from bench.operators import Reference
-    from bench.peers import output
+    from sparsetir.bench import mkl
+    from sparsetir.bench.operators import Reference
+    from sparsetir.bench.peers import output
 
     try:
         library = mkl.load()
@@ -253,8 +253,8 @@ def test_mkl(tmp_path, op):
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_torch(op, dtype):
-    from bench.operators import Reference
-    from bench.peers import Torch
+    from sparsetir.bench.operators import Reference
+    from sparsetir.bench.peers import Torch
 
     it, peer = case(op, dtype=dtype), Torch(1, {})
     calls = peer.prepare(it)
@@ -265,7 +265,7 @@ def test_torch(op, dtype):
 
 
 def test_limits():
-    from bench.limits import limit
+    from sparsetir.bench.limits import limit
 
     it = case("spmm", feat=16)
     nnz = it.matrix.nnz
@@ -293,7 +293,7 @@ def cell(problem, seconds, peer, noise=0.0, threads=2, kind="graph", feat=32):
 
 
 def test_judge():
-    from bench.judge import judge
+    from sparsetir.bench.judge import judge
 
     before = [cell(n, 1.0, 2.0) for n in "abc"] + [cell("noisy", 1.0, 2.0, 0.1), cell("d", 1, 2)]
     after = [cell("a", 1.04, 2.0), cell("b", 1.2, 2.0), cell("c", 0.8, 2.0),
@@ -319,7 +319,7 @@ def test_judge():
 
 @pytest.mark.parametrize("seconds, status", [(1.01, None), (1.5, 1)])
 def test_judge_ends_with_a_status(tmp_path, capsys, seconds, status):
-    from bench.judge import run
+    from sparsetir.bench.judge import run
 
     for name, time in (("a", 1.0), ("b", seconds)):
         record = {"command": "run", "cpu": "x", "results": {"cells": [cell("p", time, 2.0)]}}
@@ -335,7 +335,7 @@ def test_judge_ends_with_a_status(tmp_path, capsys, seconds, status):
 
 
 def test_summary():
-    from bench.summary import summarise
+    from sparsetir.bench.summary import summarise
 
     cells = [
         cell("a", 1.0, 4.0),
@@ -358,7 +358,7 @@ def test_summary():
 
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
 def test_generated_graphs_have_the_sizes_of_the_paper(name):
-    from bench.synthetic import LAWS, generate
+    from sparsetir.bench.synthetic import LAWS, generate
 
     law, matrix = LAWS[name], generate(LAWS[name])
     assert matrix.shape == (law.nodes, law.nodes) and matrix.nnz == law.edges
@@ -375,7 +375,7 @@ def test_generated_graphs_have_the_sizes_of_the_paper(name):
 
 
 def test_degrees_near_their_mean():
-    from bench.synthetic import Law, generate
+    from sparsetir.bench.synthetic import Law, generate
 
     matrix = generate(Law(2000, 40_001, central=True))
     degree = np.diff(matrix.indptr)
@@ -386,8 +386,8 @@ def test_degrees_near_their_mean():
 
 
 def test_what_does_not_fit_into_memory_is_not_generated():
-    from bench.problems import Problem, too_large
-    from bench.synthetic import refusal
+    from sparsetir.bench.problems import Problem, too_large
+    from sparsetir.bench.synthetic import refusal
 
     assert refusal("cora", 512, 6, lambda: 2**30) is None
     text = refusal("reddit", 512, 6, lambda: 8 * 10**9)
@@ -398,8 +398,8 @@ def test_what_does_not_fit_into_memory_is_not_generated():
 
 
 def test_what_the_command_line_refuses():
-    from bench.problems import chosen
-    from bench.run import compiled, thread_counts
+    from sparsetir.bench.problems import chosen
+    from sparsetir.bench.run import compiled, thread_counts
 
     cores = len(os.sched_getaffinity(0))
     assert thread_counts(["3", "one"]) == [3, 1]

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGED = ["LICENSE", "MANIFEST.in", "NOTICE", "README.md", "pyproject.toml"]
-FOLDERS = ["formats", "python", "schedules", "sparse_ir"]
+FOLDERS = ["bench", "formats", "python", "schedules", "sparse_ir"]
 
 # Lists the modules that Python finds below a package, without importing it.
 LIST = """
