@@ -1,4 +1,7 @@
-"""Command line: `python -m bench run`, `judge`, `plot`, `compile`, `convert` and `formats`."""
+"""Command line: `python -m bench run`, `tune`, `judge`, `plot`, `compile`, `convert` and `formats`.
+
+`sparsetir bench` is the same.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import sys
 from pathlib import Path
 
 from sparsetir.bench.names import DTYPES, OPS, THREADS
+from sparsetir.graphs import KINDS, GraphError
 
 RESULTS = Path("bench/results")
+GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."
 
 
-def parser() -> argparse.ArgumentParser:
-    out = argparse.ArgumentParser(prog="python -m bench", description="Measure sparsetir.")
+def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(prog=prog, description="Measure sparsetir.", epilog=GRAPHS)
     commands = out.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--quick", action="store_true", help="one small round, to see that it runs")
@@ -24,6 +29,11 @@ def parser() -> argparse.ArgumentParser:
         "--threads", type=int, help="CPU threads of all libraries (default: all that there are)"
     )
     _add_run(commands.add_parser("run", parents=[common], help="operators, beside their peers"))
+    tune = commands.add_parser(
+        "tune", parents=[common], help="the tuner against a sweep of all configs: trials, gain"
+    )
+    _add_problems(tune, "32")
+    tune.add_argument("--threads", nargs=1, help='all, one or a number (default: "all")')
     judge = commands.add_parser("judge", help="what got slower from one run to another")
     judge.add_argument("before", type=Path, help="JSON file of `run`")
     judge.add_argument("after", type=Path, help="JSON file of `run`")
@@ -46,9 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "formats", parents=[fixed], help="every format: is it right, how large, how fast?"
     )
     for command in (convert, formats):
-        command.add_argument(
-            "--graph", nargs="+", type=Path, default=[], help="npz or mtx files beside Cora"
-        )
+        command.add_argument("--graph", nargs="+", default=[], help="graphs beside Cora")
     formats.add_argument(
         "--pruned", nargs="+", default=[], help="npz files of weights by layer; or file.npz:layer"
     )
@@ -60,19 +68,21 @@ def parser() -> argparse.ArgumentParser:
     return out
 
 
-def _add_run(run: argparse.ArgumentParser) -> None:
-    run.add_argument("--op", nargs="+", choices=OPS, default=["spmm"], help="default: spmm")
-    run.add_argument(
-        "--graph", nargs="+", default=[], help='npz or mtx files, cora; "file.npz:T" transposes'
-    )
-    run.add_argument(
+def _add_problems(command: argparse.ArgumentParser, features: str) -> None:
+    command.add_argument("--op", nargs="+", choices=OPS, default=["spmm"], help="default: spmm")
+    command.add_argument("--graph", nargs="+", default=[], help="default: cora")
+    command.add_argument(
         "--pruned", nargs="+", default=[], help="npz files of weights by layer; or file.npz:layer"
     )
-    run.add_argument("--layers", type=int, default=1, help="how many of a file (default: 1)")
-    run.add_argument(
+    command.add_argument("--layers", type=int, default=1, help="how many of a file (default: 1)")
+    command.add_argument(
         "--synthetic", nargs="+", default=[], help="random graphs by size: cora, ogbn-arxiv, all.."
     )
-    run.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 32 128 512)")
+    command.add_argument("--feat", nargs="+", type=int, help=f"feature sizes (default: {features})")
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    _add_problems(run, "32 128 512")
     run.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
     run.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     run.add_argument("--threads", nargs="+", help='all, one or numbers (default: "all and one")')
@@ -83,22 +93,27 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--plot", action="store_true", help="draw the speed-ups")
 
 
-def main(words: list[str] | None = None) -> None:
+def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
+    """run_as : module and words before `words` that lead here, where it is not this module"""
     words = sys.argv[1:] if words is None else words
-    args = parser().parse_args(words)
+    commands = parser(" ".join(run_as) or "python -m bench")
+    args = commands.parse_args(words)
     threads = getattr(args, "threads", None)
-    if isinstance(threads, list) or args.command == "run":
+    if isinstance(threads, list) or args.command in ("run", "tune"):
         threads = 1  # of this process, which only waits for others
     elif threads is None:
         args.threads = threads = len(os.sched_getaffinity(0))
     wanted = {name: str(threads) for name in THREADS}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Libraries that are loaded by now have read others.
-        command = [sys.executable, "-m", "sparsetir.bench", *words]
+        command = [sys.executable, "-m", *(run_as or ("sparsetir.bench",)), *words]
         sys.stdout.flush()
         os.execve(sys.executable, command, {**os.environ, **wanted})
     module = "compiling" if args.command == "compile" else args.command
-    importlib.import_module(f"sparsetir.bench.{module}").run(args)
+    try:
+        importlib.import_module(f"sparsetir.bench.{module}").run(args)
+    except GraphError as error:
+        raise SystemExit(f"{commands.prog} {args.command}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ IMPORT = "import time; start = time.perf_counter(); import {}; print(time.perf_c
 def run(args: argparse.Namespace) -> None:
     seconds = 0.05 if args.quick else 3.0
     results = {
-        "import": imports(1 if args.quick else 9),
+        "import": imports(0 if args.quick else 9),
         "spmm": stages(SPMM, seconds),
         "attention": {} if args.quick else stages(ATTENTION, seconds),
         "call": calls(seconds),
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> None:
 
 
 def imports(repetitions: int) -> dict[str, dict[str, float]]:
-    """Seconds of an import in a fresh process."""
+    """Seconds of an import in a fresh process; without repetitions, of the first one."""
     found: dict[str, list[float]] = {"tvm": [], "sparsetir": []}
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     for turn in range(repetitions + 1):
@@ -45,7 +45,7 @@ def imports(repetitions: int) -> dict[str, dict[str, float]]:
         for name, times in found.items():
             command = [sys.executable, "-c", IMPORT.format(name)]
             out = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-            if turn:  # the first round fills the file cache
+            if turn or not repetitions:  # the first round fills the file cache
                 times.append(float(out.stdout))
     return {n: {"min": min(t), "median": statistics.median(t)} for n, t in found.items()}
 

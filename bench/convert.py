@@ -14,11 +14,11 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.bench.graphs import graphs, pattern_of, values_of
-from sparsetir.bench.library import block_places, hyb_places, library, places, refusal
 from sparsetir.bench.programs import ROW_PAIRS
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.timing import interleaved, progress
 from sparsetir.formats import BSR, COO, CSR, SRBCRS, Format, Hyb, Pattern, RuleFormat
+from sparsetir.formats.library import block_places, hyb_places, library, places, refusal
 
 BLOCKS = (2, 4, 8, 16, 32)
 COLUMN_PARTS = (1, 2, 4, 8, 16)

@@ -41,22 +41,22 @@ def _check(status: int, what: str) -> None:
 
 
 class Handle:
-    """A CSR matrix of float32 and int32 that MKL knows; `close` it.
+    """A CSR matrix of float32 or float64 and int32 that MKL knows; `close` it.
 
     inspect : let MKL look at the matrix and keep what speeds up many products
     """
 
     def __init__(self, library: Any, a: Any, feat: int, inspect: bool) -> None:
         self.library, self.arrays, self.feat = library, (a,), feat
+        self.double = a.dtype == np.float64
+        create = library.mkl_sparse_d_create_csr if self.double else library.mkl_sparse_s_create_csr
         self.pointer = ctypes.c_void_p()
         self.description = Description(GENERAL, 0, 0)
         starts, indices, values = (self._at(x) for x in (a.indptr, a.indices, a.data))
         ends = ctypes.c_void_p(a.indptr.ctypes.data + a.indptr.itemsize)
         _check(
-            library.mkl_sparse_s_create_csr(
-                ctypes.byref(self.pointer), ZERO_BASED, *a.shape, starts, ends, indices, values
-            ),
-            "mkl_sparse_s_create_csr",
+            create(ctypes.byref(self.pointer), ZERO_BASED, *a.shape, starts, ends, indices, values),
+            "mkl_sparse_create_csr",
         )
         if inspect:
             hint, layout = (self.pointer, NOT_TRANSPOSED, self.description), (ROW_MAJOR, feat)
@@ -73,18 +73,20 @@ class Handle:
 
     def product(self, b: np.ndarray, out: np.ndarray) -> Callable[[], np.ndarray]:
         """A call that writes A b into `out`: a matrix by a matrix, or by a vector."""
-        one, zero = ctypes.c_float(1), ctypes.c_float(0)
+        letter, number = ("d", ctypes.c_double) if self.double else ("s", ctypes.c_float)
+        one, zero = number(1), number(0)
         self.arrays = (*self.arrays, b, out)  # MKL has their addresses alone
         first = (NOT_TRANSPOSED, one, self.pointer, self.description)
         if b.ndim == 1:
-            function = self.library.mkl_sparse_s_mv
+            function = getattr(self.library, f"mkl_sparse_{letter}_mv")
             arguments = (*first, self._at(b), zero, self._at(out))
         else:
-            function, size = self.library.mkl_sparse_s_mm, ctypes.c_int(self.feat)
+            function = getattr(self.library, f"mkl_sparse_{letter}_mm")
+            size = ctypes.c_int(self.feat)
             arguments = (*first, ROW_MAJOR, self._at(b), size, size, zero, self._at(out), size)
 
         def call() -> np.ndarray:
-            _check(function(*arguments), "mkl_sparse_s_mm")
+            _check(function(*arguments), "mkl_sparse_mm")
             return out
 
         return call

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import time
 from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -13,13 +16,19 @@ import tvm
 
 import sparsetir
 from sparsetir.bench.operators import Case, aligned
-from sparsetir.bench.peers import Calls, Peer, output
+from sparsetir.bench.peers import Calls, Peer, output, wide
+from sparsetir.schedules.configs import from_data, to_data
 
 TUNING = 0.02  # seconds for each candidate
 
 
 class Ours(Peer):
-    """Plans, with the default config and, where the option `tune` is given, the fastest one."""
+    """Plans, with the default config and, where the option `tune` is given, the fastest one.
+
+    The option `plans` names a JSON file instead: {"target": as for `plan`, "modules": those to
+    import before, "configs": {name: what schedules.configs.to_data gave}}; there is a way by each
+    of these names.
+    """
 
     def __init__(self, threads: int, options: dict[str, str]) -> None:
         super().__init__(threads, options)
@@ -28,7 +37,10 @@ class Ours(Peer):
     def prepare(self, case: Case) -> Calls:
         """Calls into a given result."""
         operands = [_array(x, case.dtype) for x in case.operands]
-        plans, tuning = {"default": self._plan(case, None)}, {}
+        if "plans" in self.options:
+            plans, tuning = self._named(case, Path(self.options["plans"])), {}
+        else:
+            plans, tuning = {"default": self._plan(case, None)}, {}
         if "tune" in self.options:
             start = time.perf_counter()
             plans["tuned"] = self._tuned(case, operands)
@@ -41,17 +53,34 @@ class Ours(Peer):
 
         return {name: call(plan) for name, plan in plans.items()}
 
-    def _plan(self, case: Case, config: Any) -> Any:
+    def _plan(self, case: Case, config: Any, target: Any = "llvm") -> Any:
+        options = self._options(case)
         return sparsetir.plan(
-            case.op, case.matrix, case.feat, dtype=case.dtype, threads=self.threads, config=config
+            case.op, case.matrix, case.feat, **options, target=target, config=config
         )
+
+    def _options(self, case: Case) -> dict[str, Any]:
+        return {
+            "dtype": case.dtype, "threads": self.threads, "reduce": case.reduce,
+            "heads": case.heads,
+        }  # fmt: skip
+
+    def _named(self, case: Case, path: Path) -> dict[str, Any]:
+        """The plans that a file describes."""
+        given = json.loads(path.read_text())
+        for name in given["modules"]:
+            import_module(name)
+        return {
+            name: self._plan(case, from_data(data), given["target"])
+            for name, data in given["configs"].items()
+        }
 
     def _tuned(self, case: Case, operands: list[Any]) -> Any:
         """The fastest plan of all candidates, each tried for a moment."""
         out = _array(output(case), case.dtype)
         best, fastest = None, float("inf")
         for config in sparsetir.plan_candidates(
-            case.op, case.matrix, case.feat, dtype=case.dtype, threads=self.threads
+            case.op, case.matrix, case.feat, **self._options(case)
         ):
             plan = self._plan(case, config)
             plan(*operands, out=out)
@@ -74,7 +103,8 @@ class Ours(Peer):
 
     def to_numpy(self, result: Any) -> np.ndarray:
         """Also of TVM's tensors."""
-        return (result if isinstance(result, np.ndarray) else result.numpy()).astype("float32")
+        result = result if isinstance(result, np.ndarray) else result.numpy()
+        return result.astype(wide(str(result.dtype)))
 
 
 class OursFloat32(Ours):
@@ -94,9 +124,9 @@ def _array(values: np.ndarray, dtype: str) -> Any:
 
 def describe(plan: Any) -> dict[str, Any]:
     """What JSON files hold of a plan."""
-    kind = type(plan.config).__name__
+    config = to_data(plan.config)
     return {
-        "template": kind, "config": dataclasses.asdict(plan.config),
+        "template": config.pop("template"), "config": config,
         "convert_seconds": plan.convert_seconds, "compile_seconds": plan.compile_seconds,
         "launches": plan.launches, "padding": plan.padding,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from sparsetir.bench import mkl
 from sparsetir.bench.operators import CHUNK, Case, aligned, gathered, rows_of
 
 Calls = dict[str, Callable[[], Any]]
+DTYPES = ("float32", "float16", "bfloat16", "float64")  # of torch
+REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax"}  # and its names for them
 
 
 class Missing(Exception):
@@ -51,23 +53,36 @@ class Peer:
         return 0
 
     def to_numpy(self, result: Any) -> np.ndarray:
-        """A result as float32."""
+        """A result as float32, or float64 where it is that."""
         return np.asarray(result)
 
 
+def wide(dtype: str) -> str:
+    """What holds all numbers of a dtype in NumPy."""
+    return "float64" if dtype == "float64" else "float32"
+
+
 def output(case: Case) -> np.ndarray:
-    """A float32 result to be written, NaN."""
-    shape = {
+    """A result to be written, NaN, in float32 (float64 for that)."""
+    shape: tuple[int, ...] = {
         "spmm": (case.matrix.shape[0], case.feat), "sddmm": (case.matrix.nnz,),
         "spmv": (case.matrix.shape[0],),
     }[case.op]  # fmt: skip
-    return aligned(np.full(shape, np.nan, "float32"))
+    if case.heads is not None:
+        shape = (case.heads, *shape)
+    return aligned(np.full(shape, np.nan, wide(case.dtype)))
 
 
-def only_float32(case: Case) -> None:
-    """For libraries without half precision."""
-    if case.dtype != "float32":
+def needs(
+    case: Case, dtypes: Sequence[str] = ("float32",), reductions: Sequence[str] = ("sum",)
+) -> None:
+    """Missing where a library has not the dtype or the reduction of a case, nor heads."""
+    if case.dtype not in dtypes:
         raise Missing(f"has no {case.dtype}")
+    if case.reduce not in reductions:
+        raise Missing(f"has no {case.reduce} of rows")
+    if case.heads is not None:
+        raise Missing("has no heads that share a pattern")
 
 
 class Scipy(Peer):
@@ -75,7 +90,7 @@ class Scipy(Peer):
 
     def prepare(self, case: Case) -> Calls:
         """A product, or gathered rows by NumPy, as scipy has no SDDMM."""
-        only_float32(case)
+        needs(case, ("float32", "float64"))
         a, dense = case.matrix, case.operands
         if case.op != "sddmm":
             return {"product": lambda: a @ dense[0]}
@@ -97,6 +112,7 @@ class Torch(Peer):
 
     def prepare(self, case: Case) -> Calls:
         """Products with and without a given result; SDDMM by its operator and by gathering."""
+        needs(case, DTYPES, tuple(REDUCTIONS) if case.op == "spmm" else ("sum",))
         torch, a = self.torch, case.matrix
         dtype = getattr(torch, case.dtype)
         indptr, indices = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
@@ -105,6 +121,9 @@ class Torch(Peer):
         dense = [torch.from_numpy(x).to(dtype) for x in case.operands]
         if case.op == "sddmm":
             return self._sddmm(matrix, rows_of(a), indices, *dense)
+        if case.reduce != "sum":
+            reduce = REDUCTIONS[case.reduce]
+            return {"new": lambda: torch.sparse.mm(matrix, dense[0], reduce)}
         out, product = torch.from_numpy(output(case)).to(dtype), torch.mm
         if case.op == "spmv":
             product = torch.mv
@@ -136,7 +155,7 @@ class Torch(Peer):
     def to_numpy(self, result: Any) -> np.ndarray:
         """A dense tensor, or the values of a sparse one."""
         dense = result.values() if result.layout == self.torch.sparse_csr else result
-        return dense.float().numpy()
+        return (dense if dense.dtype == self.torch.float64 else dense.float()).numpy()
 
 
 class TorchSparse(Peer):
@@ -153,9 +172,9 @@ class TorchSparse(Peer):
 
     def prepare(self, case: Case) -> Calls:
         """Products."""
-        only_float32(case)
         if case.op == "sddmm":
             raise Missing("has no SDDMM")
+        needs(case, ("float32", "float64"), ("sum", "mean", "max"))
         torch, a = self.torch, case.matrix
         matrix = self.library.SparseTensor(
             rowptr=torch.from_numpy(a.indptr.astype("int64")),
@@ -163,7 +182,7 @@ class TorchSparse(Peer):
             value=torch.from_numpy(a.data), sparse_sizes=a.shape, is_sorted=True,
         )  # fmt: skip
         dense = torch.from_numpy(case.operands[0]).reshape(-1, case.feat)
-        return {"matmul": lambda: self.library.matmul(matrix, dense)}
+        return {"matmul": lambda: self.library.matmul(matrix, dense, reduce=case.reduce)}
 
     def to_numpy(self, result: Any) -> np.ndarray:
         """A vector where there is one column."""
@@ -183,9 +202,9 @@ class MKL(Peer):
 
     def prepare(self, case: Case) -> Calls:
         """Products, all into a given result."""
-        only_float32(case)
         if case.op == "sddmm":
             raise Missing("has no SDDMM")
+        needs(case, ("float32", "float64"))
         a, b, out = case.matrix, case.operands[0], output(case)
         ways = {"inspected": True, "plain": False}
         self._handles = [mkl.Handle(self.library, a, case.feat, i) for i in ways.values()]
@@ -226,7 +245,7 @@ class Yardstick(Peer):
 
     def prepare(self, case: Case) -> Calls:
         """A tile of up to 128 features, 256 for 512; 64 blocks of rows, one on one thread."""
-        only_float32(case)
+        needs(case)
         if case.op != "spmm":
             raise Missing(f"has no {case.op}")
         tile = next((t for t in (128, 64, 32, 16) if case.feat % t == 0), 0)

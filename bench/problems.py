@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.graphs import graphs, load_graph, pruned
+from sparsetir.bench.graphs import pruned, single
 from sparsetir.bench.synthetic import LAWS, generate, refusal
+from sparsetir.graphs import graph_name, load_graph
 
 GRAPH, PRUNED = "graph", "pruned"
 
@@ -33,15 +33,12 @@ def problems(
 ) -> Iterator[Problem]:
     """Those of the command line; Cora where it names none.
 
-    files : npz or mtx files of graphs, or "cora"; with ":T" behind it, the transposed graph
+    files : as :func:`sparsetir.graphs.load_graph` takes them
     weights : see `bench.graphs.pruned`; layers : how many of a file
     names : of `bench.synthetic.LAWS`
     """
     for text in files if files or weights or names else ["cora"]:
-        path, transposed = Path(text.removesuffix(":T")), text.endswith(":T")
-        stem = path.name.removesuffix(".gz").removesuffix(path.suffix).removesuffix(".mtx")
-        name = stem + (":T" if transposed else "")
-        yield Problem(name, GRAPH, lambda p=path, t=transposed: _graph(p, t))
+        yield Problem(graph_name(text), GRAPH, lambda t=text: weighted(single(load_graph(t))))
     for text in weights:
         for name, matrix in pruned([text], layers).items():
             yield Problem(name, PRUNED, lambda m=matrix: weighted(m))
@@ -69,12 +66,3 @@ def weighted(matrix: Any) -> Any:
         matrix = matrix.copy()
         matrix.data = np.random.default_rng(0).uniform(-1, 1, matrix.nnz).astype("float32")
     return matrix
-
-
-def _graph(path: Path, transposed: bool) -> Any:
-    matrix = graphs([])["cora"] if str(path) == "cora" else load_graph(path)
-    if transposed:
-        matrix = matrix.T.tocsr()
-        matrix.sort_indices()
-        matrix.indptr, matrix.indices = (x.astype("int32") for x in (matrix.indptr, matrix.indices))
-    return weighted(matrix)

@@ -43,30 +43,31 @@ class Worker:
     def __init__(self, name: str, threads: int, options: Mapping[str, str]) -> None:
         self.name, self.threads, self.options = name, threads, dict(options)
         self._process: subprocess.Popen[str] | None = None
+        self._ready = False
         self.missing: str | None = None
 
     def start(self) -> None:
-        """Begin, and learn whether the peer is there."""
+        """Begin to load the peer; several workers may do so at the same time."""
         words = [f"{k}={v}" for k, v in self.options.items()]
         env = {
             **os.environ, **{n: str(self.threads) for n in THREADS}, "MKL_DYNAMIC": "FALSE",
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            "SPARSETIR_RECORDS": "",  # a default is what it is without any
         }  # fmt: skip
-        command = [
-            sys.executable,
-            "-m",
-            "sparsetir.bench.worker",
-            self.name,
-            str(self.threads),
-            *words,
-        ]
+        module = "sparsetir.bench.worker"
+        command = [sys.executable, "-m", module, self.name, str(self.threads), *words]
         self._process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         # Before it has threads, which inherit it.
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, PRIORITY)
+        self._ready = False
+
+    def _await_start(self) -> None:
+        """Learn whether the peer is there."""
         self.missing = self._answer().get("missing")
+        self._ready = True
         if self.missing:
             self.close()
         self._stop()
@@ -75,6 +76,8 @@ class Worker:
         """An answer; Failed if there is none. A process that died is started again."""
         if self._process is None and not self.missing:
             self.start()
+        if self._process is not None and not self._ready:
+            self._await_start()
         if self.missing:
             raise Failed(self.missing, missing=True)
         assert self._process is not None and self._process.stdin is not None
@@ -159,11 +162,12 @@ class Times:
 
 def compare(
     case: Case, workers: list[Worker], folder: Path, rounds: int, seconds: float,
-    reference: Reference,
+    reference: Reference, drop: bool = True,
 ) -> dict[str, Any]:  # fmt: skip
     """Times of all workers on a case.
 
     folder : for arrays; `seconds` : of a turn
+    drop : whether ways of a worker that are much slower than its best get only a few turns
 
     Gives `peers` (name to its best way: times, `variant`, and those of each way in `variants`;
     `about`), `missing`, `wrong` and `failed` (name to reason). What is wrong is not timed.
@@ -195,7 +199,7 @@ def compare(
         order = list(times)
         for worker in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
             try:
-                _take_turns(worker, times[worker], seconds)
+                _take_turns(worker, times[worker], seconds, drop)
             except Failed as error:
                 out["failed"][worker.name] = str(error)
                 times.pop(worker)
@@ -216,18 +220,19 @@ def add_wrong(wrong: dict[str, str], peer: str, text: str) -> None:
 
 def _prepare(case: Case, worker: Worker, folder: Path) -> dict[str, Any]:
     described = {
-        "op": case.op, "shape": case.matrix.shape, "feat": case.feat, "dtype": case.dtype
+        "op": case.op, "shape": case.matrix.shape, "feat": case.feat, "dtype": case.dtype,
+        "reduce": case.reduce, "heads": case.heads,
     }  # fmt: skip
     return worker.ask("prepare", folder=str(folder), case=described)
 
 
-def _take_turns(worker: Worker, times: dict[str, Times], seconds: float) -> None:
+def _take_turns(worker: Worker, times: dict[str, Times], seconds: float, drop: bool) -> None:
     """One turn for each way that can still be the fastest of its peer."""
     for variant, found in times.items():
         if not found.dropped:
             answer = worker.ask("turn", variant=variant, seconds=seconds, least=LEAST)
             found.add(answer["times"], answer["switches"])
-    for found in times.values():
+    for found in times.values() if drop else ():
         fastest = min(t.least for t in times.values())
         found.dropped |= len(found.turns) >= TRIALS and found.least > LATER * fastest
 

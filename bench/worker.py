@@ -46,7 +46,7 @@ class Server:
             try:
                 result = self.peer.to_numpy(call())
             except (NotImplementedError, RuntimeError, TypeError) as error:
-                if loaded.dtype == "float32":
+                if loaded.dtype in ("float32", "float64"):
                     raise
                 refused[name] = str(error).splitlines()[0]
                 continue
@@ -120,6 +120,7 @@ def serve(name: str, threads: int, options: dict[str, str]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print goes to stderr
     ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the driver, which ends this one
     try:
         server = Machine(threads) if name == "machine" else Server(PEERS[name](threads, options))
         first = {}

@@ -11,8 +11,10 @@ from functools import cache
 from math import ceil, gcd, log2
 from typing import Any
 
+import numpy as np
+
 from sparsetir.schedules.default import is_gpu, vector_bits
-from sparsetir.schedules.problems import Sddmm, Spmm
+from sparsetir.schedules.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.sddmm import SddmmGroups
 from sparsetir.schedules.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.spmm import RowBlocks
@@ -43,7 +45,7 @@ class Statistics:
     feat : features
     threads : of the CPU
     bytes : of an element of B
-    longest : elements of the longest row
+    longest : elements of the longest row; asked for by GPUs alone
     """
 
     m: int
@@ -112,8 +114,8 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
     rows far from each other come together. Prefetching costs as many instructions as adding up two
     vectors, so it is left out where what is gathered from is in the L2 cache anyway.
     """
-    summed = 8 if problem.accumulator == "float64" else 4  # bytes
-    lanes = max(1, vector_bits(target) // (8 * summed))
+    summed = np.dtype(problem.accumulator).itemsize
+    lanes = vector_lanes(problem, vector_bits(target))
     parallel = given.threads > 1 and given.nnz * given.feat >= WORK_OF_THREADS
     found = []
     for vectors, pack in ((8, False), (4, False), (4, True), (2, True), (8, True)):

@@ -7,6 +7,7 @@ threads; what has none runs on one thread. Correct for every program, and a star
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import tvm
@@ -45,6 +46,7 @@ def is_gpu(target: Any) -> bool:
     return "gpu" in target.keys
 
 
+@lru_cache(maxsize=16)  # LLVM takes longer to say it than a small kernel to run
 def vector_bits(target: Any) -> int:
     """Width of a CPU target's vector registers."""
     width = tvm.get_global_func("target.llvm_get_vector_width")(target)

@@ -21,7 +21,6 @@ __all__ = [
     "check_target",
     "check_vector",
     "in_registers",
-    "larger",
     "opaque",
     "vector_width",
     "with_occupancy",
@@ -91,11 +90,6 @@ def opaque(index: Any) -> Any:
     a sum nvcc often does not see that it is a multiple of 16 bytes, and makes a vector store four.
     """
     return tirx.bitwise_or(index, 0)
-
-
-def larger(a: Any, b: Any) -> Any:
-    """The larger of two numbers, NaN if one of them is."""
-    return tirx.Select(tirx.any(b > a, tirx.isnan(b)), b, a)
 
 
 def check_vector(who: str, vector: int, dtype: str) -> None:

@@ -7,8 +7,18 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from tvm import tirx
 
-__all__ = ["DTYPES", "IDTYPES", "REDUCTIONS", "Arranged", "CsrPattern", "Sddmm", "Spmm"]
+__all__ = [
+    "DTYPES",
+    "IDTYPES",
+    "REDUCTIONS",
+    "Arranged",
+    "CsrPattern",
+    "Sddmm",
+    "Spmm",
+    "vector_lanes",
+]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 IDTYPES = ("int32", "int64")
@@ -19,13 +29,19 @@ class CsrPattern(NamedTuple):
     """Where elements of a matrix are stored.
 
     indptr : (m + 1,) int32 or int64, non-decreasing
-    indices : (nnz,) of the same dtype, increasing within each row
+    indices : (nnz,) of the same dtype, increasing within each row, unless a template says that
+        any order will do
     shape : (m, n)
     """
 
     indptr: np.ndarray
     indices: np.ndarray
     shape: tuple[int, int]
+
+    @property
+    def nnz(self) -> int:
+        """Number of elements."""
+        return len(self.indices)
 
 
 class Arranged(NamedTuple):
@@ -68,6 +84,12 @@ class Spmm:
         """The type that sums are in."""
         return accumulator(self.dtype)
 
+    def combine(self, total: Any, term: Any) -> Any:
+        """The expression of one more term of a reduction; a maximum is NaN if one of them is."""
+        if self.reduce != "max":
+            return total + term
+        return tirx.Select(tirx.any(term > total, tirx.isnan(term)), term, total)
+
 
 @dataclass(frozen=True)
 class Sddmm:
@@ -95,6 +117,11 @@ class Sddmm:
 def accumulator(dtype: str) -> str:
     """The type that products of `dtype` are summed in."""
     return "float64" if dtype == "float64" else "float32"
+
+
+def vector_lanes(problem: Spmm | Sddmm, vector_bits: int) -> int:
+    """Sums in a vector register of a CPU, at least one."""
+    return max(1, vector_bits // (8 * np.dtype(problem.accumulator).itemsize))
 
 
 def _one_of(who: str, argument: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.formats.rule import FormatRewriteRule
-from sparsetir.schedules.gpu_features import FeaturePlaces, larger, opaque
+from sparsetir.schedules.gpu_features import FeaturePlaces, opaque
 from sparsetir.schedules.problems import Spmm
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -127,7 +127,8 @@ class Registers:
                 def add(w: Any, l: Any) -> tirx.Stmt:
                     value = tirx.Cast(total, tirx.BufferLoad(values.var, [o, i, j]))
                     term = value * tirx.Cast(total, tirx.BufferLoad(loaded, [w, l]))
-                    return tirx.BufferStore(sums, self._combine(sums[w, l], term), [w, l])
+                    combined = self.problem.combine(sums[w, l], term)
+                    return tirx.BufferStore(sums, combined, [w, l])
 
                 return tirx.SeqStmt(
                     [self._features(f"load_{name}", load), self._features(f"add_{name}", add)]
@@ -161,9 +162,6 @@ class Registers:
             return tirx.SeqStmt(steps)
 
         return _iterate([self.P, root, pieces, self.X], "SSSS", f"spmm_{name}", row)
-
-    def _combine(self, total: Any, term: Any) -> Any:
-        return larger(total, term) if self.problem.reduce == "max" else total + term
 
     def _features(self, name: str, body: Callable[..., tirx.Stmt]) -> SparseIteration:
         """An iteration over the features of a thread."""

@@ -18,12 +18,12 @@ import numpy as np
 from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.schedules.feature_tiles import Tiled
 from sparsetir.schedules.known_bounds import trust_indices
 from sparsetir.schedules.lane_sums import add_lanes
 from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.problems import Arranged, CsrPattern, Sddmm
+from sparsetir.schedules.problems import Arranged, CsrPattern, Sddmm, vector_lanes
 from sparsetir.sparse_ir.allocations import allocate_in_visits, block_with
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["SddmmGroups", "arrange", "coordinates", "program", "schedule"]
@@ -34,11 +34,10 @@ TILE_VECTORS = 8
 PART_BYTES = 3 * 2**18
 # Elements per row of X and Y from which on a copy pays.
 PACK_DEGREE = 24
-DTYPE_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
-class SddmmGroups:
+class SddmmGroups(Tiled):
     """How a CPU kernel is made.
 
     lanes : of a vector, a power of two, at most the number of features
@@ -76,7 +75,7 @@ class SddmmGroups:
     @staticmethod
     def for_features(problem: Sddmm, feat: int, vector_bits: int = 512) -> SddmmGroups:
         """A good config for a feature size; sizes with the same config share a kernel."""
-        lanes = vector_bits // (64 if problem.accumulator == "float64" else 32)
+        lanes = vector_lanes(problem, vector_bits)
         while lanes > feat:
             lanes //= 2
         group = min(GROUP, lanes) if lanes > 1 else GROUP
@@ -94,7 +93,7 @@ class SddmmGroups:
         copy pays where rows begin within vectors and are read often.
         """
         found = SddmmGroups.for_features(problem, feat, vector_bits)
-        parts = max(1, -(-n * feat * DTYPE_BYTES[problem.dtype] // PART_BYTES))
+        parts = max(1, -(-n * feat * np.dtype(problem.dtype).itemsize // PART_BYTES))
         pack = feat % found.lanes != 0 and nnz >= PACK_DEGREE * (m + n)
         return replace(found, parts=parts if nnz >= parts * m else 1, pack=pack)
 
@@ -102,15 +101,6 @@ class SddmmGroups:
     def tile(self) -> int:
         """Features of a tile."""
         return self.lanes * self.vectors
-
-    def tiles(self, feat: int) -> int:
-        """The argument `tiles` of the kernel; raises ScheduleError for sizes it is not made for."""
-        if self.feat != feat and (self.feat is not None or feat % self.tile):
-            serves = self.feat or f"multiples of {self.tile}"
-            raise ScheduleError(
-                f"SddmmGroups.tiles: argument 'feat': the config serves {serves}, got {feat}"
-            )
-        return -(-feat // self.tile)
 
     @property
     def last_vector(self) -> int:

@@ -22,6 +22,7 @@ from typing import Any, cast
 from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.schedules.feature_tiles import Tiled
 from sparsetir.schedules.gpu_features import (
     MAX_BLOCKS,
     MIN_BLOCKS,
@@ -34,7 +35,6 @@ from sparsetir.schedules.known_bounds import trust_indices
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.problems import Arranged, CsrPattern, Sddmm
 from sparsetir.schedules.sddmm import coordinates
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, map_expr
 
 __all__ = ["FusedNonzeros", "arrange", "program", "schedule"]
@@ -44,7 +44,7 @@ MAX_THREADS = 1024  # of a block
 
 
 @dataclass(frozen=True)
-class FusedNonzeros:
+class FusedNonzeros(Tiled):
     """How non-zeros and features are spread over threads.
 
     threads : that share a non-zero, a power of two up to 32
@@ -107,15 +107,6 @@ class FusedNonzeros:
     def tile(self) -> int:
         """Features that a group adds up in one step."""
         return self.threads * self.coarsen * self.vector
-
-    def tiles(self, feat: int) -> int:
-        """The argument `tiles` of the kernel; raises ScheduleError for sizes it is not made for."""
-        if self.feat != feat and (self.feat is not None or feat % self.tile):
-            serves = self.feat or f"multiples of {self.tile}"
-            raise ScheduleError(
-                f"FusedNonzeros.tiles: argument 'feat': the config serves {serves}, got {feat}"
-            )
-        return -(-feat // self.tile)
 
 
 def program(problem: Sddmm, config: FusedNonzeros) -> SparseFunc:

@@ -18,6 +18,8 @@ import numpy as np
 from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.formats.index_arrays import INT32, starts
+from sparsetir.schedules.feature_tiles import Tiled
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.prefetch import prefetch_gathered
 from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
@@ -31,7 +33,7 @@ ROW_COST = 2
 
 
 @dataclass(frozen=True)
-class RowBlocks:
+class RowBlocks(Tiled):
     """How a CPU kernel is made.
 
     tile : features summed up in registers at a time, 1 to 256
@@ -108,15 +110,6 @@ class RowBlocks:
         """Vectors of a tile."""
         return -(-self.tile // self.lanes)
 
-    def tiles(self, feat: int) -> int:
-        """Tiles of a feature size; raises ScheduleError for a size that this does not serve."""
-        if self.feat not in (None, feat) or (self.feat is None and feat % self.tile):
-            serves = f"multiples of {self.tile}" if self.feat is None else f"{self.feat}"
-            raise ScheduleError(
-                f"RowBlocks.tiles: argument 'feat': the config serves {serves} features, got {feat}"
-            )
-        return -(-feat // self.tile)
-
     def place(self, p: Any, v: Any, l: Any) -> Any:
         """Feature at lane l of vector v of tile p."""
         return self.tile_start(p) + self.in_tile(v, l)
@@ -156,9 +149,6 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     in_parts = config.parts > 1
     spatial, in_rows = "S" * (1 + batched + tiles_first), "S" * (2 + in_parts - tiles_first)
     zero, one = tirx.const(0.0, acc), tirx.const(1.0, acc)
-
-    def combine(a: Any, x: Any) -> Any:
-        return a + x if reduce != "max" else tirx.Select(tirx.any(x > a, tirx.isnan(x)), x, a)
 
     def head(outer: Any) -> Any:
         return outer[:1] if batched else []
@@ -225,7 +215,7 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
                             ROW[outer[-1], inner[0]] if reduce == "max" else zero,
                             C[(*at(outer, inner), place(outer, inner, v, l))] if in_parts else zero,
                         )
-                    ACC[v, l] = combine(
+                    ACC[v, l] = problem.combine(
                         ACC[v, l],
                         T.cast(A[(*at(outer, inner), *part(inner), j)], acc)
                         * (ROW[outer[-1], inner[0]] if reduce == "mean" else one)
@@ -246,11 +236,19 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone."""
+    """The arguments of :func:`program` that depend on the pattern alone.
+
+    Raises ScheduleError for more parts of rows than the index type counts.
+    """
     indptr, indices, (m, n) = matrix
     blocks, parts = max(1, min(config.blocks, m)), config.parts
+    if problem.idtype == "int32" and m * parts > INT32:
+        raise ScheduleError(
+            f"spmm.arrange: argument 'config': expected parts * m to be at most {INT32} with "
+            f"indices of int32, got {parts} * {m}"
+        )
     found: dict[str, np.ndarray | int] = {
-        "block_ptr": equal_work(indptr, blocks),
+        "block_ptr": equal_work(indptr, blocks, ROW_COST),
         "seg_ptr": indptr,
         "indices": indices,
         "blocks": blocks,
@@ -262,8 +260,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
         width = max(1, -(-n // parts))
         place = np.repeat(np.arange(m, dtype=indptr.dtype), np.diff(indptr)) * parts
         place += indices // width
-        ends = np.cumsum(np.bincount(place, minlength=m * parts), dtype=indptr.dtype)
-        found["seg_ptr"] = np.concatenate([np.zeros(1, indptr.dtype), ends])
+        found["seg_ptr"] = starts(np.bincount(place, minlength=m * parts), indptr.dtype)
         found["part_ids"] = np.tile(np.arange(parts, dtype=indptr.dtype), m)
         found["parts"] = parts
     if problem.reduce != "sum":
@@ -271,15 +268,14 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
     return Arranged(found)
 
 
-def equal_work(indptr: np.ndarray, blocks: int) -> np.ndarray:
+def equal_work(indptr: np.ndarray, blocks: int, cost: int) -> np.ndarray:
     """(blocks + 1,) first rows of blocks with about as much work each.
 
-    A row costs as much as its non-zeros and ROW_COST more, to begin and to write it.
+    A row costs as much as its non-zeros and `cost` more, to begin and to write it.
     """
     m = len(indptr) - 1
-    work = indptr.astype("int64") + ROW_COST * np.arange(m + 1)
-    goals = work[-1] * np.arange(1, blocks) // max(blocks, 1)
-    inner = np.searchsorted(work, goals)
+    work = indptr.astype("int64") + cost * np.arange(m + 1)
+    inner = np.searchsorted(work, work[-1] * np.arange(1, blocks) // blocks)
     return np.concatenate([[0], inner, [m]]).astype(indptr.dtype)
 
 

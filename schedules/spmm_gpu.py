@@ -28,12 +28,12 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.schedules.feature_tiles import Tiled
 from sparsetir.schedules.gpu_features import (
     FeaturePlaces,
     check_target,
     check_vector,
     in_registers,
-    larger,
     opaque,
     vector_width,
     with_occupancy,
@@ -41,7 +41,6 @@ from sparsetir.schedules.gpu_features import (
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
 from sparsetir.sparse_ir.allocations import block_with
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 
@@ -53,7 +52,7 @@ MAX_SUMS = 64  # sums of a thread: more would not stay in registers
 
 
 @dataclass(frozen=True)
-class RowSplit:
+class RowSplit(Tiled):
     """How rows and features are spread over threads.
 
     threads : threads of a row
@@ -137,13 +136,6 @@ class RowSplit:
         """Features that the threads of a row compute."""
         return self.threads * self.coarsen * self.vector
 
-    def tiles(self, feat: int) -> int:
-        """The argument `tiles` of the kernel; raises ScheduleError for sizes it is not made for."""
-        if self.feat != feat and (self.feat is not None or feat % self.tile):
-            expected = self.feat or f"a multiple of {self.tile}"
-            raise ScheduleError(f"RowSplit.tiles: argument 'feat': expected {expected}, got {feat}")
-        return -(-feat // self.tile)
-
 
 def program(problem: Spmm, config: RowSplit) -> SparseFunc:
     """The stage-I function.
@@ -199,14 +191,9 @@ def program(problem: Spmm, config: RowSplit) -> SparseFunc:
                 with T.sp_iter([W, L], "SS", "load") as [w, l]:
                     ROW[w, l] = B[(*h, j, at.load(p, w, x, l))]
                 with T.sp_iter([W, L], "SS", "add") as [w, l]:
-                    if is_max:
-                        SUM[w, l] = larger(
-                            SUM[w, l], T.cast(A[(*h, i, j)], total) * T.cast(ROW[w, l], total)
-                        )
-                    else:
-                        SUM[w, l] = SUM[w, l] + T.cast(A[(*h, i, j)], total) * T.cast(
-                            ROW[w, l], total
-                        )
+                    SUM[w, l] = problem.combine(
+                        SUM[w, l], T.cast(A[(*h, i, j)], total) * T.cast(ROW[w, l], total)
+                    )
                 if counts:
                     COUNT[0] = COUNT[0] + 1
             with T.sp_iter([W, L], "SS", "finish") as [w, l]:

@@ -27,6 +27,7 @@ from tvm.script import sparse_tir as T
 from sparsetir.formats import Hyb, Operand, Pattern
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.schedules.feature_tiles import Tiled
 from sparsetir.schedules.gpu_features import (
     FeaturePlaces,
     check_target,
@@ -38,6 +39,7 @@ from sparsetir.schedules.horizontal_fusion import horizontal_fuse
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.registers import INIT, Registers
+from sparsetir.schedules.spmm import row_array
 from sparsetir.schedules.spmm_gpu import RowSplit
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -49,7 +51,7 @@ SLOT_VECTOR = 4  # columns or values in a load
 
 
 @dataclass(frozen=True)
-class HybRows:
+class HybRows(Tiled):
     """The format, and how a bucket's rows and the features are spread over threads.
 
     c, k : column parts and largest bucket of :class:`sparsetir.formats.Hyb`
@@ -117,10 +119,6 @@ class HybRows:
     def tile(self) -> int:
         """Features that the threads of a row compute."""
         return self.split.tile
-
-    def tiles(self, feat: int) -> int:
-        """The argument `tiles` of the kernel; raises ScheduleError for sizes it is not made for."""
-        return self.split.tiles(feat)
 
     def rows_in_turn(self, bucket: int) -> int:
         """Rows of a bucket that a row of threads goes through."""
@@ -209,8 +207,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
             f"{int(pieces.argmax())} with c = {config.c}, k = {config.k}"
         )
     if problem.reduce == "mean":
-        counts = np.maximum(np.diff(matrix.indptr), 1)
-        out["row"] = (1.0 / counts).astype(problem.accumulator)
+        out["row"] = row_array(matrix.indptr, problem)
     names = set(converted.arguments())
 
     def spread(values: Any) -> dict[str, Any]:

@@ -21,10 +21,12 @@ import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.formats.index_arrays import starts
 from sparsetir.schedules.known_bounds import trust_indices
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.prefetch_streams import prefetch_streams
-from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm, vector_lanes
+from sparsetir.schedules.spmm import equal_work
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -77,7 +79,7 @@ class SlicedRows:
         problem: Spmm, m: int, nnz: int, threads: int = 1, vector_bits: int = 512
     ) -> SlicedRows:
         """A good config for a pattern of `nnz` elements in `m` rows; a few stay in one thread."""
-        lanes = max(1, vector_bits // (64 if problem.accumulator == "float64" else 32))
+        lanes = vector_lanes(problem, vector_bits)
         blocks = min(threads, (nnz + STORE_COST * m) // WORK_OF_A_THREAD)
         return SlicedRows(lanes, blocks=max(1, blocks))
 
@@ -228,8 +230,8 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
     rows, long_rows = _sliced(counts, config)
     lengths = counts[rows]
     tallest = lengths.max(axis=1, initial=0)
-    step_ptr = _starts(tallest)
-    vectors = -(-counts[long_rows] // lanes)
+    step_ptr = starts(tallest)
+    vector_ptr = starts(-(-counts[long_rows] // lanes))
 
     steps = int(step_ptr[-1])
     in_row = (np.arange(steps) - np.repeat(step_ptr[:-1], tallest))[:, None]
@@ -241,20 +243,20 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
         "rows": rows,
         "lengths": lengths,
         "step_ptr": step_ptr,
-        "slice_ptr": _equal_parts(tallest, blocks),
+        "slice_ptr": equal_work(step_ptr, blocks, STORE_COST),
         "indices": indices,
         "long_rows": long_rows,
         "long_starts": indptr[long_rows],
         "long_lengths": counts[long_rows],
-        "vector_ptr": _starts(vectors),
-        "long_ptr": _equal_parts(vectors, blocks),
+        "vector_ptr": vector_ptr,
+        "long_ptr": equal_work(vector_ptr, blocks, STORE_COST),
     }
     sizes = {
         "blocks": blocks,
         "slices": len(tallest),
         "steps": steps,
         "longs": len(long_rows),
-        "vectors": int(vectors.sum()),
+        "vectors": int(vector_ptr[-1]),
         "m": m,
         "n": n,
         "nnz": len(indices),
@@ -303,17 +305,6 @@ def _sliced(counts: np.ndarray, config: SlicedRows) -> tuple[np.ndarray, np.ndar
     even &= config.packed
     slices = np.concatenate([short.reshape(-1, lanes), whole[even]])
     return slices, np.sort(np.concatenate([whole[~even].ravel(), rest]))
-
-
-def _starts(sizes: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(1, sizes.dtype), np.cumsum(sizes)])
-
-
-def _equal_parts(sizes: np.ndarray, parts: int) -> np.ndarray:
-    """(parts + 1,) where parts of about equal size begin; to write costs as much as STORE_COST."""
-    work = _starts(sizes.astype("int64") + STORE_COST)
-    inner = np.searchsorted(work, work[-1] * np.arange(1, parts) // parts)
-    return np.concatenate([[0], inner, [len(sizes)]])
 
 
 def schedule(

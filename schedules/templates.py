@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import tirx
 
-from sparsetir.schedules import sddmm, sddmm_gpu, spmm, spmm_gpu, spmm_hyb, spmv
+from sparsetir.schedules import decomposed, sddmm, sddmm_gpu, spmm, spmm_gpu, spmm_hyb, spmv
 from sparsetir.schedules.problems import Arranged, Sddmm, Spmm
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["PROBLEMS", "Template", "template_of"]
+__all__ = ["PROBLEMS", "TEMPLATES", "Template", "template_of"]
 
 # The problem of each operator, by the operator's name.
 PROBLEMS: Mapping[str, type] = {"spmm": Spmm, "spmv": Spmm, "sddmm": Sddmm}
@@ -25,8 +25,11 @@ class Template:
     program : (problem, config) -> stage-I function
     schedule : (stage-II function, problem, config, target) -> scheduled stage-II function
     arrange : (CsrPattern, problem, config) -> Arranged
-    gpu : whether it is for GPUs
+    problem : Spmm or Sddmm
+    gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
+    configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
+        :mod:`sparsetir.schedules.spaces`; for templates of plug-in modules
 
     Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
     the argument of that name, which raises ScheduleError for feature sizes they do not serve.
@@ -36,11 +39,17 @@ class Template:
     schedule: Callable[..., tirx.PrimFunc]
     arrange: Callable[..., Arranged]
     problem: type
-    gpu: bool = False
+    gpu: bool | None = False
     vectors: bool = False
+    configs: Callable[..., Sequence[Any]] | None = None
+
+    def fits(self, problem: Any, gpu: bool) -> bool:
+        """Whether it is for a problem's operator, and for GPUs or CPUs."""
+        return self.problem is type(problem) and self.gpu in (None, gpu)
 
 
-TEMPLATES: Mapping[type, Template] = {
+# Of configs; others may add theirs.
+TEMPLATES: dict[type, Template] = {
     spmm.RowBlocks: Template(spmm.program, spmm.schedule, spmm.arrange, Spmm),
     spmv.SlicedRows: Template(spmv.program, spmv.schedule, spmv.arrange, Spmm, vectors=True),
     sddmm.SddmmGroups: Template(sddmm.program, sddmm.schedule, sddmm.arrange, Sddmm),
@@ -53,6 +62,9 @@ TEMPLATES: Mapping[type, Template] = {
     spmm_hyb.HybRows: Template(
         spmm_hyb.program, spmm_hyb.schedule, spmm_hyb.arrange, Spmm, gpu=True
     ),
+    decomposed.Decomposed: Template(
+        decomposed.program, decomposed.schedule, decomposed.arrange, Spmm, gpu=None
+    ),
 }
 
 
@@ -62,8 +74,8 @@ def template_of(config: Any, problem: Any, gpu: bool) -> Template:
     Raises TypeError for what is no config, and for one of another operator or kind of target.
     """
     found = TEMPLATES.get(type(config))
-    if found is None or found.problem is not type(problem) or found.gpu != gpu:
-        fit = [c for c, t in TEMPLATES.items() if t.problem is type(problem) and t.gpu == gpu]
+    if found is None or not found.fits(problem, gpu):
+        fit = [c for c, t in TEMPLATES.items() if t.fits(problem, gpu)]
         known = " or ".join(c.__name__ for c in fit)
         raise TypeError(
             f"plan: argument 'config': expected {known} for this operator and target, got "

@@ -1,8 +1,16 @@
-"""Prints the test table after the tests of `test_programs.py`: a row per program, its steps."""
+"""No records of tuning for tests; and a table after those of `test_programs.py`.
+
+The table has a row per program and a column per step.
+"""
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+# What this machine has recorded decides nothing in tests. Here and not in a fixture, because some
+# make plans while they are collected; those that use records set it for themselves.
+os.environ["SPARSETIR_RECORDS"] = ""
 
 # Column by test.
 STEPS = {

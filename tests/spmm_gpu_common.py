@@ -1,21 +1,57 @@
-"""Matrices, operands and what SpMM makes of them, for the tests of its GPU templates."""
+"""Matrices, operands, kernels and what SpMM is, for the tests of GPU templates."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 import pytest
+import tvm
 import tvm_ffi
 
 import gpu_runner
+from sparsetir import lower_sparse_buffer, lower_sparse_iter
 from sparsetir.schedules.problems import CsrPattern, Spmm
+from sparsetir.sparse_ir.position_space import SIGNATURE
+
+GPU = tvm.target.Target(gpu_runner.OPENCL_TARGET)
+
+
+@functools.cache
+def scheduled(template: ModuleType, problem: Any, config: Any) -> Any:
+    """Stage II of a template's program, scheduled."""
+    func = lower_sparse_iter(template.program(problem, config))
+    return template.schedule(func, problem, config, GPU)
+
+
+@functools.cache
+def kernel(
+    template: ModuleType, problem: Any, config: Any, prelude: str = ""
+) -> tuple[gpu_runner.OpenCLFunction, dict[str, str]]:
+    """The kernel, and what its flat parameters are called in the program."""
+    func = scheduled(template, problem, config)
+    flat = lower_sparse_buffer(func)
+    names = [str(p.name) for p in func.attrs[SIGNATURE].params]
+    by_flat = dict(zip((str(p.name) for p in flat.params), names, strict=True))
+    return gpu_runner.OpenCLFunction(flat, prelude), by_flat
+
+
+def run_opencl(
+    kernel: tuple[gpu_runner.OpenCLFunction, dict[str, str]], args: dict[str, Any]
+) -> dict[str, np.ndarray]:
+    """Run a :func:`kernel`; arguments and arrays by their names in the program."""
+    function, names = kernel
+    with bfloat16_arrays():
+        out = function({flat: args[name] for flat, name in names.items()})
+    return {names[flat]: array for flat, array in out.items()}
 
 
 def of_mask(mask: np.ndarray, idtype: str) -> CsrPattern:

@@ -57,16 +57,35 @@ def test_compile(tmp_path):
     assert all(0 < t["min"] <= t["median"] for part in results.values() for t in part.values())
 
 
-@pytest.mark.parametrize(
-    "name, message", [("x.npz", "has no indices, indptr"), ("x.txt", "npz or mtx")]
-)
-def test_files_that_are_no_graphs(bench_on_path, tmp_path, name, message):
+@pytest.mark.slow  # many processes
+def test_tune(tmp_path):
+    printed = bench("tune", "--quick", "--feat", 8, "--threads", "one", "--out", tmp_path)
+    assert "The search against a sweep of all configs" in printed
+    (cell,) = record(tmp_path)["results"]["cells"]
+    assert cell["problem"] == "cora" and cell["configs"] == 4 and cell["budget"] == 1
+    assert set(cell["final"]["configs"]) == {"default", "sweep", "search"} == set(cell["plans"])
+    assert cell["search_best_over_sweep_best"] is None or cell["search_best_over_sweep_best"] >= 1
+
+
+def test_files_that_are_no_graphs(tmp_path):
     from sparsetir.bench.graphs import graphs
+    from sparsetir.graphs import GraphError
 
     np.savez(tmp_path / "x.npz", shape=np.array([3, 3]))
-    (tmp_path / "x.txt").write_text("")
-    with pytest.raises(SystemExit, match=message):
-        graphs([tmp_path / name])
+    with pytest.raises(GraphError, match="has no indptr, indices"):
+        graphs([tmp_path / "x.npz"])
+
+
+def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path):
+    path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "convert", "--graph", str(tmp_path / "x.txt")],
+        cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True,
+        timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"python -m bench convert: {tmp_path}/x.txt: no such file")
+    assert done.stderr.count("\n") == 1
 
 
 def test_convert(tmp_path):
@@ -113,7 +132,7 @@ def test_formats(tmp_path):
 
 
 def test_places_are_counted_without_converting(bench_on_path):
-    from sparsetir.bench.library import library, places
+    from sparsetir.formats.library import library, places
 
     rng = np.random.default_rng(0)
     mask = rng.random((50, 70)) < np.linspace(0, 0.6, 50)[:, None]
@@ -144,14 +163,15 @@ def test_formats_tells_what_is_wrong_or_fails(bench_on_path):
     "option, name, message",
     [
         ("--pruned", "x.npz", "has no arrays <layer>.indptr"),
-        ("--pruned", "x.npz:fc", "has no layer fc"),
+        ("--pruned", "x.npz:fc", "has no layer 'fc'"),
         ("--hetero", "x.npz", "has no dst, etype, num_nodes, src"),
     ],
 )
 def test_files_that_hold_no_weights_or_relations(bench_on_path, tmp_path, option, name, message):
     from sparsetir.bench.graphs import pruned, relations
+    from sparsetir.graphs import GraphError
 
     arrays: dict = {"conv.indptr": np.zeros(1)} if ":" in name else {"shape": np.zeros(2)}
     np.savez(tmp_path / "x.npz", **arrays)
-    with pytest.raises(SystemExit, match=message):
+    with pytest.raises(GraphError, match=message):
         relations([tmp_path / name]) if option == "--hetero" else pruned([f"{tmp_path}/{name}"], 1)

@@ -51,6 +51,19 @@ def test_read_only_and_unaligned_operands():
     np.testing.assert_allclose(PLAN(b), A @ B, atol=1e-5)
 
 
+def test_values_are_rounded_to_bfloat16():
+    """To the nearest, of two to the even one; NaN and infinities stay what they are."""
+    tie, step = 2.0**-8, 2.0**-7
+    rounded = {
+        1 + tie: 1, 1 + 3 * tie: 1 + 2 * step, 1 + tie + 2.0**-20: 1 + step, -1 - tie: -1,
+        2.0**-133: 2.0**-133, np.inf: np.inf, -np.inf: -np.inf, np.nan: np.nan,
+    }  # fmt: skip
+    diagonal = sp.diags_array(np.array(list(rounded), "float32")).tocsr()
+    plan = sparsetir.plan("spmm", diagonal, 2, dtype="bfloat16")
+    got = plan(np.ones((len(rounded), 2), "bfloat16")).astype("float32")
+    np.testing.assert_array_equal(got[:, 0], np.array(list(rounded.values()), "float32"))
+
+
 REFUSED = [
     (lambda: PLAN(), TypeError, r"spmm: expected 1 operands \(b\), got 0"),
     (lambda: PLAN(B[:, :8].copy()), ValueError, r"'b': expected shape \(20, 16\), got \(20, 8\)"),
@@ -161,7 +174,9 @@ def test_sddmm():
         sparsetir.plan("sddmm", A, 48, reduce="mean")
 
 
-@pytest.mark.parametrize("feat", [1, 8, 30, 32, 100, 256])
+@pytest.mark.parametrize(
+    "feat", [1, 30, 256, *(pytest.param(f, marks=pytest.mark.slow) for f in (8, 32, 100))]
+)
 def test_sddmm_candidates(feat):
     rng = np.random.default_rng(4)
     x, y = (

@@ -236,10 +236,9 @@ def test_llvm_without_a_schedule(name):
     check_run(name, "float32", "int32", PROGRAMS[name].cases, run_flat)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 @each_program
-def test_cuda_text(name, arch):
-    assert "__global__" in cuda_text(name, "float32", arch)
+def test_cuda_text(name):
+    assert "__global__" in cuda_text(name, "float32", "sm_90")
 
 
 @requires_nvcc
@@ -250,7 +249,11 @@ def test_nvcc(name, dtype):
 
 
 @requires_opencl
-@each_type
+@pytest.mark.parametrize(
+    ("dtype", "idtype"),
+    [*TYPES[:2], pytest.param(*TYPES[2], marks=pytest.mark.slow)],
+    ids=[f"{d}-{i}" for d, i in TYPES],
+)
 @each_program
 def test_opencl(name, dtype, idtype):
     func, target = stage_one(name, dtype, idtype), tvm.target.Target(OPENCL_TARGET)

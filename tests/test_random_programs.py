@@ -209,7 +209,7 @@ COMMON = {
 }
 
 
-@settings(max_examples=30, **COMMON)
+@settings(max_examples=20, **COMMON)
 @given(programs())
 def test_cpu(drawn: Drawn) -> None:
     func = sparsetir.from_source(drawn.text)

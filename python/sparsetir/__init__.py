@@ -4,6 +4,9 @@ Write a function over axes, sparse buffers and sparse iterations (`from tvm.scri
 sparse_tir as T`), lower it stage by stage, and call the kernel on torch, NumPy or TVM arrays.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from sparsetir import _versions
 
 _versions.check()
@@ -47,6 +50,9 @@ from sparsetir.sparse_ir.structure import check_structure  # noqa: E402
 from sparsetir.sparse_ir.verify import verify  # noqa: E402
 from sparsetir.sparse_tensor import SparseMatrix, SparseTensor  # noqa: E402
 
+if TYPE_CHECKING:
+    from sparsetir.tuning.search import tune
+
 __version__ = _versions.VERSION
 
 __all__ = [
@@ -87,5 +93,17 @@ __all__ = [
     "module_script",
     "plan",
     "plan_candidates",
+    "tune",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # Few programs tune, and not all have torch: what needs them is imported when it is wanted.
+    if name == "tune":
+        from sparsetir.tuning.search import tune
+
+        return tune
+    if name in ("ops", "nn"):
+        return import_module(f"sparsetir.{name}")
+    raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")

@@ -14,6 +14,7 @@ import tvm_ffi
 __all__ = [
     "device_name",
     "dtype_name",
+    "empty_like",
     "is_array",
     "is_contiguous",
     "is_read_only",
@@ -97,6 +98,20 @@ def overlap(a: Any, b: Any, itemsize: int) -> bool:
     first, size = memory(a, itemsize)
     other, length = memory(b, itemsize)
     return bool(length) and first < other + length and other < first + size
+
+
+def empty_like(array: Any, shape: tuple[int, ...], op: str) -> Any:
+    """A new array of the same kind, dtype and device.
+
+    op : is named in the TypeError for what is no array
+    """
+    if isinstance(array, np.ndarray):
+        return np.empty(shape, array.dtype)
+    if is_torch(array):
+        return array.new_empty(shape)
+    if isinstance(array, tvm_ffi.Tensor):
+        return tvm.runtime.empty(shape, str(array.dtype), array.device)
+    raise TypeError(f"{op}: expected torch, NumPy or TVM arrays, got {type(array).__name__}")
 
 
 def reference(array: Any) -> Callable[[], Any]:

@@ -1,7 +1,8 @@
-"""`python -m sparsetir.demo`: the paper's SpMM from script to kernel, on the Cora graph.
+"""`python -m sparsetir.demo`: SpMM on the Cora graph, from script to kernel, then tuned.
 
-The program is that of the SparseTIR paper's appendix A. Prints what each stage is, what each step
-took, how long the kernel runs beside scipy and torch.sparse, and how far their results differ.
+The program is that of the SparseTIR paper's appendix A. Prints what each stage is and what each
+step took; then tunes the operator and shows its best configs beside scipy, torch and MKL, as far as
+these are installed. Leaves no files.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import platform
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +20,15 @@ from tvm.script import sparse_tir as T
 import sparsetir
 from sparsetir.build import resolve_target
 from sparsetir.datasets import load_cora
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning.compare import compare, finalists
+from sparsetir.tuning.progress import Bar
+from sparsetir.tuning.report import table
+from sparsetir.tuning.search import tune
 
 FEATURES = 128
 TOLERANCE = 1e-5
-RUN_SECONDS = 0.5
-PERFORMANCE_CORES = 1  # TVM's name for the mode that takes the fast cores first
+TRIALS, SECONDS = 32, 40.0
 
 
 def spmm_program() -> Any:
@@ -51,37 +55,44 @@ def spmm_program() -> Any:
     return spmm
 
 
-def main() -> int:
-    """Run the demonstration; 0 when the kernel's result is right."""
+def main(trials: int = TRIALS, seconds: float = SECONDS) -> int:
+    """Run the demonstration; 0 when results are right, 1 when not, or without Optuna.
+
+    trials, seconds : at most, of the search
+    """
     graph = load_cora()
     rng = np.random.default_rng(0)
     dense = rng.standard_normal((graph.shape[1], FEATURES), dtype=np.float32)
-    out = np.full((graph.shape[0], FEATURES), np.nan, np.float32)
+    expected = graph @ dense
     print(f"sparsetir {sparsetir.__version__}, TVM {tvm.__version__}, {_processor()}")
     print(f"C = A B: A is Cora {graph.shape}, {graph.nnz} non-zeros; B has {FEATURES} features")
 
     kernel = _build()
-    arguments = (graph.data, dense, out, graph.indptr, graph.indices)
-    kernel(*arguments)
-    expected = graph @ dense
-    error = float(np.abs(out - expected).max() / np.abs(expected).max())
+    out = np.full((graph.shape[0], FEATURES), np.nan, np.float32)
+    kernel(graph.data, dense, out, graph.indptr, graph.indices)
+    written = _error(out, expected)
 
-    print("\nrun                                median ms     min ms")
-    threads = tvm.runtime.num_threads()
-    _row(f"sparsetir, {_count(threads)}", lambda: kernel(*arguments))
-    _row("scipy, 1 thread", lambda: graph @ dense)
-    _torch_row(graph, dense, threads)
-    if threads > 1:
-        # The last one: it binds this thread to a core, which new threads (torch's) would inherit.
-        tvm.get_global_func("runtime.config_threadpool")(PERFORMANCE_CORES, 1)
-        _row("sparsetir, 1 thread", lambda: kernel(*arguments))
-    print("(the kernel writes into a given array; the others make a new one at each call)")
+    print("\nsearching formats and schedules", flush=True)
+    try:
+        tuned = tune(
+            "spmm", SparseMatrix(graph), FEATURES, trials=trials, seconds=seconds, records="",
+            progress=Bar(seconds=seconds), graph="cora",
+        )  # fmt: skip
+    except ImportError as error:
+        print(error)
+        return 1
+    if tuned.interrupted:
+        print("interrupted")
+        return 1
+    comparison = compare(tuned.task, finalists(tuned))
+    print(table(tuned, comparison, graph="cora"))
+    found = _error(tuned.plan()(dense), expected)
 
-    # NaN, where the kernel wrote nothing, is not close either.
-    close = error <= TOLERANCE
+    # NaN, where a kernel wrote nothing, is not close either.
+    close = written <= TOLERANCE and found <= TOLERANCE and not comparison.wrong
     verdict = "ok" if close else "WRONG"
-    print(f"\nlargest error, relative to the largest value: {error:.1e} ({verdict})")
-    print("Next: README.md shows how to write, schedule and call programs of your own.")
+    print(f"\nlargest error, relative to the largest value: {max(written, found):.1e} ({verdict})")
+    print("Next: `sparsetir tune --help` for graphs of your own; README.md for programs.")
     return 0 if close else 1
 
 
@@ -114,35 +125,8 @@ def _timed(step: Callable[[], Any]) -> tuple[float, Any]:
     return (time.perf_counter() - start) * 1e3, result
 
 
-def _row(name: str, run: Callable[[], Any]) -> None:
-    """Run for half a second and print the median and the shortest time."""
-    run()
-    times: list[float] = []
-    end = time.perf_counter() + RUN_SECONDS
-    while time.perf_counter() < end:
-        times.append(_timed(run)[0])
-    print(f"{name:31} {np.median(times):12.3f} {min(times):10.3f}")
-
-
-def _torch_row(graph: Any, dense: np.ndarray, threads: int) -> None:
-    try:
-        import torch
-    except ImportError:
-        print("torch.sparse                    torch is not installed")
-        return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls its CSR tensors a beta, at length
-        matrix = torch.sparse_csr_tensor(
-            *(torch.from_numpy(x) for x in (graph.indptr, graph.indices, graph.data)),
-            size=graph.shape,
-        )
-    operand = torch.from_numpy(dense)
-    torch.set_num_threads(threads)
-    _row(f"torch.sparse, {_count(threads)}", lambda: matrix @ operand)
-
-
-def _count(threads: int) -> str:
-    return f"{threads} thread{'s' if threads > 1 else ''}"
+def _error(result: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.abs(result - expected).max() / np.abs(expected).max())
 
 
 def _processor() -> str:

@@ -11,9 +11,8 @@ True
 from __future__ import annotations
 
 import os
-import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -23,16 +22,17 @@ import tvm_ffi
 
 from sparsetir.arrays import (
     dtype_name,
+    empty_like,
     is_array,
     is_contiguous,
-    is_torch,
     itemsize,
     memory,
     overlap,
     plain_view,
     strides,
 )
-from sparsetir.build import build, resolve_target
+from sparsetir.build import resolve_target
+from sparsetir.compiled import compilations, compiled
 from sparsetir.kernel import Kernel
 from sparsetir.schedules.choose import Statistics, candidates, choose
 from sparsetir.schedules.default import is_gpu
@@ -41,18 +41,12 @@ from sparsetir.schedules.problems import CsrPattern
 from sparsetir.schedules.templates import PROBLEMS, template_of
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning.lookup import recorded_config
+from sparsetir.tuning.task import Task
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
 
 GPU_ALIGNMENT = 16
-# Kernels by problem, config and target; a lock, for two threads that want the same one.
-_kernels: dict[Any, Kernel] = {}
-_compiling = threading.Lock()
-
-
-def compilations() -> int:
-    """How many kernels plans have compiled in this process; each serves all patterns."""
-    return len(_kernels)
 
 
 def plan(
@@ -72,7 +66,10 @@ def plan(
     op : "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
         values of the matrix play no part)
-    matrix : a SparseMatrix, or what that takes; its values are the default of a run
+    matrix : a SparseMatrix, or what that takes; its values are the default of a run. Or a
+        :class:`sparsetir.schedules.problems.CsrPattern`, which is trusted: columns of a row may
+        come in any order and more than once, as edges of a graph do. It has no values, so that
+        each run is given its own
     feat : features of the dense operands (1 for "spmv")
     dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
         by default that of the matrix. Sums are in float32, for float64 in float64
@@ -80,7 +77,9 @@ def plan(
     heads : how many matrices share the pattern; a first dimension of values, operands and result
     target : as for :func:`sparsetir.build`
     threads : of the CPU, that the rows are divided among; by default all
-    config : of a template; by default one chosen by the sizes of the pattern and the target
+    config : of a template; by default the one that tuning has recorded for this very problem on
+        this machine (see :mod:`sparsetir.tuning.records`), else one chosen by the sizes of the
+        pattern and the target
 
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem, RuntimeError where there is no such device.
@@ -88,9 +87,20 @@ def plan(
     matrix, problem, given, target = _problem(
         op, matrix, feat, dtype, reduce, heads, target, threads
     )
-    if config is None:
+    if config is not None:
+        return Plan(op, matrix, problem, config, feat, heads, target)
+    if isinstance(matrix, CsrPattern):
         config = choose(problem, given, target)
-    return Plan(op, matrix, problem, config, feat, heads, target)
+        config = getattr(config, "unpacked", config)  # for values of a run's own
+        return Plan(op, matrix, problem, config, feat, heads, target, "default")
+    task = Task(op, matrix, feat, problem.dtype, reduce, heads, target, given.threads)
+    recorded = recorded_config(task)
+    if recorded is not None:
+        try:
+            return Plan(op, matrix, problem, recorded, feat, heads, target, "record")
+        except Exception:
+            pass  # of a template that has changed since; what else is wrong shows with the default
+    return Plan(op, matrix, problem, choose(problem, given, target), feat, heads, target, "default")
 
 
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
@@ -105,6 +115,7 @@ class Plan:
     """What :func:`plan` makes; call it with the dense operands.
 
     config : of the template
+    chosen_by : "user", "record" (of tuning) or "default"
     kernel : the :class:`Kernel`, which other plans may share
     convert_seconds, compile_seconds : what the plan took; no compilation where the kernel was
         there already
@@ -115,14 +126,16 @@ class Plan:
     def __init__(
         self,
         op: str,
-        matrix: SparseMatrix,
+        matrix: SparseMatrix | CsrPattern,
         problem: Any,
         config: Any,
         feat: int,
         heads: int | None,
         target: Any,
+        chosen_by: str = "user",
     ) -> None:
         self.op, self.problem, self.config, self.feat = op, problem, config, feat
+        self.chosen_by = chosen_by
         gpu = self._gpu = is_gpu(target)
         self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
         if not self._device.exist:
@@ -130,7 +143,7 @@ class Plan:
         template = template_of(config, problem, gpu)
         tiles = config.tiles(feat)
         start = time.perf_counter()
-        self.kernel = _compiled(template, problem, config, target)
+        self.kernel = _kernel(template, problem, config, target)
         self.compile_seconds = time.perf_counter() - start
         start = time.perf_counter()
         arranged = template.arrange(_csr(matrix, problem.idtype), problem, config)
@@ -149,18 +162,18 @@ class Plan:
         self._for_values: Any = None
         if unpacked != config:
             self._for_values = cache(
-                lambda: Plan(op, matrix, problem, unpacked, feat, heads, target)
+                lambda: Plan(op, matrix, problem, unpacked, feat, heads, target, chosen_by)
             )
         self._planned: Any = None  # the values, unless the caller gives others
+        self._needs_values = op != "sddmm" and isinstance(matrix, CsrPattern)
         sizes = {"heads": heads or 1, "tiles": tiles, **arranged.arguments}
         self._put({name: value for name, value in sizes.items() if name in self._place})
-        if op != "sddmm":
+        if op != "sddmm" and isinstance(matrix, SparseMatrix):
             values = np.broadcast_to(matrix.values, self._shapes["a"])
-            values = _as_dtype(values, problem.dtype)
-            self._planned = values
-            self._put(self._spread(values))
+            self._planned = np.ascontiguousarray(values, problem.dtype)
+            self._put(self._spread(self._planned))
 
-    def _set_shapes(self, matrix: SparseMatrix, heads: int | None) -> None:
+    def _set_shapes(self, matrix: SparseMatrix | CsrPattern, heads: int | None) -> None:
         m, n = matrix.shape
         before: tuple[int, ...] = () if heads is None else (heads,)
         self._shapes: dict[str, tuple[int, ...]]
@@ -223,6 +236,8 @@ class Plan:
                 f"{self.op}: expected {len(self._operands)} operands "
                 f"({', '.join(self._operands)}), got {len(operands)}"
             )
+        if values is None and self._needs_values:
+            raise TypeError(f"{self.op}: argument 'values': expected an array, got None")
         args, place, viewed = self._args.copy(), self._place, self._kernel_shapes
         for name, array in zip(self._operands, operands, strict=True):
             args[place[name]] = self._view(name, array) if name in viewed else array
@@ -230,7 +245,7 @@ class Plan:
             for name, array in self._values(values).items():
                 args[place[name]] = array
         if out is None:
-            out = _empty_like(operands[0], self._shapes["out"], self.op)
+            out = empty_like(operands[0], self._shapes["out"], self.op)
         else:
             self._refuse_overlap(out, operands, values)
         args[place["out"]] = self._view("out", out) if "out" in viewed else out
@@ -242,6 +257,23 @@ class Plan:
             self.kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError):
             self.kernel(*args)  # says what is wrong, or takes what only needs another view
+        return out
+
+    def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
+        """A call on contiguous torch tensors that fit, which is not checked, with a new result."""
+        if self._nothing or self._for_values is not None:
+            return self(*operands, values=values)
+        args, viewed = self._args.copy(), self._kernel_shapes
+        out = operands[0].new_empty(self._shapes["out"])
+        given = dict(zip(self._operands, operands, strict=True), out=out)
+        if values is not None:
+            given["a"] = values
+        for name, array in given.items():
+            args[self._place[name]] = array.view(viewed[name]) if name in viewed else array
+        try:
+            self.kernel.run_unchecked(args)
+        except (TypeError, ValueError, BufferError, RuntimeError):
+            return self(*operands, values=values)  # takes other views, or says what is wrong
         return out
 
     def _values(self, values: Any) -> Mapping[str, Any]:
@@ -307,7 +339,7 @@ def _problem(
     heads: int | None,
     target: Any,
     threads: int | None,
-) -> tuple[SparseMatrix, Any, Statistics, Any]:
+) -> tuple[SparseMatrix | CsrPattern, Any, Statistics, Any]:
     """What is compiled for and chosen by."""
     if op not in PROBLEMS:
         raise ValueError(f"plan: argument 'op': expected one of {', '.join(PROBLEMS)}, got {op!r}")
@@ -323,9 +355,10 @@ def _problem(
         raise ValueError(f"plan: argument 'feat': expected 1 for 'spmv', got {feat}")
     if op == "sddmm" and reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for 'sddmm', got {reduce!r}")
-    if not isinstance(matrix, SparseMatrix):
+    if not isinstance(matrix, SparseMatrix | CsrPattern):
         matrix = SparseMatrix(matrix)
-    options: dict[str, Any] = {"dtype": dtype or str(matrix.dtype), "batched": heads is not None}
+    own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
+    options: dict[str, Any] = {"dtype": dtype or own, "batched": heads is not None}
     options["idtype"] = _offsets(matrix, feat)
     if op != "sddmm":
         options["reduce"] = reduce
@@ -333,54 +366,34 @@ def _problem(
     m, n = matrix.shape
     named = os.environ.get("TVM_NUM_THREADS", "")
     threads = int(threads or (int(named) if named.isdecimal() else 0) or os.cpu_count() or 1)
-    longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
+    target = resolve_target(target)
+    longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
+    if is_gpu(target) and isinstance(matrix, SparseMatrix):
+        longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
     given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest)
-    return matrix, problem, given, resolve_target(target)
+    return matrix, problem, given, target
 
 
-def _csr(matrix: SparseMatrix, idtype: str) -> CsrPattern:
-    pattern = matrix.pattern
-    indptr, indices = (x.astype(idtype, copy=False) for x in (pattern.indptr, pattern.coords[1]))
-    return CsrPattern(indptr, indices, (pattern.shape[0], pattern.shape[1]))
+def _csr(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
+    if isinstance(matrix, SparseMatrix):
+        pattern, (m, n) = matrix.pattern, matrix.shape
+        matrix = CsrPattern(pattern.indptr, pattern.coords[1], (m, n))
+    indptr, indices = (x.astype(idtype, copy=False) for x in matrix[:2])
+    return CsrPattern(indptr, indices, matrix.shape)
 
 
-def _offsets(matrix: SparseMatrix, feat: int) -> str:
+def _offsets(matrix: SparseMatrix | CsrPattern, feat: int) -> str:
     """int32 where it holds all that is counted; offsets into values are 64-bit either way."""
     largest = max(*matrix.shape, matrix.nnz, feat)
     return "int32" if largest < 2**31 - 1 else "int64"
 
 
-def _compiled(template: Any, problem: Any, config: Any, target: Any) -> Kernel:
+def _kernel(template: Any, problem: Any, config: Any, target: Any) -> Kernel:
     """The kernel, compiled if no plan has had it before."""
-    key = (problem, config.compiled, str(target))
-    with _compiling:
-        if key not in _kernels:
-            stage_one = template.program(problem, config.compiled)
-            stage_two = lower_sparse_iter(stage_one)
-            scheduled = template.schedule(stage_two, problem, config.compiled, target)
-            _kernels[key] = build(scheduled, target, check=False)
-        return _kernels[key]
 
+    def scheduled() -> Any:
+        stage_two = lower_sparse_iter(template.program(problem, config))
+        return template.schedule(stage_two, problem, config, target)
 
-def _as_dtype(values: np.ndarray, dtype: str) -> Any:
-    """Contiguous values of a dtype by its name; NumPy has no bfloat16 of its own."""
-    if dtype != "bfloat16":
-        return np.ascontiguousarray(values, dtype)
-    if str(values.dtype) == "bfloat16":
-        return np.ascontiguousarray(values)
-    bits = np.ascontiguousarray(values, "float32").view("uint32")
-    even = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16  # to the nearest, of two to the even one
-    short = np.where(np.isnan(values), 0x7FC0, even).astype("uint16")
-    tensor: Any = tvm_ffi.from_dlpack(short)
-    return tensor._create_view(short.shape, "bfloat16")
-
-
-def _empty_like(array: Any, shape: tuple[int, ...], op: str) -> Any:
-    """A new array of the same kind, dtype and device."""
-    if isinstance(array, np.ndarray):
-        return np.empty(shape, array.dtype)
-    if is_torch(array):
-        return array.new_empty(shape)
-    if isinstance(array, tvm_ffi.Tensor):
-        return tvm.runtime.empty(shape, str(array.dtype), array.device)
-    raise TypeError(f"{op}: expected torch, NumPy or TVM arrays, got {type(array).__name__}")
+    config = config.compiled
+    return compiled((problem, config), target, scheduled)

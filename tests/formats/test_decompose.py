@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import re
 from pathlib import Path
@@ -44,12 +45,11 @@ def copied(args: dict[str, Any]) -> dict[str, Any]:
     return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
 
 
-def in_one(func: Any, args: dict[str, Any]) -> None:
-    sparsetir.build(func)(**args)
-
-
 def ways(func: Any) -> list[Any]:
-    """What :func:`interpreted`, :func:`in_one` and :func:`extracted` do, built once."""
+    """To run: interpreted, by generated code in one function, and in those of copies and the rest.
+
+    The code is generated once.
+    """
     whole, parts = sparsetir.build(func), [sparsetir.build(f) for f in extract_preprocess(func)]
 
     def of_parts(_: Any, args: dict[str, Any]) -> None:
@@ -169,9 +169,14 @@ def test_golden() -> None:
     assert tvm_ffi.structural_hash(func) == before
 
 
-@pytest.mark.parametrize("run", [interpreted, in_one, extracted])
+@functools.cache
+def paper_runs() -> list[Any]:
+    return ways(paper_example())
+
+
+@pytest.mark.parametrize("way", [0, 1, 2], ids=["interpreted", "in one", "extracted"])
 @pytest.mark.parametrize("finite", [True, False])
-def test_the_papers_example(run: Any, finite: bool) -> None:
+def test_the_papers_example(way: int, finite: bool) -> None:
     rng = np.random.default_rng(0)
     mat = sp.random_array((37, 29), density=0.1, format="csr", rng=rng).astype("float32")
     mat.sort_indices()
@@ -189,7 +194,7 @@ def test_the_papers_example(run: Any, finite: bool) -> None:
     }  # fmt: skip
     args |= more
     sparsetir.check_structure(func, args)
-    run(func, args)
+    paper_runs()[way](func, args)
     with np.errstate(all="ignore"):
         np.testing.assert_allclose(c, mat @ b, rtol=1e-5, atol=1e-5)
     blocks = args["a_bsr_2"].sum(where=args["mask_bsr_2"] == 1)
@@ -229,31 +234,43 @@ def test_spmm(names: list[str]) -> None:
     check("spmm", [matrix(n) for n in names], csr_coordinates)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize(("dtype", "idtype"), [
+    ("float16", "int64"), ("float64", "int32"),
+    *(pytest.param(*types, marks=pytest.mark.slow) for types in (
+        ("float16", "int32"), ("float32", "int32"), ("float32", "int64"), ("float64", "int64"),
+    )),
+])  # fmt: skip
 def test_spmm_types(dtype: str, idtype: str) -> None:
     rules = [matrix(n, dtype, idtype) for n in ("bsr3", "ell")]
-    check("spmm", rules, csr_coordinates, dtype, idtype)
+    check("spmm", rules, csr_coordinates, dtype, idtype, extract=False)
 
 
 @pytest.mark.parametrize("program_type", ["int32", "int64"])
 def test_formats_of_another_index_type(program_type: str) -> None:
     other = "int64" if program_type == "int32" else "int32"
     rules = [matrix("bsr2", idtype=other), matrix("csr", idtype=program_type)]
-    check("spmm", rules, csr_coordinates, idtype=program_type)
+    check("spmm", rules, csr_coordinates, idtype=program_type, extract=False)
 
 
-@pytest.mark.parametrize("names", [["bsr2"], ["ell", "csc"]], ids="+".join)
-@pytest.mark.parametrize("program", ["spmv", "row_sum", "row_max", "spmm_accumulate"])
+@pytest.mark.parametrize(("program", "names"), [
+    ("spmv", ["bsr2"]), ("row_sum", ["ell", "csc"]), ("row_max", ["bsr2"]),
+    ("row_max", ["ell", "csc"]), ("spmm_accumulate", ["ell", "csc"]),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        ("spmv", ["ell", "csc"]), ("row_sum", ["bsr2"]), ("spmm_accumulate", ["bsr2"]),
+    )),
+])  # fmt: skip
 def test_reductions(program: str, names: list[str]) -> None:
-    check(program, [matrix(n) for n in names], csr_coordinates)
+    check(program, [matrix(n) for n in names], csr_coordinates, extract=program == "row_max")
 
 
-@pytest.mark.parametrize("names", [
-    ["bsr2"], ["dcsr", "csc", "ell"], pytest.param(["csr", "bsr3"], marks=pytest.mark.slow),
-], ids="+".join)  # fmt: skip
 @pytest.mark.parametrize("program", ["sddmm", "elementwise"])
-@pytest.mark.parametrize("buffers", ["A", "OUT", "A OUT"])
+@pytest.mark.parametrize(("names", "buffers"), [
+    (["bsr2"], "A OUT"), (["dcsr", "csc", "ell"], "OUT"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (["bsr2"], "A"), (["bsr2"], "OUT"), (["dcsr", "csc", "ell"], "A"),
+        (["dcsr", "csc", "ell"], "A OUT"), (["csr", "bsr3"], "A OUT"),
+    )),
+])  # fmt: skip
 def test_sparse_outputs(program: str, names: list[str], buffers: str) -> None:
     rules = [matrix(n, buffers=buffers.split()) for n in names]
     func = check(program, rules, csr_coordinates, extract="A" in buffers.split())
@@ -265,7 +282,7 @@ def test_sparse_outputs(program: str, names: list[str], buffers: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["blocked", "kij", "three", pytest.param("csf", marks=pytest.mark.slow)]
+    "how", ["blocked", "three", *(pytest.param(h, marks=pytest.mark.slow) for h in ("kij", "csf"))]
 )
 @pytest.mark.parametrize("program", ["mttkrp", "csf_sum"])
 def test_order_three(program: str, how: str) -> None:
@@ -324,8 +341,10 @@ def block_rows(b: int, *, mask: bool) -> Any:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mask", [False, True])
-@pytest.mark.parametrize("program", ["spmm", "row_max"])
+@pytest.mark.parametrize(("program", "mask"), [
+    ("spmm", False), ("row_max", True),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("spmm", True), ("row_max", False))),
+])  # fmt: skip
 def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
     first, then, other = matrix("bsr2"), block_rows(2, mask=mask), matrix("csr")
     record = PROGRAMS[program]
@@ -568,13 +587,17 @@ def product(p: T.handle, v: T.handle, out: T.handle, indptr: T.handle, indices: 
 
 
 ATTENTION_FORMATS = [
-    *([n] for n in ("csr", "csc", "dcsr", "ell", "bsr2")),
-    ["bsr2", "ell"], ["csc", "dcsr"], ["csr", "bsr3", "ell"],
+    *(([n], "S P") for n in ("csc", "ell", "bsr2")), (["csr", "bsr3", "ell"], "S P"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        *(([n], "S P") for n in ("csr", "dcsr")),
+        *((names, "S P") for names in (["bsr2", "ell"], ["csc", "dcsr"])),
+        *(([n], "P") for n in ("csr", "csc", "dcsr", "ell", "bsr2")),
+        *((names, "P") for names in (["bsr2", "ell"], ["csc", "dcsr"], ["csr", "bsr3", "ell"])),
+    )),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("names", ATTENTION_FORMATS, ids="+".join)
-@pytest.mark.parametrize("buffers", ["S P", pytest.param("P", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("names", "buffers"), ATTENTION_FORMATS)
 def test_attention(names: list[str], buffers: str) -> None:
     """Scores, softmax and product on other formats, the rows' maxima and sums over all of them."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]
@@ -591,6 +614,7 @@ def test_attention_means_the_same(names: list[str]) -> None:
     before = program.make("float32", "int32")
     rules = [matrix(n, buffers=["S", "P"]) for n in names]
     after = decompose_format(before, rules)
+    kernel = sparsetir.build(after)
     for case in ("small", "empty", "nonfinite"):
         rng = np.random.default_rng(3)
         args = program.inputs(rng, case, "float32", "int32")
@@ -601,13 +625,17 @@ def test_attention_means_the_same(names: list[str]) -> None:
         built = copied(args | more)
         args = copied(args | more)
         interpreted(after, args)
-        in_one(after, built)
+        kernel(**built)
         for got in (args, built):
             np.testing.assert_allclose(got["out"], want["out"], **tolerance("float32"))
 
 
-@pytest.mark.parametrize("names", [["bsr2"], ["csc"], ["bsr3", "ell"]], ids="+".join)
-@pytest.mark.parametrize("buffers", ["A", "A OUT"])
+@pytest.mark.parametrize(("names", "buffers"), [
+    (["bsr2"], "A"), (["csc"], "A OUT"), (["bsr3", "ell"], "A OUT"),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (["bsr2"], "A OUT"), (["csc"], "A"), (["bsr3", "ell"], "A"),
+    )),
+])  # fmt: skip
 def test_softmax_of_rows(names: list[str], buffers: str) -> None:
     """Copies in and back of what nested iterations read and write."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]

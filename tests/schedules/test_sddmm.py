@@ -222,5 +222,5 @@ def test_configs_that_do_not_serve_a_feature_size():
 
     for config in (sddmm.SddmmGroups(16, 8, 2), FusedNonzeros(8, 16, 2, 4, 1)):
         assert config.tiles(64) == 2
-        with pytest.raises(ScheduleError, match="serves multiples of 32, got 40"):
+        with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 40"):
             config.tiles(40)

@@ -12,36 +12,25 @@ import numpy as np
 import pytest
 import tvm
 
-from gpu_runner import (
-    OPENCL_TARGET,
-    OpenCLFunction,
-    cuda_source,
-    requires_nvcc,
-    requires_opencl,
-)
+import spmm_gpu_common
+from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.schedules import sddmm_gpu
 from sparsetir.schedules.nests import count_launches
 from sparsetir.schedules.problems import Sddmm
 from sparsetir.schedules.sddmm_gpu import FusedNonzeros, arrange, program, schedule
-from sparsetir.sparse_ir.position_space import SIGNATURE
-from spmm_gpu_common import MASKS, as_dtype, bfloat16_arrays, check, compile_cuda, of_mask
+from spmm_gpu_common import (
+    MASKS,
+    as_dtype,
+    check,
+    compile_cuda,
+    kernel,
+    of_mask,
+    run_opencl,
+)
 
-GPU = tvm.target.Target(OPENCL_TARGET)
 HEADS = 3
-
-
-@functools.cache
-def scheduled(problem: Sddmm, config: FusedNonzeros) -> Any:
-    return schedule(lower_sparse_iter(program(problem, config)), problem, config, GPU)
-
-
-@functools.cache
-def kernel(problem: Sddmm, config: FusedNonzeros) -> tuple[OpenCLFunction, dict[str, str]]:
-    """The kernel, and what its flat parameters are called in the program."""
-    func = scheduled(problem, config)
-    flat = lower_sparse_buffer(func)
-    names = [str(p.name) for p in func.attrs[SIGNATURE].params]
-    return OpenCLFunction(flat), dict(zip((str(p.name) for p in flat.params), names, strict=True))
+scheduled = functools.partial(spmm_gpu_common.scheduled, sddmm_gpu)
 
 
 def run(mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros) -> None:
@@ -55,10 +44,7 @@ def run(mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros) -> N
     args: dict[str, Any] = {**arrange(of_mask(mask, problem.idtype), problem, config).arguments}
     out = np.full((*before, args["nnz"]), np.nan).astype(x.dtype)
     args |= {"x": x, "y": y, "out": out, "heads": HEADS, "tiles": feat // config.tile}
-    call, names = kernel(problem, config)
-    with bfloat16_arrays():
-        found = call({flat: args[name] for flat, name in names.items()})
-    found = next(array for flat, array in found.items() if names[flat] == "out")
+    found = run_opencl(kernel(sddmm_gpu, problem, config), args)["out"]
     with np.errstate(invalid="ignore"):
         left, right = x.astype("float64")[..., args["rows"], :], y.astype("float64")
         expected = (left * right[..., args["cols"], :]).sum(-1)

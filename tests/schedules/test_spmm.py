@@ -8,37 +8,13 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
+from csr_zoo import CLOSE, ZOO
+from sparsetir import ScheduleError
 from sparsetir.schedules.choose import Statistics, candidates
-from sparsetir.schedules.problems import Spmm
-from sparsetir.schedules.spmm import RowBlocks, equal_work
+from sparsetir.schedules.problems import CsrPattern, Spmm
+from sparsetir.schedules.spmm import RowBlocks, arrange, equal_work
 
 RNG = np.random.default_rng(0)
-# Relative to the sum of absolute values of an element.
-CLOSE = {"float32": 1e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
-
-
-def random(m, n, density, seed=0):
-    return sp.random_array(
-        (m, n), density=density, format="csr", dtype="float32", rng=np.random.default_rng(seed)
-    )
-
-
-def one_dense_row():
-    a = sp.lil_array((9, 70), dtype="float32")
-    a[4] = np.arange(1, 71)
-    return sp.csr_array(a)
-
-
-ZOO = {
-    "random": random(61, 47, 0.1),
-    "empty rows": sp.vstack([sp.csr_array((5, 47), dtype="float32"), random(30, 47, 0.03)]).tocsr(),
-    "empty": sp.csr_array((6, 5), dtype="float32"),
-    "no rows": sp.csr_array((0, 5), dtype="float32"),
-    "no columns": sp.csr_array((5, 0), dtype="float32"),
-    "one dense row": one_dense_row(),
-    "one column": random(40, 1, 0.5),
-    "one element": sp.csr_array(([2.0], ([0], [0])), shape=(1, 1), dtype="float32"),
-}
 
 
 def expected(a, values, b, reduce):
@@ -187,10 +163,18 @@ def test_spmv():
 
 def test_blocks_have_equal_work():
     indptr = np.cumsum([0, *RNG.integers(0, 50, 1000)]).astype("int32")
-    blocks = equal_work(indptr, 8)
+    blocks = equal_work(indptr, 8, cost=2)
     work = np.diff(indptr[blocks] + 2 * blocks)
     assert blocks[0] == 0 and blocks[-1] == 1000 and (np.diff(blocks) >= 0).all()
     assert work.max() - work.min() <= 2 * 54
+
+
+def test_parts_of_more_rows_than_the_index_type_counts():
+    rows = 2**20
+    pattern = CsrPattern(np.zeros(rows + 1, "int32"), np.zeros(0, "int32"), (rows, 8))
+    config = RowBlocks(parts=2**11)
+    with pytest.raises(ScheduleError, match="at most 2147483647 .*, got 2048 . 1048576"):
+        arrange(pattern, Spmm(), config)
 
 
 REFUSED = [
@@ -216,8 +200,6 @@ def test_configs_that_cannot_be(options, message):
 
 
 def test_a_config_that_does_not_serve_the_feature_size():
-    from sparsetir import ScheduleError
-
     with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 48"):
         sparsetir.plan("spmm", ZOO["random"], 48, config=RowBlocks(tile=32))
     with pytest.raises(ScheduleError, match="serves 64 features, got 48"):

@@ -13,36 +13,16 @@ import pytest
 import tvm
 
 import spmm_gpu_common
-from gpu_runner import (
-    OPENCL_TARGET,
-    OpenCLFunction,
-    cuda_source,
-    requires_nvcc,
-    requires_opencl,
-)
+from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.schedules import spmm_gpu
 from sparsetir.schedules.gpu_features import vector_width
 from sparsetir.schedules.nests import count_launches
 from sparsetir.schedules.problems import CsrPattern, Spmm
 from sparsetir.schedules.spmm_gpu import RowSplit, arrange, program, schedule
-from sparsetir.sparse_ir.position_space import SIGNATURE
-from spmm_gpu_common import MASKS, bfloat16_arrays, compile_cuda, of_mask
+from spmm_gpu_common import MASKS, compile_cuda, kernel, of_mask, run_opencl
 
-GPU = tvm.target.Target(OPENCL_TARGET)
-
-
-@functools.cache
-def scheduled(problem: Spmm, config: RowSplit) -> Any:
-    return schedule(lower_sparse_iter(program(problem, config)), problem, config, GPU)
-
-
-@functools.cache
-def kernel(problem: Spmm, config: RowSplit) -> tuple[OpenCLFunction, dict[str, str]]:
-    """The kernel, and what its flat parameters are called in the program."""
-    func = scheduled(problem, config)
-    flat = lower_sparse_buffer(func)
-    names = [str(p.name) for p in func.attrs[SIGNATURE].params]
-    return OpenCLFunction(flat), dict(zip((str(p.name) for p in flat.params), names, strict=True))
+scheduled = functools.partial(spmm_gpu_common.scheduled, spmm_gpu)
 
 
 def run(
@@ -50,7 +30,6 @@ def run(
     config: RowSplit,
     matrix: CsrPattern,
     feat: int,
-    heads: int = 3,
     special: bool = False,
 ) -> None:
     """Run, and compare with the oracle."""
@@ -60,11 +39,8 @@ def run(
     before = (heads,) if problem.batched else ()
     args["c"] = np.full((*before, matrix.shape[0], feat), np.nan, stored["b"].dtype)
     args |= {"tiles": config.tiles(feat), "heads": heads}
-    function, names = kernel(problem, config)
-    with bfloat16_arrays():
-        out = function({flat: args[name] for flat, name in names.items()})
-    (c,) = (flat for flat, name in names.items() if name == "c")
-    spmm_gpu_common.check(out[c], spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
+    c = run_opencl(kernel(spmm_gpu, problem, config), args)["c"]
+    spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
 
 
 @requires_opencl
@@ -176,9 +152,9 @@ def test_cuda_barriers_are_passed_by_whole_blocks() -> None:
     """The loop around the barriers depends on the row alone, and a block has one row."""
     func = lower_sparse_buffer(scheduled(Spmm(), RowSplit(rows_per_block=1, row_cache=True)))
     source = cuda_source(func)
-    kernel = source[source.rindex('extern "C"') :]
-    before, *_ = kernel.split("__syncthreads")
-    assert kernel.count("__syncthreads") == 2 and "threadIdx.y" not in kernel
+    text = source[source.rindex('extern "C"') :]
+    before, *_ = text.split("__syncthreads")
+    assert text.count("__syncthreads") == 2 and "threadIdx.y" not in text
     (loop,) = re.findall(r"for \(.*\)", before)
     assert "threadIdx" not in loop and " if " not in before.split(loop)[0]
 
@@ -208,7 +184,7 @@ def test_refusals() -> None:
     stage_two = lower_sparse_iter(program(Spmm(), config))
     with pytest.raises(ScheduleError, match="'target': expected a GPU, got llvm"):
         schedule(stage_two, Spmm(), config, tvm.target.Target("llvm"))
-    with pytest.raises(ScheduleError, match="expected a multiple of 128, got 96"):
+    with pytest.raises(ScheduleError, match="serves multiples of 128 features, got 96"):
         config.tiles(96)
-    with pytest.raises(ScheduleError, match="expected 64, got 128"):
+    with pytest.raises(ScheduleError, match="serves 64 features, got 128"):
         RowSplit(feat=64).tiles(128)

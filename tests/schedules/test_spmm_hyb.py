@@ -14,40 +14,17 @@ import tvm
 import tvm_ffi
 
 import spmm_gpu_common
-from gpu_runner import (
-    ATOMIC_ADD_PRELUDE,
-    OPENCL_TARGET,
-    OpenCLFunction,
-    cuda_source,
-    requires_nvcc,
-    requires_opencl,
-)
+from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.schedules import spmm_hyb
 from sparsetir.schedules.nests import count_launches
 from sparsetir.schedules.problems import CsrPattern, Spmm
 from sparsetir.schedules.spmm_hyb import HybRows, arrange, program, schedule
 from sparsetir.sparse_ir.nodes import sparse_iterations
-from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.script.parser import from_source
-from spmm_gpu_common import MASKS, bfloat16_arrays, compile_cuda, of_mask
+from spmm_gpu_common import MASKS, compile_cuda, kernel, of_mask, run_opencl
 
-GPU = tvm.target.Target(OPENCL_TARGET)
-
-
-@functools.cache
-def scheduled(problem: Spmm, config: HybRows) -> Any:
-    return schedule(lower_sparse_iter(program(problem, config)), problem, config, GPU)
-
-
-@functools.cache
-def kernel(problem: Spmm, config: HybRows) -> tuple[OpenCLFunction, dict[str, str]]:
-    """The kernel, and what its flat parameters are called in the program."""
-    func = scheduled(problem, config)
-    flat = lower_sparse_buffer(func)
-    names = [str(p.name) for p in func.attrs[SIGNATURE].params]
-    flat_names = (str(p.name) for p in flat.params)
-    function = OpenCLFunction(flat, ATOMIC_ADD_PRELUDE)
-    return function, dict(zip(flat_names, names, strict=True))
+scheduled = functools.partial(spmm_gpu_common.scheduled, spmm_hyb)
 
 
 def run(
@@ -60,11 +37,8 @@ def run(
     args: dict[str, Any] = {**arranged.arguments, **arranged.spread(stored["a"])}
     args |= {"b": stored["b"], "tiles": config.tiles(feat)}
     args["c"] = np.full((matrix.shape[0], feat), np.nan, stored["b"].dtype)
-    function, names = kernel(problem, config)
-    with bfloat16_arrays():
-        out = function({flat: args[name] for flat, name in names.items()})
-    (c,) = (flat for flat, name in names.items() if name == "c")
-    spmm_gpu_common.check(out[c], spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
+    c = run_opencl(kernel(spmm_hyb, problem, config, ATOMIC_ADD_PRELUDE), args)["c"]
+    spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
 
 
 @requires_opencl

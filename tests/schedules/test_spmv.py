@@ -9,6 +9,7 @@ import torch
 import tvm_ffi
 
 import sparsetir
+from csr_zoo import CLOSE, ZOO, random
 from sparsetir.build import build
 from sparsetir.schedules.prefetch_streams import prefetch_streams
 from sparsetir.schedules.problems import CsrPattern, Spmm
@@ -23,19 +24,6 @@ from sparsetir.schedules.spmv import (
 from sparsetir.sparse_ir.errors import ScheduleError
 
 RNG = np.random.default_rng(0)
-# Relative to the sum of absolute values of an element.
-CLOSE = {"float32": 1e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 2e-2}
-
-
-def random(m, n, density):
-    rng = np.random.default_rng(0)
-    return sp.random_array((m, n), density=density, format="csr", dtype="float32", rng=rng)
-
-
-def one_dense_row(m, n):
-    a = sp.lil_array((m, n), dtype="float32")
-    a[m // 2] = np.arange(1, n + 1)
-    return sp.csr_array(a)
 
 
 def uneven():
@@ -47,16 +35,9 @@ def uneven():
 
 
 ZOO = {
-    "random": random(61, 47, 0.1),
+    **ZOO,
     "uneven": uneven(),
-    "empty rows": sp.vstack([sp.csr_array((5, 47), dtype="float32"), random(30, 47, 0.03)]).tocsr(),
-    "empty": sp.csr_array((6, 5), dtype="float32"),
-    "no rows": sp.csr_array((0, 5), dtype="float32"),
-    "no columns": sp.csr_array((5, 0), dtype="float32"),
-    "one dense row": one_dense_row(9, 70),
     "long rows alone": sp.csr_array(np.ones((3, 37), "float32")),
-    "one column": random(40, 1, 0.5),
-    "one element": sp.csr_array(([2.0], ([0], [0])), shape=(1, 1), dtype="float32"),
 }
 CONFIGS = [
     SlicedRows(),

@@ -285,7 +285,7 @@ def matrices(draw):
 FACTORS = st.integers(1, 5)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(matrix=matrices(), feat=st.integers(1, 9), data=st.data())
 def test_random_schedules(matrix, feat, data):
     draw = data.draw

@@ -12,7 +12,12 @@ from tvm import tirx
 
 import sparsetir
 from format_rules import inferred, matrix, split
-from gpu_runner import OPENCL_TARGET, opencl_available, opencl_unavailable_reason, run_opencl
+from gpu_runner import (
+    OPENCL_TARGET,
+    OpenCLFunction,
+    opencl_available,
+    opencl_unavailable_reason,
+)
 from programs import PROGRAMS
 from programs.common import parents_of
 from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, SparseIteration, buffer_var
@@ -225,10 +230,11 @@ def on_gpu_threads(func: Any) -> Any:
     target = tvm.target.Target(OPENCL_TARGET)
     scheduled = sparsetir.default_schedule(sparsetir.lower_sparse_iter(func), target)
     flat = sparsetir.lower_sparse_buffer(scheduled)
+    kernel = OpenCLFunction(flat)
     ours = {str(p.name): str(q.name) for p, q in zip(func.params, flat.params, strict=True)}
 
     def run(args: dict[str, Any]) -> dict[str, Any]:
-        after = run_opencl(flat, {ours[k]: v for k, v in args.items()})
+        after = kernel({ours[k]: v for k, v in args.items()})
         return {k: after[ours[k]] for k, v in args.items() if isinstance(v, np.ndarray)}
 
     return run

@@ -1,0 +1,90 @@
+"""The tuner against a sweep of all configs: how many trials it needs, and what it gains."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from typing import Any
+
+import sparsetir
+from sparsetir.bench.problems import chosen, problems
+from sparsetir.bench.report import circumstances, table, write
+from sparsetir.bench.run import thread_counts
+from sparsetir.schedules.configs import to_data
+from sparsetir.tuning.compare import compare
+from sparsetir.tuning.progress import Bar
+from sparsetir.tuning.task import OK
+
+CLOSE = 1.05  # times the best of the sweep: near enough
+SHARE = 0.25  # of the sweep's configs that the search may try
+FEATURES = (32,)
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command."""
+    (threads,) = thread_counts(args.threads or ["all"])
+    cells = []
+    for problem in problems(args.graph, args.pruned, args.layers, chosen(args.synthetic)):
+        matrix = problem.load()
+        for op in args.op:
+            for feat in [1] if op == "spmv" else args.feat or FEATURES:
+                found = measured(op, matrix, feat, threads, args.quick)
+                cells.append({"problem": problem.name, "op": op, "feat": feat, **found})
+                show(cells[-1:])
+    show(cells)
+    write(args.out, "tune", circumstances(threads), {"threads": threads, "cells": cells})
+
+
+def measured(op: str, matrix: Any, feat: int, threads: int, quick: bool) -> dict[str, Any]:
+    """A sweep, a search with a share of its trials, and both winners beside the libraries."""
+
+    def tune(label: str, **options: Any) -> Any:
+        bar = Bar(f"{op} {feat}: {label}")
+        return sparsetir.tune(
+            op, matrix, feat, threads=threads, records="", progress=bar, **options
+        )
+
+    # A quick one sweeps nothing, and shows that the command runs.
+    sweep = tune("sweep", **({"trials": 4} if quick else {"sampler": "exhaustive"}))
+    times = {t.config: t.outcome.seconds for t in sweep.trials if t.outcome.state == OK}
+    budget = max(1, math.ceil(SHARE * len(sweep.trials)))
+    search = tune("search", sampler="tpe", trials=budget)
+    near = [math.inf if t.config not in times else times[t.config] for t in search.trials]
+    enough = CLOSE * min(times.values())
+    reached = next((n + 1 for n, seconds in enumerate(near) if seconds <= enough), None)
+    configs = {"default": sweep.default, "sweep": sweep.config, "search": search.config}
+    final = compare(sweep.task, configs)
+    return {
+        "m": matrix.shape[0], "n": matrix.shape[1], "nnz": int(matrix.nnz),
+        "configs": len(sweep.trials), "sweep_seconds": sweep.trials[-1].when,
+        "states": sweep.counts, "budget": budget, "search_seconds": search.trials[-1].when,
+        "trials_to_within_5_percent": reached,
+        "sweep_best_seconds": min(times.values()),
+        "search_best_over_sweep_best": _finite(min(near) / min(times.values())),
+        "plans": {name: to_data(config) for name, config in configs.items()},
+        "final": final.data(),
+    }  # fmt: skip
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def show(cells: list[dict[str, Any]]) -> None:
+    """A line for each cell."""
+    header = ["problem", "op", "d", "configs", "trials to 5 %", "share", "sweep (s)", "search (s)",
+              "x default", "x best library"]  # fmt: skip
+    rows = []
+    for cell in cells:
+        reached, final = cell["trials_to_within_5_percent"], cell["final"]
+        ours = {name: t["seconds"] for name, t in final["configs"].items()}
+        others = [t["seconds"] for t in final["libraries"].values()]
+        rows.append([
+            cell["problem"], cell["op"], cell["feat"], cell["configs"],
+            f"> {cell['budget']}" if reached is None else reached,
+            "" if reached is None else f"{reached / cell['configs']:.0%}",
+            f"{cell['sweep_seconds']:.0f}", f"{cell['search_seconds']:.0f}",
+            f"{ours['default'] / ours['search']:.2f}",
+            f"{min(others) / ours['search']:.2f}" if others else "",
+        ])  # fmt: skip
+    table("The search against a sweep of all configs", header, rows)

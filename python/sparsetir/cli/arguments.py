@@ -1,0 +1,143 @@
+"""What the commands share: errors, the parser, kinds of arguments."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from sparsetir.schedules.operators import OPERATORS
+from sparsetir.schedules.problems import DTYPES, REDUCTIONS
+
+__all__ = [
+    "DTYPES",
+    "OPS",
+    "REDUCTIONS",
+    "Failed",
+    "Parser",
+    "UsageError",
+    "add_command",
+    "at_least",
+    "config",
+    "graph",
+    "memory",
+    "print_json",
+    "size",
+    "target",
+]
+
+OPS = tuple(OPERATORS)
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+class Failed(Exception):
+    """The work failed; the text is for people."""
+
+
+class UsageError(Exception):
+    """An argument is wrong; prog : the command, where it is not the one that runs."""
+
+    def __init__(self, text: str, prog: str = "") -> None:
+        super().__init__(text)
+        self.prog = prog
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises UsageError with one line, where argparse prints the usage and exits."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        # An option that is not written out would change its meaning with the next one that is new.
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        """Called by argparse."""
+        raise UsageError(message, self.prog)
+
+
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], title: str, epilog: str
+) -> Parser:
+    """The parser of a command, with what all of them have."""
+    out = commands.add_parser(name, help=title, description=f"{title}.".capitalize(), epilog=epilog)
+    out.add_argument("--debug", action="store_true", help="show where an error comes from")
+    out.set_defaults(run=run)
+    return out
+
+
+def graph(text: str, argument: str = "--graph") -> tuple[str, Any]:
+    """Name and matrix of an argument; UsageError for what is no graph."""
+    from sparsetir.graphs import GraphError, graph_name, load_graph
+
+    try:
+        return graph_name(text), load_graph(text)
+    except GraphError as error:
+        raise UsageError(f"argument {argument}: {error}") from error
+
+
+def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
+    """Numbers from `least` on."""
+
+    def convert(text: str) -> Any:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not least <= value < float("inf"):
+            what = "an integer" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"expected {what} from {least} on, got {text!r}")
+        return value
+
+    return convert
+
+
+def size(text: str) -> int:
+    """Bytes: `512M`, `4G`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    value = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected bytes, as 512M or 4G, got {text!r}")
+    return value
+
+
+def target(text: str) -> Any:
+    """`llvm`, `cuda`, or JSON such as `{"kind": "cuda", "arch": "sm_90"}`."""
+    return _object(text) if text.lstrip().startswith("{") else text
+
+
+def config(text: str) -> Any:
+    """A config of a template, from JSON."""
+    from sparsetir.schedules.configs import from_data
+
+    try:
+        return from_data(_object(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise argparse.ArgumentTypeError(f"expected JSON, got {text!r}: {error}") from error
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
+    return value
+
+
+def print_json(data: Any) -> None:
+    """The one document of `--json`."""
+    json.dump(data, sys.stdout, indent=1, allow_nan=False)
+    print()
+
+
+def memory(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "KB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

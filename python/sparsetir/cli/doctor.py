@@ -1,0 +1,245 @@
+"""`sparsetir doctor`: what is installed, what this machine has, and whether a kernel runs."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.cli import arguments
+from sparsetir.cli.arguments import add_command, memory
+
+__all__ = ["add", "run"]
+
+EPILOG = """\
+Compiles, runs and checks a small kernel. Exit code 1 where something that is needed is broken; what
+is only missing (a GPU, an optional package) is told.
+
+examples:
+  sparsetir doctor
+  sparsetir doctor --json
+"""
+# What is missing of these is told with the reason to install it.
+OPTIONAL = {
+    "torch": "torch tensors; comparisons",
+    "optuna": "tune",
+    "matplotlib": "pictures, reports",
+    "mkl": "comparisons",
+    "sparse_dot_mkl": "comparisons",
+}
+NEEDED = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy")
+TARGETS = ("llvm", "cuda", "opencl", "vulkan", "rocm", "metal")
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+VARIABLES = (
+    "SPARSETIR_RECORDS", "XDG_CACHE_HOME", "TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT", "TVM_CUDA_COMPILE_MODE",
+    "CUDA_VISIBLE_DEVICES", "MKL_RT",
+)  # fmt: skip
+TOLERANCE = 1e-4
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    title = "show versions, targets, CPU, GPU, records; check that a kernel runs"
+    out = add_command(commands, "doctor", run, title, EPILOG)
+    out.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; 1 where something that is needed is broken."""
+    found = {
+        "versions": versions(), "targets": targets(), "cpu": cpu(), "gpu": gpu(), "nvcc": nvcc(),
+        "records": records(),
+        "environment": {n: os.environ[n] for n in VARIABLES if n in os.environ},
+        "kernel": kernel(),
+    }  # fmt: skip
+    problems = [f"{n}: {found[n]['error']}" for n in ("records", "kernel") if found[n].get("error")]
+    problems += [f"{name} is not installed" for name in NEEDED if not found["versions"][name]]
+    problems += [] if "llvm" in found["targets"] else ["TVM was built without LLVM"]
+    found["problems"] = problems
+    if args.json:
+        arguments.print_json(found)
+    else:
+        _show(found)
+    return int(bool(problems))
+
+
+def versions() -> dict[str, str | None]:
+    """Of Python, this package and the others; None where one is not installed."""
+    from sparsetir import __version__
+
+    out: dict[str, str | None] = {"python": platform.python_version(), "sparsetir": __version__}
+    for name in (*NEEDED, *OPTIONAL):
+        try:
+            out[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            out[name] = None
+    return out
+
+
+def targets() -> list[str]:
+    """What this TVM generates code for."""
+    import tvm
+
+    return [t for t in TARGETS if tvm.get_global_func(f"target.build.{t}", allow_missing=True)]
+
+
+def cpu() -> dict[str, Any]:
+    """Name, cores that this process may use, vector registers and caches."""
+    from sparsetir.build import host_target
+    from sparsetir.schedules.default import vector_bits
+    from sparsetir.tuning.fingerprint import device_name
+
+    target = host_target()
+    return {
+        "name": device_name(target), "llvm": str(target.attrs["mcpu"]),
+        "cores": len(os.sched_getaffinity(0)), "vector_bits": vector_bits(target),
+        "caches": _caches(),
+    }  # fmt: skip
+
+
+def _caches() -> dict[str, int]:
+    """Bytes of the caches of a core; none where the system does not say."""
+    found = {}
+    for folder in sorted(CACHES.glob("index*")):
+        try:
+            level, kind, size = (
+                (folder / n).read_text().strip() for n in ("level", "type", "size")
+            )
+        except OSError:
+            continue
+        if kind != "Instruction":
+            found[f"L{level}{'d' if kind == 'Data' else ''}"] = arguments.size(size)
+    return found
+
+
+def gpu() -> dict[str, Any]:
+    """The first CUDA device, or why there is none."""
+    import tvm
+
+    device = tvm.runtime.device("cuda", 0)
+    if device.exist:
+        arch = "sm_" + device.compute_version.replace(".", "")
+        return {"name": str(device.device_name), "arch": arch}
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return {"name": None, "reason": "CUDA_VISIBLE_DEVICES is empty"}
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return {"name": None, "reason": "there is no NVIDIA driver (libcuda.so.1)"}
+    if not list(Path("/dev").glob("nvidia[0-9]*")):
+        return {"name": None, "reason": "there is a driver, but no /dev/nvidia0"}
+    return {"name": None, "reason": "the driver shows no device to CUDA"}
+
+
+def nvcc() -> dict[str, Any]:
+    """CUDA's compiler, which is only wanted with TVM_CUDA_COMPILE_MODE=nvcc."""
+    path = shutil.which("nvcc")
+    if path is None:
+        return {"path": None, "version": None}
+    try:
+        said = subprocess.run(
+            [path, "--version"], capture_output=True, text=True, timeout=20
+        ).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        said = ""
+    version = next(
+        (line.split("release ")[1] for line in said.splitlines() if "release " in line), None
+    )
+    return {"path": path, "version": version}
+
+
+def records() -> dict[str, Any]:
+    """The file of records, without changing it; "error" where it cannot be read or written."""
+    from sparsetir.tuning.records import RecordError, Records
+    from sparsetir.tuning.schema import SCHEMA
+
+    kept = Records()
+    if kept.path is None:
+        return {"path": None, "reason": "switched off: SPARSETIR_RECORDS is empty"}
+    out: dict[str, Any] = {"path": str(kept.path), "schema": SCHEMA, "bytes": None, "records": 0}
+    at = kept.path
+    while not at.exists() and at != at.parent:
+        at = at.parent
+    out["writable"] = os.access(at, os.W_OK)
+    try:
+        if kept.path.exists():
+            out |= {"bytes": kept.path.stat().st_size, "records": len(kept.all())}
+    except (RecordError, OSError) as error:
+        return {**out, "error": str(error)}
+    return out if out["writable"] else {**out, "error": f"{at} cannot be written to"}
+
+
+def kernel() -> dict[str, Any]:
+    """Compile, run and check SpMM on a small matrix."""
+    import scipy.sparse as sp
+
+    import sparsetir
+
+    rng = np.random.default_rng(0)
+    matrix = sp.random_array((200, 100), density=0.05, format="csr", dtype="float32", rng=rng)
+    dense = rng.standard_normal((100, 32), dtype=np.float32)
+    try:
+        config = sparsetir.plan_candidates("spmm", matrix, 32)[0]
+        made = sparsetir.plan("spmm", matrix, 32, config=config)
+        error = float(np.abs(made(dense) - matrix @ dense).max())
+    except Exception as failure:
+        text = (str(failure).strip() or "no message").splitlines()[0]
+        return {"error": f"{type(failure).__name__}: {text}"}
+    out = {"compile_seconds": made.compile_seconds, "largest_error": error}
+    return out if error < TOLERANCE else {**out, "error": f"the result is wrong by {error:.2g}"}
+
+
+def _show(found: dict[str, Any]) -> None:
+    there = {name: version for name, version in found["versions"].items() if version}
+    optional = [f"{name} {there[name]}" for name in OPTIONAL if name in there]
+    absent = [f"{name} (for {why})" for name, why in OPTIONAL.items() if name not in there]
+    needed = [f"{name} {version}" for name, version in there.items() if name not in OPTIONAL]
+    _part("versions", ", ".join(needed), ", ".join(optional))
+    _part("missing", ", ".join(absent))
+    _part("targets", ", ".join(found["targets"]))
+    chip = found["cpu"]
+    caches = ", ".join(f"{name} {_kib(size)}" for name, size in chip["caches"].items())
+    _part(
+        "CPU",
+        f"{chip['name']} ({chip['llvm']}), {chip['cores']} cores, "
+        f"vectors of {chip['vector_bits']} bits",
+        f"caches: {caches or 'the system does not say'}",
+    )
+    device, compiler, kept = found["gpu"], found["nvcc"], found["records"]
+    name = f"{device['name']}, {device['arch']}" if device["name"] else f"none: {device['reason']}"
+    _part("GPU", name)
+    path = compiler["path"]
+    _part("nvcc", f"{path}, {compiler['version']}" if path else "not on the path")
+    if kept["path"] is None:
+        _part("records", kept["reason"])
+    else:
+        size = "no file yet"
+        if kept["bytes"] is not None:
+            size = f"{kept['records']} in {memory(kept['bytes'])}"
+        _part("records", f"{kept['path']}: {size}, schema {kept['schema']}")
+    _part("variables", *(f"{name}={value}" for name, value in found["environment"].items()))
+    ran = found["kernel"]
+    if "error" not in ran:
+        _part("kernel", f"spmm compiled in {ran['compile_seconds']:.2f} s, ran, is right")
+    _part("BROKEN", *found["problems"])
+    if not found["problems"]:
+        _part("", "all that is needed works")
+
+
+def _part(name: str, *lines: str) -> None:
+    """Lines behind a name, those that say something."""
+    for number, line in enumerate(filter(None, lines)):
+        print(f"{name if number == 0 else '':10} {line}")
+
+
+def _kib(size: int) -> str:
+    return f"{size // 2**20} MiB" if size >= 2**20 else f"{size // 2**10} KiB"

@@ -1,0 +1,187 @@
+"""`sparsetir formats`: what a graph is like, and what each format would make of it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.cli import arguments
+from sparsetir.cli.arguments import Failed, UsageError, add_command, memory
+
+__all__ = ["add", "describe", "run"]
+
+QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
+EPILOG = """\
+Places are those of elements and of padding; bytes are of float32 values, indices and masks. A
+format that would take too much room is not made. "default" is what a plan takes unless it was
+tuned.
+
+examples:
+  sparsetir formats cora
+  sparsetir formats graph.mtx --picture graph.png
+  sparsetir formats weights.npz:conv1 --picture hyb.svg --format hyb_1_3
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    title = "statistics of a graph, and what each format would make of it"
+    out = add_command(commands, "formats", run, title, EPILOG)
+    out.add_argument("graph", help="see `sparsetir tune --help`")
+    out.add_argument("--format", nargs="+", metavar="NAME", help="only these, by their names")
+    out.add_argument(
+        "--picture", type=Path, metavar="FILE",
+        help="draw the graph, or the one format that is named, into a .png, .svg or .pdf file",
+    )  # fmt: skip
+    out.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; its exit code."""
+    from sparsetir.formats import Pattern
+    from sparsetir.formats.library import library
+
+    if args.picture is not None and args.picture.suffix not in (".png", ".svg", ".pdf"):
+        raise UsageError(f"argument --picture: expected .png, .svg or .pdf, got '{args.picture}'")
+    name, matrix = arguments.graph(args.graph, "graph")
+    pattern = Pattern.from_csr(matrix.indptr, matrix.indices, matrix.shape)
+    known = {fmt.name: fmt for fmt in library(pattern)}
+    unknown = [n for n in args.format or [] if n not in known]
+    if unknown:
+        raise UsageError(f"argument --format: expected {', '.join(known)}; got {unknown[0]}")
+    chosen = [known[n] for n in args.format] if args.format else list(known.values())
+    about, cells = describe(matrix), [_cell(fmt, pattern) for fmt in chosen]
+    defaults = _defaults(matrix)
+    if args.picture is not None:
+        _draw(args.picture, pattern, chosen if args.format else [])
+    if args.json:
+        picture = None if args.picture is None else str(args.picture)
+        arguments.print_json({
+            "graph": name, "statistics": about, "formats": cells, "defaults": defaults,
+            "picture": picture,
+        })  # fmt: skip
+        return 0
+    _show(name, about, cells, defaults)
+    if args.picture is not None:
+        print(f"picture: {args.picture}")
+    return 0
+
+
+def describe(matrix: Any) -> dict[str, Any]:
+    """Statistics of a CSR matrix, for JSON.
+
+    bandwidth : the largest |row - column| of an element
+    symmetric : whether the pattern is that of its transpose; values play no part
+    row_length, column_length : quantiles by their share; mean and standard deviation
+    """
+    m, n = matrix.shape
+    rows = np.diff(matrix.indptr)
+    columns = np.bincount(matrix.indices, minlength=n)
+    at = np.repeat(np.arange(m, dtype=matrix.indices.dtype), rows)
+    distance = np.abs(at.astype(np.int64) - matrix.indices)
+    return {
+        "shape": [m, n], "nnz": int(matrix.nnz), "density": matrix.nnz / max(1, m * n),
+        "dtype": str(matrix.dtype),
+        "row_length": _lengths(rows), "column_length": _lengths(columns),
+        "empty_rows": int((rows == 0).sum()), "empty_columns": int((columns == 0).sum()),
+        "bandwidth": int(distance.max(initial=0)), "diagonal": int((distance == 0).sum()),
+        "symmetric": m == n and _symmetric(matrix),
+    }  # fmt: skip
+
+
+def _lengths(lengths: np.ndarray) -> dict[str, Any]:
+    if not len(lengths):
+        return {"mean": 0.0, "std": 0.0, "quantiles": {}}
+    found = np.quantile(lengths, QUANTILES)
+    return {
+        "mean": float(lengths.mean()), "std": float(lengths.std()),
+        "quantiles": {str(q): float(v) for q, v in zip(QUANTILES, found, strict=True)},
+    }  # fmt: skip
+
+
+def _symmetric(matrix: Any) -> bool:
+    other = matrix.T.tocsr()
+    other.sort_indices()
+    return np.array_equal(other.indptr, matrix.indptr) and np.array_equal(
+        other.indices, matrix.indices
+    )
+
+
+def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
+    """Places, padding and bytes of a format; "skipped" says why it was not made."""
+    from sparsetir.formats.library import places, refusal
+
+    count = places(fmt, pattern)
+    padding = 1 - pattern.nnz / count if count else 0.0
+    out = {"format": fmt.name, "places": count, "padding": padding}
+    reason = refusal(pattern, count)
+    if reason is not None:
+        return {**out, "parts": None, "bytes": None, "skipped": reason}
+    made = fmt.convert(pattern)
+    return {**out, "parts": len(made.parts), "bytes": made.nbytes}
+
+
+def _defaults(matrix: Any) -> dict[str, Any]:
+    """The configs that plans of this graph have by default on this machine's CPU."""
+    from sparsetir.plan import plan_candidates
+    from sparsetir.schedules.configs import to_data
+
+    wanted = {"spmv": ("spmv", 1), "spmm, 32 features": ("spmm", 32),
+              "spmm, 512 features": ("spmm", 512), "sddmm, 32 features": ("sddmm", 32)}  # fmt: skip
+    return {
+        name: to_data(plan_candidates(op, matrix, feat)[0]) for name, (op, feat) in wanted.items()
+    }
+
+
+def _draw(path: Path, pattern: Any, chosen: list[Any]) -> None:
+    from sparsetir.plot import plot_format, plot_pattern
+
+    if len(chosen) > 1:
+        raise UsageError("argument --picture: expected one --format to draw, or none")
+    figure = plot_format(chosen[0].convert(pattern)) if chosen else plot_pattern(pattern)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise Failed(f"{path}: cannot be written: {error}") from error
+
+
+def _show(
+    name: str, about: dict[str, Any], cells: list[dict[str, Any]], defaults: dict[str, Any]
+) -> None:
+    m, n = about["shape"]
+    print(f"{name}: {m:,} x {n:,}, {about['nnz']:,} elements, {about['density']:.3g} of all places")
+    print(
+        f"pattern {'' if about['symmetric'] else 'not '}symmetric, {about['diagonal']:,} on the "
+        f"diagonal, bandwidth {about['bandwidth']:,}"
+    )
+    empty = {"rows": about["empty_rows"], "columns": about["empty_columns"]}
+    heads = ["min", "25 %", "median", "75 %", "90 %", "99 %", "max", "mean", "std", "empty"]
+    print(f"\n{'elements in':12}" + "".join(f"{head:>9}" for head in heads))
+    for what, key in (("rows", "row_length"), ("columns", "column_length")):
+        length = about[key]
+        values = [f"{v:,.0f}" for v in length["quantiles"].values()] or ["-"] * len(QUANTILES)
+        values += [f"{length['mean']:,.1f}", f"{length['std']:,.1f}", f"{empty[what]:,}"]
+        print(f"{what:12}" + "".join(f"{value:>9}" for value in values))
+    least = min((c["bytes"] for c in cells if c["bytes"] is not None), default=None)
+    print(f"\n{'format':24}{'parts':>7}{'places':>16}{'padding':>10}{'memory':>12}")
+    for cell in cells:
+        start = f"{cell['format']:24}{_count(cell['parts']):>7}{cell['places']:>16,}"
+        start += f"{cell['padding']:>9.1%} "
+        if cell["bytes"] is None:
+            print(f"{start}{'not made':>12}: {cell['skipped']}")
+        else:
+            mark = "  least memory" if cell["bytes"] == least else ""
+            print(f"{start}{memory(cell['bytes']):>12}{mark}")
+    print("\ndefault on this CPU")
+    for problem, config in defaults.items():
+        fields = [f"{k}={v}" for k, v in config.items() if k != "template"]
+        print(f"  {problem:20}{config['template']}: {', '.join(fields)}")
+    sys.stdout.flush()
+
+
+def _count(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"

@@ -1,0 +1,151 @@
+"""`sparsetir records`: what tuning has kept."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from sparsetir.cli import arguments
+from sparsetir.cli.arguments import Failed, UsageError, add_command
+
+__all__ = ["add", "run"]
+
+EPILOG = """\
+Records are in one file: --records PATH, else SPARSETIR_RECORDS, else sparsetir/records.sqlite in
+XDG_CACHE_HOME or ~/.cache. SPARSETIR_RECORDS= (empty) switches them off.
+
+examples:
+  sparsetir records list
+  sparsetir records export mine.json
+  sparsetir records import theirs.json
+  sparsetir records forget --graph cora --op spmm
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    title = "list, export, import or forget what tuning has kept"
+    out = add_command(commands, "records", run, title, EPILOG)
+    actions = out.add_subparsers(dest="action", metavar="ACTION", required=True)
+    common = arguments.Parser(add_help=False)
+    common.add_argument("--records", metavar="PATH", help="the file of records")
+    common.add_argument("--json", action="store_true", help="print one JSON document")
+    common.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
+    chosen = arguments.Parser(add_help=False)
+    chosen.add_argument("--op", choices=arguments.OPS)
+    chosen.add_argument("--graph", metavar="NAME", help="as in the list")
+    chosen.add_argument("--feat", type=arguments.at_least(1))
+    parents = [common, chosen]
+    actions.add_parser("list", parents=parents, help="show the best of each problem")
+    export = actions.add_parser("export", parents=[common], help="write all to a JSON file")
+    export.add_argument("file", type=Path)
+    export.add_argument("--replace", action="store_true", help="also where the file exists")
+    load = actions.add_parser("import", parents=[common], help="add those of a JSON file")
+    load.add_argument("file", type=Path)
+    forget = actions.add_parser("forget", parents=parents, help="delete records, and their trials")
+    forget.add_argument("--all", action="store_true", help="every record there is")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; its exit code."""
+    from sparsetir.tuning.records import RecordError, Records
+
+    records = Records(args.records)
+    if records.path is None:
+        raise Failed("records are switched off (SPARSETIR_RECORDS is empty); give --records PATH")
+    if args.records is not None and args.action != "import" and not records.path.exists():
+        raise UsageError(f"argument --records: {args.records}: no such file")
+    try:
+        done = {"list": _list, "export": _export, "import": _import, "forget": _forget}
+        return done[args.action](args, records)
+    except RecordError as error:
+        raise Failed(str(error)) from error
+
+
+def _chosen(args: argparse.Namespace, records: Any) -> list[Any]:
+    """The records that the options name."""
+
+    def fits(record: Any) -> bool:
+        key = record.key
+        wanted = ((args.op, key.op), (args.graph, record.graph), (args.feat, key.feat))
+        return all(want in (None, has) for want, has in wanted)
+
+    return [record for record in records.all() if fits(record)]
+
+
+def _list(args: argparse.Namespace, records: Any) -> int:
+    from sparsetir.tuning.progress import micros
+    from sparsetir.tuning.record import record_to_data
+
+    found = _chosen(args, records)
+    if args.json:
+        data = [record_to_data(record) for record in found]
+        arguments.print_json({"path": str(records.path), "records": data})
+        return 0
+    best: dict[Any, Any] = {}
+    for record in found:
+        if record.key not in best or record.seconds < best[record.key].seconds:
+            best[record.key] = record
+    rows = [["op", "graph", "feat", "dtype", "reduce", "threads", "time", "x default", "trials",
+             "date", "config"]]  # fmt: skip
+    for record in best.values():
+        key, default = record.key, record.default_seconds
+        gain = "-" if not default else f"{default / record.seconds:.2f}"
+        threads = str(key.threads) if key.threads else "GPU"
+        rows.append([
+            key.op, record.graph or key.fingerprint[:8], str(key.feat), key.dtype, key.reduce,
+            threads, micros(record.seconds), gain, str(record.trials), record.date[:10],
+            _words(record.config),
+        ])  # fmt: skip
+    if best:
+        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        for row in rows:
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+            print("  ".join(cells).rstrip())
+    print(f"{len(best)} problems, {len(found)} records in {records.path}")
+    return 0
+
+
+def _words(config: Any) -> str:
+    """A config in short."""
+    try:
+        from sparsetir.schedules.configs import from_data
+        from sparsetir.tuning.report import short
+
+        return short(from_data(config))
+    except ValueError:  # of another version
+        return str(config.get("template", config))
+
+
+def _export(args: argparse.Namespace, records: Any) -> int:
+    count = records.export(args.file, replace=args.replace)
+    return _told(args, f"{count} records written to {args.file}", count)
+
+
+def _import(args: argparse.Namespace, records: Any) -> int:
+    count = records.load(args.file)
+    return _told(args, f"{count} new records, now in {records.path}", count)
+
+
+def _forget(args: argparse.Namespace, records: Any) -> int:
+    if not args.all and args.op is None and args.graph is None and args.feat is None:
+        raise UsageError("forget: expected --op, --graph, --feat or --all")
+    keys = {record.key for record in _chosen(args, records)}
+    # A key has one pattern, whose records may have had several names for people.
+    count = sum(records.forget(key) for key in keys)
+    with suppress(ImportError):  # without Optuna nobody goes on with the trials
+        from sparsetir.tuning.search import forget_trials
+
+        for key in keys:
+            forget_trials(records, key)
+    return _told(args, f"{count} records deleted from {records.path}", count)
+
+
+def _told(args: argparse.Namespace, text: str, count: int) -> int:
+    if args.json:
+        arguments.print_json({"records": count})
+    else:
+        print(text)
+    return 0

@@ -1,0 +1,220 @@
+"""`sparsetir tune`: search formats and schedules for an operator on a graph."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from sparsetir.cli import arguments
+from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, UsageError, add_command, at_least
+
+__all__ = ["add", "report_path", "run"]
+
+INTERRUPTED = 130
+
+EPILOG = """\
+A graph is cora, an .npz file (file.npz:layer for one of several matrices), .mtx, an edge list
+(.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes.
+
+Each feature size is a search of its own. Results are kept (`sparsetir records list`), and plans of
+the same operator and pattern use them by themselves; a search that was stopped goes on where it
+was. The report is written to sparsetir-tune-OP-GRAPH-FEAT.html in this folder, or, where that is
+there already, with -2, -3 and so on behind FEAT; a file named by --report is replaced.
+
+examples:
+  sparsetir tune spmm --graph cora --feat 32 128 --trials 64
+  sparsetir tune sddmm --graph edges.csv --seconds 120 --workers 2 --threads 1
+  sparsetir tune spmm --graph weights.npz:conv1 --target '{"kind": "cuda", "arch": "sm_90"}'
+  sparsetir tune spmm --graph ~/data/Cora --json > tuned.json
+"""
+
+
+def add(commands: Any) -> None:
+    """Add the command."""
+    title = "search formats and schedules for an operator on a graph"
+    out = add_command(commands, "tune", run, title, EPILOG)
+    out.add_argument("op", choices=OPS)
+    out.add_argument("--graph", required=True, help="see below")
+    out.add_argument(
+        "--feat", nargs="+", type=at_least(1), metavar="N", help="feature sizes (default: 32)"
+    )
+    out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
+    out.add_argument("--reduce", choices=REDUCTIONS, default="sum")
+    out.add_argument("--heads", type=at_least(1), help="how many matrices share the pattern")
+    out.add_argument(
+        "--target", type=arguments.target, default="llvm", help="llvm (default), cuda or JSON"
+    )
+    out.add_argument("--threads", type=at_least(1), help="of the CPU (default: all)")
+    search = out.add_argument_group("search")
+    search.add_argument("--trials", type=at_least(1), default=64, help="default: 64")
+    search.add_argument("--seconds", type=at_least(0.001, float), help="stop after this time")
+    search.add_argument(
+        "--sampler", choices=("auto", "tpe", "random", "exhaustive"), default="auto",
+        help="auto: exhaustive where there are no more configs than trials, else tpe",
+    )  # fmt: skip
+    search.add_argument("--seed", type=at_least(0), default=0, help="default: 0")
+    search.add_argument(
+        "--workers", type=at_least(1), default=1, help="that measure side by side (default: 1)"
+    )
+    search.add_argument(
+        "--no-transfer", action="store_true", help="do not begin with what suits similar graphs"
+    )
+    measuring = out.add_argument_group("measuring")
+    measuring.add_argument(
+        "--time-limit", type=at_least(0.001, float), default=60.0, metavar="SECONDS",
+        help="of each config (default: 60)",
+    )  # fmt: skip
+    measuring.add_argument(
+        "--memory-limit", type=arguments.size, metavar="SIZE", help="of each config, such as 4G"
+    )
+    measuring.add_argument(
+        "--remote", type=_remote, metavar="HOST:PORT:KEY", help="a device, by TVM's RPC tracker"
+    )
+    measuring.add_argument(
+        "--no-vendor", action="store_true", help="no comparison with scipy, torch and MKL"
+    )
+    search.add_argument(
+        "--modules", nargs="+", default=[], metavar="NAME", help="with templates of your own"
+    )
+    kept = out.add_argument_group("results")
+    kept.add_argument("--records", metavar="PATH", help='where they are kept; "" keeps none')
+    kept.add_argument("--storage", metavar="URL", help="database for the trials of many machines")
+    report = kept.add_mutually_exclusive_group()
+    report.add_argument("--report", type=Path, metavar="PATH", help="HTML file, or a folder")
+    report.add_argument("--no-report", action="store_true", help="write no HTML file")
+    kept.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; its exit code."""
+    from sparsetir.tuning.records import Records
+
+    feats = args.feat or [1 if args.op == "spmv" else 32]
+    if len(set(feats)) != len(feats):
+        raise UsageError("argument --feat: expected each size once")
+    name, matrix = arguments.graph(args.graph)
+    where = None if args.records == "" else Records(args.records).path
+    runs, codes = [], [0]
+    for feat in feats:
+        if runs and not args.json:
+            print()
+        found, code = _search(args, name, matrix, feat, where)
+        runs.append(found)
+        codes.append(code)
+        if found["interrupted"]:
+            break
+    if args.json:
+        kept = None if where is None else str(where)
+        arguments.print_json({"op": args.op, "graph": name, "records": kept, "runs": runs})
+    return max(codes)
+
+
+def report_path(given: Path | None, op: str, graph: str, feat: int, several: bool) -> Path:
+    """Where the report of a search goes.
+
+    given : a file, which is replaced and gets the feature size into its name where there are
+        several; or a folder; None for a name of its own in the current folder. Files with such a
+        name are not replaced: the next free number is put behind it
+    """
+    if given is not None and not given.is_dir():
+        return given.with_stem(f"{given.stem}-{feat}") if several else given
+    stem = f"sparsetir-tune-{op}-{re.sub(r'[^A-Za-z0-9_.]+', '-', graph)}-{feat}"
+    names = (f"{stem}{f'-{n}' if n > 1 else ''}.html" for n in count(1))
+    return next(path for path in ((given or Path()) / name for name in names) if not path.exists())
+
+
+def _search(
+    args: argparse.Namespace, name: str, matrix: Any, feat: int, where: Path | None
+) -> tuple[dict[str, Any], int]:
+    """Search for one feature size and tell what was found; data for JSON and the exit code."""
+    from sparsetir.tuning.progress import Bar
+    from sparsetir.tuning.report import table
+    from sparsetir.tuning.search import tune
+
+    if args.modules:
+        sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    tuned = tune(
+        args.op, matrix, feat, dtype=args.dtype, reduce=args.reduce, heads=args.heads,
+        target=args.target, threads=args.threads, trials=args.trials, seconds=args.seconds,
+        sampler=args.sampler, seed=args.seed, workers=args.workers, records=args.records,
+        storage=args.storage, time_limit=args.time_limit, memory_limit=args.memory_limit,
+        transfer=not args.no_transfer, graph=name, remote=args.remote,
+        modules=args.modules,
+        progress=Bar(f"{args.op} {feat}", seconds=args.seconds),
+    )  # fmt: skip
+    ran = any(t.outcome.state == "ok" for t in tuned.trials)
+    comparison, stopped = None, tuned.interrupted
+    if ran and not stopped and not args.no_vendor and args.remote is None:
+        comparison, stopped = _compare(tuned)
+    if not args.json:
+        print(table(tuned, comparison, graph=name, records=where))
+    report, written = None, True
+    if tuned.trials and not args.no_report:
+        several = len(args.feat or [feat]) > 1
+        path = report_path(args.report, args.op, name, feat, several)
+        report, written = _report(tuned, comparison, path, name)
+        if report is not None and not args.json:
+            print(f"report: {report}")
+    data = _data(tuned, comparison) | {"interrupted": stopped, "report": report}
+    code = INTERRUPTED if stopped else int(not ran or (args.report is not None and not written))
+    return data, code
+
+
+def _compare(tuned: Any) -> tuple[Any, bool]:
+    """The final comparison with other libraries, and whether Ctrl-C ended it."""
+    from sparsetir.tuning.compare import compare, finalists
+
+    print("comparing with other libraries", file=sys.stderr)
+    try:
+        return compare(tuned.task, finalists(tuned)), False
+    except KeyboardInterrupt:
+        return None, True
+
+
+def _report(tuned: Any, comparison: Any, path: Path, name: str) -> tuple[str | None, bool]:
+    """The report that was written, and whether it was; without matplotlib there is none."""
+    try:
+        from sparsetir.tuning.html import write_report
+
+        return str(write_report(tuned, comparison, path, graph=name)), True
+    except (ImportError, OSError) as error:
+        print(f"sparsetir tune: no report: {error}", file=sys.stderr)
+        return None, False
+
+
+def _data(tuned: Any, comparison: Any) -> dict[str, Any]:
+    """For JSON."""
+    from sparsetir.schedules.configs import to_data
+    from sparsetir.tuning.compare import ranked
+
+    def data(trial: Any) -> dict[str, Any]:
+        outcome = trial.outcome
+        names = ("seconds", "median", "compile_seconds", "convert_seconds", "padding", "bytes")
+        return {"config": to_data(trial.config)} | {n: getattr(outcome, n) for n in names}
+
+    best = ranked(tuned)[:5]
+    failed = {t.number: f"{t.outcome.state}: {t.outcome.message}" for t in tuned.failures}
+    return {
+        "feat": tuned.task.feat, "dtype": tuned.task.dtype, "threads": tuned.task.threads,
+        "target": tuned.key.target, "device": tuned.key.device, "trials": len(tuned.trials),
+        "counts": tuned.counts, "failures": failed, "warnings": tuned.warnings,
+        "default": {"config": to_data(tuned.default), "seconds": tuned.default_seconds},
+        "best": [data(trial) for trial in best], "speedup": tuned.speedup if best else None,
+        "importances": tuned.importances,
+        "comparison": None if comparison is None else comparison.data(),
+    }  # fmt: skip
+
+
+def _remote(text: str) -> Any:
+    from sparsetir.tuning.remote import Remote
+
+    host, _, rest = text.partition(":")
+    port, _, key = rest.partition(":")
+    if not (host and port.isdecimal() and key):
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT:KEY, got {text!r}")
+    return Remote(host, int(port), key)

@@ -1,0 +1,219 @@
+"""Graphs and matrices from files, as scipy CSR: what the command line and the benchmarks read.
+
+>>> from sparsetir.graphs import load_graph
+>>> load_graph("cora").shape
+(2708, 2708)
+"""
+
+from __future__ import annotations
+
+import gzip
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.io
+import scipy.sparse as sp
+
+from sparsetir import graph_folders
+from sparsetir.datasets import SHIPPED
+from sparsetir.graph_edges import EDGE_LISTS, GraphError, from_edges, need_room, read_edges
+
+__all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph"]
+
+KINDS = (
+    f"{', '.join(SHIPPED)}, an .npz file (file.npz:layer for one of several matrices), .mtx[.gz], "
+    "an edge list (.txt, .csv, .tsv, .el, also with .gz), or a folder of PyG or DGL"
+)
+WEIGHTS = ("float32", "float64")
+# The least bytes of memory for each element of a matrix that is read: coordinates, values, order.
+ELEMENT_BYTES = 24
+
+
+def load_graph(source: str | Path) -> sp.csr_array:
+    """A graph as CSR: sorted int32 indices (int64 where they do not fit), each element once.
+
+    source : a name that we ship ("cora") or a path; ":T" behind it transposes. Paths of
+        - .npz: arrays `shape`, `indptr`, `indices` and maybe `data`; what `scipy.sparse.save_npz`
+          wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr`
+          and so on, one is named: `file.npz:layer`
+        - .mtx, .mtx.gz: Matrix Market, coordinates
+        - .txt, .csv, .tsv, .el, also with .gz: edge lists; lines of row, column and maybe weight,
+          ids as they are, from 0. Lines from "#" or "%" on and one of names are passed over. The
+          matrix is square, for the largest id
+        - a folder of PyG (`processed/data.pt`, also that file itself; or `raw/ind.<name>.graph`)
+        - a folder of DGL (`meta.yaml` and its edge files; or a file of `dgl.save_graphs`, for which
+          dgl is needed)
+
+    In graphs of PyG and DGL, which have a direction, rows are targets and columns sources, so that
+    A @ X sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
+
+    Values are the weights of the file, else ones: float32, or float64 where an .npz file has them.
+    Those of equal edges are added; stored zeros are kept.
+
+    Raises GraphError, a ValueError with a text for people that names the file.
+    """
+    text = str(source)
+    plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
+    with _errors(plain):
+        matrix = _canonical(_read(plain))
+        return _canonical(matrix.T.tocsr()) if transposed else matrix
+
+
+def graph_name(source: str | Path) -> str:
+    """A short name for people and for file names: "cora", "cora:T", "weights:conv1"."""
+    text = str(source)
+    plain, transposed = (text[:-2], ":T") if text.endswith(":T") else (text, "")
+    path, layer = _split_layer(plain)
+    if path.is_dir():
+        path = path.resolve()
+        return path.name + transposed
+    name = path.name.removesuffix(".gz")
+    stem = name if name in SHIPPED else Path(name).stem
+    return stem + (f":{layer}" if layer else "") + transposed
+
+
+def layers(path: Path) -> list[str]:
+    """The names of the matrices of an .npz file that holds several; none for one matrix."""
+    with _errors(str(path)), np.load(path) as arrays:
+        return _layers(arrays.files)
+
+
+def _layers(names: list[str]) -> list[str]:
+    return [n.removesuffix(".indptr") for n in names if n.endswith(".indptr")]
+
+
+def _read(text: str) -> Any:
+    if text in SHIPPED:
+        return SHIPPED[text]()
+    path, layer = _split_layer(text)
+    if not path.exists():
+        raise GraphError(f"{text}: no such file; a graph is {KINDS}")
+    if path.is_dir() or path.suffix in (".pt", ".bin", ".dgl"):
+        return graph_folders.read(path)
+    if not path.is_file():
+        raise GraphError(f"{path}: expected a file or folder")
+    if path.stat().st_size == 0:
+        raise GraphError(f"{path}: the file is empty")
+    name = path.name.lower()
+    if name.endswith(".npz"):
+        return _read_npz(path, layer)
+    if layer:
+        raise GraphError(f"{text}: only an .npz file holds several matrices")
+    if name.endswith((".mtx", ".mtx.gz")):
+        return _read_mtx(path)
+    if name.removesuffix(".gz").endswith(EDGE_LISTS):
+        return read_edges(path)
+    raise GraphError(f"{path}: expected {KINDS}; got the ending '{path.suffix}'")
+
+
+def _split_layer(text: str) -> tuple[Path, str]:
+    """A path, and what follows behind a colon where there is no file of the whole name."""
+    before, colon, layer = text.rpartition(":")
+    if colon and before and not Path(text).exists() and "/" not in layer:
+        return Path(before), layer
+    return Path(text), ""
+
+
+@contextmanager
+def _errors(text: str) -> Iterator[None]:
+    """What goes wrong while a file is read, as GraphError that names it."""
+    try:
+        yield
+    except GraphError:
+        raise
+    except MemoryError as error:
+        raise GraphError(f"{text}: does not fit into memory") from error
+    except (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+        raise GraphError(f"{text}: the file is damaged or cut off: {_line(error)}") from error
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, IndexError) as error:
+        raise GraphError(f"{text}: {_line(error)}") from error
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error's text, or its type."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _read_npz(path: Path, layer: str) -> Any:
+    with zipfile.ZipFile(path) as archive:
+        need_room(path, sum(entry.file_size for entry in archive.infolist()))
+    with np.load(path) as arrays:
+        names = arrays.files
+        if layer:
+            found = _layers(names)
+            if layer not in found:
+                known = f"has {_some(found)}" if found else "has no arrays <layer>.indptr"
+                raise GraphError(f"{path}: has no layer '{layer}': {known}")
+            return _compressed(path, arrays, f"{layer}.")
+        if "format" in names:
+            return sp.load_npz(path)
+        if {"row", "col"} <= set(names):
+            shape = arrays["shape"] if "shape" in names else None
+            data = arrays["data"] if "data" in names else None
+            return from_edges(str(path), arrays["row"], arrays["col"], data, shape)
+        found = _layers(names)
+        if found and "indptr" not in names:
+            raise GraphError(
+                f"{path}: holds {len(found)} matrices; name one, as {path.name}:{found[0]} "
+                f"(it has {_some(found)})"
+            )
+        return _compressed(path, arrays, "")
+
+
+def _compressed(path: Path, arrays: Any, prefix: str) -> sp.csr_array:
+    """CSR from `shape`, `indptr`, `indices` and maybe `data`, checked."""
+    missing = [n for n in ("shape", "indptr", "indices") if prefix + n not in arrays.files]
+    if missing:
+        raise GraphError(
+            f"{path}: expected arrays shape, indptr, indices, or row, col; has no "
+            f"{', '.join(prefix + n for n in missing)}, but {_some(arrays.files)}"
+        )
+    indptr, indices = arrays[f"{prefix}indptr"], arrays[f"{prefix}indices"]
+    for name, array in (("indptr", indptr), ("indices", indices)):
+        if array.dtype.kind not in "iu":
+            raise GraphError(f"{path}: {prefix}{name}: expected integers, got {array.dtype}")
+    shape = tuple(int(n) for n in arrays[f"{prefix}shape"])
+    if len(shape) != 2:
+        raise GraphError(f"{path}: {prefix}shape: expected two numbers, got {len(shape)}")
+    has_data = f"{prefix}data" in arrays.files
+    data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
+    if data.dtype == np.float16:  # which scipy does not have
+        data = data.astype("float32")
+    return sp.csr_array((data, indices, indptr), shape=shape)
+
+
+def _read_mtx(path: Path) -> Any:
+    rows, columns, count, layout, field, _ = scipy.io.mminfo(path)
+    if layout != "coordinate":
+        raise GraphError(f"{path}: expected coordinates, got a dense matrix ('array')")
+    if field == "complex":
+        raise GraphError(f"{path}: expected real numbers, got complex ones")
+    need_room(path, ELEMENT_BYTES * count + 8 * rows)
+    matrix = scipy.io.mmread(path, spmatrix=False)
+    return sp.csr_array(matrix.astype("float32"), shape=(rows, columns))
+
+
+def _canonical(matrix: Any) -> sp.csr_array:
+    """Rows sorted, each element once, indices of int32 where that holds them; weights real."""
+    if matrix.ndim != 2:
+        raise ValueError(f"expected a matrix, got {matrix.ndim} dimensions")
+    if matrix.dtype.kind == "c":
+        raise ValueError("expected real numbers, got complex ones")
+    if matrix.dtype.name not in WEIGHTS:
+        matrix = matrix.astype("float32")
+    found = sp.csr_array(matrix)
+    found.check_format(full_check=True)
+    found.sum_duplicates()
+    largest = max(*found.shape, found.nnz)
+    idtype = "int32" if largest < 2**31 else "int64"
+    arrays = found.data, found.indices.astype(idtype), found.indptr.astype(idtype)
+    return sp.csr_array(arrays, shape=found.shape)
+
+
+def _some(names: list[str], most: int = 8) -> str:
+    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")

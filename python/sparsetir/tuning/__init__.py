@@ -1,0 +1,1 @@
+"""Search over formats and schedules for an operator on a matrix."""

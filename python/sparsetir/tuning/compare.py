@@ -1,0 +1,197 @@
+"""The final comparison: named configs beside the libraries that could be called instead."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from argparse import Namespace
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse
+
+from sparsetir.bench import rounds as turns
+from sparsetir.bench.operators import Case, make
+from sparsetir.bench.peers import OURS
+from sparsetir.build import resolve_target
+from sparsetir.schedules.configs import to_data
+from sparsetir.schedules.default import is_gpu
+from sparsetir.tuning.task import OK, Task
+from sparsetir.tuning.tuned import Trial, Tuned
+from sparsetir.tuning.tuned import seconds as seconds_of
+
+__all__ = ["DEFAULT", "TITLES", "Comparison", "Times", "compare", "finalists", "ranked"]
+
+DEFAULT = "default"
+LIBRARIES = ("scipy", "torch", "mkl")
+GPU_LIBRARIES = ("cusparse", "torch")
+TITLES = {"scipy": "scipy", "torch": "torch", "mkl": "MKL", "cusparse": "cuSPARSE"}
+ROUNDS, SECONDS = 5, 0.015
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a call.
+
+    seconds, median : the least and the median of all calls
+    way : which of a library's ways to compute the operator was the fastest
+    """
+
+    seconds: float
+    median: float
+    way: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What :func:`compare` found; keys of the mappings are names of configs and of libraries.
+
+    missing : why a library has no times: it is not installed, or has no such operator
+    wrong, failed : what went wrong, also with "sparsetir", all configs together
+    """
+
+    configs: Mapping[str, Times] = field(default_factory=dict)
+    libraries: Mapping[str, Times] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    wrong: Mapping[str, str] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def vendor(self) -> str | None:
+        """The fastest library."""
+        return min(self.libraries, key=lambda n: self.libraries[n].seconds, default=None)
+
+    def data(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"vendor": self.vendor}
+
+
+def ranked(tuned: Tuned) -> list[Trial]:
+    """The trials of a search that worked, the fastest first, each config once.
+
+    Those that were measured again at its end come first, by these times.
+    """
+    found: dict[Any, Trial] = {}
+    for trials in (tuned.finals, tuned.trials):
+        worked = [t for t in trials if t.outcome.state == OK]
+        for trial in sorted(worked, key=lambda t: (seconds_of(t), t.number)):
+            found.setdefault(trial.config, trial)
+    return list(found.values())
+
+
+def finalists(tuned: Tuned, count: int = 5) -> dict[str, Any]:
+    """What to compare after a search: the default, and its best configs from "best 1" on."""
+    best = {f"best {n}": t.config for n, t in enumerate(ranked(tuned)[:count], 1)}
+    return {DEFAULT: tuned.default, **best}
+
+
+def compare(
+    task: Task, configs: Mapping[str, Any], rounds: int = ROUNDS, seconds: float = SECONDS
+) -> Comparison:
+    """Times of configs and of scipy, torch and MKL (on a GPU cuSPARSE and torch), in turns.
+
+    Each library runs in a process of its own and those not on turn are stopped, so that threads of
+    one do not disturb another. All results are checked against an exact one; what is wrong has no
+    times. A config with several names is measured once.
+
+    configs : by name; rounds : turns of each at least; seconds : of a turn
+
+    Raises ValueError for a name with "/".
+    """
+    for name in configs:
+        if "/" in name:
+            raise ValueError(f"compare: argument 'configs': expected names without '/', got {name}")
+    first: dict[Any, str] = {}
+    for name, config in configs.items():
+        first.setdefault(config, name)
+    distinct = {name: config for config, name in first.items()}
+    case = _case(task)
+    if is_gpu(resolve_target(task.target)):
+        found = _on_gpu(task, case, distinct, rounds)
+    else:
+        found = _on_cpu(task, case, distinct, rounds, seconds)
+    peers: dict[str, Any] = found["peers"]
+    ours = peers.pop(OURS, {}).get("variants", {})
+    return Comparison(
+        {n: _times(ours[first[c]]) for n, c in configs.items() if first[c] in ours},
+        {n: _times(t, t["variant"]) for n, t in peers.items()},
+        found["missing"], found["wrong"], found["failed"],
+    )  # fmt: skip
+
+
+def _case(task: Task) -> Case:
+    """With random values: ones, as many graphs have, would hide a wrong order of them."""
+    pattern, rng = task.matrix.pattern, np.random.default_rng(0)
+    kind = "float64" if task.dtype == "float64" else "float32"
+    values = rng.random(task.matrix.nnz, kind) * 2 - 1
+    indptr, indices = (x.astype("int32") for x in (pattern.indptr, pattern.coords[1]))
+    matrix = scipy.sparse.csr_array((values, indices, indptr), shape=task.matrix.shape)
+    return make(
+        task.op, matrix, task.feat, task.dtype, reduce=task.reduce, heads=task.heads
+    )  # fmt: skip
+
+
+def _times(found: Mapping[str, Any], way: str = "") -> Times:
+    return Times(found["min"], found["median"], way)
+
+
+def _on_cpu(
+    task: Task, case: Case, configs: Mapping[str, Any], rounds: int, seconds: float
+) -> dict[str, Any]:
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsetir-")))
+        plans = folder / "plans.json"
+        data = {name: to_data(config) for name, config in configs.items()}
+        modules = sorted({type(config).__module__ for config in configs.values()})
+        text = json.dumps({"target": task.target, "modules": modules, "configs": data})
+        plans.write_text(text)
+        workers = [turns.Worker(OURS, task.threads, {"plans": str(plans)})] if configs else []
+        workers += [turns.Worker(name, task.threads, {}) for name in LIBRARIES]
+        for worker in workers:
+            stack.callback(worker.close)
+            worker.start()
+        reference = turns.shared(case, folder)
+        return turns.compare(
+            case, workers, folder, rounds, seconds, reference, drop=False
+        )  # fmt: skip
+
+
+def _on_gpu(task: Task, case: Case, configs: Mapping[str, Any], rounds: int) -> dict[str, Any]:
+    """In this process: there is one stream of calls on the device, whoever makes them."""
+    refused = None
+    if case.reduce != "sum" or case.heads is not None or case.dtype == "float64":
+        refused = "is compared for sums of 16 and 32 bits without heads alone"
+    try:
+        import torch
+    except ImportError:
+        refused = "needs torch, which is not installed"
+    else:
+        if not torch.cuda.is_available():
+            refused = "torch finds no CUDA device"
+    if refused:
+        missing = dict.fromkeys(GPU_LIBRARIES, refused)
+        return {"peers": {}, "missing": missing, "wrong": {}, "failed": {}}
+    from sparsetir.bench import gpu
+
+    class Bench(gpu.Bench):
+        """With the given configs as ways of ours."""
+
+        def _ours(
+            self, case: Case, tensors: gpu.Tensors, about: dict[str, Any]
+        ) -> dict[str, gpu.Call]:
+            return {name: self._plan(tensors, config) for name, config in configs.items()}
+
+        def _plan(self, tensors: gpu.Tensors, config: Any) -> gpu.Call:
+            from sparsetir.plan import plan
+
+            run = plan(task.op, task.matrix, task.feat, config=config, **task.options)
+            return lambda i: run(*tensors.copies[i][0], out=tensors.copies[i][1])
+
+    bench = Bench(torch, Namespace(quick=False, peers=list(GPU_LIBRARIES), dtype=[case.dtype]))
+    bench.rounds = rounds
+    with torch.no_grad():
+        return bench.compare(case)

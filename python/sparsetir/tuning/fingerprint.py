@@ -1,0 +1,103 @@
+"""What tells matrices and machines apart, and what likens them: the parts of a record's key."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from functools import cache
+from math import log2
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import tvm
+
+from sparsetir.formats.pattern import Pattern
+from sparsetir.schedules.default import is_gpu
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning.task import Task
+
+__all__ = ["device_name", "fingerprint", "shape_class", "statistics"]
+
+QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.99)
+_known: WeakKeyDictionary[Pattern, str] = WeakKeyDictionary()
+
+
+def fingerprint(matrix: SparseMatrix) -> str:
+    """32 hex digits of the shape and the stored places; values play no part.
+
+    The same for int32 and int64 indices, and on machines of either byte order. Computed once for
+    each pattern, which matrices with other values share.
+    """
+    pattern = matrix.pattern
+    found = _known.get(pattern)
+    if found is None:
+        found = _known[pattern] = _digest(pattern)
+    return found
+
+
+def _digest(pattern: Pattern) -> str:
+    """Hash of the shape, indptr and column indices."""
+    # The type depends on the sizes alone: the one that patterns mostly have, so nothing is copied.
+    idtype = "<i4" if pattern.idtype == "int32" else "<i8"
+    out = hashlib.blake2b(np.array([*pattern.shape, pattern.nnz], "<i8").data, digest_size=16)
+    for array in (pattern.indptr, pattern.coords[1]):
+        out.update(np.ascontiguousarray(array, idtype).data)
+    return out.hexdigest()
+
+
+def statistics(matrix: SparseMatrix) -> dict[str, float]:
+    """Numbers that say how alike two matrices are.
+
+    m, n, nnz; of the lengths of rows their mean, standard deviation ("row_std"), largest,
+    quantiles ("row_q50") and the part of them that is empty; of columns the mean and the largest.
+    """
+    m, n = matrix.shape
+    rows = np.diff(matrix.pattern.indptr)
+    cols = np.bincount(matrix.pattern.coords[1], minlength=n)
+    out = {"m": m, "n": n, "nnz": matrix.nnz}
+    out |= {"row_mean": matrix.nnz / max(1, m), "row_max": rows.max(initial=0)}
+    out |= {"col_mean": matrix.nnz / max(1, n), "col_max": cols.max(initial=0)}
+    out["row_std"] = rows.std() if m else 0
+    out["row_empty"] = np.count_nonzero(rows == 0) / max(1, m)
+    quantiles = np.quantile(rows, QUANTILES) if m else np.zeros(len(QUANTILES))
+    out |= {f"row_q{100 * q:.0f}": x for q, x in zip(QUANTILES, quantiles, strict=True)}
+    return {name: float(x) for name, x in out.items()}
+
+
+def shape_class(task: Task) -> str:
+    """Sizes to the nearest power of two: "m12-n12-z15-f7" for about 4096 rows and columns.
+
+    z is the number of stored elements, f that of features.
+    """
+    m, n = task.matrix.shape
+    sizes = {"m": m, "n": n, "z": task.matrix.nnz, "f": task.feat}
+    return "-".join(f"{name}{round(log2(max(1, size)))}" for name, size in sizes.items())
+
+
+def device_name(target: Any) -> str:
+    """What runs the target on this machine: the model of the CPU, or the name of the GPU.
+
+    target : tvm.target.Target; for a GPU that is not there, its architecture
+    """
+    if not is_gpu(target):
+        return _cpu_model()
+    device = tvm.runtime.device(target.kind.name, 0)
+    if device.exist:
+        return str(device.device_name)
+    return str(target.attrs.get("arch", target.kind.name))
+
+
+@cache
+def _cpu_model() -> str:
+    """As the system names it, else as LLVM does."""
+    try:
+        with open("/proc/cpuinfo") as file:
+            for line in file:
+                name, _, value = line.partition(":")
+                if name.strip() == "model name" and value.strip():
+                    return value.strip()
+    except OSError:
+        pass
+    cpu = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")()
+    return f"{platform.machine()} {cpu}"

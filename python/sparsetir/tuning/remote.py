@@ -1,0 +1,244 @@
+"""Measuring on another machine, through TVM's RPC tracker.
+
+The tracker runs anywhere, and a server on each machine with a device; both need
+`pip install apache-tvm tornado cloudpickle psutil`:
+
+    python -m tvm.exec.rpc_tracker --host 0.0.0.0 --port 9190
+    TVM_NUM_THREADS=4 python -m tvm.exec.rpc_server --tracker TRACKER:9190 --key rpi5
+
+This machine compiles for the task's target, such as
+`{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "cortex-a76"}`. A candidate that crashes
+on the device ends TVM's server there, which has to be started again.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from sparsetir.arrays import is_array, itemsize
+from sparsetir.build import _callable_with_natural_shapes, _stages
+from sparsetir.plan import _csr, _problem
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.nests import count_launches
+from sparsetir.schedules.operators import OPERATORS
+from sparsetir.schedules.templates import template_of
+from sparsetir.signature import Signature, signature_of
+from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
+from sparsetir.tuning.case import Case, array, numbers
+from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, hopeless, summary
+
+__all__ = ["Remote", "RemoteDevice", "RemoteError"]
+
+KERNEL = "kernel"  # the name of the function in the library
+REACH = 5.0  # seconds for the tracker to answer a connection
+# Of what TVM says where the other side of a session is gone.
+LOST = ("kshutdown", "connection reset", "broken pipe", "socket")
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A device of TVM's RPC tracker.
+
+    host, port : of the tracker
+    key : by which the device's server is known to it
+    cc : a cross compiler such as "aarch64-linux-gnu-g++", to link for another kind of CPU
+    """
+
+    host: str
+    port: int
+    key: str
+    cc: str | None = None
+
+
+class RemoteError(RuntimeError):
+    """The tracker cannot be reached, or has no such device."""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A config compiled for a device that need not be here.
+
+    arguments : of the kernel by name: NumPy arrays and numbers; not the operands and the result
+    bytes : of the arrays among them
+    """
+
+    executable: Any
+    signature: Signature
+    arguments: dict[str, Any]
+    bytes: int
+    padding: float
+    launches: int
+    compile_seconds: float
+    convert_seconds: float
+
+
+class RemoteDevice:
+    """The device that a worker measures candidates on.
+
+    Each has a session of its own, which the server ends after the time limit. Times are those of
+    TVM's time_evaluator on the device: of the kernel alone, not of a Python call.
+    """
+
+    def __init__(self, remote: Remote, case: Case) -> None:
+        self.remote, self.case = remote, case
+        self._session: Any = None
+        self._tracker()
+
+    def begin(self, time_limit: float) -> None:
+        """Wait for the device to be free; raises RemoteError where there is none."""
+        tracker = self._tracker()
+        try:
+            self._session = tracker.request(
+                self.remote.key, session_timeout=math.ceil(time_limit) + 1
+            )
+        except RuntimeError as error:
+            raise RemoteError(f"{self._who()}: {str(error).splitlines()[0]}") from error
+        finally:
+            tracker.close()
+
+    def measure(self, config: Any, best: float | None) -> dict[str, Any]:
+        """The fields of an Outcome."""
+        case, made = self.case, compiled(self.case, config)
+        about = {
+            "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
+            "padding": made.padding, "launches": made.launches, "bytes": made.bytes,
+        }  # fmt: skip
+        try:
+            module = self._uploaded(made)
+            device = self._device()
+            arguments, out = self._arguments(made, device)
+            module[KERNEL](*arguments)
+            wrong = case.check.error(numbers(out).reshape(case.check.shape))
+            if wrong:
+                return {"state": "wrong", "message": wrong, **about}
+            return {**self._timed(module, device, arguments, best), **about}
+        except Exception as error:
+            if any(text in str(error).lower() for text in LOST):
+                text = "the server of the device has ended the session: a crash there"
+                return {"state": "crashed", "message": text, **about}
+            raise
+
+    def release(self) -> None:
+        """End the session, so that another may have the device."""
+        if self._session is not None:
+            with suppress(Exception):  # it may have ended already
+                self._session.get_function("CloseRPCConnection")()
+            self._session = None
+        self.case.matrix.clear_cache()
+
+    def _who(self) -> str:
+        return f"Remote '{self.remote.key}' of the tracker {self.remote.host}:{self.remote.port}"
+
+    def _tracker(self) -> Any:
+        """A connection to the tracker, which has such a device."""
+        from tvm import rpc
+
+        where = self.remote.host, self.remote.port
+        try:
+            # TVM would try again for a minute.
+            socket.create_connection(where, timeout=REACH).close()
+            tracker = rpc.connect_tracker(*where)
+        except (OSError, RuntimeError) as error:
+            raise RemoteError(f"{self._who()}: the tracker cannot be reached: {error}") from error
+        keys = [info["key"].removeprefix("server:") for info in tracker.summary()["server_info"]]
+        if self.remote.key not in keys:
+            tracker.close()
+            there = ", ".join(sorted(set(keys))) or "none"
+            raise RemoteError(
+                f"{self._who()}: the tracker has no such device; those it has: {there} (a crash "
+                "ends TVM's server of a device, which is to be started again then)"
+            )
+        return tracker
+
+    def _device(self) -> Any:
+        target = _problem_of(self.case)[3]
+        return self._session.device(target.kind.name if is_gpu(target) else "cpu", 0)
+
+    def _uploaded(self, made: Compiled) -> Any:
+        from tvm.support import cc
+
+        options = {} if self.remote.cc is None else {"fcompile": cc.cross_compiler(self.remote.cc)}
+        with tempfile.TemporaryDirectory(prefix="sparsetir-") as folder:
+            library = Path(folder) / "kernel.so"
+            made.executable.export_library(str(library), **options)
+            self._session.upload(str(library))
+        return self._session.load_module("kernel.so")
+
+    def _arguments(self, made: Compiled, device: Any) -> tuple[list[Any], Any]:
+        """What the kernel takes, arrays being on the device; and the one that it writes."""
+        task, signature = self.case.task, made.signature
+        operands = dict(zip(OPERATORS[task.op].names, self.case.operands, strict=True))
+        given = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
+        values = [given[name] for name in signature.names]
+        for i, value in enumerate(values):
+            if is_array(value):
+                dtype, shape = signature.dtypes[i], signature.expected_shape(i, values)
+                values[i] = array(np.asarray(value).reshape(shape), dtype, device)
+        return values, values[signature.names.index("out")]
+
+    def _timed(
+        self, module: Any, device: Any, arguments: list[Any], best: float | None
+    ) -> dict[str, Any]:
+        def times(number: int, repeat: int) -> list[float]:
+            evaluator = module.time_evaluator(KERNEL, device, number=number, repeat=repeat)
+            return list(evaluator(*arguments).results)
+
+        first = times(1, PROBES)
+        if hopeless(first, best):
+            return summary("pruned", first)
+        each = min(first)
+        if each > SLOW:
+            return summary("ok", first)
+        return summary("ok", times(max(1, round(GROUP / each)), round(TURNS * TURN / GROUP)))
+
+
+def _problem_of(case: Case) -> tuple[Any, Any, Any, Any]:
+    task = case.task
+    options = task.options
+    return _problem(
+        task.op, case.matrix, task.feat, options["dtype"], options["reduce"], options["heads"],
+        options["target"], options["threads"],
+    )  # fmt: skip
+
+
+def compiled(case: Case, config: Any) -> Compiled:
+    """A config compiled, and the pattern arranged for it, as :class:`sparsetir.Plan` does.
+
+    A plan also loads the kernel, which works only where it is to run.
+    """
+    task = case.task
+    matrix, problem, _, target = _problem_of(case)
+    template = template_of(config, problem, is_gpu(target))
+    sizes = {"heads": task.heads or 1, "tiles": config.tiles(task.feat)}
+    start = time.perf_counter()
+    stage_two = lower_sparse_iter(template.program(problem, config.compiled))
+    scheduled = template.schedule(stage_two, problem, config.compiled, target)
+    stages = _stages(KERNEL, scheduled, target)
+    module = tvm.IRModule({KERNEL: _callable_with_natural_shapes(KERNEL, stages)})
+    executable = tvm.compile(module, target=target)
+    compile_seconds = time.perf_counter() - start
+    start = time.perf_counter()
+    arranged = template.arrange(_csr(matrix, problem.idtype), problem, config)
+    convert_seconds = time.perf_counter() - start
+    arguments = {**sizes, **arranged.arguments}
+    if task.op != "sddmm":
+        heads = () if task.heads is None else (task.heads,)
+        values = np.broadcast_to(matrix.values, (*heads, matrix.nnz))
+        arguments |= (arranged.spread or (lambda a: {"a": a}))(values)
+    signature = signature_of(stages)
+    dtypes = dict(zip(signature.names, signature.dtypes, strict=True))
+    size = sum(x.size * itemsize(dtypes[n]) for n, x in arguments.items() if is_array(x))
+    return Compiled(
+        executable, signature, arguments, size, arranged.padding,
+        count_launches(scheduled) if is_gpu(target) else 1, compile_seconds, convert_seconds,
+    )  # fmt: skip

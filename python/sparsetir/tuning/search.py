@@ -1,0 +1,269 @@
+"""The tuner: a search over formats and schedules for an operator on a matrix."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from sparsetir.build import resolve_target
+from sparsetir.plan import _csr, _problem
+from sparsetir.schedules.choose import candidates
+from sparsetir.schedules.configs import from_data, to_data
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.spaces import Space, space
+from sparsetir.schedules.templates import TEMPLATES
+from sparsetir.tuning.fingerprint import statistics
+from sparsetir.tuning.measure import Measurer, cores_for
+from sparsetir.tuning.records import Key, Record, RecordError, Records
+from sparsetir.tuning.remote import Remote
+from sparsetir.tuning.task import Task
+from sparsetir.tuning.tuned import Trial, Tuned
+
+__all__ = ["SAMPLERS", "Trial", "Tuned", "forget_trials", "study_name", "tune"]
+
+SAMPLERS = ("auto", "tpe", "random", "exhaustive")
+NEIGHBOURS = 3
+START_SECONDS = 600.0  # that a worker may take before it measures
+
+
+def tune(
+    op: str,
+    matrix: Any,
+    feat: int = 1,
+    *,
+    dtype: str | None = None,
+    reduce: str = "sum",
+    heads: int | None = None,
+    target: Any = "llvm",
+    threads: int | None = None,
+    trials: int = 64,
+    seconds: float | None = None,
+    sampler: str = "auto",
+    seed: int = 0,
+    workers: int = 1,
+    records: Path | str | None = None,
+    storage: str | None = None,
+    time_limit: float = 60.0,
+    memory_limit: int | None = None,
+    transfer: bool = True,
+    progress: Any = None,
+    graph: str = "",
+    remote: Remote | None = None,
+    modules: Sequence[str] = (),
+) -> Tuned:
+    """Search formats and schedules for an operator on a matrix. (SparseTIR, section 2)
+
+    op, matrix, feat, dtype, reduce, heads, target, threads : as for :func:`sparsetir.plan`
+    trials : configs to have measured in the end. Those of earlier runs of the same search count,
+        and those of other processes that are at it; each config is measured once
+    seconds : after which the search ends
+    sampler : "tpe"; "random"; "exhaustive", every config there is, whatever `trials` says; "auto",
+        exhaustive where there are no more configs than trials, else tpe
+    seed : with one worker, and equal measurements, the same gives the same trials
+    workers : that measure side by side: on a CPU each on cores of its own, else each on a GPU
+    records : the file that results and trials are kept in, "" for none; see
+        :func:`sparsetir.tuning.records.default_path` for the default
+    storage : URL of a database that takes the trials in place of the file: all machines that tune
+        the same through it share the work
+    time_limit, memory_limit : of a config, see :class:`sparsetir.tuning.measure.Measurer`
+    transfer : begin with what was best for similar matrices
+    progress : has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
+        (:class:`sparsetir.tuning.progress.Bar`); None for silence
+    graph : a name of the matrix for people
+    remote : a device elsewhere
+    modules : names of modules that add templates of their own to
+        :data:`sparsetir.schedules.templates.TEMPLATES`, with `configs` to be searched
+
+    The default config comes first. A config that crashes, hangs, runs out of memory or computes
+    wrongly is a trial that failed. Ctrl-C ends the search; what was found is returned and kept.
+
+    Raises ValueError and TypeError for other arguments, ImportError without Optuna,
+    :class:`sparsetir.tuning.records.RecordError` for a file that holds no records, RuntimeError
+    where nothing can be measured.
+    """
+    _check(trials, seconds, sampler, seed, workers)
+    make_run = _run_class()
+    for name in modules:
+        import_module(name)
+    matrix, problem, given, resolved = _problem(
+        op, matrix, feat, dtype, reduce, heads, target, threads
+    )
+    task = Task(
+        op, matrix, int(feat), problem.dtype, reduce, heads, _plain_target(target), given.threads
+    )
+    device = None if remote is None else remote.key
+    key = Key.of(task, device)
+    kept = _records(records)
+    configs = candidates(problem, given, resolved)
+    found = space(problem, _csr(matrix, problem.idtype), given, resolved)
+    first, warnings = list(configs), []
+    if transfer and kept is not None:
+        # The default stays first.
+        first[1:1] = _from_neighbours(kept, key, matrix, found, warnings)
+    every = found.points()
+    # Whoever wrote a template wants to know about it.
+    first[1:1] = [c for _, c in every if TEMPLATES[type(c)].configs is not None]
+    if sampler == "auto":
+        sampler = "exhaustive" if len(every) <= trials else "tpe"
+    limit = None if sampler == "exhaustive" else trials
+    url = storage if storage is not None else _url(kept)
+    options: dict[str, Any] = {"time_limit": time_limit, "memory_limit": memory_limit}
+    if remote is not None:
+        options["remote"] = remote
+    if modules:
+        options["modules"] = tuple(modules)
+    places = _places(workers, given.threads, resolved)
+    tuned = Tuned(task, key, [], configs[0], warnings=warnings)
+    with ExitStack() as stack:
+        measurers = [stack.enter_context(Measurer(task, **options, **place)) for place in places]
+        run = stack.enter_context(make_run(
+            study_name(key), url, found, sampler=sampler, seed=int(seed), first=first, trials=limit,
+            seconds=seconds, patience=2 * time_limit + START_SECONDS, required=storage is not None,
+            progress=progress,
+        ))  # fmt: skip
+        if progress is not None:
+            total = len(every) if limit is None else min(len(every), limit)
+            progress.begin(total, len(run.trials()))
+            stack.callback(progress.end)
+        try:
+            run.search(measurers)
+            tuned.finals = run.finals(measurers[0])
+        except KeyboardInterrupt:
+            tuned.interrupted = True
+        tuned.trials = run.trials()
+        tuned.importances = run.importances()
+    tuned.warnings += run.warnings
+    if kept is not None:
+        _keep(kept, tuned, graph)
+    return tuned
+
+
+def _check(trials: Any, seconds: Any, sampler: Any, seed: Any, workers: Any) -> None:
+    for name, value, least in (("trials", trials, 1), ("workers", workers, 1), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
+            raise ValueError(f"tune: argument '{name}': expected {least} or more, got {value!r}")
+    if seconds is not None and (isinstance(seconds, bool) or not seconds > 0):
+        raise ValueError(f"tune: argument 'seconds': expected more than 0, got {seconds!r}")
+    if sampler not in SAMPLERS:
+        known = ", ".join(SAMPLERS)
+        raise ValueError(f"tune: argument 'sampler': expected one of {known}, got {sampler!r}")
+
+
+def _run_class() -> Any:
+    """`Run`, which needs Optuna, no requirement of the package and slow to import."""
+    try:
+        import optuna  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "optuna":
+            raise
+        raise ImportError(
+            "tune: needs Optuna, which is not installed: run `pip install 'sparsetir[tune]'`"
+        ) from error
+    from sparsetir.tuning.run import Run
+
+    return Run
+
+
+def _plain_target(target: Any) -> str | Mapping[str, Any]:
+    """A target as other processes take it."""
+    if isinstance(target, str | dict):
+        return target
+    return {str(k): v for k, v in resolve_target(target).export().items()}
+
+
+def _records(path: Path | str | None) -> Records | None:
+    """The file of records; None where there is to be none."""
+    if path == "":
+        return None
+    found = Records(path)
+    if found.path is None:
+        return None
+    if found.path.is_dir():
+        raise ValueError(f"tune: argument 'records': expected a file, got the folder {found.path}")
+    return found
+
+
+def study_name(key: Key) -> str:
+    """Under which the trials of a key are kept; those of another version measured other kernels."""
+    return f"{key.text()}-{metadata.version('sparsetir')}-tvm{metadata.version('apache-tvm')}"
+
+
+def forget_trials(records: Records, key: Key) -> None:
+    """Delete the trials of a key from the file of records, where a search would go on with them.
+
+    Raises ImportError without Optuna.
+    """
+    url = _url(records)
+    if url is not None and records.path is not None and records.path.exists():
+        _run_class()
+        from sparsetir.tuning.trial_store import forget
+
+        forget(study_name(key), url)
+
+
+def _url(records: Records | None) -> str | None:
+    if records is None or records.path is None:
+        return None
+    return f"sqlite:///{records.path.absolute()}"
+
+
+def _from_neighbours(
+    records: Records, key: Key, matrix: Any, found: Space, warnings: list[str]
+) -> list[Any]:
+    """What was best for similar matrices, as far as it serves this one."""
+    configs = []
+    for record in records.neighbours(key, statistics(matrix), NEIGHBOURS):
+        try:
+            config = from_data(record.config)
+        except ValueError as error:  # of another version
+            warnings.append(f"record {record.id} is left out: {error}")
+            continue
+        if found.point(config) is not None:
+            configs.append(config)
+    return configs
+
+
+def _places(workers: int, threads: int, target: Any) -> list[dict[str, Any]]:
+    """Where each measurer works: on other cores, or another GPU."""
+    if workers == 1:
+        return [{}]
+    if not is_gpu(target):
+        return [{"cores": cores} for cores in cores_for(workers, threads)]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        there = [name for name in named.split(",") if name]
+    else:
+        kind = target.kind.name
+        there = [str(i) for i in range(workers) if tvm.runtime.device(kind, i).exist]
+    if len(there) < workers:
+        raise ValueError(
+            f"tune: argument 'workers': expected at most one for each GPU, got {workers} for "
+            f"{len(there)}"
+        )
+    return [{"environment": {"CUDA_VISIBLE_DEVICES": name}} for name in there[:workers]]
+
+
+def _keep(records: Records, tuned: Tuned, graph: str) -> None:
+    """Add a record of what was best, if anything ran."""
+    try:
+        best = tuned.best
+    except RuntimeError:
+        return
+    outcome = best.outcome
+    assert outcome.seconds is not None
+    record = Record(
+        tuned.key, to_data(best.config), outcome.seconds, tuned.default_seconds,
+        outcome.compile_seconds, outcome.convert_seconds, outcome.padding, outcome.bytes,
+        statistics=statistics(tuned.task.matrix), trials=len(tuned.trials), graph=graph,
+    )  # fmt: skip
+    try:
+        records.add(record)
+    except RecordError as error:
+        tuned.warnings.append(f"the result is not recorded: {error}")

@@ -1,0 +1,111 @@
+"""What a search found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from sparsetir.plan import Plan, plan
+from sparsetir.tuning.records import Key
+from sparsetir.tuning.task import OK, PRUNED, Outcome, Task
+
+__all__ = ["Trial", "Tuned"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A config that was tried.
+
+    number : in the study, from 0
+    when : seconds from the start of the search to the end of the trial, earlier runs included
+    """
+
+    number: int
+    config: Any
+    outcome: Outcome
+    when: float
+
+
+@dataclass
+class Tuned:
+    """What :func:`sparsetir.tune` found.
+
+    trials : of the whole study, also of earlier runs, in the order of their numbers
+    default : the config of a plan that nobody tuned
+    finals : the default and the best configs once more, measured in turns: what `best` and
+        `speedup` go by; empty where the search was interrupted
+    warnings : what went wrong beside the measurements, such as a full disk
+    importances : how much each parameter of the space decided (PED-ANOVA), all together 1
+    """
+
+    task: Task
+    key: Key
+    trials: list[Trial]
+    default: Any
+    finals: list[Trial] = field(default_factory=list)
+    interrupted: bool = False
+    warnings: list[str] = field(default_factory=list)
+    importances: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Trial:
+        """The fastest config; RuntimeError where none ran."""
+        ran = _ran(self.finals) or _ran(self.trials)
+        if not ran:
+            why = next((t.outcome.message for t in self.trials if t.outcome.message), "no trials")
+            counts = ", ".join(f"{n} {state}" for state, n in self.counts.items()) or "none tried"
+            raise RuntimeError(f"tune: no config ran ({counts}); the first failure: {why}")
+        return min(ran, key=seconds)
+
+    @property
+    def config(self) -> Any:
+        """The best trial's."""
+        return self.best.config
+
+    def plan(self) -> Plan:
+        """The operator with the best config."""
+        task = self.task
+        return plan(task.op, task.matrix, task.feat, **task.options, config=self.config)
+
+    @property
+    def default_seconds(self) -> float | None:
+        """Of a call with the default config; None where that did not run."""
+        measured = _ran(self.finals) or _ran(self.trials)
+        return next((seconds(t) for t in measured if t.config == self.default), None)
+
+    @property
+    def speedup(self) -> float | None:
+        """Default's seconds over the best's; None where the default did not run."""
+        default = self.default_seconds
+        return None if default is None else default / seconds(self.best)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Trials by state."""
+        return dict(Counter(trial.outcome.state for trial in self.trials))
+
+    @property
+    def failures(self) -> list[Trial]:
+        """Trials that are neither right nor pruned."""
+        return [trial for trial in self.trials if trial.outcome.state not in (OK, PRUNED)]
+
+    def __repr__(self) -> str:
+        counts = ", ".join(f"{number} {state}" for state, number in self.counts.items())
+        found = ""
+        if _ran(self.trials):
+            found = f": {seconds(self.best) * 1e6:.1f} us, {self.config}"
+            if self.speedup is not None:
+                found += f", {self.speedup:.2f} times the default's speed"
+        stopped = ", interrupted" if self.interrupted else ""
+        return f"<sparsetir.Tuned {self.task.op} ({counts}{stopped}){found}>"
+
+
+def seconds(trial: Trial) -> float:
+    """Of a call; infinite where the config did not run."""
+    found = trial.outcome.seconds
+    return float("inf") if found is None else found
+
+
+def _ran(trials: list[Trial]) -> list[Trial]:
+    return [t for t in trials if t.outcome.state == OK and t.outcome.seconds is not None]

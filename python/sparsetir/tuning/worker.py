@@ -1,0 +1,169 @@
+"""The process that runs candidates; :class:`sparsetir.tuning.measure.Measurer` starts it.
+
+Requests are lines of JSON on stdin, the first of them the task; answers are lines of JSON too: an
+empty one when the task is understood, then for each candidate an empty one when its clock begins to
+run, and its outcome. What is printed here goes to a file of the parent's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import tvm
+
+from sparsetir.arrays import is_array, itemsize, memory
+from sparsetir.build import resolve_target
+from sparsetir.plan import Plan, plan
+from sparsetir.schedules import configs
+from sparsetir.schedules.default import is_gpu
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning.case import Case, array, numbers
+from sparsetir.tuning.measure import is_of_memory
+from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
+from sparsetir.tuning.task import Task
+from sparsetir.tuning.timing import timed
+
+KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+
+
+class Local:
+    """This machine's CPU or GPU as the device that candidates are measured on."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, task = case, case.task
+        target = resolve_target(task.target)
+        self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
+        self.operands = [array(x, task.dtype, self.device) for x in case.operands]
+        self._compile_seconds: dict[int, float] = {}
+
+    def begin(self, time_limit: float) -> None:
+        """It is always there."""
+
+    def measure(self, config: Any, best: float | None) -> dict[str, Any]:
+        """The fields of an Outcome."""
+        task = self.case.task
+        made = plan(task.op, self.case.matrix, task.feat, config=config, **task.options)
+        # A kernel that an earlier config had compiled took then what it would take alone.
+        compiled = self._compile_seconds.setdefault(id(made.kernel), made.compile_seconds)
+        about = {
+            "compile_seconds": compiled, "convert_seconds": made.convert_seconds,
+            "padding": made.padding, "launches": made.launches, "bytes": stored_bytes(made),
+        }  # fmt: skip
+        out = array(np.full(self.case.check.shape, np.nan), task.dtype, self.device)
+
+        def call() -> None:
+            made(*self.operands, out=out)
+
+        finish = None if self.device is None else self.device.sync
+        call()
+        if finish is not None:
+            finish()
+        limit_memory(None)  # what the comparison takes is not the candidate's
+        wrong = self.case.check.error(numbers(out))
+        if wrong:
+            return {"state": "wrong", "message": wrong, **about}
+        return {**timed(call, finish, best), **about}
+
+    def release(self) -> None:
+        """Forget what the pattern was converted to."""
+        self.case.matrix.clear_cache()
+        gc.collect()
+
+
+def stored_bytes(made: Plan) -> int:
+    """Of the arrays that hold the matrix as a plan arranged it, each memory once."""
+    dtypes = made.kernel.signature.dtypes
+    pairs = zip(made._args, dtypes, strict=True)
+    return sum(dict(memory(x, itemsize(d)) for x, d in pairs if is_array(x)).values())
+
+
+def answer(device: Any, config: dict[str, Any], best: float | None) -> dict[str, Any]:
+    """The fields of the Outcome of a config."""
+    try:
+        return device.measure(configs.from_data(config), best)
+    except Exception as error:  # whatever a candidate does is its outcome
+        state = "out of memory" if is_of_memory(repr(error)) else "failed"
+        return {"state": state, "message": one_line(error)}
+    finally:
+        device.release()
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def limit_memory(more: int | None) -> None:
+    """Let this process have so many bytes more than it has now; None for no limit.
+
+    It is private memory that can be written to which counts (RLIMIT_DATA), not what is reserved:
+    CUDA reserves more addresses than there is memory.
+    """
+    most = resource.RLIM_INFINITY
+    if more is not None:
+        status = Path("/proc/self/status").read_text()
+        kilobytes = next(x.split()[1] for x in status.splitlines() if x.startswith("VmData:"))
+        most = int(kilobytes) * 1024 + more
+    resource.setrlimit(resource.RLIMIT_DATA, (most, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+
+
+def prepared(
+    task: dict[str, Any], shape: tuple[int, int], folder: str, modules: Iterable[str],
+    remote: dict[str, Any] | None,
+) -> Any:  # fmt: skip
+    """The device that candidates are measured on, from the first request."""
+    for name in modules:
+        importlib.import_module(name)
+    place = Path(folder)
+    indptr, indices = (np.load(place / f"{n}.npy") for n in ("indptr", "indices"))
+    ones = np.ones(len(indices), "float32")
+    matrix = SparseMatrix(sp.csr_array((ones, indices, indptr), shape=tuple(shape)))
+    case = Case(Task(matrix=matrix, **task), place)
+    return Local(case) if remote is None else RemoteDevice(Remote(**remote), case)
+
+
+def serve(parent: int, answers: int) -> None:
+    """Answer until stdin ends.
+
+    parent : number of the process that asks, with which this one dies
+    answers : file descriptor
+    """
+    ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        return  # it ended before it would have taken this process along
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    signal.signal(signal.SIGSEGV, signal.SIG_DFL)  # TVM's handler prints addresses, at length
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.set_inheritable(answers, False)
+    out = os.fdopen(answers, "w", buffering=1)
+    try:
+        device = prepared(**json.loads(sys.stdin.readline()))
+    except Exception as error:  # told by the parent
+        print(json.dumps({"failed": one_line(error)}), file=out)
+        return
+    print(json.dumps({}), file=out)
+    for line in sys.stdin:
+        request = json.loads(line)
+        try:
+            device.begin(request["time_limit"])
+        except RemoteError as error:
+            print(json.dumps({"failed": str(error)}), file=out)
+            continue
+        print(json.dumps({}), file=out)
+        limit_memory(request["memory_limit"])
+        found = answer(device, request["config"], request["best"])
+        limit_memory(None)
+        print(json.dumps(found), file=out)

@@ -1,0 +1,110 @@
+"""Configs of templates as data that JSON holds, and back.
+
+>>> from sparsetir.formats import Hyb
+>>> from sparsetir.schedules.decomposed import Decomposed
+>>> to_data(Decomposed(Hyb(1, 3)))["format"]
+{'format': 'Hyb', 'c': 1, 'k': 3}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+import numpy as np
+
+from sparsetir import formats
+from sparsetir.formats import Format
+from sparsetir.schedules.templates import TEMPLATES
+
+__all__ = ["FORMATS", "from_data", "to_data"]
+
+# Formats of matrices whose parameters are data; others hold functions, rules or tensors.
+FORMATS: Mapping[str, type[Format]] = {
+    name: getattr(formats, name)
+    for name in (
+        "BSR", "COO", "CSC", "CSF", "CSR", "DBSR", "DCSR", "DIA", "ELL", "EnumeratedPatterns",
+        "Hyb", "Ragged", "RowELL", "SRBCRS",
+    )
+}  # fmt: skip
+
+
+def to_data(config: Any) -> dict[str, Any]:
+    """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`, formats nested.
+
+    Raises ValueError for what is no config of a template, and for a format that is not data.
+    """
+    return _to_data("to_data", "template", config)
+
+
+def from_data(data: Mapping[str, Any]) -> Any:
+    """The config that :func:`to_data` made data of.
+
+    A field that is absent has its default, so that data of older versions can be read. Raises
+    ValueError naming what is unknown (template, format or field), missing or no value of a field.
+    """
+    return _from_data("from_data", "template", data)
+
+
+def _known(kind: str) -> Mapping[str, type]:
+    """The classes by name; templates may come from elsewhere too, after this module is loaded."""
+    return FORMATS if kind == "format" else {c.__name__: c for c in TEMPLATES}
+
+
+def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:
+    known, name = _known(kind), type(value).__name__
+    if known.get(name) is not type(value):
+        raise ValueError(f"{who}: expected a {kind} of {', '.join(known)}, got {name}")
+    out: dict[str, Any] = {kind: name}
+    for field in fields(value):
+        out[field.name] = _plain(who, f"{name}.{field.name}", getattr(value, field.name))
+    return out
+
+
+def _plain(who: str, where: str, value: Any) -> Any:
+    if isinstance(value, Format):
+        return _to_data(who, "format", value)
+    if isinstance(value, tuple | list):
+        return [_plain(who, where, v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{who}: {where}: expected a value that JSON holds, got {value!r}")
+
+
+def _from_data(who: str, kind: str, data: Any) -> Any:
+    known = _known(kind)
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{who}: expected a dict with '{kind}', got {data!r}")
+    if kind not in data:
+        raise ValueError(f"{who}: '{kind}' is missing in {dict(data)!r}")
+    name = data[kind]
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{who}: unknown {kind} {name!r}; expected one of {', '.join(known)}")
+    wanted = {f.name: f for f in fields(known[name])}
+    given = {key: value for key, value in data.items() if key != kind}
+    for key in given:
+        if key not in wanted:
+            raise ValueError(
+                f"{who}: unknown field '{key}' of {name}; expected some of {', '.join(wanted)}"
+            )
+    for key, field in wanted.items():
+        if key not in given and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{who}: field '{key}' of {name} is missing")
+    values = {key: _value(who, f"{name}.{key}", value) for key, value in given.items()}
+    try:
+        return known[name](**values)
+    except TypeError as error:
+        raise ValueError(f"{who}: {name}: {error}") from error
+
+
+def _value(who: str, where: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _from_data(who, "format", value)
+    if isinstance(value, list | tuple):
+        return tuple(_value(who, where, v) for v in value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise ValueError(f"{who}: {where}: expected a value that JSON holds, got {value!r}")

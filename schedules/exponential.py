@@ -1,0 +1,77 @@
+"""Exponentials of float32 in operations that vectors have (CPU).
+
+LLVM calls the C library for each lane of `exp`. Before::
+
+    Y[l] = T.exp(X[l])
+
+After, with n = floor(x / log(2) + 1/2), r = x - n * log(2) and a polynomial p of degree 7::
+
+    Y[l] = p(r) * 2**n
+
+The relative error is at most 2e-7 (Cephes). Results below the least normal number are 0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import ir, tirx
+from tvm.script import tirx as T
+
+from sparsetir.sparse_ir.nodes import map_expr
+
+__all__ = ["inline_exponentials"]
+
+# Logarithms of the least normal float32 and of the greatest one.
+LOWEST, HIGHEST = -87.33654, 88.72283
+# Of (exp(r) - 1 - r) / r**2, for r of at most log(2) / 2.
+POLYNOMIAL = (
+    1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1,
+    5.0000001201e-1,
+)  # fmt: skip
+# Their sum is log(2); products of the first with small integers are exact.
+LOG2_HIGH, LOG2_LOW = 0.693359375, -2.12194440e-4
+MANTISSA_BITS, EXPONENT_BIAS = 23, 127
+
+
+def inline_exponentials(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function with polynomials for `exp` of float32; that of other types stays."""
+
+    def visit(call: Any) -> Any:
+        is_exp = isinstance(call.op, ir.Op) and str(call.op.name) == "tirx.exp"
+        if not is_exp or str(call.ty.dtype) != "float32":
+            return call
+        return _polynomial(call.args[0])
+
+    return func.with_body(map_expr(func.body, [(ir.Call, visit)]))
+
+
+def _polynomial(x: Any) -> Any:
+    given, r, power = (tirx.Var(name, "float32") for name in ("x", "r", "power"))
+    exponent, half = (tirx.Var(name, "int32") for name in ("exponent", "half"))
+    bounded = tirx.max(tirx.min(given, _const(HIGHEST)), _const(LOWEST))
+    total = _const(POLYNOMIAL[0])
+    for factor in POLYNOMIAL[1:]:
+        total = total * r + _const(factor)
+    total = total * r * r + r + _const(1.0)
+    # In two steps, as 2**128 is no float32.
+    for part in (half, exponent - half):
+        total = total * T.reinterpret("float32", (part + EXPONENT_BIAS) << MANTISSA_BITS)
+    total = tirx.Select(given < _const(LOWEST), _const(0.0), total)
+    total = tirx.Select(given > _const(HIGHEST), _const(math.inf), total)
+    total = tirx.Select(tirx.isnan(given), given, total)
+    for name, value in (
+        (half, exponent >> 1),
+        (r, given - power * _const(LOG2_HIGH) - power * _const(LOG2_LOW)),
+        (exponent, tirx.Cast("int32", power)),
+        (power, tirx.floor(bounded * _const(1 / math.log(2)) + _const(0.5))),
+        (given, x),
+    ):
+        total = tirx.Let(name, value, total)
+    return total
+
+
+def _const(value: float) -> Any:
+    return tirx.const(float(np.float32(value)), "float32")

@@ -1,0 +1,237 @@
+"""The operators: what they take, and their exact results.
+
+Operands are float64 arrays for the dtype float64, float32 arrays for all others, which hold only
+numbers that the dtype has. So a result can be checked whatever NumPy knows of the dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.schedules.problems import CsrPattern, Sddmm, Spmm
+
+__all__ = ["OPERATORS", "TOLERANCES", "Check", "Operator", "gathered", "rounded"]
+
+# Largest error of an element in units of the sum of the absolute values that it is made of:
+# some roundings of a result, and for float32 and float64 of a long sum.
+TOLERANCES = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1.6e-2, "float64": 1e-12}
+# Added to these units: results near zero are not held to more than this.
+LEAST_SCALE = 0.1
+# Above so many multiplications results are checked by a projection instead of one by one.
+MOST_EXACT = 2**31
+CHUNK = 2**22  # products that are made at a time
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator.
+
+    name : as `sparsetir.plan` takes it
+    problem : Spmm or Sddmm, what kernels are compiled for
+    title : one line for people
+    names : of the dense operands
+    reads_values : whether values of the matrix play a part
+    operands : (problem, shape of the matrix, feat, heads or None, rng) -> the dense operands,
+        uniform in [-1, 1)
+    reference : (problem, CsrPattern, values, operands) -> (exact, scale), both float64 and of the
+        result's shape: the result, and the sum of the absolute values that each of its elements
+        is made of (for a maximum their largest), in units of which errors are measured
+    """
+
+    name: str
+    problem: type
+    title: str
+    names: tuple[str, ...]
+    reads_values: bool
+    operands: Callable[..., tuple[np.ndarray, ...]]
+    reference: Callable[..., tuple[np.ndarray, np.ndarray]]
+
+    def values(self, problem: Any, nnz: int, heads: int | None, rng: Any) -> np.ndarray:
+        """Random values of a matrix, (nnz,) or (heads, nnz), like the operands."""
+        return _random(problem.dtype, (*_heads(heads), nnz), rng)
+
+
+def rounded(values: np.ndarray, dtype: str) -> np.ndarray:
+    """Numbers near the given ones that the dtype has: float64 for "float64", else float32."""
+    if dtype == "float64":
+        return np.asarray(values, "float64")
+    values = np.asarray(values, "float32")
+    if dtype == "bfloat16":  # cut to its 16 bits
+        return (values.view("uint32") & np.uint32(0xFFFF0000)).view("float32")
+    return values.astype(dtype).astype("float32")
+
+
+def _random(dtype: str, shape: tuple[int, ...], rng: Any) -> np.ndarray:
+    drawn = rng.random(shape, "float64" if dtype == "float64" else "float32")
+    return rounded(drawn * 2 - 1, dtype)
+
+
+def _heads(heads: int | None) -> tuple[int, ...]:
+    return () if heads is None else (heads,)
+
+
+def _spmm_operands(
+    problem: Spmm, shape: tuple[int, int], feat: int, heads: int | None, rng: Any
+) -> tuple[np.ndarray, ...]:
+    return (_random(problem.dtype, (*_heads(heads), shape[1], feat), rng),)
+
+
+def _spmv_operands(
+    problem: Spmm, shape: tuple[int, int], feat: int, heads: int | None, rng: Any
+) -> tuple[np.ndarray, ...]:
+    return (_random(problem.dtype, (*_heads(heads), shape[1]), rng),)
+
+
+def _sddmm_operands(
+    problem: Sddmm, shape: tuple[int, int], feat: int, heads: int | None, rng: Any
+) -> tuple[np.ndarray, ...]:
+    return tuple(_random(problem.dtype, (*_heads(heads), s, feat), rng) for s in shape)
+
+
+def _each_head(
+    one: Callable[..., tuple[np.ndarray, np.ndarray]],
+) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
+    """A reference for problems with heads, from one for a single head."""
+
+    def reference(
+        problem: Any, pattern: CsrPattern, values: Any, operands: tuple[np.ndarray, ...]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        if not problem.batched:
+            return one(problem, pattern, values, operands)
+        heads = len(operands[0])
+        if values is not None:
+            values = np.broadcast_to(values, (heads, len(pattern.indices)))
+        found = [
+            one(problem, pattern, None if values is None else values[h], [x[h] for x in operands])
+            for h in range(heads)
+        ]
+        exact, scale = zip(*found, strict=True)
+        return np.stack(exact), np.stack(scale)
+
+    return reference
+
+
+def _spmm(
+    problem: Spmm, pattern: CsrPattern, values: Any, operands: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    (b,) = operands
+    values, b = np.asarray(values, "float64"), np.asarray(b, "float64")
+    if problem.reduce == "max":
+        return _largest(pattern, values, b), _largest(pattern, np.abs(values), np.abs(b))
+    indptr, indices, shape = pattern
+    found = []
+    for data, dense in ((values, b), (np.abs(values), np.abs(b))):
+        out = sp.csr_array((data, indices, indptr), shape=shape) @ dense
+        if problem.reduce == "mean":
+            counts = np.maximum(np.diff(indptr), 1)
+            out = out / counts.reshape(-1, *[1] * (out.ndim - 1))
+        found.append(out)
+    return found[0], found[1]
+
+
+def _largest(pattern: CsrPattern, values: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The largest product of each row and feature, 0 in rows without elements; keeps NaN."""
+    indptr, indices, (m, _) = pattern
+    width = int(np.prod(b.shape[1:], dtype=int))
+    dense, out = b.reshape(len(b), width), np.zeros((m, width))
+    rows = np.flatnonzero(np.diff(indptr))
+    step = max(1, CHUNK // max(1, len(indices)))
+    for start in range(0, width if len(rows) else 0, step):
+        at = slice(start, start + step)
+        products = values[:, None] * dense[indices, at]
+        out[rows, at] = np.maximum.reduceat(products, indptr[rows], axis=0)
+    return out.reshape(m, *b.shape[1:])
+
+
+def _sddmm(
+    problem: Sddmm, pattern: CsrPattern, values: Any, operands: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    del problem, values
+    indptr, indices, (m, _) = pattern
+    rows = np.repeat(np.arange(m, dtype=indices.dtype), np.diff(indptr))
+    x, y = (np.asarray(v, "float64") for v in operands)
+    exact, scale = np.empty(len(indices)), np.empty(len(indices))
+    gathered(rows, indices, x, y, exact)
+    gathered(rows, indices, np.abs(x), np.abs(y), scale)
+    return exact, scale
+
+
+def gathered(
+    rows: np.ndarray, columns: np.ndarray, x: np.ndarray, y: np.ndarray, out: np.ndarray
+) -> np.ndarray:
+    """out[e] = x[rows[e]] . y[columns[e]], some elements at a time; in the dtype of x."""
+    step = max(1, CHUNK // max(1, x.shape[1]))
+    for start in range(0, len(rows), step):
+        at = slice(start, start + step)
+        out[at] = np.einsum("ij,ij->i", x[rows[at]], y[columns[at]])
+    return out
+
+
+OPERATORS: Mapping[str, Operator] = {
+    op.name: op
+    for op in (
+        Operator(
+            "spmm", Spmm, "sparse times dense", ("b",), True, _spmm_operands, _each_head(_spmm)
+        ),
+        Operator(
+            "spmv", Spmm, "sparse times a vector", ("b",), True, _spmv_operands, _each_head(_spmm)
+        ),
+        Operator(
+            "sddmm", Sddmm, "dense times dense where a matrix stores elements", ("x", "y"), False,
+            _sddmm_operands, _each_head(_sddmm),
+        ),
+    )
+}  # fmt: skip
+
+
+class Check:
+    """Says what is wrong with results of an operator; the exact one is computed once.
+
+    most_exact : multiplications above which the features of a sum or mean are checked all together,
+        in one random direction: a sum of values with random signs hides no error, and the bound is
+        the sum of the bounds
+    """
+
+    def __init__(
+        self,
+        operator: Operator,
+        problem: Any,
+        pattern: CsrPattern,
+        values: Any,
+        operands: tuple[np.ndarray, ...],
+        most_exact: int = MOST_EXACT,
+    ) -> None:
+        self.tolerance = TOLERANCES[problem.dtype]
+        self.direction = None
+        features = operands[0].shape[-1]
+        products = len(pattern.indices) * features * (len(operands[0]) if problem.batched else 1)
+        summed = operator.name == "spmm" and problem.reduce != "max"
+        if not summed or products <= most_exact:
+            self.exact, self.scale = operator.reference(problem, pattern, values, operands)
+            self.shape = self.exact.shape
+            return
+        self.direction = np.random.default_rng(2).choice([-1.0, 1.0], features)
+        towards = operands[0] @ self.direction
+        sizes = np.abs(operands[0]).sum(axis=-1, dtype="float64")
+        self.exact, _ = operator.reference(problem, pattern, values, (towards,))
+        _, self.scale = operator.reference(problem, pattern, values, (sizes,))
+        self.shape = (*self.exact.shape, features)
+
+    def error(self, result: np.ndarray) -> str | None:
+        """What is wrong with a result (float32 or float64), or None."""
+        if result.shape != self.shape:
+            return f"expected shape {self.shape}, got {result.shape}"
+        if self.direction is not None:
+            result = result @ self.direction
+        # NaN compares as wrong.
+        right = np.abs(result - self.exact) <= self.tolerance * (self.scale + LEAST_SCALE)
+        if right.all():
+            return None
+        at = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
+        text = f"{result[tuple(at)]:.6g}, not {self.exact[tuple(at)]:.6g}"
+        return f"{(~right).sum()} of {right.size} wrong, the first at {at}: {text}"

@@ -1,0 +1,362 @@
+"""The joint space of formats and schedules that a search goes through. (SparseTIR, section 2)
+
+A point says which template (a branch of the space) and a choice for each of its parameters; it is
+flat, and its values are scalars that JSON holds. Not every point is a config: choices may not go
+together. Every config of a space can be made, and its template takes the problem and the pattern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from itertools import product
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+from sparsetir import formats
+from sparsetir.formats import Format, Pattern
+from sparsetir.formats.library import places
+from sparsetir.schedules import decomposed
+from sparsetir.schedules.choose import Statistics, candidates
+from sparsetir.schedules.decomposed import Decomposed
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.row_sums import split, visits_once
+from sparsetir.schedules.sddmm import SddmmGroups
+from sparsetir.schedules.sddmm_gpu import FusedNonzeros
+from sparsetir.schedules.spmm import MAX_TILE, RowBlocks
+from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.schedules.spmm_hyb import HybRows, shares_rows
+from sparsetir.schedules.spmv import SlicedRows
+from sparsetir.schedules.spmv import serves as slices_serve
+from sparsetir.schedules.templates import TEMPLATES
+from sparsetir.sparse_ir.errors import ScheduleError
+
+__all__ = ["Branch", "Point", "Space", "space"]
+
+# {"template": "RowBlocks", "RowBlocks.tile": 64, ...}
+Point = dict[str, Any]
+BRANCH = "template"
+# Vectors of a tile.
+VECTORS = (1, 2, 4, 8, 16)
+# Multiplications from which on a single thread is not tried where there are more.
+SERIAL_WORK = 1 << 24
+MAX_STRAIGHT = 64  # vectors of a tile that code is written out for
+MOST_SUMS = 16  # vectors of sums that stay in registers
+THREADS_OF_A_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Branch:
+    """The configs of one template.
+
+    name : of the template
+    choices : for each parameter the values that it may have
+    make : a config of one value for each parameter, by name; None where they do not go together
+    """
+
+    name: str
+    choices: Mapping[str, tuple[Any, ...]]
+    make: Callable[..., Any | None]
+
+    def points(self) -> Iterator[tuple[Point, Any]]:
+        """All points that are a config, with it."""
+        for values in product(*self.choices.values()):
+            chosen = dict(zip(self.choices, values, strict=True))
+            config = self.config(chosen)
+            if config is not None:
+                point = {f"{self.name}.{name}": value for name, value in chosen.items()}
+                yield {BRANCH: self.name, **point}, config
+
+    def config(self, chosen: Mapping[str, Any]) -> Any | None:
+        """The config of some values; None where there is none."""
+        try:
+            return self.make(**chosen)
+        except (ValueError, ScheduleError):
+            return None
+
+
+@dataclass(frozen=True)
+class Space:
+    """The configs that may serve a problem, by branches."""
+
+    branches: tuple[Branch, ...]
+
+    def config(self, point: Point) -> Any | None:
+        """The config of a point; None where the choices do not go together.
+
+        Raises ValueError for what is no point of this space.
+        """
+        branch = next((b for b in self.branches if b.name == point.get(BRANCH)), None)
+        if branch is None:
+            known = ", ".join(b.name for b in self.branches)
+            raise ValueError(
+                f"Space.config: expected a point with '{BRANCH}' of {known}, got {point}"
+            )
+        chosen = {}
+        for name, values in branch.choices.items():
+            key = f"{branch.name}.{name}"
+            if key not in point or point[key] not in values:
+                raise ValueError(
+                    f"Space.config: expected a point with '{key}' of {values}, got {point}"
+                )
+            chosen[name] = point[key]
+        return branch.config(chosen)
+
+    def point(self, config: Any) -> Point | None:
+        """A point that gives a config; None if the space has none."""
+        return self._points.get(config)
+
+    def points(self) -> list[tuple[Point, Any]]:
+        """Every config once, with the first point that gives it; always in the same order."""
+        return [(point, config) for config, point in self._points.items()]
+
+    @cached_property
+    def _points(self) -> dict[Any, Point]:
+        found: dict[Any, Point] = {}
+        for branch in self.branches:
+            for point, config in branch.points():
+                found.setdefault(config, point)
+        return found
+
+
+def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> Space:
+    """The space of a problem, for a pattern and a target.
+
+    given : of the pattern, as `choose` takes it. What `candidates` gives is always in the space.
+    """
+    known = candidates(problem, given, target)
+    gpu = is_gpu(target)
+    others = _plugged_in(problem, pattern, given, target)
+    if isinstance(problem, Sddmm):
+        return Space((_fused_nonzeros(known, given) if gpu else _groups(known, given), *others))
+    stored = _decomposed(problem, pattern, given.feat, 0 if gpu else _lanes(known))
+    if gpu:
+        branches = [_row_split(known, given), _hyb_rows(known, problem), stored]
+    else:
+        branches = [_row_blocks(known, given), stored]
+        if given.feat == 1 and slices_serve(problem):
+            branches.insert(0, _sliced_rows(known, given))
+    return Space((*(b for b in branches if b is not None), *others))
+
+
+def _plugged_in(
+    problem: Any, pattern: CsrPattern, given: Statistics, target: Any
+) -> Iterator[Branch]:
+    """A branch for each template that names its configs; its one parameter is their number."""
+    for kind, template in TEMPLATES.items():
+        if template.configs is not None and template.fits(problem, is_gpu(target)):
+            found = tuple(template.configs(problem, pattern, given, target))
+            numbers = {"config": tuple(range(len(found)))}
+            yield Branch(kind.__name__, numbers, lambda config, found=found: found[config])
+
+
+def _row_blocks(known: list[Any], given: Statistics) -> Branch:
+    """Tiles of whole vectors, and those of the candidates.
+
+    order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile; "packed",
+        the same with the tile's features of B copied together
+    blocks : of rows, for each thread; 0 for a kernel on one thread
+    """
+    known = [c for c in known if isinstance(c, RowBlocks)]
+    lanes, feat = known[0].lanes, given.feat
+    widths = {min(feat, v * lanes, MAX_TILE) for v in VECTORS} | {c.tile for c in known}
+    parallel = [] if given.threads == 1 else [1, 4]
+    if not parallel or given.nnz * feat < SERIAL_WORK:
+        parallel.insert(0, 0)
+
+    def make(tile: int, order: str, prefetch: int, parts: int, blocks: int) -> RowBlocks:
+        whole = feat % tile == 0 and tile % lanes == 0
+        tiles = -(-feat // tile)
+        pack = order == "packed"
+        return RowBlocks(
+            tile=tile, lanes=lanes, feat=None if whole else feat, pack=pack,
+            tiles_first=pack or (order == "tiles" and tiles > 1), prefetch=prefetch, parts=parts,
+            blocks=_blocks(blocks, tiles if pack else 1, given.threads), parallel=blocks > 0,
+        )  # fmt: skip
+
+    choices = {
+        "tile": tuple(sorted(widths)),
+        "order": ("rows", "tiles", "packed"),
+        "prefetch": (0, 8, 16),
+        "parts": (1, 4),
+        "blocks": tuple(parallel),
+    }
+    return Branch("RowBlocks", choices, make)
+
+
+def _blocks(each: int, tiles: int, threads: int) -> int:
+    """Blocks of rows that give each thread so many tasks, where tiles are tasks too."""
+    return max(1, each * (threads // gcd(tiles, threads)))
+
+
+def _sliced_rows(known: list[Any], given: Statistics) -> Branch:
+    default = next(c for c in known if isinstance(c, SlicedRows))
+    choices = {
+        "lanes": _sorted(max(1, default.lanes // 2), default.lanes, 2 * default.lanes),
+        "long": _sorted(64, 256, 1024, default.long),
+        "window": _sorted(512, 4096, 32768, default.window),
+        "blocks": _sorted(1, default.blocks, given.threads, 4 * given.threads),
+        "prefetch": _sorted(0, default.prefetch),
+    }
+    return Branch("SlicedRows", choices, SlicedRows)
+
+
+def _groups(known: list[SddmmGroups], given: Statistics) -> Branch:
+    """Tiles of whole `vectors`; 0 for all features in one tile."""
+    default, feat = known[0], given.feat
+    fitting = [v for v in VECTORS if feat % (v * default.lanes) == 0]
+    if default.feat is not None or feat <= MAX_STRAIGHT * default.lanes:
+        fitting.append(0)
+
+    def make(lanes: int, group: int, vectors: int, parts: int, pack: bool) -> SddmmGroups:
+        if not vectors:
+            return SddmmGroups(lanes, group, -(-feat // lanes), feat, parts, pack)
+        return SddmmGroups(lanes, group, vectors, None, parts, pack)
+
+    choices = {
+        "lanes": _sorted(default.lanes, max(1, default.lanes // 2)),
+        "group": _sorted(default.group, *(g for g in (4, 8, 16) if g <= default.lanes)),
+        "vectors": _sorted(*fitting),
+        "parts": _sorted(1, 4, 16, *(c.parts for c in known)),
+        "pack": (False, True),
+    }
+    return Branch("SddmmGroups", choices, make)
+
+
+def _row_split(known: list[Any], given: Statistics) -> Branch:
+    rows = [c for c in known if isinstance(c, RowSplit)]
+    default, feat = rows[0], given.feat
+    widths = [t for t in (8, 16, 32, 64) if t <= 2 * (feat // default.vector)]
+
+    def make(
+        threads: int, rows: int, vector: int, coarsen: int, row_cache: bool, occupancy: int | None
+    ) -> RowSplit:
+        return RowSplit(threads, rows, vector, coarsen, feat, row_cache, occupancy)
+
+    choices = {
+        "threads": _sorted(default.threads, *widths),
+        "rows": _sorted(1, 2, 4, 8, *(c.rows_per_block for c in rows)),
+        "vector": _sorted(default.vector, max(1, default.vector // 2)),
+        "coarsen": (1, 2),
+        "row_cache": (False, True),
+        "occupancy": (None, 1024),
+    }
+    return Branch("RowSplit", choices, make)
+
+
+def _hyb_rows(known: list[Any], problem: Spmm) -> Branch | None:
+    """Around the candidates, of which there are none for heads."""
+    found = [c for c in known if isinstance(c, HybRows)]
+    if not found:
+        return None
+    default, shares = found[0], shares_rows(problem)
+    near = (max(0, default.k - 1), default.k + 1) if shares else ()
+
+    def make(c: int, k: int, rows: int, coarsen: int, unroll: int, occupancy: int | None) -> Any:
+        return replace(
+            default, c=c, k=k, rows_per_block=rows, coarsen=coarsen, unroll=unroll,
+            occupancy=occupancy,
+        )  # fmt: skip
+
+    choices = {
+        "c": (1, 2, 4) if shares else (1,),
+        "k": _sorted(default.k, *near),
+        "rows": _sorted(2, 8, default.rows_per_block),
+        "coarsen": (1, 2),
+        "unroll": (4, 8),
+        "occupancy": (None, 1024),
+    }
+    return Branch("HybRows", choices, make)
+
+
+def _fused_nonzeros(known: list[FusedNonzeros], given: Statistics) -> Branch:
+    default = known[0]
+
+    def make(threads: int, work: int, vector: int, coarsen: int, occupancy: int | None) -> Any:
+        groups = THREADS_OF_A_BLOCK // threads
+        return FusedNonzeros(threads, groups, work, vector, coarsen, given.feat, occupancy)
+
+    choices = {
+        "threads": _sorted(4, 8, 16, 32, default.threads),
+        "work": _sorted(1, 2, 4, 8, default.work),
+        "vector": _sorted(default.vector, max(1, default.vector // 2)),
+        "coarsen": _sorted(1, 2, 4, default.coarsen),
+        "occupancy": (None, 768, 1024),
+    }
+    return Branch("FusedNonzeros", choices, make)
+
+
+def _sorted(*values: int) -> tuple[int, ...]:
+    return tuple(sorted(set(values)))
+
+
+def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Branch | None:
+    """The formats of the library that do not pad the pattern too much, by name.
+
+    lanes : of a vector; 0 where there are no tiles in registers
+    tile : features; 0 for the default schedule alone, as all others are where the format's rows
+        come after its columns, or tiles would overlap and rows are stored in pieces
+    """
+    if decomposed.serves(problem) is not None:
+        return None
+    stored = Pattern.from_csr(*pattern, check=False)
+    found, filled = {}, set()
+    counts: dict[Any, int] = {}  # DBSR has the places of BSR
+    for fmt in _formats(stored):
+        key = (fmt.rows, fmt.cols) if isinstance(fmt, formats.BSR | formats.DBSR) else fmt
+        if key not in counts:
+            counts[key] = places(fmt, stored)
+        if decomposed.refusal(fmt, stored, problem, counts[key]) is None:
+            found[fmt.name] = fmt
+            if _traits(fmt).masked and counts[key] == stored.nnz:
+                filled.add(fmt.name)
+
+    def make(format: str, tile: int) -> Decomposed:
+        fmt, traits = found[format], _traits(found[format])
+        full = format in filled
+        tile = min(tile, max(1, MOST_SUMS // traits.rows) * lanes)
+        if not tile or not traits.rows_first:
+            return Decomposed(fmt, filled=full)
+        whole = feat % tile == 0 and tile % lanes == 0
+        if not whole and not traits.once:
+            return Decomposed(fmt, filled=full)
+        return Decomposed(fmt, tile, lanes, None if whole else feat, full)
+
+    tiles = {min(feat, v * lanes) for v in (2, 8) if lanes > 1}
+    return Branch("Decomposed", {"format": tuple(found), "tile": (0, *sorted(tiles))}, make)
+
+
+class _Traits(NamedTuple):
+    """What tiles depend on; see `sparsetir.schedules.row_sums`. rows : of a block"""
+
+    masked: bool
+    rows_first: bool
+    once: bool
+    rows: int
+
+
+@cache
+def _traits(fmt: Format) -> _Traits:
+    rules = fmt.rules(formats.Operand.default(2))
+    axes = split(rules[0])
+    rows = [int(rules[0].axis(name).length) for name in axes.rows] if axes is not None else []
+    masked = any(rule.masked for rule in rules)
+    return _Traits(masked, axes is not None, visits_once(rules), prod(rows))
+
+
+def _lanes(known: list[Any]) -> int:
+    return next(c.lanes for c in known if isinstance(c, RowBlocks))
+
+
+def _formats(pattern: Pattern) -> Iterable[Format]:
+    blocks = ((2, 2), (4, 4), (8, 8), (16, 16), (1, 8), (8, 1))
+    k = formats.Hyb.for_pattern(pattern).k
+    yield from (formats.CSR(), formats.DCSR(), formats.CSC(), formats.COO())
+    yield from (formats.ELL(), formats.Ragged(), formats.DIA())
+    yield from (formats.RowELL(g) for g in (4, 8, 16, 32))
+    yield from (kind(r, c) for kind in (formats.BSR, formats.DBSR) for r, c in blocks)
+    yield from (formats.SRBCRS(t, g) for t in (4, 8) for g in (8, 32))
+    yield from (formats.Hyb(c, min(k, 5) if c > 2 else k) for c in (1, 2, 4))
+    yield formats.EnumeratedPatterns(4)

@@ -1,0 +1,104 @@
+"""Configs as JSON data, and back."""
+
+import json
+
+import pytest
+
+from sparsetir.formats import (
+    BSR,
+    COO,
+    CSC,
+    CSF,
+    CSR,
+    DBSR,
+    DCSR,
+    DIA,
+    ELL,
+    SRBCRS,
+    EnumeratedPatterns,
+    Hyb,
+    Mixture,
+    Ragged,
+    RelationalHyb,
+    RowELL,
+    by_band,
+)
+from sparsetir.schedules.configs import FORMATS, from_data, to_data
+from sparsetir.schedules.decomposed import Decomposed
+from sparsetir.schedules.sddmm import SddmmGroups
+from sparsetir.schedules.sddmm_gpu import FusedNonzeros
+from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.schedules.spmm_hyb import HybRows
+from sparsetir.schedules.spmv import SlicedRows
+from sparsetir.schedules.templates import TEMPLATES
+
+STORED = (
+    BSR(4, 8), COO(), CSC(), CSF((1, 0)), CSR(), DBSR(2, 2), DCSR(), DIA(), ELL(),
+    EnumeratedPatterns(4), Hyb(2, 3), Ragged(), RowELL(8), SRBCRS(4, 16),
+)  # fmt: skip
+CONFIGS = (
+    RowBlocks(tile=33, lanes=16, feat=33, pack=True, blocks=7),
+    SlicedRows(lanes=8, long=100, packed=False),
+    SddmmGroups(16, 8, 3, 40, pack=True),
+    RowSplit(row_cache=True, rows_per_block=1, occupancy=None),
+    HybRows(c=2, k=3, work=4),
+    FusedNonzeros(feat=32),
+    *map(Decomposed, STORED),
+    Decomposed(BSR(8, 8), 20, 16, 20, filled=True),
+)
+
+
+def test_every_template_and_format_is_here():
+    assert set(map(type, CONFIGS)) == set(TEMPLATES)
+    assert {type(f) for f in STORED} == set(FORMATS.values())
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=repr)
+def test_there_and_back_through_json(config):
+    back = from_data(json.loads(json.dumps(to_data(config))))
+    assert back == config and type(back) is type(config) and hash(back) == hash(config)
+
+
+def test_what_the_data_look_like():
+    assert to_data(Decomposed(Hyb(1, 3))) == {
+        "template": "Decomposed", "format": {"format": "Hyb", "c": 1, "k": 3},
+        "tile": None, "lanes": 1, "feat": None, "filled": False,
+    }  # fmt: skip
+
+
+def test_absent_fields_have_their_defaults():
+    assert from_data({"template": "RowBlocks", "tile": 64}) == RowBlocks(tile=64)
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"template": "Nope"}, "unknown template 'Nope'"),
+        ({"template": ["RowBlocks"]}, "unknown template"),
+        ({"tile": 3}, "'template' is missing"),
+        ([1], "expected a dict"),
+        ({"template": "RowBlocks", "colour": 1}, "unknown field 'colour' of RowBlocks"),
+        ({"template": "RowBlocks", "tile": 0}, "argument 'tile'"),
+        ({"template": "SlicedRows", "lanes": "8"}, "SlicedRows"),
+        ({"template": "RowBlocks", "tile": {"a": 1}}, "'format' is missing"),
+        ({"template": "RowBlocks", "tile": b"x"}, "RowBlocks.tile: expected a value that JSON"),
+        ({"template": "Decomposed"}, "field 'format' of Decomposed is missing"),
+        ({"template": "Decomposed", "format": {"format": "BSR", "rows": 2}}, "'cols' of BSR"),
+        ({"template": "Decomposed", "format": {"format": "Mixture"}}, "unknown format 'Mixture'"),
+        ({"template": "Decomposed", "format": "csr"}, "expected a format, got 'csr'"),
+    ],
+)
+def test_wrong_data_are_refused_by_name(data, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        from_data(data)
+
+
+def test_formats_that_are_no_data_are_refused_by_name():
+    mixed = Mixture("band", (DIA(), CSR()), by_band(-1, 1))
+    with pytest.raises(ValueError, match="expected a format of .*, got Mixture"):
+        to_data(Decomposed(mixed))
+    with pytest.raises(ValueError, match="format of matrices, got 'relational_hyb_3' of 3 axes"):
+        Decomposed(RelationalHyb(3))
+    with pytest.raises(ValueError, match="expected a template of .*, got int"):
+        to_data(3)

@@ -1,0 +1,197 @@
+"""SpMM over formats of the library, against scipy, on patterns that are easy to get wrong."""
+
+import importlib
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetir
+from gpu_runner import requires_opencl
+from sparsetir.formats import (
+    BSR,
+    COO,
+    CSC,
+    CSR,
+    DBSR,
+    DCSR,
+    DIA,
+    ELL,
+    SRBCRS,
+    EnumeratedPatterns,
+    Hyb,
+    Ragged,
+    RowELL,
+)
+from sparsetir.schedules import decomposed
+from sparsetir.schedules.decomposed import Decomposed, refusal
+from sparsetir.schedules.problems import Spmm
+from sparsetir.sparse_ir.errors import ScheduleError
+from spmm_gpu_common import MASKS, kernel, of_mask, operands, oracle, run_opencl, scheduled
+
+FORMATS = (
+    CSR(), DCSR(), CSC(), COO(), ELL(), Ragged(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2),
+    SRBCRS(4, 4), Hyb(2, 2), EnumeratedPatterns(3),
+)  # fmt: skip
+IN_TILES = (CSR(), DCSR(), ELL(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2), SRBCRS(4, 4), Hyb(2, 2))
+
+
+def csr(dense, dtype="float32"):
+    out = sp.csr_array(dense.astype(dtype))
+    out.data = np.random.default_rng(3).uniform(-1, 1, out.nnz).astype(dtype)
+    return out
+
+
+def zoo():
+    """Rows and columns of different lengths, of sizes that blocks do not divide."""
+    rng = np.random.default_rng(0)
+    scattered = rng.random((37, 29)) < 0.15
+    scattered[5:9] = False
+    one_row = np.zeros((23, 40), bool)
+    one_row[7] = True
+    band = abs(np.subtract.outer(np.arange(19), np.arange(26))) < 3
+    return {
+        "scattered": scattered, "one row": one_row, "band": band, "empty": np.zeros((6, 5), bool),
+        "no rows": np.zeros((0, 5), bool), "one element": np.ones((1, 1), bool),
+        "dense": np.ones((17, 11), bool),
+    }  # fmt: skip
+
+
+def check(matrix, config, feat, dtype="float32", fill=None):
+    plan = sparsetir.plan("spmm", matrix, feat, config=config)
+    b = np.random.default_rng(1).uniform(-1, 1, (matrix.shape[1], feat)).astype(dtype)
+    if fill is not None:
+        b[fill] = np.inf
+    out = np.full((matrix.shape[0], feat), np.nan, dtype)
+    plan(b, out=out)
+    with np.errstate(invalid="ignore"):
+        wanted = np.vstack([np.zeros((0, feat)), *(
+            matrix.data[s:e] @ b[matrix.indices[s:e]] if e > s else np.zeros((1, feat))
+            for s, e in zip(matrix.indptr[:-1], matrix.indptr[1:], strict=True)
+        )])  # fmt: skip
+    np.testing.assert_allclose(out, wanted, rtol=1e-4, atol=1e-5)
+    return plan, b
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_default_schedule(fmt):
+    """One kernel for all patterns and features; padding does not show."""
+    before = sparsetir.compilations()
+    for name, dense in zoo().items():
+        matrix = csr(dense)
+        pattern = sparsetir.SparseMatrix(matrix).pattern
+        if refusal(fmt, pattern, Spmm()) is None:
+            fill = 4 if name == "scattered" else None
+            check(matrix, Decomposed(fmt), 5, fill=fill)
+            check(matrix, Decomposed(fmt), 18)
+    assert sparsetir.compilations() - before <= 1
+
+
+@pytest.mark.parametrize("fmt", IN_TILES, ids=lambda f: f.name)
+def test_tiles_in_registers(fmt):
+    config = Decomposed(fmt, tile=16, lanes=8)
+    for name, dense in zoo().items():
+        matrix = csr(dense)
+        if refusal(fmt, sparsetir.SparseMatrix(matrix).pattern, Spmm()) is None:
+            check(matrix, config, 32, fill=4 if name == "scattered" else None)
+    with pytest.raises(ScheduleError, match="multiples of 16 features, got 24"):
+        sparsetir.plan("spmm", csr(zoo()["band"]), 24, config=config)
+
+
+@pytest.mark.parametrize("fmt", [CSR(), BSR(3, 4)], ids=lambda f: f.name)
+def test_a_feature_size_that_tiles_do_not_divide(fmt):
+    for dense in (zoo()["scattered"], zoo()["one row"]):
+        check(csr(dense), Decomposed(fmt, tile=20, lanes=8, feat=29), 29)
+
+
+def test_filled_blocks_have_no_mask():
+    blocks = np.kron(np.random.default_rng(0).random((4, 5)) < 0.5, np.ones((2, 3), bool))
+    config = Decomposed(BSR(2, 3), tile=8, lanes=8, filled=True)
+    plan, _ = check(csr(blocks), config, 16)
+    assert not any("mask" in name for name in plan.kernel.signature.names)
+    assert plan.padding == 0
+    check(csr(blocks), Decomposed(BSR(2, 3), filled=True), 3)
+    with pytest.raises(ScheduleError, match="expected a pattern that fills bsr_2_3"):
+        sparsetir.plan("spmm", csr(zoo()["scattered"]), 16, config=config)
+
+
+@pytest.mark.parametrize("config", [Decomposed(Hyb(1, 2)), Decomposed(BSR(2, 2), 8, 8)], ids=str)
+def test_values_of_a_run(config):
+    matrix = csr(zoo()["scattered"])
+    plan, b = check(matrix, config, 8)
+    values = np.arange(1, matrix.nnz + 1, dtype="float32")
+    wanted = sp.csr_array((values, matrix.indices, matrix.indptr), shape=matrix.shape) @ b
+    np.testing.assert_allclose(plan(b, values=values), wanted, rtol=1e-4)
+    found = plan(torch.from_numpy(b), values=torch.from_numpy(values))
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-4)
+    check(matrix, config, 8)
+
+
+def test_float64_int64_and_vectors(monkeypatch):
+    matrix = csr(zoo()["scattered"], "float64")
+    check(matrix, Decomposed(BSR(3, 4), 8, 8), 16, "float64")
+    x = np.random.default_rng(0).random(29)
+    run = sparsetir.plan("spmv", matrix, config=Decomposed(ELL()))
+    np.testing.assert_allclose(run(x), matrix @ x)
+    module = importlib.import_module("sparsetir.plan")
+    monkeypatch.setattr(module, "_offsets", lambda *_: "int64")
+    plan, _ = check(csr(zoo()["scattered"]), Decomposed(Hyb(1, 2)), 8)
+    assert plan.problem.idtype == "int64"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": 2}, "got heads"),
+        ({"dtype": "float16"}, "got dtype 'float16'"),
+        ({"reduce": "max"}, "got reduce='max'"),
+        ({"reduce": "mean"}, "got reduce='mean'"),
+    ],
+)
+def test_what_is_not_served_is_refused_by_name(options, message):
+    with pytest.raises(ScheduleError, match=message):
+        sparsetir.plan("spmm", csr(zoo()["band"]), 8, config=Decomposed(CSR()), **options)
+    with pytest.raises(TypeError, match="expected SddmmGroups for this operator"):
+        sparsetir.plan("sddmm", csr(zoo()["band"]), 8, config=Decomposed(CSR()))
+
+
+def test_tiles_that_a_format_does_not_have_are_refused():
+    band = csr(zoo()["band"])
+    with pytest.raises(ScheduleError, match="rows come before their columns, for tiles, got rule"):
+        sparsetir.plan("spmm", band, 16, config=Decomposed(CSC(), 16, 8))
+    with pytest.raises(ScheduleError, match="expected tiles that do not overlap"):
+        sparsetir.plan("spmm", band, 20, config=Decomposed(Hyb(1, 2), 16, 8, 20))
+    with pytest.raises(ValueError, match="argument 'tile': expected a number beside"):
+        Decomposed(CSR(), feat=3)
+    with pytest.raises(ValueError, match="argument 'lanes'"):
+        Decomposed(CSR(), tile=8, lanes=3)
+
+
+def test_too_much_padding_is_refused_before_converting(monkeypatch):
+    def convert(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(ELL, "convert", convert)
+    one_row = np.zeros((400, 300), bool)
+    one_row[3] = True
+    with pytest.raises(ScheduleError, match=r"ell takes too much room .* 400.0 for each element"):
+        sparsetir.plan("spmm", csr(one_row), 8, config=Decomposed(ELL()))
+
+
+@requires_opencl
+@pytest.mark.parametrize("fmt", [BSR(3, 4), CSC(), Hyb(1, 2)], ids=lambda f: f.name)
+def test_the_default_schedule_of_gpus(fmt):
+    config, problem = Decomposed(fmt), Spmm()
+    made = kernel(decomposed, problem, config)
+    for name in ("empty rows", "one dense row"):
+        matrix = of_mask(MASKS[name], "int32")
+        given = operands(matrix, problem, 12)
+        arranged = decomposed.arrange(matrix, problem, config)
+        out = np.full((matrix.shape[0], 12), np.nan, "float32")
+        args = {**arranged.arguments, **arranged.spread(given["a"]), "tiles": 12}
+        found = run_opencl(made, {**args, "b": given["b"], "out": out})["out"]
+        wanted = oracle(matrix, problem, given["a"], given["b"])
+        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ScheduleError, match="tiles are for CPUs"):
+        scheduled(decomposed, problem, Decomposed(CSR(), 16, 8))

@@ -1,0 +1,168 @@
+"""Kernels of messages, edge values, softmax and attention: programs against the interpreter."""
+
+# pyright: reportAttributeAccessIssue=false
+
+import numpy as np
+import pytest
+
+import sparsetir
+from sparsetir.build import resolve_target
+from sparsetir.schedules import edge_attention, edge_messages, edge_softmax, messages
+from sparsetir.schedules.message_tiles import Tile
+
+M, N, HEADS = 6, 5, 2
+
+
+def pattern(idtype="int32", seed=0):
+    """Rows of 0 to 7 elements, some of them parallel, with columns in any order."""
+    rng = np.random.default_rng(seed)
+    lengths = np.array([3, 0, 7, 1, 0, 2])
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype(idtype)
+    indices = rng.integers(0, N, indptr[-1]).astype(idtype)
+    return {"indptr": indptr, "indices": indices, "block_ptr": np.array([0, 2, 2, M], idtype)}
+
+
+def features(rng, rows, dims, feat, dtype="float32"):
+    shape = (rows, *([HEADS] if "h" in dims else []), *([feat] if "f" in dims else []))
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def check(template, problem, config, arguments, outputs, atol=1e-5):
+    """The scheduled kernel gives what the interpreter gives for the program."""
+    program = template.program(problem, config)
+    taken = {p.name: arguments[p.name] for p in program.params}
+    expected, found = (
+        {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in taken.items()}
+        for _ in range(2)
+    )
+    sparsetir.interpret(program, expected)
+    scheduled = template.schedule(sparsetir.lower_sparse_iter(program), problem, config)
+    sparsetir.build(scheduled, check=False)(**found)
+    for name in outputs:
+        np.testing.assert_allclose(found[name], expected[name], atol=atol, rtol=1e-5)
+        assert not np.isnan(found[name].astype("float64")).all()
+
+
+def message_arguments(problem, config, feat, seed=1):
+    rng = np.random.default_rng(seed)
+    p = pattern(problem.idtype)
+    nnz, acc = len(p["indices"]), problem.accumulator
+    counts = np.diff(p["indptr"])
+    row = 1.0 / np.maximum(counts, 1)
+    if problem.reduce in ("max", "min"):
+        row = np.where(counts > 0, -np.inf if problem.reduce == "max" else np.inf, 0.0)
+    return {
+        **p, **config.sizes(feat),
+        "u": features(rng, N, problem.u, feat, problem.dtype),
+        "e": features(rng, nnz, problem.e, feat, problem.dtype) + np.array(3, problem.dtype),
+        "out": np.full((M, HEADS, feat), np.nan, problem.dtype),
+        "arg_out": np.full((M, HEADS, feat), -7, problem.idtype),
+        "row": row.astype(acc), "order": rng.permutation(nnz).astype(problem.idtype),
+        "blocks": 3, "m": M, "n": N, "nnz": nnz, "heads": HEADS,
+    }  # fmt: skip
+
+
+# Each dimension lacking once, a tile that overlaps, in-order edges and others, both index types.
+@pytest.mark.parametrize(
+    ("problem", "tile", "feat"),
+    [
+        (messages.Messages("mul", "sum", "hf", "h"), 4, 7),
+        (messages.Messages("sub", "mean", "f", "hf", "float64", "int64", ordered=True), 2, 3),
+        (messages.Messages("div", "max", "h", "f", ordered=True, arg=True), 1, 2),
+        (messages.Messages("copy_e", "min", "", "hf", "float32", "int64"), 2, 2),
+        (messages.Messages("copy_u", "min", "hf", "", ordered=True, arg=True), 16, 17),
+        (messages.Messages("add", "sum", "f", ""), 32, 32),
+    ],
+)
+def test_messages(problem, tile, feat):
+    config = Tile(tile, parallel=tile > 4)
+    outputs = ["out", *(["arg_out"] if problem.arg else [])]
+    check(messages, problem, config, message_arguments(problem, config, feat), outputs)
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "feat"),
+    [
+        (edge_messages.EdgeMessages("add", "h", "hf"), 2, 3),
+        (edge_messages.EdgeMessages("div", "f", "h", "edge", "node", "float64", "int64"), 1, 1),
+        (edge_messages.EdgeMessages("dot", "hf", "f"), 4, 6),
+        (edge_messages.EdgeMessages("dot", "h", "hf", "node", "edge"), 1, 3),
+        (edge_messages.EdgeMessages("copy_rhs", "", "hf"), 16, 40),
+    ],
+)
+def test_edge_messages(problem, tile, feat):
+    config, rng = Tile(tile, parallel=tile > 2), np.random.default_rng(2)
+    nnz = 9
+    lhs_rows, rhs_rows = (nnz if at == "edge" else N for at in (problem.lhs_at, problem.rhs_at))
+    shape = (nnz, HEADS) if problem.op == "dot" else (nnz, HEADS, feat)
+    arguments = {
+        "lhs": features(rng, lhs_rows, problem.lhs, feat, problem.dtype),
+        "rhs": features(rng, rhs_rows, problem.rhs, feat, problem.dtype),
+        "lhs_of": rng.integers(0, N, nnz).astype(problem.idtype),
+        "rhs_of": rng.integers(0, N, nnz).astype(problem.idtype),
+        "out": np.full(shape, np.nan, problem.dtype),
+        "lhs_nodes": N, "rhs_nodes": N, "nnz": nnz, "heads": HEADS, **config.sizes(feat),
+    }  # fmt: skip
+    check(edge_messages, problem, config, arguments, ["out"])
+
+
+@pytest.mark.parametrize(
+    ("problem", "tile", "heads"),
+    [
+        (edge_softmax.EdgeSoftmax(), 1, 1),
+        (edge_softmax.EdgeSoftmax("float64", "int64"), 2, 3),
+        (edge_softmax.EdgeSoftmax(backward=True), 4, 6),
+    ],
+)
+def test_softmax(problem, tile, heads):
+    p, rng, batch = pattern(problem.idtype), np.random.default_rng(3), 2
+    nnz = len(p["indices"])
+    x, g = (rng.standard_normal((batch * nnz, heads)).astype(problem.dtype) * 9 for _ in range(2))
+    out, config = np.full_like(x, np.nan), Tile(tile, parallel=True)
+    arrays = {"y": x, "g": g, "dx": out} if problem.backward else {"x": x, "y": out}
+    numbers = {"batch": batch, "blocks": 3, "m": M, "nnz": nnz, **config.sizes(heads)}
+    arguments = {**p, **arrays, **numbers}
+    check(edge_softmax, problem, config, arguments, ["dx" if problem.backward else "y"])
+
+
+@pytest.mark.parametrize(("feat", "width", "tiles"), [(5, 3, (4, 2)), (1, 16, (1, 16))])
+def test_attention(feat, width, tiles):
+    problem = edge_attention.EdgeAttention()
+    config = edge_attention.AttentionTiles(Tile(tiles[0]), Tile(tiles[1]), parallel=True)
+    p, rng = pattern(), np.random.default_rng(4)
+    of_values, nnz = config.values.sizes(width), len(p["indices"])
+    arguments = {
+        **p,
+        "q": features(rng, M, "hf", feat), "k": features(rng, N, "hf", feat),
+        "v": features(rng, N, "hf", width), "out": np.full((M, HEADS, width), np.nan, "float32"),
+        "scores": np.zeros(HEADS * nnz, "float32"), "scale": 0.5, "blocks": 3, "m": M, "n": N,
+        "nnz": nnz, "heads": HEADS, **config.keys.sizes(feat),
+        "value_tiles": of_values["tiles"], "value_rest": of_values["rest"],
+    }  # fmt: skip
+    check(edge_attention, problem, config, arguments, ["out"])
+
+
+def test_gpu_text():
+    """Rows go over the threads of a GPU."""
+    target = resolve_target({"kind": "cuda", "arch": "sm_90"})
+    problem, config = messages.Messages("mul", "sum", "hf", "h"), Tile(4)
+    lowered = sparsetir.lower_sparse_iter(messages.program(problem, config))
+    text = sparsetir.build(messages.schedule(lowered, problem, config, target), target).source()
+    assert "__global__" in text and "threadIdx.x" in text
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: messages.Messages("pow"), "'op'"),
+        (lambda: messages.Messages(reduce="prod"), "'reduce'"),
+        (lambda: messages.Messages(u="x"), "'u'"),
+        (lambda: messages.Messages(arg=True), "'arg'"),
+        (lambda: edge_messages.EdgeMessages(lhs_at="v"), "'lhs_at'"),
+        (lambda: edge_softmax.EdgeSoftmax("float16"), "'dtype'"),
+        (lambda: Tile(3), "'tile'"),
+    ],
+)
+def test_refusals(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()

@@ -1,0 +1,106 @@
+"""The operator records: operands, exact results, and what counts as wrong."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.schedules.operators import OPERATORS, TOLERANCES, Check, rounded
+from sparsetir.schedules.problems import DTYPES, CsrPattern, Sddmm, Spmm
+
+# Rows 0 and 3 are empty.
+DENSE = np.array([[0, 0, 0], [1, 0, -2], [0, 3, 0], [0, 0, 0], [-1, -1, -4]], "float32")
+MATRIX = sp.csr_array(DENSE)
+PATTERN = CsrPattern(MATRIX.indptr, MATRIX.indices, MATRIX.shape)
+B = np.array([[1, -1], [2, 0.5], [-3, 4]], "float32")
+
+
+def reference(op, problem, operands, values=MATRIX.data):
+    return OPERATORS[op].reference(problem, PATTERN, values, operands)
+
+
+def test_sum_and_mean():
+    exact, scale = reference("spmm", Spmm(), (B,))
+    assert exact.dtype == scale.dtype == np.float64
+    assert (exact == DENSE @ B).all() and (scale == abs(DENSE) @ abs(B)).all()
+    counts = np.array([[1], [2], [1], [1], [3]])
+    exact, scale = reference("spmm", Spmm(reduce="mean"), (B,))
+    assert np.allclose(exact, DENSE @ B / counts) and np.allclose(
+        scale, abs(DENSE) @ abs(B) / counts
+    )
+
+
+def test_maximum_is_zero_in_empty_rows_and_keeps_nan():
+    exact, scale = reference("spmm", Spmm(reduce="max"), (B,))
+    assert exact.tolist() == [[0, 0], [6, -1], [6, 1.5], [0, 0], [12, 1]]
+    assert scale.tolist() == [[0, 0], [6, 8], [6, 1.5], [0, 0], [12, 16]]
+    with_nan = B.copy()
+    with_nan[1, 0] = np.nan
+    exact, _ = reference("spmm", Spmm(reduce="max"), (with_nan,))
+    assert np.isnan(exact[:, 0]).tolist() == [False, False, True, False, True]
+
+
+def test_vectors_and_sampled_products():
+    exact, _ = reference("spmv", Spmm(), (B[:, 0],))
+    assert (exact == DENSE @ B[:, 0]).all()
+    x = np.arange(10, dtype="float32").reshape(5, 2) - 4
+    exact, scale = reference("sddmm", Sddmm(), (x, B), None)
+    rows, cols = MATRIX.nonzero()
+    assert (exact == (x @ B.T)[rows, cols]).all()
+    assert (scale == (abs(x) @ abs(B).T)[rows, cols]).all()
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_heads_are_one_by_one(op):
+    record = OPERATORS[op]
+    rng = np.random.default_rng(0)
+    problem = record.problem(batched=True)
+    operands = record.operands(problem, MATRIX.shape, 4, 3, rng)
+    values = record.values(problem, MATRIX.nnz, 3, rng)
+    assert values.shape == (3, MATRIX.nnz) and all(len(x) == 3 for x in operands)
+    exact, scale = record.reference(problem, PATTERN, values, operands)
+    one = record.problem()
+    for h in range(3):
+        wanted = record.reference(one, PATTERN, values[h], tuple(x[h] for x in operands))
+        assert (exact[h] == wanted[0]).all() and (scale[h] == wanted[1]).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operands_hold_numbers_that_the_dtype_has(dtype):
+    rng = np.random.default_rng(0)
+    (b,) = OPERATORS["spmm"].operands(Spmm(dtype), (3, 50), 8, None, rng)
+    assert b.shape == (50, 8) and b.dtype == ("float64" if dtype == "float64" else "float32")
+    assert (rounded(b, dtype) == b).all()
+    assert -1 <= b.min() < -0.9 and 0.9 < b.max() <= 1
+    assert dtype in TOLERANCES
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("most_exact", [0, 2**31])
+def test_a_check_takes_right_results_and_no_wrong_ones(dtype, most_exact):
+    rng = np.random.default_rng(1)
+    a = sp.random_array((60, 50), density=0.2, format="csr", rng=0)
+    record, problem = OPERATORS["spmm"], Spmm(dtype)
+    (b,) = record.operands(problem, a.shape, 16, None, rng)
+    values = record.values(problem, a.nnz, None, rng)
+    pattern = CsrPattern(a.indptr, a.indices, a.shape)
+    check = Check(record, problem, pattern, values, (b,), most_exact)
+    right = rounded(record.reference(problem, pattern, values, (b,))[0], dtype)
+    assert check.error(right) is None
+    for wrong in (np.nan, right[7, 3] + 10):
+        bad = right.copy()
+        bad[7, 3] = wrong
+        assert check.error(bad).startswith(f"1 of {check.exact.size} wrong, the first at [7")
+    assert "expected shape (60, 16), got (60, 15)" in check.error(right[:, 1:])
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_plans_pass_the_check(dtype, reduce):
+    rng = np.random.default_rng(2)
+    record, problem = OPERATORS["spmm"], Spmm(dtype, reduce=reduce, batched=True)
+    operands = record.operands(problem, MATRIX.shape, 8, 2, rng)
+    plan = sparsetir.plan("spmm", MATRIX, 8, dtype=dtype, reduce=reduce, heads=2)
+    values = record.values(problem, MATRIX.nnz, 2, rng)
+    check = Check(record, problem, PATTERN, values, operands)
+    assert check.error(plan(*operands, values=values)) is None

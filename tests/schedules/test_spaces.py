@@ -1,0 +1,160 @@
+"""The spaces that searches go through: what is in them, and that all of it works."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.build import resolve_target
+from sparsetir.formats import BSR
+from sparsetir.schedules.choose import Statistics, candidates
+from sparsetir.schedules.configs import from_data, to_data
+from sparsetir.schedules.decomposed import Decomposed
+from sparsetir.schedules.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.spaces import Branch, Space, space
+from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.spmv import SlicedRows
+
+MATRIX = sp.random_array((300, 300), density=0.03, format="csr", dtype="float32", rng=0)
+GPU = {"kind": "cuda", "arch": "sm_90"}
+# The vectors of this machine play no part.
+CPU = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "skylake-avx512"}
+FEATURES = (1, 2, 3, 7, 16, 20, 33, 64, 100, 128, 200, 500, 512, 1000, 1024)
+
+
+def given(matrix, feat, threads=2, size=4):
+    longest = int(np.diff(matrix.indptr).max(initial=0))
+    return Statistics(*matrix.shape, matrix.nnz, feat, threads, size, longest)
+
+
+def of(problem, feat, target=CPU, matrix=MATRIX, threads=2, more=1):
+    """The space, what `candidates` gives; `more` times as many elements are told."""
+    statistics = given(matrix, feat, threads, 8 if problem.dtype == "float64" else 4)
+    statistics = Statistics(**{**vars(statistics), "nnz": statistics.nnz * more})
+    pattern = CsrPattern(matrix.indptr, matrix.indices, matrix.shape)
+    target = resolve_target(target)
+    return space(problem, pattern, statistics, target), candidates(problem, statistics, target)
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize(
+    "problem",
+    [
+        Spmm(), Spmm("float16"), Spmm("float64"), Spmm(reduce="max"), Spmm(reduce="mean"),
+        Spmm(batched=True), Sddmm(), Sddmm("bfloat16"), Sddmm("float64", batched=True),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_candidates_are_points_for_all_features(problem, target):
+    for feat in FEATURES:
+        for threads, more in ((1, 1), (6, 10**5)):
+            found, known = of(problem, feat, target, threads=threads, more=more)
+            for config in known:
+                point = found.point(config)
+                assert point is not None, (feat, threads, config)
+                assert found.config(point) == config
+
+
+@pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("problem", [Spmm(), Spmm("float64", reduce="mean"), Sddmm()], ids=str)
+def test_points_are_scalars_and_each_config_is_there_once(problem, target):
+    for feat in (1, 33, 128):
+        found, _ = of(problem, feat, target)
+        points = found.points()
+        configs = [config for _, config in points]
+        assert len(set(configs)) == len(configs) > 10
+        assert points == of(problem, feat, target)[0].points()
+        for point, config in points:
+            assert found.config(point) == config == from_data(to_data(config))
+            assert found.point(config) == point
+            assert all(v is None or type(v) in (int, str, bool) for v in point.values())
+            config.tiles(feat)  # raises for features that it does not serve
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+def test_sizes_of_the_space_of_spmm(threads):
+    for feat in (32, 64, 128, 512):
+        found, _ = of(Spmm(), feat, threads=threads)
+        assert 60 <= len(found.points()) <= 400, feat
+
+
+def test_formats_are_those_that_do_not_pad_too_much():
+    def formats(matrix):
+        found, _ = of(Spmm(), 32, matrix=matrix)
+        return {c.format.name: c for _, c in found.points() if isinstance(c, Decomposed)}
+
+    one_row = sp.csr_array((np.ones(200, "float32"), np.arange(200), [0] + [200] * 300))
+    assert "ell" not in formats(one_row) and "csr" in formats(one_row)
+    diagonal = formats(sp.csr_array(sp.eye_array(300, dtype="float32")))
+    assert "dia" in diagonal and "bsr_16_16" in diagonal
+    alone = formats(sp.random_array((1000, 1000), density=1e-3, format="csr", rng=0))
+    assert "dia" not in alone and "bsr_16_16" not in alone and "bsr_2_2" in alone
+
+
+def test_filled_blocks_go_without_masks_and_tiles_fit_registers():
+    blocks = sp.csr_array(np.kron(np.eye(6, dtype="float32"), np.ones((8, 8), "float32")))
+    found, _ = of(Spmm(), 128, matrix=blocks)
+    configs = [c for _, c in found.points() if isinstance(c, Decomposed)]
+    assert {c.filled for c in configs if c.format == BSR(4, 4)} == {True}
+    assert {c.filled for c in configs if c.format == BSR(16, 16)} == {False}
+    assert {c.tile for c in configs if c.format == BSR(8, 8)} == {None, 32}
+    assert {c.tile for c in configs if c.format == BSR(16, 16)} == {None, 16}
+
+
+def test_what_decides_about_threads_and_templates():
+    small, _ = of(Spmm(), 32)
+    large, _ = of(Spmm(), 32, more=10**5)
+    for found, serial in ((small, True), (large, False)):
+        rows = [c for _, c in found.points() if isinstance(c, RowBlocks)]
+        assert any(not c.parallel for c in rows) == serial and any(c.parallel for c in rows)
+    assert all(not c.parallel for _, c in of(Spmm(), 32, threads=1)[0].points()
+               if isinstance(c, RowBlocks))  # fmt: skip
+    vectors, _ = of(Spmm(), 1)
+    assert any(isinstance(c, SlicedRows) for _, c in vectors.points())
+    assert [b.name for b in of(Spmm(batched=True), 32)[0].branches] == ["RowBlocks"]
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (4, 3)])
+def test_patterns_without_elements(shape):
+    for problem in (Spmm(), Sddmm()):
+        for feat in (1, 24):
+            for target in (CPU, GPU):
+                found, known = of(problem, feat, target, sp.csr_array(shape, dtype="float32"))
+                assert found.point(known[0]) is not None
+
+
+@pytest.mark.parametrize(("op", "feat"), [("spmm", 40), ("spmv", 1), ("sddmm", 40)])
+def test_configs_are_accepted_and_right(op, feat):
+    """Some of them, far from each other."""
+    problem = Sddmm() if op == "sddmm" else Spmm()
+    found, _ = of(problem, feat, "llvm")
+    rng = np.random.default_rng(0)
+    b = rng.random((300, feat), "float32")
+    points = found.points()
+    for _, config in points[:: len(points) // 5]:
+        run = sparsetir.plan(op, MATRIX, feat, config=config)
+        if op == "sddmm":
+            x = rng.random((300, feat), "float32")
+            rows, cols = MATRIX.nonzero()
+            out, wanted = run(x, b), (x @ b.T)[rows, cols]
+        else:
+            b_or_x = b if op == "spmm" else b[:, 0]
+            out, wanted = run(b_or_x), MATRIX @ b_or_x
+        np.testing.assert_allclose(out, wanted, rtol=1e-4, err_msg=str(config))
+
+
+def test_points_of_elsewhere_are_refused():
+    tiny = Space(
+        (Branch("T", {"a": (1, 2), "b": (1, 2)}, lambda a, b: (a, b) if a != b else None),)
+    )
+    assert tiny.points() == [
+        ({"template": "T", "T.a": 1, "T.b": 2}, (1, 2)),
+        ({"template": "T", "T.a": 2, "T.b": 1}, (2, 1)),
+    ]
+    assert tiny.config({"template": "T", "T.a": 1, "T.b": 1}) is None
+    assert tiny.point((1, 1)) is None
+    with pytest.raises(ValueError, match="with 'template' of T, got"):
+        tiny.config({"template": "U"})
+    for point in ({"template": "T", "T.a": 1}, {"template": "T", "T.a": 1, "T.b": 3}):
+        with pytest.raises(ValueError, match=r"with 'T.b' of \(1, 2\), got"):
+            tiny.config(point)

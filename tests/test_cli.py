@@ -1,0 +1,439 @@
+"""The command line: what it prints, where, its exit codes and what it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.cli import main
+from sparsetir.cli.tune import report_path
+from sparsetir.schedules.configs import to_data
+from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning import compare, html, search
+from sparsetir.tuning.records import Key, Record, Records
+from sparsetir.tuning.task import Outcome, Task
+from sparsetir.tuning.tuned import Trial, Tuned
+
+COMMANDS = ("tune", "bench", "lower", "formats", "records", "doctor")
+PROGRAM = """
+import sparsetir
+from tvm.script import sparse_tir as T
+
+@T.prim_func
+def scale(a: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32, nnz: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    with T.sp_iter([I, J], "SS", "scale") as [i, j]:
+        A[i, j] = A[i, j] * T.float32(2)
+"""
+
+
+@pytest.fixture
+def run(capsys, tmp_path, monkeypatch):
+    """Runs the command line in an empty folder: (exit code, stdout, stderr)."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        code = main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    path = tmp_path / "records.sqlite"
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(path))
+    return Records(path)
+
+
+@pytest.fixture
+def reports(monkeypatch):
+    """Reports are short, as pictures take a while: feature sizes by path."""
+    written = {}
+
+    def write_report(tuned, comparison, path, *, graph):
+        path.write_text(graph)
+        written[str(path)] = tuned.task.feat
+        return path
+
+    monkeypatch.setattr(html, "write_report", write_report)
+    return written
+
+
+def found(interrupted=False, states=("ok", "ok", "wrong"), **options):
+    """What a search may have found, and the arguments that it was called with."""
+    calls = []
+
+    def tune(op, matrix, feat, **given):
+        calls.append((op, feat, given))
+        matrix = SparseMatrix(matrix)
+        task = Task(op, matrix, feat, "float32", threads=1)
+        configs = [RowBlocks(tile=16, lanes=n) for n in (16, 8, 4)]
+        trials = []
+        for number, (state, config) in enumerate(zip(states, configs, strict=False)):
+            seconds = 1e-5 * (3 - number) if state == "ok" else None
+            message = "" if state == "ok" else "1 of 3 wrong"
+            outcome = Outcome(state, seconds, seconds, message, padding=0.0, bytes=100)
+            trials.append(Trial(number, config, outcome, number + 1.0))
+        return Tuned(task, Key.of(task), trials, configs[0], interrupted=interrupted, **options)
+
+    tune.calls = calls
+    return tune
+
+
+def test_help_names_the_commands(run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("--help")
+    out = capsys.readouterr().out
+    assert stop.value.code == 0 and "examples:" in out
+    assert all(f"\n    {command} " in out for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_of_each_command_has_examples(run, capsys, command):
+    with pytest.raises(SystemExit) as stop:
+        run(command, "--help")
+    out = capsys.readouterr().out
+    assert stop.value.code == 0 and out.startswith(f"usage: sparsetir {command} ")
+    assert command == "bench" or f"examples:\n  sparsetir {command}" in out
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("", "sparsetir: the following arguments are required: COMMAND"),
+        ("tun", "sparsetir: argument COMMAND: invalid choice: 'tun'"),
+        ("tune spmm", "sparsetir tune: the following arguments are required: --graph"),
+        ("tune spam --graph cora", "sparsetir tune: argument op: invalid choice: 'spam'"),
+        ("tune spmm --graph gone.mtx", "sparsetir tune: argument --graph: gone.mtx: no such file"),
+        ("tune spmm --graph cora --trials 0",
+         "sparsetir tune: argument --trials: expected an integer from 1 on, got '0'"),
+        ("tune spmm --graph cora --seconds nan",
+         "sparsetir tune: argument --seconds: expected a number from 0.001 on, got 'nan'"),
+        ("tune spmm --graph cora --memory-limit 4X",
+         "sparsetir tune: argument --memory-limit: expected bytes, as 512M or 4G, got '4X'"),
+        ("tune spmm --graph cora --target {",
+         "sparsetir tune: argument --target: expected JSON, got '{'"),
+        ("tune spmm --graph cora --remote here",
+         "sparsetir tune: argument --remote: expected HOST:PORT:KEY, got 'here'"),
+        ("tune spmm --graph cora --feat 32 32",
+         "sparsetir tune: argument --feat: expected each size once"),
+        ("tune spmv --graph cora --feat 2",
+         "sparsetir tune: argument 'feat': expected 1 for 'spmv', got 2"),
+        ("tune spmm --graph cora --target what", "sparsetir tune: argument 'target':"),
+        ("lower spmm --config {}", "sparsetir lower: argument --config: from_data: 'template' is"),
+        ("lower what", "sparsetir lower: argument OP|FILE: expected spmm, "),
+        ("lower gone.py", "sparsetir lower: argument OP|FILE: gone.py: no such file"),
+        ("formats gone", "sparsetir formats: argument graph: gone: no such file"),
+        ("formats cora --format spam", "sparsetir formats: argument --format: expected csr, "),
+        ("formats cora --picture x.bmp", "sparsetir formats: argument --picture: expected .png"),
+        ("records", "sparsetir records: the following arguments are required: ACTION"),
+        ("records list --records gone", "sparsetir records: argument --records: gone: no such"),
+        ("records forget --records .", "sparsetir records: forget: expected --op"),
+    ],
+)  # fmt: skip
+def test_usage_errors_are_one_line(run, words, message):
+    code, out, err = run(*words.split())
+    assert (code, out) == (2, "")
+    assert err.startswith(message) and err.count("\n") == 1 and err.endswith("\n")
+
+
+def test_debug_shows_where_an_error_comes_from(run, monkeypatch):
+    def broken(*words, **options):
+        raise KeyError("lost")
+
+    monkeypatch.setattr(search, "tune", broken)
+    code, out, err = run("tune", "spmm", "--graph", "cora")
+    assert (code, out) == (1, "")
+    assert err == "sparsetir tune: KeyError: 'lost' (--debug shows where)\n"
+    code, _, err = run("tune", "spmm", "--graph", "cora", "--debug")
+    assert code == 1 and "Traceback" in err and ", in broken" in err
+
+
+def test_tune_prints_a_table_and_writes_a_report(run, records, reports, monkeypatch):
+    tune = found()
+    monkeypatch.setattr(search, "tune", tune)
+    words = ("tune", "spmm", "--graph", "cora", "--no-vendor")
+    code, out, err = run(*words, "--feat", 32, 64, "--memory-limit", "2G", "--seed", 7)
+    assert code == 0 and err == ""
+    assert out.count("best: ") == 2 and out.count("3 trials: 2 measured") == 2
+    for feat in (32, 64):
+        assert out.count(f"report: sparsetir-tune-spmm-cora-{feat}.html\n") == 1
+        assert reports[f"sparsetir-tune-spmm-cora-{feat}.html"] == feat
+    assert out.count(f"record: {records.path}\n") == 2
+    (op, feat, given), _ = tune.calls
+    assert (op, feat, given["memory_limit"], given["seed"]) == ("spmm", 32, 2**31, 7)
+    assert given["graph"] == "cora" and given["records"] is None
+    _, out, _ = run(*words)
+    assert "report: sparsetir-tune-spmm-cora-32-2.html" in out
+
+
+def test_tune_prints_one_json_document(run, records, monkeypatch):
+    monkeypatch.setattr(search, "tune", found(warnings=["the disk is full"]))
+    comparison = compare.Comparison(libraries={"scipy": compare.Times(1.0, 2.0)})
+    compared = []
+    monkeypatch.setattr(compare, "compare", lambda *w: compared.append(w) or comparison)
+    code, out, _ = run("tune", "sddmm", "--graph", "cora", "--json", "--no-report")
+    data = json.loads(out)
+    (only,) = data["runs"]
+    assert code == 0 and len(compared) == 1 and list(compared[0][1]) == [
+        "default", "best 1", "best 2",
+    ]  # fmt: skip
+    assert (data["op"], data["graph"], data["records"]) == ("sddmm", "cora", str(records.path))
+    assert only["feat"] == 32 and only["report"] is None and only["trials"] == 3
+    assert only["best"][0]["config"]["lanes"] == 8 and only["best"][0]["seconds"] == 2e-5
+    assert only["default"]["seconds"] == pytest.approx(3e-5)
+    assert only["speedup"] == pytest.approx(1.5)
+    assert only["failures"] == {"2": "wrong: 1 of 3 wrong"}
+    assert only["warnings"] == ["the disk is full"]
+    assert only["comparison"]["vendor"] == "scipy"
+
+
+def test_tune_that_is_interrupted_tells_what_was_found(run, records, reports, monkeypatch):
+    tune = found(interrupted=True)
+    monkeypatch.setattr(search, "tune", tune)
+    code, out, _ = run("tune", "spmm", "--graph", "cora", "--feat", 32, 64)
+    assert code == 130 and len(tune.calls) == 1
+    assert "best: " in out and "; interrupted" in out and "report: " in out
+
+
+def test_ctrl_c_while_comparing(run, records, monkeypatch):
+    def stopped(*words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(search, "tune", found())
+    monkeypatch.setattr(compare, "compare", stopped)
+    code, out, _ = run("tune", "spmm", "--graph", "cora", "--no-report")
+    assert code == 130 and "best: " in out
+
+
+def test_tune_where_nothing_worked(run, records, monkeypatch):
+    monkeypatch.setattr(search, "tune", found(states=("wrong", "wrong")))
+    code, out, _ = run("tune", "spmm", "--graph", "cora", "--no-report")
+    assert code == 1 and "No config worked." in out
+
+
+def test_names_of_reports(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = Path("sparsetir-tune-spmm-weights-conv1-32.html")
+    assert report_path(None, "spmm", "weights:conv1", 32, True) == name
+    name.touch()
+    second = name.with_stem(f"{name.stem}-2")
+    assert report_path(None, "spmm", "weights:conv1", 32, True) == second
+    assert report_path(tmp_path, "spmm", "weights:conv1", 32, True) == tmp_path / second
+    assert report_path(Path("a.html"), "spmm", "cora", 32, True) == Path("a-32.html")
+    assert report_path(Path("a.html"), "spmm", "cora", 32, False) == Path("a.html")
+
+
+def test_lower_prints_each_stage_of_an_operator(run):
+    texts = {}
+    for stage in ("1", "2", "scheduled", "3", "source"):
+        code, texts[stage], err = run("lower", "spmm", "--stage", stage, "--feat", 512)
+        assert code == 0 and err.startswith('config: {"template": "RowBlocks"')
+    assert len(set(texts.values())) == len(texts)
+    assert "T.sp_iter" in texts["1"] and "T.sp_iter" not in texts["2"]
+    assert "T.parallel" in texts["scheduled"] and "T.parallel" not in texts["2"]
+    # A's values are flat from stage III on.
+    assert 'A: T.Buffer(("nnz",)' in texts["3"] and 'A: T.Buffer(("nnz",)' not in texts["2"]
+    assert "target triple" in texts["source"]
+
+
+def test_lower_with_a_config_for_a_gpu(run):
+    config = json.dumps(to_data(sparsetir.plan_candidates("spmm", sp.eye_array(4), 32)[0]))
+    code, _, err = run("lower", "spmm", "--config", config, "--stage", 2, "--target", "cuda")
+    assert code == 2 and err.startswith("sparsetir lower: argument 'config': expected RowSplit")
+    code, out, _ = run("lower", "sddmm", "--stage", "source", "--json", "--target",
+                       '{"kind": "cuda", "arch": "sm_80"}')  # fmt: skip
+    data = json.loads(out)
+    assert (
+        code == 0 and "__global__" in data["text"] and data["config"]["template"] == "FusedNonzeros"
+    )
+
+
+def test_lower_a_function_of_a_file(run):
+    Path("one.py").write_text(PROGRAM)
+    for stage, mark in (("1", "T.sp_iter"), ("2", "T.sblock"), ("3", "nnz"), ("asm", ".text")):
+        code, out, err = run("lower", "one.py", "--stage", stage)
+        assert (code, err) == (0, "") and mark in out
+    Path("two.py").write_text(PROGRAM + "\nother = scale\n")
+    code, _, err = run("lower", "two.py")
+    assert code == 2 and "two.py holds scale, other: name one, as two.py:scale" in err
+    assert run("lower", "two.py:other")[0] == 0
+    code, _, err = run("lower", "two.py:third")
+    assert code == 2 and "two.py has no third, but scale, other" in err
+    Path("none.py").write_text("x = 1\n")
+    code, _, err = run("lower", "none.py")
+    assert code == 2 and "none.py holds no @T.prim_func" in err
+    Path("bad.py").write_text("1 / 0\n")
+    code, _, err = run("lower", "bad.py")
+    assert (code, err) == (1, "sparsetir lower: bad.py: ZeroDivisionError: division by zero\n")
+
+
+def test_formats(run, tmp_path):
+    matrix = np.array([[0, 1, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 1]])
+    rows, cols = np.nonzero(matrix)
+    np.savez(tmp_path / "g.npz", row=rows, col=cols, shape=[4, 4])
+    code, out, err = run("formats", "g.npz", "--json")
+    data = json.loads(out)
+    about = data["statistics"]
+    assert (code, err) == (0, "")
+    assert about["shape"] == [4, 4] and about["nnz"] == 5 and about["density"] == 5 / 16
+    assert about["symmetric"] and about["bandwidth"] == 2 and about["diagonal"] == 1
+    assert about["empty_rows"] == 1 and about["row_length"]["mean"] == 1.25
+    assert about["row_length"]["quantiles"]["1"] == 2
+    cells = {cell["format"]: cell for cell in data["formats"]}
+    assert cells["csr"]["places"] == 5 and cells["csr"]["padding"] == 0
+    assert cells["csr"]["bytes"] == 5 * 4 + 5 * 4 + 5 * 4
+    assert cells["ell"]["places"] == 8 and cells["ell"]["padding"] == pytest.approx(3 / 8)
+    assert data["defaults"]["spmm, 32 features"]["template"] == "RowBlocks"
+    code, out, _ = run("formats", "g.npz", "--picture", "g.png", "--format", "hyb_1_1")
+    assert code == 0 and "pattern symmetric, 1 on the diagonal, bandwidth 2" in out
+    assert "picture: g.png" in out and "hyb_1_1" in out and "\nell " not in out
+    assert Path("g.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_formats_of_a_graph_without_elements(run, tmp_path):
+    np.savez(tmp_path / "g.npz", shape=[0, 3], indptr=[0], indices=np.empty(0, int))
+    code, out, err = run("formats", "g.npz", "--format", "csr")
+    assert (code, err) == (0, "") and "0 x 3, 0 elements" in out
+
+
+def test_formats_does_not_make_what_is_too_large(run):
+    code, out, _ = run("formats", "cora", "--format", "dia", "csr")
+    assert code == 0 and "not made: 53 MB" in out and "least memory" in out
+
+
+def record(op="spmm", graph="cora", feat=32, seconds=1e-5):
+    pattern = hashlib.md5(graph.encode()).hexdigest()
+    key = Key(op, "float32", "sum", None, feat, 2, "llvm", "cpu", "m1", pattern)
+    config = to_data(RowBlocks(tile=32))
+    return Record(key, config, seconds, 2e-5, graph=graph, trials=9)
+
+
+def test_records(run, records):
+    for one in (record(), record(seconds=5e-6), record(feat=64), record(graph="pubmed")):
+        records.add(one)
+    code, out, err = run("records", "list")
+    lines = out.splitlines()
+    assert (code, err, len(lines)) == (0, "", 5)
+    assert lines[1].split()[:8] == ["spmm", "cora", "32", "float32", "sum", "2", "5.00", "µs"]
+    assert lines[-1] == f"3 problems, 4 records in {records.path}"
+    assert len(json.loads(run("records", "list", "--graph", "cora", "--json")[1])["records"]) == 3
+    code, out, _ = run("records", "export", "all.json")
+    assert (code, out) == (0, "4 records written to all.json\n")
+    code, _, err = run("records", "export", "all.json")
+    assert code == 1 and err.startswith("sparsetir records: all.json exists already")
+    assert run("records", "export", "all.json", "--replace")[0] == 0
+    code, out, _ = run("records", "forget", "--graph", "cora", "--feat", 32)
+    assert (code, out) == (0, f"2 records deleted from {records.path}\n")
+    code, out, _ = run("records", "import", "all.json", "--json")
+    assert code == 0 and json.loads(out) == {"records": 2}
+    assert run("records", "forget", "--all")[1].startswith("4 records deleted")
+
+
+def test_records_that_cannot_be_read(run, tmp_path, monkeypatch):
+    (tmp_path / "bad.sqlite").write_text("no database, but long enough to be looked at" * 99)
+    code, out, err = run("records", "list", "--records", "bad.sqlite")
+    assert (code, out) == (1, "") and "bad.sqlite" in err and err.count("\n") == 1
+    monkeypatch.setenv("SPARSETIR_RECORDS", "")
+    code, _, err = run("records", "list")
+    assert code == 1 and err.startswith("sparsetir records: records are switched off")
+
+
+def test_doctor(run, records):
+    records.add(record())
+    code, out, err = run("doctor")
+    assert (code, err) == (0, "") and "all that is needed works" in out
+    assert len(out.splitlines()) <= 24
+    assert f"{records.path}: 1 in " in out
+    data = json.loads(run("doctor", "--json")[1])
+    assert data["versions"]["sparsetir"] == sparsetir.__version__
+    assert data["targets"][0] == "llvm" and data["cpu"]["vector_bits"] >= 128
+    assert data["kernel"]["largest_error"] < 1e-4 and data["problems"] == []
+
+
+def test_doctor_tells_what_is_broken(run, tmp_path, monkeypatch):
+    (tmp_path / "bad.sqlite").write_text("no database" * 999)
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "bad.sqlite"))
+
+    def broken(*words, **options):
+        raise RuntimeError("LLVM is\nill")
+
+    monkeypatch.setattr(sparsetir, "plan", broken)
+    code, out, _ = run("doctor")
+    assert code == 1 and "RuntimeError: LLVM is\n" in out and "bad.sqlite" in out
+    assert "all that is needed works" not in out
+    assert len(json.loads(run("doctor", "--json")[1])["problems"]) == 2
+
+
+def test_bench_takes_its_own_arguments(run, capsys):
+    with pytest.raises(SystemExit) as stop:
+        run("bench", "judge", "--help")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out.startswith("usage: sparsetir bench judge ")
+
+
+def process(*words, **options):
+    folder = str(Path(sparsetir.__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, env={**os.environ, "PYTHONPATH": folder}, **options,
+    )  # fmt: skip
+
+
+def test_start_imports_nothing_that_only_some_commands_need():
+    """`python -m sparsetir --version`, and what was loaded for it."""
+    code = "import runpy, sys; sys.argv[1:] = ['--version']\n"
+    code += "try: runpy.run_module('sparsetir', run_name='__main__')\n"
+    code += "finally: print(sorted(sys.modules))"
+    out, err = process("-c", code).communicate(timeout=120)
+    version, modules = out.splitlines()
+    assert version == f"sparsetir {sparsetir.__version__}" and err == ""
+    for name in ("optuna", "matplotlib", "sparsetir.tuning.search", "sparsetir.graphs"):
+        assert f"'{name}'" not in modules
+
+
+def test_tune_two_trials(run, records):
+    pytest.importorskip("optuna")
+    matrix = sp.random_array((60, 50), density=0.1, format="csr", dtype="float32", rng=0)
+    sp.save_npz("g.npz", matrix)
+    words = ("tune", "spmm", "--graph", "g.npz", "--feat", 8, "--trials", 2, "--threads", 1)
+    code, out, err = run(*words, "--no-vendor")
+    assert code == 0 and "2 trials: " in out and "trial 2/2" in err
+    assert Path("sparsetir-tune-spmm-g-8.html").read_text().startswith("<!DOCTYPE html>")
+    (kept,) = records.all()
+    assert kept.graph == "g" and kept.key.feat == 8 and kept.key.threads == 1
+    plan = sparsetir.plan("spmm", matrix, 8, threads=1)
+    assert plan.chosen_by == "record" and to_data(plan.config) == kept.config
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_a_search(records, tmp_path):
+    """As from a terminal: the signal goes to the whole group."""
+    pytest.importorskip("optuna")
+    words = ("tune", "spmm", "--graph", "cora", "--no-report", "--sampler", "random")
+    with process("-m", "sparsetir", *words, start_new_session=True) as running:
+        deadline = time.monotonic() + 120
+        for line in running.stderr:
+            if "trial" in line or time.monotonic() > deadline:
+                break
+        os.killpg(running.pid, signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, out + err
+    assert "best: " in out and "interrupted" in out and "Traceback" not in err
+    assert len(records.all()) == 1

@@ -1,0 +1,130 @@
+"""Fingerprints, statistics and the names in keys."""
+
+import gc
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+
+from sparsetir import SparseMatrix
+from sparsetir.build import resolve_target
+from sparsetir.formats.pattern import Pattern
+from sparsetir.tuning import fingerprint as module
+from sparsetir.tuning.fingerprint import device_name, fingerprint, shape_class, statistics
+from sparsetir.tuning.records import Key
+from sparsetir.tuning.task import Task
+
+INDPTR = np.array([0, 2, 2, 5])
+INDICES = np.array([0, 3, 1, 2, 3])
+
+
+def matrix(indptr=INDPTR, indices=INDICES, shape=(3, 4), idtype="int32", value=1.0):
+    arrays = np.full(len(indices), value, "float32"), indices, indptr
+    out = sp.csr_array(arrays, shape)
+    out.indptr, out.indices = indptr.astype(idtype), indices.astype(idtype)
+    return SparseMatrix(out)
+
+
+def test_values_and_index_types_do_not_count():
+    given = [matrix(), matrix(idtype="int64"), matrix(value=2.0), matrix().with_values(np.ones(5))]
+    assert len({fingerprint(a) for a in given}) == 1
+    pattern = Pattern([c.astype("int64") for c in matrix().pattern.coords], (3, 4))
+    assert pattern.coords[1].dtype == np.int64
+    assert module._digest(pattern) == fingerprint(matrix())
+
+
+def test_is_the_same_on_every_machine():
+    assert fingerprint(matrix()) == "1b6b747a7624f1d28fc70c86d334cf1f"
+
+
+def test_every_place_and_size_counts():
+    given = [
+        matrix(),
+        matrix(indices=np.array([0, 3, 0, 2, 3])),
+        matrix(indptr=np.array([0, 2, 3, 5])),
+        matrix(shape=(3, 5)),
+        matrix(indptr=np.array([0, 2, 2, 5, 5]), shape=(4, 4)),
+        matrix(indptr=np.array([0, 2, 2, 4]), indices=INDICES[:4]),
+        # Of no elements sizes are all there is.
+        *(SparseMatrix(sp.csr_array(shape)) for shape in ((0, 4), (0, 5), (1, 4), (4, 0), (5, 0))),
+    ]
+    assert len({fingerprint(a) for a in given}) == len(given)
+
+
+def test_is_computed_once_for_a_pattern_and_forgotten_with_it(monkeypatch):
+    calls = []
+    digest = module._digest
+    monkeypatch.setattr(module, "_digest", lambda p: calls.append(p.shape) or digest(p))
+    gc.collect()
+    known = len(module._known)
+    a = matrix()
+    for each in (a, a.with_values(np.zeros(5)), a.astype("float64")):
+        fingerprint(each)
+    assert len(calls) == 1
+    pattern = a.pattern
+    assert pattern in module._known
+    assert len(module._known) == known + 1
+    del a, each, pattern
+    gc.collect()
+    assert len(module._known) == known
+
+
+def test_statistics():
+    found = statistics(matrix())
+    assert found == {
+        "m": 3, "n": 4, "nnz": 5, "row_mean": 5 / 3, "row_max": 3, "col_mean": 1.25, "col_max": 2,
+        "row_std": pytest.approx(np.std([2, 0, 3])), "row_empty": pytest.approx(1 / 3),
+        "row_q25": 1, "row_q50": 2, "row_q75": 2.5, "row_q90": pytest.approx(2.8),
+        "row_q99": pytest.approx(2.98),
+    }  # fmt: skip
+    assert {type(x) for x in found.values()} == {float}
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0), (2, 2)])
+def test_statistics_of_nothing(shape):
+    found = statistics(SparseMatrix(sp.csr_array(shape)))
+    assert [found[x] for x in ("m", "n", "nnz")] == [*shape, 0]
+    assert all(np.isfinite(x) for x in found.values())
+    assert found["row_max"] == found["col_mean"] == 0
+
+
+@pytest.mark.parametrize(
+    "shape, nnz, feat, want",
+    [((4096, 5000), 30000, 128, "m12-n12-z15-f7"), ((1, 0), 0, 1, "m0-n0-z0-f0")],
+)
+def test_shape_class(shape, nnz, feat, want):
+    a = sp.coo_array((np.ones(nnz), np.divmod(np.arange(nnz), max(1, shape[1]))), shape)
+    assert shape_class(Task("spmm", SparseMatrix(a), feat, "float32")) == want
+
+
+def test_device_names():
+    here = device_name(resolve_target("llvm"))
+    assert here
+    assert here == device_name(resolve_target({"kind": "llvm", "mcpu": "x86-64-v3"}))
+    with open("/proc/cpuinfo") as file:
+        text = file.read()
+    assert "model name" not in text or f": {here}\n" in text
+    cuda = resolve_target({"kind": "cuda", "arch": "sm_90"})
+    assert (device_name(cuda) == "sm_90") != tvm.runtime.device("cuda", 0).exist
+
+
+def test_keys():
+    task = Task("spmm", matrix(), np.int64(32), "float32", threads=2)
+    key = Key.of(task)
+    assert key == Key.of(Task("spmm", matrix(idtype="int64"), 32, "float32", threads=2))
+    assert (key.feat, type(key.feat), key.threads, key.heads) == (32, int, 2, None)
+    assert str(resolve_target("llvm")) == key.target
+    assert key.text().startswith("spmm-float32-sum-feat32-t2-m2-n2-z2-f5-")
+    assert len(key.text()) < 120
+    assert Key.of(task, device="another").device == "another"
+    for change in ({"heads": 1}, {"threads": 1}, {"reduce": "mean"}, {"target": {"kind": "llvm"}}):
+        other = Key.of(Task(**{**task.__dict__, **change}))
+        assert other != key
+        assert other.text() != key.text()
+
+
+def test_threads_play_no_part_on_a_gpu():
+    cuda = {"kind": "cuda", "arch": "sm_90"}
+    keys = {Key.of(Task("spmm", matrix(), 32, "float32", target=cuda, threads=t)) for t in (1, 2)}
+    assert {k.threads for k in keys} == {0}

@@ -1,0 +1,177 @@
+"""What `plan` makes of records, and that none can do it harm."""
+
+import multiprocessing
+import os
+import time
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.build import resolve_target
+from sparsetir.schedules.configs import to_data
+from sparsetir.schedules.sddmm import SddmmGroups
+from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.tuning import lookup
+from sparsetir.tuning.lookup import recorded_config
+from sparsetir.tuning.records import Key, Record, Records
+from sparsetir.tuning.task import Task
+
+A = sparsetir.SparseMatrix(
+    sp.random_array((60, 40), density=0.1, format="csr", dtype="float32", rng=0)
+)
+TASK = Task("spmm", A, 16, "float32", threads=1)
+KEY = Key.of(TASK)
+DEFAULT, *_, OTHER = sparsetir.plan_candidates("spmm", A, 16, threads=1)
+
+
+def make(**options):
+    return sparsetir.plan("spmm", A, 16, threads=1, **options)
+
+
+def record(config, key=KEY, seconds=1.0):
+    data = config if isinstance(config, dict) else to_data(config)
+    return Record(key, data, seconds)
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    """An empty file of records, which plans consult."""
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    monkeypatch.setattr(lookup, "_seen", (None, {}))
+    monkeypatch.setattr(lookup, "_warned", set())
+    return Records()
+
+
+def refuse(*_, **__):
+    raise AssertionError("not to be called")
+
+
+def test_without_a_file_nothing_is_computed(records, monkeypatch):
+    monkeypatch.setattr(Key, "of", refuse)
+    monkeypatch.setattr(Records, "best", refuse)
+    assert recorded_config(TASK) is None
+    monkeypatch.setenv("SPARSETIR_RECORDS", "")
+    assert recorded_config(TASK) is None
+
+
+def test_plan_takes_what_is_recorded(records):
+    assert (make().chosen_by, make().config) == ("default", DEFAULT)
+    assert not records.path.exists()
+    records.add(record(OTHER))
+    plan = make()
+    assert (plan.chosen_by, plan.config) == ("record", OTHER)
+    b = np.random.default_rng(0).standard_normal((40, 16)).astype("float32")
+    np.testing.assert_allclose(plan(b), A.to_scipy() @ b, atol=1e-5)
+    again = make(config=DEFAULT)
+    assert (again.chosen_by, again.config) == ("user", DEFAULT)
+    assert sparsetir.plan_candidates("spmm", A, 16, threads=1)[0] == DEFAULT
+
+
+def test_the_same_pattern_by_another_way(records):
+    """A matrix of scipy with other values, a target of TVM."""
+    matrix = A.with_values(np.ones(A.nnz, "float32")).to_scipy()
+    records.add(record(OTHER, Key.of(replace(TASK, threads=3))))
+    for target in ("llvm", resolve_target("llvm")):
+        plan = sparsetir.plan("spmm", matrix, np.int64(16), threads=3, target=target)
+        assert plan.chosen_by == "record"
+
+
+@pytest.mark.parametrize(
+    "change", [{"device": "another CPU"}, {"feat": 32}, {"threads": 2}, {"fingerprint": "0" * 32}]
+)
+def test_what_is_recorded_for_something_else_does_not_apply(records, change):
+    records.add(record(OTHER, replace(KEY, **change)))
+    assert make().chosen_by == "default"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"template": "OfTomorrow", "tile": 16},
+        to_data(DEFAULT) | {"colour": "red"},
+        to_data(replace(DEFAULT, tile=16, lanes=16, feat=24)),  # for other features
+        to_data(DEFAULT) | {"tile": -3},
+        to_data(DEFAULT) | {"lanes": "many"},
+        to_data(SddmmGroups()),
+        to_data(RowSplit.for_features(16, "float32")),
+    ],
+    ids=["template", "field", "features", "number", "type", "operator", "gpu"],
+)
+def test_configs_that_do_not_serve_are_passed_over(records, config):
+    records.add(record(config))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = make()
+    assert (plan.chosen_by, plan.config) == ("default", DEFAULT)
+
+
+def test_a_damaged_file_costs_a_warning(records, tmp_path, monkeypatch):
+    records.path.write_bytes(b"not a database" * 1000)
+    with pytest.warns(RuntimeWarning, match=r"records are not used: .*records.sqlite: it is dam"):
+        assert make().chosen_by == "default"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # not again
+        assert make().chosen_by == "default"
+        records.path.unlink()
+        records.add(record(OTHER))
+        assert make().chosen_by == "record"
+    other = Records(tmp_path / "other.sqlite")
+    other.path.mkdir()
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(other.path))
+    with pytest.warns(RuntimeWarning, match="other.sqlite: it cannot be opened"):
+        assert make().chosen_by == "default"
+
+
+def test_the_other_arguments_are_checked_as_ever(records):
+    records.add(record(OTHER))
+    with pytest.raises(ValueError, match="'feat': expected 1 or more"):
+        sparsetir.plan("spmm", A, 0)
+
+
+def test_a_new_record_is_seen_at_once(records):
+    for number, config in enumerate((OTHER, DEFAULT, OTHER)):
+        records.add(record(config, seconds=1.0 - number / 4))
+        assert recorded_config(TASK) == config
+
+
+def test_a_file_that_rests_is_read_once(records, monkeypatch):
+    records.add(record(OTHER))
+    before = time.time_ns() - 10**10
+    os.utime(records.path, ns=(before, before))
+    assert recorded_config(TASK) == OTHER
+    assert recorded_config(replace(TASK, feat=32)) is None
+    with monkeypatch.context() as patched:
+        patched.setattr(Records, "best", refuse)
+        assert recorded_config(TASK) == OTHER
+        assert recorded_config(replace(TASK, feat=32)) is None
+    records.add(record(DEFAULT, seconds=0.5))
+    assert recorded_config(TASK) == DEFAULT
+
+
+def _in_child(queue):
+    queue.put(to_data(recorded_config(TASK)))
+
+
+def test_in_a_forked_process(records):
+    records.add(record(OTHER))
+    assert recorded_config(TASK) == OTHER
+    fork = multiprocessing.get_context("fork")
+    queue = fork.SimpleQueue()
+    process = fork.Process(target=_in_child, args=(queue,))
+    process.start()
+    assert queue.get() == to_data(OTHER)
+    process.join()
+
+
+def test_gpu_configs(records):
+    target = {"kind": "cuda", "arch": "sm_90"}
+    task = replace(TASK, target=target, threads=4)
+    config = RowSplit.for_features(16, "float32")
+    records.add(record(config, Key.of(task)))
+    assert recorded_config(replace(task, threads=8)) == config
+    assert recorded_config(replace(task, target={"kind": "cuda", "arch": "sm_80"})) is None
+    assert recorded_config(TASK) is None

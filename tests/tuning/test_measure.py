@@ -1,0 +1,338 @@
+"""Measuring in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning import measure
+from sparsetir.tuning.case import Case
+from sparsetir.tuning.measure import Measurer, cores_for
+from sparsetir.tuning.task import Outcome, Task
+from sparsetir.tuning.timing import timed
+from sparsetir.tuning.worker import Local
+from tuning import faulty_templates as faulty
+
+MODULES = ("tuning.faulty_templates",)
+MEGABYTE = 2**20
+FEAT = 32
+
+
+def task(op: str = "spmm", feat: int = FEAT, dtype: str = "float32", **options) -> Task:
+    a = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)
+    return Task(op, SparseMatrix(a), feat, dtype, **options)
+
+
+def default(given: Task):
+    return sparsetir.plan_candidates(given.op, given.matrix, given.feat, **given.options)[0]
+
+
+@pytest.fixture(scope="module")
+def measurer():
+    """One worker for what does not end it; starting one takes longer than a test."""
+    given = task()
+    with Measurer(given, time_limit=60, memory_limit=1000 * MEGABYTE, modules=MODULES) as made:
+        made.measure(faulty.RIGHT)  # so that the clock of no test includes the start
+        yield made
+
+
+def pid(measurer: Measurer) -> int:
+    return measurer._process._popen.pid
+
+
+def right(outcome: Outcome) -> None:
+    assert outcome.state == "ok", outcome
+    assert 0 < outcome.seconds <= outcome.median < 0.1
+
+
+def test_an_outcome_says_what_a_config_costs(measurer: Measurer) -> None:
+    outcome = measurer.measure(faulty.RIGHT)
+    right(outcome)
+    assert outcome.compile_seconds > 0.01 and outcome.convert_seconds > 0
+    assert (outcome.padding, outcome.launches, outcome.message) == (0, 1, "")
+    a = measurer.task.matrix
+    least = a.values.nbytes + a.pattern.coords[1].nbytes + a.pattern.indptr.nbytes
+    assert least <= outcome.bytes < least + 1000
+
+
+def test_seconds_are_those_of_calls(measurer: Measurer) -> None:
+    given = measurer.task
+    run = sparsetir.plan("spmm", given.matrix, FEAT, config=faulty.RIGHT, threads=1)
+    b, out = np.ones((200, FEAT), "float32"), np.empty((300, FEAT), "float32")
+    times = []
+    for _ in range(300):
+        start = time.perf_counter()
+        run(b, out=out)
+        times.append(time.perf_counter() - start)
+    outcome = measurer.measure(faulty.RIGHT)
+    assert 1 / 4 < outcome.seconds / min(times) < 4
+
+
+def test_a_hopeless_config_is_not_measured_to_the_end(measurer: Measurer) -> None:
+    outcome = measurer.measure(faulty.RIGHT, best=1e-9)
+    assert outcome.state == "pruned" and outcome.seconds > 1e-9
+    right(measurer.measure(faulty.RIGHT, best=1.0))
+
+
+def test_wrong_results_are_recorded_and_not_timed(measurer: Measurer) -> None:
+    for config in (faulty.Wrong(), faulty.Unwritten()):
+        worker = pid(measurer)
+        outcome = measurer.measure(config)
+        assert outcome.state == "wrong" and outcome.seconds is None
+        assert "the first at [" in outcome.message and "\n" not in outcome.message
+        right(measurer.measure(faulty.RIGHT))
+        assert pid(measurer) == worker
+
+
+def test_memory_is_limited_anew_for_each_config(measurer: Measurer) -> None:
+    limit = measurer.memory_limit
+    outcome = measurer.measure(faulty.Hungry(2 * limit))
+    assert outcome.state == "out of memory" and outcome.seconds is None
+    assert "emory" in outcome.message
+    for _ in range(3):
+        right(measurer.measure(faulty.Hungry(limit // 2)))
+
+
+def test_a_refusal_is_one_line_in_the_outcome(measurer: Measurer) -> None:
+    config = sparsetir.schedules.spmm.RowBlocks(tile=64, lanes=16)
+    outcome = measurer.measure(config)
+    with pytest.raises(ScheduleError) as error:
+        sparsetir.plan("spmm", measurer.task.matrix, FEAT, config=config)
+    assert outcome.state == "failed"
+    assert outcome.message == f"ScheduleError: {error.value}".splitlines()[0]
+
+
+def test_nothing_is_printed_to_the_terminal(measurer: Measurer, capfd) -> None:
+    right(measurer.measure(faulty.Loud()))
+    assert capfd.readouterr() == ("", "")
+
+
+def test_what_is_no_config_is_refused(measurer: Measurer) -> None:
+    with pytest.raises(ValueError, match="expected a template of"):
+        measurer.measure("RowBlocks")
+    right(measurer.measure(faulty.RIGHT))
+
+
+def interrupted(*arguments) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> None:
+    core = sorted(os.sched_getaffinity(0))[-1]
+    options = {"cores": (core,), "environment": {"OF_MY_OWN": "7"}, "modules": MODULES}
+    with Measurer(task(threads=2), **options) as measurer:
+        right(measurer.measure(faulty.RIGHT))
+        folder = Path(measurer._folder.name)
+        # One that has ended before it is asked is no matter of the candidate's.
+        measurer._process._popen.kill()
+        measurer._process._popen.wait()
+        outcome = measurer.measure(faulty.Crashing("about to read nothing"))
+        assert outcome.state == "crashed" and outcome.seconds is None
+        assert "SIGSEGV" in outcome.message and "about to read nothing" in outcome.message
+        right(measurer.measure(faulty.RIGHT))
+
+        measurer.time_limit, start = 1.5, time.monotonic()
+        outcome = measurer.measure(faulty.Hanging())
+        assert outcome.state == "hung" and "took longer than 1.5 s" in outcome.message
+        assert 1.5 <= time.monotonic() - start < 10
+        measurer.time_limit = 60
+
+        # Ctrl-C here: what the worker would still answer must not be taken for a later answer.
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(measure.select, "select", interrupted)
+            measurer.measure(faulty.RIGHT)
+        assert measurer._process is None
+        right(measurer.measure(faulty.RIGHT))
+
+        process = Path(f"/proc/{pid(measurer)}")
+        for thread in (process / "task").iterdir():
+            assert f"Cpus_allowed_list:\t{core}\n" in (thread / "status").read_text()
+        environment = (process / "environ").read_bytes().split(b"\0")
+        assert b"OF_MY_OWN=7" in environment and b"TVM_NUM_THREADS=2" in environment
+
+        # Ctrl-C at the terminal is for the parent.
+        assert os.getpgid(pid(measurer)) != os.getpgid(0)
+        os.kill(pid(measurer), signal.SIGINT)
+        right(measurer.measure(faulty.RIGHT))
+
+        timer, start = threading.Timer(1.0, measurer.interrupt), time.monotonic()
+        timer.start()
+        outcome = measurer.measure(faulty.Hanging())
+        assert (outcome.state, outcome.message) == ("crashed", "interrupted")
+        assert time.monotonic() - start < 10
+        timer.join()
+        assert folder.exists()
+    assert not folder.exists()
+    assert capfd.readouterr() == ("", "")
+
+
+def ended(folder: Path, code: str) -> tuple[str, str]:
+    """State and message for a process that runs `code`."""
+    process = measure._Process(code, folder, dict(os.environ), None)
+    try:
+        with pytest.raises(measure._Ended) as error:
+            process.ask({}, 20)
+    finally:
+        process.end()
+    return error.value.state, str(error.value)
+
+
+NEW = "import ctypes; new = ctypes.CDLL('libstdc++.so.6')._Znwm; "
+ENDS = {
+    "import sys; sys.exit(5)": ("crashed", "the process ended with status 5"),
+    "import os; os.kill(os.getpid(), 9)": ("crashed", "the process was ended by SIGKILL"),
+    NEW + "new.argtypes = [ctypes.c_size_t]; new(2**60)": ("out of memory", "bad_alloc"),
+    "raise MemoryError": ("out of memory", "its last line: MemoryError"),
+    "print('first'); print('last'); import os; os.abort()": ("crashed", "ended by SIGABRT"),
+}
+
+
+@pytest.mark.parametrize("code", ENDS)
+def test_how_a_process_ended(tmp_path: Path, code: str) -> None:
+    state, message = ended(tmp_path, code)
+    assert state == ENDS[code][0] and ENDS[code][1] in message and "\n" not in message
+
+
+def test_an_end_by_the_system_is_for_want_of_memory(tmp_path: Path, monkeypatch) -> None:
+    counts = iter([3, 4])
+    monkeypatch.setattr(measure, "_oom_kills", lambda: next(counts))
+    state, message = ended(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    assert state == "out of memory" and "SIGKILL, by the system for want of memory" in message
+
+
+def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
+    """Also where it hangs, and is not told."""
+    program = f"""
+import sys; {measure.WITHOUT_TORCH}
+import numpy as np, scipy.sparse as sp
+from sparsetir.tuning.measure import Measurer
+from sparsetir.tuning.task import Task
+from tuning import faulty_templates as faulty
+matrix = sparsetir.SparseMatrix(sp.eye_array(20, format="csr", dtype="float32"))
+measurer = Measurer(Task("spmm", matrix, {FEAT}, "float32"), modules={MODULES})
+assert measurer.measure(faulty.RIGHT).state == "ok"
+print(measurer._process._popen.pid, measurer._folder.name, flush=True)
+measurer.measure(faulty.Hanging())
+"""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, env=env)
+    worker, folder = parent.stdout.readline().split()
+    time.sleep(0.5)
+    parent.kill()
+    parent.communicate()
+    end = time.monotonic() + 10
+    while Path(f"/proc/{int(worker)}").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    shutil.rmtree(folder.decode())
+
+
+def test_a_worker_that_cannot_start_is_told_once() -> None:
+    with Measurer(task(), modules=("there_is_no_such_module",)) as measurer:
+        with pytest.raises(RuntimeError, match="cannot start: ModuleNotFoundError: No module"):
+            measurer.measure(faulty.RIGHT)
+
+
+def test_arguments() -> None:
+    with pytest.raises(ValueError, match="argument 'time_limit': expected seconds above 0, got 0"):
+        Measurer(task(), time_limit=0)
+
+
+def test_cores_for(monkeypatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {9, 2, 3, 7, 5})
+    assert cores_for(2, 2) == [(2, 3), (5, 7)]
+    assert cores_for(5, 1) == [(2,), (3,), (5,), (7,), (9,)]
+    with pytest.raises(ValueError, match="argument 'workers': 3 workers of 2 threads need 6"):
+        cores_for(3, 2)
+    with pytest.raises(ValueError, match="argument 'threads': expected 1 or more, got 0"):
+        cores_for(1, 0)
+
+
+class Clocked:
+    """Calls of a given length, by a clock of their own."""
+
+    def __init__(self, monkeypatch, seconds: float, launch: float | None = None) -> None:
+        self.now = self.busy_until = 0.0
+        self.calls = self.waits = 0
+        self.seconds, self.launch = seconds, launch
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(time, "sleep", lambda s: None)
+
+    def call(self) -> None:
+        self.calls += 1
+        if self.launch is None:
+            self.now += self.seconds
+        else:  # on a device, while this goes on
+            self.now += self.launch
+            self.busy_until = max(self.now, self.busy_until) + self.seconds
+
+    def finish(self) -> None:
+        self.waits += 1
+        self.now = max(self.now, self.busy_until)
+
+
+def test_a_disturbance_is_not_hopeless(monkeypatch) -> None:
+    clock = Clocked(monkeypatch, 1e-2)
+
+    def later(seconds: float) -> None:
+        clock.seconds = 1e-3
+
+    monkeypatch.setattr(time, "sleep", later)
+    found = timed(clock.call, None, 1e-3)
+    assert found["state"] == "ok" and found["seconds"] == pytest.approx(1e-3)
+
+
+@pytest.mark.parametrize("seconds", [5.0, 0.1, 0.03, 1e-3, 1e-5])
+def test_how_many_calls_are_timed(monkeypatch, seconds: float) -> None:
+    clock = Clocked(monkeypatch, seconds)
+    found = timed(clock.call, None, None)
+    assert found["state"] == "ok"
+    assert found["seconds"] == pytest.approx(seconds) == found["median"]
+    assert clock.calls == 3 if seconds >= 0.1 else 0.1 <= clock.now < 0.15
+    clock = Clocked(monkeypatch, seconds)
+    assert timed(clock.call, None, seconds / 3.1)["state"] == "pruned"
+    # Twice three calls, or as many as take some milliseconds; one where that is long.
+    assert clock.calls == 1 if seconds == 5.0 else 3 <= clock.calls <= 6 + 0.011 / seconds
+    assert timed(clock.call, None, seconds / 2.9)["state"] == "ok"
+
+
+def test_short_calls_on_a_gpu_are_waited_for_together(monkeypatch) -> None:
+    clock = Clocked(monkeypatch, seconds=2e-5, launch=5e-6)
+    found = timed(clock.call, clock.finish, None)
+    assert found["seconds"] == pytest.approx(2e-5, rel=0.02)
+    assert clock.calls > 10 * clock.waits
+    assert 0.1 <= clock.now < 0.15
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "options"),
+    [
+        ("sddmm", "float16", {"heads": 2}),
+        ("spmm", "bfloat16", {"reduce": "mean"}),
+        ("spmm", "float64", {"reduce": "max", "heads": 2}),
+        ("spmv", "float32", {}),
+    ],
+)
+def test_every_operator_is_checked(tmp_path: Path, op: str, dtype: str, options) -> None:
+    """In this process: the same classes as in a worker's."""
+    given = task(op, 1 if op == "spmv" else FEAT, dtype, **options)
+    device = Local(Case(given, tmp_path))
+    outcome = device.measure(default(given), None)
+    assert outcome["state"] == "ok" and outcome["bytes"] > 0
+    again = Case(given, tmp_path)  # the exact result comes from the folder
+    assert (again.check.exact == device.case.check.exact).all()
+    device.case.check.exact[-1] += 1
+    assert device.measure(default(given), None)["state"] == "wrong"

@@ -1,0 +1,115 @@
+"""The progress of a search: one line on a terminal, few lines elsewhere."""
+
+import io
+
+import pytest
+
+import tuned_fake
+from sparsetir.tuning import progress
+from sparsetir.tuning.progress import Bar, duration, micros
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes when it is told to."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def go(bar, clock, total, done=0, each=1.0, **more):
+    """All trials of a run; the best comes with the second one."""
+    some = tuned_fake.trials()
+    bar.begin(total, done)
+    for number in range(done, total or 10):
+        clock[0] += each
+        best = some[1] if number - done else some[0]
+        bar.step(some[0], best, number // 4, **more)
+
+
+def test_elsewhere_a_line_for_each_tenth(clock):
+    out = io.StringIO()
+    bar = Bar("spmm 32", stream=out)
+    go(bar, clock, 1000, each=0.01)
+    bar.end()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines[0] == "spmm 32: trial 100/1000, best 52.0 µs, 1.15x, 24 failed, 9 s left"
+    assert lines[-1] == "spmm 32: trial 1000/1000, best 52.0 µs, 1.15x, 249 failed, 0 s left"
+
+
+def test_elsewhere_a_line_after_ten_seconds(clock):
+    out = io.StringIO()
+    bar = Bar(stream=out)
+    go(bar, clock, 100, each=6.0)
+    assert len(out.getvalue().splitlines()) == 50
+
+
+def test_the_last_line_comes_at_the_end(clock):
+    out = io.StringIO()
+    bar = Bar(stream=out, seconds=20)
+    go(bar, clock, None)
+    assert [line.split(",")[0] for line in out.getvalue().splitlines()] == ["trial 10"]
+    clock[0] += 1
+    bar.step(tuned_fake.trials()[-1], None, 1)
+    bar.end()
+    assert out.getvalue().splitlines()[1] == "trial 11, no result yet, 1 failed, 9 s left"
+    bar.end()
+    assert len(out.getvalue().splitlines()) == 2
+
+
+def test_trials_of_earlier_runs_take_no_time(clock):
+    out = io.StringIO()
+    bar = Bar(stream=out)
+    go(bar, clock, 40, done=20, each=2.0, default=104e-6)
+    assert out.getvalue().splitlines()[:2] == [
+        "20 trials of earlier runs", "trial 24/40, best 52.0 µs, 2.00x, 5 failed, 32 s left",
+    ]  # fmt: skip
+
+
+def test_the_time_limit_ends_a_run_earlier(clock):
+    bar = Bar(stream=(out := io.StringIO()), seconds=30)
+    go(bar, clock, 100)
+    assert out.getvalue().splitlines()[0].endswith("trial 10/100, best 52.0 µs, 1.15x, 2 failed, "
+                                                   "20 s left")  # fmt: skip
+
+
+def test_a_terminal_has_one_line(clock):
+    out = Terminal()
+    bar = Bar("spmm 32", stream=out)
+    go(bar, clock, 12)
+    shown = out.getvalue()
+    assert "\n" not in shown
+    last = shown.split("\r")[-1]
+    assert last.startswith("spmm 32 |") and "12/12, best 52.0 µs, 1.15x, 2 failed, 0 s left" in last
+    bar.end()
+    assert "\n" not in out.getvalue() and not out.getvalue().rsplit("\r", 2)[1].strip()
+    bar.end()  # as after Ctrl-C in a run that ended its bar
+
+
+def test_the_stream_is_stderr(capsys):
+    bar = Bar()
+    bar.begin(1)
+    bar.step(tuned_fake.trials()[0], None, 0)
+    bar.end()
+    captured = capsys.readouterr()
+    assert not captured.out and captured.err == "trial 1/1, no result yet, 0 s left\n"
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [(1.234e-6, "1.23 µs"), (45.67e-6, "45.7 µs"), (9.5e-3, "9,500 µs"), (0.0123, "12.3 ms"),
+     (1.5, "1,500 ms"), (12.5, "12.5 s")],
+)  # fmt: skip
+def test_micros(seconds, text):
+    assert micros(seconds) == text
+
+
+@pytest.mark.parametrize("seconds, text", [(3.4, "3 s"), (150, "2 min"), (9000, "2.5 h")])
+def test_duration(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,318 @@
+"""Records: what is kept, found, migrated and exchanged."""
+
+import json
+import sqlite3
+from dataclasses import fields, replace
+
+import pytest
+
+from records_common import KEY, RECORD, query, record, run_sql
+from sparsetir.tuning.record import FIELDS, record_from_data, record_to_data
+from sparsetir.tuning.records import Key, Record, RecordError, Records, default_path
+
+
+@pytest.fixture
+def records(tmp_path):
+    return Records(tmp_path / "folder" / "records.sqlite")
+
+
+# --- one process -----------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_as_it_was(records):
+    records.add(RECORD)
+    records.add(RECORD)  # by its id nothing is there twice
+    assert records.all() == [RECORD]
+    assert records.best(KEY) == RECORD
+    with_heads = replace(KEY, heads=4)
+    records.add(replace(RECORD, key=with_heads, id="1" * 32, default_seconds=None, bytes=None))
+    assert records.best(with_heads).key == with_heads
+    assert records.best(KEY) == RECORD
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Key)])
+def test_a_record_is_for_all_of_its_key(records, name):
+    records.add(RECORD)
+    value = getattr(KEY, name)
+    other = "1" * 32 if name == "fingerprint" else value + "x" if isinstance(value, str) else 7
+    assert records.best(replace(KEY, **{name: other})) is None
+    assert replace(KEY, **{name: other}).text() != KEY.text()
+
+
+def test_best_is_the_fastest_of_all_that_are_kept(records):
+    for seconds in (0.3, 0.1, 0.2):
+        records.add(replace(RECORD, seconds=seconds, id=f"{int(10 * seconds):032x}"))
+    assert [r.seconds for r in records.all()] == [0.3, 0.1, 0.2]
+    assert records.best(KEY).seconds == 0.1
+
+
+def test_reading_creates_nothing(records, tmp_path):
+    assert records.best(KEY) is None
+    assert records.all() == [] == records.neighbours(KEY, {"m": 1.0})
+    assert records.forget(KEY) == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_forget(records):
+    other = replace(KEY, feat=64)
+    for number in range(3):
+        records.add(record(number))
+    records.add(record(9, other))
+    assert records.forget(KEY) == 3
+    assert records.forget(KEY) == 0
+    assert [r.key for r in records.all()] == [other]
+
+
+def test_neighbours_are_nearest_first(records):
+    def near(rows, key, seconds=1.0):
+        known = {"m": float(rows), "row_mean": 8.0}
+        records.add(Record(key, {"template": "T", "of": rows}, seconds, statistics=known))
+
+    near(1000, replace(KEY, fingerprint="1" * 32), seconds=2.0)
+    near(1001, replace(KEY, fingerprint="1" * 32), seconds=1.0)  # better, of the same problem
+    near(8000, replace(KEY, fingerprint="2" * 32))
+    near(100, replace(KEY, fingerprint="3" * 32))
+    near(1010, replace(KEY, feat=64))  # this pattern
+    records.add(record(0, replace(KEY, fingerprint="4" * 32)))  # nothing known of it
+    for name, value in {
+        "op": "sddmm", "dtype": "float16", "reduce": "max", "target": "cuda", "device": "another",
+        "heads": 1,
+    }.items():  # fmt: skip
+        near(1000, replace(KEY, fingerprint="5" * 32, **{name: value}))
+    near(1000, KEY)  # itself
+
+    def found(count):
+        return [
+            r.config.get("of")
+            for r in records.neighbours(KEY, {"m": 1000.0, "row_mean": 8.0}, count)
+        ]
+
+    assert found(2) == [1001, 1010]
+    assert found(9) == [1001, 1010, 8000, 100, None]
+
+
+def test_default_path(monkeypatch, tmp_path):
+    monkeypatch.delenv("SPARSETIR_RECORDS")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "sparsetir" / "records.sqlite"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert default_path() == tmp_path / ".cache" / "sparsetir" / "records.sqlite"
+    monkeypatch.setenv("SPARSETIR_RECORDS", "~/mine.sqlite")
+    assert default_path() == tmp_path / "mine.sqlite" == Records().path
+
+
+def test_switched_off(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    records = Records()
+    assert default_path() is None is records.path
+    records.add(RECORD)
+    assert records.all() == []
+    with pytest.raises(RecordError, match="switched off"):
+        records.load(tmp_path / "x.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_odd_names_of_files(tmp_path):
+    records = Records(tmp_path / "what? 100% #1" / "é & mode=ro.sqlite")
+    records.add(RECORD)
+    assert records.path.exists()
+    assert records.all() == [RECORD]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"seconds": float("nan")}, "'seconds': expected a number above 0, got nan"),
+        ({"seconds": 0}, "'seconds': expected a number above 0, got 0"),
+        ({"config": {"tile": 1}}, "'config': expected a dict with the name of a 'template'"),
+        ({"config": {"template": "T", "x": object()}}, "'config'"),
+        ({"statistics": {"m": float("inf")}}, "'statistics': expected a dict of numbers"),
+        ({"bytes": 2**63}, "'bytes': expected a count or none"),
+        ({"graph": "\ud800"}, "'graph': expected a text"),
+        ({"id": "x"}, "'id': expected 32 hex digits, got 'x'"),
+        ({"date": "yesterday"}, "'date': expected a date"),
+        ({"key": replace(KEY, threads=True)}, "'threads': expected 0, 1, 2, ..., got True"),
+    ],
+)
+def test_what_is_no_record_is_not_kept(records, changes, message):
+    with pytest.raises(ValueError, match=message):
+        records.add(replace(RECORD, **changes))
+    assert records.all() == []
+
+
+def test_every_field_is_checked():
+    assert set(record_to_data(RECORD)) == set(FIELDS)
+    assert record_from_data(record_to_data(RECORD)) == RECORD
+
+
+# --- versions of the tables ------------------------------------------------------------------
+
+VERSION_1 = """
+CREATE TABLE sparsetir_records (
+    id TEXT PRIMARY KEY,
+    op TEXT NOT NULL, dtype TEXT NOT NULL, reduce TEXT NOT NULL, heads INTEGER,
+    feat INTEGER NOT NULL, threads INTEGER NOT NULL, target TEXT NOT NULL,
+    shape_class TEXT NOT NULL, fingerprint TEXT NOT NULL,
+    config TEXT NOT NULL, seconds REAL NOT NULL, default_seconds REAL,
+    compile_seconds REAL, convert_seconds REAL, padding REAL, bytes INTEGER,
+    trials INTEGER NOT NULL, versions TEXT NOT NULL, date TEXT NOT NULL, graph TEXT NOT NULL
+);
+CREATE INDEX sparsetir_records_by_fingerprint ON sparsetir_records (fingerprint);
+CREATE TABLE sparsetir_schema (version INTEGER NOT NULL);
+INSERT INTO sparsetir_schema VALUES (1);
+INSERT INTO sparsetir_records VALUES (
+    'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'spmm', 'float32', 'sum', NULL, 32, 2, 'llvm',
+    'm8-n8-z12-f5', '00000000000000000000000000000000',
+    '{"template": "RowBlocks", "tile": 16}', 0.5, 0.75, NULL, NULL, NULL, NULL,
+    10, '{"sparsetir": "0.0.1"}', '2026-01-01T00:00:00+00:00', 'old'
+);
+"""
+OLD = Record(
+    replace(KEY, device=""), {"template": "RowBlocks", "tile": 16}, 0.5, 0.75, trials=10,
+    versions={"sparsetir": "0.0.1"}, date="2026-01-01T00:00:00+00:00", graph="old", id="a" * 32,
+)  # fmt: skip
+
+
+def test_version_1_is_read_as_it_is_and_migrated_by_the_first_write(records):
+    run_sql(records.path, VERSION_1)
+    before = records.path.read_bytes()
+    assert records.all() == [OLD]
+    assert records.best(KEY) is None  # measured on who knows which machine
+    assert records.path.read_bytes() == before
+    records.add(RECORD)
+    assert records.all() == [OLD, RECORD]
+    assert query(records.path, "SELECT version FROM sparsetir_schema") == [(2,)]
+
+
+def test_a_migrated_file_has_the_tables_of_a_new_one(records, tmp_path):
+    run_sql(records.path, VERSION_1)
+    new = Records(tmp_path / "new.sqlite")
+    for each in (records, new):
+        each.add(RECORD)
+    columns = "SELECT name, type, \"notnull\", pk FROM pragma_table_info('sparsetir_records')"
+    assert query(records.path, columns) == query(new.path, columns)
+
+
+def test_a_migration_that_fails_changes_nothing(records, monkeypatch):
+    from sparsetir.tuning import schema
+
+    def half(connection):
+        schema._from_1(connection)
+        raise sqlite3.OperationalError("disk I/O error")
+
+    run_sql(records.path, VERSION_1)
+    before = records.path.read_bytes()
+    monkeypatch.setattr(schema, "_MIGRATIONS", {1: half})
+    with pytest.raises(RecordError, match="what was recorded before is kept"):
+        records.add(RECORD)
+    assert records.path.read_bytes() == before
+
+
+def test_a_later_version_is_refused_and_not_touched(records, tmp_path):
+    records.add(RECORD)
+    Records(tmp_path / "other.sqlite").add(RECORD)
+    Records(tmp_path / "other.sqlite").export(tmp_path / "x.json")
+    run_sql(records.path, "UPDATE sparsetir_schema SET version = 7")
+    before = records.path.read_bytes()
+    for call in (
+        records.all, lambda: records.best(KEY), lambda: records.add(RECORD),
+        lambda: records.forget(KEY), lambda: records.load(tmp_path / "x.json"),
+    ):  # fmt: skip
+        with pytest.raises(RecordError, match=r"schema version 7 .* knows up to version 2; update"):
+            call()
+    assert records.path.read_bytes() == before
+
+
+def test_optuna_and_records_share_a_file(records):
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    records.add(RECORD)
+    url = f"sqlite:///{records.path}"
+    study = optuna.create_study(storage=url, study_name=KEY.text())
+    study.optimize(lambda trial: trial.suggest_int("x", 0, 9), n_trials=2)
+    records.add(record(1))
+    assert len(records.all()) == 2
+    assert len(optuna.load_study(study_name=KEY.text(), storage=url).trials) == 2
+    # The other way round: their tables first.
+    other = Records(records.path.with_name("other.sqlite"))
+    optuna.create_study(storage=f"sqlite:///{other.path}", study_name="x")
+    assert other.all() == []
+    other.add(RECORD)
+    assert other.all() == [RECORD]
+
+
+# --- exchange --------------------------------------------------------------------------------
+
+
+def test_export_and_load(records, tmp_path):
+    for number in range(5):
+        records.add(record(number))
+    records.add(RECORD)
+    path = tmp_path / "records.json"
+    assert records.export(path) == 6
+    other = Records(tmp_path / "other.sqlite")
+    other.add(RECORD)
+    assert other.load(path) == 5
+    assert other.load(path) == 0  # nothing twice
+    assert sorted(other.all(), key=lambda r: r.id) == sorted(records.all(), key=lambda r: r.id)
+    assert [p.name for p in tmp_path.glob(".*")] == []  # nothing unfinished stays
+
+
+def test_export_replaces_only_when_told(records, tmp_path):
+    records.add(RECORD)
+    path = tmp_path / "records.json"
+    path.write_text("mine")
+    with pytest.raises(RecordError, match=r"records.json exists already; .* replace=True"):
+        records.export(path)
+    assert path.read_text() == "mine"
+    assert records.export(path, replace=True) == 1
+    assert json.loads(path.read_text())["records"][0]["id"] == RECORD.id
+
+
+def test_export_to_nowhere(records, tmp_path):
+    with pytest.raises(RecordError, match="cannot be written"):
+        records.export(tmp_path / "there" / "is" / "none.json")
+
+
+def whole(items):
+    return {"format": "sparsetir records", "version": 1, "records": items}
+
+
+GOOD = record_to_data(record(0))
+LOADS = [
+    (whole([GOOD, {**GOOD, "colour": 1}]), "record 2: unknown field 'colour'"),
+    (whole([{n: x for n, x in GOOD.items() if n != "op"}]), "record 1: field 'op' is missing"),
+    (whole([GOOD, GOOD, {**GOOD, "feat": "32"}]), "record 3: field 'feat': expected 0, 1, 2"),
+    (whole([{**GOOD, "seconds": True}]), "record 1: field 'seconds': expected a number above 0"),
+    (whole([{**GOOD, "seconds": 10**400}]), "record 1: field 'seconds'"),
+    (whole([GOOD, 5]), "record 2: expected a dict, got int"),
+    (whole({}), 'expected a list "records"'),
+    ({**whole([]), "more": 1}, "no other field"),
+    (
+        {**whole([]), "version": 2},
+        "version 2 of the format, and this sparsetir knows version 1",
+    ),
+    ({"records": []}, "holds no records"),
+    ([], "holds no records"),
+]
+
+
+@pytest.mark.parametrize("data, message", LOADS)
+def test_what_is_not_right_is_refused_as_a_whole(records, tmp_path, data, message):
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(RecordError, match=message) as caught:
+        records.load(path)
+    assert str(path) in str(caught.value)
+    assert not records.path.exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\0"])
+def test_what_is_no_json(records, tmp_path, text):
+    path = tmp_path / "records.json"
+    path.write_text(text)
+    with pytest.raises(RecordError, match="holds no JSON"):
+        records.load(path)
+    with pytest.raises(RecordError, match="cannot be read"):
+        records.load(tmp_path / "none.json")

@@ -1,0 +1,115 @@
+"""Measuring through TVM's RPC tracker: one with a server, both on this machine."""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning.case import Case
+from sparsetir.tuning.measure import Measurer
+from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
+from sparsetir.tuning.task import Task
+from sparsetir.tuning.worker import stored_bytes
+from tuning import faulty_templates as faulty
+
+HOST, KEY = "127.0.0.1", "this-machine"
+TARGET = {"kind": "llvm", "mcpu": "x86-64-v3"}
+
+
+def task(op: str = "spmm", feat: int = 32, dtype: str = "float32", **options) -> Task:
+    a = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)
+    return Task(op, SparseMatrix(a), feat, dtype, target=TARGET, **options)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind((HOST, 0))
+        return found.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def remote(tmp_path_factory):
+    """A device known to a tracker."""
+    from tvm import rpc
+    from tvm.rpc.tracker import Tracker
+
+    try:
+        port = free_port()
+    except OSError as error:
+        pytest.skip(f"ports cannot be opened: {error}")
+    without_torch = tmp_path_factory.mktemp("path")  # which takes longer to load than all else
+    (without_torch / "torch.py").write_text("raise ImportError('not here')\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(without_torch))
+        patch.setenv("TVM_NUM_THREADS", "1")
+        tracker = Tracker(HOST, port, port + 100, silent=True)
+        port = free_port()
+        at_tracker = {"key": KEY, "tracker_addr": (HOST, tracker.port)}
+        server = rpc.Server(HOST, port, port + 100, silent=True, **at_tracker)
+    found = Remote(HOST, tracker.port, KEY)
+    end = time.monotonic() + 30
+    while True:
+        try:
+            RemoteDevice(found, None)._tracker().close()
+            break
+        except RemoteError:
+            assert time.monotonic() < end
+            time.sleep(0.1)
+    yield found
+    server.terminate()
+    tracker.terminate()
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "options"),
+    [
+        ("spmm", "bfloat16", {"reduce": "max", "heads": 2}),
+        ("sddmm", "float16", {"heads": 2}),
+        ("spmv", "float32", {"reduce": "mean"}),
+    ],
+)
+def test_every_operator_on_a_device(remote, tmp_path: Path, op, dtype, options) -> None:
+    given = task(op, 1 if op == "spmv" else 32, dtype, **options)
+    default = sparsetir.plan_candidates(op, given.matrix, given.feat, **given.options)[0]
+    device = RemoteDevice(remote, Case(given, tmp_path))
+    device.begin(60.0)
+    outcome = device.measure(default, None)
+    assert outcome["state"] == "ok" and 0 < outcome["seconds"] <= outcome["median"] < 0.1
+    made = sparsetir.plan(op, given.matrix, given.feat, config=default, **given.options)
+    assert outcome["bytes"] == stored_bytes(made)
+    assert (outcome["padding"], outcome["launches"]) == (made.padding, 1)
+    device.release()
+
+
+def test_a_device_is_measured_as_this_machine_is(remote) -> None:
+    with Measurer(task(), remote=remote, modules=("tuning.faulty_templates",)) as measurer:
+        outcome = measurer.measure(faulty.RIGHT)
+        assert outcome.state == "ok" and 0 < outcome.seconds < 0.1, outcome
+        assert outcome.compile_seconds > 0 and outcome.bytes > 0 and outcome.extra["times"] > 3
+        assert measurer.measure(faulty.RIGHT, best=1e-9).state == "pruned"
+        outcome = measurer.measure(faulty.Wrong())
+        assert outcome.state == "wrong" and "the first at" in outcome.message
+        assert measurer.measure(faulty.RIGHT).state == "ok"
+
+        with pytest.raises(RemoteError, match="has no such device; those it has: this-machine"):
+            RemoteDevice(Remote(HOST, remote.port, "another"), None)
+
+        # The last test: TVM's server does not outlive it.
+        outcome = measurer.measure(faulty.Wild())
+        assert outcome.state == "crashed" and "a crash there" in outcome.message
+        with pytest.raises(RuntimeError, match="no such device; those it has: none"):
+            measurer.measure(faulty.RIGHT)
+
+
+def test_a_tracker_that_is_not_there() -> None:
+    port = free_port()
+    start = time.monotonic()
+    with pytest.raises(RemoteError, match=f"'x' of the tracker {HOST}:{port}: the tracker cannot"):
+        RemoteDevice(Remote(HOST, port, "x"), None)
+    assert time.monotonic() - start < 10

@@ -1,0 +1,377 @@
+"""The tuner: which configs it tries, in which order, until when, and what it returns."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import warnings
+from collections import Counter
+
+import numpy as np
+import optuna
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from fake_measurer import install, seconds_of, text
+from sparsetir.schedules.decomposed import Decomposed
+from sparsetir.schedules.spaces import Branch, Space
+from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.tuning import search
+from sparsetir.tuning.propose import Proposer, Tried, candidate, importances
+from sparsetir.tuning.records import Records
+from sparsetir.tuning.search import tune
+from sparsetir.tuning.task import Outcome
+
+MATRIX = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)
+
+
+def run(**options):
+    """SpMM with 32 features on one thread: 57 configs or so."""
+    options = {"trials": 12, "threads": 1, "records": "", **options}
+    return tune("spmm", MATRIX, 32, **options)
+
+
+def order(tuned):
+    return [text(trial.config) for trial in tuned.trials]
+
+
+def size():
+    """Of the whole space."""
+    return len(run(sampler="exhaustive").trials)
+
+
+def small_space(values=4):
+    """One branch of one parameter; point 0 is no config."""
+    make = lambda tile: RowBlocks(tile=tile, lanes=1) if tile else None  # noqa: E731
+    return Space((Branch("RowBlocks", {"tile": tuple(range(values))}, make),))
+
+
+# What is tried.
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_the_same_seed_tries_the_same_in_the_same_order(monkeypatch, sampler):
+    install(monkeypatch)
+    first, second = (run(sampler=sampler, seed=3, trials=25) for _ in range(2))
+    assert order(first) == order(second)
+    assert len(set(order(first))) == 25
+
+
+def test_another_seed_tries_others(monkeypatch):
+    install(monkeypatch)
+    assert order(run(sampler="random", seed=1)) != order(run(sampler="random", seed=2))
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_the_default_and_the_candidates_come_first(monkeypatch, sampler):
+    install(monkeypatch)
+    known = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)
+    tuned = run(sampler=sampler)
+    assert [trial.config for trial in tuned.trials[: len(known)]] == known
+    assert tuned.default == known[0]
+
+
+def test_exhaustive_measures_every_config_once(monkeypatch):
+    install(monkeypatch)
+    tuned = run(sampler="exhaustive", trials=1)
+    assert len(set(order(tuned))) == len(tuned.trials) > 40
+    assert any(isinstance(trial.config, Decomposed) for trial in tuned.trials)
+    assert tuned.best.outcome.seconds == min(seconds_of(trial.config) for trial in tuned.trials)
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "random", "exhaustive"])
+def test_a_search_ends_with_the_space_and_measures_nothing_twice(monkeypatch, sampler):
+    monkeypatch.setattr(search, "space", lambda *given: small_space(6))
+    fake = install(monkeypatch)
+    default = [text(c) for c in sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)]
+    tuned = run(sampler=sampler, trials=100)
+    assert set(order(tuned)) == {text(RowBlocks(tile=t, lanes=1)) for t in range(1, 6)} | {*default}
+    measured = Counter(fake.log)
+    assert sum(measured.values()) == len(tuned.trials) + 3 * len(tuned.finals)
+
+
+def test_auto_is_exhaustive_where_there_are_few_configs(monkeypatch):
+    install(monkeypatch)
+    whole = order(run(sampler="exhaustive"))
+    assert order(run(sampler="auto", trials=len(whole))) == whole
+    assert order(run(sampler="auto", trials=20)) == order(run(sampler="tpe", trials=20))
+
+
+def test_tpe_needs_fewer_trials_than_chance():
+    """A config is good by its tile and its order, independently: what a sampler can learn."""
+    values = {"tile": tuple(range(1, 9)), "prefetch": tuple(range(8)), "parts": tuple(range(1, 9))}
+    space = Space((Branch("RowBlocks", values, lambda **chosen: RowBlocks(lanes=1, **chosen)),))
+
+    def needed(sampler, seed):
+        proposer, tried = Proposer(space, sampler, seed, []), []
+        while True:
+            found = proposer.next(tried)
+            c = found.config
+            seconds = 1.0 + abs(c.tile - 6) + abs(c.prefetch - 2) + abs(c.parts - 3)
+            tried.append(Tried(found.key, found.point, Outcome("ok", seconds=seconds)))
+            if seconds <= 2.0 or len(tried) == 60:
+                return len(tried)
+
+    tpe, chance = (sum(needed(s, seed) for seed in range(3)) for s in ("tpe", "random"))
+    assert tpe < chance
+
+
+def test_failures_teach_the_sampler():
+    """Proposals leave a template alone that always fails."""
+    values = {"tile": tuple(range(1, 40))}
+    make = {name: (lambda tile, k=k: RowBlocks(tile=tile, lanes=1, prefetch=k))
+            for k, name in enumerate(("bad", "good"))}  # fmt: skip
+    space = Space(tuple(Branch(name, values, make[name]) for name in make))
+    proposer, tried = Proposer(space, "tpe", 0, []), []
+    for _ in range(40):
+        found = proposer.next(tried)
+        bad = found.point["template"] == "bad"
+        outcome = Outcome("crashed") if bad else Outcome("ok", seconds=found.config.tile)
+        tried.append(Tried(found.key, found.point, outcome))
+    late = Counter(trial.point["template"] for trial in tried[20:])
+    assert late["good"] > 2 * late["bad"]
+
+
+def test_choices_that_do_not_go_together_are_no_trials():
+    proposer, tried = Proposer(small_space(), "tpe", 0, []), []
+    while (found := proposer.next(tried)) is not None:
+        tried.append(Tried(found.key, found.point, Outcome("ok", seconds=1.0)))
+    assert sorted(t.point["RowBlocks.tile"] for t in tried) == [1, 2, 3]
+
+
+def test_what_is_being_measured_is_not_proposed():
+    proposer = Proposer(small_space(), "tpe", 0, [])
+    config = RowBlocks(tile=2, lanes=1)
+    running = candidate(config, small_space().point(config))
+    tried = [Tried(running.key, running.point, None)]
+    found = proposer.next(tried)
+    assert found is not None and found.config != config
+
+
+# When it ends.
+
+
+def test_time_is_up(monkeypatch):
+    install(monkeypatch, delay=0.02)
+    tuned = run(sampler="exhaustive", seconds=0.3)
+    assert 1 < len(tuned.trials) < size() and not tuned.interrupted
+    assert tuned.finals
+
+
+def test_ctrl_c_keeps_what_was_found(monkeypatch, tmp_path):
+    calls = []
+
+    def measure(config):
+        calls.append(config)
+        if len(calls) == 6:
+            raise KeyboardInterrupt
+        return Outcome("ok", seconds=seconds_of(config))
+
+    install(monkeypatch, measure)
+    file = tmp_path / "records.sqlite"
+    tuned = run(records=file)
+    assert tuned.interrupted and len(tuned.trials) == 5
+    assert tuned.best.outcome.seconds == min(map(seconds_of, calls[:5]))
+    assert "interrupted" in repr(tuned)
+    (record,) = Records(file).all()
+    assert record.seconds == tuned.best.outcome.seconds
+    install(monkeypatch)
+    again = run(records=file)
+    assert len(again.trials) == 12 and not again.interrupted
+    assert again.trials[5].config == calls[5]  # what was not measured to the end comes next
+
+
+def test_ctrl_c_with_several_workers(monkeypatch):
+    """It reaches the main thread alone, which ends what the others measure."""
+    reached, ended = threading.Event(), threading.Event()
+
+    def measure(config):
+        if len(fake.log) >= 6:
+            reached.set()
+            assert ended.wait(10)
+            return Outcome("crashed", message="interrupted")
+        return Outcome("ok", seconds=seconds_of(config))
+
+    def join(thread, timeout=None):
+        if threading.current_thread() is threading.main_thread() and not ended.is_set():
+            assert reached.wait(10)
+            raise KeyboardInterrupt
+        return original(thread, timeout)
+
+    fake = install(monkeypatch, measure)
+    fake.interrupt = lambda self: ended.set()
+    original = threading.Thread.join
+    monkeypatch.setattr(threading.Thread, "join", join)
+    monkeypatch.setattr(search, "cores_for", lambda workers, threads: [(0,)] * workers)
+    tuned = run(workers=2)
+    assert tuned.interrupted and tuned.counts == {"ok": len(tuned.trials)}
+    assert 4 <= len(tuned.trials) <= 5
+
+
+def test_what_is_wrong_with_us_is_raised(monkeypatch):
+    def measure(config):
+        raise RuntimeError("no worker")
+
+    install(monkeypatch, measure)
+    monkeypatch.setattr(search, "cores_for", lambda workers, threads: [(0,)] * workers)
+    for workers in (1, 2):
+        with pytest.raises(RuntimeError, match="no worker"):
+            run(workers=workers)
+
+
+# What comes out.
+
+
+def test_failures_are_trials_and_the_run_goes_on(monkeypatch):
+    states = ["ok", "crashed", "hung", "wrong", "out of memory", "failed", "pruned"]
+
+    def measure(config):
+        known = sorted(set(fake.log), key=fake.log.index)
+        state = states[known.index(text(config)) % 7]
+        seconds = seconds_of(config) if state == "ok" else 1.0 if state == "pruned" else None
+        return Outcome(state, seconds=seconds, message="" if seconds else f"it {state}")
+
+    fake = install(monkeypatch, measure)
+    tuned = run(trials=14)
+    assert tuned.counts == dict.fromkeys(states, 2)
+    assert len(tuned.failures) == 10 and tuned.best.outcome.state == "ok"
+    assert "2 crashed" in repr(tuned)
+
+
+def test_where_nothing_runs(monkeypatch, tmp_path):
+    install(monkeypatch, lambda config: Outcome("crashed", message="SIGSEGV"))
+    file = tmp_path / "records.sqlite"
+    tuned = run(trials=2, records=file)
+    with pytest.raises(RuntimeError, match="no config ran .2 crashed.; the first failure: SIGSEGV"):
+        _ = tuned.best
+    assert tuned.speedup is None and "2 crashed" in repr(tuned)
+    assert Records(file).all() == []
+
+
+def test_the_winner_is_not_the_luckiest(monkeypatch):
+    """The first measurement of one config was half of what it is."""
+    lucky = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)[2]
+
+    def measure(config):
+        luck = config == lucky and fake.log.count(text(config)) == 1
+        return Outcome("ok", seconds=(0.5 if luck else 1.0) * (2e-3 if config == lucky else
+                                                               seconds_of(config)))  # fmt: skip
+
+    fake = install(monkeypatch, measure)
+    tuned = run()
+    assert min(tuned.trials, key=lambda trial: trial.outcome.seconds).config == lucky
+    assert tuned.config != lucky
+    assert tuned.config in [trial.config for trial in tuned.finals]
+    assert fake.log[-12:-8] == fake.log[-8:-4] == fake.log[-4:]  # in turns
+    default = seconds_of(tuned.default)
+    assert tuned.speedup == pytest.approx(default / tuned.best.outcome.seconds)
+
+
+def test_the_best_and_its_plan(monkeypatch):
+    def measure(config):
+        return Outcome("ok", seconds=(getattr(config, "tile", None) or 100) + seconds_of(config))
+
+    install(monkeypatch, measure)
+    tuned = run(sampler="exhaustive")
+    assert tuned.config.tile == min(getattr(t.config, "tile", None) or 100 for t in tuned.trials)
+    assert sum(tuned.importances.values()) == pytest.approx(1)
+    assert tuned.plan().config == tuned.config
+
+
+def test_importances():
+    values = {"tile": tuple(range(1, 9)), "prefetch": tuple(range(8))}
+    space = Space((Branch("RowBlocks", values, lambda **chosen: RowBlocks(lanes=1, **chosen)),))
+    tried = [
+        Tried(str(config), point, Outcome("ok", seconds=config.tile + config.prefetch / 100))
+        for point, config in space.points()
+    ]
+    tried.append(Tried("", space.points()[0][0], Outcome("crashed")))
+    found = importances(space, tried)
+    assert found["RowBlocks.tile"] > 0.8 and sum(found.values()) == pytest.approx(1)
+    assert importances(space, tried[:1]) == {}
+
+
+def test_progress(monkeypatch):
+    install(monkeypatch)
+    seen = []
+
+    class Progress:
+        def begin(self, total, done=0):
+            seen.append(("begin", total, done))
+
+        def step(self, trial, best, failures, default):
+            assert best.outcome.seconds <= min(trial.outcome.seconds, default)
+            seen.append((trial.number, failures))
+
+        def end(self):
+            seen.append("end")
+
+    run(progress=Progress(), trials=9)
+    assert seen == [("begin", 9, 0), *((i, 0) for i in range(9)), "end"]
+
+
+def test_workers_share_the_trials(monkeypatch):
+    fake = install(monkeypatch, delay=0.01)
+    monkeypatch.setattr(search, "cores_for", lambda workers, threads: [(0,), (1,), (2,)])
+    tuned = run(workers=3, trials=20)
+    assert [trial.number for trial in tuned.trials] == list(range(20))
+    assert len(set(order(tuned))) == 20
+    assert [options["cores"] for options in fake.options] == [(0,), (1,), (2,)]
+
+
+def test_with_a_worker():
+    tuned = run(trials=2)
+    assert tuned.counts.get("ok") and not tuned.failures and not tuned.warnings
+    b = np.ones((200, 32), "float32")
+    assert np.allclose(tuned.plan()(b), MATRIX @ b, atol=1e-4)
+
+
+def test_what_is_measured_by(monkeypatch):
+    fake = install(monkeypatch)
+    run(trials=1, time_limit=7.0, memory_limit=2**30)
+    assert fake.options == [{"time_limit": 7.0, "memory_limit": 2**30}]
+
+
+# Refusals, and what must not show.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trials": 0}, "tune: argument 'trials': expected 1 or more, got 0"),
+        ({"trials": 2.5}, "tune: argument 'trials': expected 1 or more, got 2.5"),
+        ({"seconds": 0}, "tune: argument 'seconds': expected more than 0, got 0"),
+        ({"workers": 0}, "tune: argument 'workers': expected 1 or more, got 0"),
+        ({"workers": 4096}, "cores_for: argument 'workers'"),
+        ({"seed": -1}, "tune: argument 'seed': expected 0 or more, got -1"),
+        ({"sampler": "best"}, "expected one of auto, tpe, random, exhaustive, got 'best'"),
+        ({"reduce": "median"}, "argument 'reduce'"),
+        ({"records": "."}, "argument 'records': expected a file, got the folder"),
+        ({"storage": "nonsense"}, "tune: argument 'storage': expected the URL of a database"),
+    ],
+)
+def test_refusals(monkeypatch, options, message):
+    install(monkeypatch)
+    with pytest.raises(ValueError, match=message):
+        run(**options)
+
+
+def test_without_optuna(monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(ImportError, match=r"tune: needs Optuna.*pip install 'sparsetir\[tune\]'"):
+        run()
+
+
+def test_optuna_is_quiet_and_as_it_was(monkeypatch, tmp_path, caplog, capfd):
+    install(monkeypatch)
+    optuna.logging.enable_propagation()
+    before = optuna.logging.get_verbosity()
+    with warnings.catch_warnings(), caplog.at_level(logging.INFO):
+        warnings.simplefilter("error")
+        run(records=tmp_path / "records.sqlite", sampler="tpe", trials=14)
+    optuna.logging.disable_propagation()
+    assert optuna.logging.get_verbosity() == before
+    assert not caplog.records
+    assert capfd.readouterr() == ("", "")
