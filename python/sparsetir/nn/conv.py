@@ -1,0 +1,78 @@
+"""What all layers have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.nn.graph import FLOWS, check_aggr, one_of
+
+__all__ = ["Conv", "pair", "sizes", "weights_first"]
+
+
+class Conv(torch.nn.Module):
+    """A layer with the keyword arguments of PyG's `MessagePassing` that make sense here.
+
+    aggr : "add", "sum", "mean", "max" or "min"
+    flow : "source_to_target"; or "target_to_source", for edges given as a (2, E) tensor
+    others : only the value they have by default in PyG, as they would change nothing here
+    """
+
+    def __init__(self, aggr: str, flow: str = FLOWS[0], **others: Any) -> None:
+        super().__init__()
+        who = type(self).__name__
+        self.aggr: Any = check_aggr(who, aggr)
+        self.flow = one_of(who, "flow", flow, FLOWS)
+        for name, value in others.items():
+            accepted = {"decomposed_layers": (1,), "node_dim": (0, -2), "aggr_kwargs": (None, {})}
+            if name not in accepted:
+                raise TypeError(f"{who}: got an unexpected keyword argument '{name}'")
+            if value not in accepted[name]:
+                raise ValueError(
+                    f"{who}: argument '{name}': expected {accepted[name][0]!r}, got {value!r}"
+                )
+
+    def __repr__(self) -> str:
+        channels = f"{self.in_channels}, {self.out_channels}"
+        return f"{type(self).__name__}({channels})"
+
+
+def pair(x: Any) -> tuple[Tensor, Tensor | None]:
+    """Features of sources and of targets, which are the same ones unless x is a pair."""
+    return (x[0], x[1]) if isinstance(x, tuple | list) else (x, x)
+
+
+def sizes(
+    who: str, sources: Tensor, targets: Tensor | None, size: tuple[int | None, int | None] | None
+) -> tuple[int, int]:
+    """How many sources and targets there are, by their features and by the argument `size`.
+
+    Without features of targets and without a size, as many targets as sources.
+    """
+    found = []
+    given = (None, None) if size is None else tuple(size)
+    for at, x in enumerate((sources, targets)):
+        if x is not None and given[at] not in (None, x.shape[0]):
+            raise ValueError(
+                f"{who}: argument 'size': expected {x.shape[0]} at {at} as the features have, "
+                f"got {given[at]}"
+            )
+        found.append(given[at] if x is None else x.shape[0])
+    n, m = found
+    return n, n if m is None else m
+
+
+def weights_first(x: Tensor, weight: Tensor, out_channels: int) -> bool:
+    """Whether to multiply by the weights before summing over neighbours, and not after.
+
+    That is, where fewer features pass over the edges then, there and back: the gradient passes,
+    too, but not where what is summed up needs none, such as the features of the data.
+    """
+    if x.layout is not torch.strided:
+        return True
+    recording = torch.is_grad_enabled()
+    before = x.shape[-1] * (2 if recording and x.requires_grad else 1)
+    trained = x.requires_grad or weight.requires_grad
+    return out_channels * (2 if recording and trained else 1) <= before

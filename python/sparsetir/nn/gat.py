@@ -1,0 +1,190 @@
+"""Graph attention (Veličković et al., "Graph attention networks", 2018)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Parameter
+
+from sparsetir.nn.conv import Conv, pair, sizes
+from sparsetir.nn.graph import Graph, is_edges
+from sparsetir.nn.linear import Linear, glorot, zeros
+from sparsetir.nn.memory import remembered
+
+__all__ = ["GATConv"]
+
+FILLS = ("add", "sum", "mean", "max", "min", "mul")
+
+
+class GATConv(Conv):
+    """x'_i = sum of alpha_ij W x_j over neighbours j and i itself, + b, for each of several heads.
+
+    alpha_ij is the softmax over j of LeakyReLU(a_src . W x_j + a_dst . W x_i + a_edge . W_e e_ij).
+    Arguments and parameters as `torch_geometric.nn.GATConv`. `torch.compile(fullgraph=True)` takes
+    it with add_self_loops=False only, as which edges there are then depends on data.
+
+    in_channels : features, or a pair of those of sources and of targets, which then have weights of
+        their own; -1 if the first input is to tell
+    out_channels : features of a head
+    concat : heads are put side by side, not averaged
+    dropout : of alpha, in training
+    edge_dim : features e of edges
+    fill_value : features of self loops: a number, a tensor, or which reduction of those of the
+        edges to the node
+    residual : add a linear map of the targets' features
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        heads: int = 1,
+        concat: bool = True,
+        negative_slope: float = 0.2,
+        dropout: float = 0.0,
+        add_self_loops: bool = True,
+        edge_dim: int | None = None,
+        fill_value: float | Tensor | str = "mean",
+        bias: bool = True,
+        residual: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"aggr": "add", **kwargs})
+        if isinstance(fill_value, str) and fill_value not in FILLS:
+            raise ValueError(
+                f"GATConv: argument 'fill_value': expected a number, a tensor, or one of "
+                f"{', '.join(FILLS)}, got {fill_value!r}"
+            )
+        self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
+        self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
+        self.add_self_loops, self.edge_dim = add_self_loops, edge_dim
+        self.fill_value, self.residual = fill_value, residual
+
+        def of_heads(channels: int) -> Linear:
+            return Linear(channels, heads * out_channels, bias=False, glorot=True)
+
+        def attention() -> Parameter:
+            return Parameter(torch.empty(1, heads, out_channels))
+
+        same = isinstance(in_channels, int)
+        left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+        self.lin = of_heads(left) if same else None
+        self.lin_src = None if same else of_heads(left)
+        self.lin_dst = None if same else of_heads(right)
+        self.att_src, self.att_dst = attention(), attention()
+        self.lin_edge = None if edge_dim is None else of_heads(edge_dim)
+        self.att_edge = None if edge_dim is None else attention()
+        channels = out_channels * (heads if concat else 1)
+        self.res = Linear(right, channels, bias=False, glorot=True) if residual else None
+        self.bias = Parameter(torch.empty(channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+        for part in (self.lin, self.lin_src, self.lin_dst, self.lin_edge, self.res):
+            if part is not None:
+                part.reset_parameters()
+        glorot(self.att_src)
+        glorot(self.att_dst)
+        glorot(self.att_edge)
+        zeros(self.bias)
+
+    def forward(
+        self,
+        x: Tensor | tuple[Tensor, Tensor | None],
+        edge_index: Any,
+        edge_attr: Tensor | None = None,
+        size: tuple[int, int] | None = None,
+        return_attention_weights: bool | None = None,
+    ) -> Any:
+        """(targets, heads * out_channels), or (targets, out_channels) unless concat.
+
+        x : (nodes, in_channels), or a pair of those of sources and targets, the latter perhaps None
+        edge_attr : (E,) or (E, edge_dim); of a matrix, by default its values
+        size : sources and targets
+        return_attention_weights : if true, gives (result, (edges (2, E'), alpha (E', heads))), with
+            the self loops after the edges
+        """
+        sources, targets = pair(x)
+        n, m = sizes("GATConv", sources, targets, size)
+        residual = None if self.res is None or targets is None else self.res(targets)
+        h_source, h_target = self._transformed(sources, targets)
+        graph = Graph.of("GATConv", edge_index, n, m, self.flow)
+        if edge_attr is None and not is_edges(edge_index):
+            edge_attr = graph.weight
+        if edge_attr is not None and edge_attr.dim() == 1:
+            edge_attr = edge_attr[:, None]
+        if self.lin_edge is None:
+            edge_attr = None
+        if self.add_self_loops:
+            graph, edge_attr = self._with_loops(graph, edge_attr, min(n, m))
+        alpha = self._attention(graph, h_source, h_target, edge_attr)
+        heads = h_source.transpose(0, 1)
+        out = graph.aggregate(heads, self.aggr, F.dropout(alpha, self.dropout, self.training))
+        out = out.transpose(0, 1).flatten(1) if self.concat else out.mean(0)
+        out = out if residual is None else out + residual
+        out = out if self.bias is None else out + self.bias
+        if not return_attention_weights:
+            return out
+        return out, (graph.edges(), alpha.t())
+
+    def _transformed(self, sources: Tensor, targets: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """(nodes, heads, out_channels) of sources and of targets."""
+        shape = (self.heads, self.out_channels)
+        if self.lin is not None:
+            h = self.lin(sources).unflatten(-1, shape)
+            if targets is None or targets is sources:
+                return h, None if targets is None else h
+            return h, self.lin(targets).unflatten(-1, shape)
+        assert self.lin_src is not None and self.lin_dst is not None
+        h = self.lin_src(sources).unflatten(-1, shape)
+        return h, None if targets is None else self.lin_dst(targets).unflatten(-1, shape)
+
+    def _attention(
+        self, graph: Graph, h_source: Tensor, h_target: Tensor | None, edge_attr: Tensor | None
+    ) -> Tensor:
+        """(heads, E) weights of the messages, which add up to one at each target."""
+        scores = (h_source * self.att_src).sum(-1).t()
+        e = scores.index_select(1, graph.sources)
+        if h_target is not None:
+            e = e + (h_target * self.att_dst).sum(-1).t().index_select(1, graph.targets)
+        if edge_attr is not None and self.lin_edge is not None:
+            of_edges = self.lin_edge(edge_attr).unflatten(-1, (self.heads, self.out_channels))
+            e = e + (of_edges * self.att_edge).sum(-1).t()
+        return graph.softmax(F.leaky_relu(e, self.negative_slope))
+
+    def _with_loops(
+        self, graph: Graph, edge_attr: Tensor | None, nodes: int
+    ) -> tuple[Graph, Tensor | None]:
+        """The graph with a loop at each of the first nodes, after the edges, and no others."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            edges = graph.edges()
+            kept = (edges[0] != edges[1]).nonzero()[:, 0]
+            loops = torch.arange(nodes, dtype=edges.dtype, device=edges.device)
+            return torch.cat([edges[:, kept], loops.expand(2, -1)], 1), kept
+
+        edges, kept = remembered((graph.col,), ("loops", graph.m, graph.n, nodes), make)
+        if edge_attr is not None:
+            edge_attr = edge_attr[kept]
+            edge_attr = torch.cat([edge_attr, self._of_loops(edges, edge_attr, nodes)])
+        return Graph.of("GATConv", edges, graph.n, graph.m), edge_attr
+
+    def _of_loops(self, edges: Tensor, edge_attr: Tensor, nodes: int) -> Tensor:
+        """(nodes, edge_dim) features of loops."""
+        shape = (nodes, *edge_attr.shape[1:])
+        if not isinstance(self.fill_value, str):
+            fill = torch.as_tensor(self.fill_value, dtype=edge_attr.dtype, device=edge_attr.device)
+            return fill.expand(shape)
+        reduce = {"add": "sum", "max": "amax", "min": "amin", "mul": "prod"}
+        name = reduce.get(self.fill_value, self.fill_value)
+        target = edges[1, : len(edge_attr)].long()
+        index = target[:, None].expand_as(edge_attr)
+        start = edge_attr.new_ones(shape) if name == "prod" else edge_attr.new_zeros(shape)
+        return start.scatter_reduce(0, index, edge_attr, name, include_self=name in ("prod", "sum"))
+
+    def __repr__(self) -> str:
+        return f"GATConv({self.in_channels}, {self.out_channels}, heads={self.heads})"

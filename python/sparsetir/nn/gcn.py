@@ -1,0 +1,148 @@
+"""Graph convolution (Kipf and Welling, "Semi-supervised classification with graph convolutional
+networks", 2017)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sparsetir.nn.conv import Conv, weights_first
+from sparsetir.nn.graph import Graph, is_edges
+from sparsetir.nn.linear import Linear, zeros
+from sparsetir.nn.memory import remembered
+
+__all__ = ["GCNConv", "gcn_norm"]
+
+
+def gcn_norm(
+    graph: Graph,
+    edge_weight: Tensor | None,
+    self_loop: float | None,
+    replace: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor | None]:
+    """Weights D^-1/2 A' D^-1/2 of the edges (E,) and of a loop at each node (n,).
+
+    self_loop : weight of the loops that A' has more than A; None for none, then no weights of loops
+    replace : whether loops of A are taken out, and weigh in A' at their nodes instead of
+        `self_loop` where edges have weights; otherwise both count
+
+    Edges are neither taken out nor put in, so that the pattern stays the one that is known: loops
+    that are taken out weigh zero.
+    """
+    source, target = graph.sources.long(), graph.targets.long()
+    weight = edge_weight
+    if weight is None:
+        weight = torch.ones(target.shape, dtype=dtype, device=target.device)
+    loop = None
+    if self_loop is not None:
+        loop = torch.full((graph.m,), self_loop, dtype=weight.dtype, device=weight.device)
+        if replace:
+            is_loop = source == target
+            if edge_weight is not None:
+                # What is no loop goes to a place past the last node.
+                place = torch.where(is_loop, target, graph.m)
+                loop = torch.cat([loop, loop.new_zeros(1)]).index_put((place,), weight)[:-1]
+            weight = weight.masked_fill(is_loop, 0)
+    zero = torch.zeros(graph.m, dtype=weight.dtype, device=weight.device)
+    degree = (zero if loop is None else loop).index_add(0, target, weight)
+    scale = degree.pow(-0.5)
+    scale = scale.masked_fill(scale == torch.inf, 0)
+    weight = scale[target] * weight * scale[source]
+    return weight.to(dtype), None if loop is None else (scale * scale * loop).to(dtype)
+
+
+class GCNConv(Conv):
+    """x'_i = W sum of x_j e_ij / sqrt(d_i d_j) over neighbours j and i itself, + b.
+
+    Arguments and parameters as `torch_geometric.nn.GCNConv`. The weight is multiplied by before or
+    after the sum, whichever is less work.
+
+    in_channels, out_channels : features; the first may be -1, to be told by the first input
+    improved : loops weigh two, not one, where edges have weights
+    cached : normalise once and use that ever after
+    add_self_loops : by default as `normalize`
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        improved: bool = False,
+        cached: bool = False,
+        add_self_loops: bool | None = None,
+        normalize: bool = True,
+        bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"aggr": "add", **kwargs})
+        add_self_loops = normalize if add_self_loops is None else add_self_loops
+        if add_self_loops and not normalize:
+            raise ValueError(
+                "GCNConv: argument 'add_self_loops': expected False where normalize=False, got True"
+            )
+        if add_self_loops and self.aggr not in ("add", "sum"):
+            raise ValueError(
+                f"GCNConv: argument 'aggr': expected 'add' with self loops, got {self.aggr!r}"
+            )
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.improved, self.cached = improved, cached
+        self.add_self_loops, self.normalize = add_self_loops, normalize
+        self.lin = Linear(in_channels, out_channels, bias=False, glorot=True)
+        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, and forget what is cached."""
+        self.lin.reset_parameters()
+        zeros(self.bias)
+        self._cached: tuple[Graph, Tensor | None, Tensor | None] | None = None
+
+    def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
+        """(n, out_channels), of x (n, in_channels), dense or sparse, and weights (E,) of edges."""
+        if isinstance(x, tuple | list):
+            raise ValueError(
+                "GCNConv: argument 'x': expected one tensor, as sources are targets too, got a pair"
+            )
+        graph, weight, loop = self._normalized(x, edge_index, edge_weight)
+        linear = self.aggr in ("add", "sum", "mean")
+        first = not linear or weights_first(x, self.lin.weight, self.out_channels)
+        if first:
+            x = self.lin(x)
+        out = graph.aggregate(x, self.aggr, weight)
+        if loop is not None:
+            out = torch.addcmul(out, x, loop[:, None].to(x.dtype))
+        if not first:
+            out = self.lin(out)
+        return out if self.bias is None else out + self.bias
+
+    def _normalized(
+        self, x: Tensor, edge_index: Any, edge_weight: Tensor | None
+    ) -> tuple[Graph, Tensor | None, Tensor | None]:
+        """The graph, and weights of edges and of loops."""
+        if self.normalize and self._cached is not None:
+            return self._cached
+        nodes, edges, dtype = x.shape[-2], is_edges(edge_index), x.dtype
+        graph = Graph.of("GCNConv", edge_index, nodes, nodes, self.flow)
+        given = graph.weight if edge_weight is None or not edges else edge_weight
+        if not self.normalize:
+            return graph, None if given is None else given.to(dtype), None
+        # PyG improves nothing where edges have no weights: all of them, loops too, weigh one then.
+        improved = self.improved and given is not None
+        self_loop = (2.0 if improved else 1.0) if self.add_self_loops else None
+
+        def make() -> tuple[Tensor, Tensor | None]:
+            return gcn_norm(graph, given, self_loop, edges, dtype)
+
+        if given is None or not given.requires_grad:
+            tensors = (graph.operand.rowptr, graph.col) + (() if given is None else (given,))
+            weight, loop = remembered(tensors, ("gcn_norm", self_loop, edges, dtype), make)
+        else:
+            weight, loop = make()
+        found = graph, weight, loop
+        if self.cached:
+            self._cached = found
+        return found

@@ -1,0 +1,112 @@
+"""The graphs that layers take, and sums over neighbours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.nn.memory import remembered
+from sparsetir.ops.functional import spmm
+from sparsetir.ops.messages import sparse_softmax
+from sparsetir.ops.operands import Operand, resolve
+
+__all__ = ["FLOWS", "Graph", "check_aggr", "is_edges", "one_of", "reversed_edges"]
+
+FLOWS = ("source_to_target", "target_to_source")
+REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
+
+
+class Graph:
+    """Messages from n sources to m targets.
+
+    operand : as the operators take it, without values
+    weight : (E,) of the edges, or None for ones
+    """
+
+    def __init__(self, operand: Operand) -> None:
+        self.operand, self.weight = operand._replace(values=None), operand.values
+        self.m, self.n, self.col = operand.m, operand.n, operand.col
+
+    @classmethod
+    def of(
+        cls, who: str, edge_index: Any, sources: int, targets: int, flow: str = FLOWS[0]
+    ) -> Graph:
+        """The graph of the argument `edge_index` of a layer, `who`.
+
+        Raises ValueError for sizes other than the given ones, and what :func:`resolve` raises.
+        """
+        if is_edges(edge_index):
+            edge_index = edge_index if flow == FLOWS[0] else reversed_edges(edge_index)
+            return cls(resolve((edge_index, (sources, targets)), who=who))
+        if flow != FLOWS[0]:
+            raise ValueError(
+                f"{who}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, "
+                f"got {type(edge_index).__name__}"
+            )
+        operand = resolve(edge_index, who=who)
+        if (operand.m, operand.n) != (targets, sources):
+            raise ValueError(
+                f"{who}: argument 'edge_index': expected a matrix of {targets} targets x {sources} "
+                f"sources as the features have, got {operand.m} x {operand.n}"
+            )
+        return cls(operand)
+
+    @property
+    def sources(self) -> Tensor:
+        """(E,) source of each edge."""
+        return self.col[0] if self.col.dim() == 2 else self.col
+
+    @property
+    def targets(self) -> Tensor:
+        """(E,) target of each edge."""
+        if self.col.dim() == 2:
+            return self.col[1]
+        rowptr, edges = self.operand.rowptr, self.col.shape[0]
+        rows = torch.arange(self.m, dtype=rowptr.dtype, device=rowptr.device)
+        return torch.repeat_interleave(rows, rowptr[1:] - rowptr[:-1], output_size=edges)
+
+    def edges(self) -> Tensor:
+        """(2, E) sources and targets; always the same tensor for the same pattern."""
+        if self.col.dim() == 2:
+            return self.col
+        tensors = (self.col, self.operand.rowptr)
+        return remembered(tensors, "edges", lambda: torch.stack([self.sources, self.targets]))
+
+    def aggregate(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
+        """(m, feat) reduction of the messages to each target; zero where there are none.
+
+        x : (n, feat) of sources; or (heads, n, feat)
+        weight : (E,), or (heads, E), by which messages are multiplied
+        """
+        weight = None if weight is None else weight.to(x.dtype)
+        return spmm(self.operand, x, reduce=REDUCTIONS[aggr], values=weight)
+
+    def softmax(self, x: Tensor) -> Tensor:
+        """(heads, E) exp(x) over the sum of that at the target of each edge, of x (heads, E)."""
+        return sparse_softmax(self.operand, x)
+
+
+def is_edges(edge_index: Any) -> bool:
+    """Whether it is a dense tensor of edges, and no matrix."""
+    return isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
+
+
+def reversed_edges(edge_index: Tensor) -> Tensor:
+    """Edges in the other direction; always the same tensor for the same edges."""
+    return remembered((edge_index,), "reversed", lambda: edge_index.flip(0))
+
+
+def check_aggr(who: str, aggr: Any) -> str:
+    """The name of an aggregation; ValueError if it is none of those there are kernels for."""
+    return one_of(who, "aggr", aggr, tuple(REDUCTIONS))
+
+
+def one_of(who: str, name: str, value: Any, expected: tuple[str, ...]) -> str:
+    """The value, one of those expected; ValueError otherwise."""
+    if not isinstance(value, str) or value not in expected:
+        raise ValueError(
+            f"{who}: argument '{name}': expected {', '.join(map(repr, expected))}, got {value!r}"
+        )
+    return value

@@ -1,0 +1,217 @@
+"""PyTorch Geometric's own layers on our kernels."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.ops.functional import spmm
+
+__all__ = ["accelerate"]
+
+SIMPLE_MESSAGE = {"x_j", "edge_weight"}
+HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate")
+
+
+class EdgeAdjacency:
+    """Edges of PyG as the matrix that a layer's `message_and_aggregate` takes."""
+
+    def __init__(self, edge_index: Tensor, weight: Tensor | None, shape: tuple[int, int]) -> None:
+        self.edge_index, self.weight, self.shape = edge_index, weight, shape
+
+    def size(self, dim: int) -> int:
+        """Of targets (0) or sources (1)."""
+        return self.shape[dim]
+
+    def spmm(self, x: Tensor, reduce: str) -> Tensor:
+        """Reduction of messages to targets."""
+        weight = None if self.weight is None else self.weight.reshape(-1).to(x.dtype)
+        return spmm((self.edge_index, self.shape[::-1]), x, reduce=reduce, values=weight)
+
+
+class accelerate(AbstractContextManager["accelerate"]):
+    """Make layers of PyG use our sparse products, from now on until `undo()` or the end of `with`.
+
+    Taken over are `torch_geometric.utils.spmm`, which layers with a sparse adjacency matrix come
+    to; and for edges as a (2, E) tensor the layers whose messages are features of neighbours, with
+    or without a weight, and which know how to be a sparse product themselves: `GCNConv`,
+    `SAGEConv`, `GINConv`, `GraphConv`, `APPNP`, `SGConv`, `TAGConv`, `LGConv` and others. What
+    else there is stays as it is: other messages, layers with hooks or under explanation.
+
+        with accelerate():
+            out = model(x, edge_index)
+
+        patch = accelerate()      # for the whole program
+        ...
+        patch.undo()
+
+    It applies to all threads, and may be nested. Raises ImportError without torch_geometric.
+    """
+
+    def __init__(self) -> None:
+        self._undone = False
+        _patches.begin()
+
+    def undo(self) -> None:
+        """Let PyG be as it was, unless somebody else wants it accelerated still."""
+        if not self._undone:
+            self._undone = True
+            _patches.end()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.undo()
+
+
+class _Patches:
+    """What is put in the place of attributes of PyG, and what was there."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._users = 0
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def begin(self) -> None:
+        """One more user."""
+        import torch_geometric.nn  # noqa: F401  (all of its layers)
+
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._install()
+
+    def end(self) -> None:
+        """One user less; after the last one PyG is as it was."""
+        with self._lock:
+            self._users -= 1
+            if self._users:
+                return
+            for owner, name, old, new in reversed(self._replaced):
+                # What somebody else has put there since is theirs to take away.
+                if vars(owner).get(name) is new:
+                    setattr(owner, name, old)
+            self._replaced.clear()
+
+    def _replace(self, owner: Any, name: str, new: Any) -> None:
+        self._replaced.append((owner, name, vars(owner)[name], new))
+        setattr(owner, name, new)
+
+    def _install(self) -> None:
+        from torch_geometric.nn import MessagePassing
+        from torch_geometric.utils import spmm as old
+
+        new = _spmm_of(old)
+        for module in [m for n, m in sys.modules.items() if n.startswith("torch_geometric")]:
+            for name in [n for n, value in vars(module).items() if value is old]:
+                self._replace(module, name, new)
+        for layer in _subclasses(MessagePassing):
+            self._wrap_propagate(layer)
+        make = MessagePassing._set_jittable_templates
+
+        # With its first instance a class gets a `propagate` of its own.
+        @functools.wraps(make)
+        def make_and_wrap(layer: Any, *args: Any, **kwargs: Any) -> None:
+            make(layer, *args, **kwargs)
+            with self._lock:
+                if self._users:
+                    self._wrap_propagate(type(layer))
+
+        self._replace(MessagePassing, "_set_jittable_templates", make_and_wrap)
+
+    def _wrap_propagate(self, layer: type) -> None:
+        own = vars(layer).get("propagate")
+        if own is not None and not hasattr(own, "is_sparsetir"):
+            self._replace(layer, "propagate", _propagate_of(own))
+
+
+_patches = _Patches()
+
+
+def _subclasses(layer: type) -> Iterator[type]:
+    for other in layer.__subclasses__():
+        yield other
+        yield from _subclasses(other)
+
+
+def _spmm_of(old: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """PyG's `spmm` by our kernels; what they do not take is left to the old one."""
+    from torch_geometric import EdgeIndex
+
+    @functools.wraps(old)
+    def new(src: Any, other: Tensor, reduce: str = "sum") -> Tensor:
+        reduce = "sum" if reduce == "add" else reduce
+        if isinstance(src, EdgeAdjacency):
+            return src.spmm(other, reduce)
+        if isinstance(src, EdgeIndex) or other.dim() != 2 or not other.is_floating_point():
+            return old(src, other, reduce)
+        return spmm(src, other, reduce=reduce)
+
+    return new
+
+
+def _propagate_of(old: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A `propagate` that makes simple messages over edges one sparse product."""
+
+    @functools.wraps(old)
+    def new(self: Any, edge_index: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if args or not _is_simple(self, edge_index, kwargs):
+            return old(self, edge_index, *args, **kwargs)
+        x, size, weight = kwargs["x"], kwargs.get("size"), kwargs.get("edge_weight")
+        source, target = x if isinstance(x, tuple) else (x, x)
+        n = source.shape[0]
+        m = target.shape[0] if target is not None else n
+        if size is not None:
+            given_n, given_m = size
+            n, m = given_n or n, given_m or m
+        adjacency = EdgeAdjacency(edge_index, weight, (m, n))
+        names = self.inspector.get_param_names("message_and_aggregate")
+        return self.message_and_aggregate(adjacency, **{k: kwargs[k] for k in names})
+
+    new.is_sparsetir = True  # type: ignore[attr-defined]
+    return new
+
+
+def _is_simple(layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether the layer's messages over these edges are a product with a sparse matrix."""
+    from torch_geometric.nn import MessagePassing
+
+    kind, x = type(layer), kwargs.get("x")
+    source = x[0] if isinstance(x, tuple) else x
+    names = layer.inspector.get_param_names
+    hooks = (
+        getattr(layer, f"_{name}_forward{pre}_hooks") for name in HOOKS for pre in ("", "_pre")
+    )
+    return (
+        type(edge_index) is Tensor
+        and edge_index.layout is torch.strided
+        and isinstance(source, Tensor)
+        and source.dim() == 2
+        and source.is_floating_point()
+        and kwargs.keys() <= {"x", "edge_weight", "size"}
+        and layer.fuse
+        and layer.flow == "source_to_target"
+        and layer.decomposed_layers == 1
+        and not layer.explain
+        and not any(hooks)
+        # Of PyG itself, where the one is known to be the other.
+        and all(
+            f.__module__.startswith("torch_geometric.")
+            for f in (kind.message, kind.message_and_aggregate)
+        )
+        and kind.aggregate is MessagePassing.aggregate
+        and kind.update is MessagePassing.update
+        and set(names("message")) <= SIMPLE_MESSAGE
+        and set(names("message_and_aggregate")) <= kwargs.keys()
+    )

@@ -1,0 +1,257 @@
+"""Relational graph convolution (Schlichtkrull et al., "Modeling relational data with graph
+convolutional networks", 2018)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from sparsetir.nn.conv import Conv, pair, weights_first
+from sparsetir.nn.graph import Graph, is_edges, reversed_edges
+from sparsetir.nn.linear import glorot, zeros
+from sparsetir.nn.memory import remembered
+
+__all__ = ["RGCNConv"]
+
+
+class Ends(NamedTuple):
+    """The different (relation, node) at one end of the edges, in order.
+
+    key : (k,) relation * nodes + node
+    node : (k,)
+    count : of each relation
+    place : (E,) in `key`, of each edge
+    """
+
+    key: Tensor
+    node: Tensor
+    count: list[int]
+    place: Tensor
+
+    @classmethod
+    def of(cls, node: Tensor, edge_type: Tensor, nodes: int, relations: int) -> Ends:
+        key, place = torch.unique(edge_type * nodes + node, return_inverse=True)
+        count = torch.bincount(key // max(nodes, 1), minlength=relations)
+        return cls(key, key % max(nodes, 1), count.tolist(), place)
+
+
+class Relations(NamedTuple):
+    """What sums over relations go by; patterns are (2, k) edges.
+
+    sources, targets : ends of the edges
+    through_sources : of the graph from `sources` to nodes, an edge for each
+    mean : (E,) one in as many edges as the target of an edge has in the relation
+    to_targets : of the graph from nodes to `targets`
+    from_table : the same from rows (relation * nodes + node) of a table
+    joined : of the graph from `targets` to nodes, an edge for each of `targets`
+    """
+
+    sources: Ends
+    targets: Ends
+    through_sources: Tensor
+    mean: Tensor
+    to_targets: Tensor
+    from_table: Tensor
+    joined: Tensor
+
+    @classmethod
+    def of(cls, edge_index: Tensor, edge_type: Tensor, n: int, m: int, relations: int) -> Relations:
+        source, target = edge_index.long()
+        edge_type = edge_type.long()
+        sources = Ends.of(source, edge_type, n, relations)
+        targets = Ends.of(target, edge_type, m, relations)
+        edges_of_target = torch.bincount(targets.place, minlength=len(targets.key))
+        order = torch.arange(len(targets.key), device=source.device)
+        return cls(
+            sources,
+            targets,
+            torch.stack([sources.place, target]),
+            1 / edges_of_target[targets.place].double(),
+            torch.stack([source, targets.place]),
+            torch.stack([edge_type * n + source, targets.place]),
+            torch.stack([order, targets.node]),
+        )
+
+
+class RGCNConv(Conv):
+    """x'_i = W_root x_i + sum over relations r of W_r mean of x_j over neighbours j in r, + b.
+
+    Arguments and parameters as `torch_geometric.nn.RGCNConv`. Where sums or means are taken and
+    it is less work, each source is multiplied by the weights of its relations and one sum follows;
+    otherwise the sums come first, of all relations at once.
+
+    in_channels : features, or a pair of those of sources and of targets; without features, the
+        number of nodes
+    num_bases : W_r are combinations of so many matrices
+    num_blocks : W_r have so many blocks on the diagonal, and zeros elsewhere
+    aggr : "mean", "add", "sum", "max" or "min", within a relation
+    is_sorted : is taken, and changes nothing
+    """
+
+    def __init__(
+        self,
+        in_channels: int | tuple[int, int],
+        out_channels: int,
+        num_relations: int,
+        num_bases: int | None = None,
+        num_blocks: int | None = None,
+        aggr: str = "mean",
+        root_weight: bool = True,
+        is_sorted: bool = False,
+        bias: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**{"aggr": aggr, **kwargs})
+        if num_bases is not None and num_blocks is not None:
+            raise ValueError(
+                f"RGCNConv: argument 'num_blocks': expected None with 'num_bases', got {num_blocks}"
+            )
+        left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
+        if num_blocks is not None and (left % num_blocks or out_channels % num_blocks):
+            raise ValueError(
+                f"RGCNConv: argument 'num_blocks': expected a divisor of {left} and "
+                f"{out_channels}, got {num_blocks}"
+            )
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.num_relations, self.num_bases, self.num_blocks = num_relations, num_bases, num_blocks
+        self.is_sorted, self.in_channels_l = is_sorted, left
+        shape: tuple[int, ...] = (num_relations, left, out_channels)
+        if num_bases is not None:
+            shape = (num_bases, left, out_channels)
+        elif num_blocks is not None:
+            shape = (num_relations, num_blocks, left // num_blocks, out_channels // num_blocks)
+        self.weight = Parameter(torch.empty(shape))
+        of_bases = None if num_bases is None else torch.empty(num_relations, num_bases)
+        self.comp = None if of_bases is None else Parameter(of_bases)
+        self.root = Parameter(torch.empty(right, out_channels)) if root_weight else None
+        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew."""
+        glorot(self.weight)
+        glorot(self.comp)
+        glorot(self.root)
+        zeros(self.bias)
+
+    def forward(
+        self,
+        x: Tensor | None | tuple[Tensor | None, Tensor],
+        edge_index: Any,
+        edge_type: Tensor | None = None,
+    ) -> Tensor:
+        """(targets, out_channels).
+
+        x : (nodes, in_channels), or a pair of features of sources and of targets; integers (nodes,)
+            choose rows of the weights; None is all of them in order
+        edge_index : (2, E) edges
+        edge_type : (E,) relation of each edge, from 0 to num_relations - 1
+        """
+        sources, targets = pair(x)
+        if sources is None:
+            sources = torch.arange(self.in_channels_l, device=self.weight.device)
+        targets = sources if targets is None else targets
+        relations = self._relations(edge_index, edge_type, len(sources), len(targets))
+        if not sources.is_floating_point():
+            out = self._of_rows(relations, sources, len(targets))
+        elif self.aggr in ("add", "sum", "mean") and weights_first(
+            sources, self.weight, self.out_channels
+        ):
+            out = self._weights_first(relations, sources, len(targets))
+        else:
+            out = self._sums_first(relations, sources, len(targets))
+        if self.root is not None:
+            by_features = targets.is_floating_point()
+            out = out + (targets @ self.root if by_features else self.root[targets])
+        return out if self.bias is None else out + self.bias
+
+    def _relations(self, edge_index: Any, edge_type: Tensor | None, n: int, m: int) -> Relations:
+        if not is_edges(edge_index):
+            raise TypeError(
+                "RGCNConv: argument 'edge_index': expected a (2, E) tensor of edges, "
+                f"got {type(edge_index).__name__}"
+            )
+        if edge_type is None or edge_type.shape != edge_index.shape[1:]:
+            got = None if edge_type is None else tuple(edge_type.shape)
+            raise ValueError(
+                f"RGCNConv: argument 'edge_type': expected shape {tuple(edge_index.shape[1:])}, "
+                f"got {got}"
+            )
+
+        def make() -> Relations:
+            edges = edge_index if self.flow == "source_to_target" else reversed_edges(edge_index)
+            Graph.of("RGCNConv", edges, n, m)  # refuses what is no graph
+            if edge_type.numel() and not 0 <= edge_type.min() <= edge_type.max() < count:
+                raise ValueError(
+                    f"RGCNConv: argument 'edge_type': expected relations from 0 to {count - 1}, "
+                    f"got {int(edge_type.min())} to {int(edge_type.max())}"
+                )
+            return Relations.of(edges, edge_type, n, m, count)
+
+        count = self.num_relations
+        return remembered((edge_index, edge_type), ("relations", self.flow, n, m, count), make)
+
+    def _of_rows(self, relations: Relations, index: Tensor, m: int) -> Tensor:
+        """Messages are rows of the weights."""
+        if self.num_blocks is not None:
+            raise ValueError(
+                "RGCNConv: argument 'x': expected features with 'num_blocks', got integers"
+            )
+        weight = self._full_weight()
+        count, rows, _ = weight.shape
+        if self.in_channels_l != len(index) or not _is_range(index):
+            weight, rows = weight[:, index], len(index)
+        table = weight.reshape(count * rows, self.out_channels)
+        targets = len(relations.targets.key)
+        found = Graph.of("RGCNConv", relations.from_table, len(table), targets).aggregate(
+            table, self.aggr
+        )
+        return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(found, "sum")
+
+    def _weights_first(self, relations: Relations, x: Tensor, m: int) -> Tensor:
+        ends = relations.sources
+        sent = self._by_relation(x[ends.node], ends.count)
+        scale = relations.mean.to(x.dtype) if self.aggr == "mean" else None
+        return Graph.of("RGCNConv", relations.through_sources, len(ends.key), m).aggregate(
+            sent, "sum", scale
+        )
+
+    def _sums_first(self, relations: Relations, x: Tensor, m: int) -> Tensor:
+        ends = relations.targets
+        found = Graph.of("RGCNConv", relations.to_targets, len(x), len(ends.key)).aggregate(
+            x, self.aggr
+        )
+        found = self._by_relation(found, ends.count)
+        return Graph.of("RGCNConv", relations.joined, len(ends.key), m).aggregate(found, "sum")
+
+    def _by_relation(self, x: Tensor, count: list[int]) -> Tensor:
+        """Each row by the weights of its relation; rows of a relation are together."""
+        weight = self._full_weight()
+        parts = zip(x.split(count), weight.unbind(), strict=True)
+        found = [self._times(part, w) for part, w in parts if len(part)]
+        return torch.cat(found) if found else x.new_zeros(0, self.out_channels)
+
+    def _times(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self.num_blocks is None:
+            return x @ weight
+        blocks = x.reshape(len(x), self.num_blocks, -1)
+        return torch.einsum("abc,bcd->abd", blocks, weight).reshape(len(x), self.out_channels)
+
+    def _full_weight(self) -> Tensor:
+        """Of each relation: (in, out), or (blocks, in / blocks, out / blocks)."""
+        if self.comp is None:
+            return self.weight
+        return (self.comp @ self.weight.flatten(1)).unflatten(1, self.weight.shape[1:])
+
+    def __repr__(self) -> str:
+        return (
+            f"RGCNConv({self.in_channels}, {self.out_channels}, num_relations={self.num_relations})"
+        )
+
+
+def _is_range(index: Tensor) -> bool:
+    """Whether it is 0, 1, 2 and so on."""
+    return torch.equal(index, torch.arange(len(index), dtype=index.dtype, device=index.device))

@@ -1,0 +1,47 @@
+"""Sparse operators on torch tensors, with gradients.
+
+>>> import torch
+>>> from sparsetir import ops
+>>> edge_index = torch.tensor([[0, 1, 2], [1, 0, 0]])
+>>> ops.spmm((edge_index, 3), torch.eye(3))
+tensor([[0., 1., 1.],
+        [1., 0., 0.],
+        [0., 0., 0.]])
+"""
+
+from sparsetir.ops.functional import sddmm, spmm, spmv
+from sparsetir.ops.messages import (
+    attention,
+    edge_softmax,
+    gsddmm,
+    gspmm,
+    segment_reduce,
+    sparse_softmax,
+)
+from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.structure import (
+    Structure,
+    cache_info,
+    clear_cache,
+    limit_cache,
+    structure_of,
+)
+
+__all__ = [
+    "Operand",
+    "Structure",
+    "attention",
+    "cache_info",
+    "clear_cache",
+    "edge_softmax",
+    "gsddmm",
+    "gspmm",
+    "limit_cache",
+    "resolve",
+    "sddmm",
+    "segment_reduce",
+    "sparse_softmax",
+    "spmm",
+    "spmv",
+    "structure_of",
+]

@@ -1,0 +1,96 @@
+"""What is refused as the pattern of a sparse matrix."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
+
+__all__ = ["check_csr", "check_edges"]
+
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def check_csr(who: str, rowptr: Tensor, col: Tensor, n: int) -> None:
+    """Raise unless rowptr (m + 1,) and col (nnz,) are compressed rows of an (m, n) matrix."""
+    _check_kind(who, "rowptr", rowptr)
+    _check_kind(who, "col", col)
+    _check_together(who, rowptr, col)
+    if rowptr.dim() != 1 or not len(rowptr):
+        raise StructureError(
+            f"{who}: argument 'rowptr': expected shape (m + 1,), got {tuple(rowptr.shape)}"
+        )
+    if col.dim() != 1:
+        raise StructureError(
+            f"{who}: argument 'col': expected shape (nnz,), or (2, nnz) for edges, "
+            f"got {tuple(col.shape)}"
+        )
+    first, last = int(rowptr[0]), int(rowptr[-1])
+    if first != 0 or last != len(col):
+        raise StructureError(
+            f"{who}: argument 'rowptr': expected to go from 0 to nnz = {len(col)}, "
+            f"got {first} to {last}"
+        )
+    falls = torch.nonzero(rowptr[1:] < rowptr[:-1])
+    if len(falls):
+        row = int(falls[0])
+        raise StructureError(
+            f"{who}: argument 'rowptr': expected not to decrease, got {int(rowptr[row])} at {row} "
+            f"and {int(rowptr[row + 1])} at {row + 1}"
+        )
+    _check_range(who, "col", "column", col, n)
+
+
+def check_edges(who: str, edges: Tensor, m: int, n: int) -> None:
+    """Raise unless `edges` are (2, nnz) columns and rows of an (m, n) matrix."""
+    _check_kind(who, "edges", edges)
+    if edges.dim() != 2 or len(edges) != 2:
+        raise StructureError(
+            f"{who}: argument 'edges': expected shape (2, nnz), got {tuple(edges.shape)}"
+        )
+    _check_range(who, "edges", "source", edges[0], n)
+    _check_range(who, "edges", "target", edges[1], m)
+
+
+def _check_kind(who: str, name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        got = x.layout if isinstance(x, Tensor) else type(x).__name__
+        raise StructureTypeError(f"{who}: argument '{name}': expected a dense tensor, got {got}")
+    if x.requires_grad:
+        raise StructureTypeError(
+            f"{who}: argument '{name}': expected int32 or int64, got {_name(x)} that requires a "
+            "gradient: a pattern has none, its values may"
+        )
+    if x.dtype not in INDEX_DTYPES:
+        raise StructureTypeError(
+            f"{who}: argument '{name}': expected int32 or int64, got {_name(x)}"
+        )
+
+
+def _check_together(who: str, rowptr: Tensor, col: Tensor) -> None:
+    if rowptr.device != col.device:
+        raise StructureError(
+            f"{who}: argument 'col': expected to be on {rowptr.device} as 'rowptr', "
+            f"got {col.device}"
+        )
+    if rowptr.dtype != col.dtype:
+        raise StructureTypeError(
+            f"{who}: argument 'col': expected {_name(rowptr)} as 'rowptr', got {_name(col)}"
+        )
+
+
+def _check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
+    if not len(x):
+        return
+    low, high = (int(v) for v in torch.aminmax(x))
+    if low < 0 or high >= size:
+        wrong = low if low < 0 else high
+        raise StructureIndexError(
+            f"{who}: argument '{name}': expected each {what} to be at least 0 and less than "
+            f"{size}, got {wrong}"
+        )
+
+
+def _name(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

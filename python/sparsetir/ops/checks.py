@@ -1,0 +1,79 @@
+"""What is refused as the dense operands and values of an operator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparsetir.ops.structure import DTYPES, Structure
+
+__all__ = ["REDUCTIONS", "check_dense", "check_reduce", "check_values"]
+
+REDUCTIONS = ("sum", "mean", "max", "min")
+
+
+def check_dense(
+    who: str, name: str, x: Tensor, structure: Structure, rows: int, like: Tensor | None = None
+) -> None:
+    """Raise unless x is (rows, feat) or (heads, rows, feat), of a dtype there are kernels for.
+
+    like : an operand checked before, whose dtype and other sizes it is to have
+    """
+    if x.layout is not torch.strided:
+        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, got {_dtype(x)}"
+        )
+    if x.device != structure.device:
+        raise ValueError(
+            f"{who}: argument '{name}': expected to be on {structure.device} as the pattern, "
+            f"got {x.device}"
+        )
+    if x.dim() not in (2, 3) or x.shape[-2] != rows:
+        raise ValueError(
+            f"{who}: argument '{name}': expected shape ({rows}, feat) or (heads, {rows}, feat) for "
+            f"a pattern of shape {structure.shape}, got {tuple(x.shape)}"
+        )
+    if like is None:
+        return
+    if x.dtype != like.dtype:
+        raise TypeError(f"{who}: argument '{name}': expected {_dtype(like)}, got {_dtype(x)}")
+    if x.dim() != like.dim() or x.shape[:-2] != like.shape[:-2] or x.shape[-1] != like.shape[-1]:
+        raise ValueError(
+            f"{who}: argument '{name}': expected shape {(*like.shape[:-2], rows, like.shape[-1])}, "
+            f"got {tuple(x.shape)}"
+        )
+
+
+def check_values(who: str, values: Tensor, dense: Tensor, structure: Structure) -> None:
+    """Raise unless values are (nnz,), or (heads, nnz) where the dense operand has heads."""
+    expected = (*dense.shape[:-2], structure.nnz)
+    if values.layout is not torch.strided:
+        raise TypeError(f"{who}: argument 'values': expected a dense tensor, got {values.layout}")
+    if values.dtype != dense.dtype:
+        raise TypeError(
+            f"{who}: argument 'values': expected {_dtype(dense)} as the dense operand, "
+            f"got {_dtype(values)}"
+        )
+    if values.device != structure.device:
+        raise ValueError(
+            f"{who}: argument 'values': expected to be on {structure.device} as the pattern, "
+            f"got {values.device}"
+        )
+    if tuple(values.shape) != expected:
+        raise ValueError(
+            f"{who}: argument 'values': expected shape {expected}, got {tuple(values.shape)}"
+        )
+
+
+def check_reduce(who: str, reduce: str) -> None:
+    """Raise unless it is the name of a reduction."""
+    if reduce not in REDUCTIONS:
+        raise ValueError(
+            f"{who}: argument 'reduce': expected {', '.join(REDUCTIONS)}, got {reduce!r}"
+        )
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")

@@ -1,0 +1,108 @@
+"""Maxima and minima of sparse-dense products, where they are, and their gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.compiled import compiled
+from sparsetir.ops.structure import DTYPES, Structure, target_of
+from sparsetir.schedules.default import default_schedule
+from sparsetir.schedules.spmm_arg import SpmmArg, program
+from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
+
+__all__ = ["extremum", "extremum_and_place", "gradients"]
+
+
+def extremum(structure: Structure, values: Tensor | None, b: Tensor, largest: bool) -> Tensor:
+    """C[i, k] = the greatest or least A[i, j] * B[j, k]; zero in rows without elements.
+
+    values : (nnz,) or (heads, nnz) in the caller's order, or None for ones
+    b : (n, feat) or (heads, n, feat)
+    """
+    if largest:
+        return structure.run("spmm", (b,), values, "max")
+    # The least is the negative of the greatest of the negatives; 0 - x makes no -0 of 0.
+    values, b = (None, -b) if values is None else (-values, b)
+    return torch.rsub(structure.run("spmm", (b,), values, "max"), 0)
+
+
+def extremum_and_place(
+    structure: Structure, values: Tensor | None, b: Tensor, largest: bool
+) -> tuple[Tensor, Tensor]:
+    """What :func:`extremum` gives, and which element each is of.
+
+    The second is int64 and of the same shape: the place, in the caller's order, of the first
+    element in row order that has the extremum, or is NaN where that is; -1 in rows without
+    elements. Of 16-bit numbers the products are compared before they are rounded.
+    """
+    if b.dtype not in (torch.float32, torch.float64):
+        wide = None if values is None else values.float()
+        c, place = extremum_and_place(structure, wide, b.float(), largest)
+        return c.to(b.dtype), place
+    c = extremum(structure, values, b, largest)
+    if not c.numel() or not structure.nnz:
+        return c, torch.full_like(c, -1, dtype=torch.int64)
+    if values is not None:
+        values = structure.arranged(values)
+    if b.dim() == 2:
+        place = _place(structure, values, b, c)
+    else:
+        each = values.unbind() if values is not None else [None] * len(b)
+        heads = zip(each, b.unbind(), c.unbind(), strict=True)
+        place = torch.stack([_place(structure, *head) for head in heads])
+    if structure.order is None:
+        return c, place.long()
+    found = structure.order[place.clamp(min=0)]
+    return c, torch.where(place < 0, -1, found)
+
+
+def _place(structure: Structure, values: Tensor | None, b: Tensor, c: Tensor) -> Tensor:
+    """(m, feat) place in row order of what `c` has, of values in row order."""
+    idtype = str(structure.pattern.indptr.dtype)
+    problem = SpmmArg(DTYPES[b.dtype], idtype, values is not None)
+    target = target_of(structure.device)
+    kernel = compiled(
+        problem, target, lambda: default_schedule(lower_sparse_iter(program(problem)), target)
+    )
+    rowptr, col, places = structure.index_arrays
+    out = torch.empty(c.shape, dtype=rowptr.dtype, device=c.device)
+    arrays: dict[str, Any] = {"b": b, "c": c, "out": out, "places": places}
+    if values is not None:
+        arrays["a"] = values
+    sizes = {"m": structure.m, "n": structure.n, "nnz": structure.nnz, "feat": b.shape[-1]}
+    structure.call(kernel, {**arrays, "indptr": rowptr, "indices": col}, sizes)
+    return out
+
+
+def gradients(
+    col: Tensor, values: Tensor | None, b: Tensor, place: Tensor, grad: Tensor, wanted: Any
+) -> tuple[Tensor | None, Tensor | None]:
+    """Gradients of an extremum with respect to values and b, where `wanted`, out of torch's own.
+
+    Each comes from the one element that has the extremum; sums of 16-bit numbers are in float32.
+    """
+    columns = col[0] if col.dim() == 2 else col
+    if not columns.shape[0]:
+        zeros = None if values is None or not wanted[0] else torch.zeros_like(values)
+        return zeros, torch.zeros_like(b) if wanted[1] else None
+    found, place = place >= 0, place.clamp(min=0)
+    flat = place.flatten(-2)
+    column = columns.long()[place]
+    wide = torch.promote_types(b.dtype, torch.float32)
+
+    def kept(x: Tensor) -> Tensor:
+        return torch.where(found, x, 0).to(wide)
+
+    for_values = for_b = None
+    if wanted[0] and values is not None:
+        terms = kept(grad * b.gather(-2, column)).flatten(-2)
+        zeros = torch.zeros_like(values, dtype=wide)
+        for_values = zeros.scatter_add(-1, flat, terms).to(values.dtype)
+    if wanted[1]:
+        terms = grad if values is None else grad * values.gather(-1, flat).view_as(grad)
+        zeros = torch.zeros_like(b, dtype=wide)
+        for_b = zeros.scatter_add(-2, column, kept(terms)).to(b.dtype)
+    return for_values, for_b

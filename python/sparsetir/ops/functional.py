@@ -1,0 +1,120 @@
+"""Sparse products of torch tensors, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.ops import library
+from sparsetir.ops.checks import check_reduce
+from sparsetir.ops.operands import Operand, resolve
+from sparsetir.sparse_tensor import SparseMatrix
+
+__all__ = ["sddmm", "spmm", "spmv"]
+
+
+def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
+    """C[i, k] = reduce over the stored j of A[i, j] * B[j, k].
+
+    A : a sparse matrix of any kind that :func:`resolve` takes; without values of its own, such as
+        an edge_index, it has ones
+    B : (n, feat) or (heads, n, feat); float16, bfloat16, float32 or float64
+    reduce : "sum", "mean" (the sum over the number of stored elements of the row), "max" or "min";
+        a row without elements is zero in all of them, and NaN is greater and less than all else
+    values : (nnz,) or (heads, nnz) of B's dtype in the order of A's elements, instead of its own
+
+    Gives (m, feat), or (heads, m, feat) where B or the values have heads. Differentiable with
+    respect to B and the values any number of times; the gradient of a maximum goes to the first
+    element that has it. Sums are in float32, for float64 in float64, and always in the same order:
+    on a CPU results are the same in each run.
+
+    Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.1.)
+    """
+    check_reduce("spmm", reduce)
+    _check_tensor("spmm", "B", B, (2, 3))
+    operand = _operand("spmm", A, values, B)
+    return _product("spmm", operand, B, reduce)
+
+
+def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
+    """y[i] = reduce over the stored j of A[i, j] * x[j]; :func:`spmm` for vectors.
+
+    x : (n,) or (heads, n)
+
+    Gives (m,) or (heads, m).
+    """
+    check_reduce("spmv", reduce)
+    _check_tensor("spmv", "x", x, (1, 2))
+    B = x.unsqueeze(-1)
+    return _product("spmv", _operand("spmv", A, values, B), B, reduce).squeeze(-1)
+
+
+def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
+    """OUT[e] = sum over k of X[i, k] * Y[j, k] for each element e = (i, j) of A.
+
+    A : as for :func:`spmm`; its values play no part
+    X, Y : (m, feat) and (n, feat), or with heads (heads, m, feat) and (heads, n, feat)
+
+    Gives (nnz,) or (heads, nnz) in the order of A's elements, to be `values` of other operators.
+    Differentiable with respect to X and Y any number of times. (SparseTIR, section 4.2.2.)
+    """
+    _check_tensor("sddmm", "X", X, (2, 3))
+    _check_tensor("sddmm", "Y", Y, (2, 3))
+    operand = resolve(A, None, (X.shape[-2], Y.shape[-2]), "sddmm")
+    _check_rows("sddmm", "X", X, operand.m, operand.col.device)
+    _check_rows("sddmm", "Y", Y, operand.n, operand.col.device)
+    if X.dim() != Y.dim():
+        heads = X.shape[:-2] or Y.shape[:-2]
+        X, Y = (x.expand(*heads, *x.shape[-2:]) for x in (X, Y))
+    return library.sddmm(operand.rowptr, operand.col, X, Y)
+
+
+def _operand(who: str, A: Any, values: Tensor | None, B: Tensor) -> Operand:
+    """A for a product with B; edges without a size are of a square matrix."""
+    n = B.shape[-2]
+    operand = resolve(A, values, (n, n), who)
+    if values is None and operand.values is not None and isinstance(A, SparseMatrix):
+        operand = operand._replace(values=operand.values.to(B.device, B.dtype))
+    return operand
+
+
+def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
+    rowptr, col, _, n, values = operand
+    _check_rows(who, "x" if who == "spmv" else "B", B, n, col.device)
+    if values is not None and values.dim() != B.dim() - 1:
+        if values.dim() == 2 and B.dim() == 2:
+            B = B.expand(values.shape[0], *B.shape)
+        elif values.dim() == 1 and B.dim() == 3:
+            values = values.expand(B.shape[0], *values.shape)
+    if reduce in ("max", "min") and _has_gradient(B, values):
+        return library.spmm_arg(rowptr, col, values, B, reduce == "max")[0]
+    return library.spmm(rowptr, col, values, B, reduce)
+
+
+def _check_tensor(who: str, name: str, x: Any, dims: tuple[int, int]) -> None:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: argument '{name}': expected a tensor, got {type(x).__name__}")
+    if x.dim() not in dims:
+        raise ValueError(
+            f"{who}: argument '{name}': expected {dims[0]} dimensions, or {dims[1]} with heads, "
+            f"got shape {tuple(x.shape)}"
+        )
+
+
+def _check_rows(who: str, name: str, x: Tensor, rows: int, device: torch.device) -> None:
+    if x.device != device:
+        raise ValueError(
+            f"{who}: argument '{name}': expected to be on {device} as the sparse matrix, "
+            f"got {x.device}"
+        )
+    if x.shape[-2] != rows:
+        raise ValueError(
+            f"{who}: argument '{name}': expected {rows} rows to fit the sparse matrix, got shape "
+            f"{tuple(x.shape)}"
+        )
+
+
+def _has_gradient(*tensors: Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)

@@ -1,0 +1,369 @@
+"""Messages along edges, their reduction, softmax over edges and attention, with gradients.
+
+Rows of a matrix are targets ("v" in DGL's names) and its columns are sources ("u").
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.ops import functional, messages_library
+from sparsetir.ops.cache import memory_key
+from sparsetir.ops.checks import check_reduce
+from sparsetir.ops.feature_shapes import Merged, merged
+from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.structure import DTYPES, conversions
+
+__all__ = ["attention", "edge_softmax", "gsddmm", "gspmm", "segment_reduce", "sparse_softmax"]
+
+BINARY = ("add", "sub", "mul", "div")
+TARGETS = ("u", "v", "e")
+MESSAGES = {
+    "copy_u": "copy_u", "copy_lhs": "copy_u", "copy_e": "copy_e", "copy_rhs": "copy_e",
+    **{name: name for name in BINARY}, **{f"u_{name}_e": name for name in BINARY},
+}  # fmt: skip
+EDGE_OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
+
+
+def gspmm(
+    A: Any, op: str, reduce: str = "sum", u: Tensor | None = None, e: Tensor | None = None
+) -> Tensor:
+    """Out[i] = reduce over the elements (i, j) of op(u[j], e[(i, j)]).
+
+    A : a sparse matrix of any kind that :func:`resolve` takes
+    op : "copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e" or "u_div_e"; or DGL's "copy_lhs",
+        "copy_rhs", "add", "sub", "mul" and "div"
+    reduce : "sum", "mean" (the sum over the number of elements of the row), "max" or "min"; a row
+        without elements is zero in all of them, and NaN is greater and less than all else
+    u : (n, ...) features of sources
+    e : (nnz, ...) features of edges, in the order of A's elements; by default A's values. Feature
+        dimensions of u and e are broadcast as by torch, but for (nnz,), which is one number for all
+        features: (n, heads, f) goes with (nnz, heads, 1), (n, f) with (nnz, f), (nnz, 1) and (nnz,)
+
+    Gives (m, ...). Differentiable with respect to u and e any number of times; the gradient of a
+    maximum goes to one element that has it. Sums are in float32, for float64 in float64.
+
+    Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.1.)
+    """
+    if op not in MESSAGES:
+        raise ValueError(f"gspmm: argument 'op': expected one of {', '.join(MESSAGES)}, got {op!r}")
+    kind = MESSAGES[op]
+    check_reduce("gspmm", reduce)
+    u = None if kind == "copy_e" else _given("gspmm", "u", u, f"'{op}'")
+    square = None if u is None else (u.shape[0], u.shape[0])
+    operand = resolve(A, None, square, "gspmm")
+    if kind == "copy_u":
+        e = None
+    elif e is None:
+        e = _own_values(operand, u)
+    if kind != "copy_u":
+        e = _given("gspmm", "e", e, f"'{op}' of a matrix without values")
+    _check_like("gspmm", operand, u=(u, operand.n, "columns"), e=(e, _count(operand), "elements"))
+    shapes = _merged("gspmm", "u", u, "e", e)
+    u3, e3 = shapes.first(u), shapes.second(e)
+    if e3 is None or (kind == "mul" and e3.shape[1:].numel() == 1):
+        assert u3 is not None
+        values = None if e3 is None else e3.reshape(-1)
+        flat = u3.reshape(u3.shape[0], -1)
+        found = functional.spmm(operand._replace(values=values), flat, reduce)
+    else:
+        found = _reduced(operand, u3, e3, kind, reduce)
+    return found.reshape(operand.m, *shapes.out)
+
+
+def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tensor:
+    """Out[i] = reduce over p from rowptr[i] up to rowptr[i + 1] of values[p].
+
+    values : (nnz, ...)
+    rowptr : (m + 1,) int32 or int64, non-decreasing from 0 to nnz
+    reduce : as for :func:`gspmm`
+
+    Gives (m, ...). Differentiable any number of times.
+    """
+    values = _given("segment_reduce", "values", values, "segments")
+    check_reduce("segment_reduce", reduce)
+    operand = Operand(rowptr, _no_columns(rowptr, values.shape[0]), rowptr.shape[0] - 1, 1)
+    _check_like("segment_reduce", operand, values=(values, values.shape[0], "elements"))
+    shapes = _merged("segment_reduce", "values", values, "values", None)
+    found = _reduced(operand, None, shapes.first(values), "copy_e", reduce)
+    return found.reshape(operand.m, *shapes.out)
+
+
+def gsddmm(
+    A: Any, op: str, lhs: Tensor | None = None, rhs: Tensor | None = None,
+    lhs_target: str = "u", rhs_target: str = "v",
+) -> Tensor:  # fmt: skip
+    """Out[e] = op(lhs[e], rhs[e]) for each element e of A, of features of its ends or its own.
+
+    A : a sparse matrix of any kind that :func:`resolve` takes; its values play no part
+    op : "add", "sub", "mul", "div", "dot" (the sum of products over the last dimension, which
+        stays with size 1), "copy_lhs" or "copy_rhs"; or both targets in one name, as "u_add_v",
+        "u_dot_v", "v_mul_e", "copy_u"
+    lhs, rhs : (n, ...) for target "u", the sources; (m, ...) for "v", the targets; (nnz, ...) for
+        "e", the elements in A's order. Feature dimensions are broadcast as by torch, but for
+        operands without any, which are one number for all features
+
+    Gives (nnz, ...). Differentiable with respect to lhs and rhs any number of times. Sums are in
+    float32, for float64 in float64.
+
+    Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.2.)
+    """
+    op, lhs_target, rhs_target = _edge_op(op, lhs_target, rhs_target)
+    if op == "copy_rhs":
+        op, lhs, lhs_target = "copy_lhs", rhs, rhs_target
+        lhs = _given("gsddmm", "rhs", lhs, "a copy of it")
+    lhs = _given("gsddmm", "lhs", lhs, f"'{op}'")
+    rhs = None if op == "copy_lhs" else _given("gsddmm", "rhs", rhs, f"'{op}'")
+    operand = resolve(A, None, _shape_by(lhs, lhs_target, rhs, rhs_target), "gsddmm")
+    rows = {"u": (operand.n, "columns"), "v": (operand.m, "rows")}
+    rows["e"] = (_count(operand), "elements")
+    _check_like(
+        "gsddmm", operand, lhs=(lhs, *rows[lhs_target]), rhs=(rhs, *rows[rhs_target])
+    )  # fmt: skip
+    if op == "dot":
+        return _dot(operand, lhs, rhs, lhs_target, rhs_target)
+    shapes = _merged("gsddmm", "lhs", lhs, "rhs", rhs)
+    found = _on_edges(
+        operand, shapes.first(lhs), shapes.second(rhs), op, lhs_target, rhs_target
+    )  # fmt: skip
+    return found.reshape(found.shape[0], *shapes.out)
+
+
+def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
+    """Softmax over the elements of each row of A.
+
+    A : a sparse matrix of any kind that :func:`resolve` takes
+    values : (nnz,) or (heads, nnz) in the order of A's elements; by default its own
+
+    Gives values of the same shape. Exponentials and sums are in float32, for float64 in float64.
+    Differentiable any number of times. (SparseTIR, section 3.4.)
+    """
+    operand = resolve(A, values, None, "sparse_softmax")
+    x = _given("sparse_softmax", "values", operand.values, "a matrix without values")
+    nnz = _count(operand)
+    if x.dim() not in (1, 2) or x.shape[-1] != nnz:
+        raise ValueError(
+            f"sparse_softmax: argument 'values': expected shape ({nnz},) or (heads, {nnz}), got "
+            f"{tuple(x.shape)}"
+        )
+    _check_like("sparse_softmax", operand, values=(x, x.shape[0], ""))
+    return _softmax(operand, x.reshape(-1, nnz, 1)).reshape(x.shape)
+
+
+def edge_softmax(A: Any, e: Tensor) -> Tensor:
+    """Softmax over the edges into each target: over the elements of each row of A.
+
+    e : (nnz,) or (nnz, heads, ...) in the order of A's elements, each head by itself
+
+    As :func:`sparse_softmax`, but for the place of heads.
+    """
+    e = _given("edge_softmax", "e", e, "edges")
+    operand = resolve(A, None, None, "edge_softmax")
+    nnz = _count(operand)
+    _check_like("edge_softmax", operand, e=(e, nnz, "elements"))
+    heads = e.shape[1:].numel()
+    return _softmax(operand, e.reshape(1, nnz, heads)).reshape(e.shape)
+
+
+def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
+    """Out[i] = sum over the stored j of softmax(scale * q[i] . k[j]) * v[j], in one kernel.
+
+    A : a sparse matrix of any kind that :func:`resolve` takes; its values play no part
+    q : (m, feat) or (m, heads, feat)
+    k : (n, feat) or (n, heads, feat)
+    v : (n, width) or (n, heads, width)
+    scale : by default 1 / sqrt(feat)
+
+    Gives (m, width) or (m, heads, width); a row without elements gives zeros. Scores are never
+    stored for the backward pass, which makes them again. Differentiable with respect to q, k and v
+    any number of times. (SparseTIR, section 4.3.1.)
+    """
+    given = {"q": q, "k": k, "v": v}
+    for name, x in given.items():
+        _given("attention", name, x, "attention")
+        if x.dim() not in (2, 3) or x.shape[1:-1] != q.shape[1:-1]:
+            raise ValueError(
+                f"attention: argument '{name}': expected 2 dimensions, or 3 with as many heads as "
+                f"'q', got shape {tuple(x.shape)} with 'q' of {tuple(q.shape)}"
+            )
+    if k.shape[-1] != q.shape[-1]:
+        raise ValueError(
+            f"attention: argument 'k': expected {q.shape[-1]} features as 'q', got {k.shape[-1]}"
+        )
+    operand = resolve(A, None, (q.shape[0], k.shape[0]), "attention")
+    _check_like(
+        "attention", operand, q=(q, operand.m, "rows"), k=(k, operand.n, "columns"),
+        v=(v, operand.n, "columns"),
+    )  # fmt: skip
+    if scale is None:
+        scale = 1 / math.sqrt(max(1, q.shape[-1]))
+    if q.dim() == 2:
+        q, k, v = (x.unsqueeze(1) for x in (q, k, v))
+    found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, float(scale))
+    return found if given["q"].dim() == 3 else found.squeeze(1)
+
+
+# -- calls of operators ---------------------------------------------------------------------------
+
+
+def _reduced(operand: Operand, u: Tensor | None, e: Tensor | None, op: str, reduce: str) -> Tensor:
+    rowptr, col, _, n, _ = operand
+    wants = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (u, e))
+    if wants and reduce in ("max", "min"):
+        return messages_library.gspmm_arg(rowptr, col, u, e, n, op, reduce)[0]
+    return messages_library.gspmm(rowptr, col, u, e, n, op, reduce, False)
+
+
+def _on_edges(
+    operand: Operand, lhs: Tensor | None, rhs: Tensor | None, op: str, lhs_target: str,
+    rhs_target: str,
+) -> Tensor:  # fmt: skip
+    rowptr, col, _, n, _ = operand
+    return messages_library.gsddmm(rowptr, col, lhs, rhs, n, op, lhs_target, rhs_target)
+
+
+def _dot(operand: Operand, lhs: Tensor, rhs: Any, lhs_target: str, rhs_target: str) -> Tensor:
+    # An operand without feature dimensions has one.
+    lhs, rhs = (x.unsqueeze(-1) if x.dim() == 1 else x for x in (lhs, rhs))
+    if lhs.dim() == 2 and rhs.dim() == 2 and lhs.shape[1] == rhs.shape[1]:
+        ends = {lhs_target: lhs, rhs_target: rhs}
+        if set(ends) == {"u", "v"}:
+            return functional.sddmm(operand, ends["v"], ends["u"]).unsqueeze(-1)
+    feats = {lhs.shape[-1], rhs.shape[-1]} - {1}
+    if len(feats) > 1:
+        raise ValueError(
+            "gsddmm: argument 'rhs': expected a last dimension to fit that of 'lhs', got shapes "
+            f"{tuple(lhs.shape)} and {tuple(rhs.shape)}"
+        )
+    # Heads are merged by themselves, as the last dimension is summed over.
+    heads = _merged("gsddmm", "lhs", lhs, "rhs", rhs, most=1, keep=1)
+    left, right = heads.grouped(lhs, 0, keep=1), heads.grouped(rhs, 1, keep=1)
+    found = _on_edges(operand, left, right, "dot", lhs_target, rhs_target)
+    return found.reshape(found.shape[0], *heads.out, 1)
+
+
+def _softmax(operand: Operand, x: Tensor) -> Tensor:
+    return messages_library.segment_softmax(operand.rowptr, operand.col, x, operand.n)
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+
+def _count(operand: Operand) -> Any:
+    return operand.col.shape[-1]
+
+
+def _given(who: str, name: str, x: Any, what: str) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(
+            f"{who}: argument '{name}': expected a tensor for {what}, got {type(x).__name__}"
+        )
+    if x.layout is not torch.strided:
+        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
+    if x.dim() < 1:
+        raise ValueError(f"{who}: argument '{name}': expected 1 or more dimensions, got a number")
+    return x
+
+
+def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, Any, str]) -> None:
+    """Raise unless operands fit the pattern and each other; (tensor, rows, what rows are)."""
+    first = None
+    device = operand.col.device
+    for name, (x, rows, what) in given.items():
+        if x is None:
+            continue
+        if x.dtype not in DTYPES:
+            raise TypeError(
+                f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, got {_dtype(x)}"
+            )
+        if x.device != device:
+            raise ValueError(
+                f"{who}: argument '{name}': expected to be on {device} as the sparse matrix, got "
+                f"{x.device}"
+            )
+        if x.shape[0] != rows:
+            raise ValueError(
+                f"{who}: argument '{name}': expected {rows} rows for the {what} of the sparse "
+                f"matrix, got shape {tuple(x.shape)}"
+            )
+        first = x if first is None else first
+        if x.dtype != first.dtype and not torch.is_autocast_enabled(device.type):
+            raise TypeError(
+                f"{who}: argument '{name}': expected {_dtype(first)} as the other operand, got "
+                f"{_dtype(x)}"
+            )
+
+
+def _dtype(x: Tensor) -> str:
+    return str(x.dtype).removeprefix("torch.")
+
+
+def _merged(
+    who: str, first: str, a: Tensor | None, second: str, b: Tensor | None, most: int = 2,
+    keep: int = 0,
+) -> Merged:  # fmt: skip
+    """The feature dimensions of operands together, but for the last `keep` ones."""
+    shapes = [None if x is None else tuple(x.shape[1 : x.dim() - keep]) for x in (a, b)]
+    try:
+        return merged(*shapes, most=most)
+    except RuntimeError:
+        raise ValueError(
+            f"{who}: argument '{second}': expected features to be broadcast with those of "
+            f"'{first}', got shapes {shapes[1]} and {shapes[0]}"
+        ) from None
+
+
+def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:
+    values = operand.values
+    if values is not None and values.dim() == 2:
+        values = values.transpose(0, 1)
+    if values is None or u is None or values.requires_grad:
+        return values
+    return values.to(u.device, u.dtype)
+
+
+def _no_columns(rowptr: Tensor, nnz: int) -> Tensor:
+    """(nnz,) zeros: columns of segments, which have none; the same ones for the same rowptr."""
+    if torch.compiler.is_compiling():
+        return torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
+    key = ("segments", nnz, *memory_key(rowptr))
+    found = conversions.get(key)
+    if found is None:
+        zeros = torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
+        found = conversions.put(key, (rowptr, zeros), zeros.nbytes, rowptr)
+    return found[1]
+
+
+def _edge_op(op: str, lhs_target: str, rhs_target: str) -> tuple[str, str, str]:
+    """The operator by itself and the targets, of a name that may hold them."""
+    parts = op.split("_") if isinstance(op, str) else []
+    if len(parts) == 2 and parts[0] == "copy" and parts[1] in TARGETS:
+        return "copy_lhs", parts[1], rhs_target
+    if len(parts) == 3 and parts[0] in TARGETS and parts[2] in TARGETS:
+        lhs_target, op, rhs_target = parts
+    if op not in EDGE_OPS:
+        raise ValueError(
+            f"gsddmm: argument 'op': expected one of {', '.join(EDGE_OPS)}, or a name such as "
+            f"'u_add_v' or 'copy_u', got {op!r}"
+        )
+    for name, target in (("lhs_target", lhs_target), ("rhs_target", rhs_target)):
+        if target not in TARGETS:
+            raise ValueError(
+                f"gsddmm: argument '{name}': expected one of {', '.join(TARGETS)}, got {target!r}"
+            )
+    return op, lhs_target, rhs_target
+
+
+def _shape_by(
+    lhs: Tensor, lhs_target: str, rhs: Tensor | None, rhs_target: str
+) -> tuple[int, int] | None:
+    """(m, n) by the operands, for edges without a size; square where one is not known."""
+    known = {lhs_target: lhs.shape[0]}
+    if rhs is not None:
+        known.setdefault(rhs_target, rhs.shape[0])
+    m, n = known.get("v", known.get("u")), known.get("u", known.get("v"))
+    return None if m is None or n is None else (m, n)

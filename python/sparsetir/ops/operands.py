@@ -1,0 +1,240 @@
+"""What operators take for a sparse matrix, and what they make of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sparsetir.ops.cache import memory_key
+from sparsetir.ops.library import row_pointers
+from sparsetir.ops.registry import is_plain
+from sparsetir.ops.structure import conversions, structure_of_edges
+from sparsetir.sparse_tensor import SparseMatrix
+
+__all__ = ["Operand", "resolve"]
+
+
+class Operand(NamedTuple):
+    """A sparse (m, n) matrix as operators take it; itself taken wherever a matrix is.
+
+    rowptr : (m + 1,) int32 or int64
+    col : (nnz,) columns in row order, or (2, nnz) edges in any order, columns first, then rows
+    m, n : rows and columns
+    values : (nnz,) or (heads, nnz) in the order of `col`, or None for ones
+    """
+
+    rowptr: Tensor
+    col: Tensor
+    m: int
+    n: int
+    values: Tensor | None = None
+
+
+def resolve(
+    A: Any, values: Tensor | None = None, shape: tuple[int, int] | None = None, who: str = "resolve"
+) -> Operand:
+    """A sparse matrix of any kind as operators take it; conversions are kept.
+
+    A : one of
+
+        - a sparse tensor of torch: COO (uncoalesced ones are coalesced in each call), CSR, CSC, BSR
+          or BSC
+        - a :class:`sparsetir.SparseMatrix`
+        - (2, nnz) integers: the edges of a graph as in PyG, sources A[0] and targets A[1]. The
+          matrix has a row for each target and a column for each source, so that A @ X adds up what
+          comes in at each node. Or a pair (edges, size), where size is (sources, targets) or one
+          number for both
+        - `torch_geometric.EdgeIndex`, likewise
+        - a `torch_sparse.SparseTensor`, or a `dgl.sparse.SparseMatrix`
+        - an :class:`Operand`
+
+    values : of the elements in A's order, instead of its own: (nnz,) or (heads, nnz). That is the
+        order of A.values() for torch's tensors (block by block for BSR and BSC), of the edges, of
+        `SparseMatrix.values`, of the rows for a SparseTensor and of A.val for DGL
+    shape : (m, n) for edges without a size; by default the sizes are read from the edges
+    who : is named in errors
+
+    Values keep their gradients. Raises TypeError and ValueError for what is no sparse matrix.
+    """
+    if isinstance(A, Tensor):
+        if A.layout is torch.strided:
+            edges, size = _edges(who, A)
+            return _of_edges(edges, values, size or shape)
+        return _of_sparse(who, A, values)
+    if isinstance(A, Operand):
+        return A if values is None else A._replace(values=values)
+    if isinstance(A, SparseMatrix):
+        return _of_matrix(A, values)
+    if isinstance(A, tuple | list) and len(A) == 2 and isinstance(A[0], Tensor):
+        edges, size = _edges(who, A[0])
+        return _of_edges(edges, values, _size(who, A[1]) or size or shape)
+    return _of_foreign(who, A, values)
+
+
+def _converted(
+    key: Any, owner: Any, convert: Callable[[], tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Rowptr and col for a key, which is about `owner`: made when they are first wanted."""
+    found = conversions.get(key)
+    if found is None:
+        found = convert()
+        found = conversions.put(key, found, sum(x.nbytes for x in found), owner)
+    return found
+
+
+# -- edges ----------------------------------------------------------------------------------------
+
+
+def _edges(who: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
+    """Plain edges, and (m, n) where they know it."""
+    size = None
+    if hasattr(A, "sparse_size"):  # torch_geometric.EdgeIndex
+        sources, targets = A.sparse_size()  # type: ignore[attr-defined]
+        if sources is not None and targets is not None:
+            size = int(targets), int(sources)
+        A = A.as_tensor()  # type: ignore[attr-defined]
+    if A.dim() != 2 or A.shape[0] != 2:
+        raise ValueError(
+            f"{who}: argument 'A': expected a sparse matrix or an edge_index of shape (2, E), got "
+            f"a dense tensor of shape {tuple(A.shape)}"
+        )
+    if A.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"{who}: argument 'A': expected an edge_index of int32 or int64, got "
+            f"{str(A.dtype).removeprefix('torch.')}"
+            + (" that requires a gradient: a pattern has none" if A.requires_grad else "")
+        )
+    return A, size
+
+
+def _size(who: str, size: Any) -> tuple[int, int] | None:
+    """(m, n) of the size that comes with edges, (sources, targets) or one number."""
+    if size is None:
+        return None
+    if isinstance(size, int | torch.SymInt):
+        return size, size  # type: ignore[return-value]
+    if not isinstance(size, tuple | list | torch.Size) or len(size) != 2:
+        raise TypeError(
+            f"{who}: argument 'A': expected (edge_index, size) with size = (sources, targets) or "
+            f"one number, got {size!r}"
+        )
+    return size[1], size[0]
+
+
+def _of_edges(edges: Tensor, values: Tensor | None, shape: tuple[int, int] | None) -> Operand:
+    m, n = shape or _least_shape(edges)
+    if not torch.compiler.is_compiling() and is_plain(edges):
+        rowptr = structure_of_edges(edges, m, n).rowptr
+    else:
+        rowptr = row_pointers(edges, m, n)
+    return Operand(rowptr, edges, m, n, values)
+
+
+def _least_shape(edges: Tensor) -> tuple[int, int]:
+    nodes = int(edges.max()) + 1 if edges.numel() else 0
+    return nodes, nodes
+
+
+def _with_pointers(edges: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
+    return structure_of_edges(edges, m, n).rowptr, edges
+
+
+# -- torch.sparse ---------------------------------------------------------------------------------
+
+
+def _of_sparse(who: str, A: Tensor, values: Tensor | None) -> Operand:
+    if A.dim() != 2 or A.sparse_dim() != 2:
+        raise ValueError(
+            f"{who}: argument 'A': expected a sparse matrix without batch and dense dimensions, "
+            f"got shape {tuple(A.shape)}"
+        )
+    m, n = A.shape
+    if A.layout is torch.sparse_csr:
+        own = A.values() if values is None else values
+        return Operand(A.crow_indices(), A.col_indices(), m, n, own)
+    if A.layout is torch.sparse_coo:
+        A = A if A.is_coalesced() else A.coalesce()
+        indices = A.indices()
+        rowptr, col = _converted(
+            (*memory_key(indices), m), indices, lambda: (_pointers(indices[0], m), indices[1])
+        )
+        return Operand(rowptr, col, m, n, A.values() if values is None else values)
+    by_rows = A.layout is torch.sparse_bsr
+    outer, inner = (
+        (A.crow_indices(), A.col_indices()) if by_rows else (A.ccol_indices(), A.row_indices())
+    )
+    blocks = A.values()
+    if blocks.dim() not in (1, 3):
+        raise ValueError(
+            f"{who}: argument 'A': expected values without dense dimensions, got values of shape "
+            f"{tuple(blocks.shape)}"
+        )
+    block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
+
+    def convert() -> tuple[Tensor, Tensor]:
+        return _with_pointers(_block_edges(outer, inner, block, by_rows), m, n)
+
+    key = (*memory_key(outer), *memory_key(inner), block, by_rows, m, n)
+    rowptr, edges = _converted(key, (outer, inner), convert)
+    return Operand(rowptr, edges, m, n, blocks.reshape(-1) if values is None else values)
+
+
+def _pointers(rows: Tensor, m: int) -> Tensor:
+    """(m + 1,) row pointers of rows in order."""
+    bounds = torch.arange(m + 1, dtype=rows.dtype, device=rows.device)
+    return torch.searchsorted(rows.contiguous(), bounds, out_int32=rows.dtype == torch.int32)
+
+
+def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: bool) -> Tensor:
+    """(2, nnz) columns and rows of the elements of compressed blocks, block by block."""
+    major = torch.repeat_interleave(outer[1:] - outer[:-1]).to(inner.dtype)
+    row, col = (major, inner) if by_rows else (inner, major)
+    height, width = (torch.arange(size, device=inner.device, dtype=inner.dtype) for size in block)
+    rows = row[:, None, None] * block[0] + height[None, :, None]
+    cols = col[:, None, None] * block[1] + width[None, None, :]
+    shape = (len(inner), *block)
+    return torch.stack([cols.expand(shape).reshape(-1), rows.expand(shape).reshape(-1)])
+
+
+# -- other libraries' -----------------------------------------------------------------------------
+
+
+def _of_foreign(who: str, A: Any, values: Tensor | None) -> Operand:
+    if hasattr(A, "sparse_sizes") and hasattr(A, "csr"):  # torch_sparse.SparseTensor
+        rowptr, col, own = A.csr()
+        m, n = A.sparse_sizes()
+        return Operand(rowptr, col, m, n, own if values is None else values)
+    if hasattr(A, "coo") and hasattr(A, "val") and hasattr(A, "shape"):  # dgl.sparse.SparseMatrix
+        m, n = A.shape
+        rowptr, col = _converted(
+            ("dgl", id(A)), A, lambda: _with_pointers(torch.stack([A.coo()[1], A.coo()[0]]), m, n)
+        )
+        return Operand(rowptr, col, m, n, A.val if values is None else values)
+    raise TypeError(
+        f"{who}: argument 'A': expected a sparse tensor of torch, a SparseMatrix, an edge_index "
+        f"(2, E) or a pair (edge_index, size), got {type(A).__name__}"
+    )
+
+
+# -- our own --------------------------------------------------------------------------------------
+
+
+def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
+    pattern = A.pattern
+    m, n = A.shape
+
+    def convert() -> tuple[Tensor, Tensor]:
+        arrays = (pattern.indptr, pattern.coords[1])
+        rowptr, col = (torch.from_numpy(x) for x in arrays)
+        return rowptr, col.to(rowptr.dtype)
+
+    rowptr, col = _converted(("matrix", id(pattern)), pattern, convert)
+    if values is None:
+        own = A.values
+        bits = own.dtype.name == "bfloat16"  # which NumPy does not know
+        values = torch.from_numpy(own.view("int16") if bits else own)
+        values = values.view(torch.bfloat16) if bits else values
+    return Operand(rowptr, col, m, n, values)

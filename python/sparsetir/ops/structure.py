@@ -1,0 +1,328 @@
+"""Sparse patterns of torch tensors: what kernels want of a pattern is made once and kept."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+import tvm_ffi
+from torch import Tensor
+
+from sparsetir.build import resolve_target
+from sparsetir.kernel import Kernel
+from sparsetir.ops.cache import Cache, memory_key
+from sparsetir.ops.check_pattern import check_csr, check_edges
+from sparsetir.ops.compress import compress, transpose
+from sparsetir.plan import Plan, plan
+from sparsetir.schedules.problems import CsrPattern
+
+__all__ = [
+    "DTYPES",
+    "Structure",
+    "cache_info",
+    "clear_cache",
+    "compiled_code",
+    "conversions",
+    "limit_cache",
+    "structure_of",
+    "structure_of_edges",
+    "target_of",
+]
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float64: "float64",
+}
+# Of one structure; the oldest goes first.
+MAX_PLANS = 32
+INT32_MAX = 2**31 - 1
+BYTES_PER_ELEMENT = 64
+# Vector loads of a GPU want whole vectors.
+GPU_ALIGNMENT = 16
+
+
+class Structure:
+    """Where a sparse (m, n) matrix has elements, and the plans that were made for it.
+
+    Get one with :func:`structure_of`. Elements are in row order here; those of a row are in any
+    order, and several may have the same column (parallel edges), each with a value of its own.
+    The caller may have them in another order, which :meth:`arranged` and :meth:`restored`
+    translate; :meth:`run` does that by itself. May be used from several threads at once.
+
+    rowptr, col : (m + 1,) and (nnz,) int32 or int64, on one device
+    order : (nnz,) int64 place, in the caller's order, of each element; None where that is the same
+    shape : (m, n)
+    """
+
+    def __init__(
+        self, rowptr: Tensor, col: Tensor, shape: tuple[int, int], order: Tensor | None = None
+    ) -> None:
+        self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
+        self.m, self.n = shape
+        self.nnz = len(col)
+        self.device = col.device
+        self._lock = threading.RLock()
+        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._ones: dict[torch.dtype, Tensor] = {}
+        self._transposed: Structure | None = None
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """(nnz,) row of each element."""
+        return torch.repeat_interleave(
+            torch.arange(self.m, device=self.device, dtype=self.col.dtype), self.degrees
+        )
+
+    @cached_property
+    def degrees(self) -> Tensor:
+        """(m,) elements of each row."""
+        return self.rowptr[1:] - self.rowptr[:-1]
+
+    @cached_property
+    def pattern(self) -> CsrPattern:
+        """The same on the host, with int32 where it suffices."""
+        small = max(self.m, self.n, self.nnz) < INT32_MAX
+        dtype = torch.int32 if small else torch.int64
+        rowptr, col = (x.to("cpu", dtype).numpy() for x in (self.rowptr, self.col))
+        return CsrPattern(rowptr, col, self.shape)
+
+    @cached_property
+    def index_arrays(self) -> tuple[Tensor, Tensor, Tensor]:
+        """:attr:`pattern`, and the place of each element in row order, on the device."""
+        rowptr, col, _ = self.pattern
+        arrays = (torch.from_numpy(x).to(self.device) for x in (rowptr, col))
+        rowptr, col = arrays
+        return rowptr, col, torch.arange(self.nnz, dtype=rowptr.dtype, device=self.device)
+
+    @property
+    def transposed(self) -> Structure:
+        """Of the transposed matrix, for a caller that has the same elements in the same order."""
+        with self._lock:
+            if self._transposed is None:
+                rowptr, col, order = transpose(self.rowptr, self.col, self.n)
+                if self.order is not None:
+                    order = self.order[order]
+                self._transposed = Structure(rowptr, col, (self.n, self.m), order)
+            return self._transposed
+
+    @property
+    def nbytes(self) -> int:
+        """About what this takes, with the transposed structure and a few plans, in bytes."""
+        return BYTES_PER_ELEMENT * (self.nnz + self.m + self.n)
+
+    def arranged(self, values: Tensor, dim: int = -1) -> Tensor:
+        """Values in row order, of values in the caller's order; elements are along `dim`."""
+        return values if self.order is None else values.index_select(dim, self.order)
+
+    def restored(self, values: Tensor, dim: int = -1) -> Tensor:
+        """Values in the caller's order, of values in row order; elements are along `dim`."""
+        if self.order is None:
+            return values
+        return torch.empty_like(values).index_copy_(dim, self.order, values)
+
+    def run(
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
+    ) -> Tensor:
+        """An operator of :func:`sparsetir.plan` on this pattern; gives a new tensor.
+
+        op : "spmm", "spmv" or "sddmm"
+        operands : of one dtype and this structure's device; (n, feat), (n,), or (m, feat) and
+            (n, feat); with a first dimension for heads, if any. Shapes are not checked
+        values : (nnz,) or (heads, nnz) in the caller's order; by default all one
+        reduce : "sum", "mean" or "max"
+        """
+        first = operands[0]
+        batched = first.dim() > (1 if op == "spmv" else 2)
+        heads = first.shape[0] if batched else None
+        feat = 1 if op == "spmv" else first.shape[-1]
+        if not self.nnz or not feat or heads == 0:
+            return self._nothing(op, first)
+        if batched and values is None and op != "sddmm":
+            return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
+        if op == "sddmm":
+            found = self._call(self.plan(op, feat, first.dtype, heads=heads), operands, None)
+            return self.restored(found)
+        values = self._unit(first.dtype) if values is None else self.arranged(values)
+        return self._call(self.plan(op, feat, first.dtype, reduce, heads), operands, values)
+
+    def plan(
+        self,
+        op: str,
+        feat: int,
+        dtype: torch.dtype,
+        reduce: str = "sum",
+        heads: int | None = None,
+    ) -> Plan:
+        """The plan for an operator: made when it is first wanted, and kept."""
+        key = (op, feat, dtype, reduce, heads)
+        found = self._plans.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            if key not in self._plans:
+                self._plans[key] = plan(
+                    op, self.pattern, feat, dtype=DTYPES[dtype], reduce=reduce, heads=heads,
+                    target=target_of(self.device),
+                )  # fmt: skip
+                while len(self._plans) > MAX_PLANS:
+                    self._plans.popitem(last=False)
+            return self._plans[key]
+
+    def _call(self, run: Plan, operands: tuple[Tensor, ...], values: Tensor | None) -> Tensor:
+        plain = [_plain(x) for x in operands]
+        values = None if values is None else _plain(values)
+        if self.device.type == "cpu":
+            return run.run_trusted(plain, values)
+        with torch.cuda.device(self.device), tvm_ffi.use_torch_stream():
+            return run.run_trusted(plain, values)
+
+    def call(self, kernel: Kernel, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
+        """Run any kernel on this structure's device and torch's current stream there."""
+        arrays = {name: _plain(x) for name, x in arrays.items()}
+        if self.device.type == "cpu":
+            kernel(**arrays, **sizes)
+            return
+        with torch.cuda.device(self.device), tvm_ffi.use_torch_stream():
+            kernel(**arrays, **sizes)
+
+    def _nothing(self, op: str, like: Tensor) -> Tensor:
+        """The result where nothing is added up."""
+        if op == "sddmm":
+            return like.new_zeros((*like.shape[:-2], self.nnz))
+        at = like.dim() - (1 if op == "spmv" else 2)
+        return like.new_zeros((*like.shape[:at], self.m, *like.shape[at + 1 :]))
+
+    def _unit(self, dtype: torch.dtype) -> Tensor:
+        """(nnz,) ones."""
+        found = self._ones.get(dtype)
+        if found is None:
+            found = self._ones[dtype] = torch.ones(self.nnz, dtype=dtype, device=self.device)
+        return found
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.ops.Structure {self.shape}, {self.nnz} elements, {self.device}>"
+
+
+def _plain(x: Tensor) -> Tensor:
+    """As kernels take it."""
+    if not x.is_contiguous():
+        x = x.contiguous()
+    aligned = x.device.type == "cpu" or x.data_ptr() % GPU_ALIGNMENT == 0
+    return x if aligned else x.clone()
+
+
+@cache
+def target_of(device: torch.device) -> Any:
+    """What kernels are compiled for."""
+    return resolve_target("cuda" if device.type == "cuda" else "llvm")
+
+
+# -- structures that were seen -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """A structure; where others may write unseen, copies of the tensors that it was made for."""
+
+    structure: Structure
+    copies: tuple[Tensor, ...]
+
+
+# Compiled code may use the memory of a pattern that it has made itself for the next one, and torch
+# does not count that as writing. So what comes from there is copied, and compared each time that it
+# comes again.
+compiled_code = threading.local()
+
+_seen: Cache[_Kept] = Cache(max_entries=256, max_bytes=4 << 30)
+# What else is derived from patterns, by other modules.
+conversions: Cache[Any] = Cache(max_entries=256, max_bytes=4 << 30)
+
+
+def structure_of(rowptr: Tensor, col: Tensor, n: int) -> Structure:
+    """The structure of a pattern, made when it is first seen and kept in a bounded cache.
+
+    rowptr : (m + 1,) int32 or int64, non-decreasing from 0 to nnz
+    col : (nnz,) columns in row order; or (2, nnz) edges in any order, columns (sources) first, then
+        rows (targets); of `rowptr` then its length alone matters
+    n : columns
+
+    Goes by the memory and the version of the tensors: what is written to them by torch outside of
+    inference mode is seen; what NumPy writes is not. Raises TypeError, ValueError and
+    StructureError for what is no pattern.
+    """
+    if col.dim() == 2:
+        return structure_of_edges(col, len(rowptr) - 1, n)
+    key = (n, *memory_key(col), *memory_key(rowptr))
+    found = _find(key, rowptr, col)
+    if found is None:
+        check_csr("structure_of", rowptr, col, n)
+        shape = (len(rowptr) - 1, n)
+        found = _keep(key, lambda rowptr, col: Structure(rowptr, col, shape), rowptr, col)
+    return found
+
+
+def structure_of_edges(edges: Tensor, m: int, n: int) -> Structure:
+    """As :func:`structure_of` for (2, nnz) edges, columns first, of an (m, n) matrix."""
+    key = (m, n, *memory_key(edges))
+    found = _find(key, edges)
+    if found is None:
+        check_edges("structure_of", edges, m, n)
+
+        def make(edges: Tensor) -> Structure:
+            rowptr, col, order = compress(edges, m)
+            return Structure(rowptr, col, (m, n), order)
+
+        found = _keep(key, make, edges)
+    return found
+
+
+def _find(key: Any, *tensors: Tensor) -> Structure | None:
+    """The structure that was kept for these tensors."""
+    kept = _seen.get(key)
+    if kept is None:
+        return None
+    if not all(map(torch.equal, tensors, kept.copies)):  # none where there are no copies
+        _seen.drop(key)
+        return None
+    return kept.structure
+
+
+def _keep(key: Any, make: Callable[..., Structure], *tensors: Tensor) -> Structure:
+    """The structure that `make` gives for tensors, kept."""
+    copies: tuple[Tensor, ...] = ()
+    if getattr(compiled_code, "runs", False):
+        copies = tuple(x.clone() for x in tensors)
+    found = make(*(x.detach().contiguous() for x in copies or tensors))
+    kept = _Kept(found, copies)
+    return _seen.put(key, kept, found.nbytes, tensors).structure
+
+
+def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
+    """Limits of the cache of patterns, 256 and 4 GiB at first; what is over them is dropped.
+
+    entries : patterns, 1 or more
+    bytes : of all patterns, with what is made of them, as estimated; the last one always stays
+    """
+    for name, value in (("entries", entries), ("bytes", bytes)):
+        if value is not None and (isinstance(value, bool) or value < 1):
+            raise ValueError(f"limit_cache: argument '{name}': expected 1 or more, got {value!r}")
+    _seen.limit(entries, bytes)
+    conversions.limit(entries, bytes)
+
+
+def clear_cache() -> None:
+    """Forget all patterns and the plans made for them; compiled kernels are kept."""
+    _seen.clear()
+    conversions.clear()
+
+
+def cache_info() -> dict[str, int]:
+    """Of the cache of patterns: "entries", "bytes" (about) and "misses" so far."""
+    return {"entries": len(_seen), "bytes": _seen.bytes, "misses": _seen.misses}

@@ -1,0 +1,149 @@
+"""PyG's own layers on our kernels."""
+
+import pytest
+import torch
+
+from sparsetir.nn import accelerate
+
+pyg = pytest.importorskip("torch_geometric.nn")
+import torch_geometric.utils  # noqa: E402
+from torch_geometric.utils import to_torch_csr_tensor  # noqa: E402
+
+import sparsetir.nn.pyg as adapter  # noqa: E402
+
+NODES, FEATURES = 15, 6
+LAYERS = {
+    "GCNConv": lambda: pyg.GCNConv(FEATURES, 4),
+    "SAGEConv": lambda: pyg.SAGEConv(FEATURES, 4),
+    "SAGEConv max": lambda: pyg.SAGEConv(FEATURES, 4, aggr="max"),
+    "GraphConv": lambda: pyg.GraphConv(FEATURES, 4),
+    "GINConv": lambda: pyg.GINConv(torch.nn.Linear(FEATURES, 4)),
+    "SGConv": lambda: pyg.SGConv(FEATURES, 4, K=2),
+    "APPNP": lambda: pyg.APPNP(K=2, alpha=0.1),
+    "TAGConv": lambda: pyg.TAGConv(FEATURES, 4, K=2),
+    "LGConv": lambda: pyg.LGConv(),
+}
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """Counts products of ours."""
+    found = []
+    product = adapter.spmm
+
+    def counted(*arguments, **options):
+        found.append(arguments)
+        return product(*arguments, **options)
+
+    monkeypatch.setattr(adapter, "spmm", counted)
+    return found
+
+
+def graph(weighted=False):
+    edges = torch.unique(torch.randint(0, NODES, (2, 60)), dim=1)
+    return edges, torch.rand(edges.shape[1]) if weighted else None
+
+
+def gradients(layer, x, *graph):
+    """The result, and gradients of the features and parameters."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    out = layer(x, *graph)
+    out.square().sum().backward()
+    return [out.detach(), x.grad, *(p.grad.clone() for p in layer.parameters())]
+
+
+@pytest.mark.parametrize("kind", ["edges", "csr"])
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.filterwarnings("ignore")
+def test_layers_call_our_kernels_and_give_the_same(name, kind, calls):
+    layer, x = LAYERS[name](), torch.randn(NODES, FEATURES)
+    edges, _ = graph()
+    given = edges if kind == "edges" else to_torch_csr_tensor(edges.flip(0), size=NODES)
+    expected = gradients(layer, x, given)
+    assert not calls
+    with accelerate():
+        found = gradients(layer, x, given)
+    assert calls
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    calls.clear()
+    torch.testing.assert_close(gradients(layer, x, given), expected)
+    assert not calls
+
+
+def test_weights_of_edges_have_gradients(calls):
+    layer, x = pyg.GraphConv(FEATURES, 4), torch.randn(NODES, FEATURES)
+    edges, weight = graph(weighted=True)
+    found = []
+    for accelerated in (False, True):
+        patch = accelerate() if accelerated else None
+        w = weight.clone().requires_grad_()
+        layer(x, edges, w).square().sum().backward()
+        found.append(w.grad)
+        if patch:
+            patch.undo()
+    assert len(calls) == 1
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
+
+
+def test_bipartite_with_a_size(calls):
+    layer = pyg.SAGEConv((FEATURES, 3), 4)
+    x = (torch.randn(NODES, FEATURES), torch.randn(5, 3))
+    edges = torch.stack([torch.randint(0, NODES, (30,)), torch.randint(0, 5, (30,))])
+    expected = layer(x, edges), layer((x[0], None), edges, size=(NODES, 5))
+    with accelerate():
+        found = layer(x, edges), layer((x[0], None), edges, size=(NODES, 5))
+    assert len(calls) == 2
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_layer_made_within(calls):
+    class Mine(pyg.SAGEConv):
+        """A class that PyG has not seen before."""
+
+    x, (edges, _) = torch.randn(NODES, FEATURES), graph()
+    with accelerate():
+        layer = Mine(FEATURES, 4)
+        found = layer(x, edges)
+    assert calls
+    calls.clear()
+    torch.testing.assert_close(layer(x, edges), found)
+    assert not calls
+
+
+def test_other_layers_are_left_alone(calls):
+    x, (edges, _) = torch.randn(NODES, FEATURES), graph()
+
+    class Doubled(pyg.SAGEConv):
+        def message(self, x_j):
+            return 2 * x_j
+
+    hooked = pyg.SAGEConv(FEATURES, 4)
+    hooked.register_message_forward_hook(lambda layer, inputs, out: 3 * out)
+    layers = [
+        pyg.GATConv(FEATURES, 4), Doubled(FEATURES, 4), hooked,
+        pyg.SAGEConv(FEATURES, 4, flow="target_to_source"), pyg.SAGEConv(FEATURES, 4, "median"),
+    ]  # fmt: skip
+    for layer in layers:
+        expected = layer(x, edges)
+        with accelerate():
+            torch.testing.assert_close(layer(x, edges), expected)
+    assert not calls
+
+
+def test_undo_restores_pyg():
+    pyg.SAGEConv(FEATURES, 4)
+    before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate
+    outer = accelerate()
+    with accelerate():
+        assert torch_geometric.utils.spmm is not before[0]
+    assert pyg.SAGEConv.propagate is not before[1]
+    outer.undo()
+    outer.undo()
+    assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
+    assert pyg.conv.sage_conv.spmm is before[0]

@@ -1,0 +1,168 @@
+"""Attention over edges, against torch's dense attention with a mask."""
+
+# pyright: reportAttributeAccessIssue=false
+
+import pytest
+import torch
+
+import sparsetir
+from sparsetir import ops
+
+M, N = 7, 9
+CLOSE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+
+
+def graph(seed=0):
+    """Edges in no order of a matrix whose first and last row are empty, and their mask."""
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.rand(M, N, generator=rng) < 0.4
+    mask[[0, -1]] = False
+    row, col = mask.nonzero().t()
+    return torch.stack([col, row])[:, torch.randperm(len(row), generator=rng)], mask
+
+
+def operands(heads, feat, width, dtype=torch.float64):
+    rng = torch.Generator().manual_seed(1)
+    before = () if heads is None else (heads,)
+    shapes = ((M, *before, feat), (N, *before, feat), (N, *before, width))
+    made = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def dense(mask, q, k, v, scale=None):
+    """In float64; zeros for rows without elements."""
+    q, k, v = (x.double() if x.dim() == 3 else x.double().unsqueeze(1) for x in (q, k, v))
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    weights = torch.einsum("mhd,nhd->hmn", q, k) * scale
+    some = mask.any(1)[:, None]
+    weights = weights.masked_fill(~mask & some, -torch.inf).softmax(-1) * some
+    return torch.einsum("hmn,nhw->mhw", weights, v)
+
+
+@pytest.mark.parametrize(
+    ("heads", "feat", "width", "dtype"),
+    [
+        (None, 16, 16, torch.float32),
+        (3, 5, 7, torch.float64),
+        (2, 32, 8, torch.bfloat16),
+        (2, 20, 1, torch.float16),
+        (1, 1, 3, torch.float32),
+    ],
+)
+def test_attention(heads, feat, width, dtype):
+    edges, mask = graph()
+    given = operands(heads, feat, width, dtype)
+    found, expected = ops.attention((edges, (N, M)), *given), dense(mask, *given)
+    expected = expected if heads is not None else expected.squeeze(1)
+    assert found.dtype == dtype and found.shape == expected.shape
+    assert (found - expected).abs().max() <= CLOSE[dtype]
+    assert not found[0].any() and not found[-1].any()
+    weights = torch.randn(expected.shape, dtype=torch.float64)
+    got = torch.autograd.grad((found * weights.to(dtype)).sum(), given)
+    want = torch.autograd.grad((expected * weights).sum(), given)
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == dtype
+        assert (g - w).abs().max() <= 8 * CLOSE[dtype] * (1 + w.abs().max())
+
+
+def test_rows_in_order_and_scale():
+    edges, mask = graph()
+    given = operands(2, 4, 4)
+    A = mask.double().to_sparse_csr()
+    expected = dense(mask, *given, scale=0.3)
+    torch.testing.assert_close(ops.attention(A, *given, scale=0.3), expected)
+    torch.testing.assert_close(ops.attention((edges, (N, M)), *given, 0.3), expected)
+
+
+def test_parallel_edges_count_twice():
+    edges = torch.tensor([[0, 0, 1], [0, 0, 0]])
+    q, k = torch.zeros(1, 4), torch.zeros(2, 4)
+    v = torch.tensor([[3.0], [0.0]])
+    torch.testing.assert_close(ops.attention((edges, (2, 1)), q, k, v), torch.tensor([[2.0]]))
+
+
+def test_second_gradients():
+    edges, _ = graph()
+    given = [x.detach().requires_grad_() for x in operands(1, 2, 1)]
+
+    def attention(q, k, v):
+        return ops.attention((edges, (N, M)), q, k, v)
+
+    assert torch.autograd.gradcheck(attention, given, fast_mode=True)
+    assert torch.autograd.gradgradcheck(attention, given, fast_mode=True)
+
+
+def test_large_scores_infinities_and_nan():
+    edges = torch.tensor([[0, 1, 0, 1, 0, 1, 2], [0, 0, 1, 1, 2, 2, 2]])
+    q = torch.tensor([[1e20], [-1.0], [0.0]])
+    k = torch.tensor([[1.0], [2.0], [float("nan")]])
+    v = torch.tensor([[1.0], [float("inf")], [5.0]])
+    found = ops.attention((edges, (3, 3)), q, k, v, scale=1.0)
+    assert found[0].isinf() and found[1].isinf() and found[2].isnan()
+
+
+def test_nothing():
+    empty = torch.zeros(2, 0, dtype=torch.int64)
+    given = operands(2, 3, 4)
+    out = ops.attention((empty, (N, M)), *given)
+    assert out.shape == (M, 2, 4) and not out.any()
+    out.sum().backward()
+    assert all(not x.grad.any() for x in given)
+    edges, mask = graph()
+    assert ops.attention((edges, (N, M)), *operands(2, 3, 0)).shape == (M, 2, 0)
+    mean = ops.attention((edges, (N, M)), *operands(None, 0, 4)[:2], operands(None, 3, 4)[2])
+    v = operands(None, 3, 4)[2]
+    degrees = mask.sum(1, keepdim=True).clamp(min=1)
+    torch.testing.assert_close(mean, mask.double() @ v / degrees)
+
+
+def test_many_edges_over_threads():
+    rng = torch.Generator().manual_seed(0)
+    edges = torch.stack([torch.randint(0, n, (20000,), generator=rng) for n in (300, 500)])
+    q, k, v = (torch.randn(n, 2, 32, generator=rng) for n in (500, 300, 300))
+    A = (edges, (300, 500))
+    found, before = ops.attention(A, q, k, v), sparsetir.compilations()
+    scores = (q[edges[1]] * k[edges[0]]).sum(-1) * 32**-0.5
+    weighted = ops.edge_softmax(A, scores)[..., None] * v[edges[0]]
+    expected = torch.zeros(500, 2, 32).index_add(0, edges[1], weighted)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert torch.equal(found, ops.attention((edges.clone(), (300, 500)), q, k, v))
+    assert sparsetir.compilations() <= before + 1  # the softmax alone
+
+
+def test_compiled_without_breaks():
+    edges, _ = graph()
+    A, given = ops.resolve((edges, (N, M))), operands(2, 4, 4)
+
+    def attention(q, k, v):
+        return ops.attention(A, q, k, v) * 2
+
+    fast = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(fast(*given), attention(*given))
+    both = [torch.autograd.grad(f(*given).pow(2).sum(), given) for f in (fast, attention)]
+    for got, want in zip(*both, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_torch_knows_the_operator():
+    edges, _ = graph()
+    rowptr, col, *_ = ops.resolve((edges, (N, M)))
+    arguments = (rowptr, col, *operands(2, 4, 4), 0.5)
+    torch.library.opcheck(torch.ops.sparsetir.edge_attention.default, arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda q, k, v: (q[1:], k, v), ValueError, "'q'.*7 rows"),
+        (lambda q, k, v: (q, k[..., :2], v), ValueError, "'k'.*4 features"),
+        (lambda q, k, v: (q, k[:, :1], v), ValueError, "'k'.*heads"),
+        (lambda q, k, v: (q, k, v.float()), TypeError, "'v'.*float64"),
+        (lambda q, k, v: (q.int(), k, v), TypeError, "'q'.*int32"),
+        (lambda q, k, v: (q, k, None), TypeError, "'v'.*NoneType"),
+    ],
+)
+def test_refusals(change, error, text):
+    edges, _ = graph()
+    with pytest.raises(error, match=text):
+        ops.attention((edges, (N, M)), *change(*operands(2, 4, 4)))

@@ -1,0 +1,189 @@
+"""torch.compile, torch.export, fake tensors, opcheck and autocast."""
+
+import copy
+import shutil
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ops_common import rounded
+from sparsetir import ops
+from sparsetir.ops import library
+
+SIZE = (6, 5)  # sources, targets
+EDGES = torch.tensor([[0, 1, 2, 2, 5, 3, 0], [4, 0, 1, 4, 3, 0, 4]])
+CSR = ops.resolve((EDGES, SIZE))
+ROWPTR, COL = CSR.rowptr, torch.tensor([1, 3, 2, 5, 0, 2, 0])
+F = 3
+
+
+def model(edges, X, Y, values):
+    """All operators, on a graph of edges."""
+    A = (edges, SIZE)
+    total = ops.spmm(A, X, values=values).relu()
+    total = total + ops.spmm(A, X, "max", values=values)
+    scores = ops.sddmm(A, total, X)
+    return total.sin().sum() + ops.spmv(A, Y[:, 0], values=scores).sum()
+
+
+def inputs():
+    return EDGES, *(rounded(s, "float64", 7)[0] for s in ((6, F), (6, F), (7,)))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compile(backend):
+    if backend == "inductor" and shutil.which("g++") is None:
+        pytest.skip("no C++ compiler")
+    torch.compiler.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=backend)
+    given = inputs()
+    want, got = model(*given), compiled(*given)
+    torch.testing.assert_close(got, want)
+    for x, y in zip(torch.autograd.grad(got, given[1:]), torch.autograd.grad(want, given[1:])):
+        torch.testing.assert_close(x, y)
+
+
+def test_compile_once_for_patterns_of_all_sizes():
+    """Number of edges, nodes and features are symbols of one graph."""
+    torch.compiler.reset()
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    def layer(edges, X):
+        return ops.spmm((edges, X.shape[0]), X, "mean")
+
+    compiled = torch.compile(layer, fullgraph=True, dynamic=True, backend=backend)
+    for n, nnz, f in ((6, 7, 3), (9, 20, 4), (30, 11, 5)):
+        edges, X = torch.randint(0, n, (2, nnz)), torch.randn(n, f)
+        torch.testing.assert_close(compiled(edges, X), layer(edges, X))
+    assert len(graphs) == 1
+
+
+def test_compile_of_an_operand():
+    """Made once outside of the compiled function, which then knows no edges."""
+    torch.compiler.reset()
+    X = torch.randn(6, F)
+
+    def layer(A, X):
+        return ops.spmm(A, X).relu()
+
+    A = CSR._replace(values=torch.randn(7))
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(A, X), layer(A, X))
+
+
+class Layer(torch.nn.Module):
+    """A graph convolution."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(F, 4)
+
+    def forward(self, X, edges):
+        return ops.spmm((edges, X.shape[0]), self.linear(X))
+
+
+def test_export():
+    layer, X = Layer(), torch.randn(6, F)
+    edges = torch.randint(0, 6, (2, 9))
+    shapes = {"X": {0: torch.export.Dim("nodes", min=2)}, "edges": {1: torch.export.Dim("edges")}}
+    program = torch.export.export(layer, (X, edges), dynamic_shapes=shapes)
+    names = {str(node.target) for node in program.graph.nodes}
+    assert {"sparsetir.row_pointers.default", "sparsetir.spmm.default"} <= names
+    exported = program.module()
+    torch.testing.assert_close(exported(X, edges), layer(X, edges))
+    X, edges = torch.randn(20, F), torch.randint(0, 20, (2, 50))
+    torch.testing.assert_close(exported(X, edges), layer(X, edges))
+
+
+def samples(name):
+    """Arguments of each operator, in both forms of a pattern and with heads."""
+    X, Y, values = (rounded(s, "float64", 3)[0] for s in ((6, F), (5, F), (7,)))
+    b, v = (rounded(s, "float64", 4)[0] for s in ((2, 6, F), (2, 7)))
+    return {
+        "spmm": [
+            (ROWPTR, COL, values, X, "sum"),
+            (ROWPTR, EDGES, v, b, "max"),
+        ],
+        "spmm_transposed": [(ROWPTR, EDGES, values, Y, 6)],
+        "spmm_arg": [(ROWPTR, COL, None, b, False)],
+        "sddmm": [(ROWPTR, COL, Y, X)],
+        "row_pointers": [(EDGES, 5, 6)],
+    }[name]
+
+
+@pytest.mark.parametrize("name", ["spmm", "spmm_transposed", "spmm_arg", "sddmm", "row_pointers"])
+def test_opcheck(name):
+    """Torch's own tests of an operator: schema, gradients, fake kernels, dynamic shapes."""
+    for arguments in samples(name):
+        torch.library.opcheck(getattr(torch.ops.sparsetir, name).default, copy.copy(arguments))
+
+
+def test_fake_tensors_have_symbolic_shapes():
+    env = ShapeEnv()
+    with FakeTensorMode(shape_env=env) as mode:
+        from_real = mode.from_tensor
+        rowptr, col, X = (from_real(x) for x in (ROWPTR, COL, torch.ones(6, F)))
+        assert ops.spmm(ops.Operand(rowptr, col, 5, 6), X).shape == (5, F)
+        assert ops.sddmm(ops.Operand(rowptr, col, 5, 6), torch.ones(5, F), X).shape == (7,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(dtype):
+    X, values = torch.randn(6, F, requires_grad=True), torch.randn(7, requires_grad=True)
+    A = (EDGES, SIZE)
+    with torch.autocast("cpu", dtype):
+        out = ops.spmm(A, X, values=values)
+        scores = ops.sddmm(A, torch.randn(5, F), X)
+        wide = ops.spmm(A, X.double())
+    assert out.dtype == scores.dtype == dtype and wide.dtype == torch.float64
+    (out.float().sum() + scores.float().sum()).backward()
+    assert X.grad.dtype == values.grad.dtype == torch.float32
+    want = ops.spmm(A, X, values=values)
+    torch.testing.assert_close(out.float(), want, atol=0.05, rtol=0.05)
+
+
+def test_autocast_in_a_compiled_function():
+    torch.compiler.reset()
+    X = torch.randn(6, F)
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def run(X):
+        with torch.autocast("cpu", torch.bfloat16):
+            return ops.spmm((EDGES, SIZE), X)
+
+    assert run(X).dtype == torch.bfloat16
+
+
+def test_the_dispatcher_and_the_short_way_agree():
+    """What calls it by name, with gradients of all orders."""
+    X, values = (rounded(s, "float64", 5)[0] for s in ((6, F), (7,)))
+    found = []
+    for call in (library.spmm, torch.ops.sparsetir.spmm):
+        out = call(ROWPTR, EDGES, values, X, "sum")
+        first = torch.autograd.grad(out.sin().sum(), (X, values), create_graph=True)
+        second = torch.autograd.grad(sum(g.cos().sum() for g in first), (X, values))
+        found.append((out, *first, *second))
+    assert all(map(torch.equal, *found))
+
+
+def test_memory_of_a_pattern_is_used_again_by_compiled_code():
+    """Which torch does not count as writing to it."""
+    edges, X = EDGES.clone(), torch.randn(6, F)
+    call = torch.ops.sparsetir.spmm
+    rowptr = torch.empty(6, dtype=torch.int64)
+    for step in range(4):
+        edges.numpy()[:] = (EDGES + step) % 5
+        torch.testing.assert_close(
+            call(rowptr, edges, None, X, "sum"), call(rowptr, edges.clone(), None, X, "sum")
+        )
+    csr = ops.resolve((EDGES, SIZE)).rowptr.clone(), COL.clone()
+    for step in range(4):
+        csr[1].numpy()[:] = (COL + step) % 6
+        other = [x.clone() for x in csr]
+        torch.testing.assert_close(call(*csr, None, X, "max"), call(*other, None, X, "max"))

@@ -1,0 +1,182 @@
+"""What is refused, and how it is said."""
+
+import pytest
+import torch
+
+import sparsetir
+from sparsetir import ops
+from sparsetir.sparse_ir.errors import StructureError
+
+EDGES = torch.tensor([[0, 1, 2], [1, 0, 1]])
+A = (EDGES, (3, 2))
+ROWPTR, COL = torch.tensor([0, 1, 3]), torch.tensor([1, 0, 2])
+B = torch.ones(3, 4)
+
+
+def csr(rowptr=ROWPTR, col=COL, n=3):
+    return ops.Operand(rowptr, col, 2, n)
+
+
+REFUSED = {
+    "rows of B": (
+        lambda: ops.spmm(A, torch.ones(2, 4)),
+        ValueError, "spmm: argument 'B': expected 3 rows to fit the sparse matrix, got shape",
+    ),
+    "dimensions of B": (
+        lambda: ops.spmm(A, torch.ones(3)),
+        ValueError, "spmm: argument 'B': expected 2 dimensions, or 3 with heads, got shape",
+    ),
+    "no tensor": (
+        lambda: ops.spmm(A, 3),
+        TypeError, "spmm: argument 'B': expected a tensor, got int",
+    ),
+    "integers": (
+        lambda: ops.spmm(A, B.to(torch.int8)),
+        TypeError, "spmm: argument 'b': expected float32, float16, bfloat16, float64, got int8",
+    ),
+    "bool": (lambda: ops.spmm(A, B > 0), TypeError, "'b': expected float32, .*, got bool"),
+    "device of B": (
+        lambda: ops.spmm(A, B.to("meta")),
+        ValueError, "spmm: argument 'B': expected to be on cpu as the sparse matrix, got meta",
+    ),
+    "device of values": (
+        lambda: ops.spmm(A, B, values=torch.ones(3, device="meta")),
+        ValueError, "spmm: argument 'values': expected to be on cpu as the pattern, got meta",
+    ),
+    "device of Y": (
+        lambda: ops.sddmm(A, torch.ones(2, 4), B.to("meta")),
+        ValueError, "sddmm: argument 'Y': expected to be on cpu",
+    ),
+    "number of values": (
+        lambda: ops.spmm(A, B, values=torch.ones(4)),
+        ValueError, r"spmm: argument 'values': expected shape \(3,\), got \(4,\)",
+    ),
+    "dtype of values": (
+        lambda: ops.spmm(A, B, values=torch.ones(3).double()),
+        TypeError, "argument 'values': expected float32 as the dense operand, got float64",
+    ),
+    "heads": (
+        lambda: ops.spmm(A, torch.ones(2, 3, 4), values=torch.ones(5, 3)),
+        ValueError, r"argument 'values': expected shape \(2, 3\), got \(5, 3\)",
+    ),
+    "sparse B": (
+        lambda: ops.spmm(A, B.to_sparse()),
+        TypeError, "argument 'b': expected a dense tensor, got torch.sparse_coo",
+    ),
+    "reduction": (
+        lambda: ops.spmm(A, B, "prod"),
+        ValueError, "spmm: argument 'reduce': expected sum, mean, max, min, got 'prod'",
+    ),
+    "no matrix": (
+        lambda: ops.spmm([1, 2], B),
+        TypeError, "spmm: argument 'A': expected a sparse tensor of torch, a SparseMatrix, an",
+    ),
+    "dense matrix": (
+        lambda: ops.spmm(torch.ones(3, 3), B),
+        ValueError, r"spmm: argument 'A': expected a sparse matrix or an edge_index of shape \(2",
+    ),
+    "float edges": (
+        lambda: ops.spmm(EDGES.float(), B),
+        TypeError, "spmm: argument 'A': expected an edge_index of int32 or int64, got float32",
+    ),
+    "int8 edges": (
+        lambda: ops.spmm(EDGES.to(torch.int8), B),
+        TypeError, "expected an edge_index of int32 or int64, got int8",
+    ),
+    "a pattern with a gradient": (
+        lambda: ops.spmm(EDGES.float().requires_grad_(), B),
+        TypeError, "got float32 that requires a gradient: a pattern has none",
+    ),
+    "size": (
+        lambda: ops.spmm((EDGES, "3"), B),
+        TypeError, r"expected \(edge_index, size\) with size = \(sources, targets\) or one number",
+    ),
+    "source": (
+        lambda: ops.spmm((EDGES, (2, 2)), torch.ones(2, 4)),
+        IndexError, "'edges': expected each source to be at least 0 and less than 2, got 2",
+    ),
+    "target": (
+        lambda: ops.spmm((EDGES, (3, 1)), B),
+        IndexError, "'edges': expected each target to be at least 0 and less than 1, got 1",
+    ),
+    "negative source": (
+        lambda: ops.spmm((EDGES - 1, (3, 2)), B), IndexError, "each source .* less than 3, got -1",
+    ),
+    "column": (
+        lambda: ops.spmm(csr(col=COL + 1), B),
+        IndexError, "'col': expected each column to be at least 0 and less than 3, got 3",
+    ),
+    "rows that decrease": (
+        lambda: ops.spmm(csr(rowptr=torch.tensor([0, 4, 3])), B),
+        StructureError, "'rowptr': expected not to decrease, got 4 at 1 and 3 at 2",
+    ),
+    "ends of rows": (
+        lambda: ops.spmm(csr(rowptr=ROWPTR + 1), B),
+        StructureError, "'rowptr': expected to go from 0 to nnz = 3, got 1 to 4",
+    ),
+    "float columns": (
+        lambda: ops.spmm(csr(col=COL.float()), B),
+        TypeError, "'col': expected int32 or int64, got float32",
+    ),
+    "columns with a gradient": (
+        lambda: ops.spmm(csr(col=COL.float().requires_grad_()), B),
+        TypeError, "'col': expected int32 or int64, got float32 that requires a gradient",
+    ),
+    "two types of indices": (
+        lambda: ops.spmm(csr(col=COL.int()), B),
+        TypeError, "'col': expected int64 as 'rowptr', got int32",
+    ),
+    "two devices of indices": (
+        lambda: ops.structure_of(ROWPTR.to("meta"), COL, 3),
+        StructureError, "'col': expected to be on meta as 'rowptr', got cpu",
+    ),
+    "shape of rowptr": (
+        lambda: ops.structure_of(torch.tensor(0), COL, 3),
+        StructureError, r"'rowptr': expected shape \(m \+ 1,\), got \(\)",
+    ),
+    "shape of edges": (
+        lambda: ops.structure_of(ROWPTR, torch.zeros(3, 2, dtype=torch.int64), 3),
+        StructureError, r"'edges': expected shape \(2, nnz\), got \(3, 2\)",
+    ),
+    "features of X and Y": (
+        lambda: ops.sddmm(A, torch.ones(2, 4), torch.ones(3, 5)),
+        ValueError, r"sddmm: argument 'y': expected shape \(3, 4\), got \(3, 5\)",
+    ),
+    "rows of X": (
+        lambda: ops.sddmm(A, torch.ones(3, 4), torch.ones(3, 4)),
+        ValueError, "sddmm: argument 'X': expected 2 rows to fit the sparse matrix, got shape",
+    ),
+    "dtypes of X and Y": (
+        lambda: ops.sddmm(A, torch.ones(2, 4), B.double()),
+        TypeError, "sddmm: argument 'y': expected float32, got float64",
+    ),
+    "batch of sparse matrices": (
+        lambda: ops.spmm(torch.ones(2, 3, 3).to_sparse_csr(), B),
+        ValueError, "expected a sparse matrix without batch and dense dimensions",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_refused(name):
+    call, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_the_operator_refuses_too():
+    rowptr, col = ops.resolve(A)[:2]
+    with pytest.raises(IndexError, match="each source to be at least 0 and less than 1, got 2"):
+        torch.ops.sparsetir.spmm(rowptr, col, None, torch.ones(1, 4), "sum")
+    with pytest.raises(ValueError, match=r"'c': expected shape \(2, feat\)"):
+        torch.ops.sparsetir.spmm_transposed(rowptr, col, None, B, 3)
+
+
+def test_a_trusted_pattern_needs_values():
+    """Of `plan`, which takes the pattern alone."""
+    pattern = ops.structure_of(ROWPTR, COL, 3).pattern
+    plan = sparsetir.plan("spmm", pattern, 4)
+    with pytest.raises(TypeError, match="spmm: argument 'values': expected an array, got None"):
+        plan(B)
+    assert plan(B, values=torch.ones(3)).tolist() == [[1] * 4, [2] * 4]

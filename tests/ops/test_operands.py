@@ -1,0 +1,146 @@
+"""Sparse matrices of all kinds as operands: what they are taken for, and gradients through them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import sparsetir
+from ops_common import SHAPE, cases, compressed, dense, expected_sddmm
+from sparsetir import ops
+
+CASES = cases()
+M, N = SHAPE
+D = dense()
+B = torch.randn(N, 3, generator=torch.Generator().manual_seed(1))
+LAYOUTS = ("coo", "csr", "csc", "bsr", "bsc")
+
+
+@pytest.mark.parametrize("kind", [*LAYOUTS, "csr int32", "matrix"])
+def test_own_values(kind):
+    torch.testing.assert_close(ops.spmm(CASES[kind].A, B), D @ B)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_resolve(kind):
+    """Elements, in the order of A's values."""
+    case = CASES[kind]
+    rowptr, col, m, n, _ = ops.resolve(case.A, shape=SHAPE)
+    assert (m, n) == SHAPE and len(rowptr) == m + 1 and rowptr.dtype == col.dtype
+    assert torch.equal(rowptr.diff().long(), torch.bincount(case.rows, minlength=m))
+    structure = ops.structure_of(rowptr, col, n)
+    assert torch.equal(structure.arranged(case.rows), structure.rows.long())
+    assert torch.equal(structure.arranged(case.cols), structure.col.long())
+    again = ops.resolve(case.A, shape=SHAPE)
+    assert ops.structure_of(again.rowptr, again.col, n) is structure
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_results_come_in_the_order_of_the_values(kind):
+    """What sddmm gives is taken back by spmm, for every kind."""
+    case = CASES[kind]
+    X = torch.randn(M, 3)
+    found = ops.sddmm(case.A, X, B)
+    torch.testing.assert_close(found, expected_sddmm(case, X, B))
+    want = torch.zeros(SHAPE).index_put((case.rows, case.cols), found, accumulate=True) @ B
+    torch.testing.assert_close(ops.spmm(case.A, B, values=found), want)
+
+
+@pytest.mark.parametrize("kind", LAYOUTS)
+def test_gradient_through_a_sparse_tensor(kind):
+    """To the values that the tensor was made of."""
+    case = CASES[kind]
+    values = case.A.values().detach().clone().requires_grad_()
+    if kind == "coo":
+        A = torch.sparse_coo_tensor(case.A.indices(), values, SHAPE, is_coalesced=True)
+    else:
+        A = compressed(case.A, values)
+    (got,) = torch.autograd.grad(ops.spmm(A, B).sin().sum(), values)
+    flat = values.detach().flatten().requires_grad_()
+    out = torch.zeros(SHAPE).index_put((case.rows, case.cols), flat) @ B
+    (want,) = torch.autograd.grad(out.sin().sum(), flat)
+    torch.testing.assert_close(got.flatten(), want)
+
+
+@pytest.mark.parametrize("kind", ["coo", "csr"])
+def test_gradient_of_a_sparse_tensor(kind):
+    """A sparse gradient, where torch has one for a leaf of the layout."""
+    A = CASES[kind].A.detach().clone().requires_grad_()
+    ops.spmm(A, B).sum().backward()
+    assert A.grad.layout is A.layout
+    want = (torch.ones(M, 3) @ B.T) * (D != 0)
+    torch.testing.assert_close(A.grad.to_dense(), want)
+
+
+def test_uncoalesced():
+    indices = torch.tensor([[3, 0, 3, 3], [1, 2, 0, 1]])
+    values = torch.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+    A = torch.sparse_coo_tensor(indices, values, (4, N))
+    torch.testing.assert_close(ops.spmm(A, B), A.to_dense() @ B)
+    out = ops.spmm(A, B, "max")  # duplicates are one element, as everywhere in torch
+    torch.testing.assert_close(out[3], torch.maximum(5 * B[1], 3 * B[0]))
+    (grad,) = torch.autograd.grad(ops.spmm(A, B).sum(), values)
+    torch.testing.assert_close(grad, B.sum(1)[indices[1]])
+
+
+def test_edges():
+    edges = CASES["edges"].A[0]
+    want = torch.zeros(SHAPE).index_put((edges[1], edges[0]), torch.tensor(1.0), accumulate=True)
+    torch.testing.assert_close(ops.spmm((edges, (N, M)), B), want @ B)
+    torch.testing.assert_close(ops.spmm((edges.flip(0), (M, N)), torch.eye(M)), want.T)
+    square = torch.zeros(N, N)
+    square[:M] = want
+    torch.testing.assert_close(ops.spmm((edges, N), B), square @ B)
+    torch.testing.assert_close(ops.spmm(edges, B), square @ B)
+    torch.testing.assert_close(ops.spmm(edges.t().contiguous().t(), B), square @ B)
+    assert ops.resolve(edges)[2:4] == (int(edges.max()) + 1,) * 2
+    rows = torch.randn(M, 3)
+    assert ops.sddmm(edges, rows, B).shape == (70,)  # shape of the operands
+
+
+def test_edge_index_of_pyg():
+    EdgeIndex = pytest.importorskip("torch_geometric").EdgeIndex
+    edges = CASES["edges"].A[0]
+    own = EdgeIndex(edges, sparse_size=(N, M))
+    torch.testing.assert_close(ops.spmm(own, B), ops.spmm((edges, (N, M)), B))
+    by_source, order = own.sort_by("row")
+    values = torch.randn(70)
+    torch.testing.assert_close(
+        ops.spmm(by_source, B, values=values[order]), ops.spmm(own, B, values=values)
+    )
+    sizeless = EdgeIndex(edges)
+    torch.testing.assert_close(ops.spmm(sizeless, B), ops.spmm(edges, B))
+
+
+def test_matrix():
+    matrix = sparsetir.SparseMatrix(D.to_sparse())
+    assert ops.spmm(matrix, B.double()).dtype == torch.float64  # of values that have no gradients
+    torch.testing.assert_close(ops.spmm(matrix.astype("bfloat16"), B), D.bfloat16().float() @ B)
+    first, other = (ops.resolve(x) for x in (matrix, matrix.with_values(np.ones(matrix.nnz))))
+    assert first.rowptr is other.rowptr and first.col is other.col
+    ones = torch.ones(matrix.nnz)
+    torch.testing.assert_close(ops.spmm(matrix, B, values=ones), (D != 0).float() @ B)
+
+
+def test_matrices_of_other_libraries():
+    """By what they offer: torch_sparse's and DGL's are not installed here."""
+    csr = CASES["csr"].A
+    values = csr.values()
+    torch_sparse = SimpleNamespace(
+        csr=lambda: (csr.crow_indices(), csr.col_indices(), values), sparse_sizes=lambda: SHAPE
+    )
+    torch.testing.assert_close(ops.spmm(torch_sparse, B), D @ B)
+    rows, cols = torch.nonzero(D).T.flip(1)  # in no order
+    dgl = SimpleNamespace(coo=lambda: (rows, cols), val=D[rows, cols], shape=SHAPE)
+    torch.testing.assert_close(ops.spmm(dgl, B), D @ B)
+    assert ops.resolve(dgl).col is ops.resolve(dgl).col
+
+
+def test_an_operand_is_taken_as_it_is():
+    operand = ops.resolve(CASES["bsr"].A)
+    assert ops.resolve(operand) is operand
+    torch.testing.assert_close(ops.spmm(operand, B), D @ B)
+    values = torch.randn(2, len(CASES["bsr"].rows))
+    assert ops.resolve(operand, values).values is values
+    assert ops.spmm(operand, B, values=values).shape == (2, M, 3)

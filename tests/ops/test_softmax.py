@@ -1,0 +1,172 @@
+"""Softmax over the elements of rows, against torch's of the dense matrix."""
+
+# pyright: reportAttributeAccessIssue=false
+
+import pytest
+import torch
+
+from sparsetir import ops
+from sparsetir.schedules.exponential import inline_exponentials
+
+M, N = 7, 9
+CLOSE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def graph(seed=0, density=0.4):
+    """Edges in no order of a matrix whose first and last row are empty."""
+    rng = torch.Generator().manual_seed(seed)
+    mask = torch.rand(M, N, generator=rng) < density
+    mask[[0, -1]] = False
+    row, col = mask.nonzero().t()
+    shuffled = torch.randperm(len(row), generator=rng)
+    return torch.stack([col, row])[:, shuffled]
+
+
+def scores(edges, *heads, dtype=torch.float64, seed=1):
+    rng = torch.Generator().manual_seed(seed)
+    x = 10 * torch.randn(edges.shape[1], *heads, dtype=torch.float64, generator=rng)
+    return x.to(dtype).requires_grad_()
+
+
+def dense_softmax(edges, x):
+    """x (nnz, ...) in float64, by a dense matrix with -inf where there are no edges."""
+    dense = torch.full((M, N, *x.shape[1:]), -torch.inf, dtype=torch.float64)
+    dense = dense.index_put((edges[1], edges[0]), x.double())
+    return dense.softmax(1)[edges[1], edges[0]]
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtype"),
+    [
+        ((), torch.float32),
+        ((3,), torch.float64),
+        ((2, 1), torch.bfloat16),
+        ((), torch.float16),
+    ],
+)
+def test_edge_softmax(heads, dtype):
+    edges = graph()
+    x = scores(edges, *heads, dtype=dtype)
+    found, expected = ops.edge_softmax((edges, (N, M)), x), dense_softmax(edges, x)
+    assert found.dtype == dtype and found.shape == x.shape
+    assert (found - expected).abs().max() <= CLOSE[dtype]
+    weights = torch.randn(x.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    got = torch.autograd.grad((found * weights.to(dtype)).sum(), x)[0]
+    want = torch.autograd.grad((expected * weights).sum(), x)[0]
+    assert (got - want).abs().max() <= 4 * CLOSE[dtype]
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_coo])
+def test_sparse_softmax_of_torch(layout):
+    """A matrix's own values, with gradients; rows without elements stay so."""
+    edges = graph()
+    dense = torch.zeros(M, N).index_put((edges[1], edges[0]), scores(edges).detach().float())
+    A = dense.to_sparse(layout=layout)
+    values = A.values().clone().requires_grad_()
+    found = ops.sparse_softmax(A)
+    assert torch.equal(found, ops.sparse_softmax(A, values))
+    expected = torch.sparse.softmax(dense.to_sparse_coo().coalesce(), 1).values()
+    torch.testing.assert_close(found, expected)
+    ops.sparse_softmax(A, values).pow(2).sum().backward()
+    assert values.grad.abs().max() > 0
+
+
+def test_heads_first():
+    edges = graph()
+    x = scores(edges, 3).detach()
+    found = ops.sparse_softmax((edges, (N, M)), x.t())
+    torch.testing.assert_close(found, ops.edge_softmax((edges, (N, M)), x).t())
+
+
+def test_second_gradients():
+    edges = graph(density=0.2)
+    x = (scores(edges, 2) / 10).detach().requires_grad_()
+
+    def softmax(x):
+        return ops.edge_softmax((edges, (N, M)), x)
+
+    assert torch.autograd.gradcheck(softmax, x)
+    assert torch.autograd.gradgradcheck(softmax, x)
+
+
+def test_extremes():
+    """What torch gives for infinities and NaN; no overflow; tiny weights are 0 or right."""
+    nan, inf = float("nan"), float("inf")
+    rows = [[0.0, -inf, 1], [-inf, -inf, -inf], [inf, 0, 1], [nan, 0, 1], [1e30, -1e30, 1e30],
+            [0, -86.9, -120], [-1e38, -3e38, -1e38]]  # fmt: skip
+    x = torch.tensor(rows)
+    A = torch.ones_like(x).to_sparse_csr()
+    found = ops.sparse_softmax(A, x.flatten()).view(x.shape)
+    torch.testing.assert_close(found, x.softmax(1), equal_nan=True, atol=1e-37, rtol=1e-5)
+
+
+def test_exponential():
+    """Polynomials in place of calls, as exact as they say over the whole range."""
+    import sparsetir
+    from sparsetir.schedules import edge_softmax
+    from sparsetir.schedules.message_tiles import Tile
+
+    problem, config = edge_softmax.EdgeSoftmax(), Tile()
+    lowered = sparsetir.lower_sparse_iter(edge_softmax.program(problem, config))
+    assert "T.exp" in lowered.script() and "T.exp" not in inline_exponentials(lowered).script()
+    # The second of each two is exp(x) / (1 + exp(x)).
+    x = torch.linspace(-87, 0, 4001)
+    pairs = torch.stack([torch.zeros_like(x), x], 1)
+    A = torch.ones_like(pairs).to_sparse_csr()
+    found = ops.sparse_softmax(A, pairs.flatten()).view(-1, 2)[:, 1].double()
+    expected = pairs.double().softmax(1)[:, 1]
+    assert ((found - expected) / expected).abs().max() < 5e-7
+
+
+def test_nothing():
+    empty = torch.zeros(2, 0, dtype=torch.int64)
+    assert ops.edge_softmax((empty, (N, M)), torch.zeros(0, 3)).shape == (0, 3)
+    edges = graph()
+    assert ops.edge_softmax((edges, (N, M)), torch.zeros(edges.shape[1], 0)).numel() == 0
+
+
+def test_many_edges_over_threads():
+    rng = torch.Generator().manual_seed(0)
+    edges = torch.stack([torch.randint(0, n, (40000,), generator=rng) for n in (500, 900)])
+    x = torch.randn(40000, 4, generator=rng)
+    total = torch.zeros(900, 4).index_add(0, edges[1], ops.edge_softmax((edges, (500, 900)), x))
+    torch.testing.assert_close(total, torch.ones(900, 4) * (total > 0))
+
+
+def test_compiled_without_breaks():
+    edges = graph()
+    A, x = ops.resolve((edges, (N, M))), scores(edges, 2)
+
+    def softmax(x):
+        return ops.edge_softmax(A, x * 2)
+
+    fast = torch.compile(softmax, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(fast(x), softmax(x))
+    got, want = (torch.autograd.grad(f(x).pow(2).sum(), x)[0] for f in (fast, softmax))
+    torch.testing.assert_close(got, want)
+
+
+def test_torch_knows_the_operators():
+    edges = graph()
+    rowptr, col, _, n, _ = ops.resolve((edges, (N, M)))
+    x = scores(edges, 2).detach()[None].requires_grad_()
+    torch.library.opcheck(torch.ops.sparsetir.segment_softmax.default, (rowptr, col, x, n))
+    y = ops.edge_softmax((edges, (N, M)), x[0]).detach()[None].requires_grad_()
+    arguments = (rowptr, col, y, x.detach(), n)
+    torch.library.opcheck(torch.ops.sparsetir.segment_softmax_backward.default, arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda A, x: ops.sparse_softmax(A), TypeError, "'values'.*without values"),
+        (lambda A, x: ops.sparse_softmax(A, x[1:]), ValueError, "'values'.*nnz|'values'.*shape"),
+        (lambda A, x: ops.edge_softmax(A, x[1:]), ValueError, "'e'.*rows"),
+        (lambda A, x: ops.edge_softmax(A, x.int()), TypeError, "'e'.*int32"),
+        (lambda A, x: ops.edge_softmax((A[0].float(), A[1]), x), TypeError, "float32"),
+    ],
+)
+def test_refusals(call, error, text):
+    edges = graph()
+    with pytest.raises(error, match=text):
+        call((edges, (N, M)), scores(edges).detach())

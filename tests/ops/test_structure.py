@@ -1,0 +1,184 @@
+"""Patterns that were seen: found again, bounded, and never mistaken for others."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import sparsetir
+from sparsetir import ops
+from sparsetir.ops.structure import structure_of_edges
+
+ROWPTR, COL = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 0, 1, 1, 0])  # in no order, one twice
+EDGES = torch.tensor([[3, 1, 0, 1, 0], [0, 2, 0, 2, 2]])
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    ops.clear_cache()
+    yield
+    ops.clear_cache()
+    ops.limit_cache(entries=256, bytes=4 << 30)
+
+
+def dense(structure):
+    """How often each element is there."""
+    out = torch.zeros(structure.shape, dtype=torch.int64)
+    return out.index_put_((structure.rows, structure.col), torch.tensor(1), accumulate=True)
+
+
+def test_a_structure_is_made_once():
+    first = ops.structure_of(ROWPTR, COL, 4)
+    assert ops.structure_of(ROWPTR, COL, 4) is first
+    assert ops.structure_of(ROWPTR[:], COL.detach(), 4) is first  # other objects, the same memory
+    assert ops.structure_of(ROWPTR, COL, 5) is not first
+    assert ops.structure_of(ROWPTR, COL.clone(), 4) is not first
+    assert first.transposed is first.transposed
+    info = ops.cache_info()
+    assert info["entries"] == 3 and info["bytes"] == 64 * (12 + 13 + 12)
+
+
+def test_a_pattern_that_torch_writes_to_is_another():
+    edges = EDGES.clone()
+    B = torch.eye(4)
+    before = ops.spmm((edges, (4, 3)), B)
+    edges[0, 0] = 2
+    after = ops.spmm((edges, (4, 3)), B)
+    assert before[0].tolist() == [1, 0, 0, 1] and after[0].tolist() == [1, 0, 1, 0]
+
+
+def test_an_entry_keeps_its_memory():
+    """Patterns made and dropped one after the other would come to lie in the same place."""
+    B = torch.eye(50)
+    for i in range(100):
+        edges = torch.full((2, 3), i % 50)
+        out = ops.spmm((edges, 50), B)
+        assert out[i % 50, i % 50] == 3 and out.sum() == 3
+
+
+def test_rows_degrees_and_order():
+    found = ops.structure_of(ROWPTR, COL, 4)
+    assert found.rows.tolist() == [0, 0, 2, 2, 2]
+    assert found.degrees.tolist() == [2, 0, 3]
+    assert found.order is None and found.pattern.indices.dtype == np.int32
+    edges = structure_of_edges(EDGES, 3, 4)
+    assert torch.equal(edges.rowptr, ROWPTR) and edges.col.tolist() == [3, 0, 1, 1, 0]
+    assert edges.order.tolist() == [0, 2, 1, 3, 4]
+    values = torch.arange(5.0)
+    assert edges.arranged(values).tolist() == [0, 2, 1, 3, 4]
+    assert torch.equal(edges.restored(edges.arranged(values)), values)
+    both = torch.stack([values, -values], 1)
+    assert torch.equal(edges.restored(edges.arranged(both, 0), 0), both)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_transposed(dtype):
+    found = structure_of_edges(EDGES.to(dtype), 3, 4)
+    other = found.transposed
+    assert torch.equal(dense(other), dense(found).T)
+    assert other.rowptr.dtype == other.col.dtype == dtype
+    arranged = other.arranged(EDGES)  # sources are its rows, targets its columns
+    assert torch.equal(arranged[0], other.rows) and torch.equal(arranged[1], other.col)
+    again = other.transposed
+    assert torch.equal(dense(again), dense(found))
+
+
+def test_edges_in_order_have_none():
+    found = structure_of_edges(torch.tensor([[3, 0, 1], [0, 0, 2]]), 3, 4)
+    assert found.order is None
+
+
+def test_limits():
+    ops.limit_cache(entries=3)
+    edges = [torch.tensor([[i], [0]]) for i in range(6)]
+    found = [structure_of_edges(e, 1, 6) for e in edges]
+    assert ops.cache_info()["entries"] == 3
+    assert structure_of_edges(edges[5], 1, 6) is found[5]
+    assert structure_of_edges(edges[0], 1, 6) is not found[0]
+    ops.limit_cache(bytes=1)
+    assert ops.cache_info()["entries"] == 1  # the last one always stays
+    with pytest.raises(ValueError, match="limit_cache: argument 'entries': expected 1 or more"):
+        ops.limit_cache(entries=0)
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        edges = EDGES.clone()
+        assert ops.spmm((edges, (4, 3)), torch.eye(4)).sum() == 5
+    assert ops.spmm((edges, (4, 3)), torch.eye(4)).sum() == 5
+
+
+def step(rng, B):
+    """An operator and its gradient on a new pattern."""
+    edges = torch.from_numpy(rng.integers(0, 200, (2, 500)))
+    x, values = B.clone().requires_grad_(), torch.ones(500, requires_grad=True)
+    ops.spmm((edges, 200), x, values=values).sum().backward()
+    degrees = torch.bincount(edges[0], minlength=200).float()
+    assert torch.equal(x.grad[:, 0], degrees)
+
+
+def resident():
+    """MiB of memory."""
+    gc.collect()
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+
+@pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_new_pattern_each_time(count):
+    """Memory stays what it was once the cache is full, and nothing is compiled."""
+    rng, B = np.random.default_rng(0), torch.randn(200, 8)
+    ops.limit_cache(entries=32)
+    for _ in range(100):
+        step(rng, B)
+    compiled, memory = sparsetir.compilations(), resident()
+    for _ in range(count):
+        step(rng, B)
+    assert sparsetir.compilations() == compiled
+    assert ops.cache_info()["entries"] == 32
+    assert resident() - memory < 20
+
+
+def test_many_threads_and_one_structure():
+    rng = np.random.default_rng(0)
+    A = (torch.from_numpy(rng.integers(0, 300, (2, 6000))), 300)
+    given = [(torch.randn(300, 16), torch.randn(6000)) for _ in range(8)]
+
+    def run(B, values):
+        B, values = B.clone().requires_grad_(), values.clone().requires_grad_()
+        out = ops.spmm(A, B, values=values)
+        return out, *torch.autograd.grad(out.sin().sum(), (B, values))
+
+    want = [run(*each) for each in given]
+    ops.clear_cache()
+    wrong, start = [], threading.Barrier(8)
+
+    def work(i):
+        start.wait()
+        for _ in range(25):
+            if not all(map(torch.equal, run(*given[i]), want[i])):
+                wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert ops.cache_info()["entries"] == 1
+    plan = ops.structure_of(*ops.resolve(A)[:2], 300).plan("spmm", 16, torch.float32)
+    expected = [plan(B, values=v) for B, v in given]
+    found = [None] * 8
+
+    def call(i):
+        for _ in range(25):
+            found[i] = plan(given[i][0], values=given[i][1])
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(map(torch.equal, found, expected))

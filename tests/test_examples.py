@@ -1,0 +1,96 @@
+"""The examples run, in small, and say what they should."""
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparsetir.datasets import load_cora, load_cora_dataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+EXAMPLES = Path(__file__).parent.parent / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs an example as a program, and gives what it prints."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.syspath_prepend(EXAMPLES)
+
+    def program(example, *arguments):
+        monkeypatch.setattr(sys, "argv", [example, *arguments])
+        runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+        return capsys.readouterr().out
+
+    yield program
+    torch.set_num_threads(threads)
+
+
+def test_data_of_cora():
+    data = load_cora_dataset()
+    assert (data.graph != load_cora()).nnz == 0
+    assert data.features.shape == (2708, 1433) and data.features.nnz == 49216
+    assert data.features.has_canonical_format and set(data.features.data) == {1}
+    assert np.bincount(data.labels).tolist() == [351, 217, 418, 818, 426, 298, 180]
+    masks = np.stack([data.train, data.val, data.test])
+    assert masks.sum(1).tolist() == [140, 500, 1000]
+    assert masks.sum(0).max() == 1
+    assert np.bincount(data.labels[data.train]).tolist() == [20] * 7
+
+
+@pytest.mark.parametrize(
+    "example, epochs, least", [("gcn", 60, 70), ("sage", 50, 68), ("gat", 25, 70)]
+)
+def test_cora(run, example, epochs, least):
+    text = run(f"{example}_cora.py", "--seeds", "1", "--epochs", str(epochs))
+    assert "seed 0: test accuracy " in text
+    (mean,) = re.findall(r"^test accuracy of 1 runs: ([\d.]+) ± 0.0 %$", text, re.MULTILINE)
+    assert float(mean) > least
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example, least", [("gcn", 80.5), ("sage", 79.5), ("gat", 81)])
+def test_accuracy_of_the_literature(run, example, least):
+    text = run(f"{example}_cora.py")
+    (mean,) = re.findall(r"^test accuracy of 10 runs: ([\d.]+) ±", text, re.MULTILINE)
+    assert float(mean) > least
+
+
+def test_rgcn(run):
+    text = run("rgcn.py", "--seeds", "1", "--epochs", "25")
+    (mean,) = re.findall(r"^test accuracy of 1 runs: ([\d.]+) ±", text, re.MULTILINE)
+    assert float(mean) > 80
+
+
+def test_rgcn_of_a_file(run, tmp_path):
+    random = np.random.default_rng(0)
+    src, dst = random.integers(40, size=(2, 200))
+    arrays = {"num_nodes": 40, "src": src, "dst": dst, "etype": random.integers(3, size=200)}
+    np.savez(tmp_path / "graph.npz", **arrays)
+    text = run("rgcn.py", "--data", str(tmp_path / "graph.npz"), "--seeds", "1", "--epochs", "2")
+    assert "test accuracy of 1 runs" in text
+
+
+@pytest.mark.slow  # many processes
+def test_epoch_time(run, tmp_path):
+    pytest.importorskip("torch_geometric")
+    graph = load_cora()[:300, :300].tocsr()
+    path, out = tmp_path / "small.npz", tmp_path / "times.json"
+    np.savez(path, shape=graph.shape, indptr=graph.indptr, indices=graph.indices)
+    text = run(
+        "epoch_time.py", "--graphs", str(path), "--models", "sage", "--hidden", "8", "--threads",
+        "1", "--rounds", "2", "--epochs", "1", "--json", str(out),
+    )  # fmt: skip
+    (found,) = json.loads(out.read_text())
+    assert set(found["peers"]) == {"sparsetir", "pyg edges", "pyg adj_t"}
+    for name, peer in found["peers"].items():
+        assert re.search(rf"^  {name} +[\d.]+ ms", text, re.MULTILINE)
+        assert 0 < peer["min"] <= peer["median"]
+        # The same model from the same seed on the same data.
+        np.testing.assert_allclose(peer["losses"], found["peers"]["sparsetir"]["losses"], rtol=1e-3)
