@@ -98,6 +98,21 @@ def _rebuilds(node: Any, build: Callable[[], Any]) -> bool:
     return isinstance(built, tvm_ffi.Object) and tvm_ffi.structural_equal(built, node)
 
 
+def _operands_of(node: Any) -> list[Any]:
+    return [node.a] if isinstance(node, tirx.Not) else [node.a, node.b]
+
+
+def _folds(node: Any) -> bool:
+    """Whether operators may give something else: TVM's parser folds numbers or does not.
+
+    That goes by which other dialects it has parsed before in the process.
+    """
+    if type(node) in COMPARE:
+        return _is_imm(node.a) and _is_imm(node.b)
+    logic = type(node) in LOGIC or isinstance(node, tirx.Not)
+    return logic and any(map(_is_imm, _operands_of(node)))
+
+
 class Names:
     """Names that are unique among those in scope."""
 
@@ -171,6 +186,8 @@ class ExprPrinter:
             return self._immediate(node), ATOM
         if isinstance(node, ir.TensorLoad):
             return f"{self.names.get(node.source)}[{self.indices(node.indices)}]", ATOM
+        if _folds(node):
+            return self._plain(kind.__name__, *_operands_of(node)), ATOM
         if kind in COMPARE:
             a, b = self._operands(node, lambda a, b: kind(a, b), 5, 5)
             return f"{a} {COMPARE[kind]} {b}", 4

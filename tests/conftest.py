@@ -6,7 +6,11 @@ The table has a row per program and a column per step.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any
+
+import pytest
 
 # What this machine has recorded decides nothing in tests. Here and not in a fixture, because some
 # make plans while they are collected; those that use records set it for themselves.
@@ -32,6 +36,14 @@ STEPS = {
 # Of several outcomes in a cell, the first of these shows.
 OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"}
 FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
+
+
+@pytest.fixture(autouse=True)
+def gradients() -> Iterator[None]:
+    """Peers of the bench, which have a process of their own elsewhere, switch gradients off."""
+    yield
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_grad_enabled(True)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

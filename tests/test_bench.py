@@ -42,6 +42,7 @@ def record(folder):
     return out
 
 
+@pytest.mark.slow  # many kernels
 def test_compile(tmp_path):
     printed = bench("compile", "--quick", "--out", tmp_path)
     for line in (
@@ -107,6 +108,7 @@ def test_convert(tmp_path):
     assert all(1 < c["memory"] < 10 for c in results["growth"])
 
 
+@pytest.mark.slow  # many kernels
 def test_formats(tmp_path):
     weights = {}
     for layer, seed in (("first", 0), ("middle", 1), ("last", 2)):

@@ -408,6 +408,7 @@ def test_start_imports_nothing_that_only_some_commands_need():
         assert f"'{name}'" not in modules
 
 
+@pytest.mark.slow  # test_plugin.py runs the command too
 def test_tune_two_trials(run, records):
     pytest.importorskip("optuna")
     matrix = sp.random_array((60, 50), density=0.1, format="csr", dtype="float32", rng=0)

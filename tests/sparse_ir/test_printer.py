@@ -518,6 +518,19 @@ def test_random_expressions(index, value):
             raise
 
 
+def test_operators_on_numbers_beside_other_dialects():
+    """TVM's parser folds numbers after it has parsed a function of its own."""
+    text = "@T.prim_func(s_tir=True)\ndef f(x: T.handle):\n    X = T.match_buffer(x, (8,))\n"
+    tvm.script.from_source(text + "    X[0] = T.float32(1)")
+    for condition in (
+        "T.LT(T.int32(1), T.int32(1))",
+        "T.Not(T.bool(True))",
+        "T.And(T.bool(True), T.LT(i, 1))",
+        "T.Or(T.LT(i, 1), T.bool(False))",
+    ):
+        body_trip(f"A[i, j] = T.if_then_else({condition}, x, x)")
+
+
 def test_iteration_names_survive():
     parsed = from_source(script(csf_softmax))
     assert [it.name for it in sparse_iterations(parsed)] == ["rows", "max", "sum", "scale"]
