@@ -72,8 +72,9 @@ def _finite(number: float) -> float | None:
 
 def show(cells: list[dict[str, Any]]) -> None:
     """A line for each cell."""
+    # The last three are of the comparison in turns; times of single trials hold much luck.
     header = ["problem", "op", "d", "configs", "trials to 5 %", "share", "sweep (s)", "search (s)",
-              "x default", "x best library"]  # fmt: skip
+              "x sweep", "x default", "x best library"]  # fmt: skip
     rows = []
     for cell in cells:
         reached, final = cell["trials_to_within_5_percent"], cell["final"]
@@ -84,6 +85,7 @@ def show(cells: list[dict[str, Any]]) -> None:
             f"> {cell['budget']}" if reached is None else reached,
             "" if reached is None else f"{reached / cell['configs']:.0%}",
             f"{cell['sweep_seconds']:.0f}", f"{cell['search_seconds']:.0f}",
+            f"{ours['sweep'] / ours['search']:.2f}",
             f"{ours['default'] / ours['search']:.2f}",
             f"{min(others) / ours['search']:.2f}" if others else "",
         ])  # fmt: skip
