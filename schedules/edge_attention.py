@@ -18,12 +18,11 @@ from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.edge_softmax import keep_nan
 from sparsetir.schedules.exponential import inline_exponentials
 from sparsetir.schedules.lane_sums import add_lanes
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.message_tiles import Tile, in_vectors, on_threads, without_guards
-from sparsetir.schedules.problems import accumulator
+from sparsetir.schedules.problems import accumulator, greater
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["AttentionTiles", "EdgeAttention", "program", "schedule"]
@@ -128,7 +127,7 @@ def program(problem: EdgeAttention, config: AttentionTiles) -> SparseFunc:
                 with T.sp_iter([ONE, J], "SR", "top") as [g, j]:
                     with T.init():
                         TOP[g] = least
-                    TOP[g] = keep_nan(TOP[g], SCORES[h, o, i, j])
+                    TOP[g] = greater(TOP[g], SCORES[h, o, i, j])
                 with T.sp_iter([J], "S", "powers") as [j]:
                     SCORES[h, o, i, j] = T.exp(SCORES[h, o, i, j] - TOP[0])
                 with T.sp_iter([ONE, J], "SR", "total") as [g, j]:

@@ -22,8 +22,8 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.lane_sums import add_lanes
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.message_tiles import Tile, in_vectors, on_threads, without_guards
-from sparsetir.schedules.messages import DIMS, combined
-from sparsetir.schedules.problems import accumulator
+from sparsetir.schedules.messages import DIMS, combined, dims
+from sparsetir.schedules.problems import accumulator, one_of
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["OPS", "EdgeMessages", "program", "schedule"]
@@ -55,11 +55,7 @@ class EdgeMessages:
             ("op", OPS), ("lhs", DIMS), ("rhs", DIMS),
             ("lhs_at", ("node", "edge")), ("rhs_at", ("node", "edge")),
         ):  # fmt: skip
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ValueError(
-                    f"EdgeMessages: argument '{name}': expected one of {allowed}, got {value!r}"
-                )
+            one_of("EdgeMessages", name, getattr(self, name), allowed)
 
     @property
     def accumulator(self) -> str:
@@ -84,9 +80,6 @@ def program(problem: EdgeMessages, config: Tile) -> SparseFunc:
     lhs_node, rhs_node = problem.lhs_at == "node", problem.rhs_at == "node"
     tile, lanes, vectors, place = config.tile, config.lanes, config.vectors, config.place
     zero = tirx.const(0.0, acc)
-
-    def dims(kind: str, h: Any, k: Any) -> list[Any]:
-        return [*([h] if "h" in kind else []), *([k] if "f" in kind else [])]
 
     def read(array: Any, nodes: Any, kind: str, e: Any, h: Any, k: Any) -> Any:
         if array is None:

@@ -26,9 +26,10 @@ from sparsetir.schedules.message_tiles import (
     on_threads,
     without_guards,
 )
+from sparsetir.schedules.problems import greater, one_of
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["EdgeSoftmax", "keep_nan", "program", "schedule"]
+__all__ = ["EdgeSoftmax", "program", "schedule"]
 
 
 @dataclass(frozen=True)
@@ -45,16 +46,7 @@ class EdgeSoftmax:
     backward: bool = False
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "float64"):
-            raise ValueError(
-                "EdgeSoftmax: argument 'dtype': expected 'float32' or 'float64', "
-                f"got {self.dtype!r}"
-            )
-
-
-def keep_nan(top: Any, x: Any) -> Any:
-    """The greater one; NaN if one of them is."""
-    return tirx.Select(tirx.any(x > top, tirx.isnan(x)), x, top)
+        one_of("EdgeSoftmax", "dtype", self.dtype, ("float32", "float64"))
 
 
 def program(problem: EdgeSoftmax, config: Tile) -> SparseFunc:
@@ -96,7 +88,7 @@ def program(problem: EdgeSoftmax, config: Tile) -> SparseFunc:
                 with T.sp_iter([J, V, L], "RSS", "top") as [j, v, l]:
                     with T.init():
                         TOP[v, l] = least
-                    TOP[v, l] = keep_nan(TOP[v, l], X[b, o, i, j, place(p, v, l, rest)])
+                    TOP[v, l] = greater(TOP[v, l], X[b, o, i, j, place(p, v, l, rest)])
                 with T.sp_iter([J, V, L], "SSS", "powers") as [j, v, l]:
                     Y[b, o, i, j, place(p, v, l, rest)] = T.exp(
                         X[b, o, i, j, place(p, v, l, rest)] - TOP[v, l]

@@ -22,10 +22,10 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.message_tiles import Tile, in_vectors, on_threads, without_guards
-from sparsetir.schedules.problems import accumulator
+from sparsetir.schedules.problems import accumulator, one_of
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["DIMS", "OPS", "REDUCTIONS", "Messages", "combined", "program", "schedule"]
+__all__ = ["DIMS", "OPS", "REDUCTIONS", "Messages", "combined", "dims", "program", "schedule"]
 
 # What becomes of the features of a source, a, and of an edge, b.
 OPS = ("copy_u", "copy_e", "add", "sub", "mul", "div")
@@ -60,11 +60,7 @@ class Messages:
 
     def __post_init__(self) -> None:
         for name, allowed in (("op", OPS), ("reduce", REDUCTIONS), ("u", DIMS), ("e", DIMS)):
-            value = getattr(self, name)
-            if value not in allowed:
-                raise ValueError(
-                    f"Messages: argument '{name}': expected one of {allowed}, got {value!r}"
-                )
+            one_of("Messages", name, getattr(self, name), allowed)
         if self.arg and (self.reduce not in ("max", "min") or not self.ordered):
             raise ValueError(
                 "Messages: argument 'arg': expected False without 'ordered' and a maximum or "
@@ -91,6 +87,11 @@ def combined(op: str, a: Any, b: Any) -> Any:
     }[op]()
 
 
+def dims(kind: str, h: Any, k: Any) -> list[Any]:
+    """Those of a head and a feature that an operand has, by one of DIMS."""
+    return [*([h] if "h" in kind else []), *([k] if "f" in kind else [])]
+
+
 def program(problem: Messages, config: Tile) -> SparseFunc:
     """The stage-I function, over blocks of rows.
 
@@ -115,9 +116,6 @@ def program(problem: Messages, config: Tile) -> SparseFunc:
     extremum = reduce in ("max", "min")
     tile, lanes, vectors, place = config.tile, config.lanes, config.vectors, config.place
     zero, nowhere = tirx.const(0.0, acc), tirx.const(-1, idtype)
-
-    def dims(kind: str, h: Any, k: Any) -> list[Any]:
-        return [*([h] if "h" in kind else []), *([k] if "f" in kind else [])]
 
     def stored(o: Any, i: Any, j: Any, edge: Any) -> list[Any]:
         return [edge] if ordered else [o, i, j]

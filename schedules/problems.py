@@ -17,6 +17,8 @@ __all__ = [
     "CsrPattern",
     "Sddmm",
     "Spmm",
+    "greater",
+    "one_of",
     "vector_lanes",
 ]
 
@@ -75,9 +77,9 @@ class Spmm:
     batched: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("Spmm", "dtype", self.dtype, DTYPES)
-        _one_of("Spmm", "idtype", self.idtype, IDTYPES)
-        _one_of("Spmm", "reduce", self.reduce, REDUCTIONS)
+        one_of("Spmm", "dtype", self.dtype, DTYPES)
+        one_of("Spmm", "idtype", self.idtype, IDTYPES)
+        one_of("Spmm", "reduce", self.reduce, REDUCTIONS)
 
     @property
     def accumulator(self) -> str:
@@ -88,7 +90,7 @@ class Spmm:
         """The expression of one more term of a reduction; a maximum is NaN if one of them is."""
         if self.reduce != "max":
             return total + term
-        return tirx.Select(tirx.any(term > total, tirx.isnan(term)), term, total)
+        return greater(total, term)
 
 
 @dataclass(frozen=True)
@@ -105,8 +107,8 @@ class Sddmm:
     batched: bool = False
 
     def __post_init__(self) -> None:
-        _one_of("Sddmm", "dtype", self.dtype, DTYPES)
-        _one_of("Sddmm", "idtype", self.idtype, IDTYPES)
+        one_of("Sddmm", "dtype", self.dtype, DTYPES)
+        one_of("Sddmm", "idtype", self.idtype, IDTYPES)
 
     @property
     def accumulator(self) -> str:
@@ -119,12 +121,18 @@ def accumulator(dtype: str) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
+def greater(total: Any, term: Any) -> Any:
+    """The expression of the greater one; NaN if one of them is."""
+    return tirx.Select(tirx.any(term > total, tirx.isnan(term)), term, total)
+
+
 def vector_lanes(problem: Spmm | Sddmm, vector_bits: int) -> int:
     """Sums in a vector register of a CPU, at least one."""
     return max(1, vector_bits // (8 * np.dtype(problem.accumulator).itemsize))
 
 
-def _one_of(who: str, argument: str, value: str, allowed: tuple[str, ...]) -> None:
+def one_of(who: str, argument: str, value: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError for an argument that is none of what is allowed."""
     if value not in allowed:
         raise ValueError(
             f"{who}: argument '{argument}': expected one of {', '.join(allowed)}, got {value!r}"

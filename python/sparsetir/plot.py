@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import issparse
 
+from sparsetir.extras import need
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.plot_layout import (
@@ -50,7 +51,7 @@ def plot_pattern(pattern: Any, ax: Any = None) -> Any:
     Returns the new Figure, or `ax` if given. Raises ValueError for a pattern that has not two axes,
     and ImportError without matplotlib.
     """
-    _need_matplotlib("plot_pattern")
+    need("plot_pattern", "matplotlib", "plot")
     pattern = getattr(pattern, "pattern", pattern)
     if not isinstance(pattern, Pattern) and not issparse(pattern):
         raise TypeError(
@@ -92,7 +93,7 @@ def plot_format(converted: ConvertedFormat, ax: Any = None) -> Any:
     Returns the new Figure, or `ax` if given. Raises ValueError for a pattern that has not two axes,
     and ImportError without matplotlib.
     """
-    _need_matplotlib("plot_format")
+    need("plot_format", "matplotlib", "plot")
     _check_order("plot_format", "converted", converted.pattern)
     shape, parts = converted.pattern.shape, _parts(converted)
     small = max(shape) <= SMALL
@@ -366,14 +367,3 @@ def _check_order(who: str, argument: str, pattern: Any) -> None:
         raise ValueError(
             f"{who}: argument '{argument}': expected 2 axes, got shape {tuple(pattern.shape)}"
         )
-
-
-def _need_matplotlib(who: str) -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise ImportError(
-            f"{who}: needs matplotlib, which is not installed: run `pip install 'sparsetir[plot]'`"
-        ) from error

@@ -9,7 +9,7 @@ import tuned_fake
 from sparsetir.formats import Hyb
 from sparsetir.schedules.decomposed import Decomposed
 from sparsetir.schedules.spmm import RowBlocks
-from sparsetir.tuning import html
+from sparsetir.tuning import files
 from sparsetir.tuning.compare import Comparison, Times
 from sparsetir.tuning.html import write_report
 from sparsetir.tuning.report import memory, short, summarise, table
@@ -227,7 +227,7 @@ def test_a_page_is_replaced_as_a_whole(tmp_path, monkeypatch):
     def full(descriptor, *args, **more):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(html.os, "replace", full)
+    monkeypatch.setattr(files.os, "replace", full)
     with pytest.raises(OSError, match="No space"):
         write_report(tuned_fake.tuned(), None, path)
     assert path.read_text() == "before" and len(list(tmp_path.iterdir())) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsetir.arrays import dtype_name
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
 __all__ = ["check_csr", "check_edges"]
@@ -59,12 +60,12 @@ def _check_kind(who: str, name: str, x: Tensor) -> None:
         raise StructureTypeError(f"{who}: argument '{name}': expected a dense tensor, got {got}")
     if x.requires_grad:
         raise StructureTypeError(
-            f"{who}: argument '{name}': expected int32 or int64, got {_name(x)} that requires a "
-            "gradient: a pattern has none, its values may"
+            f"{who}: argument '{name}': expected int32 or int64, got {dtype_name(x)} that "
+            "requires a gradient: a pattern has none, its values may"
         )
     if x.dtype not in INDEX_DTYPES:
         raise StructureTypeError(
-            f"{who}: argument '{name}': expected int32 or int64, got {_name(x)}"
+            f"{who}: argument '{name}': expected int32 or int64, got {dtype_name(x)}"
         )
 
 
@@ -76,7 +77,8 @@ def _check_together(who: str, rowptr: Tensor, col: Tensor) -> None:
         )
     if rowptr.dtype != col.dtype:
         raise StructureTypeError(
-            f"{who}: argument 'col': expected {_name(rowptr)} as 'rowptr', got {_name(col)}"
+            f"{who}: argument 'col': expected {dtype_name(rowptr)} as 'rowptr', "
+            f"got {dtype_name(col)}"
         )
 
 
@@ -90,7 +92,3 @@ def _check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
             f"{who}: argument '{name}': expected each {what} to be at least 0 and less than "
             f"{size}, got {wrong}"
         )
-
-
-def _name(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

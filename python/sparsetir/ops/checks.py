@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sparsetir.arrays import dtype_name
 from sparsetir.ops.structure import DTYPES, Structure
 
 __all__ = ["REDUCTIONS", "check_dense", "check_reduce", "check_values"]
@@ -23,7 +24,7 @@ def check_dense(
         raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
     if x.dtype not in DTYPES:
         raise TypeError(
-            f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, got {_dtype(x)}"
+            f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, got {dtype_name(x)}"
         )
     if x.device != structure.device:
         raise ValueError(
@@ -38,7 +39,9 @@ def check_dense(
     if like is None:
         return
     if x.dtype != like.dtype:
-        raise TypeError(f"{who}: argument '{name}': expected {_dtype(like)}, got {_dtype(x)}")
+        raise TypeError(
+            f"{who}: argument '{name}': expected {dtype_name(like)}, got {dtype_name(x)}"
+        )
     if x.dim() != like.dim() or x.shape[:-2] != like.shape[:-2] or x.shape[-1] != like.shape[-1]:
         raise ValueError(
             f"{who}: argument '{name}': expected shape {(*like.shape[:-2], rows, like.shape[-1])}, "
@@ -53,8 +56,8 @@ def check_values(who: str, values: Tensor, dense: Tensor, structure: Structure) 
         raise TypeError(f"{who}: argument 'values': expected a dense tensor, got {values.layout}")
     if values.dtype != dense.dtype:
         raise TypeError(
-            f"{who}: argument 'values': expected {_dtype(dense)} as the dense operand, "
-            f"got {_dtype(values)}"
+            f"{who}: argument 'values': expected {dtype_name(dense)} as the dense operand, "
+            f"got {dtype_name(values)}"
         )
     if values.device != structure.device:
         raise ValueError(
@@ -73,7 +76,3 @@ def check_reduce(who: str, reduce: str) -> None:
         raise ValueError(
             f"{who}: argument 'reduce': expected {', '.join(REDUCTIONS)}, got {reduce!r}"
         )
-
-
-def _dtype(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")

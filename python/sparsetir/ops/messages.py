@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsetir.arrays import dtype_name
 from sparsetir.ops import functional, messages_library
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.checks import check_reduce
@@ -278,7 +279,8 @@ def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, Any, s
             continue
         if x.dtype not in DTYPES:
             raise TypeError(
-                f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, got {_dtype(x)}"
+                f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, "
+                f"got {dtype_name(x)}"
             )
         if x.device != device:
             raise ValueError(
@@ -293,13 +295,9 @@ def _check_like(who: str, operand: Operand, **given: tuple[Tensor | None, Any, s
         first = x if first is None else first
         if x.dtype != first.dtype and not torch.is_autocast_enabled(device.type):
             raise TypeError(
-                f"{who}: argument '{name}': expected {_dtype(first)} as the other operand, got "
-                f"{_dtype(x)}"
+                f"{who}: argument '{name}': expected {dtype_name(first)} as the other operand, got "
+                f"{dtype_name(x)}"
             )
-
-
-def _dtype(x: Tensor) -> str:
-    return str(x.dtype).removeprefix("torch.")
 
 
 def _merged(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import tempfile
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
 from html import escape
@@ -14,8 +12,10 @@ from typing import Any
 import tvm
 
 import sparsetir
+from sparsetir.extras import need
 from sparsetir.tuning import charts
 from sparsetir.tuning.compare import DEFAULT, TITLES, Comparison
+from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.progress import duration, micros
 from sparsetir.tuning.report import (
     Summary,
@@ -48,32 +48,12 @@ def write_report(
 
     Raises ImportError without matplotlib, OSError where the file cannot be written.
     """
-    _need_matplotlib()
+    need("write_report", "matplotlib", "tune")
     path = Path(path)
     text = _page(tuned, comparison, graph)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)  # what makes temporary files hides them from others
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    write_whole(path, text)
     return path
-
-
-def _need_matplotlib() -> None:
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "matplotlib":
-            raise
-        raise ImportError(
-            "write_report: needs matplotlib, which is not installed: run "
-            "`pip install 'sparsetir[tune]'`"
-        ) from error
 
 
 def _page(tuned: Tuned, comparison: Comparison | None, graph: str) -> str:

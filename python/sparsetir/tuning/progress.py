@@ -6,6 +6,7 @@ import sys
 import time
 from typing import Any, TextIO
 
+from sparsetir.extras import need
 from sparsetir.tuning.task import OK
 
 __all__ = ["Bar", "duration", "micros"]
@@ -118,14 +119,8 @@ class Bar:
 
 
 def _line() -> Any:
-    try:
-        from tqdm import tqdm
-    except ModuleNotFoundError as error:
-        if error.name != "tqdm":
-            raise
-        raise ImportError(
-            "Bar: needs tqdm, which is not installed: run `pip install 'sparsetir[tune]'`"
-        ) from error
+    need("Bar", "tqdm", "tune")
+    from tqdm import tqdm
 
     class Line(tqdm):
         monitor_interval = 0  # no thread of its own

@@ -12,13 +12,13 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf, log2
 from pathlib import Path
 from typing import Any
 
+from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.record import Key, Record, record_from_data, record_to_data
 from sparsetir.tuning.schema import RECORDS, SchemaError, check_schema, insert, prepare, to_record
 
@@ -133,15 +133,9 @@ class Records:
             raise RecordError(f"{path} exists already; give another name, or replace=True")
         data = [record_to_data(record) for record in self.all()]
         text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, "records": data}, indent=1)
-        unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
         try:
-            with open(unfinished, "x", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(unfinished, path)
+            write_whole(path, text + "\n")
         except OSError as error:
-            unfinished.unlink(missing_ok=True)
             raise RecordError(f"{path} cannot be written: {error}") from error
         return len(data)
 

@@ -13,6 +13,7 @@ import numpy as np
 import tvm
 
 from sparsetir.build import resolve_target
+from sparsetir.extras import need
 from sparsetir.plan import _csr, _problem
 from sparsetir.schedules.choose import candidates
 from sparsetir.schedules.configs import from_data, to_data
@@ -158,14 +159,7 @@ def _check(trials: Any, seconds: Any, sampler: Any, seed: Any, workers: Any) -> 
 
 def _run_class() -> Any:
     """`Run`, which needs Optuna, no requirement of the package and slow to import."""
-    try:
-        import optuna  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "optuna":
-            raise
-        raise ImportError(
-            "tune: needs Optuna, which is not installed: run `pip install 'sparsetir[tune]'`"
-        ) from error
+    need("tune", "optuna", "tune", title="Optuna")
     from sparsetir.tuning.run import Run
 
     return Run
