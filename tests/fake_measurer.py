@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsetir.schedules.configs import to_data
 from sparsetir.tuning import search
-from sparsetir.tuning.task import Outcome
+from sparsetir.tuning.task import Outcome, Reference
 
 
 def text(config: Any) -> str:
@@ -25,9 +25,13 @@ def seconds_of(config: Any) -> float:
 
 
 class FakeMeasurer:
-    """`log`: configs in the order in which they were measured, by all measurers of a fixture."""
+    """`log`: configs in the order in which they were measured, by all measurers of a fixture.
+
+    references : what each was measured in turns with
+    """
 
     log: list[str]
+    references: list[Reference | None]
     measure_one: Callable[[Any], Outcome]
     delay = 0.0
     options: list[dict[str, Any]]
@@ -35,8 +39,11 @@ class FakeMeasurer:
     def __init__(self, task: Any, **options: Any) -> None:
         self.options.append(options)
 
-    def measure(self, config: Any, best: float | None = None) -> Outcome:
+    def measure(
+        self, config: Any, best: float | None = None, reference: Reference | None = None
+    ) -> Outcome:
         type(self).log.append(text(config))
+        type(self).references.append(reference)
         time.sleep(self.delay)
         return type(self).measure_one(config)
 
@@ -60,7 +67,7 @@ def install(monkeypatch: Any, measure_one: Any = None, delay: float = 0.0) -> ty
         return Outcome("ok", seconds=seconds_of(config))
 
     body = {
-        "log": [], "options": [], "delay": delay,
+        "log": [], "references": [], "options": [], "delay": delay,
         "measure_one": staticmethod(measure_one or measured),
     }  # fmt: skip
     fake = type("Fake", (FakeMeasurer,), body)

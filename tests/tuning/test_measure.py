@@ -21,8 +21,8 @@ from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning import measure
 from sparsetir.tuning.case import Case
 from sparsetir.tuning.measure import Measurer, cores_for
-from sparsetir.tuning.task import Outcome, Task
-from sparsetir.tuning.timing import timed
+from sparsetir.tuning.task import Outcome, Reference, Task
+from sparsetir.tuning.timing import Yardstick, timed
 from sparsetir.tuning.worker import Local
 from tuning import faulty_templates as faulty
 
@@ -301,12 +301,47 @@ def test_how_many_calls_are_timed(monkeypatch, seconds: float) -> None:
     found = timed(clock.call, None, None)
     assert found["state"] == "ok"
     assert found["seconds"] == pytest.approx(seconds) == found["median"]
-    assert clock.calls == 3 if seconds >= 0.1 else 0.1 <= clock.now < 0.15
+    assert 3 <= clock.calls <= 5 if seconds > 0.02 else 0.1 <= clock.now < 0.15
     clock = Clocked(monkeypatch, seconds)
     assert timed(clock.call, None, seconds / 3.1)["state"] == "pruned"
     # Twice three calls, or as many as take some milliseconds; one where that is long.
     assert clock.calls == 1 if seconds == 5.0 else 3 <= clock.calls <= 6 + 0.011 / seconds
     assert timed(clock.call, None, seconds / 2.9)["state"] == "ok"
+
+
+@pytest.mark.parametrize("seconds", [0.1, 1e-3, 1e-5])
+def test_a_machine_that_is_slower_for_a_while_does_not_count(monkeypatch, seconds: float) -> None:
+    """Calls beside those of a yardstick that takes twice as long, on a machine of two speeds."""
+    clock = Clocked(monkeypatch, seconds)
+
+    def slower(pause: float) -> None:  # by turns, and at the end by more than ever
+        slow = 1.65 if int(clock.now / 0.05) % 3 else 1.0
+        clock.seconds = slow * seconds
+
+    monkeypatch.setattr(time, "sleep", slower)
+    clock.seconds = 1.65 * seconds
+    yardstick = Yardstick(lambda: (clock.call(), clock.call()) and None, seconds=3e-3)
+    found = timed(clock.call, None, None, yardstick)
+    assert found["seconds"] == pytest.approx(1.5e-3) == found["median"]
+    assert found["extra"]["measured"] >= 0.99 * seconds
+    assert found["extra"]["yardstick"] >= 1.98 * seconds
+    # What is hopeless is so by the same measure.
+    assert timed(clock.call, None, 1.5e-3 / 3.3, yardstick)["state"] == "pruned"
+    assert timed(clock.call, None, 1.5e-3 / 2.8, yardstick)["state"] == "ok"
+
+
+def test_configs_are_timed_beside_a_reference(measurer: Measurer) -> None:
+    alone = measurer.measure(faulty.RIGHT)
+    right(alone)
+    beside = measurer.measure(faulty.RIGHT, None, Reference(faulty.RIGHT, seconds=100.0))
+    assert beside.state == "ok"
+    assert beside.seconds == pytest.approx(100.0, rel=0.5)  # both are the same
+    assert beside.seconds <= beside.median
+    assert beside.extra["measured"] < 1.0
+    refused = sparsetir.schedules.spmm.RowBlocks(tile=64, lanes=16)
+    with pytest.raises(RuntimeError, match="the reference cannot be measured: ScheduleError: "):
+        measurer.measure(faulty.RIGHT, None, Reference(refused, seconds=1.0))
+    right(measurer.measure(faulty.RIGHT))
 
 
 def test_short_calls_on_a_gpu_are_waited_for_together(monkeypatch) -> None:

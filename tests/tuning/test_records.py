@@ -46,6 +46,16 @@ def test_best_is_the_fastest_of_all_that_are_kept(records):
     assert records.best(KEY).seconds == 0.1
 
 
+def test_what_was_measured_on_a_slower_machine_is_no_worse(records):
+    """Of a machine of two speeds: the second config takes 0.7 of the default's time."""
+    for number, seconds, default in ((1, 0.10, 0.11), (2, 0.14, 0.20), (3, 0.05, 0.05)):
+        records.add(replace(RECORD, seconds=seconds, default_seconds=default, id=f"{number:032x}"))
+    assert records.best(KEY).seconds == 0.14
+    # Without a default to compare with, it counts as the default.
+    records.add(replace(RECORD, seconds=0.01, default_seconds=None, id=f"{4:032x}"))
+    assert records.best(KEY).seconds == 0.14
+
+
 def test_reading_creates_nothing(records, tmp_path):
     assert records.best(KEY) is None
     assert records.all() == [] == records.neighbours(KEY, {"m": 1.0})

@@ -14,7 +14,7 @@ from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.case import Case
 from sparsetir.tuning.measure import Measurer
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
-from sparsetir.tuning.task import Task
+from sparsetir.tuning.task import Reference, Task
 from sparsetir.tuning.worker import stored_bytes
 from tuning import faulty_templates as faulty
 
@@ -95,7 +95,9 @@ def test_a_device_is_measured_as_this_machine_is(remote) -> None:
         assert measurer.measure(faulty.RIGHT, best=1e-9).state == "pruned"
         outcome = measurer.measure(faulty.Wrong())
         assert outcome.state == "wrong" and "the first at" in outcome.message
-        assert measurer.measure(faulty.RIGHT).state == "ok"
+        beside = measurer.measure(faulty.RIGHT, None, Reference(faulty.RIGHT, seconds=100.0))
+        assert beside.state == "ok" and beside.extra["measured"] < 0.1
+        assert 20 < beside.seconds < 500  # which no clock has seen
 
         with pytest.raises(RemoteError, match="has no such device; those it has: this-machine"):
             RemoteDevice(Remote(HOST, remote.port, "another"), None)

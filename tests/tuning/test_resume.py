@@ -25,6 +25,7 @@ from sparsetir.schedules.spmm import RowBlocks
 from sparsetir.tuning import owner, propose
 from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.records import RecordError, Records
+from sparsetir.tuning.run import Run
 from sparsetir.tuning.search import tune
 from sparsetir.tuning.task import Outcome
 from sparsetir.tuning.trial_store import TrialStore
@@ -173,6 +174,41 @@ def test_what_kills_its_run_twice_is_recorded_as_crashed(tmp_path):
     (crashed,) = last.done()
     assert crashed.config == entry.config and crashed.outcome.state == "crashed"
     assert "2 times" in crashed.outcome.message
+
+
+def test_claims_at_the_same_time_do_not_exceed_the_trials(tmp_path):
+    """Both see one trial less than are wanted, and take another config each."""
+    runs = [
+        Run(
+            "name",
+            f"sqlite:///{tmp_path / 'db'}",
+            space(1, 2, 3),
+            sampler="exhaustive",
+            seed=0,
+            first=[tile(1).config],
+            trials=2,
+            seconds=None,
+            patience=60,
+        )  # fmt: skip
+        for _ in range(2)
+    ]
+    with runs[0], runs[1]:
+        first = runs[0]._next()
+        assert first is not None
+        runs[0]._finish(first, Outcome("ok", seconds=1.0))
+        refresh, taken = runs[1]._store.refresh, []
+
+        def other_is_quicker():
+            refresh()
+            if not taken:
+                taken.append(runs[0]._store.claim(tile(3)))
+
+        runs[1]._store.refresh = other_is_quicker
+        assert runs[1]._next() is None
+        assert taken[0] is not None
+        runs[1]._store.refresh = refresh
+        refresh()
+        assert [e.config for e in runs[1]._store.taken()] == [tile(1).config, tile(3).config]
 
 
 def test_a_kill_between_outcome_and_state(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from sparsetir.schedules.decomposed import Decomposed
 from sparsetir.schedules.spaces import Branch, Space
 from sparsetir.schedules.spmm import RowBlocks
 from sparsetir.tuning import search
+from sparsetir.tuning.compare import ranked
 from sparsetir.tuning.propose import Proposer, Tried, candidate, importances
 from sparsetir.tuning.records import Records
 from sparsetir.tuning.search import tune
@@ -267,6 +268,49 @@ def test_the_winner_is_not_the_luckiest(monkeypatch):
     assert fake.log[-12:-8] == fake.log[-8:-4] == fake.log[-4:]  # in turns
     default = seconds_of(tuned.default)
     assert tuned.speedup == pytest.approx(default / tuned.best.outcome.seconds)
+
+
+def test_all_are_measured_beside_the_default(monkeypatch):
+    fake = install(monkeypatch)
+    tuned = run()
+    first, *others = fake.references
+    assert first is None  # the default itself
+    assert {r.config for r in others} == {tuned.default}
+    assert {r.seconds for r in others} == {seconds_of(tuned.default)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_where_the_default_does_not_run_there_is_nothing_to_measure_beside(monkeypatch, workers):
+    default = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)[0]
+
+    def measure(config):
+        return Outcome("crashed") if config == default else Outcome("ok", seconds=1.0)
+
+    fake = install(monkeypatch, measure)
+    monkeypatch.setattr(search, "_places", lambda count, *rest: [{}] * count)
+    assert run(workers=workers).speedup is None
+    assert set(fake.references) == {None}
+
+
+def test_other_workers_wait_for_the_default(monkeypatch):
+    monkeypatch.setattr(search, "_places", lambda count, *rest: [{}] * count)
+    fake = install(monkeypatch, delay=0.05)
+    run(workers=3)
+    assert fake.references[0] is None and None not in fake.references[1:]
+
+
+@pytest.mark.parametrize(("gain", "stays"), [(1.01, True), (1.05, False)])
+def test_the_default_stays_where_little_is_gained(monkeypatch, gain, stays):
+    default = sparsetir.plan_candidates("spmm", MATRIX, 32, threads=1)[0]
+
+    def measure(config):
+        return Outcome("ok", seconds=gain if config == default else 1.0)
+
+    install(monkeypatch, measure)
+    tuned = run()
+    assert (tuned.config == default) == stays
+    assert ranked(tuned)[0] == tuned.best
+    assert tuned.speedup == pytest.approx(1.0 if stays else gain)
 
 
 def test_the_best_and_its_plan(monkeypatch):

@@ -86,7 +86,7 @@ def _list(args: argparse.Namespace, records: Any) -> int:
         return 0
     best: dict[Any, Any] = {}
     for record in found:
-        if record.key not in best or record.seconds < best[record.key].seconds:
+        if record.key not in best or record.order < best[record.key].order:
             best[record.key] = record
     rows = [["op", "graph", "feat", "dtype", "reduce", "threads", "time", "x default", "trials",
              "date", "config"]]  # fmt: skip

@@ -71,12 +71,13 @@ class Comparison:
 
 
 def ranked(tuned: Tuned) -> list[Trial]:
-    """The trials of a search that worked, the fastest first, each config once.
+    """The trials of a search that worked, each config once: the best, then by their times.
 
     Those that were measured again at its end come first, by these times.
     """
     found: dict[Any, Trial] = {}
-    for trials in (tuned.finals, tuned.trials):
+    best = [tuned.best] if any(t.outcome.state == OK for t in tuned.trials) else []
+    for trials in (best, tuned.finals, tuned.trials):
         worked = [t for t in trials if t.outcome.state == OK]
         for trial in sorted(worked, key=lambda t: (seconds_of(t), t.number)):
             found.setdefault(trial.config, trial)

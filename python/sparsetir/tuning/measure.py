@@ -24,7 +24,7 @@ from sparsetir.build import resolve_target
 from sparsetir.schedules import configs
 from sparsetir.schedules.default import is_gpu
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.task import Outcome, Task
+from sparsetir.tuning.task import Outcome, Reference, Task
 
 __all__ = ["Measurer", "cores_for"]
 
@@ -89,11 +89,15 @@ class Measurer:
         self._process: _Process | None = None
         self._interrupted = False
 
-    def measure(self, config: Any, best: float | None = None) -> Outcome:
+    def measure(
+        self, config: Any, best: float | None = None, reference: Reference | None = None
+    ) -> Outcome:
         """What becomes of a config; see :class:`Outcome`.
 
         best : seconds of the best config so far; "pruned" is one whose first calls take more than
             three times as long
+        reference : a config that works, whose calls take turns with this one's: what happens to
+            the machine meanwhile then happens to both
 
         A result is compared with one in float64 (`sparsetir.schedules.operators`) before it is
         timed. "out of memory" is a MemoryError, an error or an end of the process whose last words
@@ -105,8 +109,11 @@ class Measurer:
         """
         request = {
             "config": configs.to_data(config), "best": best, "time_limit": self.time_limit,
-            "memory_limit": self.memory_limit,
+            "memory_limit": self.memory_limit, "reference": None,
         }  # fmt: skip
+        if reference is not None:
+            beside = {"config": configs.to_data(reference.config), "seconds": reference.seconds}
+            request["reference"] = beside
         self._interrupted = False
         try:
             worker = self._ready()

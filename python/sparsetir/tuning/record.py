@@ -86,7 +86,7 @@ class Record:
     """A config and what it was measured at.
 
     config : data of :func:`sparsetir.schedules.configs.to_data`
-    seconds, default_seconds : the least of a call with this config and with the default one
+    seconds, default_seconds : of a call with this config and the default one, measured in turns
     compile_seconds, convert_seconds, padding, bytes : as in :class:`Outcome`
     statistics : of the matrix, see :func:`sparsetir.tuning.fingerprint.statistics`
     trials : how many configs were tried to find this one
@@ -110,6 +110,15 @@ class Record:
     date: str = field(default_factory=_now)
     graph: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def order(self) -> tuple[float, float]:
+        """Less is better, among records of a key: the share of the default's time, then seconds.
+
+        Seconds alone would prefer what was measured while the machine was fast.
+        """
+        default = self.default_seconds
+        return (1.0 if default is None else self.seconds / default), self.seconds
 
 
 def record_to_data(record: Record) -> dict[str, Any]:

@@ -73,9 +73,10 @@ class Records:
         self._busy = busy_seconds
 
     def best(self, key: Key) -> Record | None:
-        """The record of least seconds for a key."""
-        with self._found(f"{SAME} ORDER BY seconds", *_same(key)) as found:
-            return next((record for record in found if record.key == key), None)
+        """The best record for a key, by :attr:`Record.order`."""
+        with self._found(SAME, *_same(key)) as found:
+            same = (record for record in found if record.key == key)
+            return min(same, key=lambda record: record.order, default=None)
 
     def add(self, record: Record) -> None:
         """Keep a record beside all others; nothing happens where its id is there already.
@@ -117,7 +118,7 @@ class Records:
                 alike = other.device == key.device and (other.heads is None) == (key.heads is None)
                 if not alike or other == key:
                     continue
-                if other not in best or record.seconds < best[other].seconds:
+                if other not in best or record.order < best[other].order:
                     best[other] = record
         near = sorted(best.values(), key=lambda r: (_distance(key, statistics, r), r.id))
         return near[:count]

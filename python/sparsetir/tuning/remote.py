@@ -17,6 +17,7 @@ import math
 import socket
 import tempfile
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +36,8 @@ from sparsetir.schedules.templates import template_of
 from sparsetir.signature import Signature, signature_of
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.tuning.case import Case, array, numbers
-from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, hopeless, summary
+from sparsetir.tuning.task import OK, PRUNED, Reference
+from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
 __all__ = ["Remote", "RemoteDevice", "RemoteError"]
 
@@ -43,6 +45,9 @@ KERNEL = "kernel"  # the name of the function in the library
 REACH = 5.0  # seconds for the tracker to answer a connection
 # Of what TVM says where the other side of a session is gone.
 LOST = ("kshutdown", "connection reset", "broken pipe", "socket")
+
+# (number, repeat) -> mean seconds of so many calls, so many times.
+Timer = Callable[[int, int], list[float]]
 
 
 @dataclass(frozen=True)
@@ -92,10 +97,18 @@ class RemoteDevice:
     def __init__(self, remote: Remote, case: Case) -> None:
         self.remote, self.case = remote, case
         self._session: Any = None
+        self._uploads = 0
         self._tracker()
+        # The reference that was measured with last.
+        self._beside: tuple[Any, Compiled] | None = None
 
-    def begin(self, time_limit: float) -> None:
-        """Wait for the device to be free; raises RemoteError where there is none."""
+    def begin(self, time_limit: float, reference: Reference | None = None) -> None:
+        """Compile the reference and wait for the device to be free.
+
+        Raises RemoteError where there is none.
+        """
+        if reference is not None and (self._beside is None or self._beside[0] != reference.config):
+            self._beside = reference.config, compiled(self.case, reference.config)
         tracker = self._tracker()
         try:
             self._session = tracker.request(
@@ -106,8 +119,13 @@ class RemoteDevice:
         finally:
             tracker.close()
 
-    def measure(self, config: Any, best: float | None) -> dict[str, Any]:
-        """The fields of an Outcome."""
+    def measure(
+        self, config: Any, best: float | None, reference: Reference | None = None
+    ) -> dict[str, Any]:
+        """The fields of an Outcome.
+
+        reference : as `begin` was given
+        """
         case, made = self.case, compiled(self.case, config)
         about = {
             "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
@@ -115,13 +133,16 @@ class RemoteDevice:
         }  # fmt: skip
         try:
             module = self._uploaded(made)
-            device = self._device()
-            arguments, out = self._arguments(made, device)
+            arguments, out = self._arguments(made)
             module[KERNEL](*arguments)
             wrong = case.check.error(numbers(out).reshape(case.check.shape))
             if wrong:
                 return {"state": "wrong", "message": wrong, **about}
-            return {**self._timed(module, device, arguments, best), **about}
+            timers, seconds = [self._timer(module, arguments)], None
+            if reference is not None and self._beside is not None:
+                beside, seconds = self._beside[1], reference.seconds
+                timers.append(self._timer(self._uploaded(beside), self._arguments(beside)[0]))
+            return {**_timed(timers, best, seconds), **about}
         except Exception as error:
             if any(text in str(error).lower() for text in LOST):
                 text = "the server of the device has ended the session: a crash there"
@@ -167,16 +188,18 @@ class RemoteDevice:
     def _uploaded(self, made: Compiled) -> Any:
         from tvm.support import cc
 
+        self._uploads += 1
+        name = f"kernel{self._uploads}.so"  # another library of the same name would be taken for it
         options = {} if self.remote.cc is None else {"fcompile": cc.cross_compiler(self.remote.cc)}
         with tempfile.TemporaryDirectory(prefix="sparsetir-") as folder:
-            library = Path(folder) / "kernel.so"
+            library = Path(folder) / name
             made.executable.export_library(str(library), **options)
             self._session.upload(str(library))
-        return self._session.load_module("kernel.so")
+        return self._session.load_module(name)
 
-    def _arguments(self, made: Compiled, device: Any) -> tuple[list[Any], Any]:
+    def _arguments(self, made: Compiled) -> tuple[list[Any], Any]:
         """What the kernel takes, arrays being on the device; and the one that it writes."""
-        task, signature = self.case.task, made.signature
+        task, signature, device = self.case.task, made.signature, self._device()
         operands = dict(zip(OPERATORS[task.op].names, self.case.operands, strict=True))
         given = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
         values = [given[name] for name in signature.names]
@@ -186,20 +209,35 @@ class RemoteDevice:
                 values[i] = array(np.asarray(value).reshape(shape), dtype, device)
         return values, values[signature.names.index("out")]
 
-    def _timed(
-        self, module: Any, device: Any, arguments: list[Any], best: float | None
-    ) -> dict[str, Any]:
+    def _timer(self, module: Any, arguments: list[Any]) -> Timer:
+        device = self._device()
+
         def times(number: int, repeat: int) -> list[float]:
             evaluator = module.time_evaluator(KERNEL, device, number=number, repeat=repeat)
             return list(evaluator(*arguments).results)
 
-        first = times(1, PROBES)
-        if hopeless(first, best):
-            return summary("pruned", first)
-        each = min(first)
-        if each > SLOW:
-            return summary("ok", first)
-        return summary("ok", times(max(1, round(GROUP / each)), round(TURNS * TURN / GROUP)))
+        return times
+
+
+def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> dict[str, Any]:
+    """State and seconds of the calls of the first timer, as fields of an Outcome.
+
+    timers : the second is that of the reference, if there is one
+    seconds : that its calls count as
+    """
+
+    def turn(number: int, repeat: int) -> Turn:
+        times = [timer(number, repeat) for timer in timers]
+        return times[0], times[1] if len(times) > 1 else []
+
+    first = turn(1, PROBES)
+    if hopeless(first, best, seconds):
+        return summary(PRUNED, [first], seconds)
+    each = min(first[0])
+    if each > SLOW:
+        return summary(OK, [first, *(turn(1, 1) for _ in range(PROBES - 1))], seconds)
+    number, repeat = max(1, round(GROUP / each)), round(TURN / GROUP)
+    return summary(OK, [turn(number, repeat) for _ in range(TURNS)], seconds)
 
 
 def _problem_of(case: Case) -> tuple[Any, Any, Any, Any]:

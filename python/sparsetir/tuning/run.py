@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -12,8 +12,8 @@ from typing import Any
 from sparsetir.schedules.spaces import Space
 from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.propose import Proposer, candidate, importances
-from sparsetir.tuning.task import OK, PRUNED, Outcome
-from sparsetir.tuning.trial_store import Entry, TrialStore
+from sparsetir.tuning.task import OK, PRUNED, Outcome, Reference
+from sparsetir.tuning.trial_store import RUNNING, Entry, TrialStore
 from sparsetir.tuning.tuned import Trial
 
 __all__ = ["Run"]
@@ -22,6 +22,7 @@ FINALISTS = 3  # beside the default
 ROUNDS = 3
 # Of the time allowed, for trials; the rest is for the finalists.
 SEARCH_SHARE = 0.9
+WAIT = 0.05  # seconds, for what another process does
 
 
 class Run:
@@ -58,11 +59,11 @@ class Run:
         self._space, self._trials, self._seconds = space, trials, seconds
         self._progress = progress
         self._proposer = Proposer(space, sampler, seed, first)
-        self._default = candidate(first[0], None).key
+        self._default, self._default_config = candidate(first[0], None).key, first[0]
         self._owner = Owner(patience)
         self._store = TrialStore(name, url, space, self._owner, required)
         self._before = max((e.when for e in self._store.done()), default=0.0)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._stop = threading.Event()
         self._error: BaseException | None = None
 
@@ -105,8 +106,8 @@ class Run:
             raise self._error
 
     def finals(self, measurer: Any) -> list[Trial]:
-        """The default and the best few measured in turns, so that none wins by luck; by seconds."""
-        finalists = self._finalists()
+        """The default and the best few measured again, so that none wins by luck; by seconds."""
+        finalists, reference = self._finalists(), self._reference()
         if len(finalists) < 2:
             return []
         measured: dict[int, list[Outcome]] = {trial.number: [] for trial in finalists}
@@ -114,10 +115,10 @@ class Run:
             for trial in finalists:
                 if turn and self._late(1.0):
                     break
-                measured[trial.number].append(measurer.measure(trial.config))
+                measured[trial.number].append(measurer.measure(trial.config, None, reference))
         found = []
         for trial in finalists:
-            outcome = _together(measured[trial.number])
+            outcome = _together(measured[trial.number], min if reference is None else median)
             if outcome is not None:
                 found.append((outcome.seconds, trial.number, replace(trial, outcome=outcome)))
         return [trial for _, _, trial in sorted(found)]
@@ -137,12 +138,12 @@ class Run:
         while not self._stop.is_set():
             with self._lock:
                 entry = self._next()
-                best = self._best()
+                best, reference = self._best(), self._reference()
             if entry is None:
                 return
             # The default is measured to the end: the others are compared with it.
             limit = None if best is None or entry.key == self._default else best.outcome.seconds
-            outcome = measurer.measure(entry.config, limit)
+            outcome = measurer.measure(entry.config, limit, reference)
             with self._lock:
                 if self._stop.is_set() and outcome.state not in (OK, PRUNED):
                     return  # ended in mid-measurement: `TrialStore.close` frees the config
@@ -151,18 +152,29 @@ class Run:
     def _next(self) -> Entry | None:
         """A config claimed; None at the end."""
         self._store.refresh()
-        while True:
+        while not self._stop.is_set():
             taken = self._store.taken()
             if taken and self._late(SEARCH_SHARE):
                 return None
             if self._trials is not None and len(taken) >= self._trials:
                 return None
+            if any(e.key == self._default and e.state == RUNNING for e in taken):
+                # Somebody else measures what all the others are measured in turns with.
+                self._lock.wait(WAIT)
+                self._store.refresh()
+                continue
             proposed = self._proposer.next([entry.tried for entry in taken], self._again())
             if proposed is None:
                 return None
             entry = self._store.claim(proposed)
+            if entry is not None and self._trials is not None:
+                # Of claims at the same time the first count.
+                if sum(e.number < entry.number for e in self._store.taken()) >= self._trials:
+                    self._store.free(entry)
+                    entry = None
             if entry is not None:
                 return entry
+        return None
 
     def _again(self) -> list[Any]:
         """Configs whose measurement ended with its process."""
@@ -178,6 +190,12 @@ class Run:
         default = next((e.outcome for e in done if e.key == self._default), None)
         seconds = default.seconds if default is not None and default.state == OK else None
         self._progress.step(_trial(entry), self._best(), failures, seconds)
+
+    def _reference(self) -> Reference | None:
+        """The default, once it is known to run."""
+        ran = (e.outcome for e in self._store.done() if e.key == self._default)
+        seconds = next((o.seconds for o in ran if o is not None and o.state == OK), None)
+        return None if seconds is None else Reference(self._default_config, seconds)
 
     def _best(self) -> Trial | None:
         return min(self._ran(), key=lambda trial: trial.outcome.seconds or 0.0, default=None)
@@ -202,10 +220,10 @@ def _trial(entry: Entry) -> Trial:
     return Trial(entry.number, entry.config, entry.outcome, entry.when)
 
 
-def _together(outcomes: list[Outcome]) -> Outcome | None:
-    """One outcome of several of a config: the least of the seconds; None where one failed."""
-    if not outcomes or any(o.state != OK or o.seconds is None for o in outcomes):
+def _together(outcomes: list[Outcome], of: Callable[[list[float]], float]) -> Outcome | None:
+    """One outcome of several of a config, with the seconds `of` theirs; None where one failed."""
+    seconds = [o.seconds for o in outcomes if o.state == OK and o.seconds is not None]
+    if not seconds or len(seconds) < len(outcomes):
         return None
-    fastest = min(outcomes, key=lambda outcome: outcome.seconds or 0.0)
     medians = [outcome.median for outcome in outcomes if outcome.median is not None]
-    return replace(fastest, median=median(medians) if medians else None)
+    return replace(outcomes[0], seconds=of(seconds), median=median(medians) if medians else None)

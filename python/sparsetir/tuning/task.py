@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsetir.sparse_tensor import SparseMatrix
 
-__all__ = ["OK", "PRUNED", "STATES", "Outcome", "Task"]
+__all__ = ["OK", "PRUNED", "STATES", "Outcome", "Reference", "Task"]
 
 OK = "ok"
 PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
@@ -42,11 +42,20 @@ class Task:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """A config that others are measured in turns with, and the seconds its calls count as."""
+
+    config: Any
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What became of a config.
 
     state : one of STATES
-    seconds, median : of a call, the least and the median; None unless "ok" or "pruned"
+    seconds, median : of a call, the least and the median; None unless "ok" or "pruned". Where there
+        was a reference, by how many times as long as its calls they lasted in the same turns
     message : one line for a person, where it is a failure
     bytes : of the arrays that hold the arranged matrix (indices, values, padding)
     padding : places without an element, as a fraction of all places

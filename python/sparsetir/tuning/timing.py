@@ -1,86 +1,150 @@
-"""How long calls take: the least of several turns, less for what is slow or hopeless."""
+"""How long calls take: in several turns, less for what is slow or hopeless.
+
+A machine may be slower for seconds at a time, by other programs or by its own heat. So calls take
+turns with those of a yardstick, and count by how many times as long they last.
+"""
 
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from sparsetir.tuning.task import OK, PRUNED
 
-__all__ = ["GROUP", "PROBES", "SLOW", "TURN", "TURNS", "hopeless", "summary", "timed"]
+__all__ = [
+    "GROUP", "PROBES", "SLOW", "TURN", "TURNS", "Turn", "Yardstick", "hopeless", "summary", "timed",
+]  # fmt: skip
 
 HOPELESS = 3.0  # times the best: not measured to the end
 PROBES, PROBE = 3, 0.005  # calls and seconds after which it is seen, when seen twice
 LONG = 0.3  # seconds of calls after which fewer are enough
-SLOW = 0.02  # seconds of a call for which no turns are taken
+SLOW = 0.02  # seconds of a call for which turns are single calls
 TURNS, TURN = 5, 0.02  # their seconds
 PAUSE = 0.005  # between turns, for what disturbs one to be over in the next
 GROUP = 0.001  # seconds of calls that are waited for together
+
+# Seconds of calls, and of the yardstick's in between, if there is one.
+Turn = tuple[Sequence[float], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """Calls, and how many seconds one of them is taken to last."""
+
+    call: Callable[[], None]
+    seconds: float
 
 
 def timed(
     call: Callable[[], None],
     finish: Callable[[], None] | None,
     best: float | None,
+    yardstick: Yardstick | None = None,
 ) -> dict[str, Any]:
     """State, least and median seconds of calls, as fields of an Outcome.
 
     finish : waits for what calls have begun, as on a GPU: short calls are then timed some together,
         as those of a program that looks at no result in between
     best : seconds; calls that take HOPELESS times as long are not measured to the end
+    yardstick : what seconds are counted in; None for those of the clock
     """
+    seconds = None if yardstick is None else yardstick.seconds
+    calls = [call] if yardstick is None else [call, yardstick.call]
 
-    def group(count: int) -> float:
+    def group(run: Callable[[], None], count: int) -> float:
         start = time.perf_counter()
         for _ in range(count):
-            call()
+            run()
         if finish is not None:
             finish()
         return (time.perf_counter() - start) / count
 
+    def probe(run: Callable[[], None]) -> list[float]:
+        times: list[float] = []
+        while sum(times) < LONG and (len(times) < PROBES or sum(times) < PROBE):
+            times.append(group(run, 1))
+        return times
+
+    def turn(run: Callable[[], None], count: int) -> list[float]:
+        time.sleep(PAUSE)
+        group(run, count)
+        times, end = [], time.perf_counter() + TURN
+        while time.perf_counter() < end:
+            times.append(group(run, count))
+        return times
+
     gc.collect()
     gc.disable()
     try:
-
-        def probe() -> list[float]:
-            times: list[float] = []
-            while sum(times) < LONG and (len(times) < PROBES or sum(times) < PROBE):
-                times.append(group(1))
-            return times
-
-        times = probe()
-        if hopeless(times, best):
+        first = _each(calls, probe)
+        if hopeless(first, best, seconds):
             time.sleep(PAUSE)  # another process may have had the processor
-            times += probe() if sum(times) < LONG else []
-            if hopeless(times, best):
-                return summary(PRUNED, times)
-        each = min(times)
-        if each > SLOW:
-            while len(times) < PROBES or sum(times) < TURNS * TURN:
-                times.append(group(1))
-            return summary(OK, times)
-        count = 1 if finish is None else max(1, round(GROUP / each))
-        times = []  # those up to here were the warm-up
-        for _ in range(TURNS):
-            time.sleep(PAUSE)
-            group(count)
-            end = time.perf_counter() + TURN
-            while time.perf_counter() < end:
-                times.append(group(count))
-        return summary(OK, times)
+            again = first if sum(first[0]) >= LONG else _each(calls, probe)
+            first = [*first[0], *again[0]], [*first[1], *again[1]]
+            if hopeless(first, best, seconds):
+                return summary(PRUNED, [first], seconds)
+        if min(first[0]) > SLOW:
+            turns = [first]
+            while len(turns) < TURNS and (len(turns) < PROBES or _passed(turns) < TURNS * TURN):
+                turns.append(_each(calls, lambda run: [group(run, 1)], len(turns)))
+            return summary(OK, turns, seconds)
+        count = 1 if finish is None else max(1, round(GROUP / min(first[0])))
+        turns = [_each(calls, lambda run: turn(run, count), number) for number in range(TURNS)]
+        return summary(OK, turns, seconds)
     finally:
         gc.enable()
 
 
-def hopeless(times: Sequence[float], best: float | None) -> bool:
-    """Whether the first calls are so slow that the others need not be seen."""
-    return best is not None and min(times) > HOPELESS * best
+def _each(
+    calls: Sequence[Callable[[], None]],
+    times: Callable[[Callable[[], None]], list[float]],
+    number: int = 0,
+) -> Turn:
+    """A turn of the calls and the yardstick's, by turns the ones and the other first."""
+    if len(calls) == 1:
+        return times(calls[0]), []
+    if number % 2:
+        others = times(calls[1])
+        return times(calls[0]), others
+    return times(calls[0]), times(calls[1])
 
 
-def summary(state: str, times: Sequence[float]) -> dict[str, Any]:
-    """Fields of an Outcome; `extra` says how many times there are."""
-    least, median = min(times), statistics.median(times)
-    return {"state": state, "seconds": least, "median": median, "extra": {"times": len(times)}}
+def _passed(turns: Sequence[Turn]) -> float:
+    """Seconds of all the calls, the yardstick's not counted."""
+    return sum(sum(times) for times, _ in turns)
+
+
+def hopeless(turn: Turn, best: float | None, seconds: float | None = None) -> bool:
+    """Whether the first calls are so slow that the others need not be seen.
+
+    seconds : of the yardstick
+    """
+    return best is not None and _least([turn], seconds) > HOPELESS * best
+
+
+def summary(state: str, turns: Sequence[Turn], seconds: float | None = None) -> dict[str, Any]:
+    """Fields of an Outcome.
+
+    seconds : of the yardstick; the median over the turns is what counts then, since each turn may
+        have seen another machine
+    """
+    every = [x for times, _ in turns for x in times]
+    extra: dict[str, Any] = {"times": len(every), "measured": min(every)}
+    if seconds is not None:
+        extra["yardstick"] = min(x for _, others in turns for x in others)
+    least = _least(turns, seconds)
+    typical = median(every)
+    if seconds is not None:
+        typical = least * median(median(times) / min(times) for times, _ in turns)
+    return {"state": state, "seconds": least, "median": typical, "extra": extra}
+
+
+def _least(turns: Sequence[Turn], seconds: float | None) -> float:
+    """Seconds of the fastest calls."""
+    if seconds is None:
+        return min(x for times, _ in turns for x in times)
+    return seconds * median(min(times) / min(others) for times, others in turns)

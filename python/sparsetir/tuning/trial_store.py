@@ -25,7 +25,7 @@ from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.propose import Candidate, Tried, candidate, distributions, quiet
 from sparsetir.tuning.task import OK, PRUNED, Outcome
 
-__all__ = ["Entry", "TrialStore"]
+__all__ = ["RUNNING", "Entry", "TrialStore"]
 
 # States of an entry.
 RUNNING, DONE, FREED, KILLED = "running", "done", "freed", "killed"

@@ -10,7 +10,10 @@ from sparsetir.plan import Plan, plan
 from sparsetir.tuning.records import Key
 from sparsetir.tuning.task import OK, PRUNED, Outcome, Task
 
-__all__ = ["Trial", "Tuned"]
+__all__ = ["MARGIN", "Trial", "Tuned"]
+
+# Of the time, that a config must save to be preferred to the default: as little is luck.
+MARGIN = 0.02
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Tuned:
     trials : of the whole study, also of earlier runs, in the order of their numbers
     default : the config of a plan that nobody tuned
     finals : the default and the best configs once more, measured in turns: what `best` and
-        `speedup` go by; empty where the search was interrupted
+        `speedup` go by; empty where the search was interrupted. Seconds of all trials are by how
+        many times as long as the default's their calls lasted, in the same moments
     warnings : what went wrong beside the measurements, such as a full disk
     importances : how much each parameter of the space decided (PED-ANOVA), all together 1
     """
@@ -50,13 +54,18 @@ class Tuned:
 
     @property
     def best(self) -> Trial:
-        """The fastest config; RuntimeError where none ran."""
+        """The fastest config; the default where none is faster by MARGIN.
+
+        Raises RuntimeError where none ran.
+        """
         ran = _ran(self.finals) or _ran(self.trials)
         if not ran:
             why = next((t.outcome.message for t in self.trials if t.outcome.message), "no trials")
             counts = ", ".join(f"{n} {state}" for state, n in self.counts.items()) or "none tried"
             raise RuntimeError(f"tune: no config ran ({counts}); the first failure: {why}")
-        return min(ran, key=seconds)
+        best = min(ran, key=seconds)
+        default = next((t for t in ran if t.config == self.default), best)
+        return default if seconds(default) <= (1 + MARGIN) * seconds(best) else best
 
     @property
     def config(self) -> Any:

@@ -15,7 +15,7 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,8 @@ from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.case import Case, array, numbers
 from sparsetir.tuning.measure import is_of_memory
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
-from sparsetir.tuning.task import Task
-from sparsetir.tuning.timing import timed
+from sparsetir.tuning.task import Reference, Task
+from sparsetir.tuning.timing import Yardstick, timed
 
 KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
@@ -47,25 +47,31 @@ class Local:
         self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
         self.operands = [array(x, task.dtype, self.device) for x in case.operands]
         self._compile_seconds: dict[int, float] = {}
+        # The reference that was measured with last, and its calls.
+        self._beside: tuple[Any, Callable[[], None]] | None = None
 
-    def begin(self, time_limit: float) -> None:
-        """It is always there."""
+    def begin(self, time_limit: float, reference: Reference | None = None) -> None:
+        """Have the reference ready."""
+        if reference is not None and (self._beside is None or self._beside[0] != reference.config):
+            self._beside = None
+            self._beside = reference.config, self._call(self._plan(reference.config))[0]
+            self.release()
 
-    def measure(self, config: Any, best: float | None) -> dict[str, Any]:
-        """The fields of an Outcome."""
-        task = self.case.task
-        made = plan(task.op, self.case.matrix, task.feat, config=config, **task.options)
+    def measure(
+        self, config: Any, best: float | None, reference: Reference | None = None
+    ) -> dict[str, Any]:
+        """The fields of an Outcome.
+
+        reference : as `begin` was given
+        """
+        made = self._plan(config)
         # A kernel that an earlier config had compiled took then what it would take alone.
         compiled = self._compile_seconds.setdefault(id(made.kernel), made.compile_seconds)
         about = {
             "compile_seconds": compiled, "convert_seconds": made.convert_seconds,
             "padding": made.padding, "launches": made.launches, "bytes": stored_bytes(made),
         }  # fmt: skip
-        out = array(np.full(self.case.check.shape, np.nan), task.dtype, self.device)
-
-        def call() -> None:
-            made(*self.operands, out=out)
-
+        call, out = self._call(made)
         finish = None if self.device is None else self.device.sync
         call()
         if finish is not None:
@@ -74,7 +80,23 @@ class Local:
         wrong = self.case.check.error(numbers(out))
         if wrong:
             return {"state": "wrong", "message": wrong, **about}
-        return {**timed(call, finish, best), **about}
+        yardstick = None
+        if reference is not None and self._beside is not None:
+            yardstick = Yardstick(self._beside[1], reference.seconds)
+        return {**timed(call, finish, best, yardstick), **about}
+
+    def _plan(self, config: Any) -> Plan:
+        task = self.case.task
+        return plan(task.op, self.case.matrix, task.feat, config=config, **task.options)
+
+    def _call(self, made: Plan) -> tuple[Callable[[], None], Any]:
+        """A plan with the operands, and where the result goes."""
+        out = array(np.full(self.case.check.shape, np.nan), self.case.task.dtype, self.device)
+
+        def call() -> None:
+            made(*self.operands, out=out)
+
+        return call, out
 
     def release(self) -> None:
         """Forget what the pattern was converted to."""
@@ -89,10 +111,12 @@ def stored_bytes(made: Plan) -> int:
     return sum(dict(memory(x, itemsize(d)) for x, d in pairs if is_array(x)).values())
 
 
-def answer(device: Any, config: dict[str, Any], best: float | None) -> dict[str, Any]:
+def answer(
+    device: Any, config: dict[str, Any], best: float | None, reference: Reference | None
+) -> dict[str, Any]:
     """The fields of the Outcome of a config."""
     try:
-        return device.measure(configs.from_data(config), best)
+        return device.measure(configs.from_data(config), best, reference)
     except Exception as error:  # whatever a candidate does is its outcome
         state = "out of memory" if is_of_memory(repr(error)) else "failed"
         return {"state": state, "message": one_line(error)}
@@ -157,13 +181,20 @@ def serve(parent: int, answers: int) -> None:
     print(json.dumps({}), file=out)
     for line in sys.stdin:
         request = json.loads(line)
+        beside, reference = request["reference"], None
+        if beside is not None:
+            reference = Reference(configs.from_data(beside["config"]), beside["seconds"])
         try:
-            device.begin(request["time_limit"])
+            device.begin(request["time_limit"], reference)
         except RemoteError as error:
             print(json.dumps({"failed": str(error)}), file=out)
             continue
+        except Exception as error:  # it worked before
+            failed = f"the reference cannot be measured: {one_line(error)}"
+            print(json.dumps({"failed": failed}), file=out)
+            continue
         print(json.dumps({}), file=out)
         limit_memory(request["memory_limit"])
-        found = answer(device, request["config"], request["best"])
+        found = answer(device, request["config"], request["best"], reference)
         limit_memory(None)
         print(json.dumps(found), file=out)
