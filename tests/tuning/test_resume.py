@@ -111,7 +111,7 @@ def test_kill_9_loses_and_repeats_nothing(monkeypatch, tmp_path):
     # A third run has nothing left to try.
     fake = install(monkeypatch)
     assert order(run(file)) == order(tuned)
-    assert len(fake.log) == 3 * 4
+    assert len(fake.log) == 3 * 3
 
 
 def test_what_goes_on_goes_on_as_if_it_had_not_stopped(monkeypatch, tmp_path):
@@ -140,7 +140,7 @@ def test_two_at_once_share_the_work(monkeypatch, tmp_path):
         printed, _ = process.communicate()
         theirs = printed.split("\n")[:-1]
     assert process.returncode == 0 and not tuned.warnings
-    # The last measurements of each are in turns, three times for four configs or fewer.
+    # The last measurements of each are in turns, three times for three configs or fewer.
     searched = Counter(dict.fromkeys(mine, 1)) + Counter(dict.fromkeys(theirs, 1))
     final = run(file, trials=16)
     assert len(set(order(final))) == len(final.trials) == 16
@@ -287,7 +287,7 @@ def test_a_database_in_place_of_the_file(monkeypatch, tmp_path):
     first = run("", storage=url, trials=5)
     second = run(tmp_path / "records.sqlite", storage=url, trials=8)
     assert order(second)[:5] == order(first) and len(second.trials) == 8
-    assert len(fake.log) == 8 + 2 * 12
+    assert len(fake.log) == 8 + 2 * 9
     assert len(Records(tmp_path / "records.sqlite").all()) == 1
 
 

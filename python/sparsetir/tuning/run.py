@@ -106,22 +106,22 @@ class Run:
             raise self._error
 
     def finals(self, measurer: Any) -> list[Trial]:
-        """The default and the best few measured again, so that none wins by luck; by seconds."""
-        finalists, reference = self._finalists(), self._reference()
-        if len(finalists) < 2:
+        """The best few measured again, so that none wins by luck, and the default; by seconds."""
+        default, others, reference = *self._finalists(), self._reference()
+        if len(default) + len(others) < 2:
             return []
-        measured: dict[int, list[Outcome]] = {trial.number: [] for trial in finalists}
+        measured: dict[int, list[Outcome]] = {trial.number: [] for trial in others}
         for turn in range(ROUNDS):
-            for trial in finalists:
+            for trial in others:
                 if turn and self._late(1.0):
                     break
                 measured[trial.number].append(measurer.measure(trial.config, None, reference))
-        found = []
-        for trial in finalists:
+        found = default  # which takes what it took: the others are measured by it
+        for trial in others:
             outcome = _together(measured[trial.number], min if reference is None else median)
             if outcome is not None:
-                found.append((outcome.seconds, trial.number, replace(trial, outcome=outcome)))
-        return [trial for _, _, trial in sorted(found)]
+                found.append(replace(trial, outcome=outcome))
+        return sorted(found, key=lambda trial: (trial.outcome.seconds, trial.number))
 
     def trials(self) -> list[Trial]:
         """All that are finished."""
@@ -203,12 +203,12 @@ class Run:
     def _ran(self) -> list[Trial]:
         return [_trial(e) for e in self._store.done() if e.outcome and e.outcome.state == OK]
 
-    def _finalists(self) -> list[Trial]:
+    def _finalists(self) -> tuple[list[Trial], list[Trial]]:
         """The default, if it runs, and the best others."""
         ran = sorted(self._ran(), key=lambda trial: trial.outcome.seconds or 0.0)
         keys = {e.number: e.key for e in self._store.done()}
         default = [trial for trial in ran if keys[trial.number] == self._default]
-        return default + [trial for trial in ran if trial not in default][:FINALISTS]
+        return default, [trial for trial in ran if trial not in default][:FINALISTS]
 
     def _late(self, share: float) -> bool:
         passed = time.monotonic() - self._start
