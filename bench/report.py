@@ -32,6 +32,8 @@ def cpu_name() -> str:
 
 def _commit() -> str:
     """The commit, with "+" behind it where files differ from it; "" outside of a checkout."""
+    if not (ROOT / ".git").exists():  # installed, perhaps below somebody else's repository
+        return ""
     try:
         run = lambda *args: subprocess.run(  # noqa: E731
             ["git", *args], cwd=ROOT, check=True, capture_output=True, text=True
