@@ -30,6 +30,10 @@ __all__ = ["SddmmGroups", "arrange", "coordinates", "program", "schedule"]
 
 GROUP = 8
 TILE_VECTORS = 8
+# Vectors of a row that code is written out for: more take long to compile. Above, tiles are gone
+# through in a loop, so narrow that LLVM leaves it one: written out in part it takes longer.
+MAX_STRAIGHT = 16
+LOOP_VECTORS = 4
 # Rows of Y of a part: what stays in a core's second-level cache beside rows of X.
 PART_BYTES = 3 * 2**18
 # Elements per row of X and Y from which on a copy pays.
@@ -45,7 +49,8 @@ class SddmmGroups(Tiled):
         vector has more than one. Their sums stay in registers while they are below 1 KiB
     vectors : in a tile of features
     feat : None for a kernel that serves every multiple of a tile, lanes * vectors; else the one
-        feature size it serves, in one tile whose last vector may overlap the one before
+        feature size it serves, in whole tiles and a rest, whose last vector may overlap the one
+        before
     parts : parts of the columns that are gone through one after the other, so that their rows of Y
         stay in cache; how many is not compiled in
     pack : first copy X and Y, so that their rows begin at whole vectors, in the type that sums are
@@ -66,9 +71,8 @@ class SddmmGroups(Tiled):
         wanted = f"a power of two up to lanes = {lanes}"
         _expect("group", group > 0 and fits and not group & (group - 1), wanted, group)
         _expect("vectors", vectors >= 1, "1 or more", vectors)
-        fits = feat is None or -(-feat // lanes) == vectors and feat >= lanes
-        wanted = f"more than {lanes * (vectors - 1)} and at most {lanes * vectors} features"
-        _expect("feat", fits, wanted, feat)
+        least = max(lanes, lanes * (vectors - 1) + 1)
+        _expect("feat", feat is None or feat >= least, f"{least} or more features", feat)
         _expect("parts", self.parts >= 1, "1 or more", self.parts)
         _expect("pack", feat is not None or not self.pack, "False where 'feat' is None", self.pack)
 
@@ -81,7 +85,13 @@ class SddmmGroups(Tiled):
         group = min(GROUP, lanes) if lanes > 1 else GROUP
         if feat % (lanes * TILE_VECTORS) == 0:
             return SddmmGroups(lanes, group)
-        return SddmmGroups(lanes, group, -(-feat // lanes), feat)
+        return SddmmGroups(lanes, group, SddmmGroups.vectors_of(feat, lanes), feat)
+
+    @staticmethod
+    def vectors_of(feat: int, lanes: int) -> int:
+        """Vectors in a tile of a kernel for one feature size: all, unless they are many."""
+        vectors = -(-feat // lanes)
+        return vectors if vectors <= MAX_STRAIGHT else LOOP_VECTORS
 
     @staticmethod
     def for_pattern(
@@ -103,9 +113,19 @@ class SddmmGroups(Tiled):
         return self.lanes * self.vectors
 
     @property
-    def last_vector(self) -> int:
-        """Where the last vector begins, of a config with `feat`."""
-        return (self.feat or self.tile) - self.lanes
+    def whole_tiles(self) -> int | None:
+        """Tiles that are gone through in a loop; None where that is an argument of the kernel."""
+        return None if self.feat is None else self.feat // self.tile
+
+    @property
+    def rest_vectors(self) -> int:
+        """Vectors that the features behind the whole tiles take."""
+        return 0 if self.feat is None else -(-(self.feat % self.tile) // self.lanes)
+
+    @property
+    def row_vectors(self) -> int:
+        """Vectors of a row, of a config with `feat`."""
+        return -(-(self.feat or 0) // self.lanes)
 
     @property
     def compiled(self) -> SddmmGroups:
@@ -133,25 +153,31 @@ def program(problem: Sddmm, config: SddmmGroups) -> SparseFunc:
     lanes, group, vectors, feat = config.lanes, config.group, config.vectors, config.feat
     tile, batched, size = config.tile, problem.batched, getattr(T, idtype)
     in_parts, pack = bool(config.parts > 1), bool(config.pack)
+    whole, rest, last_vector = config.whole_tiles, config.rest_vectors, config.row_vectors - 1
+    looped, after, behind = whole != 0, rest != 0, (whole or 0) * vectors
     overlaps = feat is not None and feat % lanes != 0
+    zero = tirx.const(0.0, acc)
 
-    def place(p: Any, v: Any, lane: Any) -> Any:
-        if overlaps:
-            return T.min(v * lanes, config.last_vector) + lane
-        return p * tile + v * lanes + lane
+    def place(u: Any, lane: Any) -> Any:
+        """A feature of vector u of a row that may be the last one."""
+        return (u * lanes if feat is None else T.min(u * lanes, feat - lanes)) + lane
 
-    def once(value: Any, v: Any, lane: Any) -> Any:
+    def once(value: Any, u: Any, lane: Any) -> Any:
         """Zero where a vector overlaps the one before, which has the value too."""
-        if not overlaps:
-            return value
-        return T.Select(place(0, v, lane) >= v * lanes, value, tirx.const(0.0, acc))
+        return T.Select(place(u, lane) >= u * lanes, value, zero) if overlaps else value
 
-    def product(a: Any, b: Any, v: Any, lane: Any) -> Any:
-        value = T.cast(a, acc) * T.cast(b, acc)
-        return value if pack else once(value, v, lane)
+    def product(x: Any, y: Any, i: Any, j: Any, u: Any, lane: Any) -> Any:
+        """Of a feature of vector u in a whole tile."""
+        at = (u, lane) if pack else (u * lanes + lane,)
+        return T.cast(x[(*i, *at)], acc) * T.cast(y[(*j, *at)], acc)
 
-    def row(array: Any, i: Any, p: Any, v: Any, lane: Any) -> Any:
-        return array[(*i, v, lane) if pack else (*i, place(p, v, lane))]
+    def rest_product(x: Any, y: Any, i: Any, j: Any, v: Any, lane: Any) -> Any:
+        """Of a feature of vector v behind the whole tiles."""
+        u = behind + v
+        if pack:
+            return product(x, y, i, j, u, lane)
+        at = place(u, lane)
+        return once(T.cast(x[(*i, at)], acc) * T.cast(y[(*j, at)], acc), u, lane)
 
     def last(g: Any, nnz: Any) -> Any:
         """A non-zero of the last group, which may not be whole: the very last one fills it up."""
@@ -168,9 +194,10 @@ def program(problem: Sddmm, config: SddmmGroups) -> SparseFunc:
         O = T.dense_fixed(nnz // group, idtype)
         R = T.dense_fixed(T.min(nnz % group, 1), idtype)
         G = T.dense_fixed(group, idtype)
-        P = T.dense_fixed(tiles if feat is None else 1, idtype)
+        P = T.dense_fixed(tiles if feat is None else whole, idtype)
         K = T.dense_fixed(tiles * tile if feat is None else feat, idtype)
         V = T.dense_fixed(vectors, idtype)
+        W = T.dense_fixed(rest, idtype)
         L = T.dense_fixed(lanes, idtype)
         if batched:
             H = T.dense_fixed(heads, idtype)
@@ -182,53 +209,80 @@ def program(problem: Sddmm, config: SddmmGroups) -> SparseFunc:
         if in_parts:
             PLACES = T.match_sparse_buffer(places, (E,), idtype)
         PARTS = T.alloc_sparse_buffer((O, G, L), acc, "local")
+        REST = T.alloc_sparse_buffer((O, G, L), acc, "local")
         SUMS = T.alloc_sparse_buffer((O, G), acc, "local")
         LAST_PARTS = T.alloc_sparse_buffer((R, G, L), acc, "local")
+        LAST_REST = T.alloc_sparse_buffer((R, G, L), acc, "local")
         LAST_SUMS = T.alloc_sparse_buffer((R, G), acc, "local")
         if pack:
-            XS = T.alloc_sparse_buffer((H, M, V, L) if batched else (M, V, L), acc)
-            YS = T.alloc_sparse_buffer((H, N, V, L) if batched else (N, V, L), acc)
-            with T.sp_iter(
-                (H, M, V, L) if batched else (M, V, L), "SSSS"[not batched :], "pack_x"
-            ) as at:
-                XS[(*at[:-1], at[-1])] = once(
-                    T.cast(X[(*at[:-2], place(0, at[-2], at[-1]))], acc), at[-2], at[-1]
-                )
-            with T.sp_iter(
-                (H, N, V, L) if batched else (N, V, L), "SSSS"[not batched :], "pack_y"
-            ) as at:
-                YS[(*at[:-1], at[-1])] = once(
-                    T.cast(Y[(*at[:-2], place(0, at[-2], at[-1]))], acc), at[-2], at[-1]
-                )
+            U = T.dense_fixed(config.row_vectors, idtype)
+            FULL = T.dense_fixed(config.row_vectors - 1, idtype)
+            XS = T.alloc_sparse_buffer((H, M, U, L) if batched else (M, U, L), acc)
+            YS = T.alloc_sparse_buffer((H, N, U, L) if batched else (N, U, L), acc)
+            with T.sp_iter((H, M) if batched else (M,), "SS"[not batched :], "pack_x") as i:
+                with T.sp_iter([FULL, L], "SS", "copy_x") as [u, l]:
+                    XS[(*i, u, l)] = T.cast(X[(*i, u * lanes + l)], acc)
+                with T.sp_iter([L], "S", "copy_last_x") as [l]:
+                    XS[(*i, last_vector, l)] = once(
+                        T.cast(X[(*i, place(last_vector, l))], acc), last_vector, l
+                    )
+            with T.sp_iter((H, N) if batched else (N,), "SS"[not batched :], "pack_y") as j:
+                with T.sp_iter([FULL, L], "SS", "copy_y") as [u, l]:
+                    YS[(*j, u, l)] = T.cast(Y[(*j, u * lanes + l)], acc)
+                with T.sp_iter([L], "S", "copy_last_y") as [l]:
+                    YS[(*j, last_vector, l)] = once(
+                        T.cast(Y[(*j, place(last_vector, l))], acc), last_vector, l
+                    )
         with T.sp_iter((H, O) if batched else (O,), "SS"[not batched :], "groups") as at:
-            with T.sp_iter([G, P, V, L], "SRRS", "parts") as [g, p, v, l]:
-                with T.init():
-                    PARTS[at[-1], g, l] = tirx.const(0.0, acc)
-                PARTS[at[-1], g, l] = PARTS[at[-1], g, l] + product(
-                    row(XS if pack else X, (*at[:-1], ROWS[at[-1] * group + g]), p, v, l),
-                    row(YS if pack else Y, (*at[:-1], COLS[at[-1] * group + g]), p, v, l), v, l,
-                )  # fmt: skip
+            if after:
+                with T.sp_iter([G, W, L], "SRS", "rest") as [g, v, l]:
+                    with T.init():
+                        REST[at[-1], g, l] = zero
+                    REST[at[-1], g, l] = REST[at[-1], g, l] + rest_product(
+                        XS if pack else X, YS if pack else Y,
+                        (*at[:-1], ROWS[at[-1] * group + g]),
+                        (*at[:-1], COLS[at[-1] * group + g]), v, l,
+                    )  # fmt: skip
+            if looped:
+                with T.sp_iter([G, P, V, L], "SRRS", "parts") as [g, p, v, l]:
+                    with T.init():
+                        PARTS[at[-1], g, l] = REST[at[-1], g, l] if after else zero
+                    PARTS[at[-1], g, l] = PARTS[at[-1], g, l] + product(
+                        XS if pack else X, YS if pack else Y, (*at[:-1], ROWS[at[-1] * group + g]),
+                        (*at[:-1], COLS[at[-1] * group + g]), p * vectors + v, l,
+                    )  # fmt: skip
             with T.sp_iter([G, L], "SR", "sums") as [g, l]:
                 with T.init():
-                    SUMS[at[-1], g] = tirx.const(0.0, acc)
-                SUMS[at[-1], g] = SUMS[at[-1], g] + PARTS[at[-1], g, l]
+                    SUMS[at[-1], g] = zero
+                SUMS[at[-1], g] = SUMS[at[-1], g] + (PARTS if looped else REST)[at[-1], g, l]
             with T.sp_iter([G], "S", "write") as [g]:
                 if in_parts:
                     OUT[(*at[:-1], PLACES[at[-1] * group + g])] = T.cast(SUMS[at[-1], g], dtype)
                 else:
                     OUT[(*at[:-1], at[-1] * group + g)] = T.cast(SUMS[at[-1], g], dtype)
         with T.sp_iter((H, R) if batched else (R,), "SS"[not batched :], "last") as at:
-            with T.sp_iter([G, P, V, L], "SRRS", "last_parts") as [g, p, v, l]:
-                with T.init():
-                    LAST_PARTS[at[-1], g, l] = tirx.const(0.0, acc)
-                LAST_PARTS[at[-1], g, l] = LAST_PARTS[at[-1], g, l] + product(
-                    row(XS if pack else X, (*at[:-1], ROWS[last(g, nnz)]), p, v, l),
-                    row(YS if pack else Y, (*at[:-1], COLS[last(g, nnz)]), p, v, l), v, l,
-                )  # fmt: skip
+            if after:
+                with T.sp_iter([G, W, L], "SRS", "last_rest") as [g, v, l]:
+                    with T.init():
+                        LAST_REST[at[-1], g, l] = zero
+                    LAST_REST[at[-1], g, l] = LAST_REST[at[-1], g, l] + rest_product(
+                        XS if pack else X, YS if pack else Y,
+                        (*at[:-1], ROWS[last(g, nnz)]), (*at[:-1], COLS[last(g, nnz)]), v, l,
+                    )  # fmt: skip
+            if looped:
+                with T.sp_iter([G, P, V, L], "SRRS", "last_parts") as [g, p, v, l]:
+                    with T.init():
+                        LAST_PARTS[at[-1], g, l] = LAST_REST[at[-1], g, l] if after else zero
+                    LAST_PARTS[at[-1], g, l] = LAST_PARTS[at[-1], g, l] + product(
+                        XS if pack else X, YS if pack else Y, (*at[:-1], ROWS[last(g, nnz)]),
+                        (*at[:-1], COLS[last(g, nnz)]), p * vectors + v, l,
+                    )  # fmt: skip
             with T.sp_iter([G, L], "SR", "last_sums") as [g, l]:
                 with T.init():
-                    LAST_SUMS[at[-1], g] = tirx.const(0.0, acc)
-                LAST_SUMS[at[-1], g] = LAST_SUMS[at[-1], g] + LAST_PARTS[at[-1], g, l]
+                    LAST_SUMS[at[-1], g] = zero
+                LAST_SUMS[at[-1], g] = (
+                    LAST_SUMS[at[-1], g] + (LAST_PARTS if looped else LAST_REST)[at[-1], g, l]
+                )
             with T.sp_iter([G], "S", "last_write") as [g]:
                 if in_parts:
                     OUT[(*at[:-1], PLACES[last(g, nnz)])] = T.cast(LAST_SUMS[at[-1], g], dtype)
@@ -267,25 +321,36 @@ def schedule(
     func = _with_own_buffers(trust_indices(func, "ROWS", "COLS", "PLACES"), 1 + problem.batched)
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     mark(sch, sch.get_loops(sch.get_sblock("groups0"))[-1], "parallel")
-    for name in ("pack_x0", "pack_y0") if config.pack else ():
-        *_, rows, vectors, lane = sch.get_loops(sch.get_sblock(name))
-        mark(sch, rows, "parallel")
-        sch.unroll(vectors)
-        sch.vectorize(lane)
-    for name in ("parts0", "last_parts0"):
+    for name in "xy" if config.pack else "":
+        mark(sch, sch.get_loops(sch.get_sblock(f"pack_{name}0"))[-1], "parallel")
+        for step in ("copy", "copy_last"):
+            sch.vectorize(sch.get_loops(sch.get_sblock(f"{step}_{name}0"))[-1])
+    for name in ("parts0", "last_parts0") if config.whole_tiles != 0 else ():
         parts = sch.get_sblock(name)
-        group, tiles, vectors, lane = sch.get_loops(parts)
-        sch.unroll(group)
-        sch.unroll(vectors)
-        sch.vectorize(lane)
-        init = sch.decompose_reduction(parts, tiles)
-        sch.vectorize(sch.get_loops(init)[-1])
+        group, tiles, *_ = sch.get_loops(parts)
+        if config.feat is not None:  # narrow tiles: all sums of a group take turns
+            sch.reorder(tiles, group)
+        _in_vectors(sch, parts, group, tiles)
+    for name in ("rest0", "last_rest0") if config.rest_vectors else ():
+        rest = sch.get_sblock(name)
+        group, vectors, _ = sch.get_loops(rest)
+        _in_vectors(sch, rest, group, vectors)
     write = sch.get_loops(sch.get_sblock("write0"))[-1]
     (sch.unroll if config.parts > 1 else sch.vectorize)(write)
     func = next(iter(sch.mod.functions.values()))
     if config.lanes > 1:
         func = add_lanes(add_lanes(func, "sums0"), "last_sums0")
     return apply_marks(func)
+
+
+def _in_vectors(sch: Any, block: Any, group: Any, outer: Any) -> None:
+    """Straight code of vectors for a sum over the loops from `outer` on."""
+    *_, vectors, lane = sch.get_loops(block)
+    sch.unroll(group)
+    sch.unroll(vectors)
+    sch.vectorize(lane)
+    init = sch.decompose_reduction(block, outer)
+    sch.vectorize(sch.get_loops(init)[-1])
 
 
 def _with_own_buffers(func: tirx.PrimFunc, loops: int) -> tirx.PrimFunc:

@@ -42,7 +42,6 @@ BRANCH = "template"
 VECTORS = (1, 2, 4, 8, 16)
 # Multiplications from which on a single thread is not tried where there are more.
 SERIAL_WORK = 1 << 24
-MAX_STRAIGHT = 64  # vectors of a tile that code is written out for
 MOST_SUMS = 16  # vectors of sums that stay in registers
 THREADS_OF_A_BLOCK = 128
 
@@ -204,21 +203,20 @@ def _sliced_rows(known: list[Any], given: Statistics) -> Branch:
 
 
 def _groups(known: list[SddmmGroups], given: Statistics) -> Branch:
-    """Tiles of whole `vectors`; 0 for all features in one tile."""
+    """Tiles of whole `vectors`; 0 for a kernel for this feature size alone."""
     default, feat = known[0], given.feat
     fitting = [v for v in VECTORS if feat % (v * default.lanes) == 0]
-    if default.feat is not None or feat <= MAX_STRAIGHT * default.lanes:
-        fitting.append(0)
 
     def make(lanes: int, group: int, vectors: int, parts: int, pack: bool) -> SddmmGroups:
         if not vectors:
-            return SddmmGroups(lanes, group, -(-feat // lanes), feat, parts, pack)
+            vectors = SddmmGroups.vectors_of(feat, lanes)
+            return SddmmGroups(lanes, group, vectors, feat, parts, pack)
         return SddmmGroups(lanes, group, vectors, None, parts, pack)
 
     choices = {
         "lanes": _sorted(default.lanes, max(1, default.lanes // 2)),
         "group": _sorted(default.group, *(g for g in (4, 8, 16) if g <= default.lanes)),
-        "vectors": _sorted(*fitting),
+        "vectors": _sorted(0, *fitting),
         "parts": _sorted(1, 4, 16, *(c.parts for c in known)),
         "pack": (False, True),
     }

@@ -137,8 +137,8 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     part_ids : (m * parts,) 0 .. parts - 1 for each row; absent where the config has one part
     seg_ptr : (m * parts + 1,) first non-zero of each row's part; indptr where there is one
     indices : (nnz,) columns, in order within each row
-    row : (m,) in the accumulator's type; for a mean what a row's sum is multiplied with, for a
-        maximum what it begins with: -inf, and 0 in a row without non-zeros; absent for a sum
+    row : (m,) in the accumulator's type; for a mean what a row's sum is multiplied with, once, for
+        a maximum what it begins with: -inf, and 0 in a row without non-zeros; absent for a sum
     """
     dtype, idtype, acc, reduce = (
         problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
@@ -148,7 +148,7 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     batched, size = problem.batched, getattr(T, idtype)
     in_parts = config.parts > 1
     spatial, in_rows = "S" * (1 + batched + tiles_first), "S" * (2 + in_parts - tiles_first)
-    zero, one = tirx.const(0.0, acc), tirx.const(1.0, acc)
+    zero = tirx.const(0.0, acc)
 
     def head(outer: Any) -> Any:
         return outer[:1] if batched else []
@@ -162,9 +162,12 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
     def part(inner: Any) -> Any:
         return inner[1:2] if in_parts else []
 
-    def carried(inner: Any, first: Any, before: Any) -> Any:
-        """What a sum begins with: what it came to in the part before."""
-        return T.if_then_else(inner[1] == 0, first, T.cast(before, acc)) if in_parts else first
+    def carried(inner: Any, first: Any, before: Any, scale: Any) -> Any:
+        """What a sum begins with: what it came to in the part before, whose mean was stored."""
+        if not in_parts:
+            return first
+        total = T.cast(before, acc)
+        return T.if_then_else(inner[1] == 0, first, total if scale is None else total / scale)
 
     def outside(h: Any, p: Any, o: Any) -> list[Any]:
         return [*([h] if batched else []), *([p] if tiles_first else []), o]
@@ -214,11 +217,11 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
                             inner,
                             ROW[outer[-1], inner[0]] if reduce == "max" else zero,
                             C[(*at(outer, inner), place(outer, inner, v, l))] if in_parts else zero,
+                            ROW[outer[-1], inner[0]] if reduce == "mean" else None,
                         )
                     ACC[v, l] = problem.combine(
                         ACC[v, l],
                         T.cast(A[(*at(outer, inner), *part(inner), j)], acc)
-                        * (ROW[outer[-1], inner[0]] if reduce == "mean" else one)
                         * (
                             PANEL[j, v, l]
                             if pack
@@ -226,7 +229,10 @@ def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
                         ),
                     )
                 with T.sp_iter([V, L], "SS", "write") as [v, l]:
-                    C[(*at(outer, inner), place(outer, inner, v, l))] = T.cast(ACC[v, l], dtype)
+                    C[(*at(outer, inner), place(outer, inner, v, l))] = T.cast(
+                        ACC[v, l] * ROW[outer[-1], inner[0]] if reduce == "mean" else ACC[v, l],
+                        dtype,
+                    )
 
     unused = {"row"} if reduce == "sum" else set()
     unused |= set() if batched else {"heads"}

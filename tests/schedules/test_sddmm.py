@@ -208,7 +208,7 @@ def test_lanes_of_no_such_block_are_refused():
         ({"lanes": 12}, "'lanes': expected a power of two"),
         ({"group": 32}, "'group': expected a power of two up to lanes = 16"),
         ({"vectors": 0}, "'vectors': expected 1 or more, got 0"),
-        ({"feat": 8}, "'feat': expected more than 112 and at most 128 features"),
+        ({"feat": 8}, "'feat': expected 113 or more features, got 8"),
     ],
 )
 def test_refusals(values, message):
@@ -224,3 +224,32 @@ def test_configs_that_do_not_serve_a_feature_size():
         assert config.tiles(64) == 2
         with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 40"):
             config.tiles(40)
+
+
+@pytest.mark.parametrize(
+    "feat, config",
+    [
+        (300, SddmmGroups(16, 8, 4, 300)),  # a rest that overlaps
+        (304, SddmmGroups(16, 8, 4, 304)),  # a rest of whole vectors
+        (320, SddmmGroups(16, 8, 4, 320)),  # no rest
+        (300, SddmmGroups(16, 8, 4, 300, parts=2, pack=True)),
+    ],
+)
+def test_whole_tiles_and_a_rest(feat, config):
+    assert config.whole_tiles and config.feat == feat
+    check(PATTERNS["random"], feat, config=config)
+
+
+@pytest.mark.parametrize("feat", [257, 1433, 3703, 8191, 16385, 2**20 + 7])
+def test_code_of_bounded_length_for_any_feature_size(feat):
+    config = SddmmGroups.for_features(Sddmm(), feat)
+    assert config.vectors + config.rest_vectors <= sddmm.MAX_STRAIGHT
+
+
+def test_code_is_as_long_for_many_features_as_for_some():
+    """LLVM does not write the loop over tiles out."""
+    some, many = (
+        len(kernel(Sddmm(), SddmmGroups.for_features(Sddmm(), feat)).source("asm").splitlines())
+        for feat in (297, 16385)
+    )
+    assert many < 1.5 * some

@@ -54,6 +54,16 @@ def test_patterns(name, reduce):
     check(ZOO[name], 32, reduce=reduce, config=RowBlocks(tile=32, pack=True, parts=3, blocks=2))
 
 
+@pytest.mark.parametrize("config", [None, RowBlocks(16, parts=4), RowBlocks(16, pack=True)])
+def test_mean_of_a_long_row(config):
+    """As exact as the sum; in parts, too, where the mean so far is stored in 16 bits."""
+    a = sp.csr_array(np.ones((1, 100_000), "float32"))
+    for dtype, close in (("float32", 1e-6), ("float16", 2e-3)):
+        plan = sparsetir.plan("spmm", a, 16, dtype=dtype, reduce="mean", config=config)
+        out = plan(torch.ones(100_000, 16, dtype=getattr(torch, dtype)))
+        assert (out - 1).abs().max() <= close
+
+
 @pytest.mark.parametrize("feat", [1, 2, 3, 7, 15, 16, 17, 33, 100, 129, 257, 600, 1023, 1024])
 def test_feature_sizes(feat):
     check(ZOO["random"], feat)
