@@ -2,8 +2,8 @@
 
 Each library trains in a process of its own, and they take turns: while one runs, the others are
 stopped, so that no threads of theirs are in its way. PyG trains with edges (`pyg edges`), and with
-its fastest kind of graph, a matrix in `torch.sparse_csr` (`pyg adj_t`). Features are dense, but for
-`sparsetir sparse`.
+its fastest kind of graph, a matrix in `torch.sparse_csr` (`pyg adj_t`). Features are given as a
+dense tensor, but for `sparsetir sparse`; `--no-zeros` makes those of Cora random numbers.
 
     python examples/epoch_time.py --graphs cora graph.npz --models gcn sage --hidden 128
 """
@@ -22,7 +22,7 @@ import time
 import warnings
 from typing import Any
 
-# Features of Cora are nearly all zero, which our layers can be told by a sparse matrix.
+# Features of Cora are nearly all zero. Our layers find that out, or are told by a sparse matrix.
 SPARSE = "sparsetir sparse"
 PEERS = ("sparsetir", SPARSE, "pyg edges", "pyg adj_t")
 MODELS = ("gcn", "sage")
@@ -84,6 +84,8 @@ def serve(peer: str, arguments: argparse.Namespace) -> None:
     warnings.filterwarnings("ignore", message="Sparse")
     torch.set_num_threads(arguments.threads)
     x, graph, y, mask = data_of(arguments.graphs[0])
+    if arguments.no_zeros:
+        x = torch.rand_like(x)
     if peer == SPARSE:
         x = x.to_sparse_csr()
     if peer == "pyg adj_t":
@@ -134,7 +136,7 @@ class Peer:
         command = [
             sys.executable, __file__, "--serve", name, "--models", model, "--graphs", graph,
             "--hidden", str(arguments.hidden), "--threads", threads,
-            "--epochs", str(arguments.epochs),
+            "--epochs", str(arguments.epochs), *["--no-zeros"] * arguments.no_zeros,
         ]  # fmt: skip
         self.process = subprocess.Popen(
             command, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -171,7 +173,8 @@ def compare(model: str, graph: str, arguments: argparse.Namespace) -> dict[str, 
     """Seconds of epochs of all libraries, and that they do the same: their losses."""
     peers: dict[str, Peer] = {}
     try:
-        for name in (p for p in PEERS if p != SPARSE or graph == "cora"):
+        zeros = graph == "cora" and not arguments.no_zeros
+        for name in (p for p in PEERS if p != SPARSE or zeros):
             peers[name] = Peer(name, model, graph, arguments)
         for _ in range(arguments.rounds):
             for peer in peers.values():
@@ -212,6 +215,7 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
     parser.add_argument("--hidden", type=int, default=128, help="hidden features")
     parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each library")
+    parser.add_argument("--no-zeros", action="store_true", help="random features")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each library")
     parser.add_argument("--epochs", type=int, default=5, help="epochs in a turn")
     parser.add_argument("--json", metavar="FILE", help="where to write the results")

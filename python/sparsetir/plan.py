@@ -44,7 +44,7 @@ from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.lookup import recorded_config
 from sparsetir.tuning.task import Task
 
-__all__ = ["Plan", "compilations", "plan", "plan_candidates"]
+__all__ = ["Plan", "compilations", "default_threads", "plan", "plan_candidates"]
 
 GPU_ALIGNMENT = 16
 
@@ -79,7 +79,8 @@ def plan(
     threads : of the CPU, that the rows are divided among; by default all
     config : of a template; by default the one that tuning has recorded for this very problem on
         this machine (see :mod:`sparsetir.tuning.records`), else one chosen by the sizes of the
-        pattern and the target
+        pattern and the target. For a CsrPattern, by its sizes alone: `sparsetir.ops`, which has
+        such patterns, looks for records itself
 
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem, RuntimeError where there is no such device.
@@ -89,7 +90,7 @@ def plan(
     )
     if config is not None:
         return Plan(op, matrix, problem, config, feat, heads, target)
-    if isinstance(matrix, CsrPattern):
+    if isinstance(matrix, CsrPattern):  # to know it again takes time; see ops.Structure
         config = choose(problem, given, target)
         config = getattr(config, "unpacked", config)  # for values of a run's own
         return Plan(op, matrix, problem, config, feat, heads, target, "default")
@@ -119,21 +120,17 @@ class Plan:
     kernel : the :class:`Kernel`, which other plans may share
     convert_seconds, compile_seconds : what the plan took; no compilation where the kernel was
         there already
+    arranges_values : whether values are brought into another order, on the host, before the kernel
+        takes them: for those of a run in each run
     launches : kernels started by a call
     padding : places that are stored beside the elements, as a fraction of all places
+    needs_values : whether each run is to be given values
     """
 
     def __init__(
-        self,
-        op: str,
-        matrix: SparseMatrix | CsrPattern,
-        problem: Any,
-        config: Any,
-        feat: int,
-        heads: int | None,
-        target: Any,
-        chosen_by: str = "user",
-    ) -> None:
+        self, op: str, matrix: SparseMatrix | CsrPattern, problem: Any, config: Any, feat: int,
+        heads: int | None, target: Any, chosen_by: str = "user",
+    ) -> None:  # fmt: skip
         self.op, self.problem, self.config, self.feat = op, problem, config, feat
         self.chosen_by = chosen_by
         gpu = self._gpu = is_gpu(target)
@@ -151,6 +148,7 @@ class Plan:
         self.padding = arranged.padding
         self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
         self._vectors = template.vectors
+        self.arranges_values = arranged.spread is not None
         self._spread = arranged.spread or (lambda values: {"a": values})
         self._set_shapes(matrix, heads)
         names = self.kernel.signature.names
@@ -165,7 +163,7 @@ class Plan:
                 lambda: Plan(op, matrix, problem, unpacked, feat, heads, target, chosen_by)
             )
         self._planned: Any = None  # the values, unless the caller gives others
-        self._needs_values = op != "sddmm" and isinstance(matrix, CsrPattern)
+        self.needs_values = op != "sddmm" and isinstance(matrix, CsrPattern)
         sizes = {"heads": heads or 1, "tiles": tiles, **arranged.arguments}
         self._put({name: value for name, value in sizes.items() if name in self._place})
         if op != "sddmm" and isinstance(matrix, SparseMatrix):
@@ -236,7 +234,7 @@ class Plan:
                 f"{self.op}: expected {len(self._operands)} operands "
                 f"({', '.join(self._operands)}), got {len(operands)}"
             )
-        if values is None and self._needs_values:
+        if values is None and self.needs_values:
             raise TypeError(f"{self.op}: argument 'values': expected an array, got None")
         args, place, viewed = self._args.copy(), self._place, self._kernel_shapes
         for name, array in zip(self._operands, operands, strict=True):
@@ -261,7 +259,9 @@ class Plan:
 
     def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
         """A call on contiguous torch tensors that fit, which is not checked, with a new result."""
-        if self._nothing or self._for_values is not None:
+        if values is not None and (self.arranges_values or self._for_values is not None):
+            return self(*operands, values=values.detach())
+        if self._nothing:
             return self(*operands, values=values)
         args, viewed = self._args.copy(), self._kernel_shapes
         out = operands[0].new_empty(self._shapes["out"])
@@ -331,15 +331,9 @@ class Plan:
 
 
 def _problem(
-    op: str,
-    matrix: Any,
-    feat: int,
-    dtype: str | None,
-    reduce: str,
-    heads: int | None,
-    target: Any,
+    op: str, matrix: Any, feat: int, dtype: str | None, reduce: str, heads: int | None, target: Any,
     threads: int | None,
-) -> tuple[SparseMatrix | CsrPattern, Any, Statistics, Any]:
+) -> tuple[SparseMatrix | CsrPattern, Any, Statistics, Any]:  # fmt: skip
     """What is compiled for and chosen by."""
     if op not in PROBLEMS:
         raise ValueError(f"plan: argument 'op': expected one of {', '.join(PROBLEMS)}, got {op!r}")
@@ -364,14 +358,19 @@ def _problem(
         options["reduce"] = reduce
     problem = PROBLEMS[op](**options)
     m, n = matrix.shape
-    named = os.environ.get("TVM_NUM_THREADS", "")
-    threads = int(threads or (int(named) if named.isdecimal() else 0) or os.cpu_count() or 1)
+    threads = int(threads or default_threads())
     target = resolve_target(target)
     longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
     if is_gpu(target) and isinstance(matrix, SparseMatrix):
         longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
     given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest)
     return matrix, problem, given, target
+
+
+def default_threads() -> int:
+    """Threads of the CPU that plans divide rows among: all, or as many as TVM_NUM_THREADS says."""
+    named = os.environ.get("TVM_NUM_THREADS", "")
+    return (int(named) if named.isdecimal() else 0) or os.cpu_count() or 1
 
 
 def _csr(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:

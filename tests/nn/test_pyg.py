@@ -136,6 +136,33 @@ def test_other_layers_are_left_alone(calls):
     assert not calls
 
 
+@pytest.mark.parametrize("name", ["message", "aggregate", "update", "message_and_aggregate"])
+def test_methods_of_an_instance_are_left_alone(name, calls):
+    x, (edges, _) = torch.randn(NODES, FEATURES), graph()
+    layer = pyg.SAGEConv(FEATURES, 4)
+    method = getattr(layer, name)
+    setattr(layer, name, lambda *given, **named: 5 * method(*given, **named))
+    expected = layer(x, edges)
+    with accelerate():
+        torch.testing.assert_close(layer(x, edges), expected)
+    assert not calls
+
+
+def test_entered_again(calls):
+    layer, x, (edges, _) = pyg.SAGEConv(FEATURES, 4), torch.randn(NODES, FEATURES), graph()
+    before = pyg.SAGEConv.propagate
+    patch = accelerate()
+    with patch:
+        pass
+    assert pyg.SAGEConv.propagate is before
+    with patch:
+        with patch:
+            layer(x, edges)
+        layer(x, edges)
+    assert len(calls) == 2
+    assert pyg.SAGEConv.propagate is before
+
+
 def test_undo_restores_pyg():
     pyg.SAGEConv(FEATURES, 4)
     before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate

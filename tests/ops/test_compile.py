@@ -77,6 +77,30 @@ def test_compile_of_an_operand():
     torch.testing.assert_close(compiled(A, X), layer(A, X))
 
 
+@pytest.mark.parametrize(
+    "layout", ["csr", "coo", *(pytest.param(x, marks=pytest.mark.slow) for x in ("csc", "bsr"))]
+)
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_compile_with_a_sparse_tensor(layout):
+    """At which torch breaks the graph; values of their own have gradients all the same."""
+    torch.compiler.reset()
+    block = {"blocksize": (2, 3)} if layout == "bsr" else {}
+    dense, X = (torch.arange(36.0).view(6, 6) % 5).relu(), torch.randn(6, F)
+    A = dense.to_sparse(layout=getattr(torch, f"sparse_{layout}"), **block)
+
+    def layer(A, X):
+        return ops.spmm(A, X).relu()
+
+    compiled = torch.compile(layer, backend="aot_eager")
+    torch.testing.assert_close(compiled(A, X), (dense @ X).relu())
+    dense.requires_grad_()
+    found = []
+    for call in (compiled, layer):
+        out = call(dense.to_sparse(layout=A.layout, **block), X)
+        found += torch.autograd.grad(out.sum(), dense)
+    torch.testing.assert_close(*found)
+
+
 class Layer(torch.nn.Module):
     """A graph convolution."""
 

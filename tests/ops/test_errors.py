@@ -1,5 +1,6 @@
 """What is refused, and how it is said."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,6 +18,11 @@ def csr(rowptr=ROWPTR, col=COL, n=3):
     return ops.Operand(rowptr, col, 2, n)
 
 
+def csc(ccol, row):
+    """A (3, 2) matrix that torch has not checked."""
+    return torch.sparse_csc_tensor(ccol, row, torch.ones(3), (3, 2), check_invariants=False)
+
+
 REFUSED = {
     "rows of B": (
         lambda: ops.spmm(A, torch.ones(2, 4)),
@@ -32,9 +38,9 @@ REFUSED = {
     ),
     "integers": (
         lambda: ops.spmm(A, B.to(torch.int8)),
-        TypeError, "spmm: argument 'b': expected float32, float16, bfloat16, float64, got int8",
+        TypeError, "spmm: argument 'B': expected float32, float16, bfloat16, float64, got int8",
     ),
-    "bool": (lambda: ops.spmm(A, B > 0), TypeError, "'b': expected float32, .*, got bool"),
+    "bool": (lambda: ops.spmm(A, B > 0), TypeError, "'B': expected float32, .*, got bool"),
     "device of B": (
         lambda: ops.spmm(A, B.to("meta")),
         ValueError, "spmm: argument 'B': expected to be on cpu as the sparse matrix, got meta",
@@ -49,19 +55,19 @@ REFUSED = {
     ),
     "number of values": (
         lambda: ops.spmm(A, B, values=torch.ones(4)),
-        ValueError, r"spmm: argument 'values': expected shape \(3,\), got \(4,\)",
+        ValueError, r"spmm: argument 'values': expected shape \(3,\) or \(heads, 3\), got \(4,\)",
     ),
     "dtype of values": (
         lambda: ops.spmm(A, B, values=torch.ones(3).double()),
-        TypeError, "argument 'values': expected float32 as the dense operand, got float64",
+        TypeError, "argument 'values': expected float32 as the other operand, got float64",
     ),
     "heads": (
         lambda: ops.spmm(A, torch.ones(2, 3, 4), values=torch.ones(5, 3)),
-        ValueError, r"argument 'values': expected shape \(2, 3\), got \(5, 3\)",
+        ValueError, r"argument 'values': expected shape \(3,\) or \(2, 3\), got \(5, 3\)",
     ),
     "sparse B": (
         lambda: ops.spmm(A, B.to_sparse()),
-        TypeError, "argument 'b': expected a dense tensor, got torch.sparse_coo",
+        TypeError, "argument 'B': expected a dense tensor, got torch.sparse_coo",
     ),
     "reduction": (
         lambda: ops.spmm(A, B, "prod"),
@@ -89,22 +95,22 @@ REFUSED = {
     ),
     "size": (
         lambda: ops.spmm((EDGES, "3"), B),
-        TypeError, r"expected \(edge_index, size\) with size = \(sources, targets\) or one number",
+        TypeError, "spmm: argument 'A': expected integers as sizes, got '3'",
     ),
     "source": (
         lambda: ops.spmm((EDGES, (2, 2)), torch.ones(2, 4)),
-        IndexError, "'edges': expected each source to be at least 0 and less than 2, got 2",
+        IndexError, "spmm: argument 'A': expected each source to be at least 0 and less than 2",
     ),
     "target": (
         lambda: ops.spmm((EDGES, (3, 1)), B),
-        IndexError, "'edges': expected each target to be at least 0 and less than 1, got 1",
+        IndexError, "spmm: argument 'A': expected each target to be at least 0 and less than 1",
     ),
     "negative source": (
         lambda: ops.spmm((EDGES - 1, (3, 2)), B), IndexError, "each source .* less than 3, got -1",
     ),
     "column": (
         lambda: ops.spmm(csr(col=COL + 1), B),
-        IndexError, "'col': expected each column to be at least 0 and less than 3, got 3",
+        IndexError, "spmm: argument 'col': expected each index to be at least 0 and less than 3",
     ),
     "rows that decrease": (
         lambda: ops.spmm(csr(rowptr=torch.tensor([0, 4, 3])), B),
@@ -140,7 +146,7 @@ REFUSED = {
     ),
     "features of X and Y": (
         lambda: ops.sddmm(A, torch.ones(2, 4), torch.ones(3, 5)),
-        ValueError, r"sddmm: argument 'y': expected shape \(3, 4\), got \(3, 5\)",
+        ValueError, r"sddmm: argument 'Y': expected shape \(3, 4\) as 'X', got \(3, 5\)",
     ),
     "rows of X": (
         lambda: ops.sddmm(A, torch.ones(3, 4), torch.ones(3, 4)),
@@ -148,11 +154,96 @@ REFUSED = {
     ),
     "dtypes of X and Y": (
         lambda: ops.sddmm(A, torch.ones(2, 4), B.double()),
-        TypeError, "sddmm: argument 'y': expected float32, got float64",
+        TypeError, "sddmm: argument 'Y': expected float32 as the other operand, got float64",
     ),
     "batch of sparse matrices": (
         lambda: ops.spmm(torch.ones(2, 3, 3).to_sparse_csr(), B),
         ValueError, "expected a sparse matrix without batch and dense dimensions",
+    ),
+    "a list as values": (
+        lambda: ops.spmm(A, B, values=[1.0] * 3),
+        TypeError, "spmm: argument 'values': expected a tensor, got list",
+    ),
+    "values of a vector": (
+        lambda: ops.spmv(A, torch.ones(3), values=torch.ones(2)),
+        ValueError, "spmv: argument 'values': expected shape",
+    ),
+    "a tensor too few in an operand": (
+        lambda: ops.spmm(csr(rowptr=[0, 1, 3]), B),
+        TypeError, "spmm: argument 'A.rowptr': expected a tensor, got list",
+    ),
+    "rows of an operand": (
+        lambda: ops.spmm(csr()._replace(m=3), B),
+        ValueError, r"spmm: argument 'A.rowptr': expected shape \(4,\) for 3 rows, got \(3,\)",
+    ),
+    "no size": (
+        lambda: ops.spmm((EDGES, (None, 3)), B),
+        TypeError, "spmm: argument 'A': expected integers as sizes, got None",
+    ),
+    "three sizes": (
+        lambda: ops.spmm((EDGES, (3, 3, 3)), B),
+        ValueError, r"expected \(edge_index, size\) with size = \(sources, targets\) or one number",
+    ),
+    "float sizes": (
+        lambda: ops.spmm((EDGES, (3.0, 3.0)), B), TypeError, "integers as sizes, got 3.0",
+    ),
+    "a truth as size": (
+        lambda: ops.spmm((EDGES, True), B), TypeError, "integers as sizes, got True",
+    ),
+    "negative size": (
+        lambda: ops.spmm((EDGES, (3, -1)), B),
+        ValueError, "spmm: argument 'A': expected sizes of 0 or more, got -1",
+    ),
+    "edges without data or a size": (
+        lambda: ops.edge_softmax(EDGES.to("meta"), torch.ones(3, device="meta")),
+        ValueError, r"edge_softmax: argument 'A': expected \(edge_index, size\) for edges without",
+    ),
+    "columns of a structure": (
+        lambda: ops.structure_of(ROWPTR, COL, -1),
+        ValueError, "structure_of: argument 'n': expected sizes of 0 or more, got -1",
+    ),
+    "no columns of a structure": (
+        lambda: ops.structure_of(ROWPTR, COL, "3"),
+        TypeError, "structure_of: argument 'n': expected integers as sizes, got '3'",
+    ),
+    "part of an entry": (
+        lambda: ops.limit_cache(1.5),
+        TypeError, "limit_cache: argument 'entries': expected integers as sizes, got 1.5",
+    ),
+    "pointers of CSC": (
+        lambda: ops.spmm(csc(ROWPTR + 1, torch.tensor([1, 0, 1])), torch.ones(2, 4)),
+        StructureError, r"spmm: argument 'A.ccol_indices\(\)': expected to go from 0 to nnz = 3",
+    ),
+    "rows of CSC": (
+        lambda: ops.spmm(csc(ROWPTR, COL + 1), torch.ones(2, 4)),
+        IndexError, r"'A.row_indices\(\)': expected each index to be at least 0 and less than 3",
+    ),
+    "pattern of a softmax": (
+        lambda: ops.edge_softmax((EDGES, 2), torch.ones(3)),
+        IndexError, "edge_softmax: argument 'A': expected each source",
+    ),
+    "a list as message": (
+        lambda: ops.gspmm(A, ["copy_u"], u=B), ValueError, "gspmm: argument 'op': expected one of",
+    ),
+    "a list as segments": (
+        lambda: ops.segment_reduce(B, [0, 3]),
+        TypeError, "segment_reduce: argument 'rowptr': expected a tensor, got list",
+    ),
+    "a number as segments": (
+        lambda: ops.segment_reduce(B, torch.tensor(3)),
+        ValueError, r"segment_reduce: argument 'rowptr': expected shape \(m \+ 1,\), got \(\)",
+    ),
+    "segments that do not fit": (
+        lambda: ops.segment_reduce(B, ROWPTR + 1),
+        StructureError, "segment_reduce: argument 'rowptr': expected to go from 0 to nnz = 3",
+    ),
+    "a name as scale": (
+        lambda: ops.attention((EDGES, 3), B, B, B, scale="2"),
+        TypeError, "attention: argument 'scale': expected a number, got str",
+    ),
+    "a scale with a gradient": (
+        lambda: ops.attention((EDGES, 3), B, B, B, scale=torch.ones((), requires_grad=True)),
+        TypeError, "attention: argument 'scale': expected a number, got Tensor",
     ),
 }  # fmt: skip
 
@@ -171,6 +262,18 @@ def test_the_operator_refuses_too():
         torch.ops.sparsetir.spmm(rowptr, col, None, torch.ones(1, 4), "sum")
     with pytest.raises(ValueError, match=r"'c': expected shape \(2, feat\)"):
         torch.ops.sparsetir.spmm_transposed(rowptr, col, None, B, 3)
+
+
+@pytest.mark.parametrize("size", [np.int64(3), (np.int32(3), np.uint8(3))])
+def test_sizes_by_numpy(size):
+    assert torch.equal(ops.spmm((EDGES, size), B), ops.spmm((EDGES, 3), B))
+    assert ops.structure_of(ROWPTR, COL, np.int64(3)).shape == (2, 3)
+
+
+def test_a_scale_by_numpy():
+    x = torch.randn(3, 4)
+    found = ops.attention((EDGES, 3), x, x, x, scale=np.float32(2))
+    assert torch.equal(found, ops.attention((EDGES, 3), x, x, x, scale=2))
 
 
 def test_a_trusted_pattern_needs_values():

@@ -239,6 +239,26 @@ def test_nothing():
     assert dots.shape == (NNZ, 2, 1) and not dots.any()
 
 
+@pytest.mark.parametrize("size", [0, (0, 3)])
+def test_no_nodes(size):
+    A = torch.zeros(2, 0, dtype=torch.int64), size
+    rows = 3 if size else 0
+    for op, e in (("copy_u", None), ("u_mul_e", randn(0)), ("u_add_e", randn(0))):
+        u = randn(0, 4, grad=True)
+        out = ops.gspmm(A, op, "mean", u, e)
+        assert out.shape == (rows, 4) and not out.any()
+        out.sum().backward()
+        assert u.grad.shape == (0, 4)
+
+
+def test_gradient_of_the_mean_of_a_row_longer_than_float16_counts():
+    count = 70_000
+    e = torch.ones(count, 1, dtype=torch.float16, requires_grad=True)
+    out = ops.segment_reduce(e, torch.tensor([0, count]), "mean")
+    out.backward(torch.full((1, 1), 7000, dtype=torch.float16))
+    torch.testing.assert_close(e.grad, torch.full_like(e, 0.1))
+
+
 def test_not_contiguous():
     edges, u, e = (
         graph(),

@@ -121,6 +121,10 @@ def test_exponential():
 def test_nothing():
     empty = torch.zeros(2, 0, dtype=torch.int64)
     assert ops.edge_softmax((empty, (N, M)), torch.zeros(0, 3)).shape == (0, 3)
+    for shape in ((0,), (2, 0)):
+        x = torch.zeros(shape, requires_grad=True)
+        ops.sparse_softmax((empty, (N, M)), x).sum().backward()
+        assert x.grad.shape == shape
     edges = graph()
     assert ops.edge_softmax((edges, (N, M)), torch.zeros(edges.shape[1], 0)).numel() == 0
 

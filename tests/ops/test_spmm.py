@@ -224,3 +224,36 @@ def test_parallel_edges_have_values_of_their_own():
         got = ops.spmm(case.A, B, reduce, values=values)
         assert_close(got, expected_spmm(case, values, B, reduce, m=1), "float64")
     assert ops.sddmm(case.A, torch.ones(1, F), B.float()).tolist() == [9, 9, 6, 9]
+
+
+def hub(degree):
+    """A row of so many elements."""
+    columns = torch.arange(degree)
+    return torch.stack([columns, torch.zeros_like(columns)]), (degree, 1)
+
+
+def test_mean_of_a_long_row():
+    """It is scaled once, so that it is as good as the sum, which 16 bits may not hold."""
+    count = 100_000
+    A = hub(count)
+    assert ops.spmm(A, torch.ones(count, 1), "mean").item() == pytest.approx(1, abs=1e-6)
+    assert ops.spmm(A, torch.ones(count, 1, dtype=torch.float16), "mean").item() == 1
+    x = torch.rand(count, 3, generator=torch.Generator().manual_seed(0))
+    in_turn = torch.from_numpy(x.numpy().cumsum(0, dtype="float32")[-1] / count)
+    exact = x.double().mean(0)
+    error = (ops.spmm(A, x, "mean")[0] - exact).abs().max()
+    assert error <= 2 * (in_turn - exact).abs().max() + 1e-6
+
+
+def test_gradient_of_the_mean_of_a_row_longer_than_float16_counts():
+    count = 70_000
+    x = torch.ones(count, 1, dtype=torch.float16, requires_grad=True)
+    ops.spmm(hub(count), x, "mean").backward(torch.full((1, 1), 7000, dtype=torch.float16))
+    torch.testing.assert_close(x.grad, torch.full_like(x, 0.1))
+
+
+def test_the_least_of_negative_zeros_is_one():
+    A = torch.tensor([[0, 1], [0, 0]]), (2, 2)
+    for values in (None, torch.ones(2)):
+        found = ops.spmm(A, torch.full((2, 3), -0.0), "min", values=values)
+        assert found[0].signbit().all() and not found[1].signbit().any()  # which is empty

@@ -13,9 +13,11 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.build import resolve_target
 from sparsetir.schedules.configs import to_data
+from sparsetir.schedules.problems import CsrPattern
 from sparsetir.schedules.sddmm import SddmmGroups
 from sparsetir.schedules.spmm_gpu import RowSplit
 from sparsetir.tuning import lookup
+from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import recorded_config
 from sparsetir.tuning.records import Key, Record, Records
 from sparsetir.tuning.task import Task
@@ -175,3 +177,27 @@ def test_gpu_configs(records):
     assert recorded_config(replace(task, threads=8)) == config
     assert recorded_config(replace(task, target={"kind": "cuda", "arch": "sm_80"})) is None
     assert recorded_config(TASK) is None
+
+
+def test_records_for_other_sizes_cost_no_fingerprint(records, monkeypatch):
+    wide = sparsetir.SparseMatrix(A.to_scipy()[:10])
+    records.add(record(OTHER, Key.of(replace(TASK, matrix=wide))))
+    with monkeypatch.context() as patched:
+        patched.setattr(lookup, "fingerprint", refuse)
+        assert recorded_config(TASK) is None
+        assert recorded_config(replace(TASK, matrix=Sizes(A.shape, A.nnz)), refuse) is None
+    records.add(record(OTHER, replace(KEY, fingerprint="0" * 32)))
+    pattern = CsrPattern(A.pattern.indptr, A.pattern.coords[1], A.shape)
+    sizes = replace(TASK, matrix=Sizes(A.shape, A.nnz))
+    assert recorded_config(sizes, lambda: pattern) is None
+    records.add(record(OTHER))
+    assert recorded_config(sizes, lambda: pattern) == OTHER
+
+
+def test_with_one_feature_records_of_spmv_serve_spmm(records):
+    spmm = replace(TASK, feat=1)
+    spmv = replace(spmm, op="spmv")
+    records.add(record(DEFAULT, Key.of(spmv)))
+    assert recorded_config(spmm) == recorded_config(spmv) == DEFAULT
+    records.add(record(OTHER, Key.of(spmm)))
+    assert (recorded_config(spmm), recorded_config(spmv)) == (OTHER, DEFAULT)

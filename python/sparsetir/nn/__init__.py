@@ -5,6 +5,12 @@ parameters, so that state dictionaries go both ways; PyG itself is not needed. W
 common: `edge_index` is a (2, E) int32 or int64 tensor of sources and targets, a `torch.sparse`
 matrix of targets x sources (PyG's `adj_t`), or anything else :func:`sparsetir.ops.spmm` takes.
 
+Features may be sparse matrices. On a CPU dense ones that are nearly all zero, such as words of
+papers, are multiplied as sparse ones, once a layer sees them again (:mod:`sparsetir.nn.features`).
+
+What differs from PyG: with flow="target_to_source" features are one tensor, not a pair, and a
+GATConv with `edge_dim` takes the values of a sparse matrix for features of its edges.
+
 To run PyG's own layers on these kernels, see :func:`sparsetir.nn.pyg.accelerate`.
 """
 

@@ -9,14 +9,15 @@ from torch import Tensor
 
 from sparsetir.nn.graph import FLOWS, check_aggr, one_of
 
-__all__ = ["Conv", "pair", "sizes", "weights_first"]
+__all__ = ["Conv", "check_features", "pair", "sizes", "weights_first"]
 
 
 class Conv(torch.nn.Module):
     """A layer with the keyword arguments of PyG's `MessagePassing` that make sense here.
 
     aggr : "add", "sum", "mean", "max" or "min"
-    flow : "source_to_target"; or "target_to_source", for edges given as a (2, E) tensor
+    flow : "source_to_target"; or "target_to_source", for edges given as a (2, E) tensor, and not
+        for a pair of features
     others : only the value they have by default in PyG, as they would change nothing here
     """
 
@@ -29,7 +30,9 @@ class Conv(torch.nn.Module):
             accepted = {"decomposed_layers": (1,), "node_dim": (0, -2), "aggr_kwargs": (None, {})}
             if name not in accepted:
                 raise TypeError(f"{who}: got an unexpected keyword argument '{name}'")
-            if value not in accepted[name]:
+            if not any(
+                value is x or (type(value) is type(x) and value == x) for x in accepted[name]
+            ):
                 raise ValueError(
                     f"{who}: argument '{name}': expected {accepted[name][0]!r}, got {value!r}"
                 )
@@ -39,9 +42,34 @@ class Conv(torch.nn.Module):
         return f"{type(self).__name__}({channels})"
 
 
-def pair(x: Any) -> tuple[Tensor, Tensor | None]:
-    """Features of sources and of targets, which are the same ones unless x is a pair."""
-    return (x[0], x[1]) if isinstance(x, tuple | list) else (x, x)
+def pair(
+    who: str, x: Any, flow: str = FLOWS[0], dims: tuple[int, ...] = (2, 3)
+) -> tuple[Tensor, Tensor | None]:
+    """Features of sources and of targets, which are the same ones unless x is a pair.
+
+    Raises TypeError and ValueError for what are no features of `dims` dimensions.
+    """
+    if not isinstance(x, tuple | list):
+        check_features(who, x, dims)
+        return x, x
+    if len(x) != 2:
+        raise ValueError(f"{who}: argument 'x': expected a tensor or a pair, got {len(x)} of them")
+    if flow != FLOWS[0]:
+        raise ValueError(f"{who}: argument 'x': expected one tensor with flow={flow!r}, got a pair")
+    for part in x[:1] if x[1] is None else x:
+        check_features(who, part, dims)
+    return x[0], x[1]
+
+
+def check_features(who: str, x: Any, dims: tuple[int, ...] = (2, 3)) -> None:
+    """Raise unless x is a tensor, dense or sparse, of so many dimensions."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: argument 'x': expected a tensor, got {type(x).__name__}")
+    if x.dim() not in dims:
+        raise ValueError(
+            f"{who}: argument 'x': expected {' or '.join(map(str, dims))} dimensions, got shape "
+            f"{tuple(x.shape)}"
+        )
 
 
 def sizes(
@@ -54,12 +82,12 @@ def sizes(
     found = []
     given = (None, None) if size is None else tuple(size)
     for at, x in enumerate((sources, targets)):
-        if x is not None and given[at] not in (None, x.shape[0]):
+        if x is not None and given[at] not in (None, x.shape[-2]):
             raise ValueError(
-                f"{who}: argument 'size': expected {x.shape[0]} at {at} as the features have, "
+                f"{who}: argument 'size': expected {x.shape[-2]} at {at} as the features have, "
                 f"got {given[at]}"
             )
-        found.append(given[at] if x is None else x.shape[0])
+        found.append(given[at] if x is None else x.shape[-2])
     n, m = found
     return n, n if m is None else m
 

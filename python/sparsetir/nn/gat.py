@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair, sizes
-from sparsetir.nn.graph import Graph, is_edges
+from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, is_edges
 from sparsetir.nn.linear import Linear, glorot, zeros
 from sparsetir.nn.memory import remembered
 
@@ -58,6 +58,7 @@ class GATConv(Conv):
                 f"GATConv: argument 'fill_value': expected a number, a tensor, or one of "
                 f"{', '.join(FILLS)}, got {fill_value!r}"
             )
+        check_count("GATConv", "heads", heads)
         self.in_channels, self.out_channels, self.heads = in_channels, out_channels, heads
         self.concat, self.negative_slope, self.dropout = concat, negative_slope, dropout
         self.add_self_loops, self.edge_dim = add_self_loops, edge_dim
@@ -108,15 +109,16 @@ class GATConv(Conv):
         return_attention_weights : if true, gives (result, (edges (2, E'), alpha (E', heads))), with
             the self loops after the edges
         """
-        sources, targets = pair(x)
+        sources, targets = pair("GATConv", x, self.flow, (2,))
         n, m = sizes("GATConv", sources, targets, size)
         residual = None if self.res is None or targets is None else self.res(targets)
         h_source, h_target = self._transformed(sources, targets)
         graph = Graph.of("GATConv", edge_index, n, m, self.flow)
         if edge_attr is None and not is_edges(edge_index):
             edge_attr = graph.weight
-        if edge_attr is not None and edge_attr.dim() == 1:
-            edge_attr = edge_attr[:, None]
+        if edge_attr is not None:
+            check_of_edges("GATConv", "edge_attr", edge_attr, graph, (1, 2))
+            edge_attr = edge_attr[:, None] if edge_attr.dim() == 1 else edge_attr
         if self.lin_edge is None:
             edge_attr = None
         if self.add_self_loops:
@@ -181,7 +183,9 @@ class GATConv(Conv):
             return fill.expand(shape)
         reduce = {"add": "sum", "max": "amax", "min": "amin", "mul": "prod"}
         name = reduce.get(self.fill_value, self.fill_value)
-        target = edges[1, : len(edge_attr)].long()
+        # PyG goes by the second row of `edge_index`, also where that has the sources.
+        row = 1 if self.flow == FLOWS[0] else 0
+        target = edges[row, : len(edge_attr)].long()
         index = target[:, None].expand_as(edge_attr)
         start = edge_attr.new_ones(shape) if name == "prod" else edge_attr.new_zeros(shape)
         return start.scatter_reduce(0, index, edge_attr, name, include_self=name in ("prod", "sum"))

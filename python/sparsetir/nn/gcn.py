@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from sparsetir.nn.conv import Conv, weights_first
-from sparsetir.nn.graph import Graph, is_edges
+from sparsetir.nn.conv import Conv, check_features, weights_first
+from sparsetir.nn.graph import Graph, check_of_edges, is_edges
 from sparsetir.nn.linear import Linear, zeros
 from sparsetir.nn.memory import remembered
+from sparsetir.ops.registry import is_transformed
 
 __all__ = ["GCNConv", "gcn_norm"]
 
@@ -52,7 +53,7 @@ def gcn_norm(
     scale = degree.pow(-0.5)
     scale = scale.masked_fill(scale == torch.inf, 0)
     weight = scale[target] * weight * scale[source]
-    return weight.to(dtype), None if loop is None else (scale * scale * loop).to(dtype)
+    return weight, None if loop is None else scale * scale * loop
 
 
 class GCNConv(Conv):
@@ -107,11 +108,16 @@ class GCNConv(Conv):
             raise ValueError(
                 "GCNConv: argument 'x': expected one tensor, as sources are targets too, got a pair"
             )
+        check_features("GCNConv", x)
         graph, weight, loop = self._normalized(x, edge_index, edge_weight)
         linear = self.aggr in ("add", "sum", "mean")
-        first = not linear or weights_first(x, self.lin.weight, self.out_channels)
+        # Weights of another dtype may change that of the messages, after `lin` as in PyG.
+        mixed = weight is not None and weight.dtype != x.dtype
+        first = not linear or mixed or weights_first(x, self.lin.weight, self.out_channels)
         if first:
             x = self.lin(x)
+        if weight is not None and mixed:
+            x = x.to(torch.promote_types(x.dtype, weight.dtype))
         out = graph.aggregate(x, self.aggr, weight)
         if loop is not None:
             out = torch.addcmul(out, x, loop[:, None].to(x.dtype))
@@ -128,8 +134,10 @@ class GCNConv(Conv):
         nodes, edges, dtype = x.shape[-2], is_edges(edge_index), x.dtype
         graph = Graph.of("GCNConv", edge_index, nodes, nodes, self.flow)
         given = graph.weight if edge_weight is None or not edges else edge_weight
+        if edges and given is not None:
+            check_of_edges("GCNConv", "edge_weight", given, graph)
         if not self.normalize:
-            return graph, None if given is None else given.to(dtype), None
+            return graph, given, None
         # PyG improves nothing where edges have no weights: all of them, loops too, weigh one then.
         improved = self.improved and given is not None
         self_loop = (2.0 if improved else 1.0) if self.add_self_loops else None
@@ -137,12 +145,13 @@ class GCNConv(Conv):
         def make() -> tuple[Tensor, Tensor | None]:
             return gcn_norm(graph, given, self_loop, edges, dtype)
 
-        if given is None or not given.requires_grad:
-            tensors = (graph.operand.rowptr, graph.col) + (() if given is None else (given,))
-            weight, loop = remembered(tensors, ("gcn_norm", self_loop, edges, dtype), make)
-        else:
+        if given is not None and given.requires_grad and torch.is_grad_enabled():
             weight, loop = make()
+        else:
+            key = ("gcn_norm", self_loop, edges, dtype)
+            weights = () if given is None else (given,)
+            weight, loop = remembered((graph.operand.rowptr, graph.col), key, make, weights)
         found = graph, weight, loop
-        if self.cached:
+        if self.cached and (torch.compiler.is_compiling() or not is_transformed()):
             self._cached = found
         return found

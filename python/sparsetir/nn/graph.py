@@ -8,11 +8,21 @@ import torch
 from torch import Tensor
 
 from sparsetir.nn.memory import remembered
+from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.messages import sparse_softmax
 from sparsetir.ops.operands import Operand, resolve
 
-__all__ = ["FLOWS", "Graph", "check_aggr", "is_edges", "one_of", "reversed_edges"]
+__all__ = [
+    "FLOWS",
+    "Graph",
+    "check_aggr",
+    "check_count",
+    "check_of_edges",
+    "is_edges",
+    "one_of",
+    "reversed_edges",
+]
 
 FLOWS = ("source_to_target", "target_to_source")
 REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
@@ -39,13 +49,13 @@ class Graph:
         """
         if is_edges(edge_index):
             edge_index = edge_index if flow == FLOWS[0] else reversed_edges(edge_index)
-            return cls(resolve((edge_index, (sources, targets)), who=who))
+            return cls(resolve((edge_index, (sources, targets)), who=who, name="edge_index"))
         if flow != FLOWS[0]:
             raise ValueError(
                 f"{who}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, "
                 f"got {type(edge_index).__name__}"
             )
-        operand = resolve(edge_index, who=who)
+        operand = resolve(edge_index, who=who, name="edge_index")
         if (operand.m, operand.n) != (targets, sources):
             raise ValueError(
                 f"{who}: argument 'edge_index': expected a matrix of {targets} targets x {sources} "
@@ -101,6 +111,23 @@ def reversed_edges(edge_index: Tensor) -> Tensor:
 def check_aggr(who: str, aggr: Any) -> str:
     """The name of an aggregation; ValueError if it is none of those there are kernels for."""
     return one_of(who, "aggr", aggr, tuple(REDUCTIONS))
+
+
+def check_count(who: str, name: str, value: Any) -> None:
+    """Raise unless it is 1 or more."""
+    if check_size(who, name, value) < 1:
+        raise ValueError(f"{who}: argument '{name}': expected 1 or more, got {value}")
+
+
+def check_of_edges(who: str, name: str, x: Any, graph: Graph, dims: tuple[int, ...] = (1,)) -> None:
+    """Raise unless x is a dense tensor of as many rows as there are edges, of `dims` dimensions."""
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        got = x.layout if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {got}")
+    edges = graph.col.shape[-1]
+    if x.dim() not in dims or x.shape[0] != edges:
+        shape = f"({edges},)" if dims == (1,) else f"({edges},) or ({edges}, features)"
+        raise ValueError(f"{who}: argument '{name}': expected shape {shape}, got {tuple(x.shape)}")
 
 
 def one_of(who: str, name: str, value: Any, expected: tuple[str, ...]) -> str:

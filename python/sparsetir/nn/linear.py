@@ -10,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter, UninitializedParameter
 
+from sparsetir.nn.features import sparse_where_known
 from sparsetir.ops.functional import spmm
+from sparsetir.ops.operands import Operand
 
 __all__ = ["Linear", "glorot", "linear", "zeros"]
 
@@ -54,7 +56,7 @@ class Linear(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., out_channels), of x (..., in_channels), dense or sparse."""
         self.materialize(x.shape[-1])
-        return linear(x, self.weight, self.bias)
+        return linear(sparse_where_known(x, self), self.weight, self.bias)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not isinstance(self.weight, UninitializedParameter):
@@ -76,9 +78,9 @@ class Linear(torch.nn.Module):
         return f"{type(self).__name__}({self.in_channels}, {self.out_channels}, bias={bias})"
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor | Operand, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """X W^T + b, where x may be a sparse matrix."""
-    if x.layout is torch.strided:
+    if isinstance(x, Tensor) and x.layout is torch.strided:
         return F.linear(x, weight, bias)
     out = spmm(x, weight.t())
     return out if bias is None else out + bias

@@ -8,7 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import memory_key
+from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.registry import is_transformed
 from sparsetir.ops.structure import conversions
 
 __all__ = ["remembered"]
@@ -18,17 +19,31 @@ T = TypeVar("T")
 GROWTH = 4
 
 
-def remembered(tensors: tuple[Tensor, ...], key: Hashable, make: Callable[[], T]) -> T:
+def remembered(
+    tensors: tuple[Tensor, ...],
+    key: Hashable,
+    make: Callable[[], T],
+    compared: tuple[Tensor, ...] = (),
+) -> T:
     """`make()`, or what it gave before for the same tensors, unless they were written to since.
 
-    key : tells uses apart. While calls are traced (torch.compile) nothing is remembered.
+    key : tells uses apart
+    compared : what `make` uses besides; may be written to unseen, as by NumPy. Results for the
+        numbers that it had last are remembered
+
+    While calls are traced (torch.compile) or transformed (torch.func) nothing is remembered.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_transformed():
         return make()
-    full = (__name__, key, *map(memory_key, tensors))
+    full = (__name__, key, *map(memory_key, tensors), *((x.dtype, x.device) for x in compared))
     found = conversions.get(full)
-    if found is None:
-        made = make()
-        nbytes = GROWTH * sum(x.nbytes for x in tensors)
-        found = conversions.put(full, made, nbytes, tensors)
-    return found
+    if found is not None:
+        made, copies = found
+        if all(map(torch.equal, compared, copies)):
+            return made
+        conversions.drop(full)
+    copies = lasting(lambda: [x.clone() for x in compared])()
+    made = lasting(make)()
+    nbytes = GROWTH * sum(x.nbytes for x in (*tensors, *compared))
+    conversions.put(full, (made, copies), nbytes, *tensors)
+    return made

@@ -19,6 +19,7 @@ __all__ = ["accelerate"]
 
 SIMPLE_MESSAGE = {"x_j", "edge_weight"}
 HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate")
+METHODS = ("message", "aggregate", "message_and_aggregate", "update")
 
 
 class EdgeAdjacency:
@@ -53,12 +54,21 @@ class accelerate(AbstractContextManager["accelerate"]):
         ...
         patch.undo()
 
-    It applies to all threads, and may be nested. Raises ImportError without torch_geometric.
+    It applies to all threads, may be nested, and may be entered again after its end.
+    Raises ImportError without torch_geometric.
     """
 
     def __init__(self) -> None:
         self._undone = False
+        self._depth = 0
         _patches.begin()
+
+    def __enter__(self) -> accelerate:
+        if self._undone:
+            _patches.begin()
+            self._undone = False
+        self._depth += 1
+        return self
 
     def undo(self) -> None:
         """Let PyG be as it was, unless somebody else wants it accelerated still."""
@@ -72,7 +82,9 @@ class accelerate(AbstractContextManager["accelerate"]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.undo()
+        self._depth -= 1
+        if not self._depth:
+            self.undo()
 
 
 class _Patches:
@@ -205,6 +217,7 @@ def _is_simple(layer: Any, edge_index: Any, kwargs: dict[str, Any]) -> bool:
         and layer.decomposed_layers == 1
         and not layer.explain
         and not any(hooks)
+        and vars(layer).keys().isdisjoint(METHODS)
         # Of PyG itself, where the one is known to be the other.
         and all(
             f.__module__.startswith("torch_geometric.")

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from sparsetir.arrays import dtype_name
 from sparsetir.nn.conv import Conv, pair, weights_first
-from sparsetir.nn.graph import Graph, is_edges, reversed_edges
+from sparsetir.nn.graph import Graph, check_count, is_edges, reversed_edges
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.nn.memory import remembered
 
@@ -85,6 +86,7 @@ class RGCNConv(Conv):
 
     in_channels : features, or a pair of those of sources and of targets; without features, the
         number of nodes
+    num_relations : 1 or more
     num_bases : W_r are combinations of so many matrices
     num_blocks : W_r have so many blocks on the diagonal, and zeros elsewhere
     aggr : "mean", "add", "sum", "max" or "min", within a relation
@@ -109,6 +111,7 @@ class RGCNConv(Conv):
             raise ValueError(
                 f"RGCNConv: argument 'num_blocks': expected None with 'num_bases', got {num_blocks}"
             )
+        check_count("RGCNConv", "num_relations", num_relations)
         left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
         if num_blocks is not None and (left % num_blocks or out_channels % num_blocks):
             raise ValueError(
@@ -150,9 +153,11 @@ class RGCNConv(Conv):
         edge_index : (2, E) edges
         edge_type : (E,) relation of each edge, from 0 to num_relations - 1
         """
-        sources, targets = pair(x)
-        if sources is None:
-            sources = torch.arange(self.in_channels_l, device=self.weight.device)
+        if x is None:
+            x = self._all_rows()
+        elif isinstance(x, tuple | list) and x[0] is None:
+            x = (self._all_rows(), x[1])
+        sources, targets = pair("RGCNConv", x, self.flow, (1, 2))
         targets = sources if targets is None else targets
         relations = self._relations(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
@@ -165,14 +170,24 @@ class RGCNConv(Conv):
             out = self._sums_first(relations, sources, len(targets))
         if self.root is not None:
             by_features = targets.is_floating_point()
+            if not by_features and targets is not sources:
+                _check_rows(targets, len(self.root))
             out = out + (targets @ self.root if by_features else self.root[targets])
         return out if self.bias is None else out + self.bias
+
+    def _all_rows(self) -> Tensor:
+        return torch.arange(self.in_channels_l, device=self.weight.device)
 
     def _relations(self, edge_index: Any, edge_type: Tensor | None, n: int, m: int) -> Relations:
         if not is_edges(edge_index):
             raise TypeError(
                 "RGCNConv: argument 'edge_index': expected a (2, E) tensor of edges, "
                 f"got {type(edge_index).__name__}"
+            )
+        if edge_type is not None and not _is_integers(edge_type):
+            raise TypeError(
+                "RGCNConv: argument 'edge_type': expected a tensor of integers, got "
+                + (dtype_name(edge_type) if isinstance(edge_type, Tensor) else repr(edge_type))
             )
         if edge_type is None or edge_type.shape != edge_index.shape[1:]:
             got = None if edge_type is None else tuple(edge_type.shape)
@@ -203,6 +218,7 @@ class RGCNConv(Conv):
         weight = self._full_weight()
         count, rows, _ = weight.shape
         if self.in_channels_l != len(index) or not _is_range(index):
+            _check_rows(index, rows)
             weight, rows = weight[:, index], len(index)
         table = weight.reshape(count * rows, self.out_channels)
         targets = len(relations.targets.key)
@@ -232,12 +248,13 @@ class RGCNConv(Conv):
         weight = self._full_weight()
         parts = zip(x.split(count), weight.unbind(), strict=True)
         found = [self._times(part, w) for part, w in parts if len(part)]
-        return torch.cat(found) if found else x.new_zeros(0, self.out_channels)
+        # Without edges: no rows, but made of the weights, so that these have a gradient.
+        return torch.cat(found or [self._times(x, weight[0])])
 
     def _times(self, x: Tensor, weight: Tensor) -> Tensor:
         if self.num_blocks is None:
             return x @ weight
-        blocks = x.reshape(len(x), self.num_blocks, -1)
+        blocks = x.unflatten(1, (self.num_blocks, -1))
         return torch.einsum("abc,bcd->abd", blocks, weight).reshape(len(x), self.out_channels)
 
     def _full_weight(self) -> Tensor:
@@ -249,6 +266,26 @@ class RGCNConv(Conv):
     def __repr__(self) -> str:
         return (
             f"RGCNConv({self.in_channels}, {self.out_channels}, num_relations={self.num_relations})"
+        )
+
+
+def _is_integers(x: Any) -> bool:
+    if not isinstance(x, Tensor) or x.dtype is torch.bool:
+        return False
+    return not x.is_floating_point() and not x.is_complex()
+
+
+def _check_rows(index: Tensor, rows: int) -> None:
+    """Raise unless they are rows of the weights."""
+    if not _is_integers(index) or index.dim() != 1:
+        raise ValueError(
+            "RGCNConv: argument 'x': expected features (nodes, in_channels) or integers (nodes,), "
+            f"got {dtype_name(index)} of shape {tuple(index.shape)}"
+        )
+    if index.numel() and not 0 <= index.min() <= index.max() < rows:
+        raise ValueError(
+            f"RGCNConv: argument 'x': expected integers from 0 to {rows - 1}, got "
+            f"{int(index.min())} to {int(index.max())}"
         )
 
 

@@ -7,6 +7,10 @@
 tensor([[0., 1., 1.],
         [1., 0., 0.],
         [0., 0., 0.]])
+
+They work under torch.compile, torch.export and autocast, and with torch.func but for derivatives
+taken forward (jvp, jacfwd, hessian), which raise NotImplementedError. `vmap` runs them in a loop; a
+first dimension for heads is faster.
 """
 
 from sparsetir.ops.functional import sddmm, spmm, spmv

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, TypeVar
 
+import torch
 from torch import Tensor
 
-__all__ = ["Cache", "memory_key"]
+__all__ = ["Cache", "lasting", "memory_key"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Cache(Generic[T]):
     """The things that were used last, bounded by their number and their bytes.
 
-    Each entry has an owner, which it keeps alive, so that nothing else comes to lie in the memory
-    that the key names. May be used from several threads at once.
+    Each entry has owners, which it keeps alive, so that nothing else comes to be where the key
+    says. May be used from several threads at once.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
@@ -40,12 +43,16 @@ class Cache(Generic[T]):
             self._entries.move_to_end(key)
             return found[0]
 
-    def put(self, key: Any, made: T, nbytes: int, owner: Any) -> T:
-        """Keep it, whatever its size; gives another thread's, if that was faster."""
+    def put(self, key: Any, made: T, nbytes: int, *owners: Any) -> T:
+        """Keep it, whatever its size; gives another thread's, if that was faster.
+
+        owners : what the key names; of tensors their storages, as a tensor may get another one
+        """
+        kept = [x.untyped_storage() if isinstance(x, Tensor) else x for x in owners]
         with self._lock:
             if key in self._entries:
                 return self._entries[key][0]
-            self._entries[key] = made, nbytes, owner
+            self._entries[key] = made, nbytes, kept
             self.bytes += nbytes
             self._trim()
             return made
@@ -78,6 +85,19 @@ class Cache(Generic[T]):
 
 
 def memory_key(x: Tensor) -> tuple[Any, ...]:
-    """What tells a tensor from others that are alive, and from itself before it was written to."""
+    """What tells a tensor from all whose storages are alive, and from itself before writing to it.
+
+    Some writing goes unseen: through `x.data`, through NumPy and others that share the memory, and
+    to tensors that were made in inference mode, which count no versions.
+    """
+    storage = x.untyped_storage()._cdata  # itself, as its memory may be let go of while it lives
     version = -1 if x.is_inference() else x._version
-    return x.data_ptr(), version, x.shape, x.stride(), x.dtype, x.device
+    return storage, x.storage_offset(), version, x.shape, x.stride(), x.dtype
+
+
+def lasting(make: Callable[P, T]) -> Callable[P, T]:
+    """The same function, whose results may be kept.
+
+    What is made in inference mode could not be used for gradients later.
+    """
+    return torch.inference_mode(False)(torch.no_grad()(make))

@@ -2,56 +2,75 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetir.arrays import dtype_name
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
-__all__ = ["check_csr", "check_edges"]
+__all__ = ["check_csr", "check_edges", "check_size"]
 
 INDEX_DTYPES = (torch.int32, torch.int64)
+SIZES = (int, torch.SymInt, np.integer)
 
 
-def check_csr(who: str, rowptr: Tensor, col: Tensor, n: int) -> None:
+def check_size(who: str, name: str, size: Any) -> Any:
+    """A number of rows or columns; TypeError and ValueError for what is none."""
+    if type(size) is int and size >= 0:  # the short way
+        return size
+    if isinstance(size, bool) or not isinstance(size, SIZES):
+        raise TypeError(f"{who}: argument '{name}': expected integers as sizes, got {size!r}")
+    # Compiled code may not know the size.
+    if not torch.compiler.is_compiling() and size < 0:
+        raise ValueError(f"{who}: argument '{name}': expected sizes of 0 or more, got {size}")
+    return int(size) if isinstance(size, np.integer) else size
+
+
+def check_csr(
+    who: str, rowptr: Tensor, col: Tensor, n: int, names: tuple[str, ...] = ("rowptr", "col")
+) -> None:
     """Raise unless rowptr (m + 1,) and col (nnz,) are compressed rows of an (m, n) matrix."""
-    _check_kind(who, "rowptr", rowptr)
-    _check_kind(who, "col", col)
-    _check_together(who, rowptr, col)
+    pointers, indices = names
+    _check_kind(who, pointers, rowptr)
+    _check_kind(who, indices, col)
+    _check_together(who, rowptr, col, names)
     if rowptr.dim() != 1 or not len(rowptr):
         raise StructureError(
-            f"{who}: argument 'rowptr': expected shape (m + 1,), got {tuple(rowptr.shape)}"
+            f"{who}: argument '{pointers}': expected shape (m + 1,), got {tuple(rowptr.shape)}"
         )
     if col.dim() != 1:
         raise StructureError(
-            f"{who}: argument 'col': expected shape (nnz,), or (2, nnz) for edges, "
+            f"{who}: argument '{indices}': expected shape (nnz,), or (2, nnz) for edges, "
             f"got {tuple(col.shape)}"
         )
     first, last = int(rowptr[0]), int(rowptr[-1])
     if first != 0 or last != len(col):
         raise StructureError(
-            f"{who}: argument 'rowptr': expected to go from 0 to nnz = {len(col)}, "
+            f"{who}: argument '{pointers}': expected to go from 0 to nnz = {len(col)}, "
             f"got {first} to {last}"
         )
     falls = torch.nonzero(rowptr[1:] < rowptr[:-1])
     if len(falls):
         row = int(falls[0])
         raise StructureError(
-            f"{who}: argument 'rowptr': expected not to decrease, got {int(rowptr[row])} at {row} "
-            f"and {int(rowptr[row + 1])} at {row + 1}"
+            f"{who}: argument '{pointers}': expected not to decrease, got {int(rowptr[row])} at "
+            f"{row} and {int(rowptr[row + 1])} at {row + 1}"
         )
-    _check_range(who, "col", "column", col, n)
+    _check_range(who, indices, "index", col, n)
 
 
-def check_edges(who: str, edges: Tensor, m: int, n: int) -> None:
+def check_edges(who: str, edges: Tensor, m: int, n: int, name: str = "edges") -> None:
     """Raise unless `edges` are (2, nnz) columns and rows of an (m, n) matrix."""
-    _check_kind(who, "edges", edges)
+    _check_kind(who, name, edges)
     if edges.dim() != 2 or len(edges) != 2:
         raise StructureError(
-            f"{who}: argument 'edges': expected shape (2, nnz), got {tuple(edges.shape)}"
+            f"{who}: argument '{name}': expected shape (2, nnz), got {tuple(edges.shape)}"
         )
-    _check_range(who, "edges", "source", edges[0], n)
-    _check_range(who, "edges", "target", edges[1], m)
+    _check_range(who, name, "source", edges[0], n)
+    _check_range(who, name, "target", edges[1], m)
 
 
 def _check_kind(who: str, name: str, x: Tensor) -> None:
@@ -69,15 +88,16 @@ def _check_kind(who: str, name: str, x: Tensor) -> None:
         )
 
 
-def _check_together(who: str, rowptr: Tensor, col: Tensor) -> None:
+def _check_together(who: str, rowptr: Tensor, col: Tensor, names: tuple[str, ...]) -> None:
+    pointers, indices = names
     if rowptr.device != col.device:
         raise StructureError(
-            f"{who}: argument 'col': expected to be on {rowptr.device} as 'rowptr', "
+            f"{who}: argument '{indices}': expected to be on {rowptr.device} as '{pointers}', "
             f"got {col.device}"
         )
     if rowptr.dtype != col.dtype:
         raise StructureTypeError(
-            f"{who}: argument 'col': expected {dtype_name(rowptr)} as 'rowptr', "
+            f"{who}: argument '{indices}': expected {dtype_name(rowptr)} as '{pointers}', "
             f"got {dtype_name(col)}"
         )
 

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from sparsetir.arrays import dtype_name
 from sparsetir.ops.structure import DTYPES, Structure
 
-__all__ = ["REDUCTIONS", "check_dense", "check_reduce", "check_values"]
+__all__ = ["REDUCTIONS", "check_dense", "check_reduce", "check_tensor", "check_values"]
 
 REDUCTIONS = ("sum", "mean", "max", "min")
+
+
+def check_tensor(who: str, name: str, x: Any, like: Tensor | None = None) -> None:
+    """Raise unless x is a dense tensor of a dtype there are kernels for.
+
+    like : an operand checked before, whose dtype it is to have but where autocast sees to that
+    """
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{who}: argument '{name}': expected a tensor, got {type(x).__name__}")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
+    if x.dtype not in DTYPES:
+        raise TypeError(
+            f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, got {dtype_name(x)}"
+        )
+    if like is not None and x.dtype != like.dtype and not torch.is_autocast_enabled(x.device.type):
+        raise TypeError(
+            f"{who}: argument '{name}': expected {dtype_name(like)} as the other operand, got "
+            f"{dtype_name(x)}"
+        )
 
 
 def check_dense(
@@ -20,12 +42,7 @@ def check_dense(
 
     like : an operand checked before, whose dtype and other sizes it is to have
     """
-    if x.layout is not torch.strided:
-        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
-    if x.dtype not in DTYPES:
-        raise TypeError(
-            f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, got {dtype_name(x)}"
-        )
+    check_tensor(who, name, x)
     if x.device != structure.device:
         raise ValueError(
             f"{who}: argument '{name}': expected to be on {structure.device} as the pattern, "

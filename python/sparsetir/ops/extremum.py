@@ -24,9 +24,10 @@ def extremum(structure: Structure, values: Tensor | None, b: Tensor, largest: bo
     """
     if largest:
         return structure.run("spmm", (b,), values, "max")
-    # The least is the negative of the greatest of the negatives; 0 - x makes no -0 of 0.
+    # The least is the negative of the greatest of the negatives; of no elements it is 0, not -0.
     values, b = (None, -b) if values is None else (-values, b)
-    return torch.rsub(structure.run("spmm", (b,), values, "max"), 0)
+    least = structure.run("spmm", (b,), values, "max").neg_()
+    return least.masked_fill_((structure.degrees == 0)[:, None], 0)
 
 
 def extremum_and_place(
@@ -98,7 +99,7 @@ def gradients(
 
     for_values = for_b = None
     if wanted[0] and values is not None:
-        terms = kept(grad * b.gather(-2, column)).flatten(-2)
+        terms = kept(grad * b.gather(-2, column)).reshape(flat.shape)
         zeros = torch.zeros_like(values, dtype=wide)
         for_values = zeros.scatter_add(-1, flat, terms).to(values.dtype)
     if wanted[1]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import library
-from sparsetir.ops.checks import check_reduce
+from sparsetir.ops.checks import check_reduce, check_tensor
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.sparse_tensor import SparseMatrix
 
@@ -33,7 +33,7 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.1.)
     """
     check_reduce("spmm", reduce)
-    _check_tensor("spmm", "B", B, (2, 3))
+    _check_operand("spmm", "B", B, (2, 3))
     operand = _operand("spmm", A, values, B)
     return _product("spmm", operand, B, reduce)
 
@@ -46,7 +46,7 @@ def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     Gives (m,) or (heads, m).
     """
     check_reduce("spmv", reduce)
-    _check_tensor("spmv", "x", x, (1, 2))
+    _check_operand("spmv", "x", x, (1, 2))
     B = x.unsqueeze(-1)
     return _product("spmv", _operand("spmv", A, values, B), B, reduce).squeeze(-1)
 
@@ -60,14 +60,19 @@ def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
     Gives (nnz,) or (heads, nnz) in the order of A's elements, to be `values` of other operators.
     Differentiable with respect to X and Y any number of times. (SparseTIR, section 4.2.2.)
     """
-    _check_tensor("sddmm", "X", X, (2, 3))
-    _check_tensor("sddmm", "Y", Y, (2, 3))
+    _check_operand("sddmm", "X", X, (2, 3))
+    _check_operand("sddmm", "Y", Y, (2, 3), like=X)
     operand = resolve(A, None, (X.shape[-2], Y.shape[-2]), "sddmm")
     _check_rows("sddmm", "X", X, operand.m, operand.col.device)
     _check_rows("sddmm", "Y", Y, operand.n, operand.col.device)
     if X.dim() != Y.dim():
         heads = X.shape[:-2] or Y.shape[:-2]
         X, Y = (x.expand(*heads, *x.shape[-2:]) for x in (X, Y))
+    if X.shape[-1] != Y.shape[-1] or (X.dim() == 3 and X.shape[0] != Y.shape[0]):
+        expected = (*X.shape[:-2], operand.n, X.shape[-1])
+        raise ValueError(
+            f"sddmm: argument 'Y': expected shape {expected} as 'X', got {tuple(Y.shape)}"
+        )
     return library.sddmm(operand.rowptr, operand.col, X, Y)
 
 
@@ -83,7 +88,8 @@ def _operand(who: str, A: Any, values: Tensor | None, B: Tensor) -> Operand:
 def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
     rowptr, col, _, n, values = operand
     _check_rows(who, "x" if who == "spmv" else "B", B, n, col.device)
-    if values is not None and values.dim() != B.dim() - 1:
+    if values is not None:
+        _check_values(who, values, B, col.shape[-1])
         if values.dim() == 2 and B.dim() == 2:
             B = B.expand(values.shape[0], *B.shape)
         elif values.dim() == 1 and B.dim() == 3:
@@ -93,13 +99,26 @@ def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:
     return library.spmm(rowptr, col, values, B, reduce)
 
 
-def _check_tensor(who: str, name: str, x: Any, dims: tuple[int, int]) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{who}: argument '{name}': expected a tensor, got {type(x).__name__}")
+def _check_operand(
+    who: str, name: str, x: Any, dims: tuple[int, int], like: Tensor | None = None
+) -> None:
+    check_tensor(who, name, x, like)
     if x.dim() not in dims:
         raise ValueError(
             f"{who}: argument '{name}': expected {dims[0]} dimensions, or {dims[1]} with heads, "
             f"got shape {tuple(x.shape)}"
+        )
+
+
+def _check_values(who: str, values: Any, B: Tensor, nnz: int) -> None:
+    check_tensor(who, "values", values, like=B)
+    dims = values.dim()
+    fits = dims in (1, 2) and values.shape[-1] == nnz
+    if not fits or (dims == 2 and B.dim() == 3 and values.shape[0] != B.shape[0]):
+        heads = B.shape[:-2]
+        expected = f"({nnz},) or ({heads[0] if heads else 'heads'}, {nnz})"
+        raise ValueError(
+            f"{who}: argument 'values': expected shape {expected}, got {tuple(values.shape)}"
         )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparsetir.ops.checks import check_dense, check_values
 from sparsetir.ops.extremum import extremum, extremum_and_place, gradients
-from sparsetir.ops.registry import define, save_inputs, saved_inputs
+from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import structure_of, structure_of_edges
 
 __all__ = ["row_pointers", "sddmm", "spmm", "spmm_arg", "spmm_transposed"]
@@ -44,7 +44,7 @@ row_pointers = define(
 
 def _spmm(rowptr: Tensor, col: Tensor, values: Tensor | None, b: Tensor, reduce: str) -> Tensor:
     """C[i, k] = reduce over the elements (i, j) of A[i, j] * B[j, k], without gradients."""
-    structure = structure_of(rowptr, col, b.shape[-2])
+    structure = structure_of(rowptr, col, b.shape[-2], "spmm")
     check_dense("spmm", "b", b, structure, structure.n)
     if values is not None:
         check_values("spmm", values, b, structure)
@@ -60,13 +60,16 @@ def _spmm_fake(
 
 
 def _spmm_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, values, b, reduce = saved_inputs(ctx)
+    rowptr, col, values, b, reduce = saved(ctx)
     _, _, for_values, for_b, _ = ctx.needs_input_grad
     if reduce in ("max", "min"):
         _, arg = spmm_arg(rowptr, col, values, b, reduce == "max")
         return None, None, *gradients(col, values, b, arg, grad, (for_values, for_b)), None
     if reduce == "mean":
-        grad = grad / (rowptr[1:] - rowptr[:-1]).clamp(min=1).to(grad.dtype)[:, None]
+        # In float32 at least: 16 bits end at 65504, and rows may have more elements.
+        degrees = (rowptr[1:] - rowptr[:-1]).clamp(min=1)
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        grad = (grad / degrees.to(wide)[:, None]).to(grad.dtype)
     n = b.shape[-2]
     return (
         None,
@@ -103,7 +106,7 @@ def _spmm_transposed_fake(
 
 
 def _spmm_transposed_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, values, c, _ = saved_inputs(ctx)
+    rowptr, col, values, c, _ = saved(ctx)
     _, _, for_values, for_c, _ = ctx.needs_input_grad
     return (
         None,
@@ -125,14 +128,14 @@ spmm_transposed = define(
 
 def _sddmm(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """OUT[e] = X[i] . Y[j] for each element e = (i, j), without gradients."""
-    structure = structure_of(rowptr, col, y.shape[-2])
+    structure = structure_of(rowptr, col, y.shape[-2], "sddmm")
     check_dense("sddmm", "x", x, structure, structure.m)
     check_dense("sddmm", "y", y, structure, structure.n, like=x)
     return structure.run("sddmm", (x, y))
 
 
 def _sddmm_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, x, y = saved_inputs(ctx)
+    rowptr, col, x, y = saved(ctx)
     _, _, for_x, for_y = ctx.needs_input_grad
     return (
         None,
@@ -157,7 +160,7 @@ sddmm = define(
 def _spmm_arg(
     rowptr: Tensor, col: Tensor, values: Tensor | None, b: Tensor, largest: bool
 ) -> tuple[Tensor, Tensor]:
-    structure = structure_of(rowptr, col, b.shape[-2])
+    structure = structure_of(rowptr, col, b.shape[-2], "spmm")
     check_dense("spmm_arg", "b", b, structure, structure.n)
     if values is not None:
         check_values("spmm_arg", values, b, structure)
@@ -173,12 +176,12 @@ def _spmm_arg_fake(
 
 def _spmm_arg_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, col, values, b, _ = inputs
-    ctx.save_for_backward(col, values, b, output[1])
+    save(ctx, col, values, b, output[1])
 
 
 def _spmm_arg_backward(ctx: Any, grad: Tensor, _: Any) -> Any:
     wanted = ctx.needs_input_grad[2:4]
-    col, values, b, place = ctx.saved_tensors
+    col, values, b, place = saved(ctx)
     return None, None, *gradients(col, values, b, place, grad, wanted), None
 
 

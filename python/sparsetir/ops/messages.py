@@ -6,6 +6,7 @@ Rows of a matrix are targets ("v" in DGL's names) and its columns are sources ("
 from __future__ import annotations
 
 import math
+import numbers
 from typing import Any
 
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from sparsetir.arrays import dtype_name
 from sparsetir.ops import functional, messages_library
-from sparsetir.ops.cache import memory_key
+from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.check_pattern import check_csr
 from sparsetir.ops.checks import check_reduce
 from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.registry import is_plain
 from sparsetir.ops.structure import DTYPES, conversions
 
 __all__ = ["attention", "edge_softmax", "gsddmm", "gspmm", "segment_reduce", "sparse_softmax"]
@@ -50,7 +53,7 @@ def gspmm(
 
     Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.1.)
     """
-    if op not in MESSAGES:
+    if not isinstance(op, str) or op not in MESSAGES:
         raise ValueError(f"gspmm: argument 'op': expected one of {', '.join(MESSAGES)}, got {op!r}")
     kind = MESSAGES[op]
     check_reduce("gspmm", reduce)
@@ -69,8 +72,7 @@ def gspmm(
     if e3 is None or (kind == "mul" and e3.shape[1:].numel() == 1):
         assert u3 is not None
         values = None if e3 is None else e3.reshape(-1)
-        flat = u3.reshape(u3.shape[0], -1)
-        found = functional.spmm(operand._replace(values=values), flat, reduce)
+        found = functional.spmm(operand._replace(values=values), u3.flatten(1), reduce)
     else:
         found = _reduced(operand, u3, e3, kind, reduce)
     return found.reshape(operand.m, *shapes.out)
@@ -87,6 +89,14 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
     """
     values = _given("segment_reduce", "values", values, "segments")
     check_reduce("segment_reduce", reduce)
+    if not isinstance(rowptr, Tensor):
+        raise TypeError(
+            f"segment_reduce: argument 'rowptr': expected a tensor, got {type(rowptr).__name__}"
+        )
+    if rowptr.dim() != 1 or not rowptr.shape[0]:
+        raise ValueError(
+            f"segment_reduce: argument 'rowptr': expected shape (m + 1,), got {tuple(rowptr.shape)}"
+        )
     operand = Operand(rowptr, _no_columns(rowptr, values.shape[0]), rowptr.shape[0] - 1, 1)
     _check_like("segment_reduce", operand, values=(values, values.shape[0], "elements"))
     shapes = _merged("segment_reduce", "values", values, "values", None)
@@ -152,7 +162,7 @@ def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
             f"{tuple(x.shape)}"
         )
     _check_like("sparse_softmax", operand, values=(x, x.shape[0], ""))
-    return _softmax(operand, x.reshape(-1, nnz, 1)).reshape(x.shape)
+    return _softmax(operand, x.reshape(x.shape[:-1].numel(), nnz, 1)).reshape(x.shape)
 
 
 def edge_softmax(A: Any, e: Tensor) -> Tensor:
@@ -202,6 +212,10 @@ def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = Non
     )  # fmt: skip
     if scale is None:
         scale = 1 / math.sqrt(max(1, q.shape[-1]))
+    elif not isinstance(scale, numbers.Real):
+        raise TypeError(
+            f"attention: argument 'scale': expected a number, got {type(scale).__name__}"
+        )
     if q.dim() == 2:
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
     found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, float(scale))
@@ -331,9 +345,11 @@ def _no_columns(rowptr: Tensor, nnz: int) -> Tensor:
     key = ("segments", nnz, *memory_key(rowptr))
     found = conversions.get(key)
     if found is None:
-        zeros = torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
-        found = conversions.put(key, (rowptr, zeros), zeros.nbytes, rowptr)
-    return found[1]
+        zeros = lasting(torch.zeros)(nnz, dtype=rowptr.dtype, device=rowptr.device)
+        if is_plain(rowptr):
+            check_csr("segment_reduce", rowptr, zeros, 1)
+        found = conversions.put(key, zeros, zeros.nbytes, rowptr)
+    return found
 
 
 def _edge_op(op: str, lhs_target: str, rhs_target: str) -> tuple[str, str, str]:

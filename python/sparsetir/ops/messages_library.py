@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import message_kernels
-from sparsetir.ops.registry import define, save_inputs, saved_inputs
+from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import structure_of
 
 __all__ = [
@@ -54,7 +54,7 @@ def gspmm_kernel(
     transposed: bool,
 ) -> Tensor:  # fmt: skip
     """(m, heads, feat) reduced messages; with `transposed` (n, ...) of u (m, ...)."""
-    structure = structure_of(rowptr, col, n)
+    structure = structure_of(rowptr, col, n, "gspmm")
     structure = structure.transposed if transposed else structure
     return message_kernels.gspmm(structure, u, e, op, reduce)[0]
 
@@ -68,15 +68,17 @@ def _gspmm_fake(
 
 
 def _gspmm_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, u, e, n, op, reduce, transposed = saved_inputs(ctx)
+    rowptr, col, u, e, n, op, reduce, transposed = saved(ctx)
     _, _, for_u, for_e, *_ = ctx.needs_input_grad
     if reduce in ("max", "min"):
         _, arg = gspmm_arg(rowptr, col, u, e, n, op, reduce)
         found = _extremum_gradients(col, u, e, arg, op, grad, (for_u, for_e))
         return None, None, *found, None, None, None, None
     if reduce == "mean":
+        # In float32 at least: 16 bits end at 65504, and rows may have more elements.
         degrees = (rowptr[1:] - rowptr[:-1]).clamp(min=1)
-        grad = grad / degrees.to(grad.dtype)[:, None, None]
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        grad = (grad / degrees.to(wide)[:, None, None]).to(grad.dtype)
     source, target = ("v", "u") if transposed else ("u", "v")
     grad_u = grad_e = None
     if for_u:
@@ -111,7 +113,7 @@ gspmm = define(
 def _gspmm_arg(
     rowptr: Tensor, col: Tensor, u: Tensor | None, e: Tensor | None, n: int, op: str, reduce: str
 ) -> tuple[Tensor, Tensor]:
-    found = message_kernels.gspmm(structure_of(rowptr, col, n), u, e, op, reduce, True)
+    found = message_kernels.gspmm(structure_of(rowptr, col, n, "gspmm"), u, e, op, reduce, True)
     assert found[1] is not None
     return found[0], found[1]
 
@@ -125,13 +127,13 @@ def _gspmm_arg_fake(
 
 def _gspmm_arg_save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     _, col, u, e, *_, op, _ = inputs
-    ctx.save_for_backward(col, u, e, output[1])
+    save(ctx, col, u, e, output[1])
     ctx.op = op
     ctx.mark_non_differentiable(output[1])
 
 
 def _gspmm_arg_backward(ctx: Any, grad: Tensor, _: Any) -> Any:
-    col, u, e, arg = ctx.saved_tensors
+    col, u, e, arg = saved(ctx)
     wanted = ctx.needs_input_grad[2:4]
     return None, None, *_extremum_gradients(col, u, e, arg, ctx.op, grad, wanted), None, None, None
 
@@ -190,7 +192,7 @@ def gsddmm_kernel(
     lhs_target: str, rhs_target: str,
 ) -> Tensor:  # fmt: skip
     """(nnz, heads, feat) values of edges, of operands at "u", "v" or "e"; feat is 1 for "dot"."""
-    structure = structure_of(rowptr, col, n)
+    structure = structure_of(rowptr, col, n, "gsddmm")
     return message_kernels.gsddmm(structure, lhs, rhs, op, (lhs_target, rhs_target))
 
 
@@ -203,7 +205,7 @@ def _gsddmm_fake(
 
 
 def _gsddmm_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, lhs, rhs, n, op, lhs_target, rhs_target = saved_inputs(ctx)
+    rowptr, col, lhs, rhs, n, op, lhs_target, rhs_target = saved(ctx)
     _, _, for_lhs, for_rhs, *_ = ctx.needs_input_grad
     pattern = rowptr, col, n
     grad_lhs = grad_rhs = None
@@ -257,17 +259,17 @@ gsddmm = define(
 
 def segment_softmax_kernel(rowptr: Tensor, col: Tensor, x: Tensor, n: int) -> Tensor:
     """(batch, nnz, heads) softmax over the elements of each row."""
-    return message_kernels.softmax(structure_of(rowptr, col, n), x)
+    return message_kernels.softmax(structure_of(rowptr, col, n, "sparse_softmax"), x)
 
 
 def _softmax_save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     rowptr, col, _, n = inputs
-    ctx.save_for_backward(rowptr, col, output)
+    save(ctx, rowptr, col, output)
     ctx.n = n
 
 
 def _softmax_gradient(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, y = ctx.saved_tensors
+    rowptr, col, y = saved(ctx)
     return None, None, segment_softmax_backward(rowptr, col, y, grad, ctx.n), None
 
 
@@ -285,7 +287,7 @@ def _softmax_backward(rowptr: Tensor, col: Tensor, y: Tensor, grad: Tensor, n: i
 
 
 def _softmax_second(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, y, g, n = saved_inputs(ctx)
+    rowptr, col, y, g, n = saved(ctx)
     *_, for_y, for_g, _ = ctx.needs_input_grad
 
     def row_sums(x: Tensor) -> Tensor:
@@ -318,12 +320,12 @@ def edge_attention_kernel(
     rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: float
 ) -> Tensor:
     """(m, heads, width) attention of q (m, heads, feat) to k, of v, along the elements."""
-    structure = structure_of(rowptr, col, k.shape[0])
+    structure = structure_of(rowptr, col, k.shape[0], "attention")
     return message_kernels.attention(structure, q, k, v, scale)
 
 
 def _attention_backward(ctx: Any, grad: Tensor) -> Any:
-    rowptr, col, q, k, v, scale = saved_inputs(ctx)
+    rowptr, col, q, k, v, scale = saved(ctx)
     _, _, for_q, for_k, for_v, _ = ctx.needs_input_grad
     n, dtype = k.shape[0], q.dtype
     # Weights are made again rather than kept, from scores that 16 bits would not do for.

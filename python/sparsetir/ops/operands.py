@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import memory_key
+from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.check_pattern import check_csr, check_size
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import is_plain
 from sparsetir.ops.structure import conversions, structure_of_edges
@@ -34,7 +35,11 @@ class Operand(NamedTuple):
 
 
 def resolve(
-    A: Any, values: Tensor | None = None, shape: tuple[int, int] | None = None, who: str = "resolve"
+    A: Any,
+    values: Tensor | None = None,
+    shape: tuple[int, int] | None = None,
+    who: str = "resolve",
+    name: str = "A",
 ) -> Operand:
     """A sparse matrix of any kind as operators take it; conversions are kept.
 
@@ -55,40 +60,59 @@ def resolve(
         order of A.values() for torch's tensors (block by block for BSR and BSC), of the edges, of
         `SparseMatrix.values`, of the rows for a SparseTensor and of A.val for DGL
     shape : (m, n) for edges without a size; by default the sizes are read from the edges
-    who : is named in errors
+    who, name : function and argument, as errors name them
 
-    Values keep their gradients. Raises TypeError and ValueError for what is no sparse matrix.
+    Values keep their gradients. `torch.compile` takes sparse tensors of torch as torch does: by a
+    break of the graph, and so not with fullgraph=True.
+
+    Raises TypeError and ValueError for what is no sparse matrix.
     """
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
-            edges, size = _edges(who, A)
-            return _of_edges(edges, values, size or shape)
-        return _of_sparse(who, A, values)
+            edges, size = _edges(who, name, A)
+            return _of_edges(who, name, edges, values, size or shape)
+        return _of_sparse(who, name, A, values)
     if isinstance(A, Operand):
+        _check_operand(who, name, A)
         return A if values is None else A._replace(values=values)
     if isinstance(A, SparseMatrix):
         return _of_matrix(A, values)
     if isinstance(A, tuple | list) and len(A) == 2 and isinstance(A[0], Tensor):
-        edges, size = _edges(who, A[0])
-        return _of_edges(edges, values, _size(who, A[1]) or size or shape)
-    return _of_foreign(who, A, values)
+        edges, size = _edges(who, name, A[0])
+        return _of_edges(who, name, edges, values, _size(who, name, A[1]) or size or shape)
+    return _of_foreign(who, name, A, values)
+
+
+def _check_operand(who: str, name: str, A: Operand) -> None:
+    for part, x in (("rowptr", A.rowptr), ("col", A.col)):
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"{who}: argument '{name}.{part}': expected a tensor, got {type(x).__name__}"
+            )
+    if A.rowptr.shape != (A.m + 1,):
+        raise ValueError(
+            f"{who}: argument '{name}.rowptr': expected shape ({A.m + 1},) for {A.m} rows, got "
+            f"{tuple(A.rowptr.shape)}"
+        )
 
 
 def _converted(
-    key: Any, owner: Any, convert: Callable[[], tuple[Tensor, Tensor]]
+    key: Any, owners: tuple[Any, ...], convert: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Rowptr and col for a key, which is about `owner`: made when they are first wanted."""
+    """Rowptr and col for a key, which is about `owners`: made when they are first wanted."""
     found = conversions.get(key)
     if found is None:
-        found = convert()
-        found = conversions.put(key, found, sum(x.nbytes for x in found), owner)
+        found = lasting(convert)()
+        found = conversions.put(
+            key, found, sum(x.numel() * x.element_size() for x in found), *owners
+        )
     return found
 
 
 # -- edges ----------------------------------------------------------------------------------------
 
 
-def _edges(who: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
+def _edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
     """Plain edges, and (m, n) where they know it."""
     size = None
     if hasattr(A, "sparse_size"):  # torch_geometric.EdgeIndex
@@ -98,36 +122,41 @@ def _edges(who: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
         A = A.as_tensor()  # type: ignore[attr-defined]
     if A.dim() != 2 or A.shape[0] != 2:
         raise ValueError(
-            f"{who}: argument 'A': expected a sparse matrix or an edge_index of shape (2, E), got "
-            f"a dense tensor of shape {tuple(A.shape)}"
+            f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
+            f"got a dense tensor of shape {tuple(A.shape)}"
         )
     if A.dtype not in (torch.int32, torch.int64):
         raise TypeError(
-            f"{who}: argument 'A': expected an edge_index of int32 or int64, got "
+            f"{who}: argument '{name}': expected an edge_index of int32 or int64, got "
             f"{str(A.dtype).removeprefix('torch.')}"
             + (" that requires a gradient: a pattern has none" if A.requires_grad else "")
         )
     return A, size
 
 
-def _size(who: str, size: Any) -> tuple[int, int] | None:
+def _size(who: str, name: str, size: Any) -> tuple[int, int] | None:
     """(m, n) of the size that comes with edges, (sources, targets) or one number."""
     if size is None:
         return None
-    if isinstance(size, int | torch.SymInt):
-        return size, size  # type: ignore[return-value]
-    if not isinstance(size, tuple | list | torch.Size) or len(size) != 2:
-        raise TypeError(
-            f"{who}: argument 'A': expected (edge_index, size) with size = (sources, targets) or "
-            f"one number, got {size!r}"
+    ends = size if isinstance(size, tuple | list) else (size, size)
+    if len(ends) != 2:
+        raise ValueError(
+            f"{who}: argument '{name}': expected (edge_index, size) with size = (sources, targets) "
+            f"or one number, got {size!r}"
         )
-    return size[1], size[0]
+    return check_size(who, name, ends[1]), check_size(who, name, ends[0])
 
 
-def _of_edges(edges: Tensor, values: Tensor | None, shape: tuple[int, int] | None) -> Operand:
+def _of_edges(
+    who: str, name: str, edges: Tensor, values: Tensor | None, shape: tuple[int, int] | None
+) -> Operand:
+    if shape is None and edges.is_meta:
+        raise ValueError(
+            f"{who}: argument '{name}': expected (edge_index, size) for edges without data"
+        )
     m, n = shape or _least_shape(edges)
     if not torch.compiler.is_compiling() and is_plain(edges):
-        rowptr = structure_of_edges(edges, m, n).rowptr
+        rowptr = structure_of_edges(edges, m, n, who, name).rowptr
     else:
         rowptr = row_pointers(edges, m, n)
     return Operand(rowptr, edges, m, n, values)
@@ -145,41 +174,51 @@ def _with_pointers(edges: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
 # -- torch.sparse ---------------------------------------------------------------------------------
 
 
-def _of_sparse(who: str, A: Tensor, values: Tensor | None) -> Operand:
+def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand:
     if A.dim() != 2 or A.sparse_dim() != 2:
         raise ValueError(
-            f"{who}: argument 'A': expected a sparse matrix without batch and dense dimensions, "
-            f"got shape {tuple(A.shape)}"
+            f"{who}: argument '{name}': expected a sparse matrix without batch and dense "
+            f"dimensions, got shape {tuple(A.shape)}"
         )
     m, n = A.shape
     if A.layout is torch.sparse_csr:
-        own = A.values() if values is None else values
+        own = _own(A) if values is None else values
         return Operand(A.crow_indices(), A.col_indices(), m, n, own)
     if A.layout is torch.sparse_coo:
         A = A if A.is_coalesced() else A.coalesce()
         indices = A.indices()
         rowptr, col = _converted(
-            (*memory_key(indices), m), indices, lambda: (_pointers(indices[0], m), indices[1])
+            (*memory_key(indices), m), (indices,), lambda: (_pointers(indices[0], m), indices[1])
         )
-        return Operand(rowptr, col, m, n, A.values() if values is None else values)
+        return Operand(rowptr, col, m, n, _own(A) if values is None else values)
     by_rows = A.layout is torch.sparse_bsr
     outer, inner = (
         (A.crow_indices(), A.col_indices()) if by_rows else (A.ccol_indices(), A.row_indices())
     )
-    blocks = A.values()
+    blocks = _own(A)
     if blocks.dim() not in (1, 3):
         raise ValueError(
-            f"{who}: argument 'A': expected values without dense dimensions, got values of shape "
-            f"{tuple(blocks.shape)}"
+            f"{who}: argument '{name}': expected values without dense dimensions, got values of "
+            f"shape {tuple(blocks.shape)}"
         )
     block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
 
     def convert() -> tuple[Tensor, Tensor]:
+        height, width = block
+        count = n // width if by_rows else m // height
+        kinds = ("crow", "col") if by_rows else ("ccol", "row")
+        check_csr(who, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
         return _with_pointers(_block_edges(outer, inner, block, by_rows), m, n)
 
     key = (*memory_key(outer), *memory_key(inner), block, by_rows, m, n)
     rowptr, edges = _converted(key, (outer, inner), convert)
     return Operand(rowptr, edges, m, n, blocks.reshape(-1) if values is None else values)
+
+
+def _own(A: Tensor) -> Tensor:
+    """The values of a sparse tensor, but no view of it: torch.compile fails for those."""
+    values = A.values()
+    return values.clone() if values.requires_grad else values.detach()
 
 
 def _pointers(rows: Tensor, m: int) -> Tensor:
@@ -202,7 +241,7 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
 # -- other libraries' -----------------------------------------------------------------------------
 
 
-def _of_foreign(who: str, A: Any, values: Tensor | None) -> Operand:
+def _of_foreign(who: str, name: str, A: Any, values: Tensor | None) -> Operand:
     if hasattr(A, "sparse_sizes") and hasattr(A, "csr"):  # torch_sparse.SparseTensor
         rowptr, col, own = A.csr()
         m, n = A.sparse_sizes()
@@ -210,12 +249,14 @@ def _of_foreign(who: str, A: Any, values: Tensor | None) -> Operand:
     if hasattr(A, "coo") and hasattr(A, "val") and hasattr(A, "shape"):  # dgl.sparse.SparseMatrix
         m, n = A.shape
         rowptr, col = _converted(
-            ("dgl", id(A)), A, lambda: _with_pointers(torch.stack([A.coo()[1], A.coo()[0]]), m, n)
+            ("dgl", id(A)),
+            (A,),
+            lambda: _with_pointers(torch.stack([A.coo()[1], A.coo()[0]]), m, n),
         )
         return Operand(rowptr, col, m, n, A.val if values is None else values)
     raise TypeError(
-        f"{who}: argument 'A': expected a sparse tensor of torch, a SparseMatrix, an edge_index "
-        f"(2, E) or a pair (edge_index, size), got {type(A).__name__}"
+        f"{who}: argument '{name}': expected a sparse tensor of torch, a SparseMatrix, an "
+        f"edge_index (2, E) or a pair (edge_index, size), got {type(A).__name__}"
     )
 
 
@@ -231,7 +272,7 @@ def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
         rowptr, col = (torch.from_numpy(x) for x in arrays)
         return rowptr, col.to(rowptr.dtype)
 
-    rowptr, col = _converted(("matrix", id(pattern)), pattern, convert)
+    rowptr, col = _converted(("matrix", id(pattern)), (pattern,), convert)
     if values is None:
         own = A.values
         bits = own.dtype.name == "bfloat16"  # which NumPy does not know

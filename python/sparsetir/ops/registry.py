@@ -1,4 +1,5 @@
-"""How operators are made known to torch: autograd, torch.compile, torch.export and autocast."""
+"""How operators are made known to torch: autograd, torch.compile, torch.export, autocast and
+torch.func."""
 
 from __future__ import annotations
 
@@ -7,12 +8,23 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _has_storage
+from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
 from sparsetir.ops.structure import compiled_code
 
-__all__ = ["LIBRARY", "Operator", "define", "is_plain", "save_inputs", "saved_inputs"]
+__all__ = [
+    "LIBRARY",
+    "Operator",
+    "define",
+    "is_plain",
+    "is_transformed",
+    "save",
+    "save_inputs",
+    "saved",
+]
 
 # Kept, as its end would take the operators with it.
 LIBRARY = torch.library.Library("sparsetir", "DEF")
@@ -28,13 +40,28 @@ class Operator:
     dispatcher's way through Python takes longer than a small kernel.
     """
 
-    def __init__(self, name: str, kernel: Callable[..., Any], function: Any) -> None:
+    def __init__(
+        self,
+        name: str,
+        kernel: Callable[..., Any],
+        backward: Callable[..., Any] | None,
+        save: Callable[..., None] | None,
+    ) -> None:
         self.op = getattr(torch.ops.sparsetir, name).default
-        self._kernel, self._function = kernel, function
+        self._kernel = kernel
+        self._function = self._transformed = None
+        if backward is not None and save is not None:
+            self._function = _function(name, kernel, backward, save)
+            self._transformed = _transformed(name, self.op, kernel, backward, save)
 
     def __call__(self, *args: Any) -> Any:
         """Run it, recording what a gradient needs."""
-        if torch.compiler.is_compiling() or not is_plain(*args):
+        if torch.compiler.is_compiling():
+            return self.op(*args)
+        if not is_plain(*args):
+            # Torch's own way would be wrong there: it forgets derivatives taken forward.
+            if self._transformed is not None and _is_differentiated():
+                return self._transformed.apply(*args)
             return self.op(*args)
         if self._function is not None and torch.is_grad_enabled():
             for x in args:
@@ -66,11 +93,9 @@ def define(
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
     LIBRARY.impl(name, _in_compiled_code(kernel), "CompositeExplicitAutograd")
     torch.library.register_fake(full, fake, lib=LIBRARY)
-    function = None
     if backward is not None and save is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=LIBRARY)
-        function = _function(name, kernel, backward, save)
-    operator = Operator(name, kernel, function)
+    operator = Operator(name, kernel, backward, save)
     if autocast:
         for device in DEVICES:
             LIBRARY.impl(name, _casting(operator.op, device), f"Autocast{device.upper()}")
@@ -88,6 +113,34 @@ def _function(
         return out
 
     parts = {"forward": staticmethod(forward), "backward": staticmethod(backward)}
+    return type(name, (torch.autograd.Function,), parts)
+
+
+def _transformed(
+    name: str,
+    op: Any,
+    kernel: Callable[..., Any],
+    backward: Callable[..., Any],
+    save: Callable[..., None],
+) -> Any:
+    """The same for transforms of torch.func, but for derivatives taken forward."""
+
+    def forward(*args: Any) -> Any:
+        return kernel(*args) if is_plain(*args) else op(*args)
+
+    def jvp(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"sparsetir.{name}: has no derivatives taken forward, as by torch.func.jvp, jacfwd and "
+            "hessian; use vjp, grad or jacrev"
+        )
+
+    parts = {
+        "forward": staticmethod(forward),
+        "setup_context": staticmethod(save),
+        "backward": staticmethod(backward),
+        "jvp": staticmethod(jvp),
+        "generate_vmap_rule": True,
+    }
     return type(name, (torch.autograd.Function,), parts)
 
 
@@ -120,14 +173,23 @@ def _cast(x: Any, dtype: torch.dtype) -> Any:
     return x.to(dtype) if isinstance(x, Tensor) and x.dtype in AUTOCAST else x
 
 
+def save(ctx: Any, *given: Any) -> None:
+    """Keep tensors and other things for :func:`saved`."""
+    # A pattern that was made in inference mode has no gradient that torch would have to guard.
+    guarded = [
+        isinstance(x, Tensor) and (x.is_floating_point() or not x.is_inference()) for x in given
+    ]
+    ctx.save_for_backward(*(x if g else None for x, g in zip(given, guarded, strict=True)))
+    ctx.others = [None if g else x for x, g in zip(given, guarded, strict=True)]
+
+
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keep all inputs for :func:`saved_inputs`."""
-    ctx.save_for_backward(*(x if isinstance(x, Tensor) else None for x in inputs))
-    ctx.others = [None if isinstance(x, Tensor) else x for x in inputs]
+    """Keep all inputs for :func:`saved`."""
+    save(ctx, *inputs)
 
 
-def saved_inputs(ctx: Any) -> list[Any]:
-    """All inputs of the operator, of which a backward function wants some."""
+def saved(ctx: Any) -> list[Any]:
+    """What was kept for a backward function."""
     pairs = zip(ctx.saved_tensors, ctx.others, strict=True)
     return [other if tensor is None else tensor for tensor, other in pairs]
 
@@ -137,15 +199,28 @@ def is_plain(*args: Any) -> bool:
 
     The first argument is a tensor; the others are expected to be on its device.
     """
-    if (
-        torch._C._len_torch_dispatch_stack()
-        or torch._C._functorch.peek_interpreter_stack() is not None  # type: ignore[attr-defined]
-        or forward_ad._current_level >= 0
-    ):
+    if is_transformed():
         return False
     for x in args:
         kind = type(x)
-        if kind is not Tensor and kind is not Parameter and isinstance(x, Tensor):
+        if kind is not Tensor and kind is not Parameter:
+            if isinstance(x, Tensor):
+                return False
+        elif not _has_storage(x):  # many gradients in one, or of a transform that has ended since
             return False
     device = args[0].device.type
     return device in DEVICES and not torch.is_autocast_enabled(device)
+
+
+def is_transformed() -> bool:
+    """Whether results may be no data: under a dispatch mode, a transform of torch.func, tracing."""
+    return (
+        bool(torch._C._len_torch_dispatch_stack())
+        or _is_differentiated()
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def _is_differentiated() -> bool:
+    """Whether there is a transform of torch.func, or derivatives are taken forward."""
+    return peek_interpreter_stack() is not None or forward_ad._current_level >= 0

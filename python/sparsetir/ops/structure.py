@@ -15,9 +15,10 @@ from torch import Tensor
 
 from sparsetir.build import resolve_target
 from sparsetir.kernel import Kernel
-from sparsetir.ops.cache import Cache, memory_key
-from sparsetir.ops.check_pattern import check_csr, check_edges
+from sparsetir.ops.cache import Cache, lasting, memory_key
+from sparsetir.ops.check_pattern import check_csr, check_edges, check_size
 from sparsetir.ops.compress import compress, transpose
+from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.plan import Plan, plan
 from sparsetir.schedules.problems import CsrPattern
 
@@ -40,8 +41,8 @@ DTYPES = {
     torch.bfloat16: "bfloat16",
     torch.float64: "float64",
 }
-# Of one structure; the oldest goes first.
-MAX_PLANS = 32
+# Of one structure, where one that no record has chosen counts twice.
+MAX_PLANS = 64
 INT32_MAX = 2**31 - 1
 BYTES_PER_ELEMENT = 64
 # Vector loads of a GPU want whole vectors.
@@ -56,6 +57,9 @@ class Structure:
     The caller may have them in another order, which :meth:`arranged` and :meth:`restored`
     translate; :meth:`run` does that by itself. May be used from several threads at once.
 
+    Plans are made by the records of tuning, as those of :func:`sparsetir.plan`, where each element
+    is there once. Records for the transposed pattern serve gradients.
+
     rowptr, col : (m + 1,) and (nnz,) int32 or int64, on one device
     order : (nnz,) int64 place, in the caller's order, of each element; None where that is the same
     shape : (m, n)
@@ -69,11 +73,12 @@ class Structure:
         self.nnz = len(col)
         self.device = col.device
         self._lock = threading.RLock()
-        self._plans: OrderedDict[Any, Plan] = OrderedDict()
+        self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._ones: dict[torch.dtype, Tensor] = {}
         self._transposed: Structure | None = None
 
     @cached_property
+    @lasting
     def rows(self) -> Tensor:
         """(nnz,) row of each element."""
         return torch.repeat_interleave(
@@ -81,6 +86,7 @@ class Structure:
         )
 
     @cached_property
+    @lasting
     def degrees(self) -> Tensor:
         """(m,) elements of each row."""
         return self.rowptr[1:] - self.rowptr[:-1]
@@ -94,6 +100,7 @@ class Structure:
         return CsrPattern(rowptr, col, self.shape)
 
     @cached_property
+    @lasting
     def index_arrays(self) -> tuple[Tensor, Tensor, Tensor]:
         """:attr:`pattern`, and the place of each element in row order, on the device."""
         rowptr, col, _ = self.pattern
@@ -106,11 +113,15 @@ class Structure:
         """Of the transposed matrix, for a caller that has the same elements in the same order."""
         with self._lock:
             if self._transposed is None:
-                rowptr, col, order = transpose(self.rowptr, self.col, self.n)
-                if self.order is not None:
-                    order = self.order[order]
-                self._transposed = Structure(rowptr, col, (self.n, self.m), order)
+                self._transposed = self._transpose()
             return self._transposed
+
+    @lasting
+    def _transpose(self) -> Structure:
+        rowptr, col, order = transpose(self.rowptr, self.col, self.n)
+        if self.order is not None:
+            order = self.order[order]
+        return Structure(rowptr, col, (self.n, self.m), order)
 
     @property
     def nbytes(self) -> int:
@@ -146,11 +157,15 @@ class Structure:
             return self._nothing(op, first)
         if batched and values is None and op != "sddmm":
             return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
+        ones = values is None and op != "sddmm"
+        run, at = self.planned(op, feat, first.dtype, reduce, heads, ones)
         if op == "sddmm":
-            found = self._call(self.plan(op, feat, first.dtype, heads=heads), operands, None)
-            return self.restored(found)
-        values = self._unit(first.dtype) if values is None else self.arranged(values)
-        return self._call(self.plan(op, feat, first.dtype, reduce, heads), operands, values)
+            return at.restored(self._call(run, operands, None))
+        if values is not None:
+            values = at.arranged(values)
+        elif ones and run.needs_values:
+            values = self._unit(first.dtype)
+        return self._call(run, operands, values)
 
     def plan(
         self,
@@ -160,17 +175,49 @@ class Structure:
         reduce: str = "sum",
         heads: int | None = None,
     ) -> Plan:
-        """The plan for an operator: made when it is first wanted, and kept."""
-        key = (op, feat, dtype, reduce, heads)
-        found = self._plans.get(key)
-        if found is not None:
-            return found
+        """The plan for an operator, chosen by sizes alone: made when it is first wanted, and kept.
+
+        It takes values, and gives them, in row order.
+        """
+
+        def make() -> Plan:
+            return plan(op, self.pattern, feat, **self._options(dtype, reduce, heads))
+
+        return self._kept((op, feat, dtype, reduce, heads), make)
+
+    def planned(
+        self,
+        op: str,
+        feat: int,
+        dtype: torch.dtype,
+        reduce: str = "sum",
+        heads: int | None = None,
+        ones: bool = False,
+    ) -> Planned:
+        """The plan that :meth:`run` uses: by what tuning has found, else :meth:`plan`.
+
+        ones : for runs without values
+        """
+        key = (op, feat, dtype, reduce, heads, ones)
+        kept = self._plans.get(key)
+        if kept is not None:
+            return kept
+
+        def make() -> Planned:
+            found = recorded(self, op, feat, ones, **self._options(dtype, reduce, heads))
+            return found or Planned(self.plan(op, feat, dtype, reduce, heads), self)
+
+        return self._kept(key, make)
+
+    def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, Any]:
+        target = target_of(self.device)
+        return {"dtype": DTYPES[dtype], "reduce": reduce, "heads": heads, "target": target}
+
+    def _kept(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made for a key; the oldest goes first."""
         with self._lock:
             if key not in self._plans:
-                self._plans[key] = plan(
-                    op, self.pattern, feat, dtype=DTYPES[dtype], reduce=reduce, heads=heads,
-                    target=target_of(self.device),
-                )  # fmt: skip
+                self._plans[key] = make()
                 while len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
             return self._plans[key]
@@ -203,7 +250,8 @@ class Structure:
         """(nnz,) ones."""
         found = self._ones.get(dtype)
         if found is None:
-            found = self._ones[dtype] = torch.ones(self.nnz, dtype=dtype, device=self.device)
+            make = lasting(torch.ones)
+            found = self._ones[dtype] = make(self.nnz, dtype=dtype, device=self.device)
         return found
 
     def __repr__(self) -> str:
@@ -211,7 +259,9 @@ class Structure:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """As kernels take it."""
+    """As kernels take it, which read memory as it is."""
+    if x.is_neg():
+        x = x.resolve_neg()
     if not x.is_contiguous():
         x = x.contiguous()
     aligned = x.device.type == "cpu" or x.data_ptr() % GPU_ALIGNMENT == 0
@@ -245,35 +295,45 @@ _seen: Cache[_Kept] = Cache(max_entries=256, max_bytes=4 << 30)
 conversions: Cache[Any] = Cache(max_entries=256, max_bytes=4 << 30)
 
 
-def structure_of(rowptr: Tensor, col: Tensor, n: int) -> Structure:
+def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
     """The structure of a pattern, made when it is first seen and kept in a bounded cache.
 
     rowptr : (m + 1,) int32 or int64, non-decreasing from 0 to nnz
     col : (nnz,) columns in row order; or (2, nnz) edges in any order, columns (sources) first, then
         rows (targets); of `rowptr` then its length alone matters
     n : columns
+    who : is named in errors
 
-    Goes by the memory and the version of the tensors: what is written to them by torch outside of
-    inference mode is seen; what NumPy writes is not. Raises TypeError, ValueError and
-    StructureError for what is no pattern.
+    Goes by the memory and the version of the tensors. What torch writes to them is seen, but for
+    writing through `tensor.data`, and to tensors that were made in inference mode. What others
+    write to the same memory, such as NumPy and whatever shares it by DLPack, is not seen. After
+    such writing call :func:`clear_cache`: to compare patterns each time would take about as long as
+    a small product. Raises TypeError, ValueError and StructureError for what is no pattern.
     """
     if col.dim() == 2:
-        return structure_of_edges(col, len(rowptr) - 1, n)
+        return structure_of_edges(col, len(rowptr) - 1, n, who)
     key = (n, *memory_key(col), *memory_key(rowptr))
     found = _find(key, rowptr, col)
     if found is None:
-        check_csr("structure_of", rowptr, col, n)
+        n = check_size(who, "n", n)
+        check_csr(who, rowptr, col, n)
         shape = (len(rowptr) - 1, n)
         found = _keep(key, lambda rowptr, col: Structure(rowptr, col, shape), rowptr, col)
     return found
 
 
-def structure_of_edges(edges: Tensor, m: int, n: int) -> Structure:
-    """As :func:`structure_of` for (2, nnz) edges, columns first, of an (m, n) matrix."""
+def structure_of_edges(
+    edges: Tensor, m: int, n: int, who: str = "structure_of", name: str = "edges"
+) -> Structure:
+    """As :func:`structure_of` for (2, nnz) edges, columns first, of an (m, n) matrix.
+
+    who, name : function and argument, as errors name them
+    """
     key = (m, n, *memory_key(edges))
     found = _find(key, edges)
     if found is None:
-        check_edges("structure_of", edges, m, n)
+        m, n = check_size(who, "m", m), check_size(who, "n", n)
+        check_edges(who, edges, m, n, name)
 
         def make(edges: Tensor) -> Structure:
             rowptr, col, order = compress(edges, m)
@@ -294,6 +354,7 @@ def _find(key: Any, *tensors: Tensor) -> Structure | None:
     return kept.structure
 
 
+@lasting
 def _keep(key: Any, make: Callable[..., Structure], *tensors: Tensor) -> Structure:
     """The structure that `make` gives for tensors, kept."""
     copies: tuple[Tensor, ...] = ()
@@ -301,7 +362,7 @@ def _keep(key: Any, make: Callable[..., Structure], *tensors: Tensor) -> Structu
         copies = tuple(x.clone() for x in tensors)
     found = make(*(x.detach().contiguous() for x in copies or tensors))
     kept = _Kept(found, copies)
-    return _seen.put(key, kept, found.nbytes, tensors).structure
+    return _seen.put(key, kept, found.nbytes, *tensors).structure
 
 
 def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
@@ -311,8 +372,8 @@ def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
     bytes : of all patterns, with what is made of them, as estimated; the last one always stays
     """
     for name, value in (("entries", entries), ("bytes", bytes)):
-        if value is not None and (isinstance(value, bool) or value < 1):
-            raise ValueError(f"limit_cache: argument '{name}': expected 1 or more, got {value!r}")
+        if value is not None and check_size("limit_cache", name, value) < 1:
+            raise ValueError(f"limit_cache: argument '{name}': expected 1 or more, got {value}")
     _seen.limit(entries, bytes)
     conversions.limit(entries, bytes)
 

@@ -6,29 +6,43 @@ import hashlib
 import platform
 from functools import cache
 from math import log2
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import tvm
 
+from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.task import Task
 
-__all__ = ["device_name", "fingerprint", "shape_class", "statistics"]
+__all__ = ["Sizes", "device_name", "fingerprint", "shape_class", "statistics"]
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.99)
 _known: WeakKeyDictionary[Pattern, str] = WeakKeyDictionary()
 
 
-def fingerprint(matrix: SparseMatrix) -> str:
-    """32 hex digits of the shape and the stored places; values play no part.
+class Sizes(NamedTuple):
+    """All that a record's key says of a matrix beside its fingerprint; stands for one in a task."""
+
+    shape: tuple[int, ...]
+    nnz: int
+
+
+def fingerprint(matrix: SparseMatrix | CsrPattern | Sizes) -> str:
+    """32 hex digits of the shape and the stored places; values play no part. Empty for sizes alone.
 
     The same for int32 and int64 indices, and on machines of either byte order. Computed once for
-    each pattern, which matrices with other values share.
+    each pattern of a SparseMatrix, which those with other values share. The columns of a CsrPattern
+    must be in order in each row; one that has an element twice is like no SparseMatrix.
     """
+    if isinstance(matrix, Sizes):
+        return ""
+    if isinstance(matrix, CsrPattern):
+        return _digest(matrix)
     pattern = matrix.pattern
     found = _known.get(pattern)
     if found is None:
@@ -36,12 +50,13 @@ def fingerprint(matrix: SparseMatrix) -> str:
     return found
 
 
-def _digest(pattern: Pattern) -> str:
+def _digest(pattern: Pattern | CsrPattern) -> str:
     """Hash of the shape, indptr and column indices."""
+    columns = pattern.indices if isinstance(pattern, CsrPattern) else pattern.coords[1]
     # The type depends on the sizes alone: the one that patterns mostly have, so nothing is copied.
-    idtype = "<i4" if pattern.idtype == "int32" else "<i8"
+    idtype = "<i4" if index_type(max(*pattern.shape, pattern.nnz)) is np.int32 else "<i8"
     out = hashlib.blake2b(np.array([*pattern.shape, pattern.nnz], "<i8").data, digest_size=16)
-    for array in (pattern.indptr, pattern.coords[1]):
+    for array in (pattern.indptr, columns):
         out.update(np.ascontiguousarray(array, idtype).data)
     return out.hexdigest()
 

@@ -1,13 +1,21 @@
-"""What `plan` asks when its user names no config: the records of this machine."""
+"""What plans are made by when their user names no config: the records of this machine.
+
+To know a pattern again takes a hash of all its indices, which costs as much as small kernels do. So
+it is computed only where there is a record of the same problem for a pattern of about these sizes.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 import warnings
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, cast
 
 from sparsetir.schedules.configs import from_data
+from sparsetir.schedules.problems import CsrPattern
+from sparsetir.tuning.fingerprint import Sizes, fingerprint, shape_class
 from sparsetir.tuning.record import Key
 from sparsetir.tuning.records import RecordError, Records, default_path
 from sparsetir.tuning.task import Task
@@ -17,48 +25,69 @@ __all__ = ["recorded_config"]
 BUSY_SECONDS = 2.0  # that a plan waits for a process that writes
 # A file that was written this short ago may be written again and keep its time stamp.
 SETTLED_SECONDS = 2.0
-# What was found in the file as it was last seen, by key; None where there is no record.
-_seen: tuple[Any, dict[Key, Any]] = (None, {})
+# With one feature these are the same problem, and have the same configs.
+ALIKE = {"spmm": "spmv", "spmv": "spmm"}
+# What was found in the file as it was last seen: by all that a key says but the fingerprint, the
+# data of the best config by fingerprint.
+_seen: tuple[Any, dict[Any, Mapping[str, Any]]] = (None, {})
 _warned: set[str] = set()
 
 
-def recorded_config(task: Task) -> Any | None:
+def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None) -> Any | None:
     """The config that was found best for a task on this machine; None where there is none.
 
+    pattern : gives that of the task's matrix, as :func:`fingerprint` takes it; the matrix then may
+        be :class:`Sizes`. Called only where there are records for about such sizes
+
     None too for a config that this version does not know. Where the file cannot be read, warns
-    once for each file and gives None.
+    once for each file and gives None. With one feature, records of "spmv" serve "spmm" and the
+    other way round, where it has none of its own.
     """
-    path = default_path()
-    if path is None:
+    found = _recorded(task)
+    if not found:
         return None
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return None
-    stamp = (str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size)
-    settled = time.time() - stat.st_mtime > SETTLED_SECONDS
-    try:
-        data = _best(Records(path, busy_seconds=BUSY_SECONDS), Key.of(task), stamp, settled)
-    except RecordError as error:
-        if str(path) not in _warned:
-            _warned.add(str(path))
-            warnings.warn(f"plan: records are not used: {error}", RuntimeWarning, stacklevel=3)
-        return None
+    data = found.get(fingerprint(task.matrix if pattern is None else pattern()))
     try:
         return None if data is None else from_data(data)
     except ValueError:
         return None
 
 
-def _best(records: Records, key: Key, stamp: Any, settled: bool) -> Any:
-    """The data of the best config for a key, from what was seen where the file is the same."""
+def _recorded(task: Task) -> Mapping[str, Any]:
+    """Data of the best configs for what is like the task in all but the fingerprint, by that."""
     global _seen
+    path = default_path()
+    if path is None:
+        return {}
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return {}
+    stamp = (str(path), stat.st_ino, stat.st_mtime_ns, stat.st_size)
+    settled = time.time() - stat.st_mtime > SETTLED_SECONDS
+    options = (task.reduce, task.heads, task.threads, str(task.target))
+    like = (task.op, task.dtype, task.feat, *options, shape_class(task))
     known, found = _seen
     if known != stamp:
         found = {}
-    if key not in found:
-        record = records.best(key)
-        found[key] = None if record is None else dict(record.config)
+    if like not in found:
+        try:
+            found[like] = _read(Records(path, busy_seconds=BUSY_SECONDS), task)
+        except RecordError as error:
+            if str(path) not in _warned:
+                _warned.add(str(path))
+                warnings.warn(f"plan: records are not used: {error}", RuntimeWarning, stacklevel=4)
+            return {}
     if settled:
         _seen = stamp, found
-    return found[key]
+    return found[like]
+
+
+def _read(records: Records, task: Task) -> Mapping[str, Any]:
+    """As :func:`_recorded`, from the file."""
+    sizes = Sizes(task.matrix.shape, task.matrix.nnz)
+    key = Key.of(replace(task, matrix=cast(Any, sizes)))
+    found = records.best_by_fingerprint(key)
+    if task.feat == 1 and task.op in ALIKE:
+        found = {**records.best_by_fingerprint(replace(key, op=ALIKE[task.op])), **found}
+    return {name: dict(record.config) for name, record in found.items()}

@@ -14,6 +14,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf, log2
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,8 @@ DAMAGED = (
 )
 # The rows of a key; also those of other devices, which version 1 does not tell apart.
 _COLUMNS = ("op", "dtype", "reduce", "heads", "feat", "threads", "target")
-SAME = "WHERE fingerprint = ? AND " + " AND ".join(f"{name} IS ?" for name in _COLUMNS)
+LIKE = "WHERE " + " AND ".join(f"{name} IS ?" for name in _COLUMNS)
+SAME = f"{LIKE} AND fingerprint = ?"
 FORMAT = "sparsetir records"
 FORMAT_VERSION = 1  # of exported files
 
@@ -77,6 +79,18 @@ class Records:
         with self._found(SAME, *_same(key)) as found:
             same = (record for record in found if record.key == key)
             return min(same, key=lambda record: record.order, default=None)
+
+    def best_by_fingerprint(self, key: Key) -> dict[str, Record]:
+        """The best record of each pattern, for what is like `key` in all but the fingerprint."""
+        best: dict[str, Record] = {}
+        with self._found(LIKE, *_same(key)[:-1]) as found:
+            for record in found:
+                name = record.key.fingerprint
+                if record.key == replace(key, fingerprint=name) and (
+                    name not in best or record.order < best[name].order
+                ):
+                    best[name] = record
+        return best
 
     def add(self, record: Record) -> None:
         """Keep a record beside all others; nothing happens where its id is there already.
@@ -243,7 +257,7 @@ def _advice(error: sqlite3.Error) -> str:
 
 def _same(key: Key) -> list[Any]:
     """The values in SAME."""
-    return [key.fingerprint, *(getattr(key, name) for name in _COLUMNS)]
+    return [*(getattr(key, name) for name in _COLUMNS), key.fingerprint]
 
 
 def _distance(key: Key, statistics: Mapping[str, float], record: Record) -> float:

@@ -1,0 +1,83 @@
+"""Plans for patterns of torch tensors by what tuning has recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.plan import Plan, default_threads, plan
+from sparsetir.schedules.problems import CsrPattern
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning.fingerprint import Sizes
+from sparsetir.tuning.lookup import recorded_config
+from sparsetir.tuning.task import Task
+
+if TYPE_CHECKING:
+    from sparsetir.ops.structure import Structure
+
+__all__ = ["Planned", "recorded"]
+
+
+class Planned(NamedTuple):
+    """A plan, and the structure in whose row order it takes values and gives them."""
+
+    plan: Plan
+    structure: Structure
+
+
+def recorded(
+    structure: Structure, op: str, feat: int, ones: bool, **options: Any
+) -> Planned | None:
+    """The plan with the config that is recorded for a pattern; None where none applies.
+
+    ones : for runs without values: they are arranged as the config wants them once. Values of a
+        run would be arranged in each, which takes longer than what most configs save, and was not
+        timed when they were tuned: no config that needs it applies
+    options : dtype, reduce, heads and target, as :func:`sparsetir.plan` takes them
+
+    The pattern may have the columns of a row in any order, but each once, as what is tuned has.
+    """
+    sizes = cast(Any, Sizes(structure.shape, structure.nnz))
+    task = Task(op, sizes, feat, threads=default_threads(), **options)
+    config = recorded_config(task, lambda: _in_order(structure.pattern))
+    if config is None:
+        return None
+    at = structure
+    if not _increase(structure.pattern):
+        at = structure.transposed.transposed  # which sorts columns
+    matrix: Any = at.pattern
+    if ones:
+        matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
+    else:
+        config = getattr(config, "unpacked", config)
+    try:
+        found = plan(op, matrix, feat, config=config, **task.options)
+    except Exception:
+        return None  # of a template that has changed since, as in `plan`
+    if op != "sddmm" and not ones and found.arranges_values:
+        return None
+    found.chosen_by = "record"
+    return Planned(found, at)
+
+
+def _in_order(pattern: CsrPattern) -> CsrPattern:
+    """The pattern with the columns of each row in order.
+
+    Where an element is there twice that is no matrix's, and so no record's.
+    """
+    if _increase(pattern):
+        return pattern
+    indptr, indices, shape = pattern
+    found = sp.csr_array((np.empty(len(indices), np.int8), indices.copy(), indptr), shape)
+    found.sort_indices()
+    return pattern._replace(indices=found.indices)
+
+
+def _increase(pattern: CsrPattern) -> bool:
+    """Whether columns do in each row."""
+    indptr, indices, _ = pattern
+    begins = np.zeros(len(indices) + 1, bool)
+    begins[indptr] = True
+    return bool(((indices[1:] > indices[:-1]) | begins[1:-1]).all())

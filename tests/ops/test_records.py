@@ -1,0 +1,251 @@
+"""Operators take what tuning has recorded for their patterns, and nothing else."""
+
+import pytest
+import torch
+
+import sparsetir
+from ops_common import Case, assert_close, dense, expected_sddmm, expected_spmm, of_tensor, rounded
+from sparsetir import ops
+from sparsetir.formats import CSR, Hyb
+from sparsetir.plan import Plan, default_threads
+from sparsetir.schedules.configs import to_data
+from sparsetir.schedules.decomposed import Decomposed
+from sparsetir.schedules.sddmm import SddmmGroups
+from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.spmv import SlicedRows
+from sparsetir.tuning import fingerprint, lookup
+from sparsetir.tuning.records import Key, Record, Records
+from sparsetir.tuning.task import Task
+
+M, N, FEAT = 24, 18, 16
+MATRIX = sparsetir.SparseMatrix(dense((M, N)).to_sparse())
+ROWS, COLS = (torch.from_numpy(x).long() for x in MATRIX.pattern.coords)
+# None of these is what sizes alone choose.
+ROW_BLOCKS, FORMAT = RowBlocks(tile=8, lanes=8), Decomposed(Hyb(1, 2), 16, 16)
+GROUPS = SddmmGroups(vectors=1, feat=FEAT, parts=3)
+
+
+def edges_of(rows, cols):
+    return Case((torch.stack([cols, rows]), (N, M)), rows, cols)
+
+
+def cases():
+    """The same pattern as users have it: name -> Case."""
+    csr = dense((M, N)).to_sparse_csr()
+    by_source = torch.argsort(COLS * M + ROWS)
+    shuffled = torch.randperm(len(ROWS), generator=torch.Generator().manual_seed(0))
+    backwards = torch.argsort(ROWS * N - COLS)
+    flipped = torch.sparse_csr_tensor(
+        csr.crow_indices(), COLS[backwards], torch.ones(len(ROWS)), (M, N), check_invariants=False
+    )
+    return {
+        "csr": of_tensor(csr),
+        "csr, columns backwards": Case(flipped, ROWS, COLS[backwards]),
+        "edges by source": edges_of(ROWS[by_source], COLS[by_source]),
+        "edges in any order": edges_of(ROWS[shuffled], COLS[shuffled]),
+        "matrix": Case(MATRIX, ROWS, COLS),
+    }
+
+
+CASES = cases()
+
+
+@pytest.fixture(autouse=True)
+def records(tmp_path, monkeypatch):
+    """An empty file of records, and no pattern that was seen."""
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    monkeypatch.setattr(lookup, "_seen", (None, {}))
+    ops.clear_cache()
+    yield Records()
+    ops.clear_cache()
+
+
+@pytest.fixture
+def runs(monkeypatch):
+    """Of each plan that runs: the operator, the config, and what has chosen it."""
+    found, run = [], Plan.run_trusted
+
+    def noted(self, *args):
+        found.append((self.op, self.config, self.chosen_by))
+        return run(self, *args)
+
+    monkeypatch.setattr(Plan, "run_trusted", noted)
+    return found
+
+
+def add(records, op, config, feat=FEAT, matrix=MATRIX, dtype="float32", **options):
+    """As `sparsetir tune` does."""
+    task = Task(op, matrix, feat, dtype, **{"threads": default_threads(), **options})
+    data = config if isinstance(config, dict) else to_data(config)
+    records.add(Record(Key.of(task), data, 1.0))
+
+
+def check_spmm(case, weighted, reduce="sum", feat=FEAT):
+    """The product and its gradients, against torch's; without weights of edges, which have ones."""
+    b, b64 = rounded((N, feat), "float32", 1)
+    w, w64 = rounded((len(case.rows),), "float32", 2)
+    if not weighted:
+        w64 = torch.ones_like(w64, requires_grad=True)
+    got = ops.spmm(case.A, b, reduce, w if weighted else None)
+    want = expected_spmm(case, w64, b64, reduce, M)
+    assert_close(got, want, "float32")
+    grad, grad64 = rounded((M, feat), "float32", 3)
+    got.backward(grad.detach())
+    want.backward(grad64.detach())
+    assert_close(b.grad, b64.grad, "float32")
+    if weighted:
+        assert_close(w.grad, w64.grad, "float32")
+
+
+@pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowBlocks", "Hyb"])
+@pytest.mark.parametrize("name", CASES)
+def test_forward_and_backward(records, runs, name, config):
+    add(records, "spmm", config)
+    add(records, "spmm", config, matrix=MATRIX.T)
+    add(records, "sddmm", GROUPS)
+    check_spmm(CASES[name], weighted=True)
+    assert runs[1] == ("sddmm", GROUPS, "record")
+    if config is FORMAT:  # would have to arrange values in each run
+        assert [by for _, _, by in runs] == ["default", "record", "default"]
+    else:
+        assert runs[0] == runs[2] == ("spmm", config, "record")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("edges")])
+def test_without_weights(records, runs, name):
+    """Values are arranged once; gradients go by the record of the transposed pattern."""
+    add(records, "spmm", FORMAT, matrix=MATRIX.T)
+    check_spmm(CASES[name], weighted=False)
+    assert [(op, by) for op, _, by in runs] == [("spmm", "default"), ("spmm", "record")]
+    add(records, "spmm", FORMAT)
+    ops.clear_cache()
+    check_spmm(CASES[name], weighted=False)
+    assert runs[2:] == [("spmm", FORMAT, "record")] * 2
+    edges, (n, m) = CASES[name].A
+    made = ops.structure_of(torch.zeros(m + 1), edges, n).planned(
+        "spmm", FEAT, torch.float32, ones=True
+    )
+    assert made.plan.arranges_values and not made.plan.needs_values
+
+
+@pytest.mark.parametrize("reduce", ["mean", "max"])
+def test_reductions(records, runs, reduce):
+    """Where elements are taken in another order, the gradient of a maximum finds its element."""
+    add(records, "spmm", ROW_BLOCKS, reduce=reduce)
+    check_spmm(CASES["edges in any order"], weighted=True, reduce=reduce)
+    assert runs[0] == ("spmm", ROW_BLOCKS, "record")
+
+
+@pytest.mark.parametrize("tuned", ["spmv", "spmm"])
+def test_spmv(records, runs, tuned):
+    """Values that come with each run take the config's form for them."""
+    config = SlicedRows(lanes=8, long=64, packed=True)
+    add(records, tuned, config, feat=1)
+    case, x = CASES["edges in any order"], torch.randn(N)
+    values = torch.rand(len(case.rows))
+    for given in (None, values):
+        weights = torch.ones(len(case.rows)) if given is None else given
+        want = expected_spmm(case, weights.double(), x.double()[:, None], "sum", M)[:, 0]
+        assert_close(ops.spmv(case.A, x, values=given), want, "float32")
+    assert runs == [("spmm", config, "record"), ("spmm", config.unpacked, "record")]
+
+
+def test_of_spmv_and_spmm_with_one_feature_its_own_record_counts(records, runs):
+    add(records, "spmv", SlicedRows(lanes=8))
+    add(records, "spmm", RowBlocks(tile=1, lanes=1), feat=1)
+    ops.spmv(MATRIX, torch.randn(N))
+    assert runs == [("spmm", RowBlocks(tile=1, lanes=1), "record")]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sddmm(records, runs, name):
+    add(records, "sddmm", GROUPS)
+    case = CASES[name]
+    (x, x64), (y, y64) = rounded((M, FEAT), "float32", 1), rounded((N, FEAT), "float32", 2)
+    assert_close(ops.sddmm(case.A, x, y), expected_sddmm(case, x64, y64), "float32")
+    assert runs == [("sddmm", GROUPS, "record")]
+
+
+def test_heads(records, runs):
+    add(records, "spmm", ROW_BLOCKS, heads=2)
+    case = CASES["edges in any order"]
+    b, values = torch.randn(2, N, FEAT), torch.rand(2, len(case.rows))
+    got = ops.spmm(case.A, b, values=values)
+    assert runs == [("spmm", ROW_BLOCKS, "record")]
+    for head in range(2):
+        want = expected_spmm(case, values[head].double(), b[head].double(), "sum", M)
+        assert_close(got[head], want, "float32")
+    ops.spmm(case.A, b)  # each head by itself, which is another problem
+    assert {by for *_, by in runs[1:]} == {"default"}
+
+
+@pytest.mark.parametrize("config", [ROW_BLOCKS, FORMAT], ids=["RowBlocks", "Hyb"])
+def test_parallel_edges(records, runs, config):
+    """A record is for each place once; with edges that repeat one, the places are the same."""
+    add(records, "spmm", config)
+    again = torch.cat([torch.arange(len(ROWS)), torch.tensor([3])])
+    for order in (again, again.flip(0), again.sort().values):
+        for weighted in (True, False):
+            check_spmm(edges_of(ROWS[order], COLS[order]), weighted)
+    assert {by for *_, by in runs} == {"default"}
+
+
+def test_other_records_cost_no_fingerprint(records, runs, monkeypatch):
+    counted = []
+    digest = fingerprint._digest
+    monkeypatch.setattr(fingerprint, "_digest", lambda p: counted.append(1) or digest(p))
+    add(records, "spmm", ROW_BLOCKS, feat=2 * FEAT)
+    add(records, "spmm", ROW_BLOCKS, threads=default_threads() + 1)
+    add(records, "spmm", ROW_BLOCKS, dtype="float64")
+    add(records, "spmm", ROW_BLOCKS, reduce="mean")
+    add(records, "spmm", ROW_BLOCKS, heads=1)
+    add(records, "sddmm", GROUPS)
+    large = sparsetir.SparseMatrix(dense((8 * M, 8 * N)).to_sparse())
+    add(records, "spmm", ROW_BLOCKS, matrix=large)
+    counted.clear()
+    edges, size = CASES["edges by source"].A
+    for _ in range(3):
+        ops.spmm((edges.clone(), size), torch.randn(N, FEAT))
+    sparsetir.plan("spmm", sparsetir.SparseMatrix(MATRIX.to_scipy()), FEAT)
+    assert not counted
+    assert {by for *_, by in runs} == {"default"}
+    other = sparsetir.SparseMatrix(dense((M, N), seed=1).to_sparse())  # of about the same size
+    add(records, "spmm", ROW_BLOCKS, matrix=other)
+    counted.clear()
+    ops.spmm((edges.clone(), size), torch.randn(N, FEAT))
+    assert counted == [1] and runs[-1][2] == "default"
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"template": "OfTomorrow", "tile": 16},
+        to_data(ROW_BLOCKS) | {"tile": -3},
+        to_data(RowBlocks(tile=16, lanes=16, feat=24)),  # for other features
+        to_data(Decomposed(CSR(), 16, 16, 24)),
+        to_data(GROUPS),
+    ],
+    ids=["template", "number", "features", "format", "operator"],
+)
+def test_records_that_do_not_serve_are_passed_over(records, runs, config):
+    add(records, "spmm", config)
+    for weighted in (True, False):
+        check_spmm(CASES["edges in any order"], weighted)
+    assert {by for *_, by in runs} == {"default"}
+
+
+def test_a_record_counts_for_plans_that_are_made_later(records, runs):
+    edges, size = CASES["edges by source"].A
+    b = torch.randn(N, FEAT)
+    ops.spmm((edges, size), b)
+    add(records, "spmm", ROW_BLOCKS)
+    ops.spmm((edges, size), b)
+    ops.spmm((edges.clone(), size), b)
+    assert [by for *_, by in runs] == ["default", "default", "record"]
+
+
+def test_switched_off(records, runs, monkeypatch):
+    add(records, "spmm", ROW_BLOCKS)
+    monkeypatch.setenv("SPARSETIR_RECORDS", "")
+    ops.spmm(MATRIX, torch.randn(N, FEAT))
+    assert [by for *_, by in runs] == ["default"]
