@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = (
     "apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch", "mkl", "sparse_dot_mkl",
-    "torch_sparse", "dgl", "cupy-cuda12x", "cupy-cuda13x",
+    "torch_sparse", "torch_geometric", "dgl", "cupy-cuda12x", "cupy-cuda13x",
 )  # fmt: skip
 
 

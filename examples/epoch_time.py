@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 
 # Features of Cora are nearly all zero. Our layers find that out, or are told by a sparse matrix.
@@ -190,7 +191,8 @@ def compare(model: str, graph: str, arguments: argparse.Namespace) -> dict[str, 
         }
         for name, p in peers.items()
     }  # fmt: skip
-    return {"model": model, "graph": graph, "hidden": arguments.hidden,
+    name = Path(graph).stem + (" without zeros" if arguments.no_zeros else "")
+    return {"model": model, "graph": name, "hidden": arguments.hidden,
             "threads": arguments.threads, "peers": found}  # fmt: skip
 
 
@@ -230,8 +232,11 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
             results.append(compare(model, graph, arguments))
             show(results[-1])
     if arguments.json:
+        from sparsetir.bench.report import circumstances
+
+        data = {**circumstances(arguments.threads), "results": results}
         with open(arguments.json, "w", encoding="utf-8") as file:
-            json.dump(results, file, indent=1)
+            json.dump(data, file, indent=1)
     return results
 
 

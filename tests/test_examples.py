@@ -87,7 +87,10 @@ def test_epoch_time(run, tmp_path):
         "epoch_time.py", "--graphs", str(path), "--models", "sage", "--hidden", "8", "--threads",
         "1", "--rounds", "2", "--epochs", "1", "--json", str(out),
     )  # fmt: skip
-    (found,) = json.loads(out.read_text())
+    written = json.loads(out.read_text())
+    assert {"date", "commit", "cpu", "threads", "versions"} < set(written)
+    (found,) = written["results"]
+    assert found["graph"] == "small"
     assert set(found["peers"]) == {"sparsetir", "pyg edges", "pyg adj_t"}
     for name, peer in found["peers"].items():
         assert re.search(rf"^  {name} +[\d.]+ ms", text, re.MULTILINE)
