@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import sparsetir
 from sparsetir import ops
-from sparsetir.ops.structure import structure_of_edges
+from sparsetir.ops.structure import Structure, structure_of_edges
 
 ROWPTR, COL = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 0, 1, 1, 0])  # in no order, one twice
 EDGES = torch.tensor([[3, 1, 0, 1, 0], [0, 2, 0, 2, 2]])
@@ -124,6 +125,25 @@ def resident():
     gc.collect()
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * 4096 / 2**20
+
+
+def test_what_the_cache_drops_is_freed_at_once():
+    """Nothing that a structure keeps refers to it: graphs are large, and cycles stay for long."""
+    edges = torch.randint(0, 30, (2, 90))
+    x, values = torch.randn(30, 8, requires_grad=True), torch.ones(90, requires_grad=True)
+    for reduce in ("sum", "mean", "max"):
+        ops.spmm((edges, 30), x, reduce, values=values).sum().backward()
+    ops.gspmm((edges, 30), "copy_u", "mean", x).sum().backward()
+    ops.edge_softmax((edges, 30), ops.sddmm((edges, 30), x, x)).sum().backward()
+    gc.collect()
+    structures = [weakref.ref(found) for found in gc.get_objects() if type(found) is Structure]
+    assert structures
+    gc.disable()
+    try:
+        ops.clear_cache()
+        assert not any(each() for each in structures)
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(10_000, marks=pytest.mark.slow)])

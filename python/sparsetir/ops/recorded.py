@@ -21,10 +21,14 @@ __all__ = ["Planned", "recorded"]
 
 
 class Planned(NamedTuple):
-    """A plan, and the structure in whose row order it takes values and gives them."""
+    """A plan, and whether it takes values, and gives them, with the columns of each row in order.
+
+    That is the order of :attr:`Structure.with_columns_in_order`. Which is not kept here: what a
+    structure keeps must not refer to it, or nothing would be freed when its cache drops it.
+    """
 
     plan: Plan
-    structure: Structure
+    columns_in_order: bool = False
 
 
 def recorded(
@@ -44,10 +48,8 @@ def recorded(
     config = recorded_config(task, lambda: _in_order(structure.pattern))
     if config is None:
         return None
-    at = structure
-    if not _increase(structure.pattern):
-        at = structure.transposed.transposed  # which sorts columns
-    matrix: Any = at.pattern
+    resorted = not _increase(structure.pattern)
+    matrix: Any = (structure.with_columns_in_order if resorted else structure).pattern
     if ones:
         matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
     else:
@@ -59,7 +61,7 @@ def recorded(
     if op != "sddmm" and not ones and found.arranges_values:
         return None
     found.chosen_by = "record"
-    return Planned(found, at)
+    return Planned(found, resorted)
 
 
 def _in_order(pattern: CsrPattern) -> CsrPattern:

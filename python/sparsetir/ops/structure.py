@@ -124,6 +124,11 @@ class Structure:
         return Structure(rowptr, col, (self.n, self.m), order)
 
     @property
+    def with_columns_in_order(self) -> Structure:
+        """The same, with the columns of each row in order; made once."""
+        return self.transposed.transposed
+
+    @property
     def nbytes(self) -> int:
         """About what this takes, with the transposed structure and a few plans, in bytes."""
         return BYTES_PER_ELEMENT * (self.nnz + self.m + self.n)
@@ -158,7 +163,8 @@ class Structure:
         if batched and values is None and op != "sddmm":
             return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
         ones = values is None and op != "sddmm"
-        run, at = self.planned(op, feat, first.dtype, reduce, heads, ones)
+        run, resorted = self.planned(op, feat, first.dtype, reduce, heads, ones)
+        at = self.with_columns_in_order if resorted else self
         if op == "sddmm":
             return at.restored(self._call(run, operands, None))
         if values is not None:
@@ -205,7 +211,7 @@ class Structure:
 
         def make() -> Planned:
             found = recorded(self, op, feat, ones, **self._options(dtype, reduce, heads))
-            return found or Planned(self.plan(op, feat, dtype, reduce, heads), self)
+            return found or Planned(self.plan(op, feat, dtype, reduce, heads))
 
         return self._kept(key, make)
 
