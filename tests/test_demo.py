@@ -11,7 +11,7 @@ import pytest
 from sparsetir.datasets import load_cora
 
 STEPS = ["parse", "lower_sparse_iter", "default_schedule", "lower_sparse_buffer", "compile"]
-TRIALS = 3
+TRIALS = 2
 
 
 @pytest.fixture(scope="module")

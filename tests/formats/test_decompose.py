@@ -282,7 +282,7 @@ def test_sparse_outputs(program: str, names: list[str], buffers: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["blocked", "three", *(pytest.param(h, marks=pytest.mark.slow) for h in ("kij", "csf"))]
+    "how", ["blocked", *(pytest.param(h, marks=pytest.mark.slow) for h in ("three", "kij", "csf"))]
 )
 @pytest.mark.parametrize("program", ["mttkrp", "csf_sum"])
 def test_order_three(program: str, how: str) -> None:
@@ -297,7 +297,7 @@ def test_order_three(program: str, how: str) -> None:
 
 @pytest.mark.parametrize("rules", [
     [csf("RIJ", (1, 0, 2))],
-    [blocked_csf("RIJ", 2), csf("RIJ")],
+    pytest.param([blocked_csf("RIJ", 2), csf("RIJ")], marks=pytest.mark.slow),
 ], ids=["irj", "blocked+rij"])  # fmt: skip
 def test_relational(rules: list[Any]) -> None:
     check("relational_csf", rules, relational_coordinates)
