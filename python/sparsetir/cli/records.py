@@ -77,17 +77,14 @@ def _chosen(args: argparse.Namespace, records: Any) -> list[Any]:
 
 def _list(args: argparse.Namespace, records: Any) -> int:
     from sparsetir.tuning.progress import micros
-    from sparsetir.tuning.record import record_to_data
+    from sparsetir.tuning.record import best_of_each, record_to_data
 
     found = _chosen(args, records)
     if args.json:
         data = [record_to_data(record) for record in found]
         arguments.print_json({"path": str(records.path), "records": data})
         return 0
-    best: dict[Any, Any] = {}
-    for record in found:
-        if record.key not in best or record.order < best[record.key].order:
-            best[record.key] = record
+    best = best_of_each(found)
     rows = [["op", "graph", "feat", "dtype", "reduce", "threads", "time", "x default", "trials",
              "date", "config"]]  # fmt: skip
     for record in best.values():

@@ -16,7 +16,7 @@ from sparsetir.ops.extremum import extremum, extremum_and_place, gradients
 from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import structure_of, structure_of_edges
 
-__all__ = ["row_pointers", "sddmm", "spmm", "spmm_arg", "spmm_transposed"]
+__all__ = ["mean_gradient", "row_pointers", "sddmm", "spmm", "spmm_arg", "spmm_transposed"]
 
 
 def _count(col: Tensor) -> Any:
@@ -59,6 +59,16 @@ def _spmm_fake(
     return b.new_empty((*b.shape[:-2], rowptr.shape[0] - 1, b.shape[-1]))
 
 
+def mean_gradient(grad: Tensor, elements: Tensor) -> Tensor:
+    """The gradient with respect to sums of rows, of that with respect to their means.
+
+    elements : of each row, broadcast with `grad`
+    """
+    # In float32 at least: 16 bits end at 65504, and rows may have more elements.
+    wide = torch.promote_types(grad.dtype, torch.float32)
+    return (grad / elements.clamp(min=1).to(wide)).to(grad.dtype)
+
+
 def _spmm_backward(ctx: Any, grad: Tensor) -> Any:
     rowptr, col, values, b, reduce = saved(ctx)
     _, _, for_values, for_b, _ = ctx.needs_input_grad
@@ -66,10 +76,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> Any:
         _, arg = spmm_arg(rowptr, col, values, b, reduce == "max")
         return None, None, *gradients(col, values, b, arg, grad, (for_values, for_b)), None
     if reduce == "mean":
-        # In float32 at least: 16 bits end at 65504, and rows may have more elements.
-        degrees = (rowptr[1:] - rowptr[:-1]).clamp(min=1)
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        grad = (grad / degrees.to(wide)[:, None]).to(grad.dtype)
+        grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None])
     n = b.shape[-2]
     return (
         None,

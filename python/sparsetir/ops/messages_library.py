@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops import message_kernels
+from sparsetir.ops.library import mean_gradient
 from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import structure_of
 
@@ -75,10 +76,7 @@ def _gspmm_backward(ctx: Any, grad: Tensor) -> Any:
         found = _extremum_gradients(col, u, e, arg, op, grad, (for_u, for_e))
         return None, None, *found, None, None, None, None
     if reduce == "mean":
-        # In float32 at least: 16 bits end at 65504, and rows may have more elements.
-        degrees = (rowptr[1:] - rowptr[:-1]).clamp(min=1)
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        grad = (grad / degrees.to(wide)[:, None, None]).to(grad.dtype)
+        grad = mean_gradient(grad, (rowptr[1:] - rowptr[:-1])[:, None, None])
     source, target = ("v", "u") if transposed else ("u", "v")
     grad_u = grad_e = None
     if for_u:

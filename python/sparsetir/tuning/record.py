@@ -7,7 +7,7 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from typing import Any
@@ -18,7 +18,7 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.tuning.fingerprint import device_name, fingerprint, shape_class
 from sparsetir.tuning.task import Task
 
-__all__ = ["FIELDS", "Key", "Record", "record_from_data", "record_to_data"]
+__all__ = ["FIELDS", "Key", "Record", "best_of_each", "record_from_data", "record_to_data"]
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,15 @@ class Record:
         """
         default = self.default_seconds
         return (1.0 if default is None else self.seconds / default), self.seconds
+
+
+def best_of_each(records: Iterable[Record]) -> dict[Key, Record]:
+    """The best record of each key, by :attr:`Record.order`; of equal ones the first."""
+    best: dict[Key, Record] = {}
+    for record in records:
+        if record.key not in best or record.order < best[record.key].order:
+            best[record.key] = record
+    return best
 
 
 def record_to_data(record: Record) -> dict[str, Any]:

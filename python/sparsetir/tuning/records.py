@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.tuning.files import write_whole
-from sparsetir.tuning.record import Key, Record, record_from_data, record_to_data
+from sparsetir.tuning.record import Key, Record, best_of_each, record_from_data, record_to_data
 from sparsetir.tuning.schema import RECORDS, SchemaError, check_schema, insert, prepare, to_record
 
 __all__ = ["Key", "Record", "RecordError", "Records", "default_path"]
@@ -77,20 +77,17 @@ class Records:
     def best(self, key: Key) -> Record | None:
         """The best record for a key, by :attr:`Record.order`."""
         with self._found(SAME, *_same(key)) as found:
-            same = (record for record in found if record.key == key)
-            return min(same, key=lambda record: record.order, default=None)
+            return best_of_each(found).get(key)
 
     def best_by_fingerprint(self, key: Key) -> dict[str, Record]:
         """The best record of each pattern, for what is like `key` in all but the fingerprint."""
-        best: dict[str, Record] = {}
         with self._found(LIKE, *_same(key)[:-1]) as found:
-            for record in found:
-                name = record.key.fingerprint
-                if record.key == replace(key, fingerprint=name) and (
-                    name not in best or record.order < best[name].order
-                ):
-                    best[name] = record
-        return best
+            best = best_of_each(found)
+        return {
+            other.fingerprint: record
+            for other, record in best.items()
+            if other == replace(key, fingerprint=other.fingerprint)
+        }
 
     def add(self, record: Record) -> None:
         """Keep a record beside all others; nothing happens where its id is there already.
@@ -124,18 +121,17 @@ class Records:
         one with other features, heads or threads. Distance is that of the logarithms of
         statistics, features and threads.
         """
-        best: dict[Key, Record] = {}
         same = "WHERE op = ? AND dtype = ? AND reduce = ? AND target = ?"
         with self._found(same, key.op, key.dtype, key.reduce, key.target) as found:
-            for record in found:
-                other = record.key
-                alike = other.device == key.device and (other.heads is None) == (key.heads is None)
-                if not alike or other == key:
-                    continue
-                if other not in best or record.order < best[other].order:
-                    best[other] = record
-        near = sorted(best.values(), key=lambda r: (_distance(key, statistics, r), r.id))
-        return near[:count]
+            best = best_of_each(found)
+        alike = [
+            record
+            for other, record in best.items()
+            if other != key
+            and other.device == key.device
+            and (other.heads is None) == (key.heads is None)
+        ]
+        return sorted(alike, key=lambda r: (_distance(key, statistics, r), r.id))[:count]
 
     def export(self, path: Path | str, *, replace: bool = False) -> int:
         """Write all records to a file of JSON; how many they are.

@@ -59,7 +59,7 @@ class Run:
         self._space, self._trials, self._seconds = space, trials, seconds
         self._progress = progress
         self._proposer = Proposer(space, sampler, seed, first)
-        self._default, self._default_config = candidate(first[0], None).key, first[0]
+        self._default = candidate(first[0], None)
         self._owner = Owner(patience)
         self._store = TrialStore(name, url, space, self._owner, required)
         self._before = max((e.when for e in self._store.done()), default=0.0)
@@ -142,7 +142,7 @@ class Run:
             if entry is None:
                 return
             # The default is measured to the end: the others are compared with it.
-            limit = None if best is None or entry.key == self._default else best.outcome.seconds
+            limit = None if best is None or entry.key == self._default.key else best.outcome.seconds
             outcome = measurer.measure(entry.config, limit, reference)
             with self._lock:
                 if self._stop.is_set() and outcome.state not in (OK, PRUNED):
@@ -158,7 +158,7 @@ class Run:
                 return None
             if self._trials is not None and len(taken) >= self._trials:
                 return None
-            if any(e.key == self._default and e.state == RUNNING for e in taken):
+            if any(e.key == self._default.key and e.state == RUNNING for e in taken):
                 # Somebody else measures what all the others are measured in turns with.
                 self._lock.wait(WAIT)
                 self._store.refresh()
@@ -187,15 +187,15 @@ class Run:
             return
         done = self._store.done()
         failures = sum(e.outcome.state not in (OK, PRUNED) for e in done if e.outcome)
-        default = next((e.outcome for e in done if e.key == self._default), None)
-        seconds = default.seconds if default is not None and default.state == OK else None
+        reference = self._reference()
+        seconds = None if reference is None else reference.seconds
         self._progress.step(_trial(entry), self._best(), failures, seconds)
 
     def _reference(self) -> Reference | None:
         """The default, once it is known to run."""
-        ran = (e.outcome for e in self._store.done() if e.key == self._default)
+        ran = (e.outcome for e in self._store.done() if e.key == self._default.key)
         seconds = next((o.seconds for o in ran if o is not None and o.state == OK), None)
-        return None if seconds is None else Reference(self._default_config, seconds)
+        return None if seconds is None else Reference(self._default.config, seconds)
 
     def _best(self) -> Trial | None:
         return min(self._ran(), key=lambda trial: trial.outcome.seconds or 0.0, default=None)
@@ -207,7 +207,7 @@ class Run:
         """The default, if it runs, and the best others."""
         ran = sorted(self._ran(), key=lambda trial: trial.outcome.seconds or 0.0)
         keys = {e.number: e.key for e in self._store.done()}
-        default = [trial for trial in ran if keys[trial.number] == self._default]
+        default = [trial for trial in ran if keys[trial.number] == self._default.key]
         return default, [trial for trial in ran if trial not in default][:FINALISTS]
 
     def _late(self, share: float) -> bool:
