@@ -16,12 +16,12 @@ import sparsetir
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.timing import progress
 from sparsetir.build import resolve_target
-from sparsetir.schedules.nests import count_launches
-from sparsetir.schedules.problems import Sddmm, Spmm
-from sparsetir.schedules.sddmm_gpu import FusedNonzeros
-from sparsetir.schedules.spmm_gpu import RowSplit
-from sparsetir.schedules.spmm_hyb import HybRows
-from sparsetir.schedules.templates import template_of
+from sparsetir.schedules.operators.problems import Sddmm, Spmm
+from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.templates.registry import template_of
+from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_hyb import HybRows
 
 # Of SASS, by what a column counts.
 OPCODES = {

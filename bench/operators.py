@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.bench.names import DTYPES
-from sparsetir.schedules.operators import (
+from sparsetir.schedules.operators.operands import (
     CHUNK,
     MOST_EXACT,
     OPERATORS,
@@ -26,7 +26,7 @@ from sparsetir.schedules.operators import (
     gathered,
     rounded,
 )
-from sparsetir.schedules.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern
 
 __all__ = [
     "CHUNK", "Case", "Reference", "aligned", "gathered", "load", "make", "rounded", "rows_of",

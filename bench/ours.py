@@ -17,7 +17,7 @@ import tvm
 import sparsetir
 from sparsetir.bench.operators import Case, aligned
 from sparsetir.bench.peers import Calls, Peer, output, wide
-from sparsetir.schedules.configs import from_data, to_data
+from sparsetir.schedules.search.configs import from_data, to_data
 
 TUNING = 0.02  # seconds for each candidate
 

@@ -10,7 +10,7 @@ import sparsetir
 from sparsetir.bench.problems import chosen, problems
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.run import thread_counts
-from sparsetir.schedules.configs import to_data
+from sparsetir.schedules.search.configs import to_data
 from sparsetir.tuning.compare import compare
 from sparsetir.tuning.progress import Bar
 from sparsetir.tuning.task import OK

@@ -17,8 +17,8 @@ from tvm.tirx.buffer import buffer_data
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
-from sparsetir.schedules.loop_kinds import apply_marks, mark, thread_axis
-from sparsetir.schedules.vectorize import vectorize_innermost
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark, thread_axis
+from sparsetir.schedules.passes.vectorize import vectorize_innermost
 from sparsetir.sparse_ir.nodes import walk
 from sparsetir.sparse_ir.position_space import PARALLEL, as_dtype
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sparsetir.schedules.configs import to_data
+from sparsetir.schedules.search.configs import to_data
 from sparsetir.tuning import search
 from sparsetir.tuning.task import Outcome, Reference
 

@@ -19,7 +19,7 @@ import tvm_ffi
 
 import gpu_runner
 from sparsetir import lower_sparse_buffer, lower_sparse_iter
-from sparsetir.schedules.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
 GPU = tvm.target.Target(gpu_runner.OPENCL_TARGET)

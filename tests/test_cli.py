@@ -18,8 +18,8 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.cli import main
 from sparsetir.cli.tune import report_path
-from sparsetir.schedules.configs import to_data
-from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning import compare, html, search
 from sparsetir.tuning.records import Key, Record, Records

@@ -12,8 +12,8 @@ import torch
 import tvm
 
 import sparsetir
-from sparsetir.schedules.spmm import RowBlocks
-from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
 
 A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
 B = np.random.default_rng(1).standard_normal((20, 16)).astype("float32")

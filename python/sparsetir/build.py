@@ -11,10 +11,10 @@ from tvm.tirx.buffer import buffer_data
 from sparsetir.arrays import itemsize
 from sparsetir.kernel import Kernel
 from sparsetir.schedules.default import binds_threads, default_schedule, is_gpu
+from sparsetir.schedules.passes.cpu_locals import locals_on_stack
+from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.signature import natural_shapes, signature_of
-from sparsetir.sparse_ir.cpu_locals import locals_on_stack
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.exact_constants import exact_constants
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute

@@ -34,11 +34,11 @@ from sparsetir.arrays import (
 from sparsetir.build import resolve_target
 from sparsetir.compiled import compilations, compiled
 from sparsetir.kernel import Kernel
-from sparsetir.schedules.choose import Statistics, candidates, choose
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.nests import count_launches
-from sparsetir.schedules.problems import CsrPattern
-from sparsetir.schedules.templates import PROBLEMS, template_of
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.search.choose import Statistics, candidates, choose
+from sparsetir.schedules.templates.registry import PROBLEMS, template_of
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.lookup import recorded_config
@@ -67,13 +67,13 @@ def plan(
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
         values of the matrix play no part)
     matrix : a SparseMatrix, or what that takes; its values are the default of a run. Or a
-        :class:`sparsetir.schedules.problems.CsrPattern`, which is trusted: columns of a row may
-        come in any order and more than once, as edges of a graph do. It has no values, so that
-        each run is given its own
+        :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
+        row may come in any order and more than once, as edges of a graph do. It has no values, so
+        that each run is given its own
     feat : features of the dense operands (1 for "spmv")
     dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
         by default that of the matrix. Sums are in float32, for float64 in float64
-    reduce : "sum", "mean" or "max" (see :class:`sparsetir.schedules.problems.Spmm`)
+    reduce : "sum", "mean" or "max" (see :class:`sparsetir.schedules.operators.problems.Spmm`)
     heads : how many matrices share the pattern; a first dimension of values, operands and result
     target : as for :func:`sparsetir.build`
     threads : of the CPU, that the rows are divided among; by default all

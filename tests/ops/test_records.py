@@ -8,11 +8,11 @@ from ops_common import Case, assert_close, dense, expected_sddmm, expected_spmm,
 from sparsetir import ops
 from sparsetir.formats import CSR, Hyb
 from sparsetir.plan import Plan, default_threads
-from sparsetir.schedules.configs import to_data
-from sparsetir.schedules.decomposed import Decomposed
-from sparsetir.schedules.sddmm import SddmmGroups
-from sparsetir.schedules.spmm import RowBlocks
-from sparsetir.schedules.spmv import SlicedRows
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.tuning import fingerprint, lookup
 from sparsetir.tuning.records import Key, Record, Records
 from sparsetir.tuning.task import Task

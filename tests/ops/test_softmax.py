@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsetir import ops
-from sparsetir.schedules.exponential import inline_exponentials
+from sparsetir.schedules.passes.exponential import inline_exponentials
 
 M, N = 7, 9
 CLOSE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -103,8 +103,8 @@ def test_extremes():
 def test_exponential():
     """Polynomials in place of calls, as exact as they say over the whole range."""
     import sparsetir
-    from sparsetir.schedules import edge_softmax
-    from sparsetir.schedules.message_tiles import Tile
+    from sparsetir.schedules.templates import edge_softmax
+    from sparsetir.schedules.templates.message_tiles import Tile
 
     problem, config = edge_softmax.EdgeSoftmax(), Tile()
     lowered = sparsetir.lower_sparse_iter(edge_softmax.program(problem, config))

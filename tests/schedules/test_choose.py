@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 import tvm
 
-from sparsetir.schedules.choose import Statistics, candidates, choose
-from sparsetir.schedules.problems import Spmm
-from sparsetir.schedules.spmm import RowBlocks
-from sparsetir.schedules.spmm_gpu import RowSplit
-from sparsetir.schedules.spmm_hyb import HybRows
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.search.choose import Statistics, candidates, choose
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_hyb import HybRows
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})

@@ -23,15 +23,15 @@ from sparsetir.formats import (
     RowELL,
     by_band,
 )
-from sparsetir.schedules.configs import FORMATS, from_data, to_data
-from sparsetir.schedules.decomposed import Decomposed
-from sparsetir.schedules.sddmm import SddmmGroups
-from sparsetir.schedules.sddmm_gpu import FusedNonzeros
-from sparsetir.schedules.spmm import RowBlocks
-from sparsetir.schedules.spmm_gpu import RowSplit
-from sparsetir.schedules.spmm_hyb import HybRows
-from sparsetir.schedules.spmv import SlicedRows
-from sparsetir.schedules.templates import TEMPLATES
+from sparsetir.schedules.search.configs import FORMATS, from_data, to_data
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_hyb import HybRows
+from sparsetir.schedules.templates.spmv import SlicedRows
 
 STORED = (
     BSR(4, 8), COO(), CSC(), CSF((1, 0)), CSR(), DBSR(2, 2), DCSR(), DIA(), ELL(),

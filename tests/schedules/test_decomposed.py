@@ -24,9 +24,9 @@ from sparsetir.formats import (
     Ragged,
     RowELL,
 )
-from sparsetir.schedules import decomposed
-from sparsetir.schedules.decomposed import Decomposed, refusal
-from sparsetir.schedules.problems import Spmm
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.templates import decomposed
+from sparsetir.schedules.templates.decomposed import Decomposed, refusal
 from sparsetir.sparse_ir.errors import ScheduleError
 from spmm_gpu_common import MASKS, kernel, of_mask, operands, oracle, run_opencl, scheduled
 

@@ -28,9 +28,9 @@ from gpu_runner import (
 )
 from programs import PROGRAMS
 from sparsetir.formats import Hyb, Operand, Pattern
-from sparsetir.schedules.horizontal_fusion import horizontal_fuse
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.nests import count_launches
+from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.nests import count_launches
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import map_expr
 from stage2 import golden, plain_text

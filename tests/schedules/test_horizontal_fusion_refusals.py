@@ -12,8 +12,8 @@ import tvm_ffi
 from tvm import tirx
 
 from gpu_runner import OpenCLFunction, requires_opencl
-from sparsetir.schedules.horizontal_fusion import horizontal_fuse
-from sparsetir.schedules.nests import count_launches
+from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.passes.nests import count_launches
 from sparsetir.sparse_ir.errors import ScheduleError
 
 

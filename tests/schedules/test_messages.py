@@ -7,8 +7,8 @@ import pytest
 
 import sparsetir
 from sparsetir.build import resolve_target
-from sparsetir.schedules import edge_attention, edge_messages, edge_softmax, messages
-from sparsetir.schedules.message_tiles import Tile
+from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
+from sparsetir.schedules.templates.message_tiles import Tile
 
 M, N, HEADS = 6, 5, 2
 

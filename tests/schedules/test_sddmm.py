@@ -11,10 +11,10 @@ import torch
 
 import sparsetir
 from sparsetir import ScheduleError
-from sparsetir.schedules import sddmm
-from sparsetir.schedules.lane_sums import add_lanes
-from sparsetir.schedules.problems import CsrPattern, Sddmm
-from sparsetir.schedules.sddmm import SddmmGroups
+from sparsetir.schedules.operators.problems import CsrPattern, Sddmm
+from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.templates import sddmm
+from sparsetir.schedules.templates.sddmm import SddmmGroups
 
 # Relative to the sum of absolute values of an element.
 CLOSE = {"float32": 2e-6, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}
@@ -218,7 +218,7 @@ def test_refusals(values, message):
 
 def test_configs_that_do_not_serve_a_feature_size():
     from sparsetir import ScheduleError
-    from sparsetir.schedules.sddmm_gpu import FusedNonzeros
+    from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 
     for config in (sddmm.SddmmGroups(16, 8, 2), FusedNonzeros(8, 16, 2, 4, 1)):
         assert config.tiles(64) == 2

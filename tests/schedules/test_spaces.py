@@ -7,13 +7,13 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.build import resolve_target
 from sparsetir.formats import BSR
-from sparsetir.schedules.choose import Statistics, candidates
-from sparsetir.schedules.configs import from_data, to_data
-from sparsetir.schedules.decomposed import Decomposed
-from sparsetir.schedules.problems import CsrPattern, Sddmm, Spmm
-from sparsetir.schedules.spaces import Branch, Space, space
-from sparsetir.schedules.spmm import RowBlocks
-from sparsetir.schedules.spmv import SlicedRows
+from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.search.choose import Statistics, candidates
+from sparsetir.schedules.search.configs import from_data, to_data
+from sparsetir.schedules.search.spaces import Branch, Space, space
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmv import SlicedRows
 
 MATRIX = sp.random_array((300, 300), density=0.03, format="csr", dtype="float32", rng=0)
 GPU = {"kind": "cuda", "arch": "sm_90"}

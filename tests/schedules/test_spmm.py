@@ -10,9 +10,9 @@ import torch
 import sparsetir
 from csr_zoo import CLOSE, ZOO
 from sparsetir import ScheduleError
-from sparsetir.schedules.choose import Statistics, candidates
-from sparsetir.schedules.problems import CsrPattern, Spmm
-from sparsetir.schedules.spmm import RowBlocks, arrange, equal_work
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.search.choose import Statistics, candidates
+from sparsetir.schedules.templates.spmm import RowBlocks, arrange, equal_work
 
 RNG = np.random.default_rng(0)
 
@@ -115,8 +115,8 @@ def test_one_kernel_serves_all_patterns_of_a_tile():
 def test_int64_indices():
     a = ZOO["random"]
     from sparsetir.build import build
-    from sparsetir.schedules.problems import CsrPattern
-    from sparsetir.schedules.templates import template_of
+    from sparsetir.schedules.operators.problems import CsrPattern
+    from sparsetir.schedules.templates.registry import template_of
 
     problem, config = Spmm(idtype="int64", reduce="mean"), RowBlocks(tile=16, parts=2)
     template = template_of(config, problem, gpu=False)

@@ -16,10 +16,10 @@ import tvm_ffi
 import spmm_gpu_common
 from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
-from sparsetir.schedules import spmm_hyb
-from sparsetir.schedules.nests import count_launches
-from sparsetir.schedules.problems import CsrPattern, Spmm
-from sparsetir.schedules.spmm_hyb import HybRows, arrange, program, schedule
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.templates import spmm_hyb
+from sparsetir.schedules.templates.spmm_hyb import HybRows, arrange, program, schedule
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.script.parser import from_source
 from spmm_gpu_common import MASKS, compile_cuda, kernel, of_mask, run_opencl

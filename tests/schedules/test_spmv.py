@@ -11,9 +11,9 @@ import tvm_ffi
 import sparsetir
 from csr_zoo import CLOSE, ZOO, random
 from sparsetir.build import build
-from sparsetir.schedules.prefetch_streams import prefetch_streams
-from sparsetir.schedules.problems import CsrPattern, Spmm
-from sparsetir.schedules.spmv import (
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.passes.prefetch_streams import prefetch_streams
+from sparsetir.schedules.templates.spmv import (
     STORE_COST,
     SlicedRows,
     arrange,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sparsetir.schedules.templates import TEMPLATES
+from sparsetir.schedules.templates.registry import TEMPLATES
 from tuning.faulty_templates import Crashing, Hanging, Wrong
 
 for _config in (Crashing(), Hanging(), Wrong()):

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.schedules import spmm
-from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.templates import TEMPLATES, Template
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.templates import spmm
+from sparsetir.schedules.templates.registry import TEMPLATES, Template
 
 RIGHT = spmm.RowBlocks(tile=16, lanes=16)
 

@@ -10,8 +10,8 @@ import tuned_fake
 from sparsetir.bench import peers
 from sparsetir.bench.operators import Reference, make
 from sparsetir.formats import Hyb
-from sparsetir.schedules.decomposed import Decomposed
-from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import compare as module
 from sparsetir.tuning.compare import Comparison, Times, compare, finalists, ranked
 from sparsetir.tuning.tuned import Trial

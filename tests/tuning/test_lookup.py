@@ -12,10 +12,10 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.build import resolve_target
-from sparsetir.schedules.configs import to_data
-from sparsetir.schedules.problems import CsrPattern
-from sparsetir.schedules.sddmm import SddmmGroups
-from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.tuning import lookup
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import recorded_config

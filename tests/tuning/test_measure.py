@@ -107,7 +107,7 @@ def test_memory_is_limited_anew_for_each_config(measurer: Measurer) -> None:
 
 
 def test_a_refusal_is_one_line_in_the_outcome(measurer: Measurer) -> None:
-    config = sparsetir.schedules.spmm.RowBlocks(tile=64, lanes=16)
+    config = sparsetir.schedules.templates.spmm.RowBlocks(tile=64, lanes=16)
     outcome = measurer.measure(config)
     with pytest.raises(ScheduleError) as error:
         sparsetir.plan("spmm", measurer.task.matrix, FEAT, config=config)
@@ -338,7 +338,7 @@ def test_configs_are_timed_beside_a_reference(measurer: Measurer) -> None:
     assert beside.seconds == pytest.approx(100.0, rel=0.5)  # both are the same
     assert beside.seconds <= beside.median
     assert beside.extra["measured"] < 1.0
-    refused = sparsetir.schedules.spmm.RowBlocks(tile=64, lanes=16)
+    refused = sparsetir.schedules.templates.spmm.RowBlocks(tile=64, lanes=16)
     with pytest.raises(RuntimeError, match="the reference cannot be measured: ScheduleError: "):
         measurer.measure(faulty.RIGHT, None, Reference(refused, seconds=1.0))
     right(measurer.measure(faulty.RIGHT))

@@ -7,8 +7,8 @@ import pytest
 
 import tuned_fake
 from sparsetir.formats import Hyb
-from sparsetir.schedules.decomposed import Decomposed
-from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import files
 from sparsetir.tuning.compare import Comparison, Times
 from sparsetir.tuning.html import write_report

@@ -19,9 +19,9 @@ import scipy.sparse as sp
 from optuna.storages import RDBStorage
 
 from fake_measurer import install, seconds_of, text
-from sparsetir.schedules.configs import to_data
-from sparsetir.schedules.spaces import Branch, Space
-from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.search.spaces import Branch, Space
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import owner, propose
 from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.records import RecordError, Records

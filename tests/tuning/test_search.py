@@ -15,9 +15,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install, seconds_of, text
-from sparsetir.schedules.decomposed import Decomposed
-from sparsetir.schedules.spaces import Branch, Space
-from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.search.spaces import Branch, Space
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import search
 from sparsetir.tuning.compare import ranked
 from sparsetir.tuning.propose import Proposer, Tried, candidate, importances

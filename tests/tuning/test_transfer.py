@@ -9,9 +9,9 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install, seconds_of
-from sparsetir.schedules.configs import to_data
-from sparsetir.schedules.spaces import Branch, Space
-from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.search.spaces import Branch, Space
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import search
 from sparsetir.tuning.fingerprint import fingerprint, statistics
 from sparsetir.tuning.records import Records

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from sparsetir.schedules.operators import OPERATORS
-from sparsetir.schedules.problems import DTYPES, REDUCTIONS
+from sparsetir.schedules.operators.operands import OPERATORS
+from sparsetir.schedules.operators.problems import DTYPES, REDUCTIONS
 
 __all__ = [
     "DTYPES",
@@ -110,7 +110,7 @@ def target(text: str) -> Any:
 
 def config(text: str) -> Any:
     """A config of a template, from JSON."""
-    from sparsetir.schedules.configs import from_data
+    from sparsetir.schedules.search.configs import from_data
 
     try:
         return from_data(_object(text))

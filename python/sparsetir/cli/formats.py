@@ -128,7 +128,7 @@ def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
 def _defaults(matrix: Any) -> dict[str, Any]:
     """The configs that plans of this graph have by default on this machine's CPU."""
     from sparsetir.plan import plan_candidates
-    from sparsetir.schedules.configs import to_data
+    from sparsetir.schedules.search.configs import to_data
 
     wanted = {"spmv": ("spmv", 1), "spmm, 32 features": ("spmm", 32),
               "spmm, 512 features": ("spmm", 512), "sddmm, 32 features": ("sddmm", 32)}  # fmt: skip

@@ -108,10 +108,10 @@ def _text(program: Program, stage: str, target: Any) -> str:
 def _operator(args: argparse.Namespace, target: Any) -> tuple[Program, Mapping[str, Any]]:
     """The program of a template, and its config as data."""
     from sparsetir.plan import _problem
-    from sparsetir.schedules.choose import choose
-    from sparsetir.schedules.configs import to_data
     from sparsetir.schedules.default import is_gpu
-    from sparsetir.schedules.templates import template_of
+    from sparsetir.schedules.search.choose import choose
+    from sparsetir.schedules.search.configs import to_data
+    from sparsetir.schedules.templates.registry import template_of
     from sparsetir.sparse_tensor import SparseMatrix
     from sparsetir.tuning.lookup import recorded_config
     from sparsetir.tuning.task import Task

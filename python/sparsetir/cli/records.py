@@ -108,7 +108,7 @@ def _list(args: argparse.Namespace, records: Any) -> int:
 def _words(config: Any) -> str:
     """A config in short."""
     try:
-        from sparsetir.schedules.configs import from_data
+        from sparsetir.schedules.search.configs import from_data
         from sparsetir.tuning.report import short
 
         return short(from_data(config))

@@ -189,7 +189,7 @@ def _report(tuned: Any, comparison: Any, path: Path, name: str) -> tuple[str | N
 
 def _data(tuned: Any, comparison: Any) -> dict[str, Any]:
     """For JSON."""
-    from sparsetir.schedules.configs import to_data
+    from sparsetir.schedules.search.configs import to_data
     from sparsetir.tuning.compare import ranked
 
     def data(trial: Any) -> dict[str, Any]:

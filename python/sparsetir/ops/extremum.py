@@ -10,7 +10,7 @@ from torch import Tensor
 from sparsetir.compiled import compiled
 from sparsetir.ops.structure import DTYPES, Structure, target_of
 from sparsetir.schedules.default import default_schedule
-from sparsetir.schedules.spmm_arg import SpmmArg, program
+from sparsetir.schedules.templates.spmm_arg import SpmmArg, program
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 
 __all__ = ["extremum", "extremum_and_place", "gradients"]

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from sparsetir.compiled import compiled
 from sparsetir.ops.structure import DTYPES, Structure, target_of
-from sparsetir.schedules import edge_attention, edge_messages, edge_softmax, messages
-from sparsetir.schedules.message_tiles import Tile
-from sparsetir.schedules.spmm import equal_work
+from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
+from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.schedules.templates.spmm import equal_work
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 
 __all__ = ["attention", "gsddmm", "gspmm", "softmax", "softmax_backward"]
@@ -245,7 +245,7 @@ class _Arrays:
         return self._blocks[blocks]
 
     def row(self, reduce: str, wide: str) -> Tensor:
-        """(m,) what `row` of :func:`sparsetir.schedules.messages.program` is."""
+        """(m,) what `row` of :func:`sparsetir.schedules.templates.messages.program` is."""
         key = reduce, wide
         if key not in self._rows:
             dtype = getattr(torch, wide)

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from sparsetir.plan import Plan, default_threads, plan
-from sparsetir.schedules.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import recorded_config

@@ -20,7 +20,7 @@ from sparsetir.ops.check_pattern import check_csr, check_edges, check_size
 from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.plan import Plan, plan
-from sparsetir.schedules.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern
 
 __all__ = [
     "DTYPES",

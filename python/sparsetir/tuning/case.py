@@ -11,8 +11,8 @@ import numpy as np
 import tvm
 
 from sparsetir.bench.operators import aligned
-from sparsetir.schedules.operators import OPERATORS, Check
-from sparsetir.schedules.problems import CsrPattern
+from sparsetir.schedules.operators.operands import OPERATORS, Check
+from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.task import Task
 

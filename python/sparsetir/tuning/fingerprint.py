@@ -15,7 +15,7 @@ import tvm
 from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.task import Task
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from sparsetir.schedules.configs import from_data
-from sparsetir.schedules.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.search.configs import from_data
 from sparsetir.tuning.fingerprint import Sizes, fingerprint, shape_class
 from sparsetir.tuning.record import Key
 from sparsetir.tuning.records import RecordError, Records, default_path

@@ -21,8 +21,8 @@ import numpy as np
 from sparsetir.bench.names import THREADS
 from sparsetir.bench.rounds import PRIORITY
 from sparsetir.build import resolve_target
-from sparsetir.schedules import configs
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.search import configs
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.task import Outcome, Reference, Task
 
@@ -60,7 +60,7 @@ class Measurer:
     environment : of the worker, beside this process's, such as CUDA_VISIBLE_DEVICES
     remote : a device elsewhere, for which this machine compiles
     modules : names of plug-in modules with further templates, which the worker imports when it
-        starts; they put them into `sparsetir.schedules.templates.TEMPLATES`
+        starts; they put them into `sparsetir.schedules.templates.registry.TEMPLATES`
 
     What the worker prints goes to a file, of which messages quote the last line. Its arrays and
     other files are in a temporary folder that `close` removes.
@@ -99,10 +99,10 @@ class Measurer:
         reference : a config that works, whose calls take turns with this one's: what happens to
             the machine meanwhile then happens to both
 
-        A result is compared with one in float64 (`sparsetir.schedules.operators`) before it is
-        timed. "out of memory" is a MemoryError, an error or an end of the process whose last words
-        are of memory, and an end by the system for want of memory; a null pointer that was not
-        looked at is "crashed".
+        A result is compared with one in float64 (`sparsetir.schedules.operators.operands`) before
+        it is timed. "out of memory" is a MemoryError, an error or an end of the process whose last
+        words are of memory, and an end by the system for want of memory; a null pointer that was
+        not looked at is "crashed".
 
         Raises RuntimeError where the worker cannot start or the remote device is not there,
         ValueError for what is no config.

@@ -15,8 +15,8 @@ import optuna
 from optuna.distributions import CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sparsetir.schedules.configs import to_data
-from sparsetir.schedules.spaces import Point, Space
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.search.spaces import Point, Space
 from sparsetir.tuning.task import OK, PRUNED, Outcome
 
 __all__ = ["Candidate", "Proposer", "Tried", "candidate", "distributions", "importances", "quiet"]

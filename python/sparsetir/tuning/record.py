@@ -85,7 +85,7 @@ def _now() -> str:
 class Record:
     """A config and what it was measured at.
 
-    config : data of :func:`sparsetir.schedules.configs.to_data`
+    config : data of :func:`sparsetir.schedules.search.configs.to_data`
     seconds, default_seconds : of a call with this config and the default one, measured in turns
     compile_seconds, convert_seconds, padding, bytes : as in :class:`Outcome`
     statistics : of the matrix, see :func:`sparsetir.tuning.fingerprint.statistics`

@@ -30,9 +30,9 @@ from sparsetir.arrays import is_array, itemsize
 from sparsetir.build import _callable_with_natural_shapes, _stages
 from sparsetir.plan import _csr, _problem
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.nests import count_launches
-from sparsetir.schedules.operators import OPERATORS
-from sparsetir.schedules.templates import template_of
+from sparsetir.schedules.operators.operands import OPERATORS
+from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.templates.registry import template_of
 from sparsetir.signature import Signature, signature_of
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.tuning.case import Case, array, numbers

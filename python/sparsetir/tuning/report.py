@@ -106,7 +106,7 @@ def summarise(tuned: Tuned, comparison: Comparison | None, count: int = COUNT) -
 def short(config: Any) -> str:
     """A config in a few words: its class, and the fields that are not as they are by default.
 
-    >>> from sparsetir.schedules.spmm import RowBlocks
+    >>> from sparsetir.schedules.templates.spmm import RowBlocks
     >>> short(RowBlocks(tile=64, pack=True))
     'RowBlocks tile=64 pack'
     """

@@ -9,7 +9,7 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from sparsetir.schedules.spaces import Space
+from sparsetir.schedules.search.spaces import Space
 from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.propose import Proposer, candidate, importances
 from sparsetir.tuning.task import OK, PRUNED, Outcome, Reference

@@ -15,11 +15,11 @@ import tvm
 from sparsetir.build import resolve_target
 from sparsetir.extras import need
 from sparsetir.plan import _csr, _problem
-from sparsetir.schedules.choose import candidates
-from sparsetir.schedules.configs import from_data, to_data
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.spaces import Space, space
-from sparsetir.schedules.templates import TEMPLATES
+from sparsetir.schedules.search.choose import candidates
+from sparsetir.schedules.search.configs import from_data, to_data
+from sparsetir.schedules.search.spaces import Space, space
+from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.tuning.fingerprint import statistics
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.records import Key, Record, RecordError, Records
@@ -80,7 +80,7 @@ def tune(
     graph : a name of the matrix for people
     remote : a device elsewhere
     modules : names of modules that add templates of their own to
-        :data:`sparsetir.schedules.templates.TEMPLATES`, with `configs` to be searched
+        :data:`sparsetir.schedules.templates.registry.TEMPLATES`, with `configs` to be searched
 
     The default config comes first. A config that crashes, hangs, runs out of memory or computes
     wrongly is a trial that failed. Ctrl-C ends the search; what was found is returned and kept.

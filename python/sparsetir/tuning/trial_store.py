@@ -19,8 +19,8 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from sparsetir.schedules.configs import from_data
-from sparsetir.schedules.spaces import Space
+from sparsetir.schedules.search.configs import from_data
+from sparsetir.schedules.search.spaces import Space
 from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.propose import Candidate, Tried, candidate, distributions, quiet
 from sparsetir.tuning.task import OK, PRUNED, Outcome

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from sparsetir.schedules.default import is_gpu, vector_bits
-from sparsetir.schedules.problems import Sddmm, Spmm, vector_lanes
-from sparsetir.schedules.sddmm import SddmmGroups
-from sparsetir.schedules.sddmm_gpu import FusedNonzeros
-from sparsetir.schedules.spmm import RowBlocks
-from sparsetir.schedules.spmm_gpu import RowSplit
-from sparsetir.schedules.spmm_hyb import HybRows, shares_rows
-from sparsetir.schedules.spmv import SlicedRows, serves
+from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
+from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
+from sparsetir.schedules.templates.spmv import SlicedRows, serves
 
 __all__ = ["Statistics", "candidates", "choose"]
 

@@ -27,20 +27,20 @@ from tvm.script import sparse_tir as T
 from sparsetir.formats import Hyb, Operand, Pattern
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.formats.rule import FormatRewriteRule
-from sparsetir.schedules.feature_tiles import Tiled
-from sparsetir.schedules.gpu_features import (
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.gpu_features import (
     FeaturePlaces,
     check_target,
     check_vector,
     in_registers,
     with_occupancy,
 )
-from sparsetir.schedules.horizontal_fusion import horizontal_fuse
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.registers import INIT, Registers
-from sparsetir.schedules.spmm import row_array
-from sparsetir.schedules.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.registers import INIT, Registers
+from sparsetir.schedules.templates.spmm import row_array
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 

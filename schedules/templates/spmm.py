@@ -19,10 +19,10 @@ from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.formats.index_arrays import INT32, starts
-from sparsetir.schedules.feature_tiles import Tiled
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.prefetch import prefetch_gathered
-from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 

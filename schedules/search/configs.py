@@ -1,7 +1,7 @@
 """Configs of templates as data that JSON holds, and back.
 
 >>> from sparsetir.formats import Hyb
->>> from sparsetir.schedules.decomposed import Decomposed
+>>> from sparsetir.schedules.templates.decomposed import Decomposed
 >>> to_data(Decomposed(Hyb(1, 3)))["format"]
 {'format': 'Hyb', 'c': 1, 'k': 3}
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from sparsetir import formats
 from sparsetir.formats import Format
-from sparsetir.schedules.templates import TEMPLATES
+from sparsetir.schedules.templates.registry import TEMPLATES
 
 __all__ = ["FORMATS", "from_data", "to_data"]
 

@@ -22,11 +22,11 @@ from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.formats.index_arrays import starts
-from sparsetir.schedules.known_bounds import trust_indices
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.prefetch_streams import prefetch_streams
-from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm, vector_lanes
-from sparsetir.schedules.spmm import equal_work
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, vector_lanes
+from sparsetir.schedules.passes.known_bounds import trust_indices
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.prefetch_streams import prefetch_streams
+from sparsetir.schedules.templates.spmm import equal_work
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 

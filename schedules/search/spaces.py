@@ -17,20 +17,20 @@ from typing import Any, NamedTuple
 from sparsetir import formats
 from sparsetir.formats import Format, Pattern
 from sparsetir.formats.library import places
-from sparsetir.schedules import decomposed
-from sparsetir.schedules.choose import Statistics, candidates
-from sparsetir.schedules.decomposed import Decomposed
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.problems import CsrPattern, Sddmm, Spmm
-from sparsetir.schedules.row_sums import split, visits_once
-from sparsetir.schedules.sddmm import SddmmGroups
-from sparsetir.schedules.sddmm_gpu import FusedNonzeros
-from sparsetir.schedules.spmm import MAX_TILE, RowBlocks
-from sparsetir.schedules.spmm_gpu import RowSplit
-from sparsetir.schedules.spmm_hyb import HybRows, shares_rows
-from sparsetir.schedules.spmv import SlicedRows
-from sparsetir.schedules.spmv import serves as slices_serve
-from sparsetir.schedules.templates import TEMPLATES
+from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.search.choose import Statistics, candidates
+from sparsetir.schedules.templates import decomposed
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.row_sums import split, visits_once
+from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
+from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
+from sparsetir.schedules.templates.spmv import SlicedRows
+from sparsetir.schedules.templates.spmv import serves as slices_serve
 from sparsetir.sparse_ir.errors import ScheduleError
 
 __all__ = ["Branch", "Point", "Space", "space"]
@@ -327,7 +327,7 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
 
 
 class _Traits(NamedTuple):
-    """What tiles depend on; see `sparsetir.schedules.row_sums`. rows : of a block"""
+    """What tiles depend on; see `sparsetir.schedules.templates.row_sums`. rows : of a block"""
 
     masked: bool
     rows_first: bool

@@ -8,8 +8,16 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.schedules import decomposed, sddmm, sddmm_gpu, spmm, spmm_gpu, spmm_hyb, spmv
-from sparsetir.schedules.problems import Arranged, Sddmm, Spmm
+from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm
+from sparsetir.schedules.templates import (
+    decomposed,
+    sddmm,
+    sddmm_gpu,
+    spmm,
+    spmm_gpu,
+    spmm_hyb,
+    spmv,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["PROBLEMS", "TEMPLATES", "Template", "template_of"]
@@ -29,7 +37,7 @@ class Template:
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
-        :mod:`sparsetir.schedules.spaces`; for templates of plug-in modules
+        :mod:`sparsetir.schedules.search.spaces`; for templates of plug-in modules
 
     Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
     the argument of that name, which raises ScheduleError for feature sizes they do not serve.

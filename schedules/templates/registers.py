@@ -8,8 +8,8 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.formats.rule import FormatRewriteRule
-from sparsetir.schedules.gpu_features import FeaturePlaces, opaque
-from sparsetir.schedules.problems import Spmm
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.templates.gpu_features import FeaturePlaces, opaque
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,

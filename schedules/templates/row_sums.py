@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tvm import s_tir, tirx
 
 from sparsetir.formats.rule import FormatRewriteRule
-from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     Axis,

@@ -22,9 +22,9 @@ from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.library import places
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.default import default_schedule, is_gpu
-from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.row_sums import row_sums, vectorize_sums
-from sparsetir.schedules.spmm import RowBlocks
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.templates.row_sums import row_sums, vectorize_sums
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -43,7 +43,7 @@ class Decomposed:
     tile : features of a row that are summed up in registers at a time, 1 to 256; for formats whose
         rows come before their columns. None: the default schedule alone, for all formats and
         feature sizes
-    lanes, feat : as in :class:`sparsetir.schedules.spmm.RowBlocks`; only with `tile`
+    lanes, feat : as in :class:`sparsetir.schedules.templates.spmm.RowBlocks`; only with `tile`
     filled : without masks, for patterns that fill every place of the format, such as whole blocks
     """
 

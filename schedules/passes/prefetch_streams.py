@@ -23,7 +23,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.prefetch import prefetch
+from sparsetir.schedules.passes.prefetch import prefetch
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of

@@ -18,11 +18,11 @@ import numpy as np
 from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.feature_tiles import Tiled
-from sparsetir.schedules.known_bounds import trust_indices
-from sparsetir.schedules.lane_sums import add_lanes
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.problems import Arranged, CsrPattern, Sddmm, vector_lanes
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, vector_lanes
+from sparsetir.schedules.passes.known_bounds import trust_indices
+from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.sparse_ir.allocations import allocate_in_visits, block_with
 from sparsetir.sparse_ir.nodes import SparseFunc
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.schedules.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 
 __all__ = ["OPERATORS", "TOLERANCES", "Check", "Operator", "gathered", "rounded"]
 

@@ -4,8 +4,8 @@ C[i, h, k] = reduce over the elements (i, j) of op(U[j, h, k], E[(i, j), h, k]),
 features of sources, E those of edges, and each of the two may lack h or k, along which it is the
 same for all. (Generalised SpMM; message passing with a built-in message and reduction.)
 
-As in :mod:`sparsetir.schedules.spmm`, a tile of features of a row is reduced in registers, and
-threads get rows with equal numbers of elements.
+As in :mod:`sparsetir.schedules.templates.spmm`, a tile of features of a row is reduced in
+registers, and threads get rows with equal numbers of elements.
 """
 
 # pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
@@ -20,9 +20,9 @@ from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.message_tiles import Tile, in_vectors, on_threads, without_guards
-from sparsetir.schedules.problems import accumulator, one_of
+from sparsetir.schedules.operators.problems import accumulator, one_of
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.templates.message_tiles import Tile, in_vectors, on_threads, without_guards
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["DIMS", "OPS", "REDUCTIONS", "Messages", "combined", "dims", "program", "schedule"]

@@ -28,8 +28,10 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.feature_tiles import Tiled
-from sparsetir.schedules.gpu_features import (
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.gpu_features import (
     FeaturePlaces,
     check_target,
     check_vector,
@@ -38,8 +40,6 @@ from sparsetir.schedules.gpu_features import (
     vector_width,
     with_occupancy,
 )
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm
 from sparsetir.sparse_ir.allocations import block_with
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of

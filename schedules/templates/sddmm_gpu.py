@@ -22,8 +22,11 @@ from typing import Any, cast
 from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.feature_tiles import Tiled
-from sparsetir.schedules.gpu_features import (
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm
+from sparsetir.schedules.passes.known_bounds import trust_indices
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.gpu_features import (
     MAX_BLOCKS,
     MIN_BLOCKS,
     FeaturePlaces,
@@ -31,10 +34,7 @@ from sparsetir.schedules.gpu_features import (
     check_vector,
     vector_width,
 )
-from sparsetir.schedules.known_bounds import trust_indices
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.problems import Arranged, CsrPattern, Sddmm
-from sparsetir.schedules.sddmm import coordinates
+from sparsetir.schedules.templates.sddmm import coordinates
 from sparsetir.sparse_ir.nodes import SparseFunc, map_expr
 
 __all__ = ["FusedNonzeros", "arrange", "program", "schedule"]
@@ -110,7 +110,7 @@ class FusedNonzeros(Tiled):
 
 
 def program(problem: Sddmm, config: FusedNonzeros) -> SparseFunc:
-    """The stage-I function; its arguments are those of :func:`sparsetir.schedules.sddmm.program`.
+    """The stage-I function, with the arguments of `program` of the CPU's template.
 
     Raises ScheduleError for vectors of more than 16 bytes.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
 from sparsetir.sparse_ir.nodes import map_expr
 
 __all__ = ["Tile", "hide_own_reads", "in_vectors", "on_threads", "without_guards"]

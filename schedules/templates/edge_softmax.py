@@ -17,16 +17,16 @@ from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.exponential import inline_exponentials
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.message_tiles import (
+from sparsetir.schedules.operators.problems import greater, one_of
+from sparsetir.schedules.passes.exponential import inline_exponentials
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.templates.message_tiles import (
     Tile,
     hide_own_reads,
     in_vectors,
     on_threads,
     without_guards,
 )
-from sparsetir.schedules.problems import greater, one_of
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["EdgeSoftmax", "program", "schedule"]

@@ -19,11 +19,11 @@ from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.lane_sums import add_lanes
-from sparsetir.schedules.loop_kinds import apply_marks, mark
-from sparsetir.schedules.message_tiles import Tile, in_vectors, on_threads, without_guards
-from sparsetir.schedules.messages import DIMS, combined, dims
-from sparsetir.schedules.problems import accumulator, one_of
+from sparsetir.schedules.operators.problems import accumulator, one_of
+from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.templates.message_tiles import Tile, in_vectors, on_threads, without_guards
+from sparsetir.schedules.templates.messages import DIMS, combined, dims
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["OPS", "EdgeMessages", "program", "schedule"]

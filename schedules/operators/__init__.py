@@ -1,0 +1,1 @@
+"""What operators compute: problems, operands, exact results."""

@@ -1,0 +1,1 @@
+"""Rewrites of stage II and stage III."""

@@ -1,0 +1,1 @@
+"""Which config a problem gets, and which are worth a search."""

@@ -1,0 +1,1 @@
+"""Templates: how kernels of operators are made of configs."""
