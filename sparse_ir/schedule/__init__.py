@@ -1,0 +1,7 @@
+"""Stage-I schedules: transformations of sparse iterations in coordinate space."""
+
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.schedule import Schedule
+from sparsetir.sparse_ir.schedule.trace import Trace
+
+__all__ = ["Schedule", "SpIter", "SparseIterationRef", "Trace"]

@@ -1,0 +1,61 @@
+"""Iterate neighbouring axes as one loop over their joint positions (SparseTIR, section 3.2.2).
+
+Before::
+
+    with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
+
+After fusing I and J, one loop over the non-zeros::
+
+    with T.sp_iter([T.fuse(I, J), K], "SSR", "sddmm") as [i, j, k]:
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseFunc, flat_axes
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    find_iteration,
+    handle_of,
+    loops_of,
+    name_of,
+    place_of,
+    replaced,
+    show,
+)
+
+__all__ = ["sparse_fuse"]
+
+WHO = "sparse_fuse"
+
+
+def sparse_fuse(
+    func: SparseFunc, iteration: SparseIterationRef, axes: Sequence[SpIter]
+) -> tuple[SparseFunc, SpIter]:
+    """The function with neighbouring loops of an iteration as one, and its handle."""
+    it = find_iteration(func, name_of(WHO, iteration))
+    places = [place_of(WHO, it, handle) for handle in axes]
+    if len(places) < 2:
+        raise ScheduleError(f"{WHO}: expected at least two axes, got {len(places)}\n{show(it)}")
+    if places != list(range(places[0], places[0] + len(places))):
+        got = [h.name for h in axes]
+        raise ScheduleError(
+            f"{WHO}: expected neighbours in the order of the iteration, got {got}; "
+            f"sparse_reorder can bring them together\n{show(it)}"
+        )
+    loops = loops_of(it)
+    chosen = [loops[p] for p in places]
+    for loop in chosen:
+        if not isinstance(loop.node, Axis | FusedAxis):
+            what = "attached" if hasattr(loop.node, "to") else "visited in parts"
+            raise ScheduleError(
+                f"{WHO}: axis '{loop.name}' is {what} and cannot be fused\n{show(it)}"
+            )
+    node = FusedAxis(axes=[a for loop in chosen for a in flat_axes([loop.node])])
+    fused = Loop(node, [v for c in chosen for v in c.vars], "".join(c.kinds for c in chosen))
+    new = changed(it, [*loops[: places[0]], fused, *loops[places[-1] + 1 :]])
+    return replaced(WHO, func, it, new), handle_of(it, fused)

@@ -1,0 +1,220 @@
+"""The loops of a sparse iteration, and how primitives find and replace them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    map_expr,
+    sparse_iterations,
+    walk,
+)
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.verify import verify
+
+__all__ = [
+    "Loop",
+    "changed",
+    "find_iteration",
+    "fresh_name",
+    "handle_of",
+    "iteration_of",
+    "loads_of",
+    "loops_of",
+    "name_of",
+    "place_of",
+    "replaced",
+    "same_indices",
+    "show",
+    "stores_of",
+]
+
+FIELDS = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One entry in an iteration's list of axes.
+
+    node : Axis, FusedAxis, AttachedAxis or PartAxis
+    vars : its coordinate variables, one per axis
+    kinds : "S" or "R" for each
+    """
+
+    node: Any
+    vars: list[Any]
+    kinds: str
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The names of its axes."""
+        return tuple(a.name for a in flat_axes([self.node]))
+
+    @property
+    def name(self) -> str:
+        """The names of its axes, joined."""
+        return "_".join(self.axes)
+
+    @property
+    def var(self) -> Any:
+        """The coordinate of a loop over one axis."""
+        return self.vars[0]
+
+
+def loops_of(it: SparseIteration) -> list[Loop]:
+    """The loops of an iteration, in their order."""
+    out: list[Loop] = []
+    at = 0
+    for node in it.axes:
+        count = len(flat_axes([node]))
+        out.append(Loop(node, list(it.vars[at : at + count]), it.kinds[at : at + count]))
+        at += count
+    return out
+
+
+def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: Any) -> Any:
+    """An iteration with other loops, or other fields."""
+    if loops is not None:
+        fields |= {
+            "axes": [loop.node for loop in loops],
+            "vars": [v for loop in loops for v in loop.vars],
+            "kinds": "".join(loop.kinds for loop in loops),
+        }
+    return SparseIteration(**{n: fields.get(n, getattr(it, n)) for n in FIELDS})
+
+
+def find_iteration(func: SparseFunc, name: str) -> SparseIteration:
+    """The iteration of that name. Raises ScheduleError with the names there are."""
+    found = {it.name: it for it in sparse_iterations(func)}
+    if name not in found:
+        raise ScheduleError(f"{func.name}: no sparse iteration '{name}'; there are {list(found)}")
+    return found[name]
+
+
+def name_of(who: str, handle: Any) -> str:
+    """The name behind a handle of an iteration."""
+    if not isinstance(handle, SparseIterationRef):
+        raise ScheduleError(
+            f"{who}: argument 'iteration': expected a handle of get_sparse_iteration, "
+            f"got {handle!r}"
+        )
+    return handle.name
+
+
+def iteration_of(who: str, func: SparseFunc, handle: Any) -> SparseIteration:
+    """The iteration that a handle of a loop belongs to."""
+    if not isinstance(handle, SpIter):
+        raise ScheduleError(
+            f"{who}: argument 'loop': expected a handle of get_sp_iters, got {handle!r}"
+        )
+    return find_iteration(func, handle.iteration)
+
+
+def place_of(who: str, it: SparseIteration, handle: Any) -> int:
+    """Which loop of the iteration a handle stands for."""
+    have = [loop.axes for loop in loops_of(it)]
+    if not isinstance(handle, SpIter) or handle.axes not in have:
+        name = getattr(handle, "name", handle)
+        raise ScheduleError(f"{who}: '{name}' is not an axis of this iteration\n{show(it)}")
+    return have.index(handle.axes)
+
+
+def handle_of(it: SparseIteration, loop: Loop) -> SpIter:
+    """The handle of a loop."""
+    return SpIter(it.name, loop.axes)
+
+
+def replaced(
+    who: str,
+    func: SparseFunc,
+    it: SparseIteration,
+    stmt: Any,
+    *,
+    axes: Sequence[Axis] = (),
+    buffers: Sequence[Any] = (),
+    params: Sequence[Any] = (),
+) -> SparseFunc:
+    """The function with a statement for one of its iterations, and more declarations; verified.
+
+    Raises ScheduleError where the result breaks a rule of the language.
+    """
+    body = map_expr(
+        func.body, [(SparseIteration, lambda node: stmt if node.name == it.name else node)]
+    )
+    out = func.replace(
+        params=[*func.params, *params],
+        axes=[*func.axes, *axes],
+        buffers=[*func.buffers, *buffers],
+        body=body,
+    )
+    try:
+        verify(out)
+    except IllFormedError as err:
+        reason = str(err).split(f"sp_iter '{it.name}': ", 1)[-1]
+        raise ScheduleError(f"{who}: {reason}\n{show(it)}") from None
+    return out
+
+
+def fresh_name(func: SparseFunc, wish: str) -> str:
+    """A name that no axis, buffer, parameter or iteration has."""
+    taken = {a.name for a in func.axes} | {b.name for b in func.buffers}
+    taken |= {str(p.name) for p in func.params} | {it.name for it in sparse_iterations(func)}
+    name, count = wish, 1
+    while name in taken:
+        name, count = f"{wish}_{count}", count + 1
+    return name
+
+
+def stores_of(*statements: Any) -> list[Any]:
+    """The stores in some statements; None counts as an empty one."""
+    found: list[Any] = []
+    for stmt in statements:
+        if stmt is not None:
+            walk(stmt, lambda n: found.append(n) if isinstance(n, tirx.BufferStore) else None)
+    return found
+
+
+def loads_of(tree: Any, buffer: Any) -> list[Any]:
+    """The loads of a buffer in a statement or expression."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.TensorLoad) and node.source.same_as(buffer):
+            found.append(node)
+
+    if tree is not None:
+        walk(tree, visit)
+    return found
+
+
+def same_indices(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two lists of indices are the same expressions."""
+    return len(a) == len(b) and all(
+        tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
+    )
+
+
+def show(it: SparseIteration) -> str:
+    """The head of an iteration, for messages."""
+    entries = [_text(node) for node in it.axes]
+    return f'  in T.sp_iter([{", ".join(entries)}], "{it.kinds}", "{it.name}")'
+
+
+def _text(node: Any) -> str:
+    if isinstance(node, FusedAxis):
+        return f"T.fuse({', '.join(a.name for a in node.axes)})"
+    if isinstance(node, AttachedAxis):
+        return f"T.attach({node.name}, {node.to.name})"
+    return node.name

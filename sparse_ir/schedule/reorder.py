@@ -1,0 +1,46 @@
+"""Visit the axes of an iteration in another order (SparseTIR, section 3.2.2).
+
+Before, with the order [K, I, J]::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+
+After::
+
+    with T.sp_iter([K, I, J], "SSR", "spmm") as [k, i, j]:
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    changed,
+    find_iteration,
+    loops_of,
+    name_of,
+    place_of,
+    replaced,
+    show,
+)
+
+__all__ = ["sparse_reorder"]
+
+WHO = "sparse_reorder"
+
+
+def sparse_reorder(
+    func: SparseFunc, iteration: SparseIterationRef, order: Sequence[SpIter]
+) -> tuple[SparseFunc, None]:
+    """The function with the loops of an iteration in another order."""
+    it = find_iteration(func, name_of(WHO, iteration))
+    loops = loops_of(it)
+    places = [place_of(WHO, it, handle) for handle in order]
+    if sorted(places) != list(range(len(loops))):
+        have = [loop.name for loop in loops]
+        got: list[Any] = [getattr(h, "name", h) for h in order]
+        raise ScheduleError(f"{WHO}: expected each of {have} once, got {got}\n{show(it)}")
+    return replaced(WHO, func, it, changed(it, [loops[p] for p in places])), None

@@ -1,0 +1,104 @@
+"""Stage-I schedules: transformations of sparse iterations in coordinate space.
+
+(SparseTIR, section 3.2.2; Senanayake's thesis, chapters 5 to 7.) What changes which coordinates a
+loop visits, where partial results live, or who writes what is done here, before positions exist.
+Each primitive gives a valid stage-I function that means the same as the one before; it has a file
+of its own, whose docstring shows a program before and after. What maps loops onto the machine is
+scheduled after :meth:`Schedule.lower`, with TVM's own primitives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule.annotate import annotate
+from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
+from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
+from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
+
+__all__ = ["Schedule"]
+
+
+class Schedule:
+    """Transform the sparse iterations of a stage-I function; the function given is not changed.
+
+    func : SparseFunc, or an IRModule that holds just one
+    """
+
+    def __init__(self, func: SparseFunc | tvm.IRModule) -> None:
+        if isinstance(func, tvm.IRModule):
+            found = [f for f in func.functions.values() if isinstance(f, SparseFunc)]
+            if len(found) != 1:
+                raise TypeError(
+                    "Schedule: argument 'func': expected a module of one stage-I function, got "
+                    f"{len(found)}"
+                )
+            func = found[0]
+        if not isinstance(func, SparseFunc):
+            raise TypeError(
+                "Schedule: argument 'func': expected a stage-I function, got "
+                f"{type(func).__name__} (stage II is scheduled with tvm.s_tir.Schedule)"
+            )
+        self._func = func
+        self.trace = Trace()
+
+    @property
+    def func(self) -> SparseFunc:
+        """The function as it is now."""
+        return self._func
+
+    def get_sparse_iteration(self, name: str) -> SparseIterationRef:
+        """The iteration of that name, nested ones included."""
+        find_iteration(self._func, name)
+        return self._noted("get_sparse_iteration", [name], {}, SparseIterationRef(name))
+
+    def get_sp_iters(self, iteration: SparseIterationRef) -> list[SpIter]:
+        """Handles of the iteration's loops, in their order."""
+        it = find_iteration(self._func, name_of("get_sp_iters", iteration))
+        handles = [handle_of(it, loop) for loop in loops_of(it)]
+        return self._noted("get_sp_iters", [iteration], {}, handles)
+
+    def sparse_reorder(self, iteration: SparseIterationRef, order: Sequence[SpIter]) -> None:
+        """Visit the iteration's axes in another order; an axis stays behind its parent.
+
+        See :mod:`sparsetir.sparse_ir.schedule.reorder`.
+        """
+        self._apply(sparse_reorder, iteration, list(order))
+
+    def sparse_fuse(self, iteration: SparseIterationRef, axes: Sequence[SpIter]) -> SpIter:
+        """Iterate neighbouring axes as one loop over their joint positions; its handle.
+
+        Each axis must follow its parent or be a dense_fixed axis. See
+        :mod:`sparsetir.sparse_ir.schedule.fuse`.
+        """
+        return self._apply(sparse_fuse, iteration, list(axes))
+
+    def annotate(self, iteration: SparseIterationRef, key: str, value: Any) -> None:
+        """Set an annotation of the iteration; it rides on the blocks of stage II."""
+        self._apply(annotate, iteration, key, value)
+
+    # -- internals ----------------------------------------------------------------------------
+
+    def _apply(self, primitive: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+        """Run a primitive, which gives a function and handles, and note it in the trace."""
+        func, output = primitive(self._func, *inputs, **options)
+        self._func = func
+        return self._noted(primitive.__name__, list(inputs), options, output)
+
+    def _noted(
+        self, primitive: str, inputs: list[Any], options: dict[str, Any], output: Any
+    ) -> Any:
+        if output is None:
+            outputs = []
+        elif isinstance(output, list | tuple):
+            outputs = list(output)
+        else:
+            outputs = [output]
+        self.trace.instructions.append(Instruction(primitive, inputs, outputs, options))
+        return output
