@@ -10,7 +10,7 @@ Axes are identified by name within a function: names are unique there, and survi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -28,9 +28,12 @@ __all__ = [
     "SparseIteration",
     "buffer_var",
     "flat_axes",
+    "loads_of",
     "make_func",
     "map_expr",
+    "same_indices",
     "sparse_iterations",
+    "stores_of",
     "substitute",
     "walk",
 ]
@@ -265,6 +268,35 @@ def substitute(node: Any, mapping: dict[Any, Any]) -> Any:
     if not mapping:
         return node
     return map_expr(node, [(ir.Var, lambda v: mapping.get(v, v))])
+
+
+def stores_of(*statements: Any) -> list[Any]:
+    """The stores in some statements; None counts as an empty one."""
+    found: list[Any] = []
+    for stmt in statements:
+        if stmt is not None:
+            walk(stmt, lambda n: found.append(n) if isinstance(n, tirx.BufferStore) else None)
+    return found
+
+
+def loads_of(tree: Any, buffer: Any) -> list[Any]:
+    """The loads of a buffer in a statement or expression."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.TensorLoad) and node.source.same_as(buffer):
+            found.append(node)
+
+    if tree is not None:
+        walk(tree, visit)
+    return found
+
+
+def same_indices(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    """Whether two lists of indices are the same expressions."""
+    return len(a) == len(b) and all(
+        tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
+    )
 
 
 def sparse_iterations(func: SparseFunc) -> Iterator[SparseIteration]:

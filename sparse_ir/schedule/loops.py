@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import tvm_ffi
-from tvm import ir, tirx
-
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -19,7 +16,6 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     map_expr,
     sparse_iterations,
-    walk,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.verify import verify
@@ -31,14 +27,11 @@ __all__ = [
     "fresh_name",
     "handle_of",
     "iteration_of",
-    "loads_of",
     "loops_of",
     "name_of",
     "place_of",
     "replaced",
-    "same_indices",
     "show",
-    "stores_of",
 ]
 
 FIELDS = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
@@ -175,35 +168,6 @@ def fresh_name(func: SparseFunc, wish: str) -> str:
     while name in taken:
         name, count = f"{wish}_{count}", count + 1
     return name
-
-
-def stores_of(*statements: Any) -> list[Any]:
-    """The stores in some statements; None counts as an empty one."""
-    found: list[Any] = []
-    for stmt in statements:
-        if stmt is not None:
-            walk(stmt, lambda n: found.append(n) if isinstance(n, tirx.BufferStore) else None)
-    return found
-
-
-def loads_of(tree: Any, buffer: Any) -> list[Any]:
-    """The loads of a buffer in a statement or expression."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.TensorLoad) and node.source.same_as(buffer):
-            found.append(node)
-
-    if tree is not None:
-        walk(tree, visit)
-    return found
-
-
-def same_indices(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    """Whether two lists of indices are the same expressions."""
-    return len(a) == len(b) and all(
-        tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
-    )
 
 
 def show(it: SparseIteration) -> str:

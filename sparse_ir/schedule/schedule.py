@@ -16,10 +16,13 @@ import tvm
 
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.annotate import annotate
+from sparsetir.sparse_ir.schedule.bound import bound
 from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
+from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
+from sparsetir.sparse_ir.schedule.split import split
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
 
 __all__ = ["Schedule"]
@@ -78,6 +81,36 @@ class Schedule:
         :mod:`sparsetir.sparse_ir.schedule.fuse`.
         """
         return self._apply(sparse_fuse, iteration, list(axes))
+
+    def split(
+        self, loop: SpIter, factors: Sequence[int | None], *, tail: str = "guard"
+    ) -> list[SpIter]:
+        """Cut a loop over the coordinates of a dense axis; the loops made, outermost first.
+
+        factors : an extent for each, of which the first may be None
+        tail : "guard", "shift" or "exact"; see :mod:`sparsetir.sparse_ir.schedule.split`
+        """
+        return self._apply(split, loop, list(factors), tail=tail)
+
+    def bound(self, loop: SpIter, n: int, kind: str) -> None:
+        """Promise that the extent of a loop is n ("exact"), at most ("max"), at least ("min") n or
+
+        a "multiple" of it; kernels check it. See :mod:`sparsetir.sparse_ir.schedule.bound`.
+        """
+        self._apply(bound, loop, n, kind)
+
+    def precompute(
+        self,
+        buffer: str,
+        at: SpIter | SparseIterationRef,
+        axes: Sequence[SpIter | str],
+        **options: Any,
+    ) -> list[SparseIterationRef]:
+        """Let a result, or a tile of an operand, go through a workspace; the iterations made.
+
+        Options and meaning: :func:`sparsetir.sparse_ir.schedule.precompute.precompute`.
+        """
+        return self._apply(precompute, buffer, at, list(axes), **options)
 
     def annotate(self, iteration: SparseIterationRef, key: str, value: Any) -> None:
         """Set an annotation of the iteration; it rides on the blocks of stage II."""

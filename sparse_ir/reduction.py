@@ -1,0 +1,160 @@
+"""What an iteration's body does to a buffer: a reduction over terms, and in which operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import loads_of, map_expr, same_indices
+from sparsetir.sparse_ir.position_space import dtype_of
+
+__all__ = ["Reduction", "factors_of", "is_tail", "reduction_of", "taken_apart", "widened"]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """`BUFFER[indices] = combine(BUFFER[indices], term)`, under conditions.
+
+    operator : "sum", "product", "max" or "min"
+    """
+
+    conditions: list[Any]
+    store: Any
+    term: Any
+    operator: str
+    combine: Callable[[Any, Any], Any]
+
+    def identity(self, dtype: str) -> Any:
+        """What leaves everything as it is."""
+        if self.operator in ("sum", "product"):
+            return tirx.const(int(self.operator == "product"), dtype)
+        lowest = self.operator == "max"
+        if dtype.startswith(("float", "bfloat")):
+            return tirx.const(float("-inf") if lowest else float("inf"), dtype)
+        return tirx.min_value(dtype) if lowest else tirx.max_value(dtype)
+
+
+def taken_apart(stmt: Any) -> tuple[list[Any], Any]:
+    """The conditions around a statement, and the statement."""
+    conditions: list[Any] = []
+    while isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
+        conditions.append(stmt.condition)
+        stmt = stmt.then_case
+    return conditions, stmt
+
+
+def is_tail(condition: Any) -> bool:
+    """Whether a condition is one that `split` made."""
+    return isinstance(condition, ir.Call) and getattr(condition.op, "name", "").endswith(".likely")
+
+
+def reduction_of(body: Any) -> Reduction | None:
+    """The reduction that a body is; None where it is something else."""
+    conditions, store = taken_apart(body)
+    if not isinstance(store, tirx.BufferStore):
+        return None
+    value = store.value
+    if isinstance(value, tirx.Cast) and _is_float(value) and _is_float(value.value):
+        value = value.value
+
+    def mine(expr: Any) -> bool:
+        if isinstance(expr, tirx.Cast):
+            return mine(expr.value)
+        return (
+            isinstance(expr, ir.TensorLoad)
+            and expr.source.same_as(store.buffer)
+            and same_indices(expr.indices, store.indices)
+        )
+
+    found = _operation(value, mine)
+    if found is None or loads_of(found[0], store.buffer):
+        return None
+    return Reduction(conditions, store, *found)
+
+
+def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], Any]] | None:
+    """(term, operator, combine) of an update."""
+    kinds: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
+        tirx.Add: ("sum", lambda a, b: a + b),
+        tirx.Mul: ("product", lambda a, b: a * b),
+        tirx.Max: ("max", tirx.max),
+        tirx.Min: ("min", tirx.min),
+    }
+    if type(value) in kinds:
+        for total, term in ((value.a, value.b), (value.b, value.a)):
+            if mine(total):
+                return term, *kinds[type(value)]
+    if isinstance(value, tirx.Select) and mine(value.false_value):
+        term = value.true_value
+        test = value.condition
+        better = test.a if isinstance(test, tirx.Or) else test
+        for kind, name in ((tirx.GT, "max"), (tirx.LT, "min")):
+            if isinstance(better, kind) and mine(better.b) and _equal(better.a, term):
+                keeps_nan = isinstance(test, tirx.Or)
+                if keeps_nan and not _equal(test.b, tirx.isnan(term)):
+                    return None
+                return term, name, partial(_better, name, keeps_nan)
+    return None
+
+
+def _better(operator: str, keeps_nan: bool, total: Any, term: Any) -> Any:
+    test = term > total if operator == "max" else term < total
+    return tirx.Select(tirx.any(test, tirx.isnan(term)) if keeps_nan else test, term, total)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return same_indices([a], [b])
+
+
+def _is_float(expr: Any) -> bool:
+    return dtype_of(expr).startswith(("float", "bfloat"))
+
+
+def factors_of(term: Any) -> list[Any]:
+    """The factors of a product."""
+    if isinstance(term, tirx.Mul):
+        return [*factors_of(term.a), *factors_of(term.b)]
+    return [term]
+
+
+def widened(expr: Any, dtype: str, held: Callable[[Any], Any]) -> Any:
+    """A float expression computed in `dtype`: what is loaded is cast, not what is computed.
+
+    held : what a load is to be replaced by, of type `dtype`; None for other loads
+    """
+
+    def inner(e: Any) -> Any:
+        return widened(e, dtype, held)
+
+    if isinstance(expr, ir.TensorLoad) and (found := held(expr)) is not None:
+        return found
+    if isinstance(expr, tirx.LT | tirx.LE | tirx.GT | tirx.GE | tirx.EQ | tirx.NE):
+        return type(expr)(inner(expr.a), inner(expr.b)) if _is_float(expr.a) else expr
+    if isinstance(expr, tirx.And | tirx.Or):
+        return type(expr)(inner(expr.a), inner(expr.b))
+    if isinstance(expr, ir.Call) and getattr(expr.op, "name", "").endswith(".isnan"):
+        return tirx.isnan(inner(expr.args[0]))
+    if not _is_float(expr):
+        return expr
+    if isinstance(expr, tirx.Add | tirx.Sub | tirx.Mul | tirx.Div | tirx.Max | tirx.Min):
+        return type(expr)(inner(expr.a), inner(expr.b))
+    if isinstance(expr, tirx.Select):
+        return tirx.Select(inner(expr.condition), inner(expr.true_value), inner(expr.false_value))
+    if isinstance(expr, tirx.Cast) and _is_float(expr.value):
+        return inner(expr.value)
+    if isinstance(expr, tirx.FloatImm):
+        return tirx.const(float(expr.value), dtype)
+
+    def load(node: Any) -> Any:
+        found = held(node)
+        return node if found is None else _as(found, dtype_of(node))
+
+    return _as(map_expr(expr, [(ir.TensorLoad, load)]), dtype)
+
+
+def _as(expr: Any, dtype: str) -> Any:
+    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)

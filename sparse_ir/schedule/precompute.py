@@ -1,0 +1,132 @@
+"""Let a result, or a tile of an operand, go through a workspace (Senanayake's thesis, chapter 7).
+
+A **result** of one visit of the loops up to `at` is collected in a workspace, then written.
+Before::
+
+    with T.sp_iter([I, P, J, V, L], "SSRSS", "spmm") as [i, p, j, v, l]:
+        with T.init():
+            C[i, p * 64 + v * 16 + l] = 0.0
+        C[i, p * 64 + v * 16 + l] = C[i, p * 64 + v * 16 + l] + A[i, j] * B[j, p * 64 + v * 16 + l]
+
+After `precompute("C", at=p, axes=[v, l])`::
+
+    with T.sp_iter([I, P], "SS", "spmm") as [i, p]:
+        with T.sp_iter([V, L], "SS", "spmm_start") as [v, l]:
+            C_ws[v, l] = 0.0
+        with T.sp_iter([J, V, L], "RSS", "spmm_reduce") as [j, v, l]:
+            C_ws[v, l] = C_ws[v, l] + A[i, j] * B[j, p * 64 + v * 16 + l]
+        with T.sp_iter([V, L], "SS", "spmm_write") as [v, l]:
+            C[i, p * 64 + v * 16 + l] = C_ws[v, l]
+
+Where a visit does not see all terms of an element, as with a reduction among the loops up to `at`,
+the workspace begins with the operator's identity, an iteration `spmm_init` sets the result
+beforehand, and `spmm_write` combines both.
+
+An **operand** is copied where a visit of the loops up to `at` begins. After a further
+`precompute("B", at=p, axes=["J_", v, l], scope="global")`, with the loops in the order [P, I]::
+
+    with T.sp_iter([P], "S", "spmm") as [p]:
+        with T.sp_iter([J_, V, L], "SSS", "B_ws_copy") as [j_, v, l]:
+            B_ws[j_, v, l] = B[j_, p * 64 + v * 16 + l]
+        with T.sp_iter([I], "S", "spmm_rest") as [i]:
+            ...                                     # which reads B_ws[j, v, l]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    SparseFunc,
+    SparseIteration,
+    stores_of,
+)
+from sparsetir.sparse_ir.schedule.copies import precompute_operand
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    find_iteration,
+    iteration_of,
+    loops_of,
+    place_of,
+    show,
+)
+from sparsetir.sparse_ir.schedule.workspaces import precompute_result
+
+__all__ = ["SCOPES", "precompute"]
+
+WHO = "precompute"
+SCOPES = ("local", "global", "shared")
+
+
+def precompute(
+    func: SparseFunc,
+    buffer: str,
+    at: SpIter | SparseIterationRef,
+    axes: Sequence[SpIter | str],
+    *,
+    lanes: Sequence[SpIter] = (),
+    scope: str = "local",
+    dtype: str | None = None,
+    hoist: bool = False,
+    name: str | None = None,
+) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    """The function with a workspace, and handles of the iterations made for it.
+
+    buffer : name of a buffer that the iteration writes (a result) or only reads (an operand)
+    at : the innermost of the loops whose visits have a workspace each; an iteration for none
+    axes : what the workspace is over. Of a result: all spatial loops inside `at`, of constant
+        extent if the scope is "local". Of an operand: loops inside `at`, and names of the operand's
+        own axes, which are copied whole
+    lanes : reduction loops inside `at` that keep sums of their own, which are added up at the end
+        (TVM's rfactor). Sums are in another order then
+    scope : "local" (registers), "shared" or "global"
+    dtype : of the workspace; that of the buffer by default. What a result is made of is cast to it
+        when it is loaded, the result when it is written
+    hoist : factors of a sum that stand still during a visit are multiplied to it once, at the end.
+        Where the sum has no terms, or an infinite factor, that may give NaN
+    name : of the workspace
+
+    For a result the handles are those of start, reduce, (with lanes) sums and write; for an
+    operand that of the copy.
+    """
+    if isinstance(at, SparseIterationRef):
+        it, place = find_iteration(func, at.name), -1
+    else:
+        it = iteration_of(WHO, func, at)
+        place = place_of(WHO, it, at)
+    found = [b for b in func.buffers if b.name == buffer]
+    if not found:
+        raise ScheduleError(
+            f"{WHO}: argument 'buffer': expected one of {[b.name for b in func.buffers]}, "
+            f"got {buffer!r}\n{show(it)}"
+        )
+    if scope not in SCOPES:
+        raise ScheduleError(
+            f"{WHO}: argument 'scope': expected one of {', '.join(SCOPES)}, got {scope!r}"
+        )
+    outer, inner = loops_of(it)[: place + 1], loops_of(it)[place + 1 :]
+    target = found[0]
+    options = (scope, dtype or target.dtype, name)
+    if any(s.buffer.same_as(target.var) for s in stores_of(it.body, it.init)):
+        held = [_inside(it, inner, handle) for handle in axes]
+        kept = [_inside(it, inner, handle) for handle in lanes]
+        return precompute_result(func, it, target, outer, inner, held, kept, *options, hoist)
+    if lanes or hoist:
+        what = "lanes" if lanes else "hoist"
+        raise ScheduleError(
+            f"{WHO}: argument '{what}': expected none, as '{buffer}' is only read here\n{show(it)}"
+        )
+    return precompute_operand(func, it, target, outer, inner, list(axes), *options)
+
+
+def _inside(it: SparseIteration, inner: list[Any], handle: Any) -> Any:
+    loop = loops_of(it)[place_of(WHO, it, handle)]
+    if loop.axes not in [other.axes for other in inner]:
+        raise ScheduleError(
+            f"{WHO}: expected loops inside of the place of the workspace, "
+            f"{[x.name for x in inner]}, got '{loop.name}'; sparse_reorder can bring it there"
+            f"\n{show(it)}"
+        )
+    return loop

@@ -1,0 +1,247 @@
+"""Cut a loop over the coordinates of a dense axis into several (Senanayake's thesis, chapter 5).
+
+Before::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+After `split(k, [None, 4, 16])`, where K has 128 coordinates::
+
+    with T.sp_iter([I, J, K0, K1, K2], "SRSSS", "spmm") as [i, j, k0, k1, k2]:
+        C[i, k0 * 64 + k1 * 16 + k2] = C[..] + A[i, j] * B[j, k0 * 64 + k1 * 16 + k2]
+
+The last of the outermost loop's tiles may reach too far. `tail` says what happens there:
+
+"guard" : its coordinates beyond the axis are left out. Stores outside of a buffer are discarded
+    anyway; where that is not enough, as for a reduction, the body gets a condition.
+"shift" : it begins earlier, and visits nothing twice: `min(k0 * 64, feat - 64)` for `k0 * 64`,
+    under the condition that the coordinate was not in the tile before. The lowering drops the condition
+    where to compute something twice does no harm, and makes it a choice between a term and the
+    operator's identity in a reduction: vectors stay vectors. The axis must hold at least one tile;
+    where its length is no number, kernels check that when they are called.
+"exact" : it does not: the length is a multiple of the tile. A length that is no number is promised
+    to be one, which kernels check when they are called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    stores_of,
+    substitute,
+    walk,
+)
+from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    fresh_name,
+    handle_of,
+    iteration_of,
+    loops_of,
+    place_of,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.schedule.promise import promised
+
+__all__ = ["TAILS", "split"]
+
+WHO = "split"
+TAILS = ("guard", "shift", "exact")
+
+
+def split(
+    func: SparseFunc, loop: SpIter, factors: Sequence[int | None], *, tail: str = "guard"
+) -> tuple[SparseFunc, list[SpIter]]:
+    """The function with a loop cut into tiles of tiles, and the handles, outermost first.
+
+    loop : over one dense_fixed axis that no other axis hangs under
+    factors : one extent per loop made, of which the first may be None: as many as it takes
+    """
+    it = iteration_of(WHO, func, loop)
+    place = place_of(WHO, it, loop)
+    loops = loops_of(it)
+    old = loops[place]
+    axis = _splittable(it, func, old)
+    extents = _extents(it, factors)
+    if tail not in TAILS:
+        raise ScheduleError(
+            f"{WHO}: argument 'tail': expected one of {', '.join(TAILS)}, got {tail!r}\n{show(it)}"
+        )
+    tile = 1
+    for extent in extents:
+        tile *= extent
+    length, idtype = axis.length, axis.idtype
+    whole = Analyzer().can_prove_equal(
+        tirx.floormod(as_dtype(length, idtype), as_dtype(tile, idtype)), as_dtype(0, idtype)
+    )
+    _refuse_tail(it, axis, tile, tail, whole)
+    count = _count(factors[0], length, tile, idtype, exact=tail == "exact" or whole)
+    if factors[0] is not None:
+        _refuse_too_few(it, axis, int(factors[0]) * tile)
+    new = _new_loops(func, old, [count, *(as_dtype(e, idtype) for e in extents)])
+    start, first = _start(new[0].var, tile, length, idtype, tail == "shift" and not whole)
+    coordinate, weight = first, tile
+    for made, extent in zip(new[1:], extents, strict=True):
+        weight //= extent
+        step = made.var * as_dtype(weight, idtype) if weight > 1 else made.var
+        coordinate = coordinate + step
+    condition = None
+    if not whole and tail == "shift":
+        condition = tirx.likely(coordinate >= start)
+    elif not whole and tail == "guard" and not _discards(func, it, old.var, axis):
+        condition = tirx.likely(coordinate < as_dtype(length, idtype))
+    body, init = it.body, it.init
+    if condition is not None:
+        body = tirx.IfThenElse(condition, body, None)
+        if init is not None and old.kinds == "S":
+            init = tirx.IfThenElse(condition, init, None)
+    mapping = {old.var: coordinate}
+    iteration = changed(
+        it,
+        [*loops[:place], *new, *loops[place + 1 :]],
+        body=substitute(body, mapping),
+        init=None if init is None else substitute(init, mapping),
+    )
+    out = replaced(WHO, func, it, iteration, axes=[made.node for made in new])
+    if not whole and tail == "exact":
+        out = promised(WHO, out, it, length, "multiple", tile)
+    if not whole and tail == "shift":
+        out = promised(WHO, out, it, length, "min", tile)
+    return out, [handle_of(it, made) for made in new]
+
+
+def _splittable(it: SparseIteration, func: SparseFunc, loop: Loop) -> Axis:
+    """The axis of a loop that can be cut by coordinates."""
+    axis = loop.node
+    if not isinstance(axis, Axis) or axis.kind != "dense_fixed":
+        kind = axis.kind if isinstance(axis, Axis) else type(axis).__name__
+        raise ScheduleError(
+            f"{WHO}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind}); "
+            f"divide cuts other loops by their positions\n{show(it)}"
+        )
+    for other in func.axes:
+        if other.parent is not None and other.parent.name == axis.name and _visited(it, other):
+            raise ScheduleError(
+                f"{WHO}: axis '{other.name}' would be parted from its parent '{axis.name}'; "
+                f"divide keeps it under it\n{show(it)}"
+            )
+    attached = [n.name for n in it.axes if getattr(getattr(n, "to", None), "name", "") == axis.name]
+    if attached:
+        raise ScheduleError(
+            f"{WHO}: axis '{attached[0]}' is attached to '{axis.name}', which cannot be cut by "
+            f"coordinates; divide can cut it\n{show(it)}"
+        )
+    return axis
+
+
+def _visited(it: SparseIteration, axis: Axis) -> bool:
+    """Whether an iteration, or one inside it, visits an axis."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, SparseIteration):
+            found.extend(a.name for a, _, _ in node.axis_of())
+
+    walk(it, visit)
+    return axis.name in found
+
+
+def _extents(it: SparseIteration, factors: Any) -> list[int]:
+    """The extents of all loops made but the outermost."""
+    given = list(factors) if isinstance(factors, list | tuple) else []
+    numbers = len(given) >= 2 and all(_is_count(f) for f in given[1:])
+    numbers = numbers and (given[0] is None or _is_count(given[0]))
+    if not numbers:
+        raise ScheduleError(
+            f"{WHO}: argument 'factors': expected two or more positive integers, the first of "
+            f"which may be None, got {factors!r}\n{show(it)}"
+        )
+    return [int(f) for f in given[1:]]
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+
+
+def _refuse_tail(it: SparseIteration, axis: Axis, tile: int, tail: str, whole: bool) -> None:
+    length = axis.length
+    if tail == "exact" and not whole and isinstance(length, tirx.IntImm):
+        raise ScheduleError(
+            f"{WHO}: argument 'tail': \"exact\" expects axis '{axis.name}' to be a multiple of "
+            f'{tile} long, got {int(length)}; "guard" and "shift" are legal\n{show(it)}'
+        )
+    if tail == "shift" and isinstance(length, tirx.IntImm) and int(length) < tile:
+        raise ScheduleError(
+            f"{WHO}: argument 'tail': \"shift\" expects axis '{axis.name}' to hold a tile of "
+            f"{tile}, "
+            f'got {int(length)} coordinates; "guard" is legal\n{show(it)}'
+        )
+
+
+def _refuse_too_few(it: SparseIteration, axis: Axis, most: int) -> None:
+    if not isinstance(axis.length, tirx.IntImm) or int(axis.length) > most:
+        raise ScheduleError(
+            f"{WHO}: argument 'factors': expected their product to reach the length of axis "
+            f"'{axis.name}', {axis.length}, got {most}; None as the first is as many as it takes"
+            f"\n{show(it)}"
+        )
+
+
+def _count(first: Any, length: Any, tile: int, idtype: str, *, exact: bool) -> Any:
+    """How many tiles there are."""
+    if first is not None:
+        return as_dtype(int(first), idtype)
+    length, size = as_dtype(length, idtype), as_dtype(tile, idtype)
+    more = length if exact else length + as_dtype(tile - 1, idtype)
+    return Analyzer().simplify(tirx.floordiv(more, size))
+
+
+def _new_loops(func: SparseFunc, old: Loop, extents: list[Any]) -> list[Loop]:
+    """Loops over dense axes of these lengths, named after the one that they come from."""
+    out: list[Loop] = []
+    for number, extent in enumerate(extents):
+        name = fresh_name(func, f"{old.name}{number}")
+        idtype = old.node.idtype
+        axis = Axis(name=name, kind="dense_fixed", length=extent, idtype=idtype)
+        out.append(Loop(axis, [tirx.Var(f"{old.var.name}{number}", idtype)], old.kinds))
+    return out
+
+
+def _start(var: Any, tile: int, length: Any, idtype: str, shift: bool) -> tuple[Any, Any]:
+    """Where a tile begins by its number, and where it does if the last one begins earlier."""
+    start = var if tile == 1 else var * as_dtype(tile, idtype)
+    if not shift:
+        return start, start
+    return start, tirx.min(start, as_dtype(length, idtype) - as_dtype(tile, idtype))
+
+
+def _discards(func: SparseFunc, it: SparseIteration, var: Any, axis: Axis) -> bool:
+    """Whether each store has the coordinate as an index of an axis of this length."""
+    declared = {b.var: b for b in func.buffers}
+
+    def bounded(store: Any) -> bool:
+        buffer = declared.get(store.buffer)
+        if buffer is None or buffer.axes is None:
+            return False
+        return any(
+            isinstance(index, ir.Var)
+            and index.same_as(var)
+            and a.kind == "dense_fixed"
+            and tvm_ffi.structural_equal(a.length, axis.length)
+            for a, index in zip(buffer.axes, store.indices, strict=True)
+        )
+
+    return all(bounded(s) for s in stores_of(it.body, it.init))

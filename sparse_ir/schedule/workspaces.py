@@ -1,0 +1,331 @@
+"""Results that go through a workspace; see :mod:`sparsetir.sparse_ir.schedule.precompute`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    flat_axes,
+    loads_of,
+    map_expr,
+    same_indices,
+    sparse_iterations,
+    stores_of,
+    substitute,
+    walk,
+)
+from sparsetir.sparse_ir.reduction import (
+    factors_of,
+    is_tail,
+    reduction_of,
+    taken_apart,
+    widened,
+)
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    fresh_name,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
+from sparsetir.sparse_ir.tails import as_if_unshifted
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["over_fresh_vars", "precompute_result", "workspace"]
+
+WHO = "precompute"
+
+
+def precompute_result(
+    func: SparseFunc, it: SparseIteration, target: SparseBuffer, outer: list[Loop],
+    inner: list[Loop], held: list[Loop], lanes: list[Loop], scope: str, dtype: str,
+    name: str | None, hoist: bool,
+) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
+    """The function with results of each visit of the outer loops in a workspace."""
+    made = _Result(func, it, target, outer, inner, held, lanes, scope, dtype, name)
+    return made.run(hoist)
+
+
+class _Result:
+    def __init__(
+        self, func: SparseFunc, it: SparseIteration, target: SparseBuffer, outer: list[Loop],
+        inner: list[Loop], held: list[Loop], lanes: list[Loop], scope: str, dtype: str,
+        name: str | None,
+    ) -> None:  # fmt: skip
+        self.func, self.it, self.target, self.dtype = func, it, target, dtype
+        self.outer, self.inner, self.held, self.lanes = outer, inner, held, lanes
+        self._refuse_loops(scope)
+        self._refuse_accesses()
+        self.reduction = reduction_of(it.body)
+        conditions, self.store = taken_apart(it.body)
+        self.ws = workspace(func, name or f"{target.name}_ws", held + lanes, dtype, scope)
+        self.sums = self.ws
+        if lanes:
+            self.sums = workspace(func, f"{self.ws.name}_sum", held, dtype, scope)
+        # Conditions that a write is under: those that no visit inside changes.
+        changing = {v for loop in inner if loop not in held for v in loop.vars}
+        self.steady = [c for c in conditions if is_tail(c) and not free_vars(c) & changing]
+
+    def run(self, hoist: bool) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        """The rewritten function and its handles."""
+        it = self.it
+        once = self._written_once()
+        needs = "lanes" if self.lanes else "hoist" if hoist else None
+        if self.reduction is None and (needs or not once):
+            what = (
+                f"with {needs}" if needs else "where a visit does not see all terms of an element"
+            )
+            raise ScheduleError(
+                f"{WHO}: {what} expects a body of the form X[..] = X[..] + term (or *, max, min), "
+                f"got another\n{show(it)}"
+            )
+        factors, term = [], None
+        if self.reduction is not None:
+            factors, term = self._factors(self.reduction.term) if hoist else ([], None)
+        steps: list[Any] = [self._start(once and not factors), self._reduce(term)]
+        if self.lanes:
+            steps.append(self._add_lanes())
+        steps.append(self._write(once, factors))
+        before: list[Any] = []
+        axes: list[Axis] = []
+        if it.init is not None and not once:
+            first = separate_init(it, self.func, self._enclosing())
+            known = {a.name for a in self.func.axes}
+            axes = [a for a in first.axes if a.name not in known]
+            before = [over_fresh_vars(first, name=fresh_name(self.func, first.name))]
+        body = tirx.SeqStmt(steps)
+        main = changed(it, self.outer, init=None, body=body) if self.outer else body
+        whole = tirx.SeqStmt([*before, main]) if before else main
+        buffers = [self.ws, *([self.sums] if self.lanes else [])]
+        func = replaced(WHO, self.func, it, whole, axes=axes, buffers=buffers)
+        return func, [SparseIterationRef(s.name) for s in steps]
+
+    # -- the steps ----------------------------------------------------------------------------
+
+    def _start(self, with_init: bool) -> Any:
+        """The workspace as it begins: with the init, or with what changes nothing."""
+        over = self.held + self.lanes
+        value = None
+        if with_init and not self.lanes:
+            _, first = taken_apart(self.it.init)
+            value = self._wide(first.value)
+        elif self.reduction is not None:
+            value = self.reduction.identity(self.dtype)
+        assert value is not None
+        body = tirx.BufferStore(self.ws.var, value, [loop.var for loop in over])
+        return self._iteration("start", over, "S" * len(over), body)
+
+    def _reduce(self, term: Any) -> Any:
+        """The reduction, into the workspace."""
+        place = [loop.var for loop in self.held + self.lanes]
+        conditions, store = taken_apart(self.it.body)
+        if term is not None:
+            assert self.reduction is not None
+            total = tirx.BufferLoad(self.ws.var, place)
+            value = self.reduction.combine(total, self._wide(term))
+        else:
+            value = self._wide(store.value)
+        body: Any = tirx.BufferStore(self.ws.var, value, place)
+        for condition in reversed(conditions):
+            body = tirx.IfThenElse(condition, body, None)
+        kinds = ["S" * len(x.kinds) if x in self.lanes else x.kinds for x in self.inner]
+        loops = [Loop(x.node, x.vars, k) for x, k in zip(self.inner, kinds, strict=True)]
+        return changed(self.it, loops, name=self._name("reduce"), init=None, body=body)
+
+    def _add_lanes(self) -> Any:
+        """The sums of the lanes."""
+        assert self.reduction is not None
+        place = [loop.var for loop in self.held]
+        lane = [loop.var for loop in self.lanes]
+        init = self.reduction.identity(self.dtype)
+        total = self.reduction.combine(
+            tirx.BufferLoad(self.sums.var, place or [tirx.IntImm("int32", 0)]),
+            tirx.BufferLoad(self.ws.var, [*place, *lane]),
+        )
+        at = place or [tirx.IntImm("int32", 0)]
+        return self._iteration(
+            "sums",
+            self.held + self.lanes,
+            "S" * len(place) + "R" * len(lane),
+            tirx.BufferStore(self.sums.var, total, at),
+            tirx.BufferStore(self.sums.var, init, at),
+        )
+
+    def _write(self, once: bool, factors: list[Any]) -> Any:
+        """The workspace, to where its results belong."""
+        place: list[Any] = [loop.var for loop in self.held]
+        value = tirx.BufferLoad(self.sums.var, place or [tirx.IntImm("int32", 0)])
+        for factor in factors:
+            value = value * self._wide(factor)
+        target, indices = self.target, self.store.indices
+        if once and (self.lanes or factors):
+            assert self.reduction is not None
+            _, first = taken_apart(self.it.init)
+            if not _same(self._wide(first.value), self.reduction.identity(self.dtype)):
+                value = self.reduction.combine(self._wide(first.value), value)
+        if not once:
+            assert self.reduction is not None
+            held = tirx.BufferLoad(target.var, indices)
+            value = self.reduction.combine(_cast(held, self.dtype), value)
+        body: Any = tirx.BufferStore(target.var, _cast(value, target.dtype), indices)
+        for condition in reversed(self.steady):
+            body = tirx.IfThenElse(condition, body, None)
+        return self._iteration("write", self.held, "S" * len(self.held), body)
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def _written_once(self) -> bool:
+        """Whether each visit of the outer loops sees all terms of the elements it writes."""
+        if self.it.init is None or any("R" in loop.kinds for loop in self.outer):
+            return False
+        plain = as_if_unshifted(self.it)
+        return init_runs_in_place(plain, self.func) and self._all_terms_inside()
+
+    def _all_terms_inside(self) -> bool:
+        _, first = taken_apart(self.it.init)
+        return same_indices(first.indices, self.store.indices)
+
+    def _factors(self, term: Any) -> tuple[list[Any], Any]:
+        """The factors of the terms that stand still inside, and the product of the others."""
+        reduction = self.reduction
+        assert reduction is not None
+        moving = {v for x in self.inner if x not in self.held for v in x.vars}
+        parts = factors_of(term)
+        still = [f for f in parts if not free_vars(f) & moving]
+        rest = [f for f in parts if free_vars(f) & moving]
+        if reduction.operator != "sum" or not still or not rest:
+            return [], None
+        product = rest[0]
+        for factor in rest[1:]:
+            product = product * factor
+        return still, product
+
+    def _wide(self, expr: Any) -> Any:
+        """An expression of the body with the workspace for the result, in the workspace's type."""
+        place = [loop.var for loop in self.held + self.lanes]
+
+        def held(load: Any) -> Any:
+            return (
+                tirx.BufferLoad(self.ws.var, place)
+                if load.source.same_as(self.target.var)
+                else None
+            )
+
+        if self.dtype != self.target.dtype:
+            return widened(expr, self.dtype, held)
+
+        def load(node: Any) -> Any:
+            found = held(node)
+            return node if found is None else found
+
+        return map_expr(expr, [(ir.TensorLoad, load)])
+
+    def _iteration(
+        self, step: str, loops: list[Loop], kinds: str, body: Any, init: Any = None
+    ) -> SparseIteration:
+        own = [Loop(x.node, x.vars, k) for x, k in zip(loops, kinds, strict=True)]
+        return over_fresh_vars(changed(self.it, own, name=self._name(step), init=init, body=body))
+
+    def _name(self, step: str) -> str:
+        return fresh_name(self.func, f"{self.it.name}_{step}")
+
+    def _enclosing(self) -> list[str]:
+        """Names of the axes that iterations around this one visit."""
+        found: list[str] = []
+        for other in sparse_iterations(self.func):
+            inside: list[Any] = []
+            walk(other.body, lambda n, found=inside: found.append(n) if n is not None else None)
+            if any(isinstance(n, SparseIteration) and n.name == self.it.name for n in inside):
+                found += [a.name for a in flat_axes(other.axes)]
+        return found
+
+    # -- refusals -----------------------------------------------------------------------------
+
+    def _refuse_loops(self, scope: str) -> None:
+        names = [loop.name for loop in self.held]
+        for loop in [*self.held, *self.lanes]:
+            if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
+                self._refuse(f"expected loops over dense axes for the workspace, got '{loop.name}'")
+            if scope == "local" and not isinstance(loop.node.length, tirx.IntImm):
+                self._refuse(
+                    f'expected loops of constant extent for a workspace in scope "local", got '
+                    f"'{loop.name}' of {loop.node.length}; split it first"
+                )
+        for loop in self.lanes:
+            if loop.kinds != "R":
+                self._refuse(f"argument 'lanes': expected reduction loops, got '{loop.name}'")
+        for loop in self.held:
+            if loop.kinds != "S":
+                self._refuse(f"argument 'axes': expected spatial loops, got '{loop.name}'")
+        for loop in self.inner:
+            if "S" in loop.kinds and loop.name not in names:
+                self._refuse(
+                    f"the spatial loop '{loop.name}' inside would change what the workspace stands "
+                    f"for; expected it among the axes {names}, or outside"
+                )
+
+    def _refuse_accesses(self) -> None:
+        """Refuse where the workspace would not stand for one element at a time."""
+        _, store = taken_apart(self.it.body)
+        if not isinstance(store, tirx.BufferStore):
+            self._refuse(
+                f"expected a body of one store to '{self.target.name}', got {type(store).__name__}"
+            )
+        _, first = taken_apart(self.it.init) if self.it.init is not None else ([], None)
+        for other in [*stores_of(self.it.body, self.it.init), *self._loads()]:
+            source = other.buffer if isinstance(other, tirx.BufferStore) else other.source
+            if not source.same_as(self.target.var):
+                self._refuse(
+                    f"expected '{self.target.name}' alone to be written, got '{source.name}'"
+                )
+            if not same_indices(other.indices, store.indices):
+                self._refuse(
+                    f"'{self.target.name}' is accessed at more than one place, "
+                    f"{list(store.indices)} and {list(other.indices)}: the value that the "
+                    "workspace holds would change in between"
+                )
+        if self.it.init is not None and not isinstance(first, tirx.BufferStore):
+            self._refuse(f"expected an init of one store, got {type(first).__name__}")
+
+    def _loads(self) -> list[Any]:
+        return loads_of(self.it.body, self.target.var)
+
+    def _refuse(self, message: str) -> None:
+        raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
+
+
+def workspace(
+    func: SparseFunc, name: str, loops: list[Loop], dtype: str, scope: str
+) -> SparseBuffer:
+    """A buffer over the axes of some loops; over none, one element."""
+    shape = [loop.node.length for loop in loops]
+    axes: Any = [loop.node for loop in loops]
+    var = buffer_var(shape or [tirx.IntImm("int32", 1)], dtype, fresh_name(func, name), scope)
+    return SparseBuffer(var=var, axes=axes or None, handle=None)
+
+
+def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
+    """An iteration with coordinate variables of its own."""
+    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars}
+    init = None if it.init is None else substitute(it.init, fresh)
+    return changed(
+        it, vars=list(fresh.values()), init=init, body=substitute(it.body, fresh), **fields
+    )
+
+
+def _cast(expr: Any, dtype: str) -> Any:
+    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)
+
+
+def _same(a: Any, b: Any) -> bool:
+    return same_indices([a], [b])

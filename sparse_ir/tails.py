@@ -1,0 +1,221 @@
+"""Tiles that begin earlier: how their conditions end.
+
+`split(loop, factors, tail="shift")` puts what a tile visits a second time under a condition, which
+says that the coordinate was not in the tile before::
+
+    if T.likely(T.min(p * 64, feat - 64) + v * 16 + l >= p * 64):
+        C[i, T.min(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
+
+Such a condition would make a loop over lanes scalar. Where a nest of iterations overwrites what it
+writes, and reads nothing of it, to compute an element twice gives the same twice, and the condition
+goes. In a reduction the repeated terms are replaced by the operator's identity::
+
+    S[e] = S[e] + T.Select(T.min(p * 64, feat - 64) + l >= p * 64, X[.., ..] * Y[.., ..], 0.0)
+
+Elsewhere it stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import tirx
+
+from sparsetir.sparse_ir.nodes import (
+    SparseFunc,
+    SparseIteration,
+    loads_of,
+    map_expr,
+    stores_of,
+    walk,
+)
+from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+
+__all__ = ["as_if_unshifted", "settle_tails"]
+
+
+def as_if_unshifted(tree: Any) -> Any:
+    """A statement or iteration in which no tile begins earlier, for what asks who writes what.
+
+    Where the condition of such a tile holds, its coordinate is in no other tile; so is the one that
+    it would have without the shift.
+    """
+
+    def branch(node: Any) -> Any:
+        starts = [_start(c) for c in taken_apart(node)[0]]
+        return _with_starts(node, [s for s in starts if s is not None])
+
+    return map_expr(tree, [(tirx.IfThenElse, branch)])
+
+
+def settle_tails(func: SparseFunc) -> SparseFunc:
+    """The function with as few conditions of shifted tiles as give the same."""
+    nests: list[Any] = []
+
+    def collect(stmt: Any) -> None:
+        if isinstance(stmt, tirx.SeqStmt):
+            for part in stmt.seq:
+                collect(part)
+        else:
+            nests.append(stmt)
+
+    collect(func.body)
+    if not any(_shifted(n) for n in nests):
+        return func
+    private = {b.var for b in func.buffers if b.handle is None}
+    for var in list(private):
+        if sum(bool(_accesses(n, var)) for n in nests) > 1:
+            private.discard(var)
+    settled = [_settle(n, private) if _shifted(n) else n for n in nests]
+    return func.replace(body=tirx.SeqStmt(settled) if len(settled) > 1 else settled[0])
+
+
+def _settle(nest: Any, private: set[Any]) -> Any:
+    outside = [s for s in stores_of(nest) if s.buffer not in private]
+    read = any(loads_of(nest, s.buffer) for s in outside)
+    anew = all(_begins_anew(nest, var) for var in private if _accesses(nest, var))
+    written_under = _conditions_of_stores(nest, private)
+
+    def branch(node: Any) -> Any:
+        conditions, stmt = taken_apart(node)
+        tails = [c for c in conditions if _start(c) is not None]
+        if not tails or not isinstance(stmt, tirx.BufferStore):
+            return node
+        rest = [c for c in conditions if _start(c) is None]
+        starts = [_start(c) for c in tails]
+        workspace = stmt.buffer in private
+        if anew and not read:
+            return _under(rest, stmt)
+        if anew and workspace and all(_contains(under, starts) for under in written_under):
+            return _under(rest, stmt)  # what it adds to is not written a second time
+        found = reduction_of(stmt)
+        if found is None:
+            return node
+        test = tirx.all(*(c.args[0] for c in tails))
+        dtype = str(found.term.ty.dtype)
+        term = tirx.Select(test, found.term, found.identity(dtype))
+        held = tirx.BufferLoad(stmt.buffer, stmt.indices)
+        value = found.combine(_cast(held, dtype), term)
+        store = tirx.BufferStore(stmt.buffer, _cast(value, str(stmt.value.ty.dtype)), stmt.indices)
+        return _under(rest, store)
+
+    return _map_chains(nest, branch)
+
+
+def _map_chains(stmt: Any, change: Any) -> Any:
+    """Apply `change` to the outermost condition of each chain of conditions."""
+    if isinstance(stmt, SparseIteration):
+        fields = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
+        values = {n: getattr(stmt, n) for n in fields}
+        for part in ("init", "body"):
+            if values[part] is not None:
+                values[part] = _map_chains(values[part], change)
+        return SparseIteration(**values)
+    if isinstance(stmt, tirx.SeqStmt):
+        return tirx.SeqStmt([_map_chains(s, change) for s in stmt.seq])
+    if isinstance(stmt, tirx.For):
+        body = _map_chains(stmt.body, change)
+        return tirx.For(
+            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding,
+            stmt.annotations,
+        )  # fmt: skip
+    if isinstance(stmt, tirx.IfThenElse):
+        _, inner = taken_apart(stmt)
+        if stmt.else_case is None and isinstance(inner, tirx.BufferStore):
+            return change(stmt)
+        other = None if stmt.else_case is None else _map_chains(stmt.else_case, change)
+        return tirx.IfThenElse(stmt.condition, _map_chains(stmt.then_case, change), other)
+    return stmt
+
+
+def _start(condition: Any) -> Any:
+    """Where the tile would begin that a condition belongs to; None for other conditions."""
+    if not is_tail(condition) or not isinstance(condition.args[0], tirx.GE):
+        return None
+    return condition.args[0].b
+
+
+def _shifted(stmt: Any) -> bool:
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.IfThenElse) and _start(node.condition) is not None:
+            found.append(node)
+
+    walk(stmt, visit)
+    return bool(found)
+
+
+def _with_starts(stmt: Any, starts: list[Any]) -> Any:
+    def smaller(node: Any) -> Any:
+        return node.a if _contains(starts, [node.a]) else node
+
+    return map_expr(stmt, [(tirx.Min, smaller)]) if starts else stmt
+
+
+def _contains(many: list[Any], few: list[Any]) -> bool:
+    return all(any(tvm_ffi.structural_equal(f, m) for m in many) for f in few)
+
+
+def _conditions_of_stores(nest: Any, private: set[Any]) -> list[list[Any]]:
+    """The starts of shifted tiles that each store outside of workspaces is conditional on."""
+    out: list[list[Any]] = []
+
+    def visit(stmt: Any, starts: list[Any]) -> None:
+        if isinstance(stmt, SparseIteration):
+            for part in (stmt.init, stmt.body):
+                if part is not None:
+                    visit(part, starts)
+        elif isinstance(stmt, tirx.SeqStmt):
+            for part in stmt.seq:
+                visit(part, starts)
+        elif isinstance(stmt, tirx.IfThenElse):
+            start = _start(stmt.condition)
+            visit(stmt.then_case, starts if start is None else [*starts, start])
+            if stmt.else_case is not None:
+                visit(stmt.else_case, starts)
+        elif isinstance(stmt, tirx.For | tirx.While):
+            visit(stmt.body, starts)
+        elif isinstance(stmt, tirx.BufferStore) and stmt.buffer not in private:
+            out.append(starts)
+
+    visit(nest, [])
+    return out
+
+
+def _begins_anew(nest: Any, var: Any) -> bool:
+    """Whether a workspace is set, inside the loops around all of its uses, before it is added to.
+
+    That is, in a sequence of statements that holds all of its accesses, the first one that touches
+    it stores to it and loads nothing of it.
+    """
+    while True:
+        if isinstance(nest, tirx.SeqStmt):
+            parts = [s for s in nest.seq if _accesses(s, var)]
+            first = parts[0]
+            if len(parts) > 1:
+                return not loads_of(first, var)
+            nest = first
+        elif isinstance(nest, SparseIteration):
+            if nest.init is not None and _accesses(nest.init, var):
+                return False  # set once, for all visits
+            nest = nest.body
+        elif isinstance(nest, tirx.IfThenElse) and nest.else_case is None:
+            nest = nest.then_case
+        else:
+            return not loads_of(nest, var)
+
+
+def _accesses(stmt: Any, var: Any) -> list[Any]:
+    return [*loads_of(stmt, var), *(s for s in stores_of(stmt) if s.buffer.same_as(var))]
+
+
+def _under(conditions: list[Any], stmt: Any) -> Any:
+    for condition in reversed(conditions):
+        stmt = tirx.IfThenElse(condition, stmt, None)
+    return stmt
+
+
+def _cast(expr: Any, dtype: str) -> Any:
+    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)
