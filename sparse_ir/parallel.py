@@ -3,7 +3,8 @@
 A spatial loop is free of races when each of its coordinates writes elements of its own and reads,
 of what the iteration writes, only those: every access to a written buffer has, in the same place,
 the coordinate itself among its indices, or a sum of multiples of it and other spatial coordinates
-that takes a different value for each choice of them, as `io * 16 + ii` does for `ii` below 16.
+that takes a different value for each choice of them, as `io * 16 + ii` does for `ii` below 16, and
+`io * b + ii` for `ii` below the parameter `b`.
 
 Coordinates of a sparse axis differ under one parent only. Loops outside of a level of loops stand
 still meanwhile, but a schedule may exchange the loops of one level, and a level may hold an axis
@@ -24,10 +25,11 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 
-__all__ = ["has_own_place", "parallel_units", "written_accesses"]
+__all__ = ["constant_length", "has_own_place", "parallel_units", "written_accesses"]
 
-# An index as a sum: the coefficient of each coordinate, and a constant.
-Sum = tuple[dict[Any, int], int]
+# An index as a sum: the coefficient of each coordinate, and a constant. A coefficient is a number,
+# or a variable that stands still.
+Sum = tuple[dict[Any, Any], int]
 
 
 def parallel_units(it: SparseIteration) -> list[int]:
@@ -82,11 +84,13 @@ def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) ->
     """Whether accesses of one buffer can only meet where `coord` is the same.
 
     They do if one of their dimensions holds the same sum, with `coord` in it, in each of them, and
-    the sum tells the coordinates in it apart.
+    the sum tells the coordinates in it apart. What stands still meanwhile, a parameter or the
+    coordinate of an enclosing iteration, may be added.
     """
     axis_of = {var: (axis, kind) for axis, var, kind in it.axis_of()}
+    moving = _bound_inside(it)
     for dimension in zip(*accesses, strict=True):
-        sums = [_as_sum(index, axis_of) for index in dimension]
+        sums = [_as_sum(index, axis_of, moving) for index in dimension]
         first = sums[0]
         if first is None or coord not in first[0] or any(s != first for s in sums):
             continue
@@ -104,37 +108,73 @@ def _differs_between_parents(node: Any, free: dict[str, bool]) -> bool:
     axis = node.axis if isinstance(node, AttachedAxis) else node
     if axis.kind != "sparse_fixed" or parent is None or parent.name not in free:
         return True  # other kinds store more or less under each parent, so a level starts there
-    return free[parent.name] or (parent.parent is None and _extent(parent) == 1)
+    return free[parent.name] or (parent.parent is None and constant_length(parent) == 1)
 
 
-def _as_sum(index: Any, axis_of: dict[Any, Any]) -> Sum | None:
-    """An index as a sum of multiples of coordinates of the iteration, None if it is none."""
+def _bound_inside(it: SparseIteration) -> set[Any]:
+    """Variables that the statements of an iteration give values to."""
+    found: set[Any] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.For):
+            found.add(node.loop_var)
+        elif isinstance(node, tirx.Bind):
+            found.add(node.var)
+        elif isinstance(node, SparseIteration):
+            found.update(node.vars)
+
+    for part in (it.body, it.init):
+        if part is not None:
+            walk(part, visit)
+    return found
+
+
+def _as_sum(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> Sum | None:
+    """An index as a sum of multiples of variables, None if it is none.
+
+    axis_of : the coordinates of the iteration
+    moving : other variables that take several values meanwhile
+    """
     if isinstance(index, ir.Var):
-        return ({index: 1}, 0) if index in axis_of else None
+        return None if index in moving and index not in axis_of else ({index: 1}, 0)
     if isinstance(index, tirx.IntImm):
         return {}, int(index.value)
     if isinstance(index, tirx.Cast):
         widens = _bits(index) >= _bits(index.value) > 0
-        return _as_sum(index.value, axis_of) if widens else None
+        return _as_sum(index.value, axis_of, moving) if widens else None
     if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul):
         return None
-    a, b = _as_sum(index.a, axis_of), _as_sum(index.b, axis_of)
+    a, b = (_as_sum(x, axis_of, moving) for x in (index.a, index.b))
     if a is None or b is None:
         return None
     if isinstance(index, tirx.Mul):
         if a[0] and b[0]:
-            return None
+            return _symbolic_multiple(a, b, axis_of) or _symbolic_multiple(b, a, axis_of)
         (terms, constant), factor = (b, a[1]) if not a[0] else (a, b[1])
+        if any(isinstance(c, ir.Var) for c in terms.values()):
+            return None
         return _without_zeros({v: c * factor for v, c in terms.items()}), constant * factor
     sign = 1 if isinstance(index, tirx.Add) else -1
     total = dict(a[0])
+    if any(isinstance(c, ir.Var) for c in b[0].values()) and (sign < 0 or set(b[0]) & set(total)):
+        return None
+    if any(isinstance(total.get(var), ir.Var) for var in b[0]):
+        return None
     for var, coefficient in b[0].items():
         total[var] = total.get(var, 0) + sign * coefficient
     return _without_zeros(total), a[1] + sign * b[1]
 
 
-def _without_zeros(terms: dict[Any, int]) -> dict[Any, int]:
-    return {v: c for v, c in terms.items() if c != 0}
+def _symbolic_multiple(a: Sum, b: Sum, axis_of: dict[Any, Any]) -> Sum | None:
+    """A coordinate times a variable that stands still, None for another product."""
+    if a[1] or b[1] or list(a[0].values()) != [1] or list(b[0].values()) != [1]:
+        return None
+    (coord,), (factor,) = a[0], b[0]
+    return ({coord: factor}, 0) if coord in axis_of and factor not in axis_of else None
+
+
+def _without_zeros(terms: dict[Any, Any]) -> dict[Any, Any]:
+    return {v: c for v, c in terms.items() if isinstance(c, ir.Var) or c != 0}
 
 
 def _bits(expr: Any) -> int:
@@ -143,14 +183,24 @@ def _bits(expr: Any) -> int:
     return int(dtype[3:]) if dtype.startswith("int") and dtype[3:].isdigit() else 0
 
 
-def _tells_apart(terms: dict[Any, int], axis_of: dict[Any, Any]) -> bool:
+def _tells_apart(terms: dict[Any, Any], axis_of: dict[Any, Any]) -> bool:
     """Whether a sum of spatial coordinates takes each value for one choice of them only.
 
-    It does when each coefficient exceeds what the terms with smaller ones add up to.
+    It does when each coefficient exceeds what the terms with smaller ones add up to. Terms that
+    stand still do not count.
     """
+    terms = {v: c for v, c in terms.items() if v in axis_of}
+    symbolic = [v for v, c in terms.items() if isinstance(c, ir.Var)]
+    if symbolic:  # only as in io * b + ii, where b is the length of ii's axis
+        small = [(v, c) for v, c in terms.items() if v not in symbolic]
+        if len(symbolic) > 1 or len(small) != 1 or small[0][1] not in (1, -1):
+            return False
+        length = axis_of[small[0][0]][0].length
+        whole = isinstance(length, ir.Var) and length.same_as(terms[symbolic[0]])
+        return whole and all(axis_of[v][1] == "S" for v in terms)
     if any(axis_of[v][1] != "S" for v in terms):
         return False
-    extents = {v: _extent(axis_of[v][0]) for v in terms}
+    extents = {v: constant_length(axis_of[v][0]) for v in terms}
     ordered = sorted(terms, key=lambda v: (abs(terms[v]), extents[v] is None, extents[v] != 1))
     reach: int | None = 0
     for var in ordered:
@@ -161,6 +211,6 @@ def _tells_apart(terms: dict[Any, int], axis_of: dict[Any, Any]) -> bool:
     return True
 
 
-def _extent(axis: Axis) -> int | None:
+def constant_length(axis: Axis) -> int | None:
     """How many coordinates an axis has, if that is a constant."""
     return int(axis.length.value) if isinstance(axis.length, tirx.IntImm) else None

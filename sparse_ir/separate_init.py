@@ -1,14 +1,23 @@
 """Where a reduction's init runs: inside the reduction block, or in loops of its own before it.
 
-The init runs for every coordinate of the spatial axes. Inside the block it only runs for what the
-loops visit; that is the same when each spatial axis is dense, or is an axis of the buffer that is
-written (its other coordinates are absent there), and does not depend on a reduction.
+The init runs for every coordinate of the spatial axes, before all updates. Inside the block it only
+runs for what the loops visit; that is the same when each spatial axis is dense, or is an axis of the
+buffer that is written (its other coordinates are absent there), and does not depend on a reduction.
+Inside the block it also runs between updates, at the beginning of each visit of the loops around the
+reduction; that does no harm when no other visit accesses the elements it initialises. It does when a
+spatial axis is not in the index of the store, such as O in ::
+
+    with T.sp_iter([O, I, J], "SSR", "sums") as [o, i, j]:
+        with T.init():
+            C[i] = 0.0
+        C[i] = C[i] + A[i, j]
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import (
@@ -20,6 +29,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     walk,
 )
+from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
 
 __all__ = ["init_runs_in_place", "separate_init"]
 
@@ -44,9 +54,23 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
             continue
         if not axis.unique or not all(_indexes(s, var, axis, func) for s in stores):
             return False
+    if not _each_visit_has_its_own(it):
+        return False
     # A dense axis fused with a sparse one is only visited where that one stores something: the
     # loop above has seen to it, since the sparse one must index every store.
     return True
+
+
+def _each_visit_has_its_own(it: SparseIteration) -> bool:
+    """Whether what the init stores is accessed for one choice of spatial coordinates only."""
+    initialised = {s.buffer for s in _stores(it.init)}
+    accesses = [found for b, found in written_accesses(it).items() if b in initialised]
+    return all(
+        has_own_place(it, var, found)
+        for axis, var, kind in it.axis_of()
+        if kind == "S" and constant_length(axis) != 1
+        for found in accesses
+    )
 
 
 def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> SparseIteration:
@@ -101,6 +125,8 @@ def _axes_of_the_store(
             continue
         if var in out or axis.idtype != spatial[var].idtype:
             return None
+        if not tvm_ffi.structural_equal(axis.length, spatial[var].length):
+            return None  # the init runs for the coordinates of the iteration's axis alone
         if axis.parent is not None and axis.parent.name not in names:
             return None
         out[var] = axis

@@ -179,7 +179,7 @@ class Translator:
         visited = scope.axis_of_var.get(coord) if isinstance(coord, ir.Var) else None
         if visited is not None and self._same_storage(visited, axis):
             visit = scope.visits[visited.name]
-            if _all_equal(visit.parents, parents):
+            if _all_equal(visit.parents, [self._coordinates(p, scope) for p in parents]):
                 return visit.pos, []
         if axis.kind == "dense_fixed":
             return coord, self._range_guards(coord, axis.length, visited, scope)

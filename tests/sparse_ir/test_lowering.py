@@ -339,3 +339,42 @@ def f(x: T.handle, idx: T.handle, out: T.handle, n: T.int64, m: T.int32) -> None
 """)
     text = lower_sparse_iter(func).script()
     assert 'T.Cast("int32", n)' not in text and 'T.Cast("int64", E[vi]) < n' in text
+
+
+def make_attached():
+    """Each vertex weighs its hyperedges' vertices; the weights lie over (E, EV)."""
+
+    @T.prim_func
+    def weighted(
+        w: T.handle, y: T.handle, ve_ptr: T.handle, ve_idx: T.handle, ev_ptr: T.handle,
+        ev_idx: T.handle, vertices: T.int32, edges: T.int32, nnz: T.int32,
+    ) -> None:  # fmt: skip
+        V = T.dense_fixed(vertices)
+        VE = T.sparse_variable(V, (edges, nnz), (ve_ptr, ve_idx))
+        E = T.dense_fixed(edges)
+        EV = T.sparse_variable(E, (vertices, nnz), (ev_ptr, ev_idx))
+        W = T.match_sparse_buffer(w, (E, EV), "float32")
+        Y = T.match_sparse_buffer(y, (V,), "float32")
+        with T.sp_iter([V, VE, T.attach(EV, VE)], "SRR", "weighted") as [v, e, u]:
+            with T.init():
+                Y[v] = 0.0
+            Y[v] = Y[v] + W[e, u]
+
+    return weighted
+
+
+def test_an_attached_axis_is_where_it_stands():
+    """The element of (e, u) is where the iteration over (E, EV) stands: no search finds it."""
+    func = make_attached()
+    assert searches(lower_sparse_iter(func)) == []
+    rng = np.random.default_rng(0)
+    mask = scipy.sparse.random(7, 5, 0.5, "csr", "float32", rng)
+    edges = scipy.sparse.csr_matrix(mask.T)
+    edges.data = rng.random(edges.nnz, "float32")
+    for matrix in (mask, edges):
+        matrix.sort_indices()
+    y = np.full(7, np.nan, "float32")
+    index = [x.astype("int32") for x in (mask.indptr, mask.indices, edges.indptr, edges.indices)]
+    build(func)(edges.data, y, *index, 7, 5, mask.nnz)
+    want = (mask != 0) @ np.asarray(edges.sum(axis=1)).reshape(-1)
+    np.testing.assert_allclose(y, want, rtol=1e-5)

@@ -193,7 +193,7 @@ def test_what_is_no_sum() -> None:
     it = iteration([I, II], "SS", [[16, 1, 0]])
     i, ii = it.vars
     narrow = tirx.Cast("int32", tirx.Cast("int64", i) * 16 + tirx.Cast("int64", ii))
-    for index in (i * ii, tirx.floordiv(i * 16, 2) + ii, narrow, tirx.Var("m", "int32") + i):
+    for index in (i * ii, tirx.floordiv(i * 16, 2) + ii, narrow, tirx.Var("m", "int32") * i):
         body = tirx.BufferStore(it.body.buffer, tirx.const(1.0, "float32"), [index])
         other = SparseIteration(
             span=None, axes=list(it.axes), kinds="SS", name="it", vars=list(it.vars), init=None,
