@@ -26,7 +26,7 @@ from sparsetir.schedules.known_bounds import trust_indices
 from sparsetir.schedules.loop_kinds import apply_marks, mark
 from sparsetir.schedules.prefetch_streams import prefetch_streams
 from sparsetir.schedules.problems import Arranged, CsrPattern, Spmm, vector_lanes
-from sparsetir.schedules.spmm import equal_work
+from sparsetir.sparse_ir.computed import equal_work
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
