@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.interpret_scalar import STATEMENTS, Evaluator, Thunk
 from sparsetir.sparse_ir.interpret_storage import Storage, Structure, Variable, garbage
 from sparsetir.sparse_ir.nodes import (
@@ -24,6 +25,7 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     walk,
 )
+from sparsetir.sparse_ir.promises import check_promises, promises_of
 
 __all__ = ["interpret"]
 
@@ -35,15 +37,15 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
         `indices` are (parents + 1,) and (nnz,) of the axis's idtype; arrays of values are
         C-contiguous, of the buffer's dtype, and hold as many elements as its axes store: one
         dimension for the stored elements, then one for each trailing dense axis, or any other
-        shape of that size. Scalars are numbers.
+        shape of that size. Scalars are numbers. Computed parameters may be left out.
 
     An iteration visits the coordinates that its axes store, in the order of the axes. Reading an
     absent coordinate gives zero, writing one is discarded. The init statement runs beforehand,
     for every coordinate of the spatial axes that it uses. Buffers allocated in the function start
     as NaN, or as the largest integer. Which operand max and min return for NaN is not specified.
 
-    Raises TypeError for a missing, unknown or wrongly typed argument, ValueError for a wrong size,
-    and NotImplementedError for a node that stage I does not have.
+    Raises TypeError for a missing, unknown or wrongly typed argument, ValueError for a wrong size
+    or a broken promise, and NotImplementedError for a node that stage I does not have.
     """
     with np.errstate(all="ignore"):
         _Interpreter(func, _by_name(func, arguments)).run()
@@ -51,19 +53,26 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
 
 def _by_name(func: SparseFunc, arguments: Any) -> dict[str, Any]:
     names = [str(p.name) for p in func.params]
+    computed = computed_parameters(func)
+    own = [name for name in names if name not in computed]
     if not isinstance(arguments, Mapping):
-        if len(arguments) != len(names):
+        if len(arguments) not in (len(own), len(names)):
             raise TypeError(
-                f"{func.name}: expected {len(names)} arguments {names}, got {len(arguments)}"
+                f"{func.name}: expected {len(own)} arguments {own}, got {len(arguments)}"
             )
-        return dict(zip(names, arguments, strict=True))
-    for name in names:
+        arguments = dict(zip(names, arguments, strict=False))
+    for name in own:
         if name not in arguments:
             raise TypeError(f"{func.name}: argument '{name}' is missing")
     for name in arguments:
         if name not in names:
             raise TypeError(f"{func.name}: unknown argument '{name}'; expected {names}")
-    return dict(arguments)
+    given = {name: value for name, value in arguments.items() if name in computed}
+    values = dict(arguments)
+    if len(given) < len(computed):
+        values = {**compute(func, arguments, given), **values}
+    check_promises(func.name, promises_of(func), values)
+    return values
 
 
 class _Interpreter(Evaluator):

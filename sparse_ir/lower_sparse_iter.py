@@ -32,6 +32,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.allocations import allocate_in_visits
+from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -50,6 +51,7 @@ from sparsetir.sparse_ir.position_space import (
     as_dtype,
     dtype_of,
 )
+from sparsetir.sparse_ir.promises import PROMISES
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
@@ -114,7 +116,7 @@ class _Lowering:
         body, allocs = allocate_in_visits(body, self.space.allocated(), self.parallel)
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
-            **dict(self.func.attrs.items()),
+            **{k: v for k, v in self.func.attrs.items() if str(k) not in (COMPUTED, PROMISES)},
             "tirx.noalias": True,
             "s_tir": True,
             LAYOUTS: self.space.layouts,
@@ -130,8 +132,9 @@ class _Lowering:
         )
 
     def _signature(self) -> SparseFunc:
-        """The function's parameters, axes and buffers without its body: what callers see."""
+        """The function without its body: parameters and how some are computed, axes, buffers."""
         written: list[str] = []
+        attrs = self.func.attrs
         for buf in self.func.buffers:
             if buf.handle is not None and buf.var in self.translate.written:
                 written.append(buf.handle.name)
@@ -141,7 +144,10 @@ class _Lowering:
             list(self.func.axes),
             list(self.func.buffers),
             tirx.Evaluate(0),
-            {"outputs": written},
+            {
+                "outputs": written,
+                **{k: attrs[k] for k in (COMPUTED, PROMISES) if k in attrs},
+            },
         )
 
     # -- statements ---------------------------------------------------------------------------

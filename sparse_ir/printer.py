@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -104,7 +104,7 @@ class _FunctionPrinter:
         self.depth += 1
         attrs = {k: v for k, v in self.func.attrs.items() if (k, v) != ("global_symbol", self.name)}
         if attrs:
-            self._line(f"T.func_attr({self.expr.literal(attrs, 'function attribute')})")
+            self._attributes(attrs)
         for axis in self.func.axes:
             self.axes[axis.name] = self.names.fresh(axis.name)
             self._line(f"{self.axes[axis.name]} = {self._axis_declaration(axis)}")
@@ -116,6 +116,30 @@ class _FunctionPrinter:
 
     def _line(self, text: str) -> None:
         self.lines.append("    " * self.depth + text)
+
+    def _attributes(self, attrs: dict[str, Any]) -> None:
+        """`T.func_attr`, a line for each entry of an attribute where one line is too long."""
+        what = "function attribute"
+        text = f"T.func_attr({self.expr.literal(attrs, what)})"
+        if 4 * self.depth + len(text) <= WIDTH:
+            self._line(text)
+            return
+        self._line("T.func_attr({")
+        for name, value in attrs.items():
+            head, entries = f"    {quote(str(name))}: ", None
+            if isinstance(value, Mapping):
+                ends, items = "{}", value.items()
+                entries = [f"{quote(str(k))}: {self.expr.literal(v, what)}" for k, v in items]
+            elif isinstance(value, Sequence) and not isinstance(value, str):
+                ends, entries = "[]", [self.expr.literal(v, what) for v in value]
+            if not entries:
+                self._line(f"{head}{self.expr.literal(value, what)},")
+                continue
+            self._line(head + ends[0])
+            for entry in entries:
+                self._line(f"        {entry},")
+            self._line(f"    {ends[1]},")
+        self._line("})")
 
     @contextlib.contextmanager
     def _block(self, head: str) -> Iterator[None]:

@@ -1,11 +1,11 @@
 """Where a reduction's init runs: inside the reduction block, or in loops of its own before it.
 
-The init runs for every coordinate of the spatial axes, before all updates. Inside the block it only
-runs for what the loops visit; that is the same when each spatial axis is dense, or is an axis of the
-buffer that is written (its other coordinates are absent there), and does not depend on a reduction.
-Inside the block it also runs between updates, at the beginning of each visit of the loops around the
-reduction; that does no harm when no other visit accesses the elements it initialises. It does when a
-spatial axis is not in the index of the store, such as O in ::
+The init runs for every coordinate of the spatial axes, before all updates. Inside the block it
+only runs for what the loops visit; that is the same when each spatial axis is dense, or is an
+axis of the buffer that is written (its other coordinates are absent there), and does not depend
+on a reduction. Inside the block it also runs between updates, at the beginning of each visit of
+the loops around the reduction; that does no harm when no other visit accesses the elements it
+initialises. It does when a spatial axis is not in the index of the store, such as O in ::
 
     with T.sp_iter([O, I, J], "SSR", "sums") as [o, i, j]:
         with T.init():

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 from sparsetir.sparse_ir.interpret_scalar import Evaluator
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
+from sparsetir.sparse_ir.verify_sites import used_variables
 
 __all__ = ["check_structure"]
 
@@ -19,7 +21,8 @@ def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
     """Check `indptr` and `indices` of every axis of `func`, in O(rows + non-zeros).
 
     arguments : by parameter name, at least the arrays of the axes and the numbers that their sizes
-        are made of; others are not looked at
+        are made of; others are not looked at. Computed parameters are left out: recipes are
+        trusted, and axes checked as far as callers describe them
 
     indptr : (parents + 1,), starts at 0, does not decrease, ends at nnz; no row of a dense_variable
         axis is longer than the axis
@@ -41,6 +44,7 @@ class _Checker:
         self.func = func
         self.arguments = arguments
         self.evaluator = Evaluator(func.name)
+        self.computed = computed_parameters(func)
         self.size: dict[str, int] = {}
         self.seen: set[Any] = set()
         for param in func.params:
@@ -75,41 +79,56 @@ class _Checker:
             )
         return value
 
+    def given(self, handle: Any) -> bool:
+        """Whether a handle is that of an array which the caller gives."""
+        return handle is not None and str(handle.name) not in self.computed
+
+    def elements(self, axis: Axis) -> int:
+        """The number of positions of an axis."""
+        if axis.name not in self.size:
+            if axis.parent is None:
+                size = self.number(axis, "length")
+            elif axis.is_variable:
+                size = self.number(axis, "nnz")
+            else:
+                parents, width = self.elements(axis.parent), self.number(axis, "nnz_cols")
+                size = parents * width
+                if size > np.iinfo(axis.idtype).max:
+                    raise StructureError(
+                        f"{self.func.name}: axis '{axis.name}': {parents} parents times {width} "
+                        f"slots do not fit {axis.idtype}"
+                    )
+            self.size[axis.name] = size
+        return self.size[axis.name]
+
     def check(self, axis: Axis) -> None:
         """Check one axis whose parent is checked already."""
-        length = self.number(axis, "length")
         if axis.parent is None:
-            self.size[axis.name] = length
+            if not any(str(v.name) in self.computed for v in used_variables(axis.length)):
+                self.elements(axis)
             return
-        parents = self.size[axis.parent.name]
-        if axis.is_variable:
-            size = width = self.number(axis, "nnz")
-        else:
-            width = self.number(axis, "nnz_cols")
-            size = parents * width
-            if size > np.iinfo(axis.idtype).max:
-                raise StructureError(
-                    f"{self.func.name}: axis '{axis.name}': {parents} parents times {width} slots "
-                    f"do not fit {axis.idtype}"
-                )
-        self.size[axis.name] = size
+        indptr_given, indices_given = self.given(axis.indptr), self.given(axis.indices)
+        if not indptr_given and not indices_given:
+            return
+        length, size = self.number(axis, "length"), self.elements(axis)
+        parents = self.elements(axis.parent) if indptr_given else None
+        width = size if axis.is_variable else self.number(axis, "nnz_cols")
         handles = tuple(None if h is None else hash(h) for h in (axis.indptr, axis.indices))
-        key = (handles, axis.kind, axis.idtype, axis.unique, parents, length, width)
+        key = (handles, axis.kind, axis.idtype, axis.unique, parents, length, size, width)
         if key in self.seen:
             return
         self.seen.add(key)
-        if axis.is_variable:
+        indptr = None
+        if parents is not None:
             indptr = self.array(axis, axis.indptr, parents + 1, "parents + 1")
             self.check_indptr(axis, indptr, size, length)
-        else:
-            indptr = np.zeros(0, np.int64)
-        if axis.is_sparse:
+        if indices_given:
             what = "nnz" if axis.is_variable else "parents * nnz_cols"
             indices = self.array(axis, axis.indices, size, what)
             self.check_range(axis, indices, length)
-            if axis.unique and axis.is_variable:
+            if axis.unique and indptr is not None:
                 self.check_order(axis, indices, indptr)
-            elif axis.unique and size:
+            elif axis.unique and not axis.is_variable and size:
                 self.check_slots(axis, indices, width)
 
     def place(self, axis: Axis, handle: Any) -> str:

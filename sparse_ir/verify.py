@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 import tvm_ffi
 from tvm import ir
 
+from sparsetir.sparse_ir.computed import computed_problems
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import AXIS_KINDS, Axis, SparseBuffer, SparseFunc
+from sparsetir.sparse_ir.promises import promise_problems
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
 
@@ -61,7 +63,7 @@ def find_problem(func: SparseFunc, spans: Mapping[str, Any] | None = None) -> Pr
 
     spans : positions of the axes by name; axes carry none themselves
     """
-    for rule in (*DECLARATIONS, body_problems):
+    for rule in (*DECLARATIONS, computed_problems, promise_problems, body_problems):
         for where, message in rule(func):
             span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
             return Problem(span or func.span, f"in function '{func.name}': {message}")

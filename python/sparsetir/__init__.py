@@ -18,7 +18,8 @@ from sparsetir.formats.inferred import InferredFormat  # noqa: E402
 from sparsetir.formats.partition import check_partition  # noqa: E402
 from sparsetir.formats.preprocess import extract_preprocess  # noqa: E402
 from sparsetir.formats.rule import FormatRewriteRule  # noqa: E402
-from sparsetir.kernel import Kernel, load  # noqa: E402
+from sparsetir.kernel import Kernel  # noqa: E402
+from sparsetir.load import load  # noqa: E402
 from sparsetir.plan import Plan, compilations, plan, plan_candidates  # noqa: E402
 from sparsetir.schedules.default import default_schedule  # noqa: E402
 from sparsetir.sparse_ir.errors import (  # noqa: E402

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ __all__ = [
     "itemsize",
     "memory",
     "overlap",
+    "placed",
     "plain_view",
     "reference",
     "strides",
@@ -114,10 +115,26 @@ def empty_like(array: Any, shape: tuple[int, ...], op: str) -> Any:
     raise TypeError(f"{op}: expected torch, NumPy or TVM arrays, got {type(array).__name__}")
 
 
-def reference(array: Any) -> Callable[[], Any]:
-    """A weak reference; a strong one to TVM's tensors, which take no other."""
+def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:
+    """A TVM tensor of these numbers on a device; on the CPU without a copy.
+
+    kind : such as "cpu" or "cuda"
+    beside : arrays on devices of that kind; the first one's is taken
+    """
+    if kind == "cpu":
+        return tvm_ffi.from_dlpack(plain_view(array))
+    indices = [getattr(getattr(other, "device", None), "index", None) for other in beside]
+    index = next((i for i in indices if i is not None), 0)
+    return tvm.runtime.tensor(array, tvm.runtime.device(kind, index))
+
+
+def reference(array: Any, callback: Callable[[Any], None] | None = None) -> Callable[[], Any]:
+    """A weak reference; a strong one to TVM's tensors, which take no other.
+
+    callback : is called when the array is gone
+    """
     try:
-        return weakref.ref(array)
+        return weakref.ref(array, callback)
     except TypeError:
         return lambda: array
 

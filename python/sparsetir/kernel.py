@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import tempfile
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 
 from sparsetir.arrays import (
     device_name,
@@ -22,21 +20,21 @@ from sparsetir.arrays import (
     is_read_only,
     itemsize,
     memory,
+    placed,
     plain_view,
     reference,
     strides,
     to_numpy,
 )
-from sparsetir.signature import PlainSignature, Signature
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.kernel_file import write_library
+from sparsetir.signature import Signature
+from sparsetir.sparse_ir.computed import compute
+from sparsetir.sparse_ir.promises import check_promises, promised_range
 from sparsetir.sparse_ir.structure import check_structure
 
-__all__ = ["Kernel", "load"]
+__all__ = ["Kernel"]
 
-# An exported kernel is a shared library with its signature behind it, then the length of that
-# text in 16 digits and this mark. Loaders of shared libraries ignore what follows the last section.
-MARK = b"SPARSETIR1"
-# How many sets of index arrays a kernel knows to be valid.
+# How many sets of index arrays a kernel knows to be valid, with what it computed of them.
 REMEMBERED = 8
 
 
@@ -62,9 +60,14 @@ class Kernel:
     again. `check=False` turns it off: the kernel then trusts them. A kernel may be called from
     several threads at once.
 
+    Parameters that its schedule computes (see :mod:`sparsetir.sparse_ir.computed`) are none of the
+    caller's: they are made when a set of index arrays is first seen, checked or not, and kept as
+    long. What a schedule promises about scalars is checked in every call.
+
     Raises TypeError or ValueError naming function and argument, StructureError and its subclasses
     for invalid structure.
 
+    computed : recipe and keywords of each computed parameter, by name
     stages : the function at stage "I", "II" (as lowered), "II scheduled" and "III"
     target : the `tvm.target.Target` it was compiled for
     """
@@ -94,10 +97,14 @@ class Kernel:
         self._itemsizes = tuple((i, itemsize(signature.dtypes[i])) for i in self._arrays)
         limits = [(i, _limits(signature.dtypes[i])) for i in self._scalars]
         self._limits = tuple((i, *limit) for i, limit in limits if limit is not None)
+        places = [(signature.position[p["param"]], p) for p in signature.promises]
+        self._promised = tuple((i, *promised_range(p)) for i, p in places if i < self._count)
         self._index = (*signature.index_arrays,)
         self._index_sizes = tuple(signature.index_sizes)
-        # References to index arrays that passed, by their ids and the sizes they were checked for.
-        self._passed: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+        self.computed = signature.computed
+        # By ids of index arrays that passed, and the sizes they were checked for: places of these
+        # arrays with references to them, and the computed arguments.
+        self._passed: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the kernel; see the class."""
@@ -109,13 +116,15 @@ class Kernel:
             if type(value) is not kind or not low <= value <= high:
                 self._complete(values)
                 break
-        if self.check and self._index:
+        for i, low, high, step in self._promised:
+            if not low <= values[i] <= high or values[i] % step:
+                self._refuse_broken_promise(values)
+        if self.computed or (self.check and self._index):
             key = (*[id(values[i]) for i in self._index], *[values[i] for i in self._index_sizes])
             seen = self._passed.get(key)
-            if seen is None or any(
-                ref() is not values[i] for i, ref in zip(self._index, seen, strict=True)
-            ):
-                self._check(values, key)
+            if seen is None or any(ref() is not values[i] for i, ref in seen[0]):
+                seen = self._meet(values, key)
+            values += seen[1]
         try:
             shared = self._shared(values)
             if shared is None:
@@ -132,8 +141,21 @@ class Kernel:
         self._run_plain_views(values, refusal)
 
     def run_unchecked(self, values: Sequence[Any]) -> None:
-        """Run on all arguments in order; only what TVM checks is checked."""
+        """Run on all arguments in order, computed ones last; only what TVM checks is checked."""
         self._run(*values)
+
+    def compute(
+        self, arguments: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The computed parameters, for :meth:`run_unchecked`: NumPy arrays and integers by name.
+
+        arguments : by name, at least what the recipes read
+        given : values for some of them, such as a number of blocks; what is made of them follows
+
+        Raises as :func:`sparsetir.sparse_ir.computed.compute`.
+        """
+        numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items()}
+        return compute(self.signature.func, numbers, given)
 
     def source(self, kind: str | None = None) -> str:
         """Generated code.
@@ -155,7 +177,7 @@ class Kernel:
         return module.inspect_source(kind or "ll")
 
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Write a shared library that :func:`load` and TVM's runtime alone can load.
+        """Write a shared library that :func:`sparsetir.load` and TVM's runtime alone can load.
 
         path : ends in ".so"; an existing file is replaced only with `overwrite=True`, and kernels
             loaded from it before go on as they were
@@ -178,13 +200,7 @@ class Kernel:
             "signature": tvm.ir.save_json(self.signature.source),
             "target": str(self.target),
         }
-        text = json.dumps(meta).encode()
-        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".sparsetir-") as folder:
-            made = Path(folder) / path.name
-            self._module.export_library(str(made))
-            with made.open("ab") as file:
-                file.write(text + f"{len(text):016d}".encode() + MARK)
-            os.replace(made, path)
+        write_library(self._module, path, meta)
 
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
@@ -201,7 +217,7 @@ class Kernel:
         values = [*args, *([None] * (self._count - len(args)))]
         for key, value in kwargs.items():
             at = self.signature.position.get(key)
-            if at is None:
+            if at is None or at >= self._count:
                 raise TypeError(f"{self.name}: no argument '{key}'; there are {', '.join(names)}")
             if at < len(args):
                 raise TypeError(f"{self.name}: argument '{key}' is given twice")
@@ -216,6 +232,9 @@ class Kernel:
         for i in self._scalars:
             if values[i] is not None:
                 values[i] = self._number(i, values[i])
+        for i, value in self.signature.constants.items():
+            if values[i] is None:
+                values[i] = value
         for step in self.signature.inferences:
             if values[step.scalar] is not None:
                 continue
@@ -235,16 +254,28 @@ class Kernel:
                     f"{self._who(i)} is missing, and no array's shape implies it: expected a number"
                 )
 
-    def _check(self, values: list[Any], key: tuple[Any, ...]) -> None:
-        """Check index arrays that were not seen together with these sizes."""
+    def _meet(self, values: list[Any], key: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        """Check index arrays that were not seen together with these sizes, and compute of them."""
         self._refuse(values)
-        index, names = self.signature.index_arrays, self.signature.names
-        arguments = {names[i]: to_numpy(values[i]) for i in index}
+        names = self.signature.names
+        arguments = {names[i]: to_numpy(values[i]) for i in self._index}
         arguments |= {names[i]: values[i] for i in self._scalars}
-        check_structure(self.signature.func, arguments)
+        if self.check:
+            check_structure(self.signature.func, arguments)
+        made = compute(self.signature.func, arguments).values() if self.computed else ()
+        forget = _forgetting(self, key) if self.computed else None
+        references = tuple((i, reference(values[i], forget)) for i in self._index)
+        arrays = [values[i] for i in self._arrays]
+        kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
+        seen = references, [placed(v, kind, arrays) if is_array(v) else v for v in made]
         # A new dictionary each time: other threads may be reading the old one.
         kept = dict(list(self._passed.items())[1 - REMEMBERED :])
-        self._passed = {**kept, key: tuple(reference(values[i]) for i in index)}
+        self._passed = {**kept, key: seen}
+        return seen
+
+    def _refuse_broken_promise(self, values: list[Any]) -> None:
+        named = {self.signature.names[i]: values[i] for i in self._scalars}
+        check_promises(self.name, self.signature.promises, named)
 
     def _run_plain_views(self, values: list[Any], refusal: Exception) -> None:
         """Run with other descriptions of the arrays; raise if they were not what TVM refused."""
@@ -336,55 +367,16 @@ class Kernel:
             raise TypeError(f"{who}: expected dtype {dtype}, got {dtype_name(array)}")
 
 
-def load(path: str | Path, *, check: bool = True) -> Kernel:
-    """Load a kernel that :meth:`Kernel.export` wrote; needs no compiler.
+def _forgetting(kernel: Kernel, key: tuple[Any, ...]) -> Callable[[Any], None]:
+    """What frees a kernel's computed arguments when an array that they are made of is gone."""
+    referred = weakref.ref(kernel)
 
-    check : as in :func:`sparsetir.build`
+    def forget(_: Any) -> None:
+        kernel = referred()
+        if kernel is not None:
+            kernel._passed = {k: seen for k, seen in kernel._passed.items() if k != key}
 
-    Raises FileNotFoundError, ValueError for a file that is not an exported kernel, RuntimeError
-    for one that cannot run here, such as a GPU's where there is no driver.
-    """
-    path = Path(path).resolve()
-    try:
-        meta = _read_metadata(path.read_bytes())
-        source = tvm.ir.load_json(meta["signature"])
-        target = tvm.target.Target(meta["target"])
-    except OSError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"load: argument 'path': '{path}' is not a kernel exported by sparsetir"
-        ) from error
-    try:
-        module = _open_library(path)
-    except Exception as error:
-        raise RuntimeError(
-            f"load: argument 'path': '{path}', compiled for {target.kind.name}, cannot be loaded "
-            f"here: {error}"
-        ) from error
-    signature = Signature(source) if isinstance(source, SparseFunc) else PlainSignature(source)
-    return Kernel(module, meta["name"], signature, {}, target, check=check)
-
-
-def _read_metadata(data: bytes) -> dict[str, Any]:
-    """What :meth:`Kernel.export` put behind the library; raises for other data."""
-    text, mark = data[: -len(MARK)], data[-len(MARK) :]
-    if mark != MARK:
-        raise ValueError("no mark at the end")
-    size = int(text[-16:])
-    return json.loads(text[-16 - size : -16])
-
-
-def _open_library(path: Path) -> Any:
-    """Load a shared library under a name that no other had.
-
-    The loader takes a library that it has open under the same name for the same one, even where the
-    file was replaced since.
-    """
-    with tempfile.TemporaryDirectory(prefix="sparsetir-") as folder:
-        link = Path(folder) / "kernel.so"
-        link.symlink_to(path)
-        return tvm_ffi.load_module(str(link))  # tvm.runtime.load_module would resolve the link
+    return forget
 
 
 def _describe(value: Any) -> str:

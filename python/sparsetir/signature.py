@@ -13,8 +13,10 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.computed import computed_parameters, reads
 from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace, dtype_of
+from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.storage import Storage
 
 __all__ = ["Inference", "Signature", "natural_shapes", "signature_of"]
@@ -32,15 +34,23 @@ class Inference:
 
 
 class Signature:
-    """Parameters of a kernel.
+    """Parameters of a kernel: first those that callers give, then the computed ones.
 
     func : the stage-I function without its body (its axes say how index arrays are checked)
-    names : the parameters in order
+    names : the parameters that callers give, in order
+    computed : recipe and keywords of each computed parameter, by name, in the order in which they
+        follow the others
+    promises : what the schedule takes for granted about scalars
+    position : place of each parameter by name, computed ones too
     shapes : natural shape of each array parameter, None for scalars
     dtypes : dtype of each parameter
     outputs : positions of the arrays that the kernel writes
-    index_arrays : positions of indptr and indices
-    index_sizes : positions of the scalars that say what index arrays may hold
+    arrays, scalars : positions of what callers give
+    index_arrays : positions of given indptr and indices, and of other arrays that recipes read
+    index_sizes : positions of the given scalars that say what index arrays may hold, or that
+        recipes read
+    inferences : how given scalars follow from shapes
+    constants : by position, scalars that no shape implies, and whose only value is promised
     """
 
     def __init__(self, func: SparseFunc) -> None:
@@ -48,20 +58,19 @@ class Signature:
         self.source: Any = func
         self.params = list(func.params)
         self.name = func.name
-        self.names = [str(p.name) for p in func.params]
-        self.position = {n: i for i, n in enumerate(self.names)}
-        self.shapes: list[list[Any] | None] = [None] * len(self.names)
-        self.dtypes = ["handle"] * len(self.names)
-        self.index_arrays: list[int] = []
-        self.index_sizes: list[int] = []
+        self.computed = computed_parameters(func)
+        self.promises = promises_of(func)
+        self.position = {str(p.name): i for i, p in enumerate(func.params)}
+        self.names = [n for n in self.position if n not in self.computed]
+        self.shapes: list[list[Any] | None] = [None] * len(self.params)
+        self.dtypes = ["handle"] * len(self.params)
         self._fill()
         written = {str(n) for n in func.attrs["outputs"]}
         self.outputs = [i for i, n in enumerate(self.names) if n in written]
-        self.arrays = [i for i, s in enumerate(self.shapes) if s is not None]
-        self.scalars = [
-            i for i, p in enumerate(func.params) if not isinstance(p.ty, ir.PointerType)
-        ]
-        self.inferences = self._inferences()
+        given = range(len(self.names))
+        self.arrays = [i for i in given if self.shapes[i] is not None]
+        self.scalars = [i for i in given if not isinstance(self.params[i].ty, ir.PointerType)]
+        self._infer()
 
     def _fill(self) -> None:
         space = PositionSpace(self.func)
@@ -75,21 +84,33 @@ class Signature:
             shape = list(var.ty.shape) if layout is None else _storage(layout).natural_shape()
             self.shapes[i] = shape
             self.dtypes[i] = str(var.ty.dtype)
-        for axis in self.func.axes:
-            for handle in (axis.indptr, axis.indices):
-                if handle is not None and self.position[handle.name] not in self.index_arrays:
-                    self.index_arrays.append(self.position[handle.name])
+        read = [name for how in self.computed.values() for name in reads(how)]
+        arrays = [h.name for a in self.func.axes for h in (a.indptr, a.indices) if h is not None]
         sizes: set[str] = set()
         for axis in self.func.axes:
             if axis.kind != "dense_fixed":
                 for part in axis.ancestors():
                     for size in (part.length, part.nnz, part.nnz_cols):
                         sizes |= {str(v.name) for v in _variables(size)}
-        self.index_sizes = sorted(self.position[n] for n in sizes)
+        for name in read:
+            if self.shapes[self.position[name]] is None:
+                sizes.add(name)
+            else:
+                arrays.append(name)
+        given = [str(name) for name in arrays if name not in self.computed]
+        self.index_arrays = [self.position[name] for name in dict.fromkeys(given)]
+        self.index_sizes = sorted(self.position[n] for n in sizes - self.computed.keys())
 
-    def _inferences(self) -> list[Inference]:
-        """Steps, in order, that give every scalar that the shapes imply."""
-        known: set[int] = set()
+    def _infer(self) -> None:
+        """How scalars that callers leave out follow from shapes, and from promises."""
+        steps = self._inferences(set())
+        implied = {step.scalar for step in steps}
+        exact = {self.position[p["param"]]: p["value"] for p in self.promises if _is_exact(p)}
+        self.constants = {i: n for i, n in exact.items() if i in self.scalars and i not in implied}
+        self.inferences = self._inferences(set(self.constants)) if self.constants else steps
+
+    def _inferences(self, known: set[int]) -> list[Inference]:
+        """Steps, in order, that give every scalar that the shapes and known scalars imply."""
         steps: list[Inference] = []
         progress = True
         while progress:
@@ -112,7 +133,7 @@ class Signature:
             return None
         places = [self.position[f.name] for f in factors]
         unknown = [p for p in places if p not in known]
-        if len(unknown) != 1:
+        if len(unknown) != 1 or unknown[0] not in self.scalars:
             return None
         return Inference(unknown[0], array, dim, minus, tuple(p for p in places if p in known))
 
@@ -126,6 +147,10 @@ class Signature:
         mapping = {p: tirx.IntImm(dtype_of(p), int(v)) for p, v in numbers.items()}
         sizes = [Analyzer().simplify(substitute(s, mapping)) for s in self.shapes[array] or []]
         return [int(s) if isinstance(s, tirx.IntImm) else str(s) for s in sizes]
+
+
+def _is_exact(promise: dict[str, Any]) -> bool:
+    return promise["kind"] == "exact"
 
 
 def _variables(expr: Any) -> list[Any]:
@@ -169,6 +194,8 @@ class PlainSignature(Signature):
         self.params = list(prim.params)
         self.name = name
         self.names = [str(p.name) for p in prim.params]
+        self.computed = {}
+        self.promises = []
         self.position = {n: i for i, n in enumerate(self.names)}
         is_array = [tirx.is_buffer_var(p) for p in prim.params]
         self.shapes = [
@@ -185,7 +212,7 @@ class PlainSignature(Signature):
         self.outputs = [i for i, n in enumerate(self.names) if n in written]
         self.arrays = [i for i, a in enumerate(is_array) if a]
         self.scalars = [i for i, a in enumerate(is_array) if not a]
-        self.inferences = self._inferences()
+        self._infer()
 
 
 def _is_store(node: Any) -> bool:

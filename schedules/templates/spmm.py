@@ -23,10 +23,11 @@ from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.sparse_ir.computed import equal_work
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["RowBlocks", "arrange", "equal_work", "program", "row_array", "schedule"]
+__all__ = ["RowBlocks", "arrange", "program", "row_array", "schedule"]
 
 MAX_TILE = 256
 ROW_COST = 2
@@ -272,17 +273,6 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
     if problem.reduce != "sum":
         found["row"] = row_array(indptr, problem)
     return Arranged(found)
-
-
-def equal_work(indptr: np.ndarray, blocks: int, cost: int) -> np.ndarray:
-    """(blocks + 1,) first rows of blocks with about as much work each.
-
-    A row costs as much as its non-zeros and `cost` more, to begin and to write it.
-    """
-    m = len(indptr) - 1
-    work = indptr.astype("int64") + cost * np.arange(m + 1)
-    inner = np.searchsorted(work, work[-1] * np.arange(1, blocks) // blocks)
-    return np.concatenate([[0], inner, [m]]).astype(indptr.dtype)
 
 
 def row_array(indptr: np.ndarray, problem: Spmm) -> np.ndarray:

@@ -26,7 +26,7 @@ from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, v
 from sparsetir.schedules.passes.known_bounds import trust_indices
 from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
 from sparsetir.schedules.passes.prefetch_streams import prefetch_streams
-from sparsetir.schedules.templates.spmm import equal_work
+from sparsetir.sparse_ir.computed import equal_work
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 

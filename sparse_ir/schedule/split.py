@@ -15,10 +15,10 @@ The last of the outermost loop's tiles may reach too far. `tail` says what happe
 "guard" : its coordinates beyond the axis are left out. Stores outside of a buffer are discarded
     anyway; where that is not enough, as for a reduction, the body gets a condition.
 "shift" : it begins earlier, and visits nothing twice: `min(k0 * 64, feat - 64)` for `k0 * 64`,
-    under the condition that the coordinate was not in the tile before. The lowering drops the condition
-    where to compute something twice does no harm, and makes it a choice between a term and the
-    operator's identity in a reduction: vectors stay vectors. The axis must hold at least one tile;
-    where its length is no number, kernels check that when they are called.
+    under the condition that the coordinate was not in the tile before. The lowering drops the
+    condition where to compute something twice does no harm, and makes it a choice between a term
+    and the operator's identity in a reduction: vectors stay vectors. The axis must hold at least
+    one tile; where its length is no number, kernels check that when they are called.
 "exact" : it does not: the length is a multiple of the tile. A length that is no number is promised
     to be one, which kernels check when they are called.
 """

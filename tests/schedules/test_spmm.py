@@ -12,7 +12,7 @@ from csr_zoo import CLOSE, ZOO
 from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates
-from sparsetir.schedules.templates.spmm import RowBlocks, arrange, equal_work
+from sparsetir.schedules.templates.spmm import RowBlocks, arrange
 
 RNG = np.random.default_rng(0)
 
@@ -169,14 +169,6 @@ def test_spmv():
     out = torch.empty(61)
     plan(torch.from_numpy(x), out=out)
     np.testing.assert_allclose(out.numpy(), a @ x, atol=1e-5)
-
-
-def test_blocks_have_equal_work():
-    indptr = np.cumsum([0, *RNG.integers(0, 50, 1000)]).astype("int32")
-    blocks = equal_work(indptr, 8, cost=2)
-    work = np.diff(indptr[blocks] + 2 * blocks)
-    assert blocks[0] == 0 and blocks[-1] == 1000 and (np.diff(blocks) >= 0).all()
-    assert work.max() - work.min() <= 2 * 54
 
 
 def test_parts_of_more_rows_than_the_index_type_counts():

@@ -17,9 +17,14 @@ from torch import Tensor
 
 from sparsetir.compiled import compiled
 from sparsetir.ops.structure import DTYPES, Structure, target_of
-from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
+from sparsetir.schedules.templates import (
+    edge_attention,
+    edge_messages,
+    edge_softmax,
+    messages,
+)
 from sparsetir.schedules.templates.message_tiles import Tile
-from sparsetir.schedules.templates.spmm import equal_work
+from sparsetir.sparse_ir.computed import equal_work
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 
 __all__ = ["attention", "gsddmm", "gspmm", "softmax", "softmax_backward"]

@@ -1,0 +1,313 @@
+"""Computed parameters: arrays and numbers that a schedule needs, made of what callers give.
+
+A schedule may need arrays that follow from the structure: where blocks of equal work begin, the row
+of each non-zero. It adds them as parameters, after all others, and says in the function attribute
+"computed" by which recipe each is made:
+
+    T.func_attr({"computed": {
+        "blocks": {"recipe": "number", "value": 16},
+        "block_ptr": {"recipe": "equal_work", "indptr": "$indptr", "parts": "$blocks", "cost": 2},
+    }})
+
+A keyword is a number, a string, or "$name": the value of that parameter, an array of NumPy or an
+integer; it may be a computed one that comes before. A kernel computes them when it first sees a
+structure, so that it is called the same whatever its schedule.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.errors import LoweringError, ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc, walk
+from sparsetir.sparse_ir.promises import check_promises, promises_of
+from sparsetir.sparse_ir.verify_sites import Broken, Found
+
+__all__ = [
+    "COMPUTED",
+    "RECIPES",
+    "column_parts",
+    "compute",
+    "computed_parameters",
+    "computed_problems",
+    "equal_parts",
+    "equal_work",
+    "inverse_counts",
+    "number",
+    "reads",
+    "recipe",
+    "row_of_position",
+]
+
+COMPUTED = "computed"
+RECIPES: dict[str, Callable[..., Any]] = {}
+
+
+def recipe(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the function is a recipe, by its own name, which exported kernels know it by."""
+    name = function.__name__
+    if name in RECIPES:
+        raise ValueError(f"recipe: argument 'function': there is a recipe '{name}' already")
+    RECIPES[name] = function
+    return function
+
+
+def computed_parameters(func: SparseFunc) -> dict[str, dict[str, Any]]:
+    """Recipe and keywords of each computed parameter, as plain Python, in their order."""
+    if COMPUTED not in func.attrs:
+        return {}
+    found = {str(name): dict(how) for name, how in func.attrs[COMPUTED].items()}
+    names = [str(p.name) for p in func.params]  # JSON does not keep the order of a dict
+    return {name: found[name] for name in names if name in found}
+
+
+def reads(how: Mapping[str, Any]) -> list[str]:
+    """The parameters that a recipe is given the values of."""
+    return [v[1:] for v in how.values() if isinstance(v, str) and v.startswith("$")]
+
+
+def compute(
+    func: SparseFunc, arguments: Mapping[str, Any], given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The values of all computed parameters of a function, in order.
+
+    arguments : by name, at least what the recipes read: arrays as NumPy, numbers
+    given : values for some computed parameters, such as a number of blocks; those that are made
+        of them follow
+
+    Returns Python integers, and arrays of the type of the axis (idtype) or buffer (dtype) that
+    they are bound to.
+    Raises LoweringError for a recipe that is unknown or does not take these keywords, TypeError for
+    an argument that is missing or of the wrong type, ScheduleError for a value that its type does
+    not hold, ValueError for a broken promise, and what recipes raise.
+    """
+    recipes, dtypes = computed_parameters(func), _dtypes(func)
+    chosen, values, found = dict(given or {}), dict(arguments), {}
+    for name in chosen:
+        if name not in recipes:
+            raise TypeError(
+                f"{func.name}: '{name}' is no computed parameter; there are {[*recipes]}"
+            )
+    for name, how in recipes.items():
+        who = f"{func.name}: computed parameter '{name}'"
+        value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
+        found[name] = values[name] = _fitted(who, value, *dtypes[name])
+    check_promises(func.name, promises_of(func), found)
+    return found
+
+
+def _dtypes(func: SparseFunc) -> dict[str, tuple[bool, str]]:
+    """Whether each parameter is an array, and the dtype; without handles bound to nothing."""
+    out = {
+        str(p.name): (False, str(p.ty.dtype)) for p in func.params if isinstance(p.ty, ir.PrimType)
+    }
+    for axis in func.axes:
+        for handle in (axis.indptr, axis.indices):
+            if handle is not None:
+                out[str(handle.name)] = (True, axis.idtype)
+    for buffer in func.buffers:
+        if buffer.handle is not None:
+            out[str(buffer.handle.name)] = (True, buffer.dtype)
+    return out
+
+
+def _evaluate(
+    who: str, how: Mapping[str, Any], values: Mapping[str, Any], dtypes: Mapping[str, Any]
+) -> Any:
+    problem = _recipe_problem(how)
+    if problem is not None:
+        raise LoweringError(f"{who}: {problem}")
+    name = how["recipe"]
+    for read in reads(how):
+        if values.get(read) is None:
+            there = sorted(n for n, v in values.items() if v is not None)
+            raise TypeError(
+                f"{who}: recipe '{name}' reads '{read}', which is not among the arguments {there}"
+            )
+        wanted = np.ndarray if read in dtypes and dtypes[read][0] else int | np.integer
+        if not isinstance(values[read], wanted):
+            raise TypeError(
+                f"{who}: recipe '{name}' reads '{read}': expected "
+                f"{'a NumPy array' if wanted is np.ndarray else 'an integer'}, "
+                f"got {type(values[read]).__name__}"
+            )
+    keywords = {k: v for k, v in how.items() if k != "recipe"}
+    for key, value in keywords.items():
+        if isinstance(value, str) and value.startswith("$"):
+            value = values[value[1:]]
+            keywords[key] = value if isinstance(value, np.ndarray) else int(value)
+    return RECIPES[name](**keywords)
+
+
+def _recipe_problem(how: Mapping[str, Any]) -> str | None:
+    """What is wrong with a recipe's name and keywords, if anything is."""
+    name = how.get("recipe")
+    if name not in RECIPES:
+        return f"unknown recipe '{name}'; there are {sorted(RECIPES)}"
+    signature = inspect.signature(RECIPES[name])
+    keywords = {k: v for k, v in how.items() if k != "recipe"}
+    try:
+        signature.bind(**keywords)
+    except TypeError:
+        expected = [*signature.parameters]
+        return f"recipe '{name}': expected the keywords {expected}, got {sorted(keywords)}"
+    return None
+
+
+def _fitted(who: str, value: Any, is_array: bool, dtype: str) -> Any:
+    """A value in the type of its parameter."""
+    if not is_array:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise TypeError(f"{who}: expected an integer, got {value!r}")
+        smallest, largest = np.iinfo(dtype).min, np.iinfo(dtype).max
+        if not smallest <= value <= largest:
+            raise ScheduleError(f"{who}: expected a number that {dtype} holds, got {value}")
+        return int(value)
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{who}: expected a NumPy array, got {type(value).__name__}")
+    if dtype.startswith(("int", "uint")):
+        if value.dtype.kind not in "iu":
+            raise TypeError(f"{who}: expected an array of integers, got one of {value.dtype}")
+        info = np.iinfo(dtype)
+        fits = np.can_cast(value.dtype, dtype) or not value.size
+        if not fits and (value.min() < info.min or value.max() > info.max):
+            raise ScheduleError(
+                f"{who}: expected numbers that {dtype} holds, got {value.min()} to {value.max()}"
+            )
+    return np.ascontiguousarray(value, np.dtype(dtype))
+
+
+def computed_problems(func: SparseFunc) -> Found:
+    """The verifier's rule: computed parameters are there, come last, and can be made."""
+    if COMPUTED not in func.attrs:
+        return
+    if not isinstance(func.attrs[COMPUTED], Mapping):
+        yield Broken(func.span, f"attribute '{COMPUTED}': expected a dict by parameter")
+        return
+    params = {str(p.name): p for p in func.params}
+    for name, how in func.attrs[COMPUTED].items():
+        who = f"computed parameter '{name}'"
+        if name not in params:
+            yield Broken(func.span, f"{who}: no such parameter; there are {[*params]}")
+        if not isinstance(how, Mapping):
+            yield Broken(func.span, f"{who}: expected a dict with its 'recipe', got {how!r}")
+    recipes, dtypes, before = computed_parameters(func), _dtypes(func), list[str]()
+    first = next(iter(recipes), None)
+    for name, param in params.items():
+        if name not in recipes and recipes.keys() & set(before):
+            yield Broken(
+                param.span,
+                f"computed parameter '{first}': expected it after all that callers give, but "
+                f"'{name}' comes later",
+            )
+        elif name in recipes:
+            for text in _problems_of(name, recipes[name], dtypes, before):
+                yield Broken(param.span, f"computed parameter '{name}': {text}")
+        before.append(name)
+    handles = {b.var: str(b.handle.name) for b in func.buffers if b.handle is not None}
+    stored: list[Any] = []
+    walk(func.body, lambda n: stored.append(n) if isinstance(n, tirx.BufferStore) else None)
+    for store in stored:
+        if handles.get(store.buffer) in recipes:
+            yield Broken(
+                store.span, f"computed parameter '{handles[store.buffer]}': the body writes it"
+            )
+
+
+def _problems_of(
+    name: str, how: Mapping[str, Any], dtypes: Mapping[str, tuple[bool, str]], before: list[str]
+) -> list[str]:
+    """What is wrong with one computed parameter, given those before it."""
+    if name not in dtypes:
+        return ["expected it to be bound to an axis or a buffer, or an integer"]
+    is_array, dtype = dtypes[name]
+    if not is_array and not dtype.startswith(("int", "uint")):
+        return [f"expected an array or an integer, got {dtype}"]
+    found = []
+    problem = _recipe_problem(how)
+    if problem is not None:
+        found.append(problem)
+    for read in reads(how):
+        if read not in before:
+            found.append(f"it reads '{read}'; parameters before it are {before}")
+        elif read not in dtypes:
+            found.append(f"it reads '{read}', which is bound to no axis and no buffer")
+    return found
+
+
+# -- recipes ----------------------------------------------------------------------------------
+
+
+@recipe
+def number(value: int) -> int:
+    """An open count and its default, such as 16 blocks."""
+    return value
+
+
+@recipe
+def equal_work(indptr: np.ndarray, parts: int, cost: int) -> np.ndarray:
+    """(parts + 1,) first rows of blocks with about as much work each.
+
+    indptr : (m + 1,) where rows begin
+    cost : of a row beside its non-zeros, to begin and to write it
+
+    What is returned starts at 0, does not decrease, ends at m; with more parts than rows some are
+    empty.
+    """
+    _at_least_one("equal_work", parts)
+    m = len(indptr) - 1
+    work = indptr.astype("int64") + cost * np.arange(m + 1)
+    inner = np.searchsorted(work, work[-1] * np.arange(1, parts) // parts)
+    return np.concatenate([[0], inner, [m]]).astype(indptr.dtype)
+
+
+@recipe
+def equal_parts(length: int, parts: int) -> np.ndarray:
+    """(parts + 1,) int64, cuts of 0 .. length into parts of equal size, up to one."""
+    _at_least_one("equal_parts", parts)
+    return length * np.arange(parts + 1, dtype="int64") // parts
+
+
+@recipe
+def row_of_position(indptr: np.ndarray) -> np.ndarray:
+    """(nnz,) the row of each non-zero."""
+    return np.repeat(np.arange(len(indptr) - 1, dtype=indptr.dtype), np.diff(indptr))
+
+
+@recipe
+def column_parts(indptr: np.ndarray, indices: np.ndarray, n: int, parts: int) -> np.ndarray:
+    """(m * parts + 1,) where each row's part of the columns begins.
+
+    indices : (nnz,) columns, 0 .. n - 1, in order within each row
+    parts : of the columns; each is ceil(n / parts) wide, the last may be narrower
+
+    Raises ScheduleError for more parts of rows than the type of `indptr` counts.
+    """
+    _at_least_one("column_parts", parts)
+    m, largest = len(indptr) - 1, np.iinfo(indptr.dtype).max
+    if m * parts > largest:
+        raise ScheduleError(
+            f"column_parts: argument 'parts': expected parts * rows to be at most {largest} with "
+            f"indices of {indptr.dtype}, got {parts} * {m}"
+        )
+    width = max(1, -(-n // parts))
+    place = row_of_position(indptr) * parts + indices // width
+    out = np.zeros(m * parts + 1, indptr.dtype)
+    np.cumsum(np.bincount(place, minlength=m * parts), out=out[1:])
+    return out
+
+
+@recipe
+def inverse_counts(indptr: np.ndarray) -> np.ndarray:
+    """(m,) float64, 1 / max(length of the row, 1): what turns sums into means."""
+    return 1.0 / np.maximum(np.diff(indptr), 1)
+
+
+def _at_least_one(who: str, parts: int) -> None:
+    if parts < 1:
+        raise ScheduleError(f"{who}: argument 'parts': expected 1 or more, got {parts}")
