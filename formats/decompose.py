@@ -47,6 +47,7 @@ from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
     FusedAxis,
+    PartAxis,
     SparseFunc,
     SparseIteration,
     map_expr,
@@ -366,6 +367,10 @@ class _Decomposition:
                     f"'{rule.name}' stores a coordinate more than once"
                 )
         for node in it.axes:
+            if isinstance(node, PartAxis):
+                raise LoweringError(
+                    f"{who} visits parts of '{node.name}'; decompose before cutting into parts"
+                )
             if isinstance(node, FusedAxis):
                 raise LoweringError(f"{who} has fused axes; decompose before fusing")
             over = node.to if isinstance(node, AttachedAxis) else node.parent

@@ -19,10 +19,13 @@ from sparsetir.sparse_ir.interpret_storage import Storage, Structure, Variable, 
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
+    FusedAxis,
+    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
     flat_axes,
+    visited_node,
     walk,
 )
 from sparsetir.sparse_ir.promises import check_promises, promises_of
@@ -172,8 +175,10 @@ class _Interpreter(Evaluator):
     # Sparse iterations
 
     def _iteration(self, node: SparseIteration) -> Thunk:
-        attached = {a.name: a.to.name for a in node.axes if isinstance(a, AttachedAxis)}
+        entries = [visited_node(a) for a in node.axes]
+        attached = {a.name: a.to.name for a in entries if isinstance(a, AttachedAxis)}
         axes = flat_axes(node.axes)
+        parts = {flat_axes([a])[0].name: a for a in node.axes if isinstance(a, PartAxis)}
         variables = [self.variable(v) for v in node.vars]
         body = self.stmt(node.body)
         init = None if node.init is None else self.stmt(node.init)
@@ -191,21 +196,37 @@ class _Interpreter(Evaluator):
                 )
             return self.current[axis.parent.name].position
 
+        def stand(level: int, parent: int, position: int, coordinate: int) -> None:
+            axis, variable = axes[level], variables[level]
+            variable.value = np.dtype(axis.idtype).type(coordinate)
+            variable.axis, variable.parent, variable.position = axis.name, parent, position
+            self.current[axis.name] = variable
+
         def visit(level: int, stop: int, action: Thunk) -> None:
             if level == stop:
                 action()
                 return
-            axis, variable = axes[level], variables[level]
-            outer, parent = self.current.get(axis.name), parent_position(axis)
-            index = np.dtype(axis.idtype).type
-            for position, coordinate in self.structure.stored(axis, parent):
-                variable.value, variable.axis = index(coordinate), axis.name
-                variable.parent, variable.position = parent, position
-                self.current[axis.name] = variable
-                visit(level + 1, stop, action)
-            self.current.pop(axis.name, None)
-            if outer is not None:
-                self.current[axis.name] = outer
+            part = parts.get(axes[level].name)
+            count = len(flat_axes([part])) if part else 1
+            here = axes[level : level + count]
+            outer = {a.name: self.current[a.name] for a in here if a.name in self.current}
+            if part is None or not isinstance(part.axis, FusedAxis):
+                parent = parent_position(here[0])
+                if part is None:
+                    places = self.structure.stored(here[0], parent)
+                else:
+                    places = self.structure.part(here[0], parent, part.by, parent_position(part.by))
+                for position, coordinate in places:
+                    stand(level, parent, position, coordinate)
+                    visit(level + 1, stop, action)
+            else:
+                for path in self.structure.paths(here, part.by, parent_position(part.by)):
+                    for n, place in enumerate(path):
+                        stand(level + n, *place)
+                    visit(level + count, stop, action)
+            for axis in here:
+                self.current.pop(axis.name, None)
+            self.current |= outer
 
         def run() -> None:
             if init is not None:

@@ -76,6 +76,40 @@ class Structure:
             if coordinate >= 0:  # negative: a padded slot
                 yield position, coordinate
 
+    def part(self, axis: Axis, parent: int, by: Axis, part: int) -> Iterator[tuple[int, int]]:
+        """(position, coordinate) of one part of what `axis` stores under a parent.
+
+        part : position of the parent of `by`
+        """
+        first = int(self.indptr[axis.name][parent]) if axis.is_variable else 0
+        for position in self._positions(by, part):
+            coordinate = self.indices[axis.name][position] if axis.is_sparse else position - first
+            yield position, int(coordinate)
+
+    def paths(self, axes: list[Axis], by: Axis, part: int) -> Iterator[list[tuple[int, int, int]]]:
+        """(parent, position, coordinate) on each axis of a path from a root, of one part of them.
+
+        axes : a root, and each further axis under the one before it
+        """
+        for at in self._positions(by, part):
+            path: list[tuple[int, int, int]] = []
+            position = at
+            for axis in reversed(axes):
+                name, parent, first = axis.name, 0, 0
+                if axis.is_variable:
+                    parent = int(np.searchsorted(self.indptr[name], position, side="right")) - 1
+                    first = int(self.indptr[name][parent])
+                elif axis.is_sparse:
+                    parent = position // self.width[name]
+                coordinate = self.indices[name][position] if axis.is_sparse else position - first
+                path.insert(0, (parent, position, int(coordinate)))
+                position = parent
+            if all(coordinate >= 0 for _, _, coordinate in path):
+                yield path
+
+    def _positions(self, by: Axis, part: int) -> range:
+        return range(*(int(p) for p in self.indptr[by.name][part : part + 2]))
+
     def find(self, axis: Axis, parent: int, coordinate: int) -> int | None:
         """The position of a coordinate, the first one of several; None if it is absent."""
         if not 0 <= coordinate < self.length[axis.name]:

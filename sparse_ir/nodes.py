@@ -23,6 +23,7 @@ __all__ = [
     "AttachedAxis",
     "Axis",
     "FusedAxis",
+    "PartAxis",
     "SparseBuffer",
     "SparseFunc",
     "SparseIteration",
@@ -35,6 +36,7 @@ __all__ = [
     "sparse_iterations",
     "stores_of",
     "substitute",
+    "visited_node",
     "walk",
 ]
 
@@ -114,6 +116,41 @@ class AttachedAxis(Object):
         return self.axis.name
 
 
+@py_class("sparsetir.PartAxis", frozen=True, structural_eq="tree")
+class PartAxis(Object):
+    """An axis visited part by part: at the storage positions of another one (`T.part`).
+
+    axis : an axis, a fused one, or an attached one. The coordinates are its own, so buffers over it
+        and axes under it are reached as ever
+    by : a "dense_variable" axis whose positions are those of `axis`: each parent of `by` has the
+        part `indptr[p] .. indptr[p + 1] - 1` of them. `by` itself is not iterated
+
+    The position of a root axis is its coordinate. Of another axis it is the place in its storage,
+    0 .. nnz - 1, so that the parts cut rows into pieces; of fused axes that of the last. Rows 0 to
+    m in blocks, and the stored elements of each row in `parts` parts::
+
+        O = T.dense_fixed(blocks)
+        IB = T.dense_variable(O, (m, m), block_ptr)             # T.part(I, IB) under O
+        Q = T.sparse_fixed(I, (parts, parts), part_of)          # 0 .. parts - 1 in each row
+        JQ = T.dense_variable(Q, (n, nnz), part_ptr)            # T.part(J, JQ) under I and Q
+
+    Q may also be dense_variable(I, (parts, m * parts), ...), which needs an indptr alone; as a
+    sparse_fixed axis its loop has the same extent for all rows, and stage II may exchange the two.
+
+    The parts partition the positions: `indptr` goes from 0 to their number without a step back,
+    which the check of structures ensures. So visits of different parts differ. That a part of J
+    lies in the row above it is trusted, as is all that an axis under another one says.
+    """
+
+    axis: Any
+    by: Axis
+
+    @property
+    def name(self) -> str:
+        """The name of the axis that is visited."""
+        return self.axis.name
+
+
 @py_class("sparsetir.SparseBuffer", frozen=True, structural_eq="tree")
 class SparseBuffer(Object):
     """Values over a list of axes.
@@ -142,7 +179,7 @@ class SparseBuffer(Object):
 class SparseIteration(tirx.Stmt):
     """`with T.sp_iter(axes, kinds, name) as vars: ...`
 
-    axes : Axis, FusedAxis or AttachedAxis, in the order they are visited
+    axes : Axis, FusedAxis, AttachedAxis or PartAxis, in the order they are visited
     kinds : one of "S" (spatial) and "R" (reduction) per coordinate
     vars : one coordinate variable per axis, fused ones each their own
     init : statement run for every coordinate of the spatial axes, or None
@@ -238,14 +275,19 @@ def buffer_var(shape: Any, dtype: str, name: str, scope: str = "global", align: 
 
 
 def flat_axes(axes: Any) -> list[Axis]:
-    """The plain axes of an iteration's list, fused and attached ones opened."""
+    """The plain axes of an iteration's list, those in fused, attached and part ones opened."""
     out: list[Axis] = []
-    for a in axes:
+    for a in map(visited_node, axes):
         if isinstance(a, FusedAxis):
             out.extend(a.axes)
         else:
             out.append(a.axis if isinstance(a, AttachedAxis) else a)
     return out
+
+
+def visited_node(node: Any) -> Any:
+    """What an entry of an iteration's list visits: the axis that is cut, where it is a part."""
+    return node.axis if isinstance(node, PartAxis) else node
 
 
 def walk(node: Any, callback: Callable[[Any], None]) -> None:

@@ -6,6 +6,9 @@ the coordinate itself among its indices, or a sum of multiples of it and other s
 that takes a different value for each choice of them, as `io * 16 + ii` does for `ii` below 16, and
 `io * b + ii` for `ii` below the parameter `b`.
 
+Visits of different parts of an axis are at different positions of it (`T.part`): where its
+coordinates have elements of their own, so has the axis that tells the parts apart.
+
 Coordinates of a sparse axis differ under one parent only. Loops outside of a level of loops stand
 still meanwhile, but a schedule may exchange the loops of one level, and a level may hold an axis
 and its parent when all parents store as much: then the parent's loop must be free of races too.
@@ -21,7 +24,10 @@ from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
     FusedAxis,
+    PartAxis,
     SparseIteration,
+    flat_axes,
+    visited_node,
     walk,
 )
 
@@ -38,7 +44,7 @@ def parallel_units(it: SparseIteration) -> list[int]:
     out: list[int] = []
     free: dict[str, bool] = {}
     at = 0
-    for number, node in enumerate(it.axes):
+    for number, node in enumerate(map(visited_node, it.axes)):
         axes = list(node.axes) if isinstance(node, FusedAxis) else [node]
         coords, kinds = it.vars[at : at + len(axes)], it.kinds[at : at + len(axes)]
         at += len(axes)
@@ -87,6 +93,32 @@ def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) ->
     the sum tells the coordinates in it apart. What stands still meanwhile, a parameter or the
     coordinate of an enclosing iteration, may be added.
     """
+    if _has_own_sum(it, coord, accesses):
+        return True
+    return any(
+        all(_has_own_sum(it, inner, accesses) for inner in inside)
+        for inside in _parts_of(it, coord)
+    )
+
+
+def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
+    """The coordinates of each entry that is visited in the parts that `coord` tells apart."""
+    axis = next(a for a, v, _ in it.axis_of() if v.same_as(coord))
+    found: list[list[Any]] = []
+    at = 0
+    for node in it.axes:
+        axes = flat_axes([node])
+        coords, kinds = list(it.vars[at : at + len(axes)]), it.kinds[at : at + len(axes)]
+        at += len(axes)
+        if isinstance(node, PartAxis) and set(kinds) == {"S"} and all(a.unique for a in axes):
+            under = {a.name for a in node.by.ancestors()[:-1]}
+            if axis.name in under - {a.name for a in axes[0].ancestors()}:
+                found.append(coords)
+    return found
+
+
+def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> bool:
+    """Whether an index of all accesses is a sum that `coord` can be told from."""
     axis_of = {var: (axis, kind) for axis, var, kind in it.axis_of()}
     moving = _bound_inside(it)
     for dimension in zip(*accesses, strict=True):

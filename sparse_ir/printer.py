@@ -21,6 +21,7 @@ from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
     FusedAxis,
+    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
@@ -152,6 +153,8 @@ class _FunctionPrinter:
     def _axis(self, axis: Any) -> str:
         if isinstance(axis, FusedAxis):
             return f"T.fuse({', '.join(self._axis(a) for a in axis.axes)})"
+        if isinstance(axis, PartAxis):
+            return f"T.part({self._axis(axis.axis)}, {self._axis(axis.by)})"
         if isinstance(axis, AttachedAxis):
             return f"T.attach({self._axis(axis.axis)}, {self._axis(axis.to)})"
         if axis.name not in self.axes:

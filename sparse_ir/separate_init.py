@@ -1,11 +1,13 @@
 """Where a reduction's init runs: inside the reduction block, or in loops of its own before it.
 
 The init runs for every coordinate of the spatial axes, before all updates. Inside the block it
-only runs for what the loops visit; that is the same when each spatial axis is dense, or is an
-axis of the buffer that is written (its other coordinates are absent there), and does not depend
-on a reduction. Inside the block it also runs between updates, at the beginning of each visit of
-the loops around the reduction; that does no harm when no other visit accesses the elements it
-initialises. It does when a spatial axis is not in the index of the store, such as O in ::
+only runs for what the loops visit; that is the same when each spatial axis is dense, or is an axis
+of the buffer that is written (its other coordinates are absent there), and does not depend on a
+reduction. Parts of an axis visit all of it (:class:`sparsetir.PartAxis`).
+
+Inside the block the init also runs between updates, at the beginning of each visit of the loops
+around the reduction; that does no harm when no other visit accesses the elements it initialises. It
+does when a spatial axis is not in the index of the store, such as O in ::
 
     with T.sp_iter([O, I, J], "SSR", "sums") as [o, i, j]:
         with T.init():
@@ -24,9 +26,12 @@ from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
     FusedAxis,
+    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    flat_axes,
+    visited_node,
     walk,
 )
 from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
@@ -39,8 +44,11 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
     if "R" not in it.kinds:
         return False
     kind_of = {axis.name: kind for axis, _, kind in it.axis_of()}
-    attached = {a.name for a in it.axes if isinstance(a, AttachedAxis)}
-    for node in it.axes:
+    attached = {a.name for a in map(visited_node, it.axes) if isinstance(a, AttachedAxis)}
+    cut = {n.name for n in it.axes if isinstance(n, PartAxis) and _parts_are_reduced(n, kind_of)}
+    if any("S" in kind_of[a.name] for a in flat_axes([n for n in it.axes if n.name in cut])):
+        return False
+    for node in map(visited_node, it.axes):
         if isinstance(node, FusedAxis) and len({kind_of[a.name] for a in node.axes}) > 1:
             return False
     stores = _stores(it.init)
@@ -59,6 +67,11 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
     # A dense axis fused with a sparse one is only visited where that one stores something: the
     # loop above has seen to it, since the sparse one must index every store.
     return True
+
+
+def _parts_are_reduced(node: PartAxis, kind_of: dict[str, str]) -> bool:
+    """Whether the iteration reduces over the parts of an axis."""
+    return any(kind_of.get(a.name) == "R" for a in node.by.ancestors()[:-1])
 
 
 def _each_visit_has_its_own(it: SparseIteration) -> bool:

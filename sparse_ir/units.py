@@ -1,8 +1,8 @@
 """The loops of an iteration, and the position and coordinate of each axis inside them.
 
 One loop per axis, or one over the joint positions of fused axes, whose own positions are then
-recovered: by searching offsets above a variable axis, by division below it. (SparseTIR, section
-3.3.1, steps 2 and 3.)
+recovered: by searching offsets above a variable axis, by division below it. The loop of a part runs
+over its positions, the first of which is added. (SparseTIR, section 3.3.1, steps 2 and 3.)
 """
 
 from __future__ import annotations
@@ -12,8 +12,15 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, SparseIteration
-from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    PartAxis,
+    SparseIteration,
+    visited_node,
+)
+from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of, in_one_row
 from sparsetir.sparse_ir.search import find_last_start
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit, free_vars
 
@@ -22,7 +29,7 @@ __all__ = ["Unit", "Units"]
 
 @dataclass
 class Unit:
-    """One loop: an axis, a fused axis or an attached axis."""
+    """One loop: an axis, a fused axis, an attached axis, or one of these by parts."""
 
     node: Any
     kinds: str
@@ -51,17 +58,20 @@ class Units:
         """The loops of an iteration; `scope` learns where each axis stands."""
         units: list[Unit] = []
         at = 0
-        for node in it.axes:
+        for entry in it.axes:
+            node, by = visited_node(entry), entry.by if isinstance(entry, PartAxis) else None
             count = len(node.axes) if isinstance(node, FusedAxis) else 1
             coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
             at += count
             if isinstance(node, FusedAxis):
-                units.append(self._fused_unit(node, coords, kinds, scope))
+                units.append(self._fused_unit(node, coords, kinds, scope, by))
             else:
-                units.append(self._axis_unit(node, coords[0], kinds, scope))
+                units.append(self._axis_unit(node, coords[0], kinds, scope, by))
         return units
 
-    def _axis_unit(self, node: Any, coord_var: Any, kind: str, scope: Scope) -> Unit:
+    def _axis_unit(
+        self, node: Any, coord_var: Any, kind: str, scope: Scope, by: Axis | None
+    ) -> Unit:
         axis = node.axis if isinstance(node, AttachedAxis) else node
         parents = self._parents(node, scope)
         loop, var = (
@@ -72,10 +82,21 @@ class Units:
         if isinstance(node, AttachedAxis) and node.to.kind == "sparse_fixed":
             exists = scope.visits[node.to.name].coord >= 0
             extent = tirx.if_then_else(exists, extent, as_dtype(0, axis.idtype))
-        coord = self.space.coordinate(axis, [*parents, var])
-        self._visit(axis, coord_var, var, coord, parents, scope)
+        pos = var
+        if by is not None:
+            extent, pos = self._in_part(by, var, scope)
+            if axis.is_variable and not in_one_row(axis):
+                pos = pos - self.space.start(axis, parents)
+        coord = self.space.coordinate(axis, [*parents, pos])
+        self._visit(axis, coord_var, pos, coord, parents, scope)
         pads = [coord >= 0] if axis.kind == "sparse_fixed" else []
         return Unit(node, kind, loop, var, extent, pads)
+
+    def _in_part(self, by: Axis, var: Any, scope: Scope) -> tuple[Any, Any]:
+        """How many positions the part has, and the storage position of its element `var`."""
+        over = self._parents(by, scope)
+        first = as_dtype(0, by.idtype) if in_one_row(by) else self.space.start(by, over)
+        return self.space.extent(by, over), first + var
 
     @staticmethod
     def _parents(node: Any, scope: Scope) -> list[Any]:
@@ -95,7 +116,9 @@ class Units:
         scope.visits[axis.name] = Visit(axis, pos, coord, parents)
         scope.coords[coord_var] = coord
 
-    def _fused_unit(self, node: FusedAxis, coords: list[Any], kinds: str, scope: Scope) -> Unit:
+    def _fused_unit(
+        self, node: FusedAxis, coords: list[Any], kinds: str, scope: Scope, by: Axis | None
+    ) -> Unit:
         """One loop over the joint positions; each axis's own position is recovered from it.
 
         The axes fall into runs, each an axis and its descendants; a run that holds a variable axis
@@ -114,6 +137,8 @@ class Units:
         sizes = [self._run_size([axes[n] for n in run], scope, dtype) for run in runs]
         unit = Unit(node, kinds, loop, var, _product(sizes, dtype))
         rest: Any = var
+        if by is not None:  # then the axes are one run, from a root: its joint positions are stored
+            unit.extent, rest = self._in_part(by, var, scope)
         for number, run in enumerate(runs):
             inner = _product(sizes[number + 1 :], dtype)
             here = rest if number + 1 == len(runs) else tirx.floordiv(rest, inner)

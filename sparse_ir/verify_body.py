@@ -12,11 +12,14 @@ from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
     FusedAxis,
+    PartAxis,
     SparseFunc,
     SparseIteration,
     flat_axes,
     sparse_iterations,
+    visited_node,
 )
+from sparsetir.sparse_ir.verify_parts import parts_problems
 from sparsetir.sparse_ir.verify_sites import (
     STATEMENTS,
     Broken,
@@ -102,8 +105,9 @@ def _coordinates(site: Site) -> Found:
 
 def _axes_known(site: Site) -> Found:
     known = {axis.name: axis for axis in site.func.axes}
-    targets = [a.to for a in site.stmt.axes if isinstance(a, AttachedAxis)]
-    for axis in [*flat_axes(site.stmt.axes), *targets]:
+    targets = [a.to for a in map(visited_node, site.stmt.axes) if isinstance(a, AttachedAxis)]
+    parts = [a.by for a in site.stmt.axes if isinstance(a, PartAxis)]
+    for axis in [*flat_axes(site.stmt.axes), *targets, *parts]:
         if axis.name not in known:
             yield Broken(
                 site.stmt.span,
@@ -132,7 +136,7 @@ def _axis_once(site: Site) -> Found:
 def _axis_order(site: Site) -> Found:
     node, before = site.stmt, {a.name for a in _enclosing(site)}
     every = before | {a.name for a in flat_axes(node.axes)}
-    for item in node.axes:
+    for item in map(visited_node, node.axes):
         attached = isinstance(item, AttachedAxis)
         for axis in flat_axes([item]):
             needed = item.to if attached else axis.parent
@@ -149,7 +153,7 @@ def _axis_order(site: Site) -> Found:
 
 
 def _attached(site: Site) -> Found:
-    for item in (a for a in site.stmt.axes if isinstance(a, AttachedAxis)):
+    for item in (a for a in map(visited_node, site.stmt.axes) if isinstance(a, AttachedAxis)):
         parent = item.axis.parent
         label = f"{_label(site.stmt)}: attach('{item.axis.name}', '{item.to.name}')"
         if parent is None or parent.kind != "dense_fixed":
@@ -167,7 +171,7 @@ def _attached(site: Site) -> Found:
 
 
 def _fused(site: Site) -> Found:
-    for item in (a for a in site.stmt.axes if isinstance(a, FusedAxis)):
+    for item in (a for a in map(visited_node, site.stmt.axes) if isinstance(a, FusedAxis)):
         for previous, axis in zip(item.axes, item.axes[1:], strict=False):
             if axis.parent is not None and axis.parent.name != previous.name:
                 yield Broken(
@@ -284,6 +288,7 @@ ITERATION: tuple[Rule, ...] = (
     _attached,
     _axis_order,
     _fused,
+    parts_problems,
     _init_stores,
 )
 STATEMENT: tuple[Rule, ...] = (

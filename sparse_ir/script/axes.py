@@ -7,7 +7,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import IllFormedError
-from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis
+from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, PartAxis
 from sparsetir.sparse_ir.script.context import context, current_span
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "dense_fixed",
     "dense_variable",
     "fuse",
+    "part",
     "sparse_fixed",
     "sparse_variable",
 ]
@@ -51,13 +52,13 @@ class AxisRef:
 
 
 class GroupRef:
-    """A fused or attached axis; it has no name of its own."""
+    """A fused or attached axis, or one by parts; it has no name of its own."""
 
-    def __init__(self, node: FusedAxis | AttachedAxis) -> None:
+    def __init__(self, node: FusedAxis | AttachedAxis | PartAxis) -> None:
         self.ctx = context()
         self._node = node
 
-    def node(self) -> FusedAxis | AttachedAxis:
+    def node(self) -> FusedAxis | AttachedAxis | PartAxis:
         """The finished node."""
         return self._node
 
@@ -211,3 +212,20 @@ def attach(axis: Any, to: Any) -> GroupRef:
     return GroupRef(
         AttachedAxis(axis=axis_arg("attach", "axis", axis), to=axis_arg("attach", "to", to))
     )
+
+
+def part(axis: Any, by: Any) -> GroupRef:
+    """Iterate `axis` at the storage positions of `by`, under a parent of `by`.
+
+    axis : an axis, `T.fuse(...)` or `T.attach(...)`; coordinates are its own
+    by : a dense_variable axis whose parent is iterated outside; see :class:`PartAxis`
+
+    Rows in blocks, whose boundaries are `block_ptr`::
+
+        O = T.dense_fixed(blocks)
+        IB = T.dense_variable(O, (m, m), block_ptr)
+        with T.sp_iter([O, T.part(I, IB), J, K], "SSRS", "spmm") as [o, i, j, k]:
+    """
+    group = isinstance(axis, GroupRef) and not isinstance(axis.node(), PartAxis)
+    node = axis.node() if group else axis_arg("part", "axis", axis)
+    return GroupRef(PartAxis(axis=node, by=axis_arg("part", "by", by)))

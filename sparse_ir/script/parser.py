@@ -215,6 +215,7 @@ _DECLARATIONS = (
     axes.sparse_variable,
     axes.fuse,
     axes.attach,
+    axes.part,
     builder.match_sparse_buffer,
     builder.alloc_sparse_buffer,
     builder.match_buffer,

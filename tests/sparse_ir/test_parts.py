@@ -1,0 +1,299 @@
+"""`T.part`: an axis visited part by part, at the storage positions of another one."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm
+import tvm_ffi
+
+import sparsetir
+from csr_zoo import ZOO
+from sparsetir import LoweringError
+from sparsetir.sparse_ir.nodes import PartAxis, sparse_iterations
+from sparsetir.sparse_ir.parallel import parallel_units
+from sparsetir.sparse_ir.separate_init import init_runs_in_place
+from stage2 import golden, plain_text
+
+SPMM = """
+@T.prim_func
+def spmm(
+    a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle, m: T.{i},
+    n: T.{i}, nnz: T.{i}, feat: T.{i}, {params}
+):
+    I = T.dense_fixed(m, idtype="{i}")
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype="{i}")
+    N = T.dense_fixed(n, idtype="{i}")
+    K = T.dense_fixed(feat, idtype="{i}")
+{axes}
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (N, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    with T.sp_iter({iteration}, "spmm") as [{coords}]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+"""
+BLOCKS = (
+    "row_ptr: T.handle, blocks: T.{i}",
+    ["O = T.dense_fixed(blocks)", "IB = T.dense_variable(O, (m, m), row_ptr)"],
+)
+PIECES = (
+    "part_ptr: T.handle, part_of: T.handle, parts: T.{i}, most: T.{i}",
+    [
+        "Q = T.sparse_fixed(I, (parts, parts), part_of)",
+        "JQ = T.dense_variable(Q, (n, nnz), part_ptr)",
+    ],
+)
+RAGGED_PIECES = (
+    "part_ptr: T.handle, q_ptr: T.handle, parts: T.{i}, most: T.{i}",
+    [
+        "Q = T.dense_variable(I, (parts, most), q_ptr)",
+        "JQ = T.dense_variable(Q, (n, nnz), part_ptr)",
+    ],
+)
+CHUNKS = (
+    "chunk_ptr: T.handle, chunks: T.{i}",
+    ["O = T.dense_fixed(chunks)", "E = T.dense_variable(O, (nnz, nnz), chunk_ptr)"],
+)
+# Declarations, the iteration, its coordinates, whether the init stays in place
+PROGRAM = {
+    "row blocks": (BLOCKS, '[O, T.part(I, IB), J, K], "SSRS"', "o, i, j, k", True),
+    "column parts": (PIECES, '[I, Q, T.part(J, JQ), K], "SRRS"', "i, q, j, k", True),
+    "ragged parts": (RAGGED_PIECES, '[I, Q, T.part(J, JQ), K], "SRRS"', "i, q, j, k", True),
+    "chunks": (CHUNKS, '[O, T.part(T.fuse(I, J), E), K], "RSRS"', "o, i, j, k", False),
+}
+
+
+def make(program: str, idtype: str = "int32") -> Any:
+    (params, axes), iteration, coords, _ = PROGRAM[program]
+    lines = [f'    {a[:-1]}, idtype="{idtype}")' for a in axes]
+    text = SPMM.format(
+        i=idtype, params=params.format(i=idtype), axes="\n".join(lines), iteration=iteration,
+        coords=coords,
+    )  # fmt: skip
+    return sparsetir.from_source(text)
+
+
+def cut(size: int, parts: int, rng: np.random.Generator) -> np.ndarray:
+    """Boundaries of parts, some of them empty, also where there are more parts than positions."""
+    return np.array([0, *np.sort(rng.integers(0, size + 1, parts - 1)), size])
+
+
+def arguments(program: str, matrix: Any, parts: int, idtype: str) -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    m, n = matrix.shape
+    csr = sp.csr_array(matrix)
+    csr.sort_indices()
+    args = {
+        "a": csr.data.astype("float32"), "b": rng.uniform(-1, 1, (n, 5)).astype("float32"),
+        "c": np.full((m, 5), np.nan, "float32"), "indptr": csr.indptr.astype(idtype),
+        "indices": csr.indices.astype(idtype), "m": m, "n": n, "nnz": csr.nnz, "feat": 5,
+    }  # fmt: skip
+    if program == "row blocks":
+        return args | {"row_ptr": cut(m, parts, rng).astype(idtype), "blocks": parts}
+    if program == "chunks":
+        return args | {"chunk_ptr": cut(csr.nnz, parts, rng).astype(idtype), "chunks": parts}
+    # Where the columns of each part begin in each row.
+    columns = cut(n, parts, rng)[:-1]
+    rows = [csr.indices[a:b] for a, b in zip(csr.indptr, csr.indptr[1:])]
+    starts = [
+        first + np.searchsorted(row, columns) for first, row in zip(csr.indptr, rows, strict=False)
+    ]
+    ptr = np.concatenate([*starts, [csr.nnz]]).astype(idtype)
+    args |= {"part_ptr": ptr, "parts": parts, "most": m * parts}
+    if program == "column parts":
+        return args | {"part_of": np.tile(np.arange(parts, dtype=idtype), m)}
+    return args | {"q_ptr": np.arange(m + 1, dtype=idtype) * parts}
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("program", PROGRAM)
+def test_parts_compute_the_whole(program: str, idtype: str) -> None:
+    """By the interpreter and by kernels, scheduled or not; rows without elements are zeros."""
+    func = make(program, idtype)
+    kernels = [sparsetir.build(f) for f in (func, sparsetir.lower_sparse_iter(func))]
+    for name, matrix in ZOO.items():
+        for parts in (1, 3, 80):
+            args = arguments(program, matrix, parts, idtype)
+            want = sp.csr_array(matrix) @ args["b"].astype("float64")
+            for run in [lambda f: sparsetir.interpret(func, f)] * (parts < 80) + kernels:
+                have = args | {"c": args["c"].copy()}
+                run(have) if run not in kernels else run(**have)
+                np.testing.assert_allclose(have["c"], want, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("program", PROGRAM)
+def test_where_the_init_runs(program: str) -> None:
+    func = make(program)
+    (it,) = sparse_iterations(func)
+    assert init_runs_in_place(it, func) == PROGRAM[program][3]
+
+
+@pytest.mark.parametrize(
+    ("program", "free"),
+    [("row blocks", [0, 1, 3]), ("column parts", [0, 3]), ("ragged parts", [0, 3])],
+)
+def test_which_loops_are_free(program: str, free: list[int]) -> None:
+    """Those of the blocks as well: each row is in one of them."""
+    (it,) = sparse_iterations(make(program))
+    assert parallel_units(it) == free
+
+
+def test_row_blocks_golden() -> None:
+    lowered = sparsetir.lower_sparse_iter(make("row blocks"))
+    assert plain_text(lowered) == golden("spmm_row_blocks_stage2")
+
+
+@pytest.mark.parametrize("program", PROGRAM)
+def test_text_and_json(program: str) -> None:
+    func = make(program)
+    assert "T.part(" in func.script()
+    assert tvm_ffi.structural_equal(sparsetir.from_source(func.script()), func)
+    again = tvm.ir.load_json(tvm.ir.save_json(func))
+    assert tvm_ffi.structural_equal(again, func)
+    assert tvm_ffi.structural_hash(again) == tvm_ffi.structural_hash(func)
+    assert again.script() == func.script()
+
+
+@pytest.mark.parametrize("program", PROGRAM)
+def test_gpu_text(program: str) -> None:
+    source = sparsetir.build(make(program), {"kind": "cuda", "arch": "sm_90"}).source()
+    assert "__global__" in source
+
+
+def test_blocks_run_in_parallel() -> None:
+    text = sparsetir.build(make("row blocks")).stages["II scheduled"].script()
+    assert "for o in T.parallel(blocks):" in text
+
+
+SCALE = """
+@T.prim_func
+def scale(
+    x: T.handle, y: T.handle, r_ptr: T.handle, r_idx: T.handle, indptr: T.handle,
+    indices: T.handle, q_ptr: T.handle, part_ptr: T.handle, m: T.int32, n: T.int32,
+    rows: T.int32, nnz: T.int32, pieces: T.int32
+):
+    ONE = T.dense_fixed(1)
+    R = T.sparse_variable(ONE, (m, rows), (r_ptr, r_idx))
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    Q = T.dense_variable(R, (n, pieces), q_ptr)
+    JQ = T.dense_variable(Q, (n, nnz), part_ptr)
+    X = T.match_sparse_buffer(x, (I, J), "float32")
+    Y = T.match_sparse_buffer(y, (I, J), "float32")
+    with T.sp_iter([ONE, R, Q, T.part(T.attach(J, R), JQ)], "SSSS", "scale") as [o, r, q, j]:
+        Y[r, j] = X[r, j] * 2.0
+"""
+
+
+def test_parts_of_an_attached_axis() -> None:
+    """The rows that R stores, by pieces: of two elements, of one, and an empty one."""
+    func = sparsetir.from_source(SCALE)
+    args = {
+        "x": np.arange(1, 6, dtype="float32"), "y": np.full(5, np.nan, "float32"),
+        "r_ptr": np.array([0, 2], "int32"), "r_idx": np.array([0, 2], "int32"),
+        "indptr": np.array([0, 3, 3, 5], "int32"),
+        "indices": np.array([0, 1, 3, 2, 3], "int32"), "q_ptr": np.array([0, 2, 4], "int32"),
+        "part_ptr": np.array([0, 2, 3, 3, 5], "int32"),
+        "m": 3, "n": 4, "rows": 2, "nnz": 5, "pieces": 4,
+    }  # fmt: skip
+    for run in (lambda **kw: sparsetir.interpret(func, kw), sparsetir.build(func)):
+        have = args | {"y": args["y"].copy()}
+        run(**have)
+        np.testing.assert_array_equal(have["y"], args["x"] * 2)
+
+
+def test_slots_below_fused_parts() -> None:
+    """A fused chain down to padded slots, whose joint positions are slots."""
+    func = sparsetir.from_source("""
+@T.prim_func
+def scale(
+    x: T.handle, y: T.handle, indices: T.handle, chunk_ptr: T.handle, m: T.int32, n: T.int32,
+    w: T.int32, chunks: T.int32
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_fixed(I, (n, w), indices)
+    O = T.dense_fixed(chunks)
+    E = T.dense_variable(O, (m * w, m * w), chunk_ptr)
+    X = T.match_sparse_buffer(x, (I, J), "float32")
+    Y = T.match_sparse_buffer(y, (I, J), "float32")
+    with T.sp_iter([O, T.part(T.fuse(I, J), E)], "SSS", "scale") as [o, i, j]:
+        Y[i, j] = X[i, j] * 2.0
+""")
+    (it,) = sparse_iterations(func)
+    assert parallel_units(it) == [0, 1]
+    args = {
+        "x": np.arange(1, 7, dtype="float32"), "y": np.zeros(6, "float32"),
+        "indices": np.array([0, 2, 1, -1, 0, 1], "int32"),
+        "chunk_ptr": np.array([0, 3, 3, 6], "int32"), "m": 3, "n": 3, "w": 2, "chunks": 3,
+    }  # fmt: skip
+    for run in (lambda **kw: sparsetir.interpret(func, kw), sparsetir.build(func)):
+        have = args | {"y": args["y"].copy()}
+        run(**have)
+        np.testing.assert_array_equal(have["y"], [2, 4, 6, 0, 10, 12])
+
+
+def refused(old: str, new: str, program: str = "row blocks") -> str:
+    """What the verifier says of a program's text with something replaced."""
+    text = make(program).script()
+    assert old in text
+    with pytest.raises(tvm.error.DiagnosticError) as error:
+        sparsetir.from_source(text.replace(old, new))
+    return str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("T.part(I, IB)", "T.part(I, O)", "expected 'O' to be a dense_variable axis, got a dense_"),
+        ("T.part(I, IB), J", "T.part(I, IB), I", "axis 'I' is iterated twice"),
+        (
+            "[O, T.part(I, IB)",
+            "[N, T.part(I, IB)",
+            "part('I', 'IB'): expected axis 'O', the parent of 'IB', to be iterated outside",
+        ),
+        (
+            "IB = T.dense_variable(O, (m, m), row_ptr",
+            "IB = T.dense_variable(O, (m, n), row_ptr",
+            "part('I', 'IB'): expected parts of all positions of 'I', nnz = m of 'IB', got n",
+        ),
+        (
+            'IB = T.dense_variable(O, (m, m), row_ptr, idtype="int32")',
+            'IB = T.dense_variable(O, (m, m), row_ptr, idtype="int64")',
+            "expected 'IB' of the idtype of 'I', int32, got int64",
+        ),
+        ("T.part(I, IB)", "T.part(T.fuse(I, N), IB)", "expected fused axes from a root down"),
+        ("T.part(I, IB)", "T.part(7, IB)", "part: argument 'axis': expected an axis, got 7"),
+        (
+            "T.part(I, IB)",
+            "T.part(T.part(I, IB), IB)",
+            "part: argument 'axis': expected an axis, got GroupRef",
+        ),
+    ],
+)
+def test_refused(old: str, new: str, message: str) -> None:
+    assert message in refused(old, new)
+
+
+def test_refused_slots() -> None:
+    message = refused("[I, Q, T.part(J, JQ)", "[I, T.part(Q, JQ), J", "column parts")
+    assert "part('Q', 'JQ'): expected a root or a variable axis, got 'Q' (sparse_fixed)" in message
+
+
+def test_decomposed_before() -> None:
+    from format_rules import matrix
+
+    with pytest.raises(LoweringError, match="visits parts of 'I'; decompose before cutting"):
+        sparsetir.decompose_format(make("row blocks"), [matrix("bsr2")])
+
+
+def test_the_node() -> None:
+    (it,) = sparse_iterations(make("chunks"))
+    part = it.axes[1]
+    assert isinstance(part, PartAxis) and part.name == "I_J" and part.by.name == "E"
