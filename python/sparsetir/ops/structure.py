@@ -13,7 +13,6 @@ import torch
 import tvm_ffi
 from torch import Tensor
 
-from sparsetir.build import resolve_target
 from sparsetir.kernel import Kernel
 from sparsetir.ops.cache import Cache, lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_size
@@ -21,6 +20,7 @@ from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.plan import Plan, plan
 from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.targets import resolve_target
 
 __all__ = [
     "DTYPES",
@@ -210,10 +210,14 @@ class Structure:
             return kept
 
         def make() -> Planned:
-            found = recorded(self, op, feat, ones, **self._options(dtype, reduce, heads))
+            options = self._options(dtype, reduce, heads)
+            found = recorded(self.pattern, self._pattern_in_order, op, feat, ones, **options)
             return found or Planned(self.plan(op, feat, dtype, reduce, heads))
 
         return self._kept(key, make)
+
+    def _pattern_in_order(self) -> CsrPattern:
+        return self.with_columns_in_order.pattern
 
     def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, Any]:
         target = target_of(self.device)
