@@ -77,9 +77,8 @@ class Operator:
 
         shape, nnz : of the matrix
         """
-        sizes = {"m": (shape[0],), "n": (shape[1],), "e": (nnz,)}
-        sizes["k"] = () if self.vectors else (feat,)
-        return {name: (*_heads(heads), *found) for name, found in self._sized(sizes)}
+        found = self._sized(shape, nnz, () if self.vectors else (feat,))
+        return {name: (*_heads(heads), *own) for name, own in found.items()}
 
     def kernel_shapes(
         self, shape: tuple[int, int], nnz: int, feat: int, heads: int | None, vectors: bool
@@ -88,18 +87,21 @@ class Operator:
 
         vectors : whether those of the template have no dimension of features
         """
-        sizes = {"m": (shape[0],), "n": (shape[1],), "e": (nnz,), "k": () if vectors else (feat,)}
         out = {}
-        for name, (first, *rest) in self._sized(sizes):
+        for name, own in self._sized(shape, nnz, () if vectors else (feat,)).items():
             if heads is not None and name in self.joined:
-                out[name] = (heads * first, *rest)
+                out[name] = (heads * own[0], *own[1:])
             else:
-                out[name] = (*_heads(heads), first, *rest)
+                out[name] = (*_heads(heads), *own)
         return out
 
-    def _sized(self, sizes: Mapping[str, tuple[int, ...]]) -> list[tuple[str, tuple[int, ...]]]:
-        dims = {**self.dims, **({"a": "e"} if self.reads_values else {})}
-        return [(name, sum((sizes[d] for d in own), ())) for name, own in dims.items()]
+    def _sized(
+        self, shape: tuple[int, int], nnz: int, features: tuple[int, ...]
+    ) -> dict[str, tuple[int, ...]]:
+        """Shapes without heads."""
+        sizes = {"m": (shape[0],), "n": (shape[1],), "e": (nnz,), "k": features}
+        dims = {**self.dims, "a": "e"} if self.reads_values else self.dims
+        return {name: sum((sizes[d] for d in own), ()) for name, own in dims.items()}
 
     def values(self, problem: Any, nnz: int, heads: int | None, rng: Any) -> np.ndarray:
         """Random values of a matrix, (nnz,) or (heads, nnz), like the operands."""
