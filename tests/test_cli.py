@@ -256,7 +256,6 @@ def test_lower_prints_each_stage_of_an_operator(run):
     names = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
     for stage, name in names.items():
         assert texts[stage] == kernel.stages[name].script().rstrip("\n") + "\n"
-    assert texts["source"] == kernel.source().rstrip("\n") + "\n"
 
 
 def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
