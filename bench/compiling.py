@@ -18,7 +18,7 @@ import sparsetir
 from sparsetir.bench.programs import ATTENTION, SPMM
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.timing import interleaved, progress
-from sparsetir.build import host_target
+from sparsetir.targets import host_target
 
 IMPORT = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"
 

@@ -12,16 +12,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import sparsetir
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.timing import progress
-from sparsetir.build import resolve_target
+from sparsetir.build import kernel_of
+from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.passes.nests import count_launches
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_hyb import HybRows
+from sparsetir.targets import resolve_target
 
 # Of SASS, by what a column counts.
 OPCODES = {
@@ -70,11 +71,9 @@ def run(args: argparse.Namespace) -> None:
 
 def measure(problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
     """Of all kernels of a template together; the most registers of one."""
-    target = {"kind": "cuda", "arch": arch}
-    template = template_of(config, problem, gpu=True)
-    stage_two = sparsetir.lower_sparse_iter(template.program(problem, config))
-    scheduled = template.schedule(stage_two, problem, config, resolve_target(target))
-    text = sparsetir.build(scheduled, target).source("cuda")
+    target = resolve_target({"kind": "cuda", "arch": arch})
+    stages = lower_template(template_of(config, problem, gpu=True), problem, config, target)
+    text = kernel_of(stages, target).source("cuda")
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
         source.write_text(text)
@@ -82,7 +81,7 @@ def measure(problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         code = disassembled(cubin)
     found: dict[str, Any] = {
-        "launches": count_launches(scheduled),
+        "launches": count_launches(stages["II scheduled"]),
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", said)),
         "spill_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill", said)),
     }

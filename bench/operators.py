@@ -58,9 +58,7 @@ class Case:
     @property
     def problem(self) -> Any:
         """What a kernel is compiled for."""
-        kind = OPERATORS[self.op].problem
-        options = {} if self.op == "sddmm" else {"reduce": self.reduce}
-        return kind(dtype=self.dtype, batched=self.heads is not None, **options)
+        return OPERATORS[self.op].compiled_for(self.dtype, self.reduce, self.heads is not None)
 
     @property
     def flops(self) -> int:

@@ -57,7 +57,7 @@ def _versions() -> dict[str, str]:
 def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """What a figure depends on beside what is measured; versions of what is installed."""
     import sparsetir
-    from sparsetir.build import host_target
+    from sparsetir.targets import host_target
 
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -13,8 +13,8 @@ from tvm.script import tirx as T
 import sparsetir
 from kernel_common import arguments, check
 from programs import PROGRAMS
-from sparsetir.build import DEFAULT_CUDA_ARCH, host_target, resolve_target
 from sparsetir.schedules.default import default_schedule
+from sparsetir.targets import DEFAULT_CUDA_ARCH, host_target, resolve_target
 
 
 def spmm():
@@ -146,7 +146,7 @@ def test_functions_given_are_left_as_they_are():
 
 def test_stage_two_without_threads_for_a_gpu():
     lowered = sparsetir.lower_sparse_iter(spmm())
-    message = r"build: 'spmm' is scheduled for no threads, as target cuda needs; bind its loops"
+    message = r"lower: 'spmm' is scheduled for no threads, as target cuda needs; bind its loops"
     with pytest.raises(sparsetir.ScheduleError, match=message):
         sparsetir.build(lowered, "cuda")
 
@@ -187,8 +187,8 @@ def test_module_without_functions():
 @pytest.mark.parametrize("obj", [3, None, "spmm", [1]])
 def test_object_of_another_type(obj):
     message = (
-        r"build: argument 'obj': expected a stage-I function, a PrimFunc, an s_tir.Schedule or "
-        rf"an IRModule, got {type(obj).__name__}$"
+        r"build: argument 'obj': expected a stage-I function, a PrimFunc, a Schedule, an "
+        rf"s_tir.Schedule or an IRModule, got {type(obj).__name__}$"
     )
     with pytest.raises(TypeError, match=message):
         sparsetir.build(obj)

@@ -16,7 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.cli import main
+from sparsetir.cli import arguments, main
 from sparsetir.cli.tune import report_path
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -251,6 +251,23 @@ def test_lower_prints_each_stage_of_an_operator(run):
     # A's values are flat from stage III on.
     assert 'A: T.Buffer(("nnz",)' in texts["3"] and 'A: T.Buffer(("nnz",)' not in texts["2"]
     assert "target triple" in texts["source"]
+    # What is compiled, the last passes included: the kernel that a plan has.
+    kernel = sparsetir.plan("spmm", arguments.graph("cora")[1], 512).kernel
+    names = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
+    for stage, name in names.items():
+        assert texts[stage] == kernel.stages[name].script().rstrip("\n") + "\n"
+
+
+def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
+    def refuse(*args, **options):
+        raise sparsetir.LoweringError("scale: it cannot be lowered")
+
+    monkeypatch.setattr(sys.modules["sparsetir.lower"], "lower", refuse)
+    Path("one.py").write_text(PROGRAM)
+    code, out, _ = run("lower", "one.py", "--stage", "1")
+    assert code == 0 and "T.sp_iter" in out
+    code, _, err = run("lower", "one.py", "--stage", "2")
+    assert code != 0 and "scale: it cannot be lowered" in err
 
 
 def test_lower_with_a_config_for_a_gpu(run):

@@ -20,6 +20,7 @@ from sparsetir.formats.preprocess import extract_preprocess  # noqa: E402
 from sparsetir.formats.rule import FormatRewriteRule  # noqa: E402
 from sparsetir.kernel import Kernel  # noqa: E402
 from sparsetir.load import load  # noqa: E402
+from sparsetir.lower import lower  # noqa: E402
 from sparsetir.plan import Plan, compilations, plan, plan_candidates  # noqa: E402
 from sparsetir.schedules.default import default_schedule  # noqa: E402
 from sparsetir.sparse_ir.errors import (  # noqa: E402
@@ -91,6 +92,7 @@ __all__ = [
     "infer_format",
     "interpret",
     "load",
+    "lower",
     "lower_sparse_buffer",
     "lower_sparse_iter",
     "module_script",

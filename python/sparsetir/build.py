@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tvm
@@ -10,34 +11,37 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.arrays import itemsize
 from sparsetir.kernel import Kernel
-from sparsetir.schedules.default import binds_threads, default_schedule, is_gpu
-from sparsetir.schedules.passes.cpu_locals import locals_on_stack
-from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.lower import Stages, lower, name_of
 from sparsetir.signature import natural_shapes, signature_of
-from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
-from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute
-from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.targets import resolve_target
 
-__all__ = ["build", "host_target", "resolve_target"]
-
-DEFAULT_CUDA_ARCH = "sm_80"
+__all__ = ["build", "compile_stages", "kernel_of"]
 
 
-def build(obj: Any, target: Any = "llvm", *, check: bool = True) -> Any:
+def build(
+    obj: Any,
+    target: Any = "llvm",
+    *,
+    schedule: Callable[..., Any] | None = None,
+    config: Any = None,
+    check: bool = True,
+) -> Any:
     """Compile to a kernel.
 
-    obj : a stage-I function, which gets the default schedule for the target; a stage-II function
-        or a `tvm.s_tir.Schedule` of one, built as it is; or an IRModule of any of these
+    obj : a stage-I function, or a :class:`Schedule` of one, which gets the default schedule for the
+        target; a stage-II function or a `tvm.s_tir.Schedule` of one, built as it is; or an IRModule
+        of functions
     target : "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU, or
         sm_80 where there is none), or anything `tvm.target.Target` takes, such as
         `{"kind": "cuda", "arch": "sm_90"}`
+    schedule, config : as for :func:`sparsetir.lower`; beside a single function
     check : whether the kernel checks index arrays that it has not seen (see :class:`Kernel`)
 
     Returns a :class:`Kernel`; for a module of several functions a dict of kernels by name.
-    Raises LoweringError or ScheduleError, TypeError for another kind of object, ValueError for a
-    target that there is not and a module without functions.
+    Raises what :func:`sparsetir.lower` raises, TypeError for another kind of object, ValueError for
+    a target that there is not and a module without functions.
     """
     target = resolve_target(target)
     if isinstance(obj, s_tir.Schedule):
@@ -46,18 +50,20 @@ def build(obj: Any, target: Any = "llvm", *, check: bool = True) -> Any:
         functions = {gv.name_hint: f for gv, f in obj.functions.items()}
         if not functions:
             raise ValueError("build: argument 'obj': the module has no functions")
-    elif isinstance(obj, SparseFunc | tirx.PrimFunc):
-        functions = {_name(obj): obj}
+        if schedule is not None and len(functions) > 1:
+            raise ValueError(
+                "build: argument 'schedule': expected None beside a module of several functions "
+                f"({', '.join(functions)})"
+            )
+    elif isinstance(obj, SparseFunc | Schedule | tirx.PrimFunc):
+        functions = {name_of(obj.func if isinstance(obj, Schedule) else obj): obj}
     else:
         raise TypeError(
-            "build: argument 'obj': expected a stage-I function, a PrimFunc, an s_tir.Schedule or "
-            f"an IRModule, got {type(obj).__name__}"
+            "build: argument 'obj': expected a stage-I function, a PrimFunc, a Schedule, an "
+            f"s_tir.Schedule or an IRModule, got {type(obj).__name__}"
         )
-    stages = {name: _stages(name, f, target) for name, f in functions.items()}
-    module = tvm.IRModule(
-        {name: _callable_with_natural_shapes(name, s) for name, s in stages.items()}
-    )
-    executable = tvm.compile(module, target=target)
+    stages = {name: lower(f, schedule, config, target) for name, f in functions.items()}
+    executable = compile_stages(stages, target)
     kernels = {
         name: Kernel(executable, name, signature_of(s), s, target, check=check)
         for name, s in stages.items()
@@ -65,61 +71,23 @@ def build(obj: Any, target: Any = "llvm", *, check: bool = True) -> Any:
     return next(iter(kernels.values())) if len(kernels) == 1 else kernels
 
 
-def host_target() -> Any:
-    """This machine's CPU, by the name that LLVM gives it."""
-    cpu = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")()
-    return tvm.target.Target({"kind": "llvm", "mcpu": str(cpu)})
+def kernel_of(stages: Stages, target: Any, *, check: bool = True) -> Kernel:
+    """The kernel of what :func:`sparsetir.lower` gave for a `tvm.target.Target`."""
+    name = name_of(stages["III"])
+    executable = compile_stages({name: stages}, target)
+    return Kernel(executable, name, signature_of(stages), stages, target, check=check)
 
 
-def resolve_target(target: Any) -> Any:
-    """A `tvm.target.Target`; "llvm" and "cuda" mean what this machine has."""
-    if isinstance(target, tvm.target.Target):
-        return target
-    if target == "llvm":
-        return host_target()
-    if target == "cuda":
-        device = tvm.runtime.device("cuda", 0)
-        arch = f"sm_{device.compute_version.replace('.', '')}" if device.exist else None
-        return tvm.target.Target({"kind": "cuda", "arch": arch or DEFAULT_CUDA_ARCH})
-    if not isinstance(target, str | dict):
-        raise TypeError(
-            "build: argument 'target': expected 'llvm', 'cuda', a target dict or a Target, "
-            f"got {target!r}"
-        )
-    try:
-        return tvm.target.Target(target)
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"build: argument 'target': {error}") from error
+def compile_stages(stages: Mapping[str, Stages], target: Any) -> Any:
+    """TVM's executable of functions by the name that each is to have in it.
+
+    Their parameters are named, ordered and shaped as the author's are, whatever stage III has.
+    """
+    functions = {name: _with_natural_shapes(name, s) for name, s in stages.items()}
+    return tvm.compile(tvm.IRModule(functions), target=target)
 
 
-def _name(func: Any) -> str:
-    return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
-
-
-def _stages(name: str, func: Any, target: Any) -> dict[str, Any]:
-    """The function at each stage: "I", "II" (as lowered), "II scheduled" and "III"."""
-    stages: dict[str, Any] = {}
-    if isinstance(func, SparseFunc):
-        stages["I"] = func
-        stages["II"] = lower_sparse_iter(func)
-        stages["II scheduled"] = default_schedule(stages["II"], target)
-    elif not isinstance(func, tirx.PrimFunc):
-        raise TypeError(f"build: '{name}': cannot build a {type(func).__name__}")
-    elif SIGNATURE in func.attrs:
-        stages["II scheduled"] = func
-    scheduled = stages.get("II scheduled", func)
-    if is_gpu(target) and not binds_threads(scheduled.body):
-        raise ScheduleError(
-            f"build: '{name}' is scheduled for no threads, as target {target.kind.name} needs; "
-            "bind its loops, or give the stage-I function for the default schedule"
-        )
-    stages["III"] = lower_sparse_buffer(scheduled)
-    finish = exact_constants if is_gpu(target) else locals_on_stack
-    stages["III"] = finish(stages["III"])
-    return stages
-
-
-def _callable_with_natural_shapes(name: str, stages: dict[str, Any]) -> tirx.PrimFunc:
+def _with_natural_shapes(name: str, stages: Stages) -> tirx.PrimFunc:
     """Stage III behind parameters that are named, ordered and shaped as the author's are."""
     func = stages["III"].with_attr("global_symbol", name)
     if "II scheduled" not in stages:

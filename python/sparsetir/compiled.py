@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable, Hashable
 from typing import Any
 
-from sparsetir.build import build
+from sparsetir.build import kernel_of
 from sparsetir.kernel import Kernel
+from sparsetir.lower import Stages
 
 __all__ = ["compilations", "compiled"]
 
@@ -21,13 +22,13 @@ def compilations() -> int:
     return len(_kernels)
 
 
-def compiled(key: Hashable, target: Any, scheduled: Callable[[], Any]) -> Kernel:
+def compiled(key: Hashable, target: Any, stages: Callable[[], Stages]) -> Kernel:
     """The kernel for a key and a `tvm.target.Target`, compiled when it is first wanted.
 
-    scheduled : gives the scheduled stage-II function, whose index arrays are trusted
+    stages : gives what is compiled; the kernel trusts its index arrays
     """
     key = (key, str(target))
     with _compiling:
         if key not in _kernels:
-            _kernels[key] = build(scheduled(), target, check=False)
+            _kernels[key] = kernel_of(stages(), target, check=False)
         return _kernels[key]

@@ -18,9 +18,9 @@ import tvm
 from tvm.script import sparse_tir as T
 
 import sparsetir
-from sparsetir.build import resolve_target
 from sparsetir.datasets import load_cora
 from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.targets import resolve_target
 from sparsetir.tuning.compare import compare, finalists
 from sparsetir.tuning.progress import Bar
 from sparsetir.tuning.report import table

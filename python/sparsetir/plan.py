@@ -10,7 +10,6 @@ True
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -31,20 +30,15 @@ from sparsetir.arrays import (
     plain_view,
     strides,
 )
-from sparsetir.build import resolve_target
 from sparsetir.compiled import compilations, compiled
-from sparsetir.kernel import Kernel
-from sparsetir.schedules.default import is_gpu
+from sparsetir.request import Request, request
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.passes.nests import count_launches
-from sparsetir.schedules.search.choose import Statistics, candidates, choose
-from sparsetir.schedules.templates.registry import PROBLEMS, template_of
-from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
+from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.lookup import recorded_config
-from sparsetir.tuning.task import Task
 
-__all__ = ["Plan", "compilations", "default_threads", "plan", "plan_candidates"]
+__all__ = ["Plan", "compilations", "plan", "plan_candidates"]
 
 GPU_ALIGNMENT = 16
 
@@ -85,31 +79,27 @@ def plan(
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem, RuntimeError where there is no such device.
     """
-    matrix, problem, given, target = _problem(
-        op, matrix, feat, dtype, reduce, heads, target, threads
+    wanted = request(
+        op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads
     )
     if config is not None:
-        return Plan(op, matrix, problem, config, feat, heads, target)
-    if isinstance(matrix, CsrPattern):  # to know it again takes time; see ops.Structure
-        config = choose(problem, given, target)
-        config = getattr(config, "unpacked", config)  # for values of a run's own
-        return Plan(op, matrix, problem, config, feat, heads, target, "default")
-    task = Task(op, matrix, feat, problem.dtype, reduce, heads, target, given.threads)
-    recorded = recorded_config(task)
+        return Plan(wanted, config)
+    default = choose(wanted.problem, wanted.statistics, wanted.target)
+    if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
+        return Plan(wanted, getattr(default, "unpacked", default), "default")  # values of each run
+    recorded = recorded_config(wanted.task())
     if recorded is not None:
         try:
-            return Plan(op, matrix, problem, recorded, feat, heads, target, "record")
+            return Plan(wanted, recorded, "record")
         except Exception:
             pass  # of a template that has changed since; what else is wrong shows with the default
-    return Plan(op, matrix, problem, choose(problem, given, target), feat, heads, target, "default")
+    return Plan(wanted, default, "default")
 
 
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
-    defaults = {"dtype": None, "reduce": "sum", "heads": None, "target": "llvm", "threads": None}
-    rest = {**defaults, **options}
-    _, problem, given, target = _problem(op, matrix, feat, **rest)
-    return candidates(problem, given, target)
+    wanted = request(op, matrix, feat, **options)
+    return candidates(wanted.problem, wanted.statistics, wanted.target)
 
 
 class Plan:
@@ -127,30 +117,35 @@ class Plan:
     needs_values : whether each run is to be given values
     """
 
-    def __init__(
-        self, op: str, matrix: SparseMatrix | CsrPattern, problem: Any, config: Any, feat: int,
-        heads: int | None, target: Any, chosen_by: str = "user",
-    ) -> None:  # fmt: skip
-        self.op, self.problem, self.config, self.feat = op, problem, config, feat
-        self.chosen_by = chosen_by
-        gpu = self._gpu = is_gpu(target)
+    def __init__(self, wanted: Request, config: Any, chosen_by: str = "user") -> None:
+        self.op, self.problem, self.feat = wanted.operator.name, wanted.problem, wanted.feat
+        self.config, self.chosen_by = config, chosen_by
+        matrix, problem, target = wanted.matrix, wanted.problem, wanted.target
+        gpu = self._gpu = wanted.gpu
         self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
         if not self._device.exist:
             raise RuntimeError(f"plan: argument 'target': there is no {target.kind.name} device")
-        template = template_of(config, problem, gpu)
-        tiles = config.tiles(feat)
+        template = wanted.template(config)
+        tiles = config.tiles(wanted.feat)
         start = time.perf_counter()
-        self.kernel = _kernel(template, problem, config, target)
+        key = problem, config.compiled
+        self.kernel = compiled(key, target, lambda: wanted.stages(config))
         self.compile_seconds = time.perf_counter() - start
         start = time.perf_counter()
-        arranged = template.arrange(_csr(matrix, problem.idtype), problem, config)
+        arranged = template.arrange(wanted.pattern, problem, config)
         self.convert_seconds = time.perf_counter() - start
         self.padding = arranged.padding
         self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
-        self._vectors = template.vectors
         self.arranges_values = arranged.spread is not None
         self._spread = arranged.spread or (lambda values: {"a": values})
-        self._set_shapes(matrix, heads)
+        operator, sizes = wanted.operator, (wanted.feat, wanted.heads)
+        shape = matrix.shape[0], matrix.shape[1]
+        self._operands = operator.names
+        self._shapes = operator.shapes(shape, matrix.nnz, *sizes)
+        taken = operator.kernel_shapes(shape, matrix.nnz, *sizes, template.vectors)
+        # Of what kernels take in another shape than the caller gives it.
+        self._kernel_shapes = {n: s for n, s in taken.items() if s != self._shapes[n]}
+        self._bytes = itemsize(problem.dtype)
         names = self.kernel.signature.names
         self._place = {name: at for at, name in enumerate(names)}
         self._nothing = 0 in self._shapes["out"]
@@ -159,53 +154,21 @@ class Plan:
         unpacked = getattr(config, "unpacked", config)
         self._for_values: Any = None
         if unpacked != config:
-            self._for_values = cache(
-                lambda: Plan(op, matrix, problem, unpacked, feat, heads, target, chosen_by)
-            )
+            self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
         self._planned: Any = None  # the values, unless the caller gives others
-        self.needs_values = op != "sddmm" and isinstance(matrix, CsrPattern)
-        sizes = {"heads": heads or 1, "tiles": tiles, **arranged.arguments}
-        self._put({name: value for name, value in sizes.items() if name in self._place})
-        if op != "sddmm" and isinstance(matrix, SparseMatrix):
+        self.needs_values = operator.reads_values and isinstance(matrix, CsrPattern)
+        given = {"heads": wanted.heads or 1, "tiles": tiles, **arranged.arguments}
+        self._put({name: value for name, value in given.items() if name in self._place})
+        if operator.reads_values and isinstance(matrix, SparseMatrix):
             values = np.broadcast_to(matrix.values, self._shapes["a"])
             self._planned = np.ascontiguousarray(values, problem.dtype)
             self._put(self._spread(self._planned))
-
-    def _set_shapes(self, matrix: SparseMatrix | CsrPattern, heads: int | None) -> None:
-        m, n = matrix.shape
-        before: tuple[int, ...] = () if heads is None else (heads,)
-        self._shapes: dict[str, tuple[int, ...]]
-        if self.op == "sddmm":
-            self._operands = ("x", "y")
-            self._shapes = {"x": (*before, m, self.feat), "y": (*before, n, self.feat)}
-            self._shapes["out"] = (*before, matrix.nnz)
-        else:
-            last = () if self.op == "spmv" else (self.feat,)
-            self._operands = ("b",)
-            self._shapes = {"b": (*before, n, *last), "out": (*before, m, *last)}
-            self._shapes["a"] = (*before, matrix.nnz)
-        self._bytes = itemsize(self.problem.dtype)
-        self._kernel_shapes = self._shapes_in_kernel(heads)
 
     def _put(self, arguments: Mapping[str, Any]) -> None:
         """Keep arguments for all runs, arrays where the kernel runs."""
         for name, value in arguments.items():
             array = self._on_device(value) if is_array(value) else value
             self._args[self._place[name]] = self._view(name, array)
-
-    def _shapes_in_kernel(self, heads: int | None) -> dict[str, tuple[int, ...]]:
-        """Of the arguments that the kernel takes in another shape than the caller gives them."""
-        found = {}
-        for name, shape in self._shapes.items():
-            taken = shape
-            if name != "a" and self.op != "sddmm":
-                without = shape if self.op == "spmv" else shape[:-1]
-                taken = without if self._vectors else (*without, self.feat)
-            if heads is not None and name in ("a", "out") and self.op != "sddmm":
-                taken = (taken[0] * taken[1], *taken[2:])
-            if taken != shape:
-                found[name] = taken
-        return found
 
     def _on_device(self, array: Any) -> Any:
         if not isinstance(array, np.ndarray):
@@ -278,8 +241,8 @@ class Plan:
 
     def _values(self, values: Any) -> Mapping[str, Any]:
         """The kernel's arrays of values."""
-        if self.op == "sddmm":
-            raise TypeError("sddmm: argument 'values': the operator takes none")
+        if "a" not in self._shapes:
+            raise TypeError(f"{self.op}: argument 'values': the operator takes none")
         if not is_array(values) or tuple(values.shape) != self._shapes["a"]:
             raise ValueError(
                 f"{self.op}: argument 'values': expected an array of shape {self._shapes['a']}, "
@@ -328,71 +291,3 @@ class Plan:
 
     def __repr__(self) -> str:
         return f"<sparsetir.Plan {self.op} {self._shapes['out']} {self.config}>"
-
-
-def _problem(
-    op: str, matrix: Any, feat: int, dtype: str | None, reduce: str, heads: int | None, target: Any,
-    threads: int | None,
-) -> tuple[SparseMatrix | CsrPattern, Any, Statistics, Any]:  # fmt: skip
-    """What is compiled for and chosen by."""
-    if op not in PROBLEMS:
-        raise ValueError(f"plan: argument 'op': expected one of {', '.join(PROBLEMS)}, got {op!r}")
-    if dtype is not None and not isinstance(dtype, str):
-        raise TypeError(f"plan: argument 'dtype': expected a name as 'float32', got {dtype!r}")
-    counts = {"feat": feat, "heads": heads, "threads": threads}
-    for name, value in counts.items():
-        if value is None and name != "feat":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"plan: argument '{name}': expected 1 or more, got {value!r}")
-    if op == "spmv" and feat != 1:
-        raise ValueError(f"plan: argument 'feat': expected 1 for 'spmv', got {feat}")
-    if op == "sddmm" and reduce != "sum":
-        raise ValueError(f"plan: argument 'reduce': expected 'sum' for 'sddmm', got {reduce!r}")
-    if not isinstance(matrix, SparseMatrix | CsrPattern):
-        matrix = SparseMatrix(matrix)
-    own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
-    options: dict[str, Any] = {"dtype": dtype or own, "batched": heads is not None}
-    options["idtype"] = _offsets(matrix, feat)
-    if op != "sddmm":
-        options["reduce"] = reduce
-    problem = PROBLEMS[op](**options)
-    m, n = matrix.shape
-    threads = int(threads or default_threads())
-    target = resolve_target(target)
-    longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
-    if is_gpu(target) and isinstance(matrix, SparseMatrix):
-        longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
-    given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest)
-    return matrix, problem, given, target
-
-
-def default_threads() -> int:
-    """Threads of the CPU that plans divide rows among: all, or as many as TVM_NUM_THREADS says."""
-    named = os.environ.get("TVM_NUM_THREADS", "")
-    return (int(named) if named.isdecimal() else 0) or os.cpu_count() or 1
-
-
-def _csr(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
-    if isinstance(matrix, SparseMatrix):
-        pattern, (m, n) = matrix.pattern, matrix.shape
-        matrix = CsrPattern(pattern.indptr, pattern.coords[1], (m, n))
-    indptr, indices = (x.astype(idtype, copy=False) for x in matrix[:2])
-    return CsrPattern(indptr, indices, matrix.shape)
-
-
-def _offsets(matrix: SparseMatrix | CsrPattern, feat: int) -> str:
-    """int32 where it holds all that is counted; offsets into values are 64-bit either way."""
-    largest = max(*matrix.shape, matrix.nnz, feat)
-    return "int32" if largest < 2**31 - 1 else "int64"
-
-
-def _kernel(template: Any, problem: Any, config: Any, target: Any) -> Kernel:
-    """The kernel, compiled if no plan has had it before."""
-
-    def scheduled() -> Any:
-        stage_two = lower_sparse_iter(template.program(problem, config))
-        return template.schedule(stage_two, problem, config, target)
-
-    config = config.compiled
-    return compiled((problem, config), target, scheduled)

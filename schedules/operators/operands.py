@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.operators.problems import REDUCTIONS, CsrPattern, Sddmm, Spmm
 
 __all__ = ["OPERATORS", "TOLERANCES", "Check", "Operator", "gathered", "rounded"]
 
@@ -34,22 +34,74 @@ class Operator:
     name : as `sparsetir.plan` takes it
     problem : Spmm or Sddmm, what kernels are compiled for
     title : one line for people
-    names : of the dense operands
-    reads_values : whether values of the matrix play a part
+    dims : of the dense operands by name, then of the result "out": "m" and "n" are the rows and
+        columns of the matrix, "e" its elements, "k" features
+    reads_values : whether values of the matrix play a part: the argument "a", of dims "e"
     operands : (problem, shape of the matrix, feat, heads or None, rng) -> the dense operands,
         uniform in [-1, 1)
     reference : (problem, CsrPattern, values, operands) -> (exact, scale), both float64 and of the
         result's shape: the result, and the sum of the absolute values that each of its elements
         is made of (for a maximum their largest), in units of which errors are measured
+    reductions : that there are
+    vectors : whether callers have no dimension of features
+    joined : arguments whose heads kernels have in one dimension with the next, as (heads * m, feat)
     """
 
     name: str
     problem: type
     title: str
-    names: tuple[str, ...]
+    dims: Mapping[str, str]
     reads_values: bool
     operands: Callable[..., tuple[np.ndarray, ...]]
     reference: Callable[..., tuple[np.ndarray, np.ndarray]]
+    reductions: tuple[str, ...] = REDUCTIONS
+    vectors: bool = False
+    joined: tuple[str, ...] = ("a", "out")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the dense operands."""
+        return tuple(name for name in self.dims if name != "out")
+
+    def compiled_for(
+        self, dtype: str, reduce: str = "sum", batched: bool = False, idtype: str = "int32"
+    ) -> Any:
+        """The problem of these types; raises ValueError for others than there are."""
+        options = {"reduce": reduce} if len(self.reductions) > 1 else {}
+        return self.problem(dtype=dtype, idtype=idtype, batched=batched, **options)
+
+    def shapes(
+        self, shape: tuple[int, int], nnz: int, feat: int, heads: int | None
+    ) -> dict[str, tuple[int, ...]]:
+        """Shapes of operands, values "a" if any, and the result "out", as callers have them.
+
+        shape, nnz : of the matrix
+        """
+        found = self._sized(shape, nnz, () if self.vectors else (feat,))
+        return {name: (*_heads(heads), *own) for name, own in found.items()}
+
+    def kernel_shapes(
+        self, shape: tuple[int, int], nnz: int, feat: int, heads: int | None, vectors: bool
+    ) -> dict[str, tuple[int, ...]]:
+        """The same, as kernels take them.
+
+        vectors : whether those of the template have no dimension of features
+        """
+        out = {}
+        for name, own in self._sized(shape, nnz, () if vectors else (feat,)).items():
+            if heads is not None and name in self.joined:
+                out[name] = (heads * own[0], *own[1:])
+            else:
+                out[name] = (*_heads(heads), *own)
+        return out
+
+    def _sized(
+        self, shape: tuple[int, int], nnz: int, features: tuple[int, ...]
+    ) -> dict[str, tuple[int, ...]]:
+        """Shapes without heads."""
+        sizes = {"m": (shape[0],), "n": (shape[1],), "e": (nnz,), "k": features}
+        dims = {**self.dims, "a": "e"} if self.reads_values else self.dims
+        return {name: sum((sizes[d] for d in own), ()) for name, own in dims.items()}
 
     def values(self, problem: Any, nnz: int, heads: int | None, rng: Any) -> np.ndarray:
         """Random values of a matrix, (nnz,) or (heads, nnz), like the operands."""
@@ -176,14 +228,17 @@ OPERATORS: Mapping[str, Operator] = {
     op.name: op
     for op in (
         Operator(
-            "spmm", Spmm, "sparse times dense", ("b",), True, _spmm_operands, _each_head(_spmm)
+            "spmm", Spmm, "sparse times dense", {"b": "nk", "out": "mk"}, True, _spmm_operands,
+            _each_head(_spmm),
         ),
         Operator(
-            "spmv", Spmm, "sparse times a vector", ("b",), True, _spmv_operands, _each_head(_spmm)
+            "spmv", Spmm, "sparse times a vector", {"b": "nk", "out": "mk"}, True, _spmv_operands,
+            _each_head(_spmm), vectors=True,
         ),
         Operator(
-            "sddmm", Sddmm, "dense times dense where a matrix stores elements", ("x", "y"), False,
-            _sddmm_operands, _each_head(_sddmm),
+            "sddmm", Sddmm, "dense times dense where a matrix stores elements",
+            {"x": "mk", "y": "nk", "out": "e"}, False, _sddmm_operands, _each_head(_sddmm),
+            reductions=("sum",), joined=(),
         ),
     )
 }  # fmt: skip

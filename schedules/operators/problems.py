@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
+
+from sparsetir.formats import Format, Operand, Pattern
+from sparsetir.formats.converted import ConvertedFormat
 
 __all__ = [
     "DTYPES",
@@ -27,7 +31,13 @@ IDTYPES = ("int32", "int64")
 REDUCTIONS = ("sum", "mean", "max")
 
 
-class CsrPattern(NamedTuple):
+class _Csr(NamedTuple):
+    indptr: np.ndarray
+    indices: np.ndarray
+    shape: tuple[int, int]
+
+
+class CsrPattern(_Csr):
     """Where elements of a matrix are stored.
 
     indptr : (m + 1,) int32 or int64, non-decreasing
@@ -36,14 +46,22 @@ class CsrPattern(NamedTuple):
     shape : (m, n)
     """
 
-    indptr: np.ndarray
-    indices: np.ndarray
-    shape: tuple[int, int]
-
     @property
     def nnz(self) -> int:
         """Number of elements."""
         return len(self.indices)
+
+    @cached_property
+    def coordinates(self) -> Pattern:
+        """The same as formats take it.
+
+        Raises StructureError where columns do not increase within each row.
+        """
+        return Pattern.from_csr(*self)
+
+    def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
+        """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
+        return format.convert(self.coordinates, operand)
 
 
 class Arranged(NamedTuple):

@@ -299,7 +299,7 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
     """
     if decomposed.serves(problem) is not None:
         return None
-    stored = Pattern.from_csr(*pattern, check=False)
+    stored = pattern.coordinates
     found, filled = {}, set()
     counts: dict[Any, int] = {}  # DBSR has the places of BSR
     for fmt in _formats(stored):

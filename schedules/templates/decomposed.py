@@ -179,14 +179,13 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     Raises ScheduleError for a pattern that takes too much room in the format.
     """
     _refuse("arrange", problem)
-    pattern = Pattern.from_csr(*matrix)
-    too_much = refusal(config.format, pattern, problem)
+    too_much = refusal(config.format, matrix.coordinates, problem)
     if too_much is not None:
         raise ScheduleError(
             f"decomposed.arrange: argument 'config': {config.format.name} takes too much room for "
             f"the pattern: {too_much}"
         )
-    converted = config.format.convert(pattern, _operand(problem))
+    converted = matrix.stored_in(config.format, _operand(problem))
     masked = [part.rule.name for part in converted.parts if part.rule.masked and not part.full]
     if config.filled and masked:
         raise ScheduleError(

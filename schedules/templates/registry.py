@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,7 @@ from sparsetir.schedules.templates import (
 )
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["PROBLEMS", "TEMPLATES", "Template", "template_of"]
-
-# The problem of each operator, by the operator's name.
-PROBLEMS: Mapping[str, type] = {"spmm": Spmm, "spmv": Spmm, "sddmm": Sddmm}
+__all__ = ["TEMPLATES", "Template", "template_of"]
 
 
 @dataclass(frozen=True)
@@ -31,25 +28,29 @@ class Template:
     """How a kernel is made of a config, and its arguments of a pattern.
 
     program : (problem, config) -> stage-I function
-    schedule : (stage-II function, problem, config, target) -> scheduled stage-II function
+    schedule : (stage-II function, problem, config, target) -> scheduled stage-II function; of
+        templates that have no `apply`
     arrange : (CsrPattern, problem, config) -> Arranged
     problem : Spmm or Sddmm
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
         :mod:`sparsetir.schedules.search.spaces`; for templates of plug-in modules
+    apply : (stage-I Schedule, config), which schedules the program by primitives, in both stages;
+        in place of `schedule`
 
     Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
     the argument of that name, which raises ScheduleError for feature sizes they do not serve.
     """
 
     program: Callable[..., SparseFunc]
-    schedule: Callable[..., tirx.PrimFunc]
+    schedule: Callable[..., tirx.PrimFunc] | None
     arrange: Callable[..., Arranged]
     problem: type
     gpu: bool | None = False
     vectors: bool = False
     configs: Callable[..., Sequence[Any]] | None = None
+    apply: Callable[..., Any] | None = None
 
     def fits(self, problem: Any, gpu: bool) -> bool:
         """Whether it is for a problem's operator, and for GPUs or CPUs."""

@@ -24,7 +24,7 @@ import numpy as np
 from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.formats import Hyb, Operand, Pattern
+from sparsetir.formats import Hyb, Operand
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
@@ -190,7 +190,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
     Raises ScheduleError if rows are stored in pieces and kernels do not add them up (see
     :func:`shares_rows`): one column part and 2^k of at least the longest row are what it takes.
     """
-    converted = config.format.convert(Pattern.from_csr(*matrix), _operand(problem))
+    converted = matrix.stored_in(config.format, _operand(problem))
     m, n = matrix.shape
     pieces = np.zeros(m, "int64")
     for part in converted.parts:

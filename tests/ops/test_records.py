@@ -7,7 +7,8 @@ import sparsetir
 from ops_common import Case, assert_close, dense, expected_sddmm, expected_spmm, of_tensor, rounded
 from sparsetir import ops
 from sparsetir.formats import CSR, Hyb
-from sparsetir.plan import Plan, default_threads
+from sparsetir.plan import Plan
+from sparsetir.request import default_threads
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.sddmm import SddmmGroups

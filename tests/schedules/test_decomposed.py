@@ -134,7 +134,7 @@ def test_float64_int64_and_vectors(monkeypatch):
     x = np.random.default_rng(0).random(29)
     run = sparsetir.plan("spmv", matrix, config=Decomposed(ELL()))
     np.testing.assert_allclose(run(x), matrix @ x)
-    module = importlib.import_module("sparsetir.plan")
+    module = importlib.import_module("sparsetir.request")
     monkeypatch.setattr(module, "_offsets", lambda *_: "int64")
     plan, _ = check(csr(zoo()["scattered"]), Decomposed(Hyb(1, 2)), 8)
     assert plan.problem.idtype == "int64"

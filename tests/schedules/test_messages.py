@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import sparsetir
-from sparsetir.build import resolve_target
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.targets import resolve_target
 
 M, N, HEADS = 6, 5, 2
 

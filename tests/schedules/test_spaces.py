@@ -5,7 +5,6 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.build import resolve_target
 from sparsetir.formats import BSR
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates
@@ -14,6 +13,7 @@ from sparsetir.schedules.search.spaces import Branch, Space, space
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmv import SlicedRows
+from sparsetir.targets import resolve_target
 
 MATRIX = sp.random_array((300, 300), density=0.03, format="csr", dtype="float32", rng=0)
 GPU = {"kind": "cuda", "arch": "sm_90"}

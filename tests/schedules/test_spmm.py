@@ -13,6 +13,7 @@ from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates.spmm import RowBlocks, arrange
+from sparsetir.targets import host_target
 
 RNG = np.random.default_rng(0)
 
@@ -73,7 +74,7 @@ def test_feature_sizes(feat):
 @pytest.mark.parametrize("feat", [1, 5, 16, 40, 96, 128, 200, 300, 512, 777])
 def test_candidates(feat):
     a = ZOO["random"]
-    target = sparsetir.build.__globals__["host_target"]()
+    target = host_target()
     for config in candidates(Spmm(), Statistics(*a.shape, a.nnz, feat), target):
         check(a, feat, config=config)
 

@@ -8,8 +8,8 @@ import scipy.sparse as sp
 import tvm
 
 from sparsetir import SparseMatrix
-from sparsetir.build import resolve_target
 from sparsetir.formats.pattern import Pattern
+from sparsetir.targets import resolve_target
 from sparsetir.tuning import fingerprint as module
 from sparsetir.tuning.fingerprint import device_name, fingerprint, shape_class, statistics
 from sparsetir.tuning.records import Key

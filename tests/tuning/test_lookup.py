@@ -11,11 +11,11 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.build import resolve_target
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.targets import resolve_target
 from sparsetir.tuning import lookup
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import recorded_config

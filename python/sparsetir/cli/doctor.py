@@ -94,8 +94,8 @@ def targets() -> list[str]:
 
 def cpu() -> dict[str, Any]:
     """Name, cores that this process may use, vector registers and caches."""
-    from sparsetir.build import host_target
     from sparsetir.schedules.default import vector_bits
+    from sparsetir.targets import host_target
     from sparsetir.tuning.fingerprint import device_name
 
     target = host_target()

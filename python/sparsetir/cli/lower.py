@@ -6,8 +6,7 @@ import argparse
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ __all__ = ["add", "run"]
 STAGES = ("1", "2", "scheduled", "3", "source", "asm")
 EPILOG = f"""\
 Stages: 1, the program over coordinates; 2, over positions; scheduled, the same with the schedule
-of its template, or the default one; 3, loops over flat buffers; source, what TVM generates (LLVM
-IR, or the text of GPU kernels); asm, assembly.
+of its template, or the default one; 3, loops over flat buffers, which are compiled; source, what
+TVM generates (LLVM IR, or the text of GPU kernels); asm, assembly.
 
 An operator ({", ".join(OPS)}) has the config that a plan for the graph would have, which is printed
 on stderr; a file is run, and has to hold the function at its top level.
@@ -33,16 +32,8 @@ examples:
 """
 
 
-@dataclass(frozen=True)
-class Program:
-    """A function and how it is scheduled.
-
-    first : of stage I, or a PrimFunc of the user
-    schedule : (stage-II function) -> scheduled
-    """
-
-    first: Any
-    schedule: Callable[[Any], Any]
+# Of `kernel.stages`, by the name of the stage here.
+NAMES = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
 
 
 def add(commands: Any) -> None:
@@ -64,15 +55,15 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.build import resolve_target
+    from sparsetir.targets import resolve_target
 
     target = resolve_target(args.target)
     config = None
     if args.program in OPS:
-        program, config = _operator(args, target)
+        stages, config = _operator(args, target)
     else:
-        program = _from_file(args.program, target)
-    text = _text(program, args.stage, target).rstrip("\n")
+        stages = _stages_of(_from_file(args.program), args.stage, target)
+    text = _text(stages, args.stage, target).rstrip("\n")
     if args.json:
         words = {"program": args.program, "stage": args.stage, "target": str(target)}
         arguments.print_json({**words, "config": config, "text": text})
@@ -83,61 +74,54 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _text(program: Program, stage: str, target: Any) -> str:
-    from sparsetir.build import build
-    from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
-    from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-    from sparsetir.sparse_ir.nodes import SparseFunc
+def _text(stages: Mapping[str, Any], stage: str, target: Any) -> str:
+    from sparsetir.build import kernel_of
 
-    func = program.first
-    if stage == "1":
-        if not isinstance(func, SparseFunc):
-            raise UsageError("argument --stage: the function is of stage 2, it has no stage 1")
-        return func.script()
-    second = lower_sparse_iter(func) if isinstance(func, SparseFunc) else func
-    if stage == "2":
-        return second.script()
-    scheduled = program.schedule(second)
-    if stage == "scheduled":
-        return scheduled.script()
-    if stage == "3":
-        return lower_sparse_buffer(scheduled).script()
-    return build(scheduled, target).source("asm" if stage == "asm" else None)
+    if stage in NAMES:
+        return stages[NAMES[stage]].script()
+    return kernel_of(dict(stages), target).source("asm" if stage == "asm" else None)
 
 
-def _operator(args: argparse.Namespace, target: Any) -> tuple[Program, Mapping[str, Any]]:
-    """The program of a template, and its config as data."""
-    from sparsetir.plan import _problem
-    from sparsetir.schedules.default import is_gpu
+def _operator(args: argparse.Namespace, target: Any) -> tuple[Mapping[str, Any], Any]:
+    """The stages of the kernel that a plan has, and its config as data."""
+    from sparsetir.request import request
+    from sparsetir.schedules.operators.operands import OPERATORS
     from sparsetir.schedules.search.choose import choose
     from sparsetir.schedules.search.configs import to_data
-    from sparsetir.schedules.templates.registry import template_of
     from sparsetir.sparse_tensor import SparseMatrix
     from sparsetir.tuning.lookup import recorded_config
-    from sparsetir.tuning.task import Task
 
-    op, matrix = args.program, SparseMatrix(arguments.graph(args.graph)[1])
-    feat = args.feat or (1 if op == "spmv" else 32)
-    _, problem, given, _ = _problem(
-        op, matrix, feat, args.dtype, args.reduce, None, target, args.threads
-    )
-    task = Task(op, matrix, feat, problem.dtype, args.reduce, None, target, given.threads)
-    config = args.config or recorded_config(task) or choose(problem, given, target)
-    template = template_of(config, problem, is_gpu(target))
-    config.tiles(feat)
-    compiled = config.compiled
-
-    def schedule(second: Any) -> Any:
-        return template.schedule(second, problem, compiled, target)
-
-    return Program(template.program(problem, compiled), schedule), to_data(config)
+    wanted = request(
+        args.program, SparseMatrix(arguments.graph(args.graph)[1]),
+        args.feat or (1 if OPERATORS[args.program].vectors else 32), dtype=args.dtype,
+        reduce=args.reduce, target=target, threads=args.threads,
+    )  # fmt: skip
+    config = args.config or recorded_config(wanted.task())
+    config = config or choose(wanted.problem, wanted.statistics, target)
+    config.tiles(wanted.feat)  # refuses feature sizes that it does not serve
+    return wanted.stages(config), to_data(config)
 
 
-def _from_file(text: str, target: Any) -> Program:
+def _stages_of(func: Any, stage: str, target: Any) -> Mapping[str, Any]:
+    """The stages of a function of a file, as far as they are wanted.
+
+    What cannot be lowered can be printed; of a function of stage II its own is as lowered, too.
+    """
+    from sparsetir.lower import lower
+    from sparsetir.sparse_ir.nodes import SparseFunc
+
+    if isinstance(func, SparseFunc):
+        return {"I": func} if stage == "1" else lower(func, target=target)
+    if stage == "1":
+        raise UsageError("argument --stage: the function is of stage 2, it has no stage 1")
+    given = {"II": func, "II scheduled": func}
+    return given if stage in ("2", "scheduled") else lower(func, target=target)
+
+
+def _from_file(text: str) -> Any:
     """A decorated function of a Python file, which is run."""
     from tvm import tirx
 
-    from sparsetir.schedules.default import default_schedule
     from sparsetir.sparse_ir.nodes import SparseFunc
 
     path, _, wanted = text.partition(".py:")
@@ -164,5 +148,4 @@ def _from_file(text: str, target: Any) -> Program:
     func = found.get(wanted or next(iter(found)))
     if func is None:
         raise UsageError(f"argument OP|FILE: {file} has no {wanted}, but {', '.join(found)}")
-    own = not isinstance(func, SparseFunc)
-    return Program(func, lambda second: second if own else default_schedule(second, target))
+    return func

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from sparsetir.compiled import compiled
+from sparsetir.lower import lower
 from sparsetir.ops.structure import DTYPES, Structure, target_of
-from sparsetir.schedules.default import default_schedule
 from sparsetir.schedules.templates.spmm_arg import SpmmArg, program
-from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 
 __all__ = ["extremum", "extremum_and_place", "gradients"]
 
@@ -65,9 +64,7 @@ def _place(structure: Structure, values: Tensor | None, b: Tensor, c: Tensor) ->
     idtype = str(structure.pattern.indptr.dtype)
     problem = SpmmArg(DTYPES[b.dtype], idtype, values is not None)
     target = target_of(structure.device)
-    kernel = compiled(
-        problem, target, lambda: default_schedule(lower_sparse_iter(program(problem)), target)
-    )
+    kernel = compiled(problem, target, lambda: lower(program(problem), target=target))
     rowptr, col, places = structure.index_arrays
     out = torch.empty(c.shape, dtype=rowptr.dtype, device=c.device)
     arrays: dict[str, Any] = {"b": b, "c": c, "out": out, "places": places}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.compiled import compiled
+from sparsetir.lower import lower_template
 from sparsetir.ops.structure import DTYPES, Structure, target_of
 from sparsetir.schedules.templates import (
     edge_attention,
@@ -25,7 +26,6 @@ from sparsetir.schedules.templates import (
 )
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.computed import equal_work
-from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 
 __all__ = ["attention", "gsddmm", "gspmm", "softmax", "softmax_backward"]
 
@@ -191,9 +191,9 @@ class _Run:
     ) -> None:  # fmt: skip
         """Compile the kernel if it is new, and run it; `rows` for templates of blocks of rows."""
         structure, target = self.structure, target_of(self.structure.device)
-        kernel = compiled((template.__name__, problem, config), target, lambda: template.schedule(
-            lower_sparse_iter(template.program(problem, config)), problem, config, target
-        ))  # fmt: skip
+        key = template.__name__, problem, config
+        stages = partial(lower_template, template, problem, config, target)
+        kernel = compiled(key, target, stages)
         if rows:
             block_ptr = _arrays_of(structure).block_ptr(self._blocks())
             named = {**named, "block_ptr": block_ptr}

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.plan import Plan, default_threads, plan
+from sparsetir.plan import Plan, plan
+from sparsetir.request import default_threads
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import recorded_config
 from sparsetir.tuning.task import Task
-
-if TYPE_CHECKING:
-    from sparsetir.ops.structure import Structure
 
 __all__ = ["Planned", "recorded"]
 
@@ -32,24 +31,25 @@ class Planned(NamedTuple):
 
 
 def recorded(
-    structure: Structure, op: str, feat: int, ones: bool, **options: Any
-) -> Planned | None:
+    pattern: CsrPattern, in_order: Callable[[], CsrPattern], op: str, feat: int, ones: bool,
+    **options: Any,
+) -> Planned | None:  # fmt: skip
     """The plan with the config that is recorded for a pattern; None where none applies.
 
+    pattern : may have the columns of a row in any order, but each once, as what is tuned has
+    in_order : gives it with the columns of each row in order, where they are not
     ones : for runs without values: they are arranged as the config wants them once. Values of a
         run would be arranged in each, which takes longer than what most configs save, and was not
         timed when they were tuned: no config that needs it applies
     options : dtype, reduce, heads and target, as :func:`sparsetir.plan` takes them
-
-    The pattern may have the columns of a row in any order, but each once, as what is tuned has.
     """
-    sizes = cast(Any, Sizes(structure.shape, structure.nnz))
+    sizes = cast(Any, Sizes(pattern.shape, pattern.nnz))
     task = Task(op, sizes, feat, threads=default_threads(), **options)
-    config = recorded_config(task, lambda: _in_order(structure.pattern))
+    config = recorded_config(task, lambda: _in_order(pattern))
     if config is None:
         return None
-    resorted = not _increase(structure.pattern)
-    matrix: Any = (structure.with_columns_in_order if resorted else structure).pattern
+    resorted = not _increase(pattern)
+    matrix: Any = in_order() if resorted else pattern
     if ones:
         matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
     else:
@@ -58,7 +58,7 @@ def recorded(
         found = plan(op, matrix, feat, config=config, **task.options)
     except Exception:
         return None  # of a template that has changed since, as in `plan`
-    if op != "sddmm" and not ones and found.arranges_values:
+    if found.needs_values and found.arranges_values:
         return None
     found.chosen_by = "record"
     return Planned(found, resorted)

@@ -13,14 +13,15 @@ import torch
 import tvm_ffi
 from torch import Tensor
 
-from sparsetir.build import resolve_target
 from sparsetir.kernel import Kernel
 from sparsetir.ops.cache import Cache, lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_size
 from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.plan import Plan, plan
+from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.targets import resolve_target
 
 __all__ = [
     "DTYPES",
@@ -154,18 +155,18 @@ class Structure:
         values : (nnz,) or (heads, nnz) in the caller's order; by default all one
         reduce : "sum", "mean" or "max"
         """
-        first = operands[0]
-        batched = first.dim() > (1 if op == "spmv" else 2)
+        first, operator = operands[0], OPERATORS[op]
+        batched = first.dim() > (1 if operator.vectors else 2)
         heads = first.shape[0] if batched else None
-        feat = 1 if op == "spmv" else first.shape[-1]
-        if not self.nnz or not feat or heads == 0:
-            return self._nothing(op, first)
-        if batched and values is None and op != "sddmm":
+        feat = 1 if operator.vectors else first.shape[-1]
+        if not self.nnz or not feat or heads == 0:  # nothing is added up
+            return first.new_zeros(operator.shapes(self.shape, self.nnz, feat, heads)["out"])
+        if batched and values is None and operator.reads_values:
             return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
-        ones = values is None and op != "sddmm"
+        ones = values is None and operator.reads_values
         run, resorted = self.planned(op, feat, first.dtype, reduce, heads, ones)
         at = self.with_columns_in_order if resorted else self
-        if op == "sddmm":
+        if not operator.reads_values:
             return at.restored(self._call(run, operands, None))
         if values is not None:
             values = at.arranged(values)
@@ -210,10 +211,14 @@ class Structure:
             return kept
 
         def make() -> Planned:
-            found = recorded(self, op, feat, ones, **self._options(dtype, reduce, heads))
+            options = self._options(dtype, reduce, heads)
+            found = recorded(self.pattern, self._pattern_in_order, op, feat, ones, **options)
             return found or Planned(self.plan(op, feat, dtype, reduce, heads))
 
         return self._kept(key, make)
+
+    def _pattern_in_order(self) -> CsrPattern:
+        return self.with_columns_in_order.pattern
 
     def _options(self, dtype: torch.dtype, reduce: str, heads: int | None) -> dict[str, Any]:
         target = target_of(self.device)
@@ -244,13 +249,6 @@ class Structure:
             return
         with torch.cuda.device(self.device), tvm_ffi.use_torch_stream():
             kernel(**arrays, **sizes)
-
-    def _nothing(self, op: str, like: Tensor) -> Tensor:
-        """The result where nothing is added up."""
-        if op == "sddmm":
-            return like.new_zeros((*like.shape[:-2], self.nnz))
-        at = like.dim() - (1 if op == "spmv" else 2)
-        return like.new_zeros((*like.shape[:at], self.m, *like.shape[at + 1 :]))
 
     def _unit(self, dtype: torch.dtype) -> Tensor:
         """(nnz,) ones."""

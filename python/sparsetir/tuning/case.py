@@ -35,10 +35,7 @@ class Case:
     def __init__(self, task: Task, folder: Path) -> None:
         self.task = task
         operator = OPERATORS[task.op]
-        options: dict[str, Any] = {"dtype": task.dtype, "batched": task.heads is not None}
-        if task.op != "sddmm":
-            options["reduce"] = task.reduce
-        problem = operator.problem(**options)
+        problem = operator.compiled_for(task.dtype, task.reduce, task.heads is not None)
         rng, pattern = np.random.default_rng(SEED), task.matrix.pattern
         shape = pattern.shape[0], pattern.shape[1]
         self.operands = operator.operands(problem, shape, task.feat, task.heads, rng)

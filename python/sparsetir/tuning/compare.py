@@ -17,9 +17,9 @@ import scipy.sparse
 from sparsetir.bench import rounds as turns
 from sparsetir.bench.operators import Case, make
 from sparsetir.bench.peers import OURS
-from sparsetir.build import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import to_data
+from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import OK, Task
 from sparsetir.tuning.tuned import Trial, Tuned
 from sparsetir.tuning.tuned import seconds as seconds_of

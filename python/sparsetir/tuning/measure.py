@@ -20,9 +20,9 @@ import numpy as np
 
 from sparsetir.bench.names import THREADS
 from sparsetir.bench.rounds import PRIORITY
-from sparsetir.build import resolve_target
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
+from sparsetir.targets import resolve_target
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.task import Outcome, Reference, Task
 

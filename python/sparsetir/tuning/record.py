@@ -13,8 +13,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sparsetir._versions import REQUIRED, VERSION
-from sparsetir.build import resolve_target
 from sparsetir.schedules.default import is_gpu
+from sparsetir.targets import resolve_target
 from sparsetir.tuning.fingerprint import device_name, fingerprint, shape_class
 from sparsetir.tuning.task import Task
 

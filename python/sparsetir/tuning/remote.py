@@ -24,17 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm
 
 from sparsetir.arrays import is_array, itemsize
-from sparsetir.build import _callable_with_natural_shapes, _stages
-from sparsetir.plan import _csr, _problem
-from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.operators.operands import OPERATORS
+from sparsetir.build import compile_stages
+from sparsetir.request import Request, request
 from sparsetir.schedules.passes.nests import count_launches
-from sparsetir.schedules.templates.registry import template_of
 from sparsetir.signature import Signature, signature_of
-from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.tuning.case import Case, array, numbers
 from sparsetir.tuning.task import OK, PRUNED, Reference
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
@@ -182,8 +177,8 @@ class RemoteDevice:
         return tracker
 
     def _device(self) -> Any:
-        target = _problem_of(self.case)[3]
-        return self._session.device(target.kind.name if is_gpu(target) else "cpu", 0)
+        wanted = _request_of(self.case)
+        return self._session.device(wanted.target.kind.name if wanted.gpu else "cpu", 0)
 
     def _uploaded(self, made: Compiled) -> Any:
         from tvm.support import cc
@@ -199,8 +194,9 @@ class RemoteDevice:
 
     def _arguments(self, made: Compiled) -> tuple[list[Any], Any]:
         """What the kernel takes, arrays being on the device; and the one that it writes."""
-        task, signature, device = self.case.task, made.signature, self._device()
-        operands = dict(zip(OPERATORS[task.op].names, self.case.operands, strict=True))
+        signature, device = made.signature, self._device()
+        names = _request_of(self.case).operator.names
+        operands = dict(zip(names, self.case.operands, strict=True))
         given = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
         values = [given[name] for name in signature.names]
         for i, value in enumerate(values):
@@ -240,13 +236,8 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> di
     return summary(OK, [turn(number, repeat) for _ in range(TURNS)], seconds)
 
 
-def _problem_of(case: Case) -> tuple[Any, Any, Any, Any]:
-    task = case.task
-    options = task.options
-    return _problem(
-        task.op, case.matrix, task.feat, options["dtype"], options["reduce"], options["heads"],
-        options["target"], options["threads"],
-    )  # fmt: skip
+def _request_of(case: Case) -> Request:
+    return request(case.task.op, case.matrix, case.task.feat, **case.task.options)
 
 
 def compiled(case: Case, config: Any) -> Compiled:
@@ -254,29 +245,26 @@ def compiled(case: Case, config: Any) -> Compiled:
 
     A plan also loads the kernel, which works only where it is to run.
     """
-    task = case.task
-    matrix, problem, _, target = _problem_of(case)
-    template = template_of(config, problem, is_gpu(target))
-    sizes = {"heads": task.heads or 1, "tiles": config.tiles(task.feat)}
+    wanted = _request_of(case)
+    template, heads = wanted.template(config), wanted.heads
+    sizes = {"heads": heads or 1, "tiles": config.tiles(wanted.feat)}
     start = time.perf_counter()
-    stage_two = lower_sparse_iter(template.program(problem, config.compiled))
-    scheduled = template.schedule(stage_two, problem, config.compiled, target)
-    stages = _stages(KERNEL, scheduled, target)
-    module = tvm.IRModule({KERNEL: _callable_with_natural_shapes(KERNEL, stages)})
-    executable = tvm.compile(module, target=target)
+    stages = wanted.stages(config)
+    executable = compile_stages({KERNEL: stages}, wanted.target)
     compile_seconds = time.perf_counter() - start
     start = time.perf_counter()
-    arranged = template.arrange(_csr(matrix, problem.idtype), problem, config)
+    arranged = template.arrange(wanted.pattern, wanted.problem, config)
     convert_seconds = time.perf_counter() - start
     arguments = {**sizes, **arranged.arguments}
-    if task.op != "sddmm":
-        heads = () if task.heads is None else (task.heads,)
-        values = np.broadcast_to(matrix.values, (*heads, matrix.nnz))
+    if wanted.operator.reads_values:
+        shape = case.matrix.nnz if heads is None else (heads, case.matrix.nnz)
+        values = np.broadcast_to(case.matrix.values, shape)
         arguments |= (arranged.spread or (lambda a: {"a": a}))(values)
     signature = signature_of(stages)
     dtypes = dict(zip(signature.names, signature.dtypes, strict=True))
     size = sum(x.size * itemsize(dtypes[n]) for n, x in arguments.items() if is_array(x))
     return Compiled(
         executable, signature, arguments, size, arranged.padding,
-        count_launches(scheduled) if is_gpu(target) else 1, compile_seconds, convert_seconds,
+        count_launches(stages["II scheduled"]) if wanted.gpu else 1, compile_seconds,
+        convert_seconds,
     )  # fmt: skip

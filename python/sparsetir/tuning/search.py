@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -12,19 +13,18 @@ from typing import Any
 import numpy as np
 import tvm
 
-from sparsetir.build import resolve_target
 from sparsetir.extras import need
-from sparsetir.plan import _csr, _problem
+from sparsetir.request import request
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space, space
 from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.targets import resolve_target
 from sparsetir.tuning.fingerprint import statistics
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.records import Key, Record, RecordError, Records
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.task import Task
 from sparsetir.tuning.tuned import Trial, Tuned
 
 __all__ = ["SAMPLERS", "Trial", "Tuned", "forget_trials", "study_name", "tune"]
@@ -93,17 +93,17 @@ def tune(
     make_run = _run_class()
     for name in modules:
         import_module(name)
-    matrix, problem, given, resolved = _problem(
-        op, matrix, feat, dtype, reduce, heads, target, threads
+    wanted = request(
+        op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads
     )
-    task = Task(
-        op, matrix, int(feat), problem.dtype, reduce, heads, _plain_target(target), given.threads
-    )
+    problem, given, resolved = wanted.problem, wanted.statistics, wanted.target
+    task = replace(wanted.task(), feat=int(feat), target=_plain_target(target))
+    matrix = task.matrix
     device = None if remote is None else remote.key
     key = Key.of(task, device)
     kept = _records(records)
     configs = candidates(problem, given, resolved)
-    found = space(problem, _csr(matrix, problem.idtype), given, resolved)
+    found = space(problem, wanted.pattern, given, resolved)
     first, warnings = list(configs), []
     if transfer and kept is not None:
         # The default stays first.

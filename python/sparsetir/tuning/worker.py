@@ -24,11 +24,11 @@ import scipy.sparse as sp
 import tvm
 
 from sparsetir.arrays import is_array, itemsize, memory
-from sparsetir.build import resolve_target
 from sparsetir.plan import Plan, plan
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
 from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.targets import resolve_target
 from sparsetir.tuning.case import Case, array, numbers
 from sparsetir.tuning.measure import is_of_memory
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError

@@ -1,0 +1,146 @@
+"""From a function of any stage to all stages after it: the one way to kernels.
+
+`build`, plans, the operators for torch, the tuner, the command line and the bench all come through
+here, so that what one of them shows is what the others compile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from sparsetir.schedules.default import binds_threads, default_schedule, is_gpu
+from sparsetir.schedules.passes.cpu_locals import locals_on_stack
+from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
+from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.targets import resolve_target
+
+__all__ = ["Stages", "lower", "lower_template", "name_of"]
+
+# The function at "I", "II" (as lowered), "II scheduled" and "III" (what is compiled), in this
+# order. There are no stages before that of the function which was given.
+Stages = dict[str, Any]
+
+
+def lower(
+    func: Any,
+    schedule: Callable[..., Any] | None = None,
+    config: Any = None,
+    target: Any = "llvm",
+) -> Stages:
+    """All stages of a function, up to the one that is compiled.
+
+    func : of stage I; a :class:`Schedule`, whose function is taken as it was scheduled; of stage
+        II, or a plain PrimFunc, or a `tvm.s_tir.Schedule` of one of them, taken as it is
+    schedule : `schedule(sch, config)`, called with a new :class:`Schedule` of the stage-I function;
+        without a config `schedule(sch)`. What it gives back is not looked at. By default, and where
+        it does not go on to stage II itself, the default schedule for the target follows
+    config : for `schedule`
+    target : as for :func:`sparsetir.build`
+
+    "III" has been through the last passes of the target (locals on the stack for CPUs, constants
+    that print exactly for GPUs). Functions given are left as they are.
+
+    Raises LoweringError or ScheduleError, TypeError for what is none of these functions,
+    ValueError for a schedule beside what is scheduled, and a config without a schedule.
+    """
+    target = resolve_target(target)
+    _check(func, schedule, config)
+    if isinstance(func, s_tir.Schedule):
+        func = _only(func)
+    if isinstance(func, tirx.PrimFunc):
+        return _finished({"II scheduled": func} if SIGNATURE in func.attrs else {}, func, target)
+    sch = func if isinstance(func, Schedule) else Schedule(func)
+    if schedule is not None:
+        schedule(*(sch,) if config is None else (sch, config))
+    return _of_schedule(sch, target)
+
+
+def lower_template(template: Any, problem: Any, config: Any, target: Any = "llvm") -> Stages:
+    """All stages of the kernel that a template makes of a problem and a config.
+
+    template : a :class:`sparsetir.schedules.templates.registry.Template`, or a module that has
+        `program(problem, config)` and `schedule(stage-II function, problem, config, target)`
+    config : what of it kernels do not depend on is left out here (its `compiled`)
+
+    Raises ScheduleError for a config that does not serve the problem or the target.
+    """
+    target, config = resolve_target(target), getattr(config, "compiled", config)
+    func = template.program(problem, config)
+    apply = getattr(template, "apply", None)
+    if apply is not None:
+        return lower(func, apply, config, target)
+    stages = {"I": func, "II": lower_sparse_iter(func)}
+    stages["II scheduled"] = template.schedule(stages["II"], problem, config, target)
+    return _finished(stages, stages["II scheduled"], target)
+
+
+def name_of(func: Any) -> str:
+    """The name that a function has by itself."""
+    return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
+
+
+def _of_schedule(sch: Schedule, target: Any) -> Stages:
+    """The stages of what a schedule has come to."""
+    stages = {"I": sch.func, "II": lower_sparse_iter(sch.func)}
+    # The one place that knows of schedules which have gone on to stage II: they hold a
+    # `tvm.s_tir.Schedule` from then on.
+    second = getattr(sch, "stage_two", None)
+    scheduled = default_schedule(stages["II"], target) if second is None else _only(second)
+    return _finished({**stages, "II scheduled": scheduled}, scheduled, target)
+
+
+def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
+    """With stage III, through the passes that come last."""
+    gpu = is_gpu(target)
+    if gpu and not binds_threads(scheduled.body):
+        raise ScheduleError(
+            f"lower: '{name_of(scheduled)}' is scheduled for no threads, as target "
+            f"{target.kind.name} needs; bind its loops, or give the stage-I function for the "
+            "default schedule"
+        )
+    finish = exact_constants if gpu else locals_on_stack
+    return {**stages, "III": finish(lower_sparse_buffer(scheduled))}
+
+
+def _check(func: Any, schedule: Any, config: Any) -> None:
+    if not isinstance(func, SparseFunc | Schedule | tirx.PrimFunc | s_tir.Schedule):
+        raise TypeError(
+            "lower: argument 'func': expected a stage-I function, a PrimFunc, a Schedule or an "
+            f"s_tir.Schedule, got {type(func).__name__}"
+        )
+    if schedule is None:
+        if config is not None:
+            raise ValueError(
+                "lower: argument 'config': expected None without a schedule, which it is for, got "
+                f"{config!r}"
+            )
+        return
+    if not callable(schedule):
+        raise TypeError(
+            "lower: argument 'schedule': expected a function (sch, config) or None, got "
+            f"{type(schedule).__name__}"
+        )
+    if not isinstance(func, SparseFunc):
+        raise ValueError(
+            "lower: argument 'schedule': expected None beside a function that is scheduled, got "
+            f"one beside a {type(func).__name__}; give the stage-I function"
+        )
+
+
+def _only(sch: s_tir.Schedule) -> Any:
+    """The function of a schedule of stage II."""
+    functions = list(sch.mod.functions.values())
+    if len(functions) != 1:
+        raise ValueError(
+            "lower: argument 'func': expected a schedule of one function, got one of "
+            f"{len(functions)}"
+        )
+    return functions[0]

@@ -1,0 +1,155 @@
+"""What plans, searches and devices elsewhere are asked for: checked once, in one place."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsetir.arrays import itemsize
+from sparsetir.formats import Format, Operand
+from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.lower import Stages, lower_template
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.operators.operands import OPERATORS, Operator
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.search.choose import Statistics
+from sparsetir.schedules.templates.registry import Template, template_of
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.targets import resolve_target
+from sparsetir.tuning.task import Task
+
+__all__ = ["Request", "csr_pattern", "default_threads", "request"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """An operator on a matrix; :func:`request` makes it.
+
+    matrix : a CsrPattern where there are no values
+    problem : what kernels are compiled for
+    statistics : what configs are chosen by
+    target : a `tvm.target.Target`
+    """
+
+    operator: Operator
+    matrix: SparseMatrix | CsrPattern
+    problem: Any
+    feat: int
+    heads: int | None
+    statistics: Statistics
+    target: Any
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it is for a GPU."""
+        return is_gpu(self.target)
+
+    @cached_property
+    def pattern(self) -> CsrPattern:
+        """Where the matrix has elements, in the type of the problem."""
+        return csr_pattern(self.matrix, self.problem.idtype)
+
+    def template(self, config: Any) -> Template:
+        """The template of a config; raises TypeError for what is no config for this."""
+        return template_of(config, self.problem, self.gpu)
+
+    def stages(self, config: Any) -> Stages:
+        """All stages of the kernel for a config."""
+        return lower_template(self.template(config), self.problem, config, self.target)
+
+    def task(self) -> Task:
+        """What records of tuning are looked up by; of a SparseMatrix."""
+        assert isinstance(self.matrix, SparseMatrix)
+        reduce = getattr(self.problem, "reduce", "sum")
+        return Task(
+            self.operator.name, self.matrix, self.feat, self.problem.dtype, reduce, self.heads,
+            self.target, self.statistics.threads,
+        )  # fmt: skip
+
+
+def request(
+    op: str,
+    matrix: Any,
+    feat: int = 1,
+    *,
+    dtype: str | None = None,
+    reduce: str = "sum",
+    heads: int | None = None,
+    target: Any = "llvm",
+    threads: int | None = None,
+) -> Request:
+    """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
+    operator = OPERATORS.get(op) if isinstance(op, str) else None
+    if operator is None:
+        known = ", ".join(OPERATORS)
+        raise ValueError(f"plan: argument 'op': expected one of {known}, got {op!r}")
+    if dtype is not None and not isinstance(dtype, str):
+        raise TypeError(f"plan: argument 'dtype': expected a name as 'float32', got {dtype!r}")
+    counts = {"feat": feat, "heads": heads, "threads": threads}
+    for name, value in counts.items():
+        if value is None and name != "feat":
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"plan: argument '{name}': expected 1 or more, got {value!r}")
+    if operator.vectors and feat != 1:
+        raise ValueError(f"plan: argument 'feat': expected 1 for '{op}', got {feat}")
+    if operator.reductions == ("sum",) and reduce != "sum":
+        raise ValueError(f"plan: argument 'reduce': expected 'sum' for '{op}', got {reduce!r}")
+    if not isinstance(matrix, SparseMatrix | CsrPattern):
+        matrix = SparseMatrix(matrix)
+    own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
+    problem = operator.compiled_for(dtype or own, reduce, heads is not None, _offsets(matrix, feat))
+    m, n = matrix.shape
+    threads = int(threads or default_threads())
+    target = resolve_target(target)
+    longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
+    if is_gpu(target) and isinstance(matrix, SparseMatrix):
+        longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
+    given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest)
+    return Request(operator, matrix, problem, feat, heads, given, target)
+
+
+def default_threads() -> int:
+    """Threads of the CPU that plans divide rows among: all, or as many as TVM_NUM_THREADS says."""
+    named = os.environ.get("TVM_NUM_THREADS", "")
+    return (int(named) if named.isdecimal() else 0) or os.cpu_count() or 1
+
+
+def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
+    """Where a matrix has elements, with indices of a type.
+
+    Of a SparseMatrix it takes, and adds to, the conversions that the matrix keeps.
+    """
+    if isinstance(matrix, CsrPattern):
+        indptr, indices = (x.astype(idtype, copy=False) for x in matrix[:2])
+        return CsrPattern(indptr, indices, matrix.shape)
+    pattern, (m, n) = matrix.pattern, matrix.shape
+    indptr, indices = (x.astype(idtype, copy=False) for x in (pattern.indptr, pattern.coords[1]))
+    found = _OfMatrix(indptr, indices, (m, n))
+    if pattern.idtype != idtype:  # one that it has no conversions for
+        return CsrPattern(*found)
+    found.matrix = matrix
+    return found
+
+
+class _OfMatrix(CsrPattern):
+    """The pattern of a SparseMatrix."""
+
+    matrix: SparseMatrix
+
+    @cached_property
+    def coordinates(self) -> Any:
+        return self.matrix.pattern
+
+    def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
+        return self.matrix.to(format, operand)
+
+
+def _offsets(matrix: SparseMatrix | CsrPattern, feat: int) -> str:
+    """int32 where it holds all that is counted; offsets into values are 64-bit either way."""
+    largest = max(*matrix.shape, matrix.nnz, feat)
+    return "int32" if largest < 2**31 - 1 else "int64"
