@@ -20,6 +20,7 @@ from sparsetir.formats.ragged import Ragged
 from sparsetir.formats.relational_hyb import RelationalHyb
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.rule_format import RuleFormat
+from sparsetir.formats.sell import SELL
 from sparsetir.formats.sr_bcrs import SRBCRS
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "RelationalHyb",
     "RowELL",
     "RuleFormat",
+    "SELL",
     "SRBCRS",
     "by_band",
     "by_block_fill",

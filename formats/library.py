@@ -20,11 +20,12 @@ from sparsetir.formats.mixture import Mixture, by_band, by_block_fill, by_row_le
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.ragged import Ragged
 from sparsetir.formats.row_ell import RowELL
+from sparsetir.formats.sell import SELL, sliced_rows
 from sparsetir.formats.sr_bcrs import SRBCRS
 
 __all__ = [
     "block_places", "diagonal_places", "hyb_places", "library", "places", "ragged_places",
-    "refusal", "row_places", "tile_places",
+    "refusal", "row_places", "slice_places", "tile_places",
 ]  # fmt: skip
 
 # What is larger is not converted: places for each element, and bytes of values and masks.
@@ -33,7 +34,7 @@ MOST_BYTES = 400_000_000
 PLACE_BYTES = 5  # a float32 value and its mask
 FORMATS = (
     CSR(), CSC(), COO(), DCSR(), BSR(4, 4), DBSR(4, 4), ELL(), RowELL(8), CSF((0, 1)), CSF((1, 0)),
-    Ragged(), DIA(), SRBCRS(8, 32), EnumeratedPatterns(4),
+    Ragged(), DIA(), SRBCRS(8, 32), SELL(16, 4096), EnumeratedPatterns(4),
 )  # fmt: skip
 MIXTURES = (
     Mixture("blocks_and_csr", (BSR(4, 4), CSR()), by_block_fill(4, 4, 0.5)),
@@ -60,6 +61,8 @@ def places(fmt: Format, pattern: Pattern) -> int:
             return block_places(pattern, r, c)
         case SRBCRS(t=t, g=g):
             return tile_places(pattern, t, g)
+        case SELL(c=c, sigma=sigma):
+            return slice_places(pattern, c, sigma)
         case Hyb(c=c, k=k):
             return hyb_places(pattern, c, k)
         case ELL():
@@ -114,6 +117,12 @@ def tile_places(pattern: Pattern, t: int, g: int) -> int:
     columns = _distinct((i // t).astype(np.int64) * pattern.shape[1] + j)
     counts = np.bincount(columns // max(1, pattern.shape[1]))
     return int((-(-counts // g)).sum()) * g * t
+
+
+def slice_places(pattern: Pattern, c: int, sigma: int) -> int:
+    """Places of SELL: slices of c rows as long as their longest."""
+    _, widths = sliced_rows(np.diff(pattern.indptr), c, sigma)
+    return int(widths.sum(dtype=np.int64)) * c
 
 
 def row_places(pattern: Pattern, cols: int | None = None) -> int:

@@ -25,6 +25,7 @@ from sparsetir.formats import (
     DCSR,
     DIA,
     ELL,
+    SELL,
     SRBCRS,
     ConvertedFormat,
     EnumeratedPatterns,
@@ -56,6 +57,8 @@ FORMATS: list[Format] = [
     BSR(16, 16),
     DBSR(3, 2),
     SRBCRS(2, 3),
+    SELL(2),
+    SELL(4, 8),
     Hyb(1, 2),
     Hyb(2, 1),
     EnumeratedPatterns(3),
@@ -71,7 +74,7 @@ TENSOR_FORMATS: list[Format] = [
     RelationalHyb(2),
 ]
 # Formats whose rules tell them less than their `infer` knows, such as which rows go together.
-OWN_ORDER = (EnumeratedPatterns,)
+OWN_ORDER = (EnumeratedPatterns, SELL)
 
 ON_MATRICES = [pytest.param(f, p, id=f"{f.name}-{n}") for f in FORMATS for n, p in MATRICES.items()]
 ON_ALL = ON_MATRICES + [

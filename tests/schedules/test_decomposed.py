@@ -18,6 +18,7 @@ from sparsetir.formats import (
     DCSR,
     DIA,
     ELL,
+    SELL,
     SRBCRS,
     EnumeratedPatterns,
     Hyb,
@@ -32,7 +33,7 @@ from spmm_gpu_common import MASKS, kernel, of_mask, operands, oracle, run_opencl
 
 FORMATS = (
     CSR(), DCSR(), CSC(), COO(), ELL(), Ragged(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2),
-    SRBCRS(4, 4), Hyb(2, 2), EnumeratedPatterns(3),
+    SRBCRS(4, 4), SELL(4, 8), Hyb(2, 2), EnumeratedPatterns(3),
 )  # fmt: skip
 IN_TILES = (CSR(), DCSR(), ELL(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2), SRBCRS(4, 4), Hyb(2, 2))
 
