@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats.decompose import decompose_format
-from sparsetir.formats.describe import Operand
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
@@ -52,7 +52,7 @@ class ConvertedFormat:
     """
 
     def __init__(
-        self, name: str, pattern: Pattern, operand: Operand, parts: list[InferredFormat]
+        self, name: str, pattern: Pattern, operand: Operand, parts: list[FormatPart]
     ) -> None:
         self.name, self.pattern, self.operand, self.parts = name, pattern, operand, parts
         if sum(p.stored for p in parts) != pattern.nnz:
@@ -112,7 +112,7 @@ class ConvertedFormat:
             part.restore(stored, out)
         return out
 
-    def parameter(self, name: str, part: InferredFormat) -> str:
+    def parameter(self, name: str, part: FormatPart) -> str:
         """The parameter that a buffer of the operand has in a part."""
         return part.rule.renamed(str(part.rule.new_format_desc.buffer(name).handle.name))
 

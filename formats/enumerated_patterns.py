@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.group import group
 from sparsetir.formats.index_arrays import index_type, stable_order, starts
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -99,7 +99,7 @@ class EnumeratedPatterns(Format):
         count = columns.count[columns.number]
         return [np.flatnonzero(count == q) for q in range(1, self.rows + 1)]
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         columns = self._columns(pattern)
         order = stable_order(self._groups(columns)[2])
         panels, count = self._panels(pattern), columns.count[order]

@@ -18,10 +18,10 @@ from sparsetir.formats.coo import COO
 from sparsetir.formats.csc import CSC
 from sparsetir.formats.csf import CSF
 from sparsetir.formats.dcsr import DCSR
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.dia import DIA
 from sparsetir.formats.ell import ELL
-from sparsetir.formats.infer import infer_format
+from sparsetir.formats.infer_indices import infer_format
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.ragged import Ragged
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sell import SELL

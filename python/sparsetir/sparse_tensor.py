@@ -13,8 +13,8 @@ import scipy.sparse
 from sparsetir import sources
 from sparsetir.arrays import is_array
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.formats.describe import Operand
 from sparsetir.formats.format import Format
+from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat

@@ -14,7 +14,7 @@ from zoo import MATRICES
 import sparsetir
 from programs import PROGRAMS
 from sparsetir.formats import ELL, SELL, Operand, Pattern
-from sparsetir.formats.infer import infer_format
+from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.library import places
 from sparsetir.sparse_ir.errors import StructureError
 
