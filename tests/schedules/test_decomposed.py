@@ -176,7 +176,9 @@ def test_too_much_padding_is_refused_before_converting(monkeypatch):
     monkeypatch.setattr(ELL, "convert", convert)
     one_row = np.zeros((400, 300), bool)
     one_row[3] = True
-    with pytest.raises(ScheduleError, match=r"ell takes too much room .* 400.0 for each element"):
+    with pytest.raises(
+        ScheduleError, match=r"ell takes too much room .* 400.0 places for each element"
+    ):
         sparsetir.plan("spmm", csr(one_row), 8, config=Decomposed(ELL()))
 
 
