@@ -8,18 +8,19 @@ from sparsetir.formats.csf import CSF
 from sparsetir.formats.csr import CSR
 from sparsetir.formats.dbsr import DBSR
 from sparsetir.formats.dcsr import DCSR
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, ragged, sparse
 from sparsetir.formats.dia import DIA
 from sparsetir.formats.ell import ELL
 from sparsetir.formats.enumerated_patterns import EnumeratedPatterns, PanelPatterns
 from sparsetir.formats.format import Format
 from sparsetir.formats.hyb import Hyb
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, ragged, sparse
 from sparsetir.formats.mixture import Mixture, by_band, by_block_fill, by_row_length
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.ragged import Ragged
 from sparsetir.formats.relational_hyb import RelationalHyb
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.rule_format import RuleFormat
+from sparsetir.formats.sell import SELL
 from sparsetir.formats.sr_bcrs import SRBCRS
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "RelationalHyb",
     "RowELL",
     "RuleFormat",
+    "SELL",
     "SRBCRS",
     "by_band",
     "by_block_fill",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetir.formats.blocks import find_blocks
-from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, set_positive
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -48,7 +48,7 @@ class BSR(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         (rule,) = rules
         blocks = find_blocks(pattern, self.rows, self.cols)
         levels = [Level(), Level(blocks.indptr, blocks.indices), Level(), Level()]

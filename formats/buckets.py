@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsetir.formats.direct import Level, direct
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import index_type, is_integer, starts
-from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -82,7 +82,7 @@ def store_bucket(
     parents: np.ndarray,
     rows: np.ndarray,
     bucket: Bucket,
-) -> InferredFormat:
+) -> FormatPart:
     """The arrays of a rule with axes dense > sparse > fixed, for the pieces of a bucket.
 
     shape : lengths of the three axes

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats.decompose import decompose_format
-from sparsetir.formats.describe import Operand
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
@@ -52,7 +52,7 @@ class ConvertedFormat:
     """
 
     def __init__(
-        self, name: str, pattern: Pattern, operand: Operand, parts: list[InferredFormat]
+        self, name: str, pattern: Pattern, operand: Operand, parts: list[FormatPart]
     ) -> None:
         self.name, self.pattern, self.operand, self.parts = name, pattern, operand, parts
         if sum(p.stored for p in parts) != pattern.nnz:
@@ -76,26 +76,35 @@ class ConvertedFormat:
         """
         return decompose_format(func, self.rules, self.full if drop_full_masks else ())
 
-    def arguments(
-        self, drop_full_masks: bool = True, /, **stored: np.ndarray | None
-    ) -> dict[str, Any]:
+    def arguments(self, drop_full_masks: bool = True, /, **stored: Any) -> dict[str, Any]:
         """Index arrays, sizes, masks and values by the names of a decomposed function's parameters.
 
-        stored : for buffers of the operand by name, their (nnz,) values in the order of the
-            pattern; None for one that a program writes, which gets zeros
+        stored : values, as :meth:`values` takes them
         """
         out: dict[str, Any] = {}
-        dtypes = dict(self.operand.buffers)
         for part in self.parts:
             drop = drop_full_masks and part.full
             out |= part.indices if drop else part.arguments
+        return {**out, **self.values(**stored)}
+
+    def values(self, /, **stored: Any) -> dict[str, np.ndarray]:
+        """Arrays of values alone, by the names of a decomposed function's parameters.
+
+        stored : for buffers of the operand by name, their (nnz,) values in the order of the
+            pattern, of NumPy or another library's on the CPU; None for a buffer that a program
+            writes, which gets zeros
+
+        What changes from run to run of a kernel, where :meth:`arguments` without values stays.
+        """
+        out: dict[str, np.ndarray] = {}
+        dtypes = dict(self.operand.buffers)
         for name, values in stored.items():
             if name not in dtypes:
                 raise ValueError(
                     f"{self.name}: expected values of some of {sorted(dtypes)}, got '{name}'"
                 )
             if values is not None:
-                values = self._checked(name, np.asarray(values), dtypes[name])
+                values = self._checked(name, _as_numpy(values), dtypes[name])
             for part in self.parts:
                 if values is None:
                     array = np.zeros(part.shape, np.dtype(dtypes[name]))
@@ -112,7 +121,7 @@ class ConvertedFormat:
             part.restore(stored, out)
         return out
 
-    def parameter(self, name: str, part: InferredFormat) -> str:
+    def parameter(self, name: str, part: FormatPart) -> str:
         """The parameter that a buffer of the operand has in a part."""
         return part.rule.renamed(str(part.rule.new_format_desc.buffer(name).handle.name))
 
@@ -167,3 +176,9 @@ class ConvertedFormat:
         coordinate = tuple(int(c[at]) for c in self.pattern.coords)
         what = "no rule takes" if taken[at] == 0 else f"{taken[at]} rules take"
         raise StructureError(f"{self.name}: {what} coordinate {coordinate}")
+
+
+def _as_numpy(values: Any) -> np.ndarray:
+    """The same numbers; no copy of what another library holds on the CPU."""
+    foreign = hasattr(values, "__dlpack__") and not isinstance(values, np.ndarray)
+    return np.from_dlpack(values) if foreign else np.asarray(values)

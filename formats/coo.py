@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, row_pieces
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand, row_pieces
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -33,7 +33,7 @@ class COO(Format):
         i, j = operand.axes
         return [row_pieces(self.name, operand, ["O", f"{i}R", f"{j}C"], slots=1)]
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         check_fits(rules[0], pattern)
         nnz = pattern.nnz
         rows, columns = (c.copy() for c in pattern.coords)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.sparse import csr_array
 
-from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import index_type
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -41,7 +41,7 @@ class CSC(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         check_fits(rules[0], pattern)
         nnz = pattern.nnz
         number = np.arange(nnz, dtype=index_type(nnz))

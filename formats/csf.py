@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.csc import CSC
-from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import is_integer, starts
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -67,7 +67,7 @@ class CSF(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         if self.axes == (1, 0):
             return CSC().infer(pattern, rules)
         if list(self.axes) != sorted(self.axes):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.blocks import find_blocks
-from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, set_positive
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -53,7 +53,7 @@ class DBSR(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         (rule,) = rules
         blocks = find_blocks(pattern, self.rows, self.cols)
         stored = np.flatnonzero(np.diff(blocks.indptr))

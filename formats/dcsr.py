@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -39,7 +39,7 @@ class DCSR(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         check_fits(rules[0], pattern)
         nnz, indptr = pattern.nnz, pattern.indptr
         rows = np.flatnonzero(np.diff(indptr))

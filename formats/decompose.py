@@ -29,7 +29,6 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.formats.description import Described, as_coordinates
 from sparsetir.formats.fission import fission
 from sparsetir.formats.preprocess import COPY, extract_preprocess, is_copy, statements
 from sparsetir.formats.queries import (
@@ -42,6 +41,7 @@ from sparsetir.formats.queries import (
     uses,
 )
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.formats.rule_instance import RuleInstance, as_coordinates
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -134,7 +134,7 @@ class _Decomposition:
             self._check(rule)
         (target, *_) = self.targets.values()
         lengths = {a.name: a.length for a in target.axes or () if self._has_array(a.length)}
-        self.formats = [Described(r, lengths, r.name in full) for r in rules]
+        self.formats = [RuleInstance(r, lengths, r.name in full) for r in rules]
         self.before = list(rules[0].axes_before_rewrite)
         self.parts = statements(func)
         self.added: list[Axis] = []
@@ -206,7 +206,7 @@ class _Decomposition:
             body=tirx.SeqStmt(body) if len(body) > 1 else body[0],
         )
 
-    def _move(self, fmt: Described, name: str, back: bool) -> SparseIteration:
+    def _move(self, fmt: RuleInstance, name: str, back: bool) -> SparseIteration:
         """The iteration that copies a buffer into a format, or back."""
         axes = [fmt.axes[n] for n in fmt.rule.axes_after_rewrite]
         new_vars = [tirx.Var(a.name.lower(), a.idtype) for a in axes]
@@ -267,7 +267,7 @@ class _Decomposition:
             vars=it.vars, init=None, body=it.body, annotations=it.annotations,
         )  # fmt: skip
 
-    def _compute(self, fmt: Described, it: SparseIteration, keep_init: bool) -> SparseIteration:
+    def _compute(self, fmt: RuleInstance, it: SparseIteration, keep_init: bool) -> SparseIteration:
         """The iteration on one format."""
         rule = fmt.rule
         self._check_iteration(it, rule)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, dense, make_rule, sparse
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -49,7 +49,7 @@ class DIA(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         rows, cols = pattern.shape
         if max(rows, cols) > LONGEST:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Inferred formats whose arrays follow from a pattern's order, without grouping its elements."""
+"""Parts whose arrays follow from a pattern's order, without grouping its elements."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import ir
 
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
@@ -59,11 +59,11 @@ def direct(
     elements: np.ndarray | None = None,
     lengths: Sequence[int] | None = None,
     stored: int | None = None,
-) -> InferredFormat:
-    """The inferred format of a pattern's elements, from its levels.
+) -> FormatPart:
+    """What a rule stores of a pattern's elements, from its levels.
 
     levels : one for each axis after rewriting, in order
-    shape, places, elements : as of :class:`InferredFormat`
+    shape, places, elements : as of :class:`FormatPart`
     lengths : of each axis after; by default that of the axis before that it comes from
     stored : number of elements that the format takes; all by default
 
@@ -91,6 +91,6 @@ def direct(
         for param, array in arrays:
             if array is not None:
                 found[rule.renamed(str(param.name))] = array.astype(axis.idtype, copy=False)
-    out = InferredFormat(rule, found, shape, pattern.nnz, places, elements)
+    out = FormatPart(rule, found, shape, pattern.nnz, places, elements)
     out.stored = pattern.nnz if stored is None else stored
     return out

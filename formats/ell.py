@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -38,7 +38,7 @@ class ELL(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         rows, lengths = pattern.shape[0], np.diff(pattern.indptr)
         cols = int(lengths.max(initial=0))
         check_fits(rules[0], pattern, rows * cols)

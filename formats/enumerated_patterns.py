@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.group import group
-from sparsetir.formats.index_arrays import index_type, starts
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.index_arrays import index_type, stable_order, starts
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -99,9 +99,9 @@ class EnumeratedPatterns(Format):
         count = columns.count[columns.number]
         return [np.flatnonzero(count == q) for q in range(1, self.rows + 1)]
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         columns = self._columns(pattern)
-        order = _order(self._groups(columns)[2])
+        order = stable_order(self._groups(columns)[2])
         panels, count = self._panels(pattern), columns.count[order]
         of_rule = [order[count == q] for q in range(1, self.rows + 1)]
         element = self._by_column(pattern, columns, np.concatenate(of_rule))
@@ -150,10 +150,3 @@ class EnumeratedPatterns(Format):
     def _groups(self, columns: _Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         panels = int(columns.panel[-1]) + 1 if len(columns.panel) else 0
         return group(columns.panel, panels, columns.mask, 1 << self.rows)
-
-
-def _order(key: np.ndarray) -> np.ndarray:
-    """A stable permutation that sorts keys in [0, 2^32); NumPy sorts 16 bits in linear time."""
-    low, high = (key & 0xFFFF).astype(np.uint16), (key >> 16).astype(np.uint16)
-    order = np.argsort(low, kind="stable")
-    return order[np.argsort(high[order], kind="stable")]

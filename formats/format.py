@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.formats.describe import Operand
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import INT32, is_integer
-from sparsetir.formats.infer import infer_format
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.infer_indices import infer_format
+from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.partition import check_partition
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -42,7 +42,7 @@ class Format(ABC):
         """For each rule the positions, increasing, of the elements that it takes."""
         return [np.arange(pattern.nnz)]
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         """For each rule its arrays; every part is of all elements of the pattern."""
         if len(rules) == 1:
             return [infer_format(rules[0], pattern.coords, pattern.shape)]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.buckets import Bucket, positions, set_bucket, split_rows, store_bucket
-from sparsetir.formats.describe import Operand, row_pieces
 from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import starts
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.make_rules import Operand, row_pieces
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -78,7 +78,7 @@ class Hyb(Format):
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         return [positions(bucket) for bucket in self._buckets(pattern)]
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         shape = (1, *pattern.shape)
         return [
             store_bucket(rule, pattern, shape, np.zeros_like(bucket.row), bucket.row, bucket)

@@ -8,7 +8,9 @@ import numpy as np
 
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["INT32", "check_indptr", "check_range", "index_type", "is_integer", "starts"]
+__all__ = [
+    "INT32", "check_indptr", "check_range", "index_type", "is_integer", "stable_order", "starts",
+]  # fmt: skip
 
 INT32 = 2**31 - 1  # the largest
 
@@ -28,6 +30,18 @@ def starts(counts: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
     out = np.zeros(len(counts) + 1, dtype)
     np.cumsum(counts, out=out[1:])
     return out
+
+
+def stable_order(key: np.ndarray) -> np.ndarray:
+    """A stable permutation that sorts integers that are not negative.
+
+    Linear below 2^32, in two passes: NumPy sorts 16 bits in linear time.
+    """
+    if len(key) and key.max() >= 1 << 32:
+        return np.argsort(key, kind="stable")
+    low, high = (key & 0xFFFF).astype(np.uint16), (key >> 16).astype(np.uint16)
+    order = np.argsort(low, kind="stable")
+    return order[np.argsort(high[order], kind="stable")]
 
 
 def check_range(where: str, values: np.ndarray, length: int, what: str = "coordinates") -> None:

@@ -16,24 +16,25 @@ from sparsetir.formats.ell import ELL
 from sparsetir.formats.enumerated_patterns import EnumeratedPatterns
 from sparsetir.formats.format import Format
 from sparsetir.formats.hyb import Hyb
+from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.mixture import Mixture, by_band, by_block_fill, by_row_length
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.ragged import Ragged
 from sparsetir.formats.row_ell import RowELL
+from sparsetir.formats.sell import SELL, sliced_rows
 from sparsetir.formats.sr_bcrs import SRBCRS
 
 __all__ = [
     "block_places", "diagonal_places", "hyb_places", "library", "places", "ragged_places",
-    "refusal", "row_places", "tile_places",
+    "refusal", "row_places", "slice_places", "tile_places",
 ]  # fmt: skip
 
-# What is larger is not converted: places for each element, and bytes of values and masks.
-MOST_PLACES = 60
-MOST_BYTES = 400_000_000
-PLACE_BYTES = 5  # a float32 value and its mask
+# What is larger is not converted: places for each element, and bytes of all arrays.
+MOST_PLACES = 64
+MOST_BYTES = 2 << 30
 FORMATS = (
     CSR(), CSC(), COO(), DCSR(), BSR(4, 4), DBSR(4, 4), ELL(), RowELL(8), CSF((0, 1)), CSF((1, 0)),
-    Ragged(), DIA(), SRBCRS(8, 32), EnumeratedPatterns(4),
+    Ragged(), DIA(), SRBCRS(8, 32), SELL(16, 4096), EnumeratedPatterns(4),
 )  # fmt: skip
 MIXTURES = (
     Mixture("blocks_and_csr", (BSR(4, 4), CSR()), by_block_fill(4, 4, 0.5)),
@@ -60,6 +61,8 @@ def places(fmt: Format, pattern: Pattern) -> int:
             return block_places(pattern, r, c)
         case SRBCRS(t=t, g=g):
             return tile_places(pattern, t, g)
+        case SELL(c=c, sigma=sigma):
+            return slice_places(pattern, c, sigma)
         case Hyb(c=c, k=k):
             return hyb_places(pattern, c, k)
         case ELL():
@@ -77,12 +80,22 @@ def places(fmt: Format, pattern: Pattern) -> int:
     return pattern.nnz
 
 
-def refusal(pattern: Pattern, places: int, most_places: float = MOST_PLACES) -> str | None:
-    """Why a pattern is not converted, if it takes too much room."""
-    size, each = places * PLACE_BYTES, places / max(1, pattern.nnz)
-    if size > MOST_BYTES or each > most_places:
-        return f"{size / 1e6:,.0f} MB, {each:,.1f} places for each element"
-    return None
+def refusal(
+    pattern: Pattern, places: int, operand: Operand | None = None, most_places: float = MOST_PLACES
+) -> str | None:
+    """Why a pattern is not converted, if it takes too much room.
+
+    operand : the buffers that are stored; by default one in float32, with int32 indices
+    most_places : for each element
+    """
+    operand = operand or Operand()
+    # Values, an index and a mask for each place.
+    values = sum(np.dtype(dtype).itemsize for _, dtype in operand.buffers)
+    size = places * (values + np.dtype(operand.idtype).itemsize + 1)
+    if places <= most_places * max(1, pattern.nnz) and size <= MOST_BYTES:
+        return None
+    each = places / max(1, pattern.nnz)
+    return f"{size / 1e6:,.0f} MB, {each:,.1f} places for each element"
 
 
 def hyb_places(pattern: Pattern, c: int, k: int, fitted: bool = True) -> int:
@@ -114,6 +127,12 @@ def tile_places(pattern: Pattern, t: int, g: int) -> int:
     columns = _distinct((i // t).astype(np.int64) * pattern.shape[1] + j)
     counts = np.bincount(columns // max(1, pattern.shape[1]))
     return int((-(-counts // g)).sum()) * g * t
+
+
+def slice_places(pattern: Pattern, c: int, sigma: int) -> int:
+    """Places of SELL: slices of c rows as long as their longest."""
+    _, widths = sliced_rows(np.diff(pattern.indptr), c, sigma)
+    return int(widths.sum(dtype=np.int64)) * c
 
 
 def row_places(pattern: Pattern, cols: int | None = None) -> int:

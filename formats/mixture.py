@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand
 from sparsetir.formats.format import Format, positive
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.group import group
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
@@ -75,7 +75,7 @@ class Mixture(Format):
             for of_rule in fmt.split(pattern.take(taken))
         ]
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         ends = np.cumsum([0, *(_number_of_rules(f, pattern.order) for f in self.formats)])
         out = []
         chosen = self._chosen(pattern)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, dense, make_rule, ragged
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import starts
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.make_rules import Operand, dense, make_rule, ragged
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -41,7 +41,7 @@ class Ragged(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         indptr, columns = pattern.indptr, pattern.coords[1]
         ends = np.zeros(pattern.shape[0], np.int64)
         stored = np.flatnonzero(np.diff(indptr))

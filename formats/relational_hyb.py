@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.buckets import Bucket, positions, set_bucket, split_rows, store_bucket
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.format import Format
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -58,7 +58,7 @@ class RelationalHyb(Format):
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         return [positions(bucket) for bucket in self._buckets(pattern)]
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         relation, row, _ = pattern.coords
         return [
             store_bucket(rule, pattern, pattern.shape, relation[b.start], row[b.start], b)

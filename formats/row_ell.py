@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.describe import Operand, row_pieces
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import starts
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.make_rules import Operand, row_pieces
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -42,7 +42,7 @@ class RowELL(Format):
         i, j = operand.axes
         return [row_pieces(self.name, operand, ["O", f"{i}R", f"{j}C"], slots=self.cols)]
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         lengths = np.diff(pattern.indptr)
         pieces = -(-lengths // self.cols)
         first = starts(pieces)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.formats.describe import Operand
 from sparsetir.formats.format import Format
+from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 

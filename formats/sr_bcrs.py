@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.blocks import find_blocks
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import starts
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
@@ -58,7 +58,7 @@ class SRBCRS(Format):
             )
         ]  # fmt: skip
 
-    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[InferredFormat]:
+    def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         (rule,) = rules
         tiles = find_blocks(pattern, self.t, 1)
         counts = np.diff(tiles.indptr)

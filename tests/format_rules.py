@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.formats.infer import infer_format
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.rule import FormatRewriteRule
 
 Axes = list[tuple[Any, ...]]
@@ -196,7 +196,7 @@ def blocked_csf(names: Sequence[str], b: int, **more: Any) -> FormatRewriteRule:
 
 def inferred(
     rules: Sequence[FormatRewriteRule], coords: Sequence[np.ndarray], shape: Any, parts: Any
-) -> tuple[list[InferredFormat], dict[str, Any]]:
+) -> tuple[list[FormatPart], dict[str, Any]]:
     """Each rule's format for its part of the coordinates, and all their arguments."""
     formats = [
         infer_format(r, [c[p] for c in coords], shape) for r, p in zip(rules, parts, strict=True)

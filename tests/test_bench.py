@@ -126,7 +126,7 @@ def test_formats(tmp_path):
     names = [f"weights:{layer}" for layer in ("first", "last", "middle")]
     assert list(dict.fromkeys(c["matrix"] for c in cells)) == ["cora", *names, "edges"]
     skipped = {c["format"] for c in cells if "skipped" in c}
-    assert skipped == {"dia"} and "skipped: cora, spmm, dia: 53 MB" in printed
+    assert skipped == {"dia"} and "skipped: cora, spmm, dia: 95 MB" in printed
     assert len(cells) == 4 * 2 * 4 + 1
     assert all(c["error"] < 1e-5 for c in cells if "skipped" not in c)
     spmm = [c for c in cells if c["program"] == "spmm" and c["matrix"] == "weights:last"]

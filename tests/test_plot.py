@@ -18,18 +18,20 @@ from sparsetir.formats.coo import COO
 from sparsetir.formats.csc import CSC
 from sparsetir.formats.csf import CSF
 from sparsetir.formats.dcsr import DCSR
-from sparsetir.formats.describe import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.dia import DIA
 from sparsetir.formats.ell import ELL
-from sparsetir.formats.infer import infer_format
+from sparsetir.formats.infer_indices import infer_format
+from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.ragged import Ragged
 from sparsetir.formats.row_ell import RowELL
+from sparsetir.formats.sell import SELL
 from sparsetir.plot import plot_format, plot_pattern
 from sparsetir.plot_layout import Pixels, locate, sample, storage_layout
 
 FORMATS = [
     BSR(1, 1), BSR(4, 4), BSR(3, 5), COO(), CSC(), CSF((1, 0)), CSR(), DCSR(), DIA(), ELL(),
     EnumeratedPatterns(4), Hyb(1, 0), Hyb(2, 2), Ragged(), RowELL(4),
+    SELL(2, 4),
     Mixture("mixed", (BSR(4, 4), Hyb(1, 2)), by_block_fill(4, 4, 0.4)),
 ]  # fmt: skip
 BLUE, ORANGE = (np.array(to_rgb(c)) for c in plot.COLOURS[:2])

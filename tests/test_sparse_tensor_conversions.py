@@ -15,7 +15,7 @@ import sparsetir
 from sparse_tensor_common import FLOATS, dense, frozen, same
 from sparsetir import SparseMatrix, SparseTensor
 from sparsetir.formats import BSR, CSR, Operand
-from sparsetir.formats.infer import infer_format
+from sparsetir.formats.infer_indices import infer_format
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse .*:UserWarning")
 

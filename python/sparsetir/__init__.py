@@ -13,8 +13,8 @@ _versions.check()
 
 from sparsetir.build import build  # noqa: E402
 from sparsetir.formats.decompose import decompose_format  # noqa: E402
-from sparsetir.formats.infer import infer_format  # noqa: E402
-from sparsetir.formats.inferred import InferredFormat  # noqa: E402
+from sparsetir.formats.format_part import FormatPart  # noqa: E402
+from sparsetir.formats.infer_indices import infer_format  # noqa: E402
 from sparsetir.formats.partition import check_partition  # noqa: E402
 from sparsetir.formats.preprocess import extract_preprocess  # noqa: E402
 from sparsetir.formats.rule import FormatRewriteRule  # noqa: E402
@@ -65,7 +65,7 @@ __all__ = [
     "FusedAxis",
     "PartAxis",
     "IllFormedError",
-    "InferredFormat",
+    "FormatPart",
     "Kernel",
     "LowerSparseBuffer",
     "LowerSparseIter",

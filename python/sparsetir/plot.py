@@ -97,7 +97,7 @@ def plot_format(converted: ConvertedFormat, ax: Any = None) -> Any:
     _check_order("plot_format", "converted", converted.pattern)
     shape, parts = converted.pattern.shape, _parts(converted)
     small = max(shape) <= SMALL
-    layout = storage_layout([p.inferred for p in parts], shape[0]) if small else None
+    layout = storage_layout([p.arrays for p in parts], shape[0]) if small else None
     entries = entries_of(parts)
     figure = storage = None
     if ax is None:
@@ -153,9 +153,9 @@ def _matrix_squares(ax: Any, parts: list[Part], shape: tuple[int, ...]) -> None:
     over, wide = OVERHANG, shape[1] + 2 * OVERHANG
     low, high = np.zeros(2, int), np.array(shape)
     for part in parts:
-        places = sample(part.inferred, SAMPLE)
-        where = locate(part.inferred, places)
-        padded = where.valid & (part.inferred.mask.reshape(-1)[places] == 0)
+        places = sample(part.arrays, SAMPLE)
+        where = locate(part.arrays, places)
+        padded = where.valid & (part.arrays.mask.reshape(-1)[places] == 0)
         for c, length in ((where.rows, shape[0]), (where.cols, shape[1])):
             padded &= (c >= -over) & (c < length + over)
         key = np.unique((where.rows[padded] + over) * wide + where.cols[padded] + over)
@@ -164,7 +164,7 @@ def _matrix_squares(ax: Any, parts: list[Part], shape: tuple[int, ...]) -> None:
             low, high = np.minimum(low, at.min(1)), np.maximum(high, at.max(1) + 1)
             _squares(ax, at[1], at[0], _tint(part.colour), part.colour)
     for part in parts:
-        where = locate(part.inferred, np.flatnonzero(part.inferred.mask))
+        where = locate(part.arrays, np.flatnonzero(part.arrays.mask))
         _squares(ax, where.cols, where.rows, part.colour, part.colour)
     _frame(ax, shape, low, high)
 
@@ -230,13 +230,13 @@ def _matrix_image(ax: Any, converted: ConvertedFormat, parts: list[Part]) -> Non
     colour = np.ones((size, 3))
     most = np.zeros(size)
     for part in parts:
-        if part.inferred.full:
+        if part.arrays.full:
             continue
-        limit = SAMPLE * part.inferred.size // converted.places + 1
-        places = sample(part.inferred, limit)
-        weight = part.inferred.size / len(places)
-        places = places[part.inferred.mask.reshape(-1)[places] == 0]
-        where = locate(part.inferred, places)
+        limit = SAMPLE * part.arrays.size // converted.places + 1
+        places = sample(part.arrays, limit)
+        weight = part.arrays.size / len(places)
+        places = places[part.arrays.mask.reshape(-1)[places] == 0]
+        where = locate(part.arrays, places)
         inside = where.valid & (where.rows >= 0) & (where.rows < shape[0])
         inside &= (where.cols >= 0) & (where.cols < shape[1])
         at = pixels.number(where.rows[inside], where.cols[inside])
@@ -247,7 +247,7 @@ def _matrix_image(ax: Any, converted: ConvertedFormat, parts: list[Part]) -> Non
     flat, most, total = pixels.number(*converted.pattern.coords), np.zeros(size), np.zeros(size)
     element = np.zeros((size, 3))
     for part in parts:
-        found = np.bincount(flat[part.inferred.places >= 0], minlength=size)
+        found = np.bincount(flat[part.arrays.places >= 0], minlength=size)
         total += found
         more = found > most
         most[more] = found[more]

@@ -8,7 +8,7 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.formats.inferred import InferredFormat
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.sparse_ir.nodes import substitute
 
 __all__ = [
@@ -46,7 +46,7 @@ class Located(NamedTuple):
     valid: np.ndarray
 
 
-def locate(part: InferredFormat, places: np.ndarray) -> Located:
+def locate(part: FormatPart, places: np.ndarray) -> Located:
     """Walk from places, given by their number in the flat values, up to the roots of the axes."""
     rule = part.rule
     axes = [rule.axis(n) for n in rule.axes_after_rewrite]
@@ -90,11 +90,11 @@ def locate(part: InferredFormat, places: np.ndarray) -> Located:
     return Located(slots, rows, cols, valid)
 
 
-def _array(part: InferredFormat, handle: Any) -> Any:
+def _array(part: FormatPart, handle: Any) -> Any:
     return None if handle is None else part.indices[part.rule.renamed(str(handle.name))]
 
 
-def _number(part: InferredFormat, expr: Any) -> int:
+def _number(part: FormatPart, expr: Any) -> int:
     """The value of a size."""
     if not isinstance(expr, tirx.IntImm):
         known = {
@@ -106,7 +106,7 @@ def _number(part: InferredFormat, expr: Any) -> int:
     return int(expr)
 
 
-def sample(part: InferredFormat, limit: int) -> np.ndarray:
+def sample(part: FormatPart, limit: int) -> np.ndarray:
     """All places of a part in order; of more than `limit`, as many at random."""
     if part.size <= limit:
         return np.arange(part.size)
@@ -137,7 +137,7 @@ class Layout(NamedTuple):
     height: float
 
 
-def storage_layout(parts: list[InferredFormat], rows: int) -> Layout | None:
+def storage_layout(parts: list[FormatPart], rows: int) -> Layout | None:
     """Parts below each other, in columns about as high as the `rows` of the matrix.
 
     parts : all with at least one place
@@ -161,7 +161,7 @@ def storage_layout(parts: list[InferredFormat], rows: int) -> Layout | None:
     return Layout(found, max(1.0, left + width), max(1.0, height))
 
 
-def _part_squares(part: InferredFormat, limit: int) -> Squares:
+def _part_squares(part: FormatPart, limit: int) -> Squares:
     """Axes that come from rows go down, those that come from columns to the right."""
     where = locate(part, np.arange(part.size))
     down, right = (
@@ -213,7 +213,7 @@ class Part(NamedTuple):
 
     name: str
     colour: Any
-    inferred: InferredFormat
+    arrays: FormatPart
 
 
 class Entry(NamedTuple):
@@ -233,7 +233,7 @@ class Entry(NamedTuple):
 
 def entries_of(parts: list[Part]) -> list[Entry]:
     """A line for each part, or for the largest and one for the rest."""
-    found = [Entry(p.name, p.colour, p.inferred.stored, p.inferred.size) for p in parts]
+    found = [Entry(p.name, p.colour, p.arrays.stored, p.arrays.size) for p in parts]
     if len(found) <= SHOWN:
         return found
     largest = set(np.argsort([-e.places for e in found], kind="stable")[: SHOWN - 1].tolist())

@@ -13,8 +13,8 @@ import scipy.sparse
 from sparsetir import sources
 from sparsetir.arrays import is_array
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.formats.describe import Operand
 from sparsetir.formats.format import Format
+from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat
@@ -185,9 +185,7 @@ class SparseTensor:
         out = converted.arguments(drop_full_masks, **stored)
         if name not in stored:
             if converted not in self._arguments:
-                every = converted.arguments(**{name: self._values})
-                parameters = [converted.parameter(name, p) for p in converted.parts]
-                self._arguments[converted] = {p: every[p] for p in parameters}
+                self._arguments[converted] = converted.values(**{name: self._values})
             out |= self._arguments[converted]
         return out
 

@@ -25,7 +25,7 @@ FORMATS: Mapping[str, type[Format]] = {
     name: getattr(formats, name)
     for name in (
         "BSR", "COO", "CSC", "CSF", "CSR", "DBSR", "DCSR", "DIA", "ELL", "EnumeratedPatterns",
-        "Hyb", "Ragged", "RowELL", "SRBCRS",
+        "Hyb", "Ragged", "RowELL", "SELL", "SRBCRS",
     )
 }  # fmt: skip
 

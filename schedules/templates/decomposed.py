@@ -13,13 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.formats import Format, Operand, Pattern
+from sparsetir.formats import Format, Operand, Pattern, library
 from sparsetir.formats.decompose import decompose_format
-from sparsetir.formats.library import places
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
@@ -29,10 +27,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["Decomposed", "arrange", "program", "refusal", "schedule", "serves"]
-
-# What takes more room is not converted: places for each element, and bytes of all arrays.
-MOST_PLACES = 64
-MOST_BYTES = 2 << 30
 
 
 @dataclass(frozen=True)
@@ -105,13 +99,8 @@ def refusal(fmt: Format, pattern: Pattern, problem: Any, count: int | None = Non
 
     count : its places, where the caller knows them
     """
-    count = places(fmt, pattern) if count is None else count
-    # A value, an index and a mask for each place.
-    size = count * (np.dtype(problem.dtype).itemsize + np.dtype(problem.idtype).itemsize + 1)
-    if count <= MOST_PLACES * max(1, pattern.nnz) and size <= MOST_BYTES:
-        return None
-    each = count / max(1, pattern.nnz)
-    return f"{count:,} places, {each:,.1f} for each element, {size / 1e6:,.0f} MB"
+    count = library.places(fmt, pattern) if count is None else count
+    return library.refusal(pattern, count, _operand(problem))
 
 
 def program(problem: Spmm, config: Decomposed) -> SparseFunc:
@@ -194,12 +183,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
         )
     m, n = matrix.shape
     out = {**converted.arguments(config.filled), "m": int(m), "n": int(n)}
-
-    def spread(values: Any) -> dict[str, Any]:
-        held = values if isinstance(values, np.ndarray) else np.from_dlpack(values)
-        return {converted.parameter("A", part): part.values(held) for part in converted.parts}
-
-    return Arranged(out, spread, converted.padding)
+    return Arranged(out, lambda values: converted.values(A=values), converted.padding)
 
 
 def schedule(

@@ -208,13 +208,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
         )
     if problem.reduce == "mean":
         out["row"] = row_array(matrix.indptr, problem)
-    names = set(converted.arguments())
-
-    def spread(values: Any) -> dict[str, Any]:
-        found = converted.arguments(A=values)
-        return {name: array for name, array in found.items() if name not in names}
-
-    return Arranged(out, spread, converted.padding)
+    return Arranged(out, lambda values: converted.values(A=values), converted.padding)
 
 
 def schedule(

@@ -12,7 +12,7 @@ import sparsetir
 from programs import PROGRAMS, tolerance
 from programs.common import scatter_sum
 from sparsetir.formats import ConvertedFormat, Format, Operand, Pattern
-from sparsetir.formats.infer import infer_format
+from sparsetir.formats.infer_indices import infer_format
 
 Arrays = dict[str, Any]
 

@@ -18,7 +18,7 @@ from format_rules import blocked_csf, csf, describe, inferred, matrix, rule, spl
 from programs import PROGRAMS, tolerance
 from programs.common import parents_of
 from sparsetir.formats.decompose import COPY, RESTORE, decompose_format, extract_preprocess
-from sparsetir.formats.infer import infer_format
+from sparsetir.formats.infer_indices import infer_format
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "spmm_bsr_ell_stage1.txt"

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import tvm
 from conversions import patterns, spmm_arguments
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ from sparsetir.formats import (
     DCSR,
     DIA,
     ELL,
+    SELL,
     SRBCRS,
     ConvertedFormat,
     EnumeratedPatterns,
@@ -38,6 +40,7 @@ from sparsetir.formats import (
     RowELL,
     by_row_length,
 )
+from sparsetir.formats.library import refusal
 
 FORMATS: list[Format] = [
     CSR(),
@@ -56,6 +59,8 @@ FORMATS: list[Format] = [
     BSR(16, 16),
     DBSR(3, 2),
     SRBCRS(2, 3),
+    SELL(2),
+    SELL(4, 8),
     Hyb(1, 2),
     Hyb(2, 1),
     EnumeratedPatterns(3),
@@ -71,7 +76,7 @@ TENSOR_FORMATS: list[Format] = [
     RelationalHyb(2),
 ]
 # Formats whose rules tell them less than their `infer` knows, such as which rows go together.
-OWN_ORDER = (EnumeratedPatterns,)
+OWN_ORDER = (EnumeratedPatterns, SELL)
 
 ON_MATRICES = [pytest.param(f, p, id=f"{f.name}-{n}") for f in FORMATS for n, p in MATRICES.items()]
 ON_ALL = ON_MATRICES + [
@@ -246,6 +251,39 @@ def test_random_tensors(pattern: Pattern, fmt: Format) -> None:
     conv = converted(fmt, pattern)
     check_round_trip(conv)
     check_partition(conv)
+
+
+@pytest.mark.parametrize("fmt", [CSR(), BSR(2, 3), SELL(4, 8), Hyb(1, 2)], ids=lambda f: f.name)
+def test_values_alone(fmt: Format) -> None:
+    """Structure and values are all arguments; values may be arrays of another library."""
+    pattern = MATRICES["random"]
+    conv, given = converted(fmt, pattern), values(pattern)
+    alone = conv.values(A=given)
+    assert set(alone) == {conv.parameter("A", part) for part in conv.parts}
+    for found in (conv.arguments(A=given), conv.arguments() | conv.values(A=_tensor(given))):
+        assert set(found) == set(conv.arguments()) | set(alone)
+        for name, array in alone.items():
+            np.testing.assert_array_equal(found[name], array)
+    assert not any(array.any() for array in conv.values(A=None).values())
+    with pytest.raises(ValueError, match=rf"{fmt.name}: argument 'A': expected .* float32, got"):
+        conv.values(A=given.astype("float64"))
+    with pytest.raises(ValueError, match=rf"{fmt.name}: expected values of some of .*, got 'X'"):
+        conv.values(X=given)
+
+
+def _tensor(array: np.ndarray) -> Any:
+    return tvm.runtime.tensor(array)
+
+
+@pytest.mark.parametrize(("operand", "size"), [(None, 9), (Operand({"A": "float64"}), 13)])
+def test_what_takes_too_much_room(operand: Operand | None, size: int) -> None:
+    """At most 64 places for each element, and 2 GiB of values, indices and masks."""
+    pattern = MATRICES["one element"]
+    assert refusal(pattern, 64, operand) is None
+    assert refusal(pattern, 65, operand) == "0 MB, 65.0 places for each element"
+    most = 2**31 // size
+    assert refusal(pattern, most, operand, most_places=np.inf) is None
+    assert "2,147 MB" in str(refusal(pattern, most + 1, operand, most_places=np.inf))
 
 
 # -- what is computed -----------------------------------------------------------------------------

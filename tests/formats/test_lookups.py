@@ -19,6 +19,7 @@ from sparsetir.formats import (
     DBSR,
     DIA,
     ELL,
+    SELL,
     SRBCRS,
     EnumeratedPatterns,
     Format,
@@ -107,7 +108,7 @@ def test_other_elements_are_looked_up(body: str, fmt: Format) -> None:
     check(body, fmt)
 
 
-@pytest.mark.parametrize("fmt", [COO(), RowELL(2), SRBCRS(2, 2)], ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", [COO(), RowELL(2), SRBCRS(2, 2), SELL(2)], ids=lambda f: f.name)
 def test_what_cannot_be_looked_up_is_refused(fmt: Format) -> None:
     func = sparsetir.from_source(HEAD + READ)
     with pytest.raises(LoweringError, match="cannot be looked up: axis '.*' of rule"):
@@ -129,7 +130,9 @@ LARGER = sp.random(30, 25, 0.2, "csr", "float32", rng=np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
-    "fmt", [CSR(), COO(), ELL(), BSR(3, 2), SRBCRS(4, 4), Hyb(2, 1)], ids=lambda f: f.name
+    "fmt",
+    [CSR(), COO(), ELL(), BSR(3, 2), SRBCRS(4, 4), SELL(4, 8), Hyb(2, 1)],
+    ids=lambda f: f.name,
 )
 def test_operands_of_another_size_are_refused(fmt: Format) -> None:
     spmm = PROGRAMS["spmm"].make("float32", "int32")

@@ -18,6 +18,7 @@ from sparsetir.formats import (
     COO,
     CSR,
     DIA,
+    SELL,
     SRBCRS,
     EnumeratedPatterns,
     Format,
@@ -30,7 +31,17 @@ SPMM = PROGRAMS["spmm"].make("float32", "int32")
 HALVES = Mixture(
     "halves", (BSR(2, 2), Hyb(1, 1)), lambda pattern: np.arange(pattern.nnz) % 2
 )  # fmt: skip
-FORMATS = [CSR(), COO(), BSR(4, 2), SRBCRS(4, 4), DIA(), Hyb(2, 2), EnumeratedPatterns(3), HALVES]
+FORMATS = [
+    CSR(),
+    COO(),
+    BSR(4, 2),
+    SRBCRS(4, 4),
+    SELL(4, 8),
+    DIA(),
+    Hyb(2, 2),
+    EnumeratedPatterns(3),
+    HALVES,
+]
 
 
 @requires_opencl

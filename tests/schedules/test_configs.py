@@ -14,6 +14,7 @@ from sparsetir.formats import (
     DCSR,
     DIA,
     ELL,
+    SELL,
     SRBCRS,
     EnumeratedPatterns,
     Hyb,
@@ -35,7 +36,7 @@ from sparsetir.schedules.templates.spmv import SlicedRows
 
 STORED = (
     BSR(4, 8), COO(), CSC(), CSF((1, 0)), CSR(), DBSR(2, 2), DCSR(), DIA(), ELL(),
-    EnumeratedPatterns(4), Hyb(2, 3), Ragged(), RowELL(8), SRBCRS(4, 16),
+    EnumeratedPatterns(4), Hyb(2, 3), Ragged(), RowELL(8), SELL(8, 64), SRBCRS(4, 16),
 )  # fmt: skip
 CONFIGS = (
     RowBlocks(tile=33, lanes=16, feat=33, pack=True, blocks=7),

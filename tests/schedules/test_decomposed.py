@@ -18,6 +18,7 @@ from sparsetir.formats import (
     DCSR,
     DIA,
     ELL,
+    SELL,
     SRBCRS,
     EnumeratedPatterns,
     Hyb,
@@ -32,7 +33,7 @@ from spmm_gpu_common import MASKS, kernel, of_mask, operands, oracle, run_opencl
 
 FORMATS = (
     CSR(), DCSR(), CSC(), COO(), ELL(), Ragged(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2),
-    SRBCRS(4, 4), Hyb(2, 2), EnumeratedPatterns(3),
+    SRBCRS(4, 4), SELL(4, 8), Hyb(2, 2), EnumeratedPatterns(3),
 )  # fmt: skip
 IN_TILES = (CSR(), DCSR(), ELL(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2), SRBCRS(4, 4), Hyb(2, 2))
 
@@ -175,7 +176,9 @@ def test_too_much_padding_is_refused_before_converting(monkeypatch):
     monkeypatch.setattr(ELL, "convert", convert)
     one_row = np.zeros((400, 300), bool)
     one_row[3] = True
-    with pytest.raises(ScheduleError, match=r"ell takes too much room .* 400.0 for each element"):
+    with pytest.raises(
+        ScheduleError, match=r"ell takes too much room .* 400.0 places for each element"
+    ):
         sparsetir.plan("spmm", csr(one_row), 8, config=Decomposed(ELL()))
 
 

@@ -1,4 +1,4 @@
-"""What index inference finds: the arrays of a format, and which element is in which place."""
+"""What one rule stores: the arrays of its axes, and which element is in which place."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["InferredFormat"]
+__all__ = ["FormatPart"]
 
 
-class InferredFormat:
+class FormatPart:
     """What a rule makes of a set of coordinates.
 
     rule : the rule
@@ -39,7 +39,7 @@ class InferredFormat:
         elements: np.ndarray | None = None,
     ) -> None:
         if places is None and elements is None:
-            raise ValueError("InferredFormat: expected 'places' or 'elements', got neither")
+            raise ValueError("FormatPart: expected 'places' or 'elements', got neither")
         self.rule, self.indices, self.shape, self.count = rule, indices, shape, count
         if places is not None:
             self.places = places
@@ -98,16 +98,16 @@ class InferredFormat:
         mask = {self.rule.renamed("mask"): self.mask} if self.rule.masked else {}
         return {**self.indices, **mask}
 
-    def within(self, positions: np.ndarray, count: int) -> InferredFormat:
+    def within(self, positions: np.ndarray, count: int) -> FormatPart:
         """The same format for `count` elements, of which it takes those at `positions`."""
         if "elements" in self.__dict__:
             wide = np.append(positions, count).astype(index_type(count), copy=False)
-            return InferredFormat(
+            return FormatPart(
                 self.rule, self.indices, self.shape, count, elements=wide.take(self.elements)
             )
         places = np.full(count, -1, np.intp)
         places[positions] = self.places
-        out = InferredFormat(self.rule, self.indices, self.shape, count, places)
+        out = FormatPart(self.rule, self.indices, self.shape, count, places)
         if "mask" in self.__dict__:
             out.mask = self.mask
         return out
@@ -117,7 +117,7 @@ class InferredFormat:
         stored = np.asarray(stored)
         if stored.shape != (self.count,):
             raise ValueError(
-                f"InferredFormat '{self.rule.name}': argument 'stored': expected shape "
+                f"FormatPart '{self.rule.name}': argument 'stored': expected shape "
                 f"({self.count},), got {stored.shape}"
             )
         if "elements" in self.__dict__ and self.count:
@@ -142,7 +142,7 @@ class InferredFormat:
         values = np.asarray(values)
         if values.shape not in (self.shape, (self.size,)):
             raise ValueError(
-                f"InferredFormat '{self.rule.name}': argument 'values': expected shape "
+                f"FormatPart '{self.rule.name}': argument 'values': expected shape "
                 f"{self.shape}, got {values.shape}"
             )
         flat = values.reshape(-1)

@@ -87,9 +87,11 @@ def sparse(name: str, under: str, length: int | None = None, unique: bool = True
     return AxisSpec(name, "sparse_variable", length, under, unique=unique)
 
 
-def fixed(name: str, under: str, length: int | None = None, slots: int | None = None) -> AxisSpec:
+def fixed(
+    name: str, under: str, length: int | None = None, slots: int | None = None, unique: bool = True
+) -> AxisSpec:
     """A sparse_fixed axis: parameters `indices_<axis>` and, without slots, `cols_<axis>`."""
-    return AxisSpec(name, "sparse_fixed", length, under, slots)
+    return AxisSpec(name, "sparse_fixed", length, under, slots, unique)
 
 
 def ragged(name: str, under: str, length: int | None = None) -> AxisSpec:

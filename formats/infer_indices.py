@@ -16,9 +16,9 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.group import group
 from sparsetir.formats.index_arrays import check_range, index_type, starts
-from sparsetir.formats.inferred import InferredFormat
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.nodes import Axis, substitute, walk
@@ -31,7 +31,7 @@ def infer_format(
     coords: Sequence[np.ndarray],
     shape: Sequence[int],
     sizes: Mapping[str, int] | None = None,
-) -> InferredFormat:
+) -> FormatPart:
     """Fill the axes of a rule's description with the coordinates that the rule takes.
 
     coords : one (nnz,) integer array per axis before, in any order; each tuple at most once
@@ -68,7 +68,7 @@ class _Inference:
         self.offset: dict[str, np.ndarray] = {}
         self.total: dict[str, int] = {}
 
-    def run(self) -> InferredFormat:
+    def run(self) -> FormatPart:
         rule = self.rule
         for axis in self.axes:
             self._fill(axis)
@@ -87,7 +87,7 @@ class _Inference:
         known = {str(p.name) for p in rule.new_format_desc.params}
         named = {n: v for n, v in {**self.arguments, **self.sizes}.items() if n in known}
         indices = {rule.renamed(n): v for n, v in named.items()}
-        out = InferredFormat(rule, indices, self._natural_shape(), self.count, places)
+        out = FormatPart(rule, indices, self._natural_shape(), self.count, places)
         out.stored = self.count
         if rule.masked:
             out.mask = mask.reshape(out.shape)
