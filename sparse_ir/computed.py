@@ -39,6 +39,7 @@ __all__ = [
     "equal_work",
     "inverse_counts",
     "number",
+    "part_numbers",
     "reads",
     "recipe",
     "row_of_position",
@@ -300,6 +301,13 @@ def column_parts(indptr: np.ndarray, indices: np.ndarray, n: int, parts: int) ->
     out = np.zeros(m * parts + 1, indptr.dtype)
     np.cumsum(np.bincount(place, minlength=m * parts), out=out[1:])
     return out
+
+
+@recipe
+def part_numbers(rows: int, parts: int) -> np.ndarray:
+    """(rows * parts,) int64, 0 .. parts - 1 for each row."""
+    _at_least_one("part_numbers", parts)
+    return np.tile(np.arange(parts, dtype="int64"), rows)
 
 
 @recipe

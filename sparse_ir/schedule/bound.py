@@ -26,6 +26,7 @@ from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
     FusedAxis,
+    PartAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
@@ -111,8 +112,8 @@ def _with_constant(func: SparseFunc, param: Any, value: int) -> SparseFunc:
             return axes[entry.name]
         if isinstance(entry, FusedAxis):
             return FusedAxis(axes=[axes[a.name] for a in entry.axes])
-        if hasattr(entry, "by"):
-            return type(entry)(axis=node(entry.axis), by=axes[entry.by.name])
+        if isinstance(entry, PartAxis):
+            return PartAxis(axis=node(entry.axis), by=axes[entry.by.name])
         assert isinstance(entry, AttachedAxis)
         return AttachedAxis(axis=axes[entry.axis.name], to=axes[entry.to.name])
 

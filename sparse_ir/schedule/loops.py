@@ -11,6 +11,7 @@ from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
     FusedAxis,
+    PartAxis,
     SparseFunc,
     SparseIteration,
     flat_axes,
@@ -179,6 +180,8 @@ def show(it: SparseIteration) -> str:
 def _text(node: Any) -> str:
     if isinstance(node, FusedAxis):
         return f"T.fuse({', '.join(a.name for a in node.axes)})"
+    if isinstance(node, PartAxis):
+        return f"T.part({_text(node.axis)}, {node.by.name})"
     if isinstance(node, AttachedAxis):
         return f"T.attach({node.name}, {node.to.name})"
     return node.name
