@@ -48,6 +48,7 @@ from sparsetir.sparse_ir.position_space import (
     as_dtype,
     dtype_of,
 )
+from sparsetir.sparse_ir.promises import PROMISES
 from sparsetir.sparse_ir.races import RACES, private_buffers, races_of
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, free_vars

@@ -1,0 +1,345 @@
+"""Recipes, what they are given and give, and what the verifier and `compute` refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+
+import sparsetir
+from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, blocked, plain_arguments, sizes
+from kernel_common import check
+from sparsetir.sparse_ir.computed import (
+    RECIPES,
+    column_parts,
+    compute,
+    computed_parameters,
+    equal_parts,
+    equal_work,
+    inverse_counts,
+    recipe,
+    row_of_position,
+)
+from sparsetir.sparse_ir.errors import IllFormedError, LoweringError, ScheduleError, StructureError
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.structure import check_structure
+from sparsetir.sparse_ir.verify import verify
+
+IDTYPES = ("int32", "int64")
+# Lengths of rows: none, empty ones, one row, one long row, even ones.
+ROWS = ([], [0, 0, 0], [5], [0, 40, 0, 1], [3] * 17)
+
+
+def indptr_of(lengths, idtype="int32"):
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(idtype)
+
+
+@pytest.mark.parametrize("idtype", IDTYPES)
+@pytest.mark.parametrize("lengths", ROWS)
+@pytest.mark.parametrize("parts", [1, 2, 30])
+def test_blocks_of_equal_work_divide_the_rows(lengths, parts, idtype):
+    blocks = equal_work(indptr_of(lengths, idtype), parts, cost=2)
+    assert blocks.dtype == idtype and blocks.shape == (parts + 1,)
+    assert blocks[0] == 0 and blocks[-1] == len(lengths) and (np.diff(blocks) >= 0).all()
+
+
+def test_blocks_have_equal_work():
+    indptr = indptr_of(np.random.default_rng(0).integers(0, 50, 1000))
+    blocks = equal_work(indptr, 8, cost=2)
+    work = np.diff(indptr[blocks] + 2 * blocks)
+    assert work.max() - work.min() <= 2 * 54
+
+
+def test_a_long_row_is_a_block_of_its_own():
+    np.testing.assert_array_equal(equal_work(indptr_of([1, 90, 1, 1]), 3, cost=1), [0, 2, 2, 4])
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 2**40])
+@pytest.mark.parametrize("parts", [1, 2, 30])
+def test_equal_parts(length, parts):
+    cuts = equal_parts(length, parts)
+    assert cuts[0] == 0 and cuts[-1] == length and len(cuts) == parts + 1
+    assert set(np.diff(cuts)) <= {length // parts, length // parts + 1}
+
+
+@pytest.mark.parametrize("idtype", IDTYPES)
+@pytest.mark.parametrize("lengths", ROWS)
+def test_row_of_position(lengths, idtype):
+    rows = row_of_position(indptr_of(lengths, idtype))
+    assert rows.dtype == idtype
+    np.testing.assert_array_equal(rows, [i for i, k in enumerate(lengths) for _ in range(k)])
+
+
+@pytest.mark.parametrize("idtype", IDTYPES)
+@pytest.mark.parametrize("lengths", ROWS)
+@pytest.mark.parametrize("parts", [1, 3, 60])
+def test_column_parts(lengths, parts, idtype):
+    n, rng = 50, np.random.default_rng(1)
+    indptr = indptr_of(lengths, idtype)
+    columns = [np.sort(rng.choice(n, k, replace=False)) for k in lengths]
+    indices = np.concatenate([np.zeros(0), *columns]).astype(idtype)
+    starts = column_parts(indptr, indices, n, parts)
+    assert starts.dtype == idtype and starts[0] == 0 and starts[-1] == len(indices)
+    np.testing.assert_array_equal(starts[::parts], indptr)
+    width = -(-n // parts)
+    for row in range(len(lengths)):
+        for part in range(parts):
+            here = slice(*starts[row * parts + part :][:2])
+            wanted = columns[row][columns[row] // width == part]
+            np.testing.assert_array_equal(indices[here], wanted)
+
+
+def test_column_parts_of_no_columns():
+    np.testing.assert_array_equal(column_parts(indptr_of([0, 0]), indptr_of([])[1:], 0, 2), [0] * 5)
+
+
+def test_column_parts_of_more_rows_than_the_index_type_counts():
+    with pytest.raises(ScheduleError, match="at most 2147483647 .* int32, got 2048 . 1048576"):
+        column_parts(np.zeros(2**20 + 1, "int32"), np.zeros(0, "int32"), 8, 2**11)
+
+
+@pytest.mark.parametrize("lengths", ROWS)
+def test_inverse_counts(lengths):
+    wanted = [1 / max(k, 1) for k in lengths]
+    np.testing.assert_allclose(inverse_counts(indptr_of(lengths)), wanted, rtol=1e-15)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda p: equal_work(indptr_of([1]), p, 1),
+        lambda p: equal_parts(3, p),
+        lambda p: column_parts(indptr_of([]), indptr_of([]), 1, p),
+    ],
+)
+def test_no_parts(make):
+    with pytest.raises(ScheduleError, match="argument 'parts': expected 1 or more, got 0"):
+        make(0)
+
+
+def test_a_recipe_has_its_name_alone():
+    with pytest.raises(ValueError, match="there is a recipe 'equal_work' already"):
+        recipe(equal_work)
+
+
+# -- compute ----------------------------------------------------------------------------------
+
+
+def given(idtype="int32"):
+    args = plain_arguments(idtype=idtype)
+    return {**args, **sizes(args)}
+
+
+@pytest.mark.parametrize("idtype", IDTYPES)
+def test_compute(idtype):
+    args = given(idtype)
+    found = compute(blocked(idtype), args)
+    assert list(found) == ["blocks", "block_ptr"]
+    assert found["blocks"] == 4 and type(found["blocks"]) is int
+    assert found["block_ptr"].dtype == idtype
+    np.testing.assert_array_equal(found["block_ptr"], equal_work(args["indptr"], 4, 2))
+
+
+def test_a_given_one_is_followed_by_what_is_made_of_it():
+    args = given()
+    found = compute(blocked(), args, {"blocks": np.int64(7)})
+    assert type(found["blocks"]) is int and len(found["block_ptr"]) == 8
+    with pytest.raises(TypeError, match=r"spmm: 'parts' is no computed parameter; there are \['bl"):
+        compute(blocked(), args, {"parts": 7})
+
+
+def test_arrays_get_the_type_of_their_axis():
+    parts = {"recipe": "equal_parts", "length": "$m", "parts": "$blocks"}
+    func = blocked(computed={"blocks": BLOCKS, "block_ptr": parts})
+    assert compute(func, given())["block_ptr"].dtype == "int32"
+    with pytest.raises(
+        ScheduleError, match="'block_ptr': expected numbers that int32 holds, got 0"
+    ):
+        compute(func, {**given(), "m": 2**40})
+
+
+def test_numbers_that_do_not_fit():
+    func = blocked(computed={**COMPUTED, "blocks": {"recipe": "number", "value": 2**31}})
+    with pytest.raises(ScheduleError, match="'blocks': expected a number that int32 holds, got 21"):
+        compute(func, given())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"indptr": None}, r"spmm: computed parameter 'block_ptr': recipe 'equal_work' reads "
+         r"'indptr', which is not among the arguments \['a', 'b', 'blocks', 'c', 'feat',"),
+        ({"indptr": [0, 1]}, "reads 'indptr': expected a NumPy array, got list"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments(change, message):
+    with pytest.raises(TypeError, match=message):
+        compute(blocked(), {**given(), **change})
+
+
+def test_wrong_numbers():
+    blocks = {"recipe": "number", "value": "$m"}
+    func = blocked(computed={**COMPUTED, "blocks": blocks})
+    with pytest.raises(TypeError, match="reads 'm': expected an integer, got float"):
+        compute(func, {**given(), "m": 3.0})
+
+
+def test_results_of_the_wrong_kind():
+    rows = {"recipe": "inverse_counts", "indptr": "$indptr"}
+    with pytest.raises(TypeError, match="'block_ptr': expected an array of integers, got one of f"):
+        compute(blocked(computed={"blocks": BLOCKS, "block_ptr": rows}), given())
+    with pytest.raises(TypeError, match="'blocks': expected an integer, got 2.5"):
+        compute(blocked(computed={**COMPUTED, "blocks": {**BLOCKS, "value": 2.5}}), given())
+    with pytest.raises(TypeError, match="'block_ptr': expected a NumPy array, got int"):
+        compute(blocked(computed={"blocks": BLOCKS, "block_ptr": BLOCKS}), given())
+
+
+def test_promises_about_computed_numbers():
+    func = blocked(promises=[{"param": "blocks", "kind": "max", "value": 8}])
+    assert compute(func, given(), {"blocks": 8})["blocks"] == 8
+    with pytest.raises(ValueError, match="argument 'blocks': expected at most 8, .* got 9"):
+        compute(func, given(), {"blocks": 9})
+
+
+# -- the attribute ----------------------------------------------------------------------------
+
+
+def test_it_survives_text_and_json():
+    func = blocked()
+    verify(func)
+    for other in (
+        sparsetir.from_source(func.script()),
+        tvm.ir.load_json(tvm.ir.save_json(func)),
+    ):
+        assert tvm_ffi.structural_equal(other, func)
+        assert computed_parameters(other) == COMPUTED
+        assert list(computed_parameters(other)) == ["blocks", "block_ptr"]
+
+
+def test_text_has_a_line_for_each():
+    lines = [line.strip() for line in blocked().script().splitlines()]
+    assert '"blocks": {"recipe": "number", "value": 4},' in lines
+    assert '{"param": "feat", "kind": "multiple", "value": 8},' in lines
+
+
+def test_it_rides_on_the_signature_of_stage_two():
+    lowered = sparsetir.lower_sparse_iter(blocked())
+    assert computed_parameters(lowered.attrs[SIGNATURE]) == COMPUTED
+    assert "computed" not in lowered.attrs and "promises" not in lowered.attrs
+
+
+REFUSED = [
+    ({"rows": BLOCKS}, r"computed parameter 'rows': no such parameter; there are \['a', 'b',"),
+    ({**COMPUTED, "blocks": 3}, "computed parameter 'blocks': expected a dict with its 'recipe'"),
+    ({**COMPUTED, "m": BLOCKS}, "'m': expected it after all that callers give, but 'n' com"),
+    ({**COMPUTED, "blocks": {"recipe": "y"}},
+     r"computed parameter 'blocks': unknown recipe 'y'; there are \['column_parts', 'equal_parts'"),
+    ({**COMPUTED, "blocks": {"value": 2}}, "'blocks': unknown recipe 'None'; there are"),
+    ({**COMPUTED, "blocks": {"recipe": "number"}},
+     r"recipe 'number': expected the keywords \['value'\], got \[\]"),
+    ({**COMPUTED, "blocks": {**BLOCKS, "cost": 1}},
+     r"recipe 'number': expected the keywords \['value'\], got \['cost', 'value'\]"),
+    ({"blocks": BLOCKS, "block_ptr": {**BLOCK_PTR, "indptr": "$ptr"}},
+     "computed parameter 'block_ptr': it reads 'ptr'; parameters before it are"),
+    ({**COMPUTED, "blocks": {"recipe": "number", "value": "$block_ptr"}},
+     r"'blocks': it reads 'block_ptr'; parameters before it are \['a'"),
+    ([1], "attribute 'computed': expected a dict by parameter"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("computed", "message"), REFUSED)
+def test_verify_refuses(computed, message):
+    with pytest.raises(IllFormedError, match=message):
+        verify(blocked(computed=computed))
+
+
+def test_verify_refuses_parameters_of_other_types():
+    func = blocked()
+    loose = func.replace(params=[*func.params, tvm.tirx.Var("x", "handle")])
+    with pytest.raises(IllFormedError, match="'x': expected it to be bound to an axis or a buffer"):
+        verify(loose.with_attr("computed", {**COMPUTED, "x": BLOCKS}))
+    scale = func.replace(params=[*func.params, tvm.tirx.Var("x", "float32")])
+    with pytest.raises(IllFormedError, match="'x': expected an array or an integer, got float32"):
+        verify(scale.with_attr("computed", {**COMPUTED, "x": BLOCKS}))
+
+
+def test_verify_refuses_to_read_what_is_bound_to_nothing():
+    func = blocked()
+    params = [tvm.tirx.Var("x", "handle"), *func.params]
+    reading = {"blocks": BLOCKS, "block_ptr": {**BLOCK_PTR, "indptr": "$x"}}
+    with pytest.raises(IllFormedError, match="it reads 'x', which is bound to no axis and no buff"):
+        verify(func.replace(params=params).with_attr("computed", reading))
+
+
+def test_verify_refuses_to_write_what_is_computed():
+    func = blocked()
+    c = next(p for p in func.params if p.name == "c")
+    moved = func.replace(params=[*(p for p in func.params if p.name != "c"), c])
+    counts = {"recipe": "inverse_counts", "indptr": "$indptr"}
+    with pytest.raises(IllFormedError, match="computed parameter 'c': the body writes it"):
+        verify(moved.with_attr("computed", {**COMPUTED, "c": counts}))
+
+
+def test_compute_refuses_a_recipe_that_is_gone(monkeypatch):
+    func = blocked()
+    monkeypatch.delitem(RECIPES, "equal_work")
+    with pytest.raises(LoweringError, match="spmm: computed parameter 'block_ptr': unknown recipe"):
+        compute(func, given())
+
+
+# -- interpreter and checks of structure -------------------------------------------------------
+
+
+@pytest.mark.parametrize("idtype", IDTYPES)
+def test_the_interpreter_computes_what_is_left_out(idtype):
+    args = plain_arguments(m=6, n=7, feat=8, idtype=idtype)
+    func = blocked(idtype)
+    for more in ({}, {"blocks": 2}, {"blocks": 1, "block_ptr": np.array([0, 6], idtype)}):
+        args["c"][:] = np.nan
+        sparsetir.interpret(func, {**args, **sizes(args), **more})
+        check(args)
+    args["c"][:] = np.nan
+    sparsetir.interpret(func, [*args.values(), *sizes(args).values()])
+    check(args)
+
+
+def test_the_interpreter_names_what_callers_give():
+    args = plain_arguments(m=6, n=7, feat=8)
+    with pytest.raises(TypeError, match=r"spmm: expected 9 arguments \['a', .*'feat'\], got 5"):
+        sparsetir.interpret(blocked(), [*args.values()])
+    with pytest.raises(TypeError, match="spmm: argument 'm' is missing"):
+        sparsetir.interpret(blocked(), args)
+    more = {**sizes(args), "block_ptr": np.array([0, 6], "int64"), "blocks": 1}
+    with pytest.raises(TypeError, match="'block_ptr': axis 'I': expected dtype int32, got int64"):
+        sparsetir.interpret(blocked(), {**args, **more})
+
+
+def test_structure_is_checked_without_what_is_computed():
+    args = given()
+    check_structure(blocked(), args)
+    args["indptr"][2] = 99
+    with pytest.raises(StructureError, match="argument 'indptr': axis 'J': expected non-decreasin"):
+        check_structure(blocked(), args)
+
+
+def test_indices_under_computed_offsets_are_checked_for_their_range():
+    func = blocked()
+    axes = {a.name: a for a in func.axes}
+    assert axes["J"].indptr.name == "indptr"
+    rows = {
+        "blocks": BLOCKS,
+        "block_ptr": {"recipe": "equal_parts", "length": "$m", "parts": "$blocks"},
+        "indptr": {"recipe": "equal_parts", "length": "$nnz", "parts": "$m"},
+    }
+    params = sorted(func.params, key=lambda p: p.name in rows)
+    func = func.replace(params=params).with_attr("computed", rows)
+    verify(func)
+    args = given()
+    del args["indptr"]
+    check_structure(func, args)  # in another order: rows are not the caller's to describe
+    args["indices"][3] = 30
+    with pytest.raises(
+        StructureError, match=r"expected indices in \[0, 30\), got 30 at position 3"
+    ):
+        check_structure(func, args)

@@ -1,0 +1,73 @@
+"""Promises about sizes: kept, broken, refused by the verifier."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import sparsetir
+from computed_common import blocked, plain_arguments, sizes
+from sparsetir.sparse_ir.errors import IllFormedError
+from sparsetir.sparse_ir.promises import check_promises, promises_of
+from sparsetir.sparse_ir.verify import verify
+
+CASES = [
+    ("exact", 64, [64], [0, 63, 65, 128], "expected 64, as its schedule promises, got"),
+    ("max", 64, [0, 63, 64], [65, 2**62], "expected at most 64, as its schedule promises, got"),
+    ("min", 64, [64, 2**62], [0, 63], "expected at least 64, as its schedule promises, got"),
+    ("multiple", 64, [0, 64, 640], [1, 63, 100],
+     "expected a multiple of 64, as its schedule promises, got"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "value", "kept", "broken", "message"), CASES)
+def test_check(kind, value, kept, broken, message):
+    promises = [{"param": "feat", "kind": kind, "value": value}]
+    for number in kept:
+        check_promises("spmm", promises, {"feat": number})
+        check_promises("spmm", promises, {"feat": np.int64(number)})
+    for number in broken:
+        with pytest.raises(ValueError, match=rf"^spmm: argument 'feat': {message} {number}$"):
+            check_promises("spmm", promises, {"feat": number})
+
+
+def test_what_is_absent_is_not_looked_at():
+    check_promises("spmm", [{"param": "feat", "kind": "exact", "value": 1}], {"m": 3})
+
+
+def test_the_interpreter_checks_them():
+    args = plain_arguments(m=3, n=4, feat=12)
+    message = "spmm: argument 'feat': expected a multiple of 8, as its schedule promises, got 12"
+    with pytest.raises(ValueError, match=message):
+        sparsetir.interpret(blocked(), {**args, **sizes(args)})
+
+
+def test_they_survive_text():
+    promises = [
+        {"param": "m", "kind": k, "value": n} for n, k in enumerate(("exact", "max", "min"))
+    ]
+    func = sparsetir.from_source(blocked(promises=promises).script())
+    assert promises_of(func) == promises
+
+
+@pytest.mark.parametrize(
+    ("promise", "message"),
+    [
+        ({"kind": "max", "value": 3}, "expected a dict of 'param', 'kind' and 'value'"),
+        ({"param": "q", "kind": "max", "value": 3}, r"promise about 'q': no such parameter; there"),
+        ({"param": "a", "kind": "max", "value": 3}, "'a': expected a parameter of an integer type"),
+        ({"param": "m", "kind": "near", "value": 3},
+         r"'m': expected a kind among \['exact', 'max', 'min', 'multiple'\], got 'near'"),
+        ({"param": "m", "kind": "max", "value": 1.5}, "expected an integer of 0 or more, got 1.5"),
+        ({"param": "m", "kind": "max", "value": -1}, "expected an integer of 0 or more, got -1"),
+        ({"param": "m", "kind": "multiple", "value": 0}, "expected an integer of 1 or more, got 0"),
+    ],
+)  # fmt: skip
+def test_verify_refuses(promise, message):
+    with pytest.raises(IllFormedError, match=message):
+        verify(blocked(promises=[promise]))
+
+
+def test_verify_refuses_what_is_no_list():
+    with pytest.raises(IllFormedError, match="attribute 'promises': expected a list, got"):
+        verify(blocked(promises={"feat": 8}))

@@ -1,0 +1,269 @@
+"""Kernels whose schedule needs more than callers give: called as the plain one is."""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import threading
+
+import numpy as np
+import pytest
+import torch
+import tvm_ffi
+
+import sparsetir
+from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, PROMISES, blocked, plain_arguments, sizes
+from kernel_common import check
+from sparsetir import kernel as kernel_module
+from sparsetir.sparse_ir.computed import RECIPES, compute, equal_work
+from sparsetir.sparse_ir.errors import StructureError
+
+linker = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("gcc") or shutil.which("clang++")),
+    reason="no linker: TVM calls a C++ compiler to write a shared library",
+)
+
+
+@pytest.fixture(scope="module")
+def built():
+    return sparsetir.build(blocked())
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How often a kernel computes."""
+    calls = []
+
+    def counting(*args):
+        calls.append(1)
+        return compute(*args)
+
+    monkeypatch.setattr(kernel_module, "compute", counting)
+    return calls
+
+
+def kept(kernel):
+    """The computed arguments of the last set of index arrays that a kernel met."""
+    blocks, block_ptr = list(kernel._passed.values())[-1][1]
+    return blocks, np.from_dlpack(block_ptr)
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+@pytest.mark.parametrize("shape", [(20, 30), (1, 30), (3, 1), (0, 5), (4, 0)])
+def test_it_is_called_as_the_plain_one(built, idtype, shape):
+    kernel = built if idtype == "int32" else sparsetir.build(blocked(idtype))
+    for seed in range(2):
+        args = plain_arguments(*shape, idtype=idtype, seed=seed)
+        kernel(*args.values())
+        check(args)
+        args["c"][:] = np.nan
+        kernel(**args)
+        check(args)
+        args["c"][:] = np.nan
+        kernel(*args.values(), *sizes(args).values())
+        check(args)
+        blocks, block_ptr = kept(kernel)
+        assert blocks == 4
+        np.testing.assert_array_equal(block_ptr, equal_work(args["indptr"], 4, 2))
+
+
+def test_of_torch_and_tvm(built):
+    for convert in (torch.from_numpy, tvm_ffi.from_dlpack):
+        args = plain_arguments()
+        built(**{name: convert(array) for name, array in args.items()})
+        check(args)
+
+
+def test_another_matrix_is_computed_anew_and_the_same_is_not(counted):
+    kernel = sparsetir.build(blocked())
+    graphs = [plain_arguments(seed=seed) for seed in range(3)]
+    for _ in range(3):
+        for args in graphs:
+            args["c"][:] = np.nan
+            kernel(**args)
+            check(args)
+    assert len(counted) == len(graphs)
+    args = plain_arguments(7, 9)  # other sizes too
+    kernel(**args)
+    check(args)
+    assert len(counted) == len(graphs) + 1
+
+
+def test_unchecked_kernels_compute_too(counted):
+    kernel = sparsetir.build(blocked(), check=False)
+    args = plain_arguments()
+    for _ in range(2):
+        args["c"][:] = np.nan
+        kernel(**args)
+        check(args)
+    assert len(counted) == 1
+    args["indices"][0] = args["indices"][1]  # twice in a row: refused where it is checked
+    kernel(**args)
+
+
+def test_structure_is_checked_before_it_is_computed_of(built, counted):
+    args = plain_arguments()
+    args["indptr"][4] = 99
+    with pytest.raises(StructureError, match="spmm: argument 'indptr': axis 'J': expected non-dec"):
+        built(**args)
+    assert not counted
+
+
+def test_eight_sets_are_kept():
+    kernel = sparsetir.build(blocked())
+    graphs = [plain_arguments(seed=seed) for seed in range(kernel_module.REMEMBERED + 2)]
+    for args in graphs:
+        kernel(**args)
+    assert len(kernel._passed) == kernel_module.REMEMBERED
+
+
+def test_what_is_kept_goes_with_the_matrix():
+    kernel = sparsetir.build(blocked())
+    args = plain_arguments()
+    kernel(**args)
+    assert kernel._passed
+    del args["indices"]
+    gc.collect()
+    assert not kernel._passed
+
+
+def test_threads(built):
+    graphs = [plain_arguments(seed=seed) for seed in range(12)]
+    errors = []
+
+    def work(first):
+        try:
+            for turn in range(40):
+                args = graphs[(first + turn) % len(graphs)]
+                mine = {**args, "c": np.full_like(args["c"], np.nan)}
+                built(**mine)
+                check(mine)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+
+
+def test_callers_do_not_see_computed_parameters(built):
+    args = plain_arguments()
+    names = [*args, "m", "n", "nnz", "feat"]
+    assert built.signature.names == names
+    assert repr(built) == f"<sparsetir.Kernel spmm({', '.join(names)})>"
+    listed = ", ".join(names)
+    with pytest.raises(TypeError, match=f"spmm: no argument 'block_ptr'; there are {listed}$"):
+        built(**args, block_ptr=np.zeros(5, "int32"))
+    with pytest.raises(TypeError, match=r"expected at most 9 arguments \(a, .*, feat\), got 10"):
+        built(*args.values(), *sizes(args).values(), 4)
+    with pytest.raises(TypeError, match="spmm: argument 'indptr' is missing: expected an array"):
+        built(**{**args, "indptr": None})
+
+
+def test_listing_and_computing(built):
+    assert built.computed == COMPUTED
+    args = plain_arguments()
+    arguments = {**args, "indptr": torch.from_numpy(args["indptr"])}
+    found = built.compute(arguments, {"blocks": 3})
+    assert found["blocks"] == 3
+    np.testing.assert_array_equal(found["block_ptr"], equal_work(args["indptr"], 3, 2))
+    built.run_unchecked([*args.values(), *sizes(args).values(), *found.values()])
+    check(args)
+
+
+def test_numbers_alone(counted):
+    parts = {"recipe": "equal_parts", "length": "$m", "parts": "$blocks"}
+    kernel = sparsetir.build(blocked(computed={"blocks": BLOCKS, "block_ptr": parts}))
+    args = plain_arguments()
+    kernel(**args)
+    check(args)
+    np.testing.assert_array_equal(kept(kernel)[1], [0, 5, 10, 15, 20])
+    kernel(**args)
+    assert len(counted) == 1
+
+
+def test_cuda_text_compiles():
+    kernel = sparsetir.build(blocked(), {"kind": "cuda", "arch": "sm_90"})
+    assert "__global__" in kernel.source() and kernel.computed == COMPUTED
+
+
+# -- promises ---------------------------------------------------------------------------------
+
+
+def test_a_broken_promise_is_refused_in_every_call(built):
+    args, wrong = plain_arguments(), plain_arguments(feat=12)
+    message = "spmm: argument 'feat': expected a multiple of 8, as its schedule promises, got 12"
+    built(**args)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            built(**wrong)
+        with pytest.raises(ValueError, match=message):
+            built(*wrong.values(), *sizes(wrong).values())
+    assert np.isnan(wrong["c"]).all()
+    built(**args)
+    check(args)
+
+
+def exactly(feat):
+    """The program for one number of features, which is a constant in it."""
+    func = blocked(promises=[{"param": "feat", "kind": "exact", "value": feat}])
+    text = func.script()
+    assert text.count("K = T.dense_fixed(feat") == 1
+    return sparsetir.from_source(text.replace("dense_fixed(feat", f"dense_fixed({feat}"))
+
+
+def test_an_exact_number_that_no_shape_implies_may_be_left_out():
+    kernel = sparsetir.build(exactly(16))
+    args = plain_arguments()
+    kernel(*args.values())
+    check(args)
+    kernel(**args, feat=16)
+    with pytest.raises(
+        ValueError, match="argument 'feat': expected 16, as its schedule promises, "
+    ):
+        kernel(**args, feat=8)
+    with pytest.raises(
+        ValueError, match=r"argument 'b': expected shape \(30, 16\), got \(30, 24\)"
+    ):
+        kernel(**plain_arguments(feat=24))
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+@linker
+def test_export_and_load(built, tmp_path):
+    built.export(tmp_path / "spmm.so")
+    loaded = sparsetir.load(tmp_path / "spmm.so")
+    assert loaded.computed == COMPUTED and list(loaded.computed) == ["blocks", "block_ptr"]
+    assert loaded.signature.promises == PROMISES
+    assert loaded.signature.names == built.signature.names
+    for seed in range(2):
+        args = plain_arguments(seed=seed)
+        loaded(**args)
+        check(args)
+        np.testing.assert_array_equal(kept(loaded)[1], equal_work(args["indptr"], 4, 2))
+    with pytest.raises(ValueError, match="expected a multiple of 8, as its schedule promises, got"):
+        loaded(**plain_arguments(feat=9))
+
+
+@linker
+def test_a_file_whose_recipe_is_gone(built, tmp_path, monkeypatch):
+    built.export(tmp_path / "spmm.so")
+    monkeypatch.delitem(RECIPES, "equal_work")
+    message = (
+        r"load: argument 'path': '.*spmm.so': computed parameter 'block_ptr' takes the recipe "
+        r"'equal_work', which this version does not have; there are \['column_parts', "
+    )
+    with pytest.raises(ValueError, match=message):
+        sparsetir.load(tmp_path / "spmm.so")
+
+
+def test_what_recipes_refuse_is_raised():
+    none = {"blocks": {**BLOCKS, "value": 0}, "block_ptr": BLOCK_PTR}
+    kernel = sparsetir.build(blocked(computed=none))
+    with pytest.raises(sparsetir.ScheduleError, match="equal_work: argument 'parts': expected 1 o"):
+        kernel(**plain_arguments())
