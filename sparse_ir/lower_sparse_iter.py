@@ -38,6 +38,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     make_func,
+    sparse_iterations,
     substitute,
     walk,
 )
@@ -51,8 +52,10 @@ from sparsetir.sparse_ir.position_space import (
 from sparsetir.sparse_ir.promises import PROMISES
 from sparsetir.sparse_ir.races import RACES, private_buffers, races_of
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
+from sparsetir.sparse_ir.tails import as_if_unshifted, settle_tails
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
+from sparsetir.sparse_ir.workers import WORKERS, loops_around, workers_of
 
 __all__ = ["LowerSparseIter", "lower_sparse_iter"]
 
@@ -100,6 +103,9 @@ class _Level:
 
 class _Lowering:
     def __init__(self, func: SparseFunc) -> None:
+        # Who writes what is asked of the function in which no tile begins earlier.
+        self.unshifted = {it.name: as_if_unshifted(it) for it in sparse_iterations(func)}
+        func = settle_tails(func)
         self.func = func
         self.space = PositionSpace(func)
         written: set[Any] = set()
@@ -303,10 +309,12 @@ class _Lowering:
         )
         units = [u for lv in levels for u in lv.units]
         private = self.private.get(it.name, set())
-        races = dict(zip(map(id, units), races_of(it, private), strict=True))
+        facts = races_of(self.unshifted.get(it.name, it), private)
+        races = dict(zip(map(id, units), facts, strict=True))
         own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in own if v not in self.placed)]
         self.placed.update(own)
+        workers = workers_of(it, [level.units for level in levels])
         outward: list[Any] = []
         stmt = body
         for number in reversed(range(len(levels))):
@@ -324,12 +332,10 @@ class _Lowering:
             here = None
             if init is not None and number == init_level:
                 here = self._init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
-            annotations = {str(k): v for k, v in it.annotations.items()}
+            annotations = {str(k): v for k, v in it.annotations.items() if k != WORKERS}
             annotations[RACES] = {str(u.var.name): races[id(u)] for u in level.units}
             stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
-            for unit in reversed(level.units):
-                zero = as_dtype(0, dtype_of(unit.loop))
-                stmt = tirx.For(unit.loop, zero, unit.extent, tirx.ForKind.SERIAL, stmt)
+            stmt = loops_around(stmt, level.units, workers)
         return stmt
 
     @staticmethod

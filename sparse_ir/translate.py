@@ -19,6 +19,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
+from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
 
 __all__ = ["Scope", "Search", "Translator", "Visit", "free_vars"]
@@ -105,6 +106,13 @@ class Translator:
         self.written = written
         self._declared: dict[Any, SparseBuffer] = {b.var: b for b in space.func.buffers}
         self.locals: list[Any] = []
+        params = {str(p.name): p for p in space.func.params}
+        # Parameters that are promised to be at least so large.
+        self._least = {
+            params[p["param"]]: p["value"]
+            for p in promises_of(space.func)
+            if p["kind"] in ("min", "exact")
+        }
         self._names: dict[str, int] = {}
 
     def local(self, name: str, dtype: str) -> Any:
@@ -216,6 +224,10 @@ class Translator:
                 first, end = as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype)
                 analyzer.bind(var, ir.Range(first, end))
                 ranges[var] = sym.IntervalSet(first, end - as_dtype(1, axis.idtype))
+        for var in self._least.keys() & free_vars(coord):
+            dtype = dtype_of(var)
+            most = tirx.max_value(dtype)
+            analyzer.bind(var, ir.Range(as_dtype(self._least[var], dtype), most))
         if tvm.DataType(dtype_of(coord)).bits < tvm.DataType(dtype_of(length)).bits:
             coord = as_dtype(coord, dtype_of(length))  # a length need not fit the narrower type
         length = as_dtype(length, dtype_of(coord))

@@ -14,6 +14,7 @@ from tvm import s_tir, tirx
 from sparsetir.schedules.default import binds_threads, default_schedule, is_gpu
 from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.schedules.passes.parallel_loops import apply_kinds
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
@@ -107,7 +108,7 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
             "default schedule"
         )
     finish = exact_constants if gpu else locals_on_stack
-    return {**stages, "III": finish(lower_sparse_buffer(scheduled))}
+    return {**stages, "III": finish(lower_sparse_buffer(apply_kinds(scheduled)))}
 
 
 def _check(func: Any, schedule: Any, config: Any) -> None:

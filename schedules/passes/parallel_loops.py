@@ -19,10 +19,11 @@ from sparsetir.sparse_ir.nodes import map_expr, walk
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["apply_kinds", "is_free", "run_in_parallel", "thread_axis"]
+__all__ = ["apply_kinds", "in_vectors", "is_free", "run_in_parallel", "thread_axis"]
 
 # Loop annotation: what `apply_kinds` makes of the loop.
 KIND = "sparsetir.kind"
+LOOPS = {"parallel": tirx.ForKind.PARALLEL, "vectorized": tirx.ForKind.VECTORIZED}
 LEGAL = 'pass race="ignore" where visits meet by atomics or not at all'
 
 
@@ -31,7 +32,7 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
 
     sch : tvm.s_tir.Schedule of a stage-II function
     loop : one of its loops
-    kind : "parallel", or a thread dimension such as "threadIdx.x"
+    kind : "parallel", "vectorized", or a thread dimension such as "threadIdx.x"
     race : "none" asks for the proof; "ignore" takes the caller's word, where what the loop visits
         meets by atomics only, or not at all for reasons that the lowering cannot know
 
@@ -62,6 +63,20 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
     sch.annotate(loop, KIND, kind)
 
 
+def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
+    """Straight code of vectors: the innermost loop of a block in lanes, those around it unrolled.
+
+    loops : how many of the block's loops, counted from the innermost; of constant extents
+
+    TVM's `vectorize` asks for the init inside of the block; here the last loop is only to be free
+    of races. Raises ScheduleError where that is not proven.
+    """
+    *straight, lanes = sch.get_loops(block)[-loops:]
+    for loop in straight:
+        sch.unroll(loop)
+    run_in_parallel(sch, lanes, "vectorized")
+
+
 def is_free(sch: Any, loop: Any) -> bool:
     """Whether a loop is proven to be free of races."""
     return not _race(sch, loop, "parallel")
@@ -75,8 +90,8 @@ def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if kind is None:
             return loop
         rest = {k: v for k, v in loop.annotations.items() if k != KIND}
-        if kind == "parallel":
-            how, thread = tirx.ForKind.PARALLEL, None
+        if kind in LOOPS:
+            how, thread = LOOPS[kind], None
         else:
             how, thread = tirx.ForKind.THREAD_BINDING, thread_axis(str(kind))
         return tirx.For(loop.loop_var, loop.min, loop.extent, how, loop.body, thread, rest)

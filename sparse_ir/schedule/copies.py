@@ -55,7 +55,7 @@ def precompute_operand(
     index = list(loads[0].indices)
     if any(not same_indices(load.indices, index) for load in loads):
         refuse(f"'{operand.name}' is read at more than one place, so that no tile serves all")
-    within = {x.name: x for x in _all_loops(it, outer)}
+    within = {x.name: x for x in _loops_around_reads(it, outer, operand)}
     whole = {a.name: (a, i) for a, i in zip(operand.axes or [], index, strict=True)}
     axes: list[Axis] = []
     places: list[Any] = []  # where a reader finds its element
@@ -120,12 +120,14 @@ def precompute_operand(
     return out, [SparseIterationRef(copy.name)]
 
 
-def _all_loops(it: SparseIteration, outer: list[Loop]) -> list[Loop]:
-    """The loops inside of the place of the copy, those of nested iterations included."""
+def _loops_around_reads(
+    it: SparseIteration, outer: list[Loop], operand: SparseBuffer
+) -> list[Loop]:
+    """The loops between the place of the copy and the reads of the operand."""
     found: list[Loop] = []
 
     def visit(node: Any) -> None:
-        if isinstance(node, SparseIteration):
+        if isinstance(node, SparseIteration) and loads_of(node, operand.var):
             found.extend(loops_of(node))
 
     walk(it, visit)

@@ -13,13 +13,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tvm
+from tvm import s_tir
 
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.annotate import annotate
 from sparsetir.sparse_ir.schedule.bound import bound
+from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
+from sparsetir.sparse_ir.schedule.parallelize import parallelize
 from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
 from sparsetir.sparse_ir.schedule.split import split
@@ -49,6 +54,7 @@ class Schedule:
                 f"{type(func).__name__} (stage II is scheduled with tvm.s_tir.Schedule)"
             )
         self._func = func
+        self._stage_two: Any = None
         self.trace = Trace()
 
     @property
@@ -92,6 +98,23 @@ class Schedule:
         """
         return self._apply(split, loop, list(factors), tail=tail)
 
+    def divide(self, loop: SpIter, parts: int | str, **options: Any) -> list[SpIter]:
+        """Cut a loop where the structure says; the loops over the parts and over what is in one.
+
+        Options and meaning: :func:`sparsetir.sparse_ir.schedule.divide.divide`.
+        """
+        return self._apply(divide, loop, parts, **options)
+
+    def parallelize(
+        self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", **options: Any
+    ) -> None:
+        """Divide a loop, or neighbouring ones as one, among workers.
+
+        Options and meaning: :func:`sparsetir.sparse_ir.schedule.parallelize.parallelize`.
+        """
+        handles = loop if isinstance(loop, SpIter) else list(loop)
+        self._apply(parallelize, handles, unit, **options)
+
     def bound(self, loop: SpIter, n: int, kind: str) -> None:
         """Promise that the extent of a loop is n ("exact"), at most ("max"), at least ("min") n or
 
@@ -116,10 +139,42 @@ class Schedule:
         """Set an annotation of the iteration; it rides on the blocks of stage II."""
         self._apply(annotate, iteration, key, value)
 
+    # -- stage II -----------------------------------------------------------------------------
+
+    @property
+    def stage_two(self) -> Any:
+        """The `tvm.s_tir.Schedule` that :meth:`lower` went on to; None before."""
+        return self._stage_two
+
+    def lower(self) -> Any:
+        """Go on to stage II, once: a `tvm.s_tir.Schedule` of the lowered function.
+
+        From here on TVM's primitives schedule it; those of stage I are refused.
+        """
+        if self._stage_two is None:
+            lowered = lower_sparse_iter(self._func)
+            self._stage_two = s_tir.Schedule(s_tir.renew_defs(lowered))
+            self.trace.instructions.append(Instruction("lower", [], [], {}))
+        return self._stage_two
+
+    def rewrite(self, change: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        """Apply a pass to the lowered function; the `tvm.s_tir.Schedule` of the result.
+
+        change : `change(PrimFunc, *arguments, **options)`, which gives a PrimFunc
+        """
+        func = next(iter(self.lower().mod.functions.values()))
+        self._stage_two = s_tir.Schedule(change(func, *arguments, **options))
+        return self._stage_two
+
     # -- internals ----------------------------------------------------------------------------
 
     def _apply(self, primitive: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Run a primitive, which gives a function and handles, and note it in the trace."""
+        if self._stage_two is not None:
+            raise ScheduleError(
+                f"{primitive.__name__}: the schedule has gone on to stage II, which TVM's "
+                "primitives schedule; expected it before lower()"
+            )
         func, output = primitive(self._func, *inputs, **options)
         self._func = func
         return self._noted(primitive.__name__, list(inputs), options, output)
