@@ -17,10 +17,15 @@ from tvm.tirx.buffer import buffer_data
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark, thread_axis
+from sparsetir.schedules.passes.parallel_loops import (
+    apply_kinds,
+    is_free,
+    run_in_parallel,
+    thread_axis,
+)
 from sparsetir.schedules.passes.vectorize import vectorize_innermost
 from sparsetir.sparse_ir.nodes import walk
-from sparsetir.sparse_ir.position_space import PARALLEL, as_dtype
+from sparsetir.sparse_ir.position_space import as_dtype
 
 __all__ = ["binds_threads", "default_schedule"]
 
@@ -34,11 +39,10 @@ def default_schedule(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
     func : PrimFunc from :func:`lower_sparse_iter`
     target : tvm.target.Target; "cuda", "opencl" and the like are GPUs, the rest CPUs
     """
-    safe = {str(k): {int(n) for n in v} for k, v in func.attrs[PARALLEL].items()}
     func = s_tir.renew_defs(func)
     if is_gpu(target):
-        return _wrap_host_code(_gpu(func, safe))
-    return vectorize_innermost(_cpu(func, safe), vector_bits(target))
+        return _wrap_host_code(_gpu(func))
+    return vectorize_innermost(_cpu(func), vector_bits(target))
 
 
 def is_gpu(target: Any) -> bool:
@@ -57,14 +61,14 @@ def _top_blocks(sch: Any) -> list[Any]:
     return list(sch.get_child_blocks(sch.get_sblock("root")))
 
 
-def _cpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
+def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     sch = s_tir.Schedule(func)
     for block in _top_blocks(sch):
         loops = sch.get_loops(block)
         outermost = next((n for n, lp in enumerate(loops) if not _is_unit(sch.get(lp))), 0)
-        if loops and outermost in safe.get(sch.get(block).name_hint, set()):
-            mark(sch, loops[outermost], "parallel")
-    return apply_marks(_only(sch.mod))
+        if loops and is_free(sch, loops[outermost]):
+            run_in_parallel(sch, loops[outermost], "parallel")
+    return apply_kinds(_only(sch.mod))
 
 
 def _is_unit(loop: Any) -> bool:
@@ -75,18 +79,18 @@ def _only(mod: tvm.IRModule) -> Any:
     return next(iter(mod.functions.values()))
 
 
-def _gpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
+def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     sch = s_tir.Schedule(func)
     for top in _top_blocks(sch):
         loops = sch.get_loops(top)
-        free = sorted(safe.get(sch.get(top).name_hint, set()))
+        free = [n for n, loop in enumerate(loops) if is_free(sch, loop)]
         leaf = _only_leaf(sch, top)
-        inner = _thread_loop(sch, leaf, safe) if leaf is not None else None
+        inner = _thread_loop(sch, leaf) if leaf is not None else None
         if not loops or not (free or inner):
             continue
         if not free:
             # Nothing outside is free of races: one block, its threads share the innermost loop.
-            mark(sch, sch.add_unit_loop(top), "blockIdx.x")
+            run_in_parallel(sch, sch.add_unit_loop(top), "blockIdx.x")
             _bind_threads(sch, leaf, inner, GPU_THREADS)
             continue
         chosen = [loops[n] for n in free]
@@ -95,23 +99,23 @@ def _gpu(func: tirx.PrimFunc, safe: dict[str, set[int]]) -> tirx.PrimFunc:
         first, last = chosen[0], chosen[-1]
         if inner is not None:
             blocks, threads = sch.split(first, [None, GPU_THREADS // GPU_WARP])
-            mark(sch, threads, "threadIdx.y")
+            run_in_parallel(sch, threads, "threadIdx.y")
             _bind_threads(sch, leaf, inner, GPU_WARP)
         elif len(chosen) == 1:
             blocks, threads = sch.split(first, [None, GPU_THREADS])
-            mark(sch, threads, "threadIdx.x")
+            run_in_parallel(sch, threads, "threadIdx.x")
         else:
             blocks = first
             steps, threads = sch.split(last, [None, GPU_THREADS])
-            mark(sch, threads, "threadIdx.x")
+            run_in_parallel(sch, threads, "threadIdx.x")
             chosen = [first, steps, threads, *chosen[1:-1]]
         if rest:
             outer = chosen if len(chosen) > 1 and inner is None else [blocks, threads, *chosen[1:]]
             sch.reorder(*outer, *rest)
         elif len(chosen) > 3:
             sch.reorder(*chosen)
-        mark(sch, blocks, "blockIdx.x")
-    return apply_marks(_only(sch.mod))
+        run_in_parallel(sch, blocks, "blockIdx.x")
+    return apply_kinds(_only(sch.mod))
 
 
 def _only_leaf(sch: Any, top: Any) -> Any:
@@ -145,10 +149,8 @@ def _is_search(block: Any) -> bool:
     return all(w.source.ty.storage_scope == "local" for w in block.writes)
 
 
-def _thread_loop(sch: Any, leaf: Any, safe: dict[str, set[int]]) -> Any:
-    free = safe.get(sch.get(leaf).name_hint, set())
-    loops = sch.get_loops(leaf)
-    return loops[max(free)] if free else None
+def _thread_loop(sch: Any, leaf: Any) -> Any:
+    return next((lp for lp in reversed(sch.get_loops(leaf)) if is_free(sch, lp)), None)
 
 
 def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
@@ -158,7 +160,7 @@ def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
     outer, inner = sch.split(loop, [None, threads])
     if others:
         sch.reorder(outer, inner, *others)
-    mark(sch, inner, "threadIdx.x")
+    run_in_parallel(sch, inner, "threadIdx.x")
 
 
 def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -30,25 +30,21 @@ from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
 from sparsetir.sparse_ir.nodes import map_expr, walk
+from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["allocate_in_visits", "allocate_outside_of_threads", "block_with"]
 
 
-def allocate_in_visits(
-    body: tirx.Stmt, buffers: list[Any], parallel: dict[str, list[int]]
-) -> tuple[tirx.Stmt, list[Any]]:
-    """Allocate what can be inside of the top-level nests of `body`; also the rest of `buffers`.
-
-    parallel : numbers of the loops that are free of races, by the name of the block inside
-    """
+def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, list[Any]]:
+    """Allocate what can be inside of the top-level nests of `body`; also the rest of `buffers`."""
     parts = list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
     used = [free_vars(p) for p in parts]
     rest: list[Any] = []
     inside: dict[int, list[Any]] = {}
     for var in buffers:
         users = [n for n, names in enumerate(used) if var in names]
-        if len(users) == 1 and _visits_are_independent(parts[users[0]], parallel):
+        if len(users) == 1 and _visits_are_independent(parts[users[0]]):
             inside.setdefault(users[0], []).append(var)
         else:
             rest.append(var)
@@ -93,14 +89,15 @@ def block_with(block: Any, **changes: Any) -> Any:
     return s_tir.SBlock(*(changes.get(f, getattr(block, f)) for f in fields))
 
 
-def _visits_are_independent(stmt: tirx.Stmt, parallel: dict[str, list[int]]) -> bool:
+def _visits_are_independent(stmt: tirx.Stmt) -> bool:
     """Whether no visit of a nest sees what another one has written."""
     count = 0
     while isinstance(stmt, tirx.For):
         stmt, count = stmt.body, count + 1
     if not isinstance(stmt, s_tir.SBlockRealize) or stmt.block.init is not None or not count:
         return False
-    return parallel.get(str(stmt.block.name_hint)) == list(range(count))
+    races = dict(stmt.block.annotations.get(RACES, {}))
+    return len(races) == count and set(races.values()) == {FREE}
 
 
 def _allocate(stmt: tirx.Stmt, buffers: list[Any]) -> tirx.Stmt:

@@ -32,6 +32,7 @@ from sparsetir.sparse_ir.position_space import (
     dtype_of,
     positional_size,
 )
+from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.storage import Storage, is_one
 from sparsetir.sparse_ir.translate import free_vars
@@ -237,10 +238,11 @@ class _Flattening:
         return tirx.BufferRegion(self.flat[node.source], ranges)
 
     def _allocs(self, block: Any) -> Any:
-        if not any(v in self.flat for v in block.alloc_buffers):
+        if not any(v in self.flat for v in block.alloc_buffers) and RACES not in block.annotations:
             return block
         allocs = [self.flat.get(v, v) for v in block.alloc_buffers]
-        return block_with(block, alloc_buffers=allocs)
+        annotations = {k: v for k, v in block.annotations.items() if k != RACES}
+        return block_with(block, alloc_buffers=allocs, annotations=annotations)
 
     def _check_matches(self) -> None:
         found: list[Any] = []

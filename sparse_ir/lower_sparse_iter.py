@@ -40,16 +40,14 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
     walk,
 )
-from sparsetir.sparse_ir.parallel import parallel_units
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
-    PARALLEL,
     SIGNATURE,
-    VALUE_DOMAINS,
     PositionSpace,
     as_dtype,
     dtype_of,
 )
+from sparsetir.sparse_ir.races import RACES, private_buffers, races_of
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
@@ -62,8 +60,8 @@ def lower_sparse_iter(func_or_mod: Any) -> Any:
 
     func_or_mod : SparseFunc, or an IRModule whose SparseFuncs are lowered and the rest kept
     Returns a PrimFunc that `tvm.s_tir.Schedule` takes (or the module). Its attributes say which
-    axes each buffer lies over ("sparsetir.layouts") and which values index arrays hold
-    ("sparsetir.value_domains"); :func:`lower_sparse_buffer` needs the first.
+    axes each buffer lies over ("sparsetir.layouts", which :func:`lower_sparse_buffer` needs), and
+    annotations of its blocks which loops may run in parallel (:mod:`sparsetir.sparse_ir.races`).
     Raises LoweringError for what has no position-space form.
     """
     if isinstance(func_or_mod, tvm.IRModule):
@@ -107,19 +105,19 @@ class _Lowering:
         self.translate = Translator(self.space, written)
         self.units = Units(self.space, self.translate)
         self.closed: set[Any] = set()  # locals of blocks that are finished
-        self.parallel: dict[str, list[int]] = {}
+        self.private = private_buffers(func)
+        self.placed: set[Any] = set()  # buffers that are allocated in a visit's block
 
     def run(self) -> tirx.PrimFunc:
         body = self._stmt(self.func.body, Scope())
-        body, allocs = allocate_in_visits(body, self.space.allocated(), self.parallel)
+        allocated = [v for v in self.space.allocated() if v not in self.placed]
+        body, allocs = allocate_in_visits(body, allocated)
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
             **dict(self.func.attrs.items()),
             "tirx.noalias": True,
             "s_tir": True,
             LAYOUTS: self.space.layouts,
-            VALUE_DOMAINS: self.space.domains,
-            PARALLEL: self.parallel,
             SIGNATURE: self._signature(),
         }
         return tirx.PrimFunc(
@@ -298,7 +296,11 @@ class _Lowering:
             (n for n, lv in enumerate(levels) if any("R" in u.kinds for u in lv.units)), None
         )
         units = [u for lv in levels for u in lv.units]
-        safe = {id(units[n]) for n in parallel_units(it)}
+        private = self.private.get(it.name, set())
+        races = dict(zip(map(id, units), races_of(it, private), strict=True))
+        own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
+        body_locals = [*body_locals, *(v for v in own if v not in self.placed)]
+        self.placed.update(own)
         outward: list[Any] = []
         stmt = body
         for number in reversed(range(len(levels))):
@@ -317,10 +319,8 @@ class _Lowering:
             if init is not None and number == init_level:
                 here = self._init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
             annotations = {str(k): v for k, v in it.annotations.items()}
+            annotations[RACES] = {str(u.var.name): races[id(u)] for u in level.units}
             stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
-            self.parallel[f"{it.name}{number}"] = [
-                n for n, u in enumerate(level.units) if id(u) in safe
-            ]
             for unit in reversed(level.units):
                 zero = as_dtype(0, dtype_of(unit.loop))
                 stmt = tirx.For(unit.loop, zero, unit.extent, tirx.ForKind.SERIAL, stmt)
@@ -368,7 +368,8 @@ class _Lowering:
 
         self.closed.update(allocs)
         visible = [v for v in self.translate.locals if v not in self.closed]
-        known = {v: v for v in [*self.space.all_buffers(), *visible]}
+        own = self.placed & set(allocs)
+        known = {v: v for v in [*self.space.all_buffers(), *visible] if v not in own}
         reads, writes = s_tir.analysis.get_sblock_read_write_region(make([], []), known)
         reads, writes = ([self._relax(r) for r in regions] for regions in (reads, writes))
         return s_tir.SBlockRealize([u.loop for u in units], True, make(reads, writes))

@@ -27,6 +27,7 @@ from sparsetir.sparse_ir.nodes import (
     PartAxis,
     SparseIteration,
     flat_axes,
+    substitute,
     visited_node,
     walk,
 )
@@ -38,9 +39,12 @@ __all__ = ["constant_length", "has_own_place", "parallel_units", "written_access
 Sum = tuple[dict[Any, Any], int]
 
 
-def parallel_units(it: SparseIteration) -> list[int]:
-    """Numbers of the iteration's loops (a fused axis counts as one) that may run in parallel."""
-    accesses = written_accesses(it)
+def parallel_units(it: SparseIteration, private: set[Any] | None = None) -> list[int]:
+    """Numbers of the iteration's loops (a fused axis counts as one) that may run in parallel.
+
+    private : buffers of which each visit has its own
+    """
+    accesses = {b: found for b, found in written_accesses(it).items() if b not in (private or ())}
     out: list[int] = []
     free: dict[str, bool] = {}
     at = 0
@@ -89,9 +93,12 @@ def written_accesses(it: SparseIteration) -> dict[Any, list[list[Any]]]:
 def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> bool:
     """Whether accesses of one buffer can only meet where `coord` is the same.
 
+    coord : a coordinate of the iteration, or of one nested in it
+
     They do if one of their dimensions holds the same sum, with `coord` in it, in each of them, and
     the sum tells the coordinates in it apart. What stands still meanwhile, a parameter or the
-    coordinate of an enclosing iteration, may be added.
+    coordinate of an enclosing iteration, may be added; so may coordinates of nested iterations,
+    each taken for any coordinate of its axis.
     """
     if _has_own_sum(it, coord, accesses):
         return True
@@ -103,13 +110,13 @@ def has_own_place(it: SparseIteration, coord: Any, accesses: list[list[Any]]) ->
 
 def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
     """The coordinates of each entry that is visited in the parts that `coord` tells apart."""
-    axis = next(a for a, v, _ in it.axis_of() if v.same_as(coord))
+    inside = [it, *_nested(it)]
+    axis = next(a for x in inside for a, v, _ in x.axis_of() if v.same_as(coord))
     found: list[list[Any]] = []
-    at = 0
-    for node in it.axes:
+    for visit, at, node in ((x, n, node) for x in inside for n, node in _entries(x)):
         axes = flat_axes([node])
-        coords, kinds = list(it.vars[at : at + len(axes)]), it.kinds[at : at + len(axes)]
-        at += len(axes)
+        coords = list(visit.vars[at : at + len(axes)])
+        kinds = visit.kinds[at : at + len(axes)]
         if isinstance(node, PartAxis) and set(kinds) == {"S"} and all(a.unique for a in axes):
             under = {a.name for a in node.by.ancestors()[:-1]}
             if axis.name in under - {a.name for a in axes[0].ancestors()}:
@@ -121,8 +128,14 @@ def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> 
     """Whether an index of all accesses is a sum that `coord` can be told from."""
     axis_of = {var: (axis, kind) for axis, var, kind in it.axis_of()}
     moving = _bound_inside(it)
+    first_over: dict[str, Any] = {}  # one coordinate for all nested iterations over an axis
+    same: dict[Any, Any] = {}
+    for axis, var, kind in (c for x in _nested(it) for c in x.axis_of()):
+        same[var] = first_over.setdefault(axis.name, var)
+        axis_of.setdefault(same[var], (axis, kind))
+    coord = same.get(coord, coord)
     for dimension in zip(*accesses, strict=True):
-        sums = [_as_sum(index, axis_of, moving) for index in dimension]
+        sums = [_as_sum(substitute(index, same), axis_of, moving) for index in dimension]
         first = sums[0]
         if first is None or coord not in first[0] or any(s != first for s in sums):
             continue
@@ -141,6 +154,18 @@ def _differs_between_parents(node: Any, free: dict[str, bool]) -> bool:
     if axis.kind != "sparse_fixed" or parent is None or parent.name not in free:
         return True  # other kinds store more or less under each parent, so a level starts there
     return free[parent.name] or (parent.parent is None and constant_length(parent) == 1)
+
+
+def _entries(it: SparseIteration) -> list[tuple[int, Any]]:
+    """(number of its first coordinate, entry) for each entry in an iteration's list of axes."""
+    counts = [len(flat_axes([node])) for node in it.axes]
+    return [(sum(counts[:n]), node) for n, node in enumerate(it.axes)]
+
+
+def _nested(it: SparseIteration) -> list[SparseIteration]:
+    found: list[SparseIteration] = []
+    walk(it.body, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
+    return found
 
 
 def _bound_inside(it: SparseIteration) -> set[Any]:

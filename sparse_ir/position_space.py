@@ -17,10 +17,8 @@ from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
 
 __all__ = [
     "LAYOUTS",
-    "PARALLEL",
     "SIGNATURE",
     "STAGE_TWO_ATTRS",
-    "VALUE_DOMAINS",
     "Layout",
     "PositionSpace",
     "as_dtype",
@@ -31,13 +29,9 @@ __all__ = [
 
 # How each buffer over axes is stored, by its name.
 LAYOUTS = "sparsetir.layouts"
-# (first, last) value of each index array, by its name.
-VALUE_DOMAINS = "sparsetir.value_domains"
-# Loops free of races: the numbers of a block's own loops, by the block's name.
-PARALLEL = "sparsetir.parallel"
 # The stage-I function without its body: what callers see.
 SIGNATURE = "sparsetir.signature"
-STAGE_TWO_ATTRS = (LAYOUTS, VALUE_DOMAINS, PARALLEL, SIGNATURE)
+STAGE_TWO_ATTRS = (LAYOUTS, SIGNATURE)
 
 
 @py_class("sparsetir.Layout", frozen=True, structural_eq="tree")
@@ -95,14 +89,12 @@ class PositionSpace:
     buffers : stage-II variable of each stage-I buffer, by name
     params : the parameters of the stage-II function, in the order of stage I
     layouts : how each buffer over axes is stored, by the buffer's name
-    domains : (first, last) value of each indptr and indices buffer, by name
     """
 
     def __init__(self, func: SparseFunc) -> None:
         self.func = func
         self.buffers: dict[str, Any] = {}
         self.layouts: dict[str, Layout] = {}
-        self.domains: dict[str, list[Any]] = {}
         self._aux: dict[tuple[str, str], Any] = {}
         self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}
         by_handle: dict[Any, Any] = {}
@@ -157,11 +149,9 @@ class PositionSpace:
             dims = [positional_size(a) for a in ancestors[:-1]]
             dims[-1] = dims[-1] + 1
             self._declare_aux(axis, "indptr", axis.indptr, dims, ancestors[:-1], by_handle)
-            self._domain(axis, "indptr", axis.nnz)
         if axis.indices is not None:
             dims = [positional_size(a) for a in ancestors]
             self._declare_aux(axis, "indices", axis.indices, dims, ancestors, by_handle)
-            self._domain(axis, "indices", axis.length - 1)
 
     def _declare_aux(
         self,
@@ -177,11 +167,6 @@ class PositionSpace:
             by_handle[handle] = buffer_var(dims, axis.idtype, name)
             self._add_layout(name, layout_axes, ends=int(what == "indptr"))
         self._aux[axis.name, what] = by_handle[handle]
-
-    def _domain(self, axis: Axis, what: str, last: Any) -> None:
-        name = self._aux[axis.name, what].name
-        first = -1 if (what, axis.kind) == ("indices", "sparse_fixed") else 0
-        self.domains[name] = [tirx.IntImm(axis.idtype, first), last]
 
     def _declare_values(self, buf: SparseBuffer) -> Any:
         scope = buf.var.ty.storage_scope

@@ -43,8 +43,8 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.schedules.passes.loop_kinds import thread_axis
 from sparsetir.schedules.passes.nests import BLOCK_TAGS, THREAD_TAGS, Nest, aliases, top_level
+from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.allocations import block_with
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute

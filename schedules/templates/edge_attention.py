@@ -21,7 +21,7 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import accumulator, greater
 from sparsetir.schedules.passes.exponential import inline_exponentials
 from sparsetir.schedules.passes.lane_sums import add_lanes
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.message_tiles import Tile, in_vectors, on_threads, without_guards
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -159,7 +159,7 @@ def schedule(
         return on_threads(func, "outer0")
     sch = s_tir.Schedule(s_tir.renew_defs(inline_exponentials(func)))
     if config.parallel:
-        mark(sch, sch.get_loops(sch.get_sblock("outer0"))[-1], "parallel")
+        run_in_parallel(sch, sch.get_loops(sch.get_sblock("outer0"))[-1], "parallel")
     parts, reduce = sch.get_sblock("parts0"), sch.get_sblock("reduce0")
     for block in (parts, reduce, sch.get_sblock("write0")):
         in_vectors(sch, block)
@@ -167,4 +167,4 @@ def schedule(
     sch.vectorize(sch.get_loops(init)[-1])
     in_vectors(sch, sch.decompose_reduction(reduce, sch.get_loops(reduce)[0]))
     func = sch.mod["main"]
-    return apply_marks(add_lanes(func, "sums0") if config.keys.lanes > 1 else func)
+    return apply_kinds(add_lanes(func, "sums0") if config.keys.lanes > 1 else func)

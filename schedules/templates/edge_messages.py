@@ -21,7 +21,7 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import accumulator, one_of
 from sparsetir.schedules.passes.lane_sums import add_lanes
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.message_tiles import Tile, in_vectors, on_threads, without_guards
 from sparsetir.schedules.templates.messages import DIMS, combined, dims
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -176,13 +176,13 @@ def schedule(
         return on_threads(func, "edges0")
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     if config.parallel:
-        mark(sch, sch.get_loops(sch.get_sblock("edges0"))[0], "parallel")
+        run_in_parallel(sch, sch.get_loops(sch.get_sblock("edges0"))[0], "parallel")
     if problem.op != "dot":
         in_vectors(sch, sch.get_sblock("write0"))
-        return apply_marks(sch.mod["main"])
+        return apply_kinds(sch.mod["main"])
     parts = sch.get_sblock("parts0")
     in_vectors(sch, parts)
     init = sch.decompose_reduction(parts, sch.get_loops(parts)[1])
     sch.vectorize(sch.get_loops(init)[-1])
     func = sch.mod["main"]
-    return apply_marks(add_lanes(func, "sums0") if config.lanes > 1 else func)
+    return apply_kinds(add_lanes(func, "sums0") if config.lanes > 1 else func)

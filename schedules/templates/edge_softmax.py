@@ -19,7 +19,7 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import greater, one_of
 from sparsetir.schedules.passes.exponential import inline_exponentials
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.message_tiles import (
     Tile,
     hide_own_reads,
@@ -149,7 +149,7 @@ def schedule(
     if not problem.backward:
         sch = hide_own_reads(sch, "divide0")
     if config.parallel:
-        mark(sch, sch.get_loops(sch.get_sblock("outer0"))[-1], "parallel")
+        run_in_parallel(sch, sch.get_loops(sch.get_sblock("outer0"))[-1], "parallel")
     if problem.backward:
         sums, others = ["total0"], ["write0"]
     else:
@@ -159,4 +159,4 @@ def schedule(
     for name in sums:
         block = sch.get_sblock(name)
         in_vectors(sch, sch.decompose_reduction(block, sch.get_loops(block)[0]))
-    return apply_marks(sch.mod["main"])
+    return apply_kinds(sch.mod["main"])

@@ -7,7 +7,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.sparse_ir.nodes import map_expr
 
 __all__ = ["Tile", "hide_own_reads", "in_vectors", "on_threads", "without_guards"]
@@ -107,6 +107,6 @@ def on_threads(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
     """A stage-II function with the outermost loop of a block over the threads of a GPU."""
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     blocks, threads = sch.split(sch.get_loops(sch.get_sblock(name))[0], [None, GPU_THREADS])
-    mark(sch, blocks, "blockIdx.x")
-    mark(sch, threads, "threadIdx.x")
-    return apply_marks(sch.mod["main"])
+    run_in_parallel(sch, blocks, "blockIdx.x")
+    run_in_parallel(sch, threads, "threadIdx.x")
+    return apply_kinds(sch.mod["main"])

@@ -21,7 +21,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import accumulator, one_of
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.message_tiles import Tile, in_vectors, on_threads, without_guards
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -225,11 +225,11 @@ def schedule(
         return on_threads(func, "outer0")
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     if config.parallel:
-        mark(sch, sch.get_loops(sch.get_sblock("outer0"))[-1], "parallel")
+        run_in_parallel(sch, sch.get_loops(sch.get_sblock("outer0"))[-1], "parallel")
     reduce = sch.get_sblock("reduce0")
     for block in (reduce, sch.get_sblock("write0")):
         in_vectors(sch, block)
     if problem.arg:
         in_vectors(sch, sch.get_sblock("write_arg0"))
     in_vectors(sch, sch.decompose_reduction(reduce, sch.get_loops(reduce)[0]))
-    return apply_marks(sch.mod["main"])
+    return apply_kinds(sch.mod["main"])

@@ -21,9 +21,8 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, vector_lanes
 from sparsetir.schedules.passes.known_bounds import trust_indices
 from sparsetir.schedules.passes.lane_sums import add_lanes
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
-from sparsetir.sparse_ir.allocations import allocate_in_visits, block_with
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["SddmmGroups", "arrange", "coordinates", "program", "schedule"]
@@ -317,12 +316,13 @@ def schedule(
     func: tirx.PrimFunc, problem: Sddmm, config: SddmmGroups, target: Any = None
 ) -> tirx.PrimFunc:
     """Schedule the stage-II form of :func:`program`; the function given is left as it is."""
-    del target
-    func = _with_own_buffers(trust_indices(func, "ROWS", "COLS", "PLACES"), 1 + problem.batched)
+    del problem, target
+    func = trust_indices(func, "ROWS", "COLS", "PLACES")
     sch = s_tir.Schedule(s_tir.renew_defs(func))
-    mark(sch, sch.get_loops(sch.get_sblock("groups0"))[-1], "parallel")
+    race = "ignore" if config.parts > 1 else "none"  # no place occurs twice in `places`
+    run_in_parallel(sch, sch.get_loops(sch.get_sblock("groups0"))[-1], "parallel", race)
     for name in "xy" if config.pack else "":
-        mark(sch, sch.get_loops(sch.get_sblock(f"pack_{name}0"))[-1], "parallel")
+        run_in_parallel(sch, sch.get_loops(sch.get_sblock(f"pack_{name}0"))[-1], "parallel")
         for step in ("copy", "copy_last"):
             sch.vectorize(sch.get_loops(sch.get_sblock(f"{step}_{name}0"))[-1])
     for name in ("parts0", "last_parts0") if config.whole_tiles != 0 else ():
@@ -340,7 +340,7 @@ def schedule(
     func = next(iter(sch.mod.functions.values()))
     if config.lanes > 1:
         func = add_lanes(add_lanes(func, "sums0"), "last_sums0")
-    return apply_marks(func)
+    return apply_kinds(func)
 
 
 def _in_vectors(sch: Any, block: Any, group: Any, outer: Any) -> None:
@@ -351,12 +351,3 @@ def _in_vectors(sch: Any, block: Any, group: Any, outer: Any) -> None:
     sch.vectorize(lane)
     init = sch.decompose_reduction(block, outer)
     sch.vectorize(sch.get_loops(init)[-1])
-
-
-def _with_own_buffers(func: tirx.PrimFunc, loops: int) -> tirx.PrimFunc:
-    """Give each visit of the two iterations buffers of its own, as none sees another's."""
-    root = func.body.block
-    free = {name: list(range(loops)) for name in ("groups0", "last0")}
-    body, rest = allocate_in_visits(root.body, list(root.alloc_buffers), free)
-    root = block_with(root, body=body, alloc_buffers=rest)
-    return func.with_body(s_tir.SBlockRealize([], True, root))

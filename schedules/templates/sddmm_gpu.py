@@ -24,7 +24,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm
 from sparsetir.schedules.passes.known_bounds import trust_indices
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
     MAX_BLOCKS,
@@ -201,10 +201,12 @@ def schedule(
     check_target("sddmm_gpu.schedule", target)
     sch = s_tir.Schedule(s_tir.renew_defs(trust_indices(func, "ROWS", "COLS")))
     *heads, blocks, groups = sch.get_loops(sch.get_sblock("groups0"))
+    # PART is of each group: its threads write their own sums before they are added up, which is
+    # not proven, as the stores of one thread are no whole row.
     for loop in heads:
-        mark(sch, loop, "blockIdx.y")
-    mark(sch, blocks, "blockIdx.x")
-    mark(sch, groups, "threadIdx.y")
+        run_in_parallel(sch, loop, "blockIdx.y", "ignore")
+    run_in_parallel(sch, blocks, "blockIdx.x", "ignore")
+    run_in_parallel(sch, groups, "threadIdx.y", "ignore")
     for name in ("start0", "left0", "right0", "add0", "sums0", "write0"):
         *outer, last = sch.get_loops(sch.get_sblock(name))
         for loop in outer if name != "sums0" else ():
@@ -212,12 +214,12 @@ def schedule(
         if name in ("left0", "right0"):
             sch.vectorize(last)
         elif name == "sums0":
-            mark(sch, last, "threadIdx.x")
+            run_in_parallel(sch, last, "threadIdx.x")
         else:
             sch.unroll(last)
-    mark(sch, sch.get_loops(sch.get_sblock("thread0"))[-1], "threadIdx.x")
+    run_in_parallel(sch, sch.get_loops(sch.get_sblock("thread0"))[-1], "threadIdx.x")
     (func,) = sch.mod.functions.values()
-    return _with_occupancy(apply_marks(func), config)
+    return _with_occupancy(apply_kinds(func), config)
 
 
 def _with_occupancy(func: tirx.PrimFunc, config: FusedNonzeros) -> tirx.PrimFunc:

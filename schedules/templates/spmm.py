@@ -20,7 +20,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.formats.index_arrays import INT32, starts
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -301,7 +301,7 @@ def schedule(
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     reduce, write = sch.get_sblock("reduce0"), sch.get_sblock("write0")
     if config.parallel:
-        mark(sch, sch.fuse(*sch.get_loops(sch.get_sblock("outer0"))), "parallel")
+        run_in_parallel(sch, sch.fuse(*sch.get_loops(sch.get_sblock("outer0"))), "parallel")
     if config.parts > 1:
         i, q, *_ = sch.get_loops(sch.get_sblock("rows0"))
         sch.reorder(q, i)
@@ -310,7 +310,7 @@ def schedule(
     for block in (reduce, write):
         _in_vectors(sch, block)
     _in_vectors(sch, sch.decompose_reduction(reduce, sch.get_loops(reduce)[0]))
-    out = apply_marks(sch.mod["main"])
+    out = apply_kinds(sch.mod["main"])
     if not config.prefetch:
         return out
     gathered = "PANEL" if config.pack else "B"

@@ -29,7 +29,7 @@ from tvm import ir, s_tir, tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
     FeaturePlaces,
@@ -241,16 +241,17 @@ def schedule(
         _cache_rows(sch, config.threads)
     else:
         blocks, in_block = sch.split(rows, [None, config.rows_per_block])
-        mark(sch, in_block, "threadIdx.y")
+        run_in_parallel(sch, in_block, "threadIdx.y", "ignore")
         inside = [in_block]
     sch.reorder(*heads, tiles, blocks, *inside, threads)
+    # Each thread writes features of its own; `opaque` hides that C is written at the row itself.
     for loop in heads:
-        mark(sch, loop, "blockIdx.z")
-    mark(sch, tiles, "blockIdx.y")
-    mark(sch, blocks, "blockIdx.x")
-    mark(sch, threads, "threadIdx.x")
+        run_in_parallel(sch, loop, "blockIdx.z", "ignore")
+    run_in_parallel(sch, tiles, "blockIdx.y", "ignore")
+    run_in_parallel(sch, blocks, "blockIdx.x", "ignore")
+    run_in_parallel(sch, threads, "threadIdx.x", "ignore")
     (done,) = sch.mod.functions.values()
-    done = apply_marks(done)
+    done = apply_kinds(done)
     done = with_occupancy(done, config)
     return _in_chunks(done, config.threads) if config.row_cache else done
 
@@ -268,7 +269,7 @@ def _cache_rows(sch: Any, chunk: int) -> None:
         reads = [str(r.source.name) for r in sch.get(elements).reads]
         copy = sch.cache_read(elements, reads.index(name), "shared")
         sch.compute_at(copy, chunks)
-        mark(sch, sch.get_loops(copy)[-1], "threadIdx.x")
+        run_in_parallel(sch, sch.get_loops(copy)[-1], "threadIdx.x")
 
 
 def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:

@@ -29,7 +29,7 @@ from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
     FeaturePlaces,
@@ -244,7 +244,7 @@ def schedule(
         names.append(f"spmm_{rule.name}0")
         _bind(sch, names[-1], config.rows_per_block, config.rows_in_turn(bucket))
     (done,) = sch.mod.functions.values()
-    fused = horizontal_fuse(apply_marks(done), names, independent=("C",))
+    fused = horizontal_fuse(apply_kinds(done), names, independent=("C",))
     return with_occupancy(fused, config)
 
 
@@ -278,11 +278,12 @@ def _bind(sch: Any, block: str, rows_per_block: int, rows_in_turn: int) -> None:
     tiles, *root, rows, threads = sch.get_loops(sch.get_sblock(block))
     blocks, in_turn, in_block = sch.split(rows, [None, rows_in_turn, rows_per_block])
     sch.reorder(tiles, *root, blocks, in_block, threads, in_turn)
+    # Rows stored in pieces meet by atomic additions; the others have one piece, by the format.
     if not _is_one(sch.get(tiles).extent):  # without it, a fused grid takes no division
-        mark(sch, tiles, "blockIdx.y")
-    mark(sch, blocks, "blockIdx.x")
-    mark(sch, in_block, "threadIdx.y")
-    mark(sch, threads, "threadIdx.x")
+        run_in_parallel(sch, tiles, "blockIdx.y", "ignore")
+    run_in_parallel(sch, blocks, "blockIdx.x", "ignore")
+    run_in_parallel(sch, in_block, "threadIdx.y", "ignore")
+    run_in_parallel(sch, threads, "threadIdx.x", "ignore")
 
 
 def _is_one(extent: Any) -> bool:

@@ -24,7 +24,7 @@ from tvm.script import sparse_tir as T
 from sparsetir.formats.index_arrays import starts
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, vector_lanes
 from sparsetir.schedules.passes.known_bounds import trust_indices
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.passes.prefetch_streams import prefetch_streams
 from sparsetir.schedules.templates.spmm import equal_work
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -316,14 +316,14 @@ def schedule(
     sch = s_tir.Schedule(s_tir.renew_defs(trusted))
     if config.blocks > 1:
         # Free of races, as a row is in one block; the lowering cannot know what `rows` holds.
-        mark(sch, sch.get_loops(sch.get_sblock("blocks0"))[0], "parallel")
+        run_in_parallel(sch, sch.get_loops(sch.get_sblock("blocks0"))[0], "parallel", "ignore")
     for name in ("sum0", "long_sum0"):
         block = sch.get_sblock(name)
         sch.vectorize(sch.get_loops(block)[-1])
         init = sch.decompose_reduction(block, sch.get_loops(block)[0])
         sch.vectorize(sch.get_loops(init)[-1])
     sch.unroll(sch.get_loops(sch.get_sblock("write0"))[-1])
-    out = apply_marks(sch.mod["main"])
+    out = apply_kinds(sch.mod["main"])
     if not config.prefetch:
         return out
     streams = ("PACKED" if config.packed else "ORDER", "COLUMNS")

@@ -29,8 +29,8 @@ from gpu_runner import (
 from programs import PROGRAMS
 from sparsetir.formats import Hyb, Operand, Pattern
 from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
-from sparsetir.schedules.passes.loop_kinds import apply_marks, mark
 from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import map_expr
 from stage2 import golden, plain_text
@@ -371,17 +371,17 @@ def rows_over_threads(func: tirx.PrimFunc, names: list[str]) -> tirx.PrimFunc:
     """Each bucket its own shape: 2, 4, 8, ... rows per block, 32, 16, 8, ... threads each."""
     sch = s_tir.Schedule(s_tir.renew_defs(func))
     i, k = sch.get_loops(sch.get_sblock("spmm_init0"))
-    mark(sch, i, "blockIdx.x")
-    mark(sch, sch.split(k, [None, 32])[1], "threadIdx.x")
+    run_in_parallel(sch, i, "blockIdx.x")
+    run_in_parallel(sch, sch.split(k, [None, 32])[1], "threadIdx.x")
     for n, name in enumerate(names):
         io, ib, jb, k = sch.get_loops(sch.get_sblock(name))
         outer, inner = sch.split(ib, [None, 2 << n])
         tiles, lanes = sch.split(k, [None, 32 >> n])
         sch.reorder(io, outer, inner, lanes, tiles, jb)
         for loop, kind in ((outer, "blockIdx.x"), (inner, "threadIdx.y"), (lanes, "threadIdx.x")):
-            mark(sch, loop, kind)
+            run_in_parallel(sch, loop, kind, "ignore")  # as the fusion does
     (scheduled,) = sch.mod.functions.values()
-    return apply_marks(scheduled)
+    return apply_kinds(scheduled)
 
 
 def adding_by_atomics(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -22,7 +22,6 @@ from sparsetir import (
 )
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import make_func, walk
-from sparsetir.sparse_ir.position_space import VALUE_DOMAINS
 from stage2 import golden, plain_text
 
 
@@ -182,15 +181,6 @@ def test_temporaries_of_one_row():
 
 def test_temporaries_between_iterations():
     assert [str(v.name) for v in blocks(lower("attention"))["root"].alloc_buffers] == ["S", "P"]
-
-
-def test_value_domains():
-    domains = {str(k): [str(x) for x in v] for k, v in lower("spmm").attrs[VALUE_DOMAINS].items()}
-    assert domains == {"J_indptr": ["0", "nnz"], "J_indices": ["0", "n - 1"]}
-    domains = {
-        str(k): [str(x) for x in v] for k, v in lower("spmm_ell").attrs[VALUE_DOMAINS].items()
-    }
-    assert domains == {"I_indices": ["-1", "m - 1"], "J_indices": ["-1", "n - 1"]}
 
 
 @pytest.mark.parametrize("program", ["spmm", "spmm_search", "sddmm_fused", "csf_siblings"])

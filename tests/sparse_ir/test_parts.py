@@ -268,7 +268,11 @@ def refused(old: str, new: str, program: str = "row blocks") -> str:
             'IB = T.dense_variable(O, (m, m), row_ptr, idtype="int64")',
             "expected 'IB' of the idtype of 'I', int32, got int64",
         ),
-        ("T.part(I, IB)", "T.part(T.fuse(I, N), IB)", "expected fused axes from a root down"),
+        (
+            '[O, T.part(I, IB), J, K], "SSRS", "spmm") as [o, i, j, k]',
+            '[O, T.part(T.fuse(I, N), IB), J, K], "SSSRS", "spmm") as [o, i, x, j, k]',
+            "expected fused axes from a root down, ['N'], got ['I', 'N']",
+        ),
         ("T.part(I, IB)", "T.part(7, IB)", "part: argument 'axis': expected an axis, got 7"),
         (
             "T.part(I, IB)",

@@ -1,0 +1,235 @@
+"""Parallel and thread loops, by the proof that their visits do not race.
+
+TVM's `parallel` and `bind` ask for more than freedom of races: that each block is the only writer
+of its output, for one, which inits are not. Here a loop becomes parallel by the facts that its
+blocks carry (:mod:`sparsetir.sparse_ir.races`); they hold through TVM's split, fuse and reorder.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+from tvm_ffi import Object
+from tvm_ffi.structural import WalkResult
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import map_expr, walk
+from sparsetir.sparse_ir.races import FREE, RACES
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["apply_kinds", "is_free", "run_in_parallel", "thread_axis"]
+
+# Loop annotation: what `apply_kinds` makes of the loop.
+KIND = "sparsetir.kind"
+LEGAL = 'pass race="ignore" where visits meet by atomics or not at all'
+
+
+def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
+    """Run a loop of stage II in parallel; :func:`apply_kinds` does it when all else is done.
+
+    sch : tvm.s_tir.Schedule of a stage-II function
+    loop : one of its loops
+    kind : "parallel", or a thread dimension such as "threadIdx.x"
+    race : "none" asks for the proof; "ignore" takes the caller's word, where what the loop visits
+        meets by atomics only, or not at all for reasons that the lowering cannot know
+
+    Before::
+
+        for o, i in T.grid(8, 16):                 # what was one loop, over vi: "free"
+
+    After `run_in_parallel(sch, o, "parallel")`::
+
+        for o in T.parallel(8):
+            for i in range(16):
+
+    A loop over a reduction may be bound to threadIdx where its block has an init: the threads sum
+    together. Raises ScheduleError with the loop where there is no proof, ValueError for another
+    `race`.
+    """
+    if race not in ("none", "ignore"):
+        raise ValueError(
+            f"run_in_parallel: argument 'race': expected 'none' or 'ignore', got {race!r}"
+        )
+    problem = _race(sch, loop, kind) if race == "none" else ""
+    if problem:
+        node = sch.get(loop)
+        raise ScheduleError(
+            f"run_in_parallel: loop '{node.loop_var.name}' as {kind}: {problem}\n"
+            f"  in for {node.loop_var.name} in range({node.extent})"
+        )
+    sch.annotate(loop, KIND, kind)
+
+
+def is_free(sch: Any, loop: Any) -> bool:
+    """Whether a loop is proven to be free of races."""
+    return not _race(sch, loop, "parallel")
+
+
+def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Make the loops of :func:`run_in_parallel` parallel or bind them to threads."""
+
+    def visit(loop: Any) -> Any:
+        kind = loop.annotations.get(KIND)
+        if kind is None:
+            return loop
+        rest = {k: v for k, v in loop.annotations.items() if k != KIND}
+        if kind == "parallel":
+            how, thread = tirx.ForKind.PARALLEL, None
+        else:
+            how, thread = tirx.ForKind.THREAD_BINDING, thread_axis(str(kind))
+        return tirx.For(loop.loop_var, loop.min, loop.extent, how, loop.body, thread, rest)
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+def thread_axis(tag: str) -> Any:
+    """The iteration variable of a thread dimension."""
+    return tirx.IterVar(None, tirx.Var(tag, "int32"), tirx.IterVar.ThreadIndex, tag)
+
+
+def _race(sch: Any, loop: Any, kind: str) -> str:
+    """Why visits of a loop may meet, and what would be legal; "" if they do not."""
+    node, extents = sch.get(loop), _extents_around(sch, loop)
+    for realize in _blocks_below(node.body):
+        problem = _race_in(realize, node, kind, extents)
+        if problem:
+            return f"block '{realize.block.name_hint}': {problem}"
+    return ""
+
+
+def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str:
+    block = realize.block
+    facts = block.annotations.get(RACES)
+    moved = [
+        (iter_var, value)
+        for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True)
+        if loop.loop_var in free_vars(value)
+    ]
+    if not moved:
+        outside = [w.source.name for w in block.writes if kind == "parallel" or not _is_local(w)]
+        if outside and not _is_unit(loop):
+            return f"each visit writes the same elements of '{outside[0]}'; {LEGAL}"
+        return ""
+    whole = _is_fused_whole([value for _, value in moved], loop.loop_var)
+    for iter_var, value in moved:
+        name = str(iter_var.var.name)
+        if facts is None:  # a block that a primitive of TVM made: its iterators say it
+            fact = FREE if iter_var.iter_type == tirx.IterVar.DataPar else "reduction"
+        else:
+            fact = str(facts.get(name, "scatter"))
+        if fact == FREE and whole and _tells_visits_apart(value, extents):
+            continue
+        summed = iter_var.iter_type == tirx.IterVar.CommReduce and block.init is not None
+        if summed and kind.startswith("threadIdx"):
+            continue
+        if fact == FREE:
+            return f"visits may share '{name}' = {value}; {LEGAL}"
+        what, _, buffers = fact.partition(": ")
+        how = "add to" if what == "reduction" else "may write"
+        where = f"the same elements of '{buffers}'" if buffers else "the same elements"
+        choose = "choose a loop over spatial axes" if what == "reduction" else LEGAL
+        return f"'{name}' is no free variable ({what}): visits {how} {where}; {choose}"
+    return ""
+
+
+def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
+    """Whether a sum takes each value once, as the sums that splits make do.
+
+    extents : of the loops around, by variable
+
+    Each coefficient must exceed what the terms with smaller ones add up to. A term is a loop's
+    variable, or a quotient or remainder of a fused one.
+    """
+    terms = _terms(value)
+    if terms is None:
+        return False
+    known: list[tuple[int, int]] = []
+    unknown: list[int] = []
+    for coefficient, atom in terms:
+        extent = _extent(atom, extents)
+        if extent is None:
+            unknown.append(abs(coefficient))
+        elif extent != 1:
+            known.append((abs(coefficient), extent))
+    reach = 0
+    for coefficient, extent in sorted(known):
+        if coefficient <= reach:
+            return False
+        reach += coefficient * (extent - 1)
+    return len(unknown) <= 1 and all(c > reach for c in unknown)
+
+
+def _terms(value: Any) -> list[tuple[int, Any]] | None:
+    """(coefficient, variable, quotient or remainder) for each term of a sum."""
+    if isinstance(value, tirx.IntImm):
+        return []
+    if isinstance(value, ir.Var | tirx.FloorDiv | tirx.FloorMod):
+        return [(1, value)]
+    if isinstance(value, tirx.Cast):
+        return _terms(value.value)
+    if isinstance(value, tirx.Mul) and isinstance(value.b, tirx.IntImm):
+        inner = _terms(value.a)
+        return None if inner is None else [(c * int(value.b.value), atom) for c, atom in inner]
+    if isinstance(value, tirx.Add):
+        a, b = _terms(value.a), _terms(value.b)
+        return None if a is None or b is None else [*a, *b]
+    return None
+
+
+def _extent(atom: Any, extents: dict[Any, Any]) -> int | None:
+    """How many values a term takes, if that is a constant."""
+    size: Any = atom.b if isinstance(atom, tirx.FloorMod) else extents.get(atom)
+    return int(size.value) if isinstance(size, tirx.IntImm) else None
+
+
+def _is_fused_whole(values: list[Any], loop_var: Any) -> bool:
+    """Whether a loop made of several is told by them all: quotients come with remainders."""
+    kinds: set[type] = set()
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.FloorDiv | tirx.FloorMod) and loop_var in free_vars(node.a):
+            kinds.add(type(node))
+
+    for value in values:
+        walk(value, visit)
+    return len(kinds) != 1
+
+
+def _extents_around(sch: Any, loop: Any) -> dict[Any, Any]:
+    """The extents of the loops of one level, by variable."""
+    out: dict[Any, Any] = {}
+    ref = sch.get_sref(loop)
+    while ref is not None and isinstance(ref.stmt, tirx.For):
+        out[ref.stmt.loop_var] = ref.stmt.extent
+        ref = ref.parent
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, tirx.For):
+            out[node.loop_var] = node.extent
+        return WalkResult.SKIP if isinstance(node, s_tir.SBlockRealize) else WalkResult.ADVANCE
+
+    tvm_ffi.structural_walk(sch.get(loop), (Object, visit), order="pre")
+    return out
+
+
+def _blocks_below(stmt: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def visit(node: Any) -> Any:
+        if isinstance(node, s_tir.SBlockRealize):
+            found.append(node)
+            return WalkResult.SKIP
+        return WalkResult.ADVANCE
+
+    tvm_ffi.structural_walk(stmt, (Object, visit), order="pre")
+    return found
+
+
+def _is_local(region: Any) -> bool:
+    return region.source.ty.storage_scope == "local"
+
+
+def _is_unit(loop: Any) -> bool:
+    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1

@@ -1,0 +1,184 @@
+"""What each loop of an iteration may meet: facts that ride on blocks, by their iteration variables.
+
+A block of stage II carries the annotation "sparsetir.races", which says for each of its iteration
+variables whether two visits that differ in it may run at once::
+
+    with T.sblock("spmm1"):
+        vj, vk = T.axis.remap("RS", [j, k])
+        T.sblock_attr({"sparsetir.races": {"vj": "reduction: C", "vk": "free"}})
+
+"free"         no visit accesses what another one writes
+"reduction: C" visits add to the same elements of C
+"scatter: C"   visits may write the same elements of C, as C[order[e]] may
+
+Splitting, fusing and reordering loops leaves blocks and their variables as they are, so the facts
+hold for what became of the loops: a loop is free of races if each iteration variable whose value
+uses it is (:func:`sparsetir.schedules.passes.parallel_loops.run_in_parallel`).
+
+A buffer that the function allocates is private to the visits of an iteration when nothing else
+uses it and each visit writes what it reads of it before. It is then allocated in the visit's block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import (
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    sparse_iterations,
+    walk,
+)
+from sparsetir.sparse_ir.parallel import has_own_place, parallel_units, written_accesses
+
+__all__ = ["FREE", "RACES", "private_buffers", "races_of"]
+
+RACES = "sparsetir.races"
+FREE = "free"
+
+
+def races_of(it: SparseIteration, private: set[Any]) -> list[str]:
+    """The fact of each of the iteration's loops, in their order.
+
+    private : stage-I variables of the buffers of which each visit has its own
+    """
+    free = set(parallel_units(it, private))
+    accesses = {b: found for b, found in written_accesses(it).items() if b not in private}
+    out: list[str] = []
+    at = 0
+    for number, node in enumerate(it.axes):
+        count = len(flat_axes([node]))
+        coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
+        at += count
+        if number in free:
+            out.append(FREE)
+            continue
+        shared = [
+            b.name
+            for b, found in accesses.items()
+            if not all(has_own_place(it, v, found) for v in coords)
+        ]
+        what = "scatter" if set(kinds) == {"S"} else "reduction"
+        names = ", ".join(sorted(shared or [b.name for b in accesses]))
+        out.append(f"{what}: {names}" if names else what)
+    return out
+
+
+def private_buffers(func: SparseFunc) -> dict[str, set[Any]]:
+    """The buffers, by iteration, that each of its visits has for itself.
+
+    An iteration's are also those of the iterations nested in it.
+    """
+    candidates = [b for b in func.buffers if b.handle is None]
+    uses = {b.var: _uses(func.body, b.var) for b in candidates}
+    out: dict[str, set[Any]] = {}
+    for it in sparse_iterations(func):
+        out[it.name] = {
+            b.var
+            for b in candidates
+            if uses[b.var]
+            and _uses(it.body, b.var) == uses[b.var]
+            and _Flow(b).reads_what_is_written(it.body)
+        }
+    return out
+
+
+class _Flow:
+    """Follows one buffer through a statement."""
+
+    def __init__(self, buf: SparseBuffer) -> None:
+        self.buf = buf
+        self.whole = False  # whether all of it has been written
+
+    def reads_what_is_written(self, stmt: Any) -> bool:
+        """Whether the statement reads the buffer only after all of it was written."""
+        if isinstance(stmt, tirx.SeqStmt):
+            return all(self.reads_what_is_written(s) for s in stmt.seq)
+        if isinstance(stmt, SparseIteration):
+            return self._iteration(stmt)
+        if isinstance(stmt, tirx.BufferStore):
+            if not self.whole and _loads([stmt.value, *stmt.indices], self.buf.var):
+                return False
+            self.whole |= self._covers(stmt, [])
+            return True
+        before = self.whole  # loops and branches may not run
+        if isinstance(stmt, tirx.For):
+            heads, parts = [stmt.min, stmt.extent], [stmt.body]
+        elif isinstance(stmt, tirx.IfThenElse):
+            heads, parts = [stmt.condition], [stmt.then_case, stmt.else_case]
+        else:
+            return self.whole or not _loads([stmt], self.buf.var)
+        if not before and _loads(heads, self.buf.var):
+            return False
+        for part in parts:
+            self.whole = before
+            if part is not None and not self.reads_what_is_written(part):
+                return False
+        self.whole = before
+        return True
+
+    def _iteration(self, it: SparseIteration) -> bool:
+        before = self.whole
+        covered = False
+        if it.init is not None:
+            if not before and _loads([it.init], self.buf.var):
+                return False
+            covered = self._covers(it.init, it.axis_of())
+        self.whole = before or covered
+        if not self.reads_what_is_written(it.body):
+            return False
+        self.whole = before or covered or self._covers(it.body, it.axis_of())
+        return True
+
+    def _covers(self, stmt: Any, coords: list[tuple[Any, Any, str]]) -> bool:
+        """Whether a statement stores all of the buffer, run for all of these coordinates."""
+        if isinstance(stmt, tirx.SeqStmt):
+            return any(self._covers(s, coords) for s in stmt.seq)
+        if not isinstance(stmt, tirx.BufferStore) or not stmt.buffer.same_as(self.buf.var):
+            return False
+        axis_of = {var: axis for axis, var, kind in coords if kind == "S"}
+        used: set[Any] = set()
+        for axis, index in zip(self.buf.axes or (), stmt.indices, strict=False):
+            one = isinstance(axis.length, tirx.IntImm) and int(axis.length) == 1
+            if axis.kind == "dense_fixed" and one and isinstance(index, tirx.IntImm):
+                continue
+            visited = axis_of.get(index) if isinstance(index, ir.Var) else None
+            if visited is None or visited.name != axis.name or index in used:
+                return False
+            if axis.kind != "dense_fixed":
+                return False  # its other rows are not stored
+            used.add(index)
+        return self.buf.axes is not None
+
+
+def _uses(stmt: Any, var: Any) -> int:
+    """How many loads and stores of a buffer there are."""
+    return len(_loads([stmt], var)) + len(_stores(stmt, var))
+
+
+def _loads(parts: Iterable[Any], var: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, ir.TensorLoad) and node.source.same_as(var):
+            found.append(node)
+
+    for part in parts:
+        walk(part, visit)
+    return found
+
+
+def _stores(stmt: Any, var: Any) -> list[Any]:
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.BufferStore) and node.buffer.same_as(var):
+            found.append(node)
+
+    walk(stmt, visit)
+    return found

@@ -1,0 +1,254 @@
+"""Race facts ride on blocks, and loops run in parallel by them alone."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import s_tir
+from tvm.script import tirx as TIR
+
+import sparsetir
+from programs import PROGRAMS, tolerance
+from sparsetir import ScheduleError
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, is_free, run_in_parallel
+from sparsetir.sparse_ir.nodes import walk
+from sparsetir.sparse_ir.races import RACES
+
+CPU = tvm.target.Target("llvm")
+
+
+def lowered(name: str) -> Any:
+    return sparsetir.lower_sparse_iter(PROGRAMS[name].make("float32", "int32"))
+
+
+def facts(func: Any) -> dict[str, dict[str, str]]:
+    """What each block says, by its name."""
+    found: dict[str, dict[str, str]] = {}
+
+    def visit(node: Any) -> None:
+        if isinstance(node, s_tir.SBlock) and RACES in node.annotations:
+            races = node.annotations[RACES]
+            found[str(node.name_hint)] = {str(k): str(v) for k, v in races.items()}
+
+    walk(func.body, visit)
+    return found
+
+
+def loops(sch: Any, block: str) -> list[Any]:
+    return sch.get_loops(sch.get_sblock(block))
+
+
+def schedule(name: str) -> Any:
+    return s_tir.Schedule(s_tir.renew_defs(lowered(name)))
+
+
+def test_facts_of_spmm() -> None:
+    want = {"spmm0": {"vi": "free"}, "spmm1": {"vj": "reduction: C", "vk": "free"}}
+    func = lowered("spmm")
+    assert facts(func) == want
+    again = tvm.ir.load_json(tvm.ir.save_json(func))
+    assert facts(again) == want
+    assert facts(sparsetir.lower_sparse_buffer(func)) == {}
+
+
+def test_facts_live_through_split_reorder_and_fuse() -> None:
+    sch = schedule("spmm")
+    (i,) = loops(sch, "spmm0")
+    outer, inner = sch.split(i, [None, 4])
+    j, k = loops(sch, "spmm1")
+    sch.reorder(k, j)
+    assert is_free(sch, outer) and is_free(sch, inner)
+    assert [is_free(sch, lp) for lp in loops(sch, "spmm1")] == [True, False]
+    assert is_free(sch, sch.fuse(outer, inner))
+
+
+def test_a_fused_loop_of_both_kinds_is_not_free() -> None:
+    sch = schedule("spmm")
+    j, k = loops(sch, "spmm1")
+    assert not is_free(sch, sch.fuse(j, k))
+
+
+@pytest.mark.parametrize("steps", ["split", "reorder", "both"])
+def test_default_schedule_of_loops_that_moved(steps: str) -> None:
+    """The outermost loop runs in parallel, whichever it is by now, and only if it is free."""
+    dense = sparsetir.from_source("""
+@T.prim_func
+def total(a: T.handle, c: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    J = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    C = T.match_sparse_buffer(c, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "total") as [i, j]:
+        with T.init():
+            C[i] = 0.0
+        C[i] = C[i] + A[i, j]
+""")
+    sch = s_tir.Schedule(s_tir.renew_defs(sparsetir.lower_sparse_iter(dense)))
+    i, j = loops(sch, "total0")
+    if steps != "reorder":
+        outer, inner = sch.split(i, [None, 4])
+        sch.reorder(outer, j, inner) if steps == "both" else None
+    else:
+        sch.reorder(j, i)
+    func = sparsetir.default_schedule(sch.mod["main"], CPU)
+    text = func.script()
+    if steps == "reorder":  # the sum is outermost: no loop may run in parallel
+        assert "T.parallel" not in text
+    else:
+        assert "for i_0 in T.parallel(" in text
+    a = np.random.default_rng(0).uniform(-1, 1, (11, 7)).astype("float32")
+    c = np.full(11, np.nan, "float32")
+    sparsetir.build(func)(a, c, 11, 7)
+    np.testing.assert_allclose(c, a.sum(axis=1), **tolerance("float32"))
+
+
+def test_a_reduction_is_refused() -> None:
+    sch = schedule("spmm")
+    j = loops(sch, "spmm1")[0]
+    message = (
+        r"loop 'j' as parallel: block 'spmm1': 'vj' is no free variable \(reduction\): visits add "
+        r"to the same elements of 'C'; choose a loop over spatial axes\n  in for j in range\(.*\)"
+    )
+    with pytest.raises(ScheduleError, match=message):
+        run_in_parallel(sch, j, "parallel")
+    run_in_parallel(sch, j, "parallel", race="ignore")
+    text = apply_kinds(sch.mod["main"]).script()
+    assert "for j in T.parallel(" in text
+
+
+SCATTER = """
+@T.prim_func
+def scatter(a: T.handle, at: T.handle, y: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    N = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I,), "float32")
+    AT = T.match_sparse_buffer(at, (I,), "int32")
+    Y = T.match_sparse_buffer(y, (N,), "float32")
+    with T.sp_iter([I], "S", "scatter") as [i]:
+        Y[AT[i]] = Y[AT[i]] + A[i]
+"""
+
+
+def test_a_scatter_is_refused() -> None:
+    func = sparsetir.lower_sparse_iter(sparsetir.from_source(SCATTER))
+    assert facts(func) == {"scatter0": {"vi": "scatter: Y"}}
+    sch = s_tir.Schedule(s_tir.renew_defs(func))
+    with pytest.raises(ScheduleError, match="'vi' is no free variable .scatter.: visits may write"):
+        run_in_parallel(sch, loops(sch, "scatter0")[0], "parallel")
+
+
+def test_a_loop_that_a_block_does_not_use_is_refused() -> None:
+    sch = schedule("spmm")
+    extra = sch.add_unit_loop(sch.get_sblock("spmm0"))
+    assert is_free(sch, extra)  # one visit meets no other
+    with pytest.raises(ValueError, match="argument 'race': expected 'none' or 'ignore', got 'x'"):
+        run_in_parallel(sch, extra, "parallel", race="x")
+
+
+TILES = """
+@T.prim_func
+def tiles(a: T.handle, c: T.handle, m: T.int32, n: T.int32, blocks: T.int32):
+    O = T.dense_fixed(blocks)
+    L = T.dense_fixed(4)
+    I = T.dense_fixed(m)
+    J = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    C = T.match_sparse_buffer(c, (I,), "float32")
+    W = T.alloc_sparse_buffer((L,), "float32", scope="local")
+    with T.sp_iter([O], "S", "tile") as [o]:
+{body}
+"""
+START = """
+        with T.sp_iter([L], "S", "start") as [l]:
+            W[l] = 0.0
+"""
+SUM = """
+        with T.sp_iter([J], "R", "sums") as [j]:
+            with T.sp_iter([L], "S", "add") as [l]:
+                W[l] = W[l] + A[o * 4 + l, j]
+"""
+WRITE = """
+        with T.sp_iter([L], "S", "write") as [l]:
+            C[o * 4 + l] = W[l]
+"""
+
+
+def test_a_workspace_is_private_to_its_visit() -> None:
+    """It is written before it is read, and the tile's sum tells the visits' results apart."""
+    func = sparsetir.from_source(TILES.format(body=START + SUM + WRITE))
+    stage2 = sparsetir.lower_sparse_iter(func)
+    assert facts(stage2)["tile0"] == {"vo": "free"}
+    found: list[str] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, s_tir.SBlock) and node.alloc_buffers:
+            found.append(str(node.name_hint))
+
+    walk(stage2.body, visit)
+    assert found == ["tile0"]
+    sch = s_tir.Schedule(s_tir.renew_defs(stage2))
+    sch.parallel(loops(sch, "tile0")[0])  # TVM's own
+    a = np.random.default_rng(0).uniform(-1, 1, (11, 7)).astype("float32")
+    for kernel in (sparsetir.build(func), sparsetir.build(sch)):
+        c = np.full(11, np.nan, "float32")
+        kernel(a, c, 11, 7, 3)
+        np.testing.assert_allclose(c, a.sum(axis=1), **tolerance("float32"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SUM + WRITE,  # reads what the visit before has left
+        START.replace("L]", "L]").replace("W[l] = 0.0", "W[0] = 0.0") + SUM + WRITE,  # one element
+        "        if o > 0:\n" + START.replace("\n    ", "\n        ") + SUM + WRITE,
+        SUM + START + WRITE,
+    ],
+    ids=["no start", "one element", "a condition", "start too late"],
+)
+def test_what_is_not_private(body: str) -> None:
+    func = sparsetir.from_source(TILES.format(body=body))
+    assert facts(sparsetir.lower_sparse_iter(func))["tile0"] == {"vo": "scatter: W"}
+
+
+def test_a_workspace_that_is_read_afterwards() -> None:
+    after = "    with T.sp_iter([L], 'S', 'after') as [l]:\n        C[l] = W[l]\n"
+    func = sparsetir.from_source(TILES.format(body=START + SUM + WRITE) + after)
+    assert facts(sparsetir.lower_sparse_iter(func))["tile0"] == {"vo": "scatter: W"}
+
+
+@TIR.prim_func(s_tir=True)
+def halves(x: TIR.Buffer((8,), "float32"), y: TIR.Buffer((8,), "float32")):
+    for i in range(8):
+        with TIR.sblock("half"):
+            vi = TIR.axis.spatial(4, i // 2)
+            TIR.sblock_attr({"sparsetir.races": {"vi": "free"}})
+            x[vi] = TIR.float32(1)
+    for i, j in TIR.grid(4, 4):
+        with TIR.sblock("halo"):
+            vi = TIR.axis.spatial(7, i + j)
+            TIR.sblock_attr({"sparsetir.races": {"vi": "free"}})
+            y[vi] = TIR.float32(1)
+    for i, j in TIR.grid(4, 4):
+        with TIR.sblock("again"):
+            vj = TIR.axis.spatial(4, j)
+            TIR.sblock_attr({"sparsetir.races": {"vj": "free"}})
+            y[vj] = TIR.float32(2)
+
+
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("half", "block 'half': visits may share 'vi' = i // 2; pass race=\"ignore\""),
+        ("halo", "block 'halo': visits may share 'vi' = i \\+ j; pass race=\"ignore\""),
+        ("again", "block 'again': each visit writes the same elements of 'y'; pass race"),
+    ],
+)
+def test_free_variables_shared_by_visits(block: str, message: str) -> None:
+    sch = s_tir.Schedule(halves)
+    with pytest.raises(ScheduleError, match=message):
+        run_in_parallel(sch, loops(sch, block)[0], "parallel")
