@@ -379,7 +379,7 @@ def rows_over_threads(func: tirx.PrimFunc, names: list[str]) -> tirx.PrimFunc:
         tiles, lanes = sch.split(k, [None, 32 >> n])
         sch.reorder(io, outer, inner, lanes, tiles, jb)
         for loop, kind in ((outer, "blockIdx.x"), (inner, "threadIdx.y"), (lanes, "threadIdx.x")):
-            run_in_parallel(sch, loop, kind)
+            run_in_parallel(sch, loop, kind, "ignore")  # as the fusion does
     (scheduled,) = sch.mod.functions.values()
     return apply_kinds(scheduled)
 
