@@ -78,14 +78,6 @@ def ordered(func):
     return "T.sp_iter([I, K, J], " in func.script()
 
 
-class Later(sparsetir.Schedule):
-    """A schedule that goes on to stage II."""
-
-    def lower(self):
-        self.stage_two = s_tir.Schedule(s_tir.renew_defs(sparsetir.lower_sparse_iter(self.func)))
-        return self.stage_two
-
-
 # -- what is given, and what comes of it ------------------------------------------------------
 
 
@@ -135,7 +127,7 @@ def test_a_schedule_gives_its_function_as_it_is_now():
 
 
 def test_a_schedule_that_went_on_to_stage_two_gets_no_default_schedule():
-    sch = Later(spmm())
+    sch = sparsetir.Schedule(spmm())
     features_first(sch)
     second = sch.lower()
     loop = second.get_loops(second.get_sblock("spmm0"))[0]
