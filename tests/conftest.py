@@ -1,4 +1,4 @@
-"""No records of tuning for tests; and a table after those of `test_programs.py`.
+"""No records of tuning for tests; kernels compiled once; and a table after `test_programs.py`'s.
 
 The table has a row per program and a column per step.
 """
@@ -36,6 +36,21 @@ STEPS = {
 # Of several outcomes in a cell, the first of these shows.
 OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"}
 FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each distinct kernel is compiled once for all processes that run tests."""
+    if getattr(session.config.option, "dist", "no") != "no" and not hasattr(
+        session.config, "workerinput"
+    ):
+        return  # it runs no tests itself, and TVM takes seconds to import
+    import tvm
+
+    from compile_cache import Cache
+
+    cache = Cache(session.config.rootpath / ".pytest_cache" / "kernels", tvm.compile)
+    cache.forget_unused()
+    tvm.compile = cache.compile
 
 
 @pytest.fixture(autouse=True)

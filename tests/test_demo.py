@@ -1,5 +1,7 @@
 """`python -m sparsetir.demo` runs, and its results are right; the graph it runs on."""
 
+import contextlib
+import io
 import os
 import re
 import subprocess
@@ -8,15 +10,25 @@ import sys
 import numpy as np
 import pytest
 
+from fake_measurer import install
+from sparsetir import demo
 from sparsetir.datasets import load_cora
+from sparsetir.tuning.compare import Comparison, Times
 
 STEPS = ["parse", "lower_sparse_iter", "default_schedule", "lower_sparse_buffer", "compile"]
 TRIALS = 2
 
 
-@pytest.fixture(scope="module")
-def shown(tmp_path_factory):
-    """What the demonstration prints with a short search on one thread."""
+@pytest.fixture(
+    scope="module", params=["pretended", pytest.param("measured", marks=pytest.mark.slow)]
+)
+def shown(request, tmp_path_factory):
+    """What the demonstration prints with a short search on one thread.
+
+    By default nothing is measured, in the search or beside libraries: the tests in `tuning/` do.
+    """
+    if request.param == "pretended":
+        return pretended()
     home = tmp_path_factory.mktemp("home")
     env = {**os.environ, "TVM_NUM_THREADS": "1", "HOME": str(home), "XDG_CACHE_HOME": str(home)}
     env.pop("SPARSETIR_RECORDS", None)
@@ -27,6 +39,25 @@ def shown(tmp_path_factory):
     assert not list(home.glob("**/*sparsetir*")) and not list(home.glob("*.html"))
     assert f"trial {TRIALS}/{TRIALS}, best " in run.stderr.splitlines()[-1]
     return run.stdout
+
+
+def pretended():
+    """The demonstration in this process, where measuring takes no time."""
+
+    def compare(task, configs):
+        assert task.op == "spmm" and "default" in configs
+        times = {name: Times(1e-3, 1.1e-3) for name in configs}
+        missing = {"torch": "is not installed", "mkl": "is not installed"}
+        return Comparison(times, {"scipy": Times(2e-3, 2.2e-3)}, missing)
+
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        install(patch)
+        patch.setattr(demo, "compare", compare)
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            assert demo.main(trials=TRIALS) == 0
+    assert f"trial {TRIALS}/{TRIALS}, best " in err.getvalue().splitlines()[-1]
+    return out.getvalue()
 
 
 @pytest.mark.parametrize("step", STEPS)

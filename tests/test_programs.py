@@ -36,6 +36,20 @@ each_program = pytest.mark.parametrize("name", PROGRAMS)
 each_type = pytest.mark.parametrize(("dtype", "idtype"), TYPES, ids=[f"{d}-{i}" for d, i in TYPES])
 
 
+def kernels(turn: int) -> pytest.MarkDecorator:
+    """Each program in float32, and in one of the two other types; the third is slow.
+
+    turn : 0 or 1; what is slow with one is not with the other, so that of two tests, each program
+        is compiled with each type in one and each type with each target
+    """
+    params = []
+    for number, name in enumerate(PROGRAMS):
+        for at, types in enumerate(TYPES):
+            slow = [pytest.mark.slow] if at == 1 + (number + turn) % 2 else []
+            params.append(pytest.param(name, *types, marks=slow, id=f"{name}-{'-'.join(types)}"))
+    return pytest.mark.parametrize(("name", "dtype", "idtype"), params)
+
+
 @functools.cache
 def stage_one(name, dtype="float32", idtype="int32"):
     return PROGRAMS[name].make(dtype, idtype)
@@ -43,7 +57,11 @@ def stage_one(name, dtype="float32", idtype="int32"):
 
 @functools.cache
 def stage_two(name, dtype="float32", idtype="int32"):
-    return sparsetir.lower_sparse_iter(stage_one(name, dtype, idtype))
+    func = stage_one(name, dtype, idtype)
+    before, text = tvm_ffi.structural_hash(func), func.script()
+    lowered = sparsetir.lower_sparse_iter(func)
+    assert tvm_ffi.structural_hash(func) == before and func.script() == text
+    return lowered
 
 
 @functools.cache
@@ -142,10 +160,7 @@ def test_verify(name, dtype, idtype):
 @each_type
 @each_program
 def test_lower_sparse_iter(name, dtype, idtype):
-    func = PROGRAMS[name].make(dtype, idtype)
-    before, text = tvm_ffi.structural_hash(func), func.script()
-    lowered = sparsetir.lower_sparse_iter(func)
-    assert tvm_ffi.structural_hash(func) == before and func.script() == text
+    lowered = stage_two(name, dtype, idtype)  # leaves what it lowers as it was
     assert isinstance(lowered, tirx.PrimFunc)
     assert verify_well_formed(lowered)
     s_tir.Schedule(lowered)
@@ -209,8 +224,7 @@ def test_lower_sparse_buffer_as_a_pass(name):
 # -- kernels ------------------------------------------------------------------------------------
 
 
-@each_type
-@each_program
+@kernels(0)
 def test_llvm(name, dtype, idtype):
     kernel = sparsetir.build(stage_one(name, dtype, idtype))
     inferred = {kernel.signature.names[step.scalar] for step in kernel.signature.inferences}
@@ -249,12 +263,7 @@ def test_nvcc(name, dtype):
 
 
 @requires_opencl
-@pytest.mark.parametrize(
-    ("dtype", "idtype"),
-    [*TYPES[:2], pytest.param(*TYPES[2], marks=pytest.mark.slow)],
-    ids=[f"{d}-{i}" for d, i in TYPES],
-)
-@each_program
+@kernels(1)
 def test_opencl(name, dtype, idtype):
     func, target = stage_one(name, dtype, idtype), tvm.target.Target(OPENCL_TARGET)
     scheduled = sparsetir.default_schedule(stage_two(name, dtype, idtype), target)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -209,9 +210,21 @@ COMMON = {
 }
 
 
-@settings(max_examples=20, **COMMON)
+@settings(max_examples=10, **COMMON)
 @given(programs())
 def test_cpu(drawn: Drawn) -> None:
+    check_on_cpu(drawn)
+
+
+@pytest.mark.slow
+@settings(max_examples=50, **COMMON)
+@given(programs())
+def test_more_on_cpu(drawn: Drawn) -> None:
+    check_on_cpu(drawn)
+
+
+def check_on_cpu(drawn: Drawn) -> None:
+    """With the default schedule and with none, code gives what the interpreter gives."""
     func = sparsetir.from_source(drawn.text)
     expected = _expected(func, drawn.arguments)
     mine = _copy(drawn.arguments)
@@ -223,9 +236,22 @@ def test_cpu(drawn: Drawn) -> None:
 
 
 @gpu_runner.requires_opencl
-@settings(max_examples=15, **COMMON)
+@settings(max_examples=8, **COMMON)
 @given(programs())
 def test_gpu_schedule(drawn: Drawn) -> None:
+    check_on_gpu(drawn)
+
+
+@pytest.mark.slow
+@gpu_runner.requires_opencl
+@settings(max_examples=40, **COMMON)
+@given(programs())
+def test_more_gpu_schedules(drawn: Drawn) -> None:
+    check_on_gpu(drawn)
+
+
+def check_on_gpu(drawn: Drawn) -> None:
+    """The default schedule for GPUs, as OpenCL."""
     func = sparsetir.from_source(drawn.text)
     expected = _expected(func, drawn.arguments)
     stage_two = default_schedule(sparsetir.lower_sparse_iter(func), tvm.target.Target("opencl"))

@@ -45,6 +45,20 @@ def copied(args: dict[str, Any]) -> dict[str, Any]:
     return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
 
 
+def by_turns(*cases: Any) -> list[Any]:
+    """Each case in one function or in two, by turns; what is not its turn is slow.
+
+    case : arguments of a test, or one with marks; `how`, "whole" or "parts", goes behind them
+    """
+    params = []
+    for i, case in enumerate(cases):
+        values, marks = (case.values, case.marks) if hasattr(case, "values") else (case, ())
+        for how in ("whole", "parts"):
+            slow = [] if how == ("whole", "parts")[i % 2] else [pytest.mark.slow]
+            params.append(pytest.param(*values, how, marks=[*marks, *slow]))
+    return params
+
+
 def ways(func: Any) -> list[Any]:
     """To run: interpreted, by generated code in one function, and in those of copies and the rest.
 
@@ -74,17 +88,21 @@ def extracted(func: Any, args: dict[str, Any]) -> None:
 
 def check(
     name: str, rules: list[Any], coordinates: Any, dtype: str = "float32", idtype: str = "int32",
-    extract: bool = True,
+    how: str = "whole",
 ) -> Any:  # fmt: skip
-    """Every way to run the decomposed program gives what its oracle says, on every case."""
+    """The decomposed program gives what its oracle says, on every case.
+
+    how : "whole" for generated code in one function, "parts" for copies and computation in two;
+        what is of float32 is interpreted as well
+    """
     program = PROGRAMS[name]
     func = decompose_format(program.make(dtype, idtype), rules)
     text = func.script()
     parsed = sparsetir.from_source(text)
     assert tvm_ffi.structural_equal(func, parsed, map_free_vars=True), text
     sparsetir.verify(func)
-    whole = sparsetir.build(func)
-    parts = [sparsetir.build(f) for f in extract_preprocess(func)] if extract else []
+    functions = extract_preprocess(func) if how == "parts" else [func]
+    kernels = [sparsetir.build(f) for f in functions]
     for case in program.cases:
         rng = np.random.default_rng(len(case))
         args = program.inputs(rng, case, dtype, idtype)
@@ -95,25 +113,21 @@ def check(
         args |= more
         sparsetir.check_structure(func, args)
 
-        def run(how: str) -> None:
+        def by_code(mine: dict[str, Any]) -> None:
+            for kernel in kernels:
+                kernel(**{n: mine[n] for n in kernel.signature.names})
+
+        runs = {how: by_code}
+        if dtype == "float32":  # of others each case costs a second
+            runs["interpreted"] = functools.partial(sparsetir.interpret, func)
+        for way, run in runs.items():
             mine = copied(args)
-            if how == "interpret":
-                if dtype != "float32":  # each case costs a second
-                    return
-                sparsetir.interpret(func, mine)
-            elif how == "whole":
-                whole(**mine)
-            else:
-                for kernel in parts:
-                    kernel(**{n: mine[n] for n in kernel.signature.names})
+            run(mine)
             for output, want in expected.items():
                 np.testing.assert_allclose(
                     mine[output].astype(np.float64).reshape(want.shape), want,
-                    err_msg=f"{how} {case}", **tolerance(dtype),
+                    err_msg=f"{way} {case}", **tolerance(dtype),
                 )  # fmt: skip
-
-        for how in ("interpret", "whole", *(["extracted"] if extract else [])):
-            run(how)
     return func
 
 
@@ -219,19 +233,18 @@ def test_values_of_inference_are_the_copies() -> None:
 # -- programs and formats -------------------------------------------------------------------------
 
 # Those of the library are in test_library.py as well.
-SPMM_FORMATS = [
-    ["ell_rows"], ["ell_slots"], ["dense"], ["bsr3"], ["bell"], ["interleaved"], ["bsr2", "ell"],
+SPMM_FORMATS = by_turns(*([names] for names in (
+    ["ell_slots"], ["ell_rows"], ["dense"], ["bsr3"], ["interleaved"], ["bell"], ["bsr2", "ell"],
     ["coo", "ragged", "dbsr", "csr"],
-    *(pytest.param(names, marks=pytest.mark.slow) for names in (
-        ["csr"], ["csc"], ["dcsr"], ["coo"], ["ell"], ["ragged"], ["bsr2"], ["dbsr"],
-        ["diagonals"], ["bsr3", "csc", "dcsr"],
-    )),
-]  # fmt: skip
+)), *(pytest.param(names, marks=pytest.mark.slow) for names in (
+    ["csr"], ["csc"], ["dcsr"], ["coo"], ["ell"], ["ragged"], ["bsr2"], ["dbsr"],
+    ["diagonals"], ["bsr3", "csc", "dcsr"],
+)))  # fmt: skip
 
 
-@pytest.mark.parametrize("names", SPMM_FORMATS, ids="+".join)
-def test_spmm(names: list[str]) -> None:
-    check("spmm", [matrix(n) for n in names], csr_coordinates)
+@pytest.mark.parametrize(("names", "how"), SPMM_FORMATS)
+def test_spmm(names: list[str], how: str) -> None:
+    check("spmm", [matrix(n) for n in names], csr_coordinates, how=how)
 
 
 @pytest.mark.parametrize(("dtype", "idtype"), [
@@ -242,38 +255,42 @@ def test_spmm(names: list[str]) -> None:
 ])  # fmt: skip
 def test_spmm_types(dtype: str, idtype: str) -> None:
     rules = [matrix(n, dtype, idtype) for n in ("bsr3", "ell")]
-    check("spmm", rules, csr_coordinates, dtype, idtype, extract=False)
+    check("spmm", rules, csr_coordinates, dtype, idtype)
 
 
 @pytest.mark.parametrize("program_type", ["int32", "int64"])
 def test_formats_of_another_index_type(program_type: str) -> None:
     other = "int64" if program_type == "int32" else "int32"
     rules = [matrix("bsr2", idtype=other), matrix("csr", idtype=program_type)]
-    check("spmm", rules, csr_coordinates, idtype=program_type, extract=False)
+    check("spmm", rules, csr_coordinates, idtype=program_type)
 
 
-@pytest.mark.parametrize(("program", "names"), [
-    ("spmv", ["bsr2"]), ("row_sum", ["ell", "csc"]), ("row_max", ["bsr2"]),
-    ("row_max", ["ell", "csc"]), ("spmm_accumulate", ["ell", "csc"]),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+@pytest.mark.parametrize(("program", "names", "how"), [
+    ("spmv", ["bsr2"], "whole"), ("row_sum", ["ell", "csc"], "whole"),
+    ("spmm_accumulate", ["ell", "csc"], "whole"),
+    *by_turns(("row_max", ["bsr2"]), ("row_max", ["ell", "csc"])),
+    *(pytest.param(*case, "whole", marks=pytest.mark.slow) for case in (
         ("spmv", ["ell", "csc"]), ("row_sum", ["bsr2"]), ("spmm_accumulate", ["bsr2"]),
     )),
 ])  # fmt: skip
-def test_reductions(program: str, names: list[str]) -> None:
-    check(program, [matrix(n) for n in names], csr_coordinates, extract=program == "row_max")
+def test_reductions(program: str, names: list[str], how: str) -> None:
+    check(program, [matrix(n) for n in names], csr_coordinates, how=how)
 
 
-@pytest.mark.parametrize("program", ["sddmm", "elementwise"])
-@pytest.mark.parametrize(("names", "buffers"), [
-    (["bsr2"], "A OUT"), (["dcsr", "csc", "ell"], "OUT"),
-    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (["bsr2"], "A"), (["bsr2"], "OUT"), (["dcsr", "csc", "ell"], "A"),
-        (["dcsr", "csc", "ell"], "A OUT"), (["csr", "bsr3"], "A OUT"),
-    )),
+@pytest.mark.parametrize(("program", "names", "buffers", "how"), [
+    *by_turns(*((program, ["bsr2"], "A OUT") for program in ("sddmm", "elementwise"))),
+    *((program, ["dcsr", "csc", "ell"], "OUT", "whole") for program in ("sddmm", "elementwise")),
+    *(pytest.param(program, names, buffers, how, marks=pytest.mark.slow)
+      for program in ("sddmm", "elementwise") for names, buffers, hows in (
+        (["bsr2"], "A", ("whole", "parts")), (["bsr2"], "OUT", ("whole",)),
+        (["dcsr", "csc", "ell"], "A", ("whole", "parts")),
+        (["dcsr", "csc", "ell"], "A OUT", ("whole", "parts")),
+        (["csr", "bsr3"], "A OUT", ("whole", "parts")),
+    ) for how in hows),
 ])  # fmt: skip
-def test_sparse_outputs(program: str, names: list[str], buffers: str) -> None:
+def test_sparse_outputs(program: str, names: list[str], buffers: str, how: str) -> None:
     rules = [matrix(n, buffers=buffers.split()) for n in names]
-    func = check(program, rules, csr_coordinates, extract="A" in buffers.split())
+    func = check(program, rules, csr_coordinates, how=how)
     found = [it.name for it in sparse_iterations(func) if RESTORE in it.annotations]
     assert found == ([f"restore_OUT_{n}" for n in names] if "OUT" in buffers else [])
     # An output that is set before it is read is not copied in.
@@ -281,26 +298,27 @@ def test_sparse_outputs(program: str, names: list[str], buffers: str) -> None:
     assert not copies
 
 
-@pytest.mark.parametrize(
-    "how", ["blocked", *(pytest.param(h, marks=pytest.mark.slow) for h in ("three", "kij", "csf"))]
-)
-@pytest.mark.parametrize("program", ["mttkrp", "csf_sum"])
-def test_order_three(program: str, how: str) -> None:
+@pytest.mark.parametrize(("program", "fmt", "how"), by_turns(
+    ("mttkrp", "blocked"), ("csf_sum", "blocked"),
+    *(pytest.param(program, fmt, marks=pytest.mark.slow)
+      for program in ("mttkrp", "csf_sum") for fmt in ("three", "kij", "csf")),
+))  # fmt: skip
+def test_order_three(program: str, fmt: str, how: str) -> None:
     rules = {
         "blocked": [blocked_csf("IJK", 2)],
         "kij": [csf("IJK", (2, 0, 1))],
         "csf": [csf("IJK")],
         "three": [blocked_csf("IJK", 3), csf("IJK", (1, 2, 0)), csf("IJK", name="more")],
-    }[how]
-    check(program, rules, csf_coordinates)
+    }[fmt]
+    check(program, rules, csf_coordinates, how=how)
 
 
-@pytest.mark.parametrize("rules", [
-    [csf("RIJ", (1, 0, 2))],
+@pytest.mark.parametrize(("rules", "how"), by_turns(
+    ([csf("RIJ", (1, 0, 2))],),
     pytest.param([blocked_csf("RIJ", 2), csf("RIJ")], marks=pytest.mark.slow),
-], ids=["irj", "blocked+rij"])  # fmt: skip
-def test_relational(rules: list[Any]) -> None:
-    check("relational_csf", rules, relational_coordinates)
+))  # fmt: skip
+def test_relational(rules: list[Any], how: str) -> None:
+    check("relational_csf", rules, relational_coordinates, how=how)
 
 
 def test_relational_with_the_relation_in_a_buffer() -> None:
@@ -383,8 +401,9 @@ def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
                 )  # fmt: skip
 
 
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 4), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("program", ["spmm", "sddmm"])
-def test_schedules_of_what_was_decomposed(program: str) -> None:
+def test_schedules_of_what_was_decomposed(program: str, seeds: range) -> None:
     record, rules = PROGRAMS[program], [matrix("bsr2"), matrix("csr")]
     func = decompose_format(record.make("float32", "int32"), rules)
     args = record.inputs(np.random.default_rng(0), "small", "float32", "int32")
@@ -392,7 +411,7 @@ def test_schedules_of_what_was_decomposed(program: str) -> None:
     coords, shape = csr_coordinates(args)
     args |= inferred(rules, coords, shape, split(np.random.default_rng(1), len(coords[0]), 2))[1]
     done = {"reorder": 0, "fuse": 0}
-    for seed in range(4):
+    for seed in seeds:
         rng = random.Random(seed)
         sch = sparsetir.Schedule(func)
         for name in [it.name for it in sparse_iterations(func)]:
@@ -420,7 +439,7 @@ def test_schedules_of_what_was_decomposed(program: str) -> None:
                 mine[output].reshape(want.shape), want, err_msg=sch.func.script(),
                 **tolerance("float32"),
             )  # fmt: skip
-    assert min(done.values()) > 4
+    assert min(done.values()) > 2
 
 
 # -- programs of their own ------------------------------------------------------------------------
@@ -601,7 +620,7 @@ ATTENTION_FORMATS = [
 def test_attention(names: list[str], buffers: str) -> None:
     """Scores, softmax and product on other formats, the rows' maxima and sums over all of them."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]
-    func = check("attention", rules, csr_coordinates, extract=False)
+    func = check("attention", rules, csr_coordinates)
     text = func.script()
     assert all(f"top_{n}" in text for n in names) == (buffers == "S P")
     assert all(f"divide_{n}" in text for n in names)
@@ -630,16 +649,16 @@ def test_attention_means_the_same(names: list[str]) -> None:
             np.testing.assert_allclose(got["out"], want["out"], **tolerance("float32"))
 
 
-@pytest.mark.parametrize(("names", "buffers"), [
+@pytest.mark.parametrize(("names", "buffers", "how"), by_turns(
     (["bsr2"], "A"), (["csc"], "A OUT"), (["bsr3", "ell"], "A OUT"),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
         (["bsr2"], "A OUT"), (["csc"], "A"), (["bsr3", "ell"], "A"),
     )),
-])  # fmt: skip
-def test_softmax_of_rows(names: list[str], buffers: str) -> None:
+))  # fmt: skip
+def test_softmax_of_rows(names: list[str], buffers: str, how: str) -> None:
     """Copies in and back of what nested iterations read and write."""
     rules = [matrix(n, buffers=buffers.split()) for n in names]
-    check("row_softmax", rules, csr_coordinates)
+    check("row_softmax", rules, csr_coordinates, how=how)
 
 
 def test_the_product_of_attention() -> None:

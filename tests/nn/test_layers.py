@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+from pairs import in_pairs
 from sparsetir import nn as ours
 from sparsetir.datasets import load_cora
 
@@ -66,19 +67,16 @@ def same(name, options, arguments, dtype=torch.float64, others=None):
 
 
 # More and fewer features after than before: both orders of computation.
-OUT = pytest.mark.parametrize("out", [3, 9])
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+OUT = [3, 9]
+DTYPES = [torch.float32, torch.float64]
+each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
-@DTYPES
-@OUT
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"improved": True, "bias": False}, {"add_self_loops": False}, {"normalize": False},
-     {"flow": "target_to_source"}],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(*in_pairs(
+    options=[{}, {"improved": True, "bias": False}, {"add_self_loops": False},
+             {"normalize": False}, {"flow": "target_to_source"}],
+    weighted=[False, True], out=OUT, dtype=DTYPES,
+))  # fmt: skip
 def test_gcn(options, weighted, out, dtype):
     weight = torch.rand(EDGES, dtype=dtype) if weighted else None
     given = (features(dtype=dtype), graph(), weight)
@@ -150,15 +148,12 @@ def test_sparse_adjacency(name, layout):
     same(name, options, (features(), matrices()[layout]))
 
 
-@DTYPES
-@OUT
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"aggr": "sum", "normalize": True}, {"aggr": "max", "project": True}, {"aggr": "min"},
-     {"aggr": ["mean", "max"]}, {"root_weight": False, "bias": False},
-     {"flow": "target_to_source"}],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(*in_pairs(
+    out=OUT, dtype=DTYPES,
+    options=[{}, {"aggr": "sum", "normalize": True}, {"aggr": "max", "project": True},
+             {"aggr": "min"}, {"aggr": ["mean", "max"]}, {"root_weight": False, "bias": False},
+             {"flow": "target_to_source"}],
+))  # fmt: skip
 def test_sage(options, out, dtype):
     given = (features(dtype=dtype), graph())
     same("SAGEConv", {"in_channels": FEATURES, "out_channels": out, **options}, given, dtype)
@@ -175,7 +170,7 @@ def test_bipartite(name, with_targets):
     same(name, options, given)
 
 
-@DTYPES
+@each_dtype
 @pytest.mark.parametrize(
     "options",
     [{}, {"heads": 3}, {"heads": 3, "concat": False, "residual": True, "bias": False},
@@ -224,12 +219,10 @@ def test_gat_drops_attention_in_training_only():
 RELATIONS = 4
 
 
-@DTYPES
-@pytest.mark.parametrize("out", [4, 12])
-@pytest.mark.parametrize("aggr", ["mean", "sum", "max"])
-@pytest.mark.parametrize(
-    "options", [{}, {"num_bases": 3}, {"num_blocks": 2, "root_weight": False}], ids=str
-)
+@pytest.mark.parametrize(*in_pairs(
+    options=[{}, {"num_bases": 3}, {"num_blocks": 2, "root_weight": False}],
+    aggr=["mean", "sum", "max"], out=[4, 12], dtype=DTYPES,
+))  # fmt: skip
 def test_rgcn(options, aggr, out, dtype):
     relation = torch.randint(0, RELATIONS - 1, (EDGES,))  # one has no edges
     options = {"in_channels": FEATURES, "out_channels": out, "num_relations": RELATIONS,
@@ -286,7 +279,7 @@ def test_features_counted_by_the_first_input(name):
     torch.testing.assert_close(empty(x, edges), out)
 
 
-@DTYPES
+@each_dtype
 @pytest.mark.parametrize(
     "options",
     [{}, {"bias": False}, {"root_weight": False}, {"project": True}, {"normalize": True},

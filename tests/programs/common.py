@@ -5,6 +5,7 @@ Patterns are boolean masks; :func:`csr` and :func:`csf` store them. Nothing here
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -56,7 +57,7 @@ _SHAPES = {
 class Program:
     """One stage-I program with its inputs and its oracle.
 
-    make : (value_dtype, idtype) -> SparseFunc
+    make : (value_dtype, idtype) -> SparseFunc, the same each time, as parsing takes a while
     inputs : (rng, case, value_dtype, idtype) -> every argument by parameter name; arrays in their
         natural shape, sizes as int, outputs filled with garbage
     oracle : (inputs) -> what the outputs must be, computed in float64
@@ -75,6 +76,9 @@ class Program:
     gpu: bool = True
     scatter: bool = False
     cases: tuple[str, ...] = field(default=CASES)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "make", functools.cache(self.make))
 
 
 def tolerance(value_dtype: str) -> dict[str, float]:

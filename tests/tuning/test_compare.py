@@ -37,6 +37,7 @@ def test_configs_and_libraries(monkeypatch):
     assert data["vendor"] == "scipy"
 
 
+@pytest.mark.slow  # the test above has a library that is missing, the last one has all reasons
 def test_what_a_library_does_not_have(monkeypatch):
     monkeypatch.setattr(module, "LIBRARIES", ("scipy",))
     found = compare(tuned_fake.task(reduce="mean", heads=2), {"one": SMALL}, 1, 0.001)

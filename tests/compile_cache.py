@@ -1,0 +1,103 @@
+"""Each distinct kernel is compiled once for all test processes, and not again while it is the same.
+
+`tvm.compile` for a CPU takes a tenth of a second to a second, and writes nothing that depends on
+anything but its argument, the target and TVM. What it made is kept as a shared library under
+`.pytest_cache/kernels`, by a hash of these; `make clean` removes them. Text for GPUs is not kept.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tvm
+import tvm_ffi
+
+UNUSED = 14 * 24 * 3600  # seconds after which a library that no test asked for is removed
+LINKER = "cc"
+
+
+class Kept:
+    """In place of the executable: runs the library, and compiles where its text is asked for."""
+
+    def __init__(self, library: Path, again: Callable[[], Any]) -> None:
+        self._library = tvm.runtime.load_module(str(library))
+        self._again = functools.cache(again)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._library.get_function(name)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._again(), name)
+
+
+class Cache:
+    """`compile` is `tvm.compile` with a memory in a folder.
+
+    folder : made when the first library is written
+    real : what compiles, `tvm.compile` or the like
+    """
+
+    def __init__(self, folder: Path, real: Callable[..., Any]) -> None:
+        self.folder = folder
+        self._real = real
+
+    def compile(self, mod: Any, target: Any = None, **options: Any) -> Any:
+        """As `tvm.compile`; for a CPU from the folder, or into it."""
+        if options or not _kept(mod, target):
+            return self._real(mod, target=target, **options)
+
+        def again() -> Any:
+            return self._real(mod, target=target)
+
+        library = self.folder / f"{key(mod, target)}.so"
+        if not library.exists():
+            made = again()
+            return Kept(library, lambda: made) if self._write(made.mod, library) else made
+        os.utime(library)
+        return Kept(library, again)
+
+    def _write(self, module: Any, library: Path) -> bool:
+        """Link a shared library; other processes see all of it or nothing."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=self.folder) as made:
+            module.write_to_file(f"{made}/kernel.o", "o")
+            command = [LINKER, "-shared", "-o", f"{made}/kernel.so", f"{made}/kernel.o", "-lm"]
+            try:
+                subprocess.run(command, check=True, capture_output=True)
+            except (OSError, subprocess.CalledProcessError):
+                return False  # no compiler driver here: nothing is kept
+            os.replace(f"{made}/kernel.so", library)
+        return True
+
+    def forget_unused(self) -> None:
+        """Remove what no test has asked for in a while."""
+        for library in self.folder.glob("*.so"):
+            if time.time() - library.stat().st_mtime > UNUSED:
+                library.unlink(missing_ok=True)
+
+
+def key(mod: Any, target: Any) -> str:
+    """Of everything that decides what `tvm.compile` writes."""
+    parts = (tvm.__version__, tvm_ffi.__version__, str(target), tvm.ir.save_json(mod))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _kept(mod: Any, target: Any) -> bool:
+    """Whether it is a module of TensorIR for a CPU, under the default options of TVM's passes."""
+    options = tvm.transform.PassContext.current()
+    return (
+        isinstance(mod, tvm.IRModule)
+        and isinstance(target, tvm.target.Target)
+        and target.kind.name == "llvm"
+        and not options.config
+        and not options.instruments
+        and options.opt_level == 2
+    )
