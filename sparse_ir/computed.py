@@ -38,6 +38,7 @@ __all__ = [
     "equal_parts",
     "equal_work",
     "inverse_counts",
+    "least_of_rows",
     "number",
     "part_numbers",
     "reads",
@@ -314,6 +315,12 @@ def part_numbers(rows: int, parts: int) -> np.ndarray:
 def inverse_counts(indptr: np.ndarray) -> np.ndarray:
     """(m,) float64, 1 / max(length of the row, 1): what turns sums into means."""
     return 1.0 / np.maximum(np.diff(indptr), 1)
+
+
+@recipe
+def least_of_rows(indptr: np.ndarray) -> np.ndarray:
+    """(m,) float64, what the greatest element of a row begins with: -inf, 0 in an empty row."""
+    return np.where(np.diff(indptr) > 0, -np.inf, 0.0)
 
 
 def _at_least_one(who: str, parts: int) -> None:
