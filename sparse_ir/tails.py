@@ -20,7 +20,8 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
+from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -32,21 +33,96 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
 
-__all__ = ["as_if_unshifted", "settle_tails"]
+__all__ = ["as_if_unshifted", "limits_of", "settle_tails"]
 
 
 def as_if_unshifted(tree: Any) -> Any:
     """A statement or iteration in which no tile begins earlier, for what asks who writes what.
 
     Where the condition of such a tile holds, its coordinate is in no other tile; so is the one that
-    it would have without the shift.
+    it would have without the shift, which is less than the length::
+
+        if T.likely(k0 * 64 + l < feat):
     """
 
     def branch(node: Any) -> Any:
-        starts = [_start(c) for c in taken_apart(node)[0]]
-        return _with_starts(node, [s for s in starts if s is not None])
+        start = _start(node.condition)
+        if start is None:
+            return node
+        coordinate = node.condition.args[0].a
+        length = _length(coordinate, start)
+        plain = _with_starts(node, [start])
+        if length is None:
+            return plain
+        below = tirx.likely(_with_starts(coordinate, [start]) < length)
+        return tirx.IfThenElse(below, plain.then_case, plain.else_case)
 
     return map_expr(tree, [(tirx.IfThenElse, branch)])
+
+
+def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
+    """(sum of coordinates, number that it is less than) wherever all of these accesses are made.
+
+    accesses : lists of indices of loads and stores in `tree`
+    """
+    found: list[tuple[Any, Any]] = []  # indices of an access, the conditions that it is under
+
+    def visit(node: Any, limits: list[Any]) -> None:
+        if isinstance(node, tirx.IfThenElse):
+            collect(node.condition, limits)
+            here = [node.condition] if _limit(node.condition) else []
+            visit(node.then_case, [*limits, *here])
+            if node.else_case is not None:
+                visit(node.else_case, limits)
+        elif isinstance(node, SparseIteration):
+            for part in (node.init, node.body):
+                if part is not None:
+                    visit(part, limits)
+        elif isinstance(node, tirx.SeqStmt):
+            for part in node.seq:
+                visit(part, limits)
+        elif isinstance(node, tirx.For | tirx.While):
+            visit(node.body, limits)
+        else:
+            collect(node, limits)
+
+    def collect(tree: Any, limits: list[Any]) -> None:
+        def access(node: Any) -> None:
+            if isinstance(node, tirx.BufferStore | ir.TensorLoad):
+                found.append((list(node.indices), limits))
+
+        walk(tree, access)
+
+    visit(tree, [])
+    under = [limits for index in accesses for at, limits in found if _same_nodes(at, index)]
+    if len(under) < len(accesses):
+        return []
+    every = [c for c in under[0] if all(_contains(other, [c]) for other in under)]
+    return [(c.args[0].a, int(c.args[0].b)) for c in every]
+
+
+def _limit(condition: Any) -> bool:
+    """Whether a condition is that of a tail with a constant length."""
+    if not is_tail(condition) or not isinstance(condition.args[0], tirx.LT):
+        return False
+    return isinstance(condition.args[0].b, tirx.IntImm)
+
+
+def _same_nodes(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(x.same_as(y) for x, y in zip(a, b, strict=True))
+
+
+def _length(coordinate: Any, start: Any) -> Any:
+    """The length of the axis that a shifted tile is of; None where it is not seen."""
+    ends: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.Min) and tvm_ffi.structural_equal(node.a, start):
+            ends.append(node.b)
+
+    walk(coordinate, visit)
+    tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
+    return Analyzer().simplify(ends[0] + tile) if ends else None
 
 
 def settle_tails(func: SparseFunc) -> SparseFunc:
