@@ -159,7 +159,7 @@ def _annotate(d: _Drawing) -> None:
 
 
 MOVES = (
-    _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
+    _reorder, _fuse, _split, _divide, _bound, _result, _operand, _annotate,
     _reorder, _split, _split, _result, _result,
 )  # fmt: skip
 

@@ -69,12 +69,10 @@ class _Result:
         self.reduction = reduction_of(it.body)
         conditions, self.store = taken_apart(it.body)
         name = fresh_name(func, name or f"{target.name}_ws")
-        # A workspace of one element is over an axis of one coordinate.
-        self.one = one = [] if held else [_one(func, f"{name}_one")]
-        self.ws = workspace(func, name, held + lanes or one, dtype, scope)
+        self.ws = workspace(func, name, held + lanes, dtype, scope)
         self.sums = self.ws
         if lanes:
-            self.sums = workspace(func, f"{name}_sum", held or one, dtype, scope)
+            self.sums = workspace(func, f"{name}_sum", held, dtype, scope)
         # Conditions that a write is under: those that no visit inside changes.
         changing = {v for loop in inner if loop not in held for v in loop.vars}
         self.steady = [c for c in conditions if is_tail(c) and not free_vars(c) & changing]
@@ -110,7 +108,6 @@ class _Result:
         main = changed(it, self.outer, init=None, body=body) if self.outer else body
         whole = tirx.SeqStmt([*before, main]) if before else main
         buffers = [self.ws, *([self.sums] if self.lanes else [])]
-        axes += [loop.node for loop in self.one]
         func = replaced(WHO, self.func, it, whole, axes=axes, buffers=buffers)
         return func, [SparseIterationRef(s.name) for s in steps]
 
@@ -118,7 +115,7 @@ class _Result:
 
     def _start(self, with_init: bool) -> Any:
         """The workspace as it begins: with the init, or with what changes nothing."""
-        over = self.held + self.lanes or self.one
+        over = self.held + self.lanes
         value = None
         if with_init and not self.lanes:
             _, first = taken_apart(self.it.init)
@@ -149,24 +146,22 @@ class _Result:
     def _add_lanes(self) -> Any:
         """The sums of the lanes."""
         assert self.reduction is not None
-        over = self.held or self.one
-        at = [loop.var for loop in over]
+        at = [loop.var for loop in self.held]
         init = self.reduction.identity(self.dtype)
         total = self.reduction.combine(
             tirx.BufferLoad(self.sums.var, at), tirx.BufferLoad(self.ws.var, self._place())
         )
         return self._iteration(
             "sums",
-            over + self.lanes,
-            "S" * len(over) + "R" * len(self.lanes),
+            self.held + self.lanes,
+            "S" * len(self.held) + "R" * len(self.lanes),
             tirx.BufferStore(self.sums.var, total, at),
             tirx.BufferStore(self.sums.var, init, at),
         )
 
     def _write(self, once: bool, factors: list[Any]) -> Any:
         """The workspace, to where its results belong."""
-        over = self.held or self.one
-        value = tirx.BufferLoad(self.sums.var, [loop.var for loop in over])
+        value = tirx.BufferLoad(self.sums.var, [loop.var for loop in self.held])
         for factor in factors:
             value = value * self._wide(factor)
         target, indices = self.target, self.store.indices
@@ -182,11 +177,11 @@ class _Result:
         body: Any = tirx.BufferStore(target.var, _cast(value, target.dtype), indices)
         for condition in reversed(self.steady):
             body = tirx.IfThenElse(condition, body, None)
-        return self._iteration("write", over, "S" * len(over), body)
+        return self._iteration("write", self.held, "S" * len(self.held), body)
 
     def _place(self) -> list[Any]:
         """Where the workspace holds the element of a visit."""
-        return [loop.var for loop in self.held + self.lanes] or [tirx.IntImm("int32", 0)]
+        return [loop.var for loop in self.held + self.lanes]
 
     # -- what there is ------------------------------------------------------------------------
 
@@ -313,12 +308,6 @@ def workspace(
     axes = [loop.node for loop in loops]
     var = buffer_var([a.length for a in axes], dtype, fresh_name(func, name), scope)
     return SparseBuffer(var=var, axes=axes, handle=None)
-
-
-def _one(func: SparseFunc, name: str) -> Loop:
-    """A loop over an axis of one coordinate."""
-    axis = Axis(name=fresh_name(func, name), kind="dense_fixed", length=tirx.IntImm("int32", 1))
-    return Loop(axis, [tirx.Var("one", "int32")], "S")
 
 
 def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
