@@ -68,10 +68,11 @@ class _Result:
         self._refuse_accesses()
         self.reduction = reduction_of(it.body)
         conditions, self.store = taken_apart(it.body)
-        self.ws = workspace(func, name or f"{target.name}_ws", held + lanes, dtype, scope)
+        name = fresh_name(func, name or f"{target.name}_ws")
+        self.ws = workspace(func, name, held + lanes, dtype, scope)
         self.sums = self.ws
         if lanes:
-            self.sums = workspace(func, f"{self.ws.name}_sum", held, dtype, scope)
+            self.sums = workspace(func, f"{name}_sum", held, dtype, scope)
         # Conditions that a write is under: those that no visit inside changes.
         changing = {v for loop in inner if loop not in held for v in loop.vars}
         self.steady = [c for c in conditions if is_tail(c) and not free_vars(c) & changing]
@@ -127,7 +128,7 @@ class _Result:
 
     def _reduce(self, term: Any) -> Any:
         """The reduction, into the workspace."""
-        place = [loop.var for loop in self.held + self.lanes]
+        place = self._place()
         conditions, store = taken_apart(self.it.body)
         if term is not None:
             assert self.reduction is not None
@@ -145,26 +146,22 @@ class _Result:
     def _add_lanes(self) -> Any:
         """The sums of the lanes."""
         assert self.reduction is not None
-        place = [loop.var for loop in self.held]
-        lane = [loop.var for loop in self.lanes]
+        at = [loop.var for loop in self.held]
         init = self.reduction.identity(self.dtype)
         total = self.reduction.combine(
-            tirx.BufferLoad(self.sums.var, place or [tirx.IntImm("int32", 0)]),
-            tirx.BufferLoad(self.ws.var, [*place, *lane]),
+            tirx.BufferLoad(self.sums.var, at), tirx.BufferLoad(self.ws.var, self._place())
         )
-        at = place or [tirx.IntImm("int32", 0)]
         return self._iteration(
             "sums",
             self.held + self.lanes,
-            "S" * len(place) + "R" * len(lane),
+            "S" * len(self.held) + "R" * len(self.lanes),
             tirx.BufferStore(self.sums.var, total, at),
             tirx.BufferStore(self.sums.var, init, at),
         )
 
     def _write(self, once: bool, factors: list[Any]) -> Any:
         """The workspace, to where its results belong."""
-        place: list[Any] = [loop.var for loop in self.held]
-        value = tirx.BufferLoad(self.sums.var, place or [tirx.IntImm("int32", 0)])
+        value = tirx.BufferLoad(self.sums.var, [loop.var for loop in self.held])
         for factor in factors:
             value = value * self._wide(factor)
         target, indices = self.target, self.store.indices
@@ -181,6 +178,10 @@ class _Result:
         for condition in reversed(self.steady):
             body = tirx.IfThenElse(condition, body, None)
         return self._iteration("write", self.held, "S" * len(self.held), body)
+
+    def _place(self) -> list[Any]:
+        """Where the workspace holds the element of a visit."""
+        return [loop.var for loop in self.held + self.lanes]
 
     # -- what there is ------------------------------------------------------------------------
 
@@ -212,14 +213,10 @@ class _Result:
 
     def _wide(self, expr: Any) -> Any:
         """An expression of the body with the workspace for the result, in the workspace's type."""
-        place = [loop.var for loop in self.held + self.lanes]
 
         def held(load: Any) -> Any:
-            return (
-                tirx.BufferLoad(self.ws.var, place)
-                if load.source.same_as(self.target.var)
-                else None
-            )
+            mine = load.source.same_as(self.target.var)
+            return tirx.BufferLoad(self.ws.var, self._place()) if mine else None
 
         if self.dtype != self.target.dtype:
             return widened(expr, self.dtype, held)
@@ -307,11 +304,10 @@ class _Result:
 def workspace(
     func: SparseFunc, name: str, loops: list[Loop], dtype: str, scope: str
 ) -> SparseBuffer:
-    """A buffer over the axes of some loops; over none, one element."""
-    shape = [loop.node.length for loop in loops]
-    axes: Any = [loop.node for loop in loops]
-    var = buffer_var(shape or [tirx.IntImm("int32", 1)], dtype, fresh_name(func, name), scope)
-    return SparseBuffer(var=var, axes=axes or None, handle=None)
+    """A buffer over the axes of some loops."""
+    axes = [loop.node for loop in loops]
+    var = buffer_var([a.length for a in axes], dtype, fresh_name(func, name), scope)
+    return SparseBuffer(var=var, axes=axes, handle=None)
 
 
 def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
