@@ -11,10 +11,13 @@ from sparsetir.sparse_ir.nodes import SparseIteration, flat_axes, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.units import Unit
 
-__all__ = ["WORKERS", "loops_around", "workers_of"]
+__all__ = ["CUT", "STAGE_ONE", "WORKERS", "loops_around", "workers_of"]
 
 # Annotation of an iteration: [{"loops": [names], "unit": "cpu", "race": ...}, ...]
 WORKERS = "parallel"
+# Annotation of an iteration: {loop: what a later cut of it cuts}
+CUT = "cut"
+STAGE_ONE = (WORKERS, CUT)  # what blocks do not carry on
 
 
 def workers_of(it: SparseIteration, levels: list[list[Unit]]) -> list[list[Unit]]:

@@ -25,6 +25,7 @@ from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
+from sparsetir.sparse_ir.schedule.pos import coord, pos
 from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
 from sparsetir.sparse_ir.schedule.split import split
@@ -91,12 +92,23 @@ class Schedule:
     def split(
         self, loop: SpIter, factors: Sequence[int | None], *, tail: str = "guard"
     ) -> list[SpIter]:
-        """Cut a loop over the coordinates of a dense axis; the loops made, outermost first.
+        """Cut a loop into tiles; the loops made, outermost first.
 
         factors : an extent for each, of which the first may be None
-        tail : "guard", "shift" or "exact"; see :mod:`sparsetir.sparse_ir.schedule.split`
+        tail : "guard", "shift" or "exact"
+
+        A dense axis is cut by coordinates, see :mod:`sparsetir.sparse_ir.schedule.split`; other
+        loops by positions, see :mod:`sparsetir.sparse_ir.schedule.split_positions`.
         """
         return self._apply(split, loop, list(factors), tail=tail)
+
+    def pos(self, loop: SpIter) -> None:
+        """Let later cuts of a loop cut positions; see :mod:`sparsetir.sparse_ir.schedule.pos`."""
+        self._apply(pos, loop)
+
+    def coord(self, loop: SpIter) -> None:
+        """Let later cuts of a loop cut coordinates; see :mod:`sparsetir.sparse_ir.schedule.pos`."""
+        self._apply(coord, loop)
 
     def divide(self, loop: SpIter, parts: int | str, **options: Any) -> list[SpIter]:
         """Cut a loop where the structure says; the loops over the parts and over what is in one.
