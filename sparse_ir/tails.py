@@ -31,8 +31,9 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 
-__all__ = ["as_if_unshifted", "settle_tails"]
+__all__ = ["as_if_unshifted", "plain_accesses", "settle_tails"]
 
 
 def as_if_unshifted(tree: Any) -> Any:
@@ -47,6 +48,14 @@ def as_if_unshifted(tree: Any) -> Any:
         return _with_starts(node, [s for s in starts if s is not None])
 
     return map_expr(tree, [(tirx.IfThenElse, branch)])
+
+
+def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
+    """An iteration in which no tile begins earlier and elements are visited as they are stored.
+
+    For what asks who writes what.
+    """
+    return as_if_in_order(as_if_unshifted(it), permutations(func))
 
 
 def settle_tails(func: SparseFunc) -> SparseFunc:

@@ -118,7 +118,7 @@ def split(
     out = replaced(WHO, func, it, iteration, axes=[made.node for made in new])
     if not whole and tail == "exact":
         out = promised(WHO, out, it, length, "multiple", tile)
-    if not whole and tail == "shift":
+    if not whole and tail == "shift" and not isinstance(length, tirx.IntImm):
         out = promised(WHO, out, it, length, "min", tile)
     return out, [handle_of(it, made) for made in new]
 
