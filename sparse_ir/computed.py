@@ -39,6 +39,7 @@ __all__ = [
     "equal_work",
     "in_order",
     "inverse_counts",
+    "least_of_rows",
     "number",
     "order_by_column_parts",
     "part_numbers",
@@ -340,6 +341,12 @@ def part_numbers(rows: int, parts: int) -> np.ndarray:
 def inverse_counts(indptr: np.ndarray) -> np.ndarray:
     """(m,) float64, 1 / max(length of the row, 1): what turns sums into means."""
     return 1.0 / np.maximum(np.diff(indptr), 1)
+
+
+@recipe
+def least_of_rows(indptr: np.ndarray) -> np.ndarray:
+    """(m,) float64, what the greatest element of a row begins with: -inf, 0 in an empty row."""
+    return np.where(np.diff(indptr) > 0, -np.inf, 0.0)
 
 
 def _at_least_one(who: str, parts: int) -> None:

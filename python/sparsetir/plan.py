@@ -138,15 +138,13 @@ class Plan:
         self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
         self.arranges_values = arranged.spread is not None
         self._spread = arranged.spread or (lambda values: {"a": values})
-        operator, sizes = wanted.operator, (wanted.feat, wanted.heads)
+        operator = wanted.operator
         shape = matrix.shape[0], matrix.shape[1]
         self._operands = operator.names
-        self._shapes = operator.shapes(shape, matrix.nnz, *sizes)
-        taken = operator.kernel_shapes(shape, matrix.nnz, *sizes, template.vectors)
-        # Of what kernels take in another shape than the caller gives it.
-        self._kernel_shapes = {n: s for n, s in taken.items() if s != self._shapes[n]}
+        self._shapes = operator.shapes(shape, matrix.nnz, wanted.feat, wanted.heads)
         self._bytes = itemsize(problem.dtype)
-        names = self.kernel.signature.names
+        signature = self.kernel.signature
+        names = [*signature.names, *self.kernel.computed]
         self._place = {name: at for at, name in enumerate(names)}
         self._nothing = 0 in self._shapes["out"]
         self._args: list[Any] = [None] * len(names)
@@ -157,7 +155,14 @@ class Plan:
             self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
         self._planned: Any = None  # the values, unless the caller gives others
         self.needs_values = operator.reads_values and isinstance(matrix, CsrPattern)
-        given = {"heads": wanted.heads or 1, "tiles": tiles, **arranged.arguments}
+        sizes = {"heads": wanted.heads or 1, "tiles": tiles, "feat": wanted.feat}
+        given = {**sizes, **arranged.arguments, **arranged.computed(signature.func, sizes)}
+        # Of what kernels take in another shape than the caller gives it.
+        numbers = [given.get(name) for name in signature.names]
+        # Values that are arranged have other names.
+        own = [name for name in self._shapes if name in self._place]
+        taken = {name: signature.expected_shape(self._place[name], numbers) for name in own}
+        self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
         self._put({name: value for name, value in given.items() if name in self._place})
         if operator.reads_values and isinstance(matrix, SparseMatrix):
             values = np.broadcast_to(matrix.values, self._shapes["a"])
@@ -217,7 +222,8 @@ class Plan:
         try:
             self.kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError):
-            self.kernel(*args)  # says what is wrong, or takes what only needs another view
+            # Says what is wrong, or takes what only needs another view.
+            self.kernel(*args[: len(self.kernel.signature.names)])
         return out
 
     def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:

@@ -44,7 +44,6 @@ class Operator:
         is made of (for a maximum their largest), in units of which errors are measured
     reductions : that there are
     vectors : whether callers have no dimension of features
-    joined : arguments whose heads kernels have in one dimension with the next, as (heads * m, feat)
     """
 
     name: str
@@ -56,7 +55,6 @@ class Operator:
     reference: Callable[..., tuple[np.ndarray, np.ndarray]]
     reductions: tuple[str, ...] = REDUCTIONS
     vectors: bool = False
-    joined: tuple[str, ...] = ("a", "out")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -79,21 +77,6 @@ class Operator:
         """
         found = self._sized(shape, nnz, () if self.vectors else (feat,))
         return {name: (*_heads(heads), *own) for name, own in found.items()}
-
-    def kernel_shapes(
-        self, shape: tuple[int, int], nnz: int, feat: int, heads: int | None, vectors: bool
-    ) -> dict[str, tuple[int, ...]]:
-        """The same, as kernels take them.
-
-        vectors : whether those of the template have no dimension of features
-        """
-        out = {}
-        for name, own in self._sized(shape, nnz, () if vectors else (feat,)).items():
-            if heads is not None and name in self.joined:
-                out[name] = (heads * own[0], *own[1:])
-            else:
-                out[name] = (*_heads(heads), *own)
-        return out
 
     def _sized(
         self, shape: tuple[int, int], nnz: int, features: tuple[int, ...]
@@ -238,7 +221,7 @@ OPERATORS: Mapping[str, Operator] = {
         Operator(
             "sddmm", Sddmm, "dense times dense where a matrix stores elements",
             {"x": "mk", "y": "nk", "out": "e"}, False, _sddmm_operands, _each_head(_sddmm),
-            reductions=("sum",), joined=(),
+            reductions=("sum",),
         ),
     )
 }  # fmt: skip

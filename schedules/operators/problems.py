@@ -12,6 +12,8 @@ from tvm import tirx
 
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.sparse_ir.computed import compute, computed_parameters
+from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = [
     "DTYPES",
@@ -71,11 +73,19 @@ class Arranged(NamedTuple):
     spread : (nnz,) values -> the kernel's arrays of values by name; None where they are `a` as
         they are
     padding : places without an element, as a fraction of all
+    given : numbers that kernels leave open, such as how many blocks of rows there are
     """
 
     arguments: Mapping[str, Any]
     spread: Callable[[Any], Mapping[str, Any]] | None = None
     padding: float = 0.0
+    given: Mapping[str, Any] = {}
+
+    def computed(self, func: SparseFunc, sizes: Mapping[str, Any]) -> dict[str, Any]:
+        """The computed parameters of a kernel's function, on this pattern."""
+        open_ones = computed_parameters(func)
+        given = {name: value for name, value in self.given.items() if name in open_ones}
+        return compute(func, {**sizes, **self.arguments}, given)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm
+from sparsetir.schedules.operators.spmm import program as spmm_operator
 from sparsetir.schedules.templates import (
     decomposed,
     sddmm,
@@ -59,7 +60,7 @@ class Template:
 
 # Of configs; others may add theirs.
 TEMPLATES: dict[type, Template] = {
-    spmm.RowBlocks: Template(spmm.program, spmm.schedule, spmm.arrange, Spmm),
+    spmm.RowBlocks: Template(spmm_operator, None, spmm.arrange, Spmm, apply=spmm.apply),
     spmv.SlicedRows: Template(spmv.program, spmv.schedule, spmv.arrange, Spmm, vectors=True),
     sddmm.SddmmGroups: Template(sddmm.program, sddmm.schedule, sddmm.arrange, Sddmm),
     sddmm_gpu.FusedNonzeros: Template(

@@ -6,28 +6,22 @@ together where rows of B are far apart); gathered rows are asked for ahead; thre
 equal numbers of non-zeros. (SparseTIR, section 4.2.1; Senanayake et al., section 8.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tvm import s_tir, tirx
-from tvm.script import sparse_tir as T
+from tvm import tirx
 
-from sparsetir.formats.index_arrays import INT32, starts
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.templates.feature_tiles import Tiled
-from sparsetir.sparse_ir.computed import equal_work
-from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.schedules.templates.shapes import row_reduction
+from sparsetir.sparse_ir.schedule import Schedule, SpIter
 
-__all__ = ["RowBlocks", "arrange", "program", "row_array", "schedule"]
+__all__ = ["RowBlocks", "apply", "arrange"]
 
 MAX_TILE = 256
 ROW_COST = 2
@@ -128,186 +122,69 @@ class RowBlocks(Tiled):
         return tirx.min(v * self.lanes, self.tile - self.lanes) + l
 
 
-def program(problem: Spmm, config: RowBlocks) -> SparseFunc:
-    """The stage-I function, over blocks of rows and parts of columns.
+def apply(sch: Schedule, config: RowBlocks) -> None:
+    """Schedule a program that reduces over what rows store, by primitives of both stages.
 
-    Its arrays, beside A's values (nnz,), B (n, feat) and C (m, feat), with a dimension of heads
-    before each where the problem is batched:
+    Before (stage I), and after with tiles first::
 
-    block_ptr : (blocks + 1,) first row of each block
-    part_ids : (m * parts,) 0 .. parts - 1 for each row; absent where the config has one part
-    seg_ptr : (m * parts + 1,) first non-zero of each row's part; indptr where there is one
-    indices : (nnz,) columns, in order within each row
-    row : (m,) in the accumulator's type; for a mean what a row's sum is multiplied with, once, for
-        a maximum what it begins with: -inf, and 0 in a row without non-zeros; absent for a sum
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
+
+        with T.sp_iter([K0, I_parts, T.part(I, I_part)], "SSS", "spmm") as [k0, i_parts, i]:
+            ...  # spmm_start, spmm_reduce, spmm_write over vectors of a tile
     """
-    dtype, idtype, acc, reduce = (
-        problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
-    )  # fmt: skip
-    tile, lanes, vectors = config.tile, config.lanes, config.vectors
-    feat, pack, tiles_first = config.feat, config.pack, config.tiles_first
-    batched, size = problem.batched, getattr(T, idtype)
-    in_parts = config.parts > 1
-    spatial, in_rows = "S" * (1 + batched + tiles_first), "S" * (2 + in_parts - tiles_first)
-    zero = tirx.const(0.0, acc)
+    found = row_reduction(sch, "RowBlocks")
+    tiles, vectors = _tiles(sch, found.features, config)
+    rows, columns, outer = found.rows, found.columns, [*found.heads]
+    if config.parallel:
+        blocks, rows = sch.divide(rows, "blocks", by="work", cost=ROW_COST, default=1)
+        outer.append(blocks)
+    if config.tiles_first:
+        outer.insert(len(found.heads), tiles)
+        inner = [rows]
+    else:
+        inner = [rows, tiles]
+    if config.parts > 1:
+        parts, *columns = [*sch.divide(columns[0], "parts", by="coordinates"), *columns[1:]]
+        inner.insert(1, parts)
+    sch.sparse_reorder(found.iteration, [*outer, *inner, *columns, *vectors])
+    total = accumulator(found.dtype)
+    steps = sch.precompute(found.result, inner[-1], vectors, dtype=total, hoist=True)
+    blocks_of = [f"{step.name}0" for step in steps]
+    if config.pack and found.gathered is not None:
+        whole = [found.gathered_axis, *vectors]
+        where = outer[-1] if outer else found.iteration
+        copies = sch.precompute(found.gathered, where, whole, scope="global", dtype=total)
+        blocks_of += [f"{step.name}0" for step in copies]
+    if config.parallel:
+        # Tiles of vectors that overlap: what is written twice is the same, which is not proven.
+        sch.parallelize(outer, race="ignore" if config.tile % config.lanes else "none")
+    stage_two = sch.lower()
+    for block in blocks_of:
+        in_vectors(stage_two, stage_two.get_sblock(block), len(vectors))
+    if config.prefetch:
+        gathered = f"{found.gathered}_ws" if config.pack else found.gathered
+        sch.rewrite(prefetch_gathered, blocks_of[1], gathered, config.prefetch, config.tile)
 
-    def head(outer: Any) -> Any:
-        return outer[:1] if batched else []
 
-    def stored(h: Any, o: Any, i: Any, q: Any, j: Any) -> list[Any]:
-        return [*([h] if batched else []), o, i, *([q] if in_parts else []), j]
-
-    def within(i: Any, q: Any, p: Any) -> list[Any]:
-        return [i, *([q] if in_parts else []), *([] if tiles_first else [p])]
-
-    def part(inner: Any) -> Any:
-        return inner[1:2] if in_parts else []
-
-    def carried(inner: Any, first: Any, before: Any, scale: Any) -> Any:
-        """What a sum begins with: what it came to in the part before, whose mean was stored."""
-        if not in_parts:
-            return first
-        total = T.cast(before, acc)
-        return T.if_then_else(inner[1] == 0, first, total if scale is None else total / scale)
-
-    def outside(h: Any, p: Any, o: Any) -> list[Any]:
-        return [*([h] if batched else []), *([p] if tiles_first else []), o]
-
-    def at(outer: Any, inner: Any) -> Any:
-        return [*head(outer), outer[-1], inner[0]]
-
-    def place(outer: Any, inner: Any, v: Any, l: Any) -> Any:
-        return config.place(outer[-2] if tiles_first else inner[-1], v, l)
-
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, out: T.handle, row: T.handle, block_ptr: T.handle,
-        part_ids: T.handle, seg_ptr: T.handle, indices: T.handle, heads: size,
-        blocks: size, parts: size, m: size, n: size, nnz: size, tiles: size,
-    ) -> None:  # fmt: skip
-        O = T.dense_fixed(blocks, idtype)
-        I = T.dense_variable(O, (m, m), block_ptr, idtype)
-        if in_parts:
-            Q = T.sparse_fixed(I, (parts, parts), part_ids, idtype)
-        J = T.sparse_variable(Q if in_parts else I, (n, nnz), (seg_ptr, indices), idtype)
-        N = T.dense_fixed(n, idtype)
-        P = T.dense_fixed(tiles if feat is None else -(-feat // tile), idtype)
-        K = T.dense_fixed(tiles * tile if feat is None else feat, idtype)
-        V = T.dense_fixed(vectors, idtype)
-        L = T.dense_fixed(lanes, idtype)
-        if batched:
-            H = T.dense_fixed(heads, idtype)
-        A = T.match_sparse_buffer(
-            a, stored(H if batched else O, O, I, Q if in_parts else O, J), dtype
-        )
-        B = T.match_sparse_buffer(b, (H, N, K) if batched else (N, K), dtype)
-        C = T.match_sparse_buffer(out, (H, O, I, K) if batched else (O, I, K), dtype)
-        if reduce != "sum":
-            ROW = T.match_sparse_buffer(row, (O, I), acc)
-        if pack:
-            PANEL = T.alloc_sparse_buffer((N, V, L), acc)
-        ACC = T.alloc_sparse_buffer((V, L), acc, "local")
-        with T.sp_iter(outside(H if batched else O, P, O), spatial, "outer") as outer:
-            if pack:
-                with T.sp_iter([N, V, L], "SSS", "pack") as [j, v, l]:
-                    PANEL[j, v, l] = T.cast(B[(*head(outer), j, place(outer, (), v, l))], acc)
-            with T.sp_iter(within(I, Q if in_parts else O, P), in_rows, "rows") as inner:
-                with T.sp_iter([J, V, L], "RSS", "reduce") as [j, v, l]:
-                    with T.init():
-                        ACC[v, l] = carried(
-                            inner,
-                            ROW[outer[-1], inner[0]] if reduce == "max" else zero,
-                            C[(*at(outer, inner), place(outer, inner, v, l))] if in_parts else zero,
-                            ROW[outer[-1], inner[0]] if reduce == "mean" else None,
-                        )
-                    ACC[v, l] = problem.combine(
-                        ACC[v, l],
-                        T.cast(A[(*at(outer, inner), *part(inner), j)], acc)
-                        * (
-                            PANEL[j, v, l]
-                            if pack
-                            else T.cast(B[(*head(outer), j, place(outer, inner, v, l))], acc)
-                        ),
-                    )
-                with T.sp_iter([V, L], "SS", "write") as [v, l]:
-                    C[(*at(outer, inner), place(outer, inner, v, l))] = T.cast(
-                        ACC[v, l] * ROW[outer[-1], inner[0]] if reduce == "mean" else ACC[v, l],
-                        dtype,
-                    )
-
-    unused = {"row"} if reduce == "sum" else set()
-    unused |= set() if batched else {"heads"}
-    unused |= set() if config.feat is None else {"tiles"}
-    unused |= set() if in_parts else {"part_ids", "parts"}
-    return spmm.replace(params=[p for p in spmm.params if p.name not in unused])
+def _tiles(sch: Schedule, features: SpIter, config: RowBlocks) -> tuple[SpIter, list[SpIter]]:
+    """The loop over tiles of features, and those within a tile."""
+    tile, lanes = config.tile, config.lanes
+    if config.feat is not None:
+        sch.bound(features, config.feat, "exact")
+    tail = "exact" if config.feat is None or config.feat % tile == 0 else "shift"
+    if tile % lanes == 0:
+        tiles, *vectors = sch.split(features, [None, tile // lanes, lanes], tail=tail)
+        return tiles, vectors
+    tiles, within = sch.split(features, [None, tile], tail=tail)
+    return tiles, sch.split(within, [None, lanes], tail="shift")
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone.
-
-    Raises ScheduleError for more parts of rows than the index type counts.
-    """
+    """The arguments that depend on the pattern alone, and the numbers that kernels leave open."""
+    del problem
     indptr, indices, (m, n) = matrix
-    blocks, parts = max(1, min(config.blocks, m)), config.parts
-    if problem.idtype == "int32" and m * parts > INT32:
-        raise ScheduleError(
-            f"spmm.arrange: argument 'config': expected parts * m to be at most {INT32} with "
-            f"indices of int32, got {parts} * {m}"
-        )
     found: dict[str, np.ndarray | int] = {
-        "block_ptr": equal_work(indptr, blocks, ROW_COST),
-        "seg_ptr": indptr,
-        "indices": indices,
-        "blocks": blocks,
-        "m": m,
-        "n": n,
-        "nnz": len(indices),
-    }
-    if parts > 1:
-        width = max(1, -(-n // parts))
-        place = np.repeat(np.arange(m, dtype=indptr.dtype), np.diff(indptr)) * parts
-        place += indices // width
-        found["seg_ptr"] = starts(np.bincount(place, minlength=m * parts), indptr.dtype)
-        found["part_ids"] = np.tile(np.arange(parts, dtype=indptr.dtype), m)
-        found["parts"] = parts
-    if problem.reduce != "sum":
-        found["row"] = row_array(indptr, problem)
-    return Arranged(found)
-
-
-def row_array(indptr: np.ndarray, problem: Spmm) -> np.ndarray:
-    """(m,) what `row` of :func:`program` is for a mean or a maximum."""
-    counts = np.diff(indptr)
-    if problem.reduce == "mean":
-        return (1.0 / np.maximum(counts, 1)).astype(problem.accumulator)
-    return np.where(counts > 0, -np.inf, 0.0).astype(problem.accumulator)
-
-
-def schedule(
-    func: tirx.PrimFunc, problem: Spmm, config: RowBlocks, target: Any = None
-) -> tirx.PrimFunc:
-    """Schedule the stage-II form of :func:`program`; the function given is left as it is."""
-    del problem, target
-    sch = s_tir.Schedule(s_tir.renew_defs(func))
-    reduce, write = sch.get_sblock("reduce0"), sch.get_sblock("write0")
-    if config.parallel:
-        run_in_parallel(sch, sch.fuse(*sch.get_loops(sch.get_sblock("outer0"))), "parallel")
-    if config.parts > 1:
-        i, q, *_ = sch.get_loops(sch.get_sblock("rows0"))
-        sch.reorder(q, i)
-    if config.pack:
-        _in_vectors(sch, sch.get_sblock("pack0"))
-    for block in (reduce, write):
-        _in_vectors(sch, block)
-    _in_vectors(sch, sch.decompose_reduction(reduce, sch.get_loops(reduce)[0]))
-    out = apply_kinds(sch.mod["main"])
-    if not config.prefetch:
-        return out
-    gathered = "PANEL" if config.pack else "B"
-    return prefetch_gathered(out, "reduce0_update", gathered, config.prefetch, config.tile)
-
-
-def _in_vectors(sch: Any, block: Any) -> None:
-    *_, v, l = sch.get_loops(block)
-    sch.unroll(v)
-    sch.vectorize(l)
+        "indptr": indptr, "indices": indices, "m": m, "n": n, "nnz": len(indices),
+    }  # fmt: skip
+    blocks = max(1, min(config.blocks, m))
+    return Arranged(found, given={"blocks": blocks, "parts": config.parts})

@@ -39,8 +39,8 @@ from sparsetir.schedules.templates.gpu_features import (
     with_occupancy,
 )
 from sparsetir.schedules.templates.registers import INIT, Registers
-from sparsetir.schedules.templates.spmm import row_array
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.sparse_ir.computed import inverse_counts
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -207,7 +207,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
             f"{int(pieces.argmax())} with c = {config.c}, k = {config.k}"
         )
     if problem.reduce == "mean":
-        out["row"] = row_array(matrix.indptr, problem)
+        out["row"] = inverse_counts(matrix.indptr).astype(problem.accumulator)
     return Arranged(out, lambda values: converted.values(A=values), converted.padding)
 
 

@@ -136,6 +136,11 @@ class _Division:
         parent = axis.parent
         if parent.kind != "dense_fixed":
             self._refuse(f"expected the parent of '{axis.name}' to be a root, got '{parent.name}'")
+        # This one first: its recipe refuses more parts of rows than the index type counts.
+        ptr = self._array("ptr", {
+            "recipe": "column_parts", "indptr": f"${axis.indptr.name}",
+            "indices": f"${axis.indices.name}", "n": self._named(axis.length), "parts": self.parts,
+        })  # fmt: skip
         ids = self._array("ids", {
             "recipe": "part_numbers", "rows": self._named(parent.length), "parts": self.parts,
         })  # fmt: skip
@@ -143,10 +148,6 @@ class _Division:
             "parts", kind="sparse_fixed", length=self.count, parent=parent, nnz_cols=self.count,
             indices=ids,
         )  # fmt: skip
-        ptr = self._array("ptr", {
-            "recipe": "column_parts", "indptr": f"${axis.indptr.name}",
-            "indices": f"${axis.indices.name}", "n": self._named(axis.length), "parts": self.parts,
-        })  # fmt: skip
         part = self._axis(
             "part", kind="dense_variable", length=axis.length, parent=parts, nnz=axis.nnz,
             indptr=ptr,

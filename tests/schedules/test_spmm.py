@@ -11,8 +11,9 @@ import sparsetir
 from csr_zoo import CLOSE, ZOO
 from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.search.choose import Statistics, candidates
-from sparsetir.schedules.templates.spmm import RowBlocks, arrange
+from sparsetir.schedules.templates.spmm import RowBlocks, apply
 from sparsetir.targets import host_target
 
 RNG = np.random.default_rng(0)
@@ -115,18 +116,12 @@ def test_one_kernel_serves_all_patterns_of_a_tile():
 
 def test_int64_indices():
     a = ZOO["random"]
-    from sparsetir.build import build
-    from sparsetir.schedules.operators.problems import CsrPattern
-    from sparsetir.schedules.templates.registry import template_of
-
-    problem, config = Spmm(idtype="int64", reduce="mean"), RowBlocks(tile=16, parts=2)
-    template = template_of(config, problem, gpu=False)
-    stage_two = sparsetir.lower_sparse_iter(template.program(problem, config))
-    kernel = build(template.schedule(stage_two, problem, config))
-    pattern = CsrPattern(a.indptr.astype("int64"), a.indices.astype("int64"), a.shape)
-    arguments = template.arrange(pattern, problem, config).arguments
+    config = RowBlocks(tile=16, parts=2)
+    kernel = sparsetir.build(
+        program(Spmm(idtype="int64", reduce="mean")), schedule=apply, config=config
+    )
     b, out = RNG.standard_normal((47, 32)).astype("float32"), np.empty((61, 32), "float32")
-    kernel(a=a.data, b=b, out=out, tiles=2, **arguments)
+    kernel(a.data, b, out, a.indptr.astype("int64"), a.indices.astype("int64"))
     np.testing.assert_allclose(out, expected(a, a.data, b, "mean")[0], atol=1e-5)
 
 
@@ -175,9 +170,8 @@ def test_spmv():
 def test_parts_of_more_rows_than_the_index_type_counts():
     rows = 2**20
     pattern = CsrPattern(np.zeros(rows + 1, "int32"), np.zeros(0, "int32"), (rows, 8))
-    config = RowBlocks(parts=2**11)
     with pytest.raises(ScheduleError, match="at most 2147483647 .*, got 2048 . 1048576"):
-        arrange(pattern, Spmm(), config)
+        sparsetir.plan("spmm", pattern, 128, config=RowBlocks(parts=2**11))
 
 
 REFUSED = [

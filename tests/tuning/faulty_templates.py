@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.templates import spmm
 from sparsetir.schedules.templates.registry import TEMPLATES, Template
 
@@ -85,15 +86,17 @@ def _wrong(config: Wrong, arranged: Arranged) -> Arranged:
 
 
 def _unwritten(config: Unwritten, arranged: Arranged) -> Arranged:
-    ends = arranged.arguments["block_ptr"].copy()
-    ends[-1] -= 1
-    return arranged._replace(arguments={**arranged.arguments, "block_ptr": ends})
+    return _ending(arranged, arranged.arguments["m"] - 1)
 
 
 def _stray(config: Wild, arranged: Arranged) -> Arranged:
-    ends = arranged.arguments["block_ptr"].copy()
-    ends[-1] = 2**30
-    return arranged._replace(arguments={**arranged.arguments, "block_ptr": ends})
+    return _ending(arranged, 2**30)
+
+
+def _ending(arranged: Arranged, row: int) -> Arranged:
+    """One block of rows, which ends where it should not."""
+    ends = np.array([0, row], arranged.arguments["indptr"].dtype)
+    return arranged._replace(given={"blocks": 1, "I_ptr": ends})
 
 
 def _fill(config: Hungry, arranged: Arranged) -> Arranged:
@@ -114,8 +117,12 @@ def _arranging(act: Callable[[Any, Arranged], Arranged]) -> Callable[..., Arrang
     return arrange
 
 
+def _apply(sch: Any, config: Any) -> None:
+    spmm.apply(sch, RIGHT)
+
+
 for _kind, _act in {
     Crashing: _crash, Hanging: _hang, Wrong: _wrong, Unwritten: _unwritten, Wild: _stray,
     Hungry: _fill, Loud: _print,
 }.items():  # fmt: skip
-    TEMPLATES[_kind] = Template(spmm.program, spmm.schedule, _arranging(_act), Spmm)
+    TEMPLATES[_kind] = Template(program, None, _arranging(_act), Spmm, apply=_apply)

@@ -198,7 +198,7 @@ class RemoteDevice:
         names = _request_of(self.case).operator.names
         operands = dict(zip(names, self.case.operands, strict=True))
         given = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
-        values = [given[name] for name in signature.names]
+        values = [given[name] for name in [*signature.names, *signature.computed]]
         for i, value in enumerate(values):
             if is_array(value):
                 dtype, shape = signature.dtypes[i], signature.expected_shape(i, values)
@@ -247,7 +247,7 @@ def compiled(case: Case, config: Any) -> Compiled:
     """
     wanted = _request_of(case)
     template, heads = wanted.template(config), wanted.heads
-    sizes = {"heads": heads or 1, "tiles": config.tiles(wanted.feat)}
+    sizes = {"heads": heads or 1, "tiles": config.tiles(wanted.feat), "feat": wanted.feat}
     start = time.perf_counter()
     stages = wanted.stages(config)
     executable = compile_stages({KERNEL: stages}, wanted.target)
@@ -255,13 +255,14 @@ def compiled(case: Case, config: Any) -> Compiled:
     start = time.perf_counter()
     arranged = template.arrange(wanted.pattern, wanted.problem, config)
     convert_seconds = time.perf_counter() - start
-    arguments = {**sizes, **arranged.arguments}
+    signature = signature_of(stages)
+    arguments = {**sizes, **arranged.arguments, **arranged.computed(signature.func, sizes)}
     if wanted.operator.reads_values:
         shape = case.matrix.nnz if heads is None else (heads, case.matrix.nnz)
         values = np.broadcast_to(case.matrix.values, shape)
         arguments |= (arranged.spread or (lambda a: {"a": a}))(values)
-    signature = signature_of(stages)
-    dtypes = dict(zip(signature.names, signature.dtypes, strict=True))
+    every = [*signature.names, *signature.computed]
+    dtypes = dict(zip(every, signature.dtypes, strict=True))
     size = sum(x.size * itemsize(dtypes[n]) for n, x in arguments.items() if is_array(x))
     return Compiled(
         executable, signature, arguments, size, arranged.padding,

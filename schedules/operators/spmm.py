@@ -1,0 +1,86 @@
+"""Sparse times dense: C[i, k] = reduce over the stored j of A[i, j] * B[j, k]."""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# (TVMScript is Python in form only.)
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import sparse_tir as T
+
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+__all__ = ["program"]
+
+# What a row begins with, or its sum is multiplied with.
+ROWS = {"mean": "inverse_counts", "max": "least_of_rows"}
+
+
+def program(problem: Spmm, config: Any = None) -> SparseFunc:
+    """The operator as a stage-I function, which every template schedules.
+
+    Its arrays, with a dimension of heads before those of A, B and C where the problem is batched:
+
+    a : (nnz,) ; b : (n, feat) ; out : (m, feat)
+    indptr : (m + 1,) ; indices : (nnz,) columns, in any order within a row
+    row : (m,) computed, in the accumulator's type; for a mean what terms are multiplied with, for a
+        maximum what rows begin with: -inf, and 0 without elements; absent for a sum
+    """
+    del config
+    dtype, idtype, acc, reduce = (
+        problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
+    )  # fmt: skip
+    batched, size = problem.batched, getattr(T, idtype)
+    zero = tirx.const(0.0, dtype)
+
+    def with_head(head: Any, *rest: Any) -> list[Any]:
+        return [*([head] if batched else []), *rest]
+
+    def term(a: Any, b: Any, row: Any) -> Any:
+        product = T.cast(a, acc) * T.cast(b, acc)
+        return product * row if reduce == "mean" else product
+
+    @T.prim_func
+    def spmm(
+        a: T.handle, b: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+        heads: size, m: size, n: size, nnz: size, feat: size, row: T.handle,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        N = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        if batched:
+            H = T.dense_fixed(heads, idtype)
+        A = T.match_sparse_buffer(a, with_head(H if batched else I, I, J), dtype)
+        B = T.match_sparse_buffer(b, with_head(H if batched else I, N, K), dtype)
+        C = T.match_sparse_buffer(out, with_head(H if batched else I, I, K), dtype)
+        if reduce != "sum":
+            ROW = T.match_sparse_buffer(row, (I,), acc)
+        with T.sp_iter(
+            with_head(H if batched else I, I, J, K), "SSRS"[not batched :], "spmm"
+        ) as at:
+            with T.init():
+                C[(*at[:-3], at[-3], at[-1])] = (
+                    T.cast(ROW[at[-3]], dtype) if reduce == "max" else zero
+                )
+            C[(*at[:-3], at[-3], at[-1])] = T.cast(
+                problem.combine(
+                    T.cast(C[(*at[:-3], at[-3], at[-1])], acc),
+                    term(
+                        A[(*at[:-3], at[-3], at[-2])],
+                        B[(*at[:-3], at[-2], at[-1])],
+                        ROW[at[-3]] if reduce == "mean" else None,
+                    ),
+                ),
+                dtype,
+            )
+
+    unused = {"row"} if reduce == "sum" else set()
+    unused |= set() if batched else {"heads"}
+    func: Any = spmm.replace(params=[p for p in spmm.params if p.name not in unused])
+    if reduce != "sum":
+        func = func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
+    return func
