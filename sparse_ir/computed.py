@@ -37,9 +37,11 @@ __all__ = [
     "computed_problems",
     "equal_parts",
     "equal_work",
+    "in_order",
     "inverse_counts",
     "least_of_rows",
     "number",
+    "order_by_column_parts",
     "part_numbers",
     "reads",
     "recipe",
@@ -276,9 +278,33 @@ def equal_parts(length: int, parts: int) -> np.ndarray:
 
 
 @recipe
-def row_of_position(indptr: np.ndarray) -> np.ndarray:
-    """(nnz,) the row of each non-zero."""
-    return np.repeat(np.arange(len(indptr) - 1, dtype=indptr.dtype), np.diff(indptr))
+def row_of_position(indptr: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
+    """(nnz,) the row of each non-zero.
+
+    order : (nnz,) which non-zero comes first, second, ...; that of storage by default
+    """
+    rows = np.repeat(np.arange(len(indptr) - 1, dtype=indptr.dtype), np.diff(indptr))
+    return rows if order is None else rows[order]
+
+
+@recipe
+def in_order(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """(nnz,) values[order]: what is kept of each non-zero, in another order."""
+    return values[order]
+
+
+@recipe
+def order_by_column_parts(indices: np.ndarray, n: int, parts: int) -> np.ndarray:
+    """(nnz,) the non-zeros of the first part of the columns, then those of the second, ...
+
+    indices : (nnz,) columns, 0 .. n - 1, in any order
+    parts : of the columns, as in :func:`column_parts`
+
+    Those of one part keep their order. Each non-zero occurs once.
+    """
+    _at_least_one("order_by_column_parts", parts)
+    width = max(1, -(-n // parts))
+    return np.argsort(indices // width, kind="stable")
 
 
 @recipe

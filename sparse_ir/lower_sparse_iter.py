@@ -52,9 +52,10 @@ from sparsetir.sparse_ir.position_space import (
 from sparsetir.sparse_ir.promises import PROMISES
 from sparsetir.sparse_ir.races import RACES, private_buffers, races_of
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
-from sparsetir.sparse_ir.tails import as_if_unshifted, settle_tails
+from sparsetir.sparse_ir.tails import plain_accesses, settle_tails
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
+from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import STAGE_ONE, loops_around, workers_of
 
 __all__ = ["LowerSparseIter", "lower_sparse_iter"]
@@ -103,8 +104,10 @@ class _Level:
 
 class _Lowering:
     def __init__(self, func: SparseFunc) -> None:
-        # Who writes what is asked of the function in which no tile begins earlier.
-        self.unshifted = {it.name: as_if_unshifted(it) for it in sparse_iterations(func)}
+        # Who writes what is asked of a function in which no tile begins earlier, and all goes in
+        # the order of storage.
+        self.plain = {it.name: plain_accesses(it, func) for it in sparse_iterations(func)}
+        self.orders = permutations(func)
         func = settle_tails(func)
         self.func = func
         self.space = PositionSpace(func)
@@ -244,7 +247,8 @@ class _Lowering:
         units = self.units.of(it, scope)
         scope.local = []
         init: tirx.Stmt | None = None
-        if it.init is not None and init_runs_in_place(it, self.func):
+        straight = as_if_in_order(it, self.orders)
+        if it.init is not None and init_runs_in_place(straight, self.func):
             spatial = [u for u in units if set(u.kinds) == {"S"}]
             pads = [cond for u in spatial for cond in u.pads]
             init = _guarded(pads, self._stmt(it.init, scope))
@@ -309,7 +313,7 @@ class _Lowering:
         )
         units = [u for lv in levels for u in lv.units]
         private = self.private.get(it.name, set())
-        facts = races_of(self.unshifted.get(it.name, it), private)
+        facts = races_of(self.plain.get(it.name, it), private)
         races = dict(zip(map(id, units), facts, strict=True))
         own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in own if v not in self.placed)]

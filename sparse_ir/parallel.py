@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import (
@@ -36,7 +37,7 @@ from sparsetir.sparse_ir.tails import limits_of
 __all__ = ["constant_length", "has_own_place", "parallel_units", "written_accesses"]
 
 # An index as a sum: the coefficient of each coordinate, and a constant. A coefficient is a number,
-# or a variable that stands still.
+# or a variable that stands still. What else stands still has a coefficient too.
 Sum = tuple[dict[Any, Any], int]
 
 
@@ -204,7 +205,7 @@ def _as_sum(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> Sum | None
         widens = _bits(index) >= _bits(index.value) > 0
         return _as_sum(index.value, axis_of, moving) if widens else None
     if not isinstance(index, tirx.Add | tirx.Sub | tirx.Mul):
-        return None
+        return None if _moves(index, axis_of, moving) else ({_Still(index): 1}, 0)
     a, b = (_as_sum(x, axis_of, moving) for x in (index.a, index.b))
     if a is None or b is None:
         return None
@@ -226,12 +227,33 @@ def _as_sum(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> Sum | None
     return _without_zeros(total), a[1] + sign * b[1]
 
 
+class _Still:
+    """An expression that stands still, such as `nnz // 8`; equal to those of the same text."""
+
+    def __init__(self, expr: Any) -> None:
+        self.expr = expr
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Still) and tvm_ffi.structural_equal(self.expr, other.expr)
+
+    def __hash__(self) -> int:
+        return tvm_ffi.structural_hash(self.expr)
+
+
+def _moves(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> bool:
+    """Whether an index may change with what the iteration visits, or computes."""
+    found: list[Any] = []
+    walk(index, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
+    return any(v in axis_of or v in moving or tirx.is_buffer_var(v) for v in found)
+
+
 def _symbolic_multiple(a: Sum, b: Sum, axis_of: dict[Any, Any]) -> Sum | None:
     """A coordinate times a variable that stands still, None for another product."""
     if a[1] or b[1] or list(a[0].values()) != [1] or list(b[0].values()) != [1]:
         return None
     (coord,), (factor,) = a[0], b[0]
-    return ({coord: factor}, 0) if coord in axis_of and factor not in axis_of else None
+    still = isinstance(factor, ir.Var) and factor not in axis_of
+    return ({coord: factor}, 0) if coord in axis_of and still else None
 
 
 def _without_zeros(terms: dict[Any, Any]) -> dict[Any, Any]:

@@ -98,6 +98,8 @@ class PositionSpace:
         self._aux: dict[tuple[str, str], Any] = {}
         self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}
         by_handle: dict[Any, Any] = {}
+        # Coordinates of an axis that is not visited, as values of a buffer (`positions`).
+        self._as_values = {b.handle for b in func.buffers if b.handle is not None}
         for axis in func.axes:
             self._materialise(axis, by_handle)
         for buf in func.buffers:
@@ -149,7 +151,7 @@ class PositionSpace:
             dims = [positional_size(a) for a in ancestors[:-1]]
             dims[-1] = dims[-1] + 1
             self._declare_aux(axis, "indptr", axis.indptr, dims, ancestors[:-1], by_handle)
-        if axis.indices is not None:
+        if axis.indices is not None and axis.indices not in self._as_values:
             dims = [positional_size(a) for a in ancestors]
             self._declare_aux(axis, "indices", axis.indices, dims, ancestors, by_handle)
 

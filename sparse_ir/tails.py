@@ -32,8 +32,9 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 
-__all__ = ["as_if_unshifted", "limits_of", "settle_tails"]
+__all__ = ["as_if_unshifted", "limits_of", "plain_accesses", "settle_tails"]
 
 
 def as_if_unshifted(tree: Any) -> Any:
@@ -123,6 +124,14 @@ def _length(coordinate: Any, start: Any) -> Any:
     walk(coordinate, visit)
     tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
     return Analyzer().simplify(ends[0] + tile) if ends else None
+
+
+def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
+    """An iteration in which no tile begins earlier and elements are visited as they are stored.
+
+    For what asks who writes what.
+    """
+    return as_if_in_order(as_if_unshifted(it), permutations(func))
 
 
 def settle_tails(func: SparseFunc) -> SparseFunc:

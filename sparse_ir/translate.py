@@ -21,6 +21,7 @@ from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, map_expr, substitute, 
 from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
+from sparsetir.sparse_ir.value_domains import value_domains
 
 __all__ = ["Scope", "Search", "Translator", "Visit", "free_vars"]
 
@@ -107,12 +108,18 @@ class Translator:
         self._declared: dict[Any, SparseBuffer] = {b.var: b for b in space.func.buffers}
         self.locals: list[Any] = []
         params = {str(p.name): p for p in space.func.params}
-        # Parameters that are promised to be at least so large.
-        self._least = {
+        # Parameters that are at least so large: sizes, and what is promised.
+        sizes = (n for a in space.func.axes for n in (a.length, a.nnz) if isinstance(n, ir.Var))
+        self._least = dict.fromkeys(sizes, 0)
+        self._least |= {
             params[p["param"]]: p["value"]
             for p in promises_of(space.func)
             if p["kind"] in ("min", "exact")
         }
+        # What lies in [0, length), by stage-II variable.
+        names = {b.var: b.name for b in space.func.buffers}
+        domains = value_domains(space.func).items()
+        self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
         self._names: dict[str, int] = {}
 
     def local(self, name: str, dtype: str) -> Any:
@@ -217,6 +224,10 @@ class Translator:
         if visited is not None and tvm_ffi.structural_equal(visited.length, length):
             if visited.kind != "sparse_fixed":
                 return []
+        if isinstance(coord, ir.TensorLoad) and tvm_ffi.structural_equal(
+            self._domains.get(coord.source), length
+        ):
+            return []
         analyzer = Analyzer()
         ranges: dict[Any, Any] = {}
         for var, axis in scope.axis_of_var.items():

@@ -14,7 +14,15 @@ from tvm import ir
 
 from sparsetir.sparse_ir.computed import computed_problems
 from sparsetir.sparse_ir.errors import IllFormedError
-from sparsetir.sparse_ir.nodes import AXIS_KINDS, Axis, SparseBuffer, SparseFunc
+from sparsetir.sparse_ir.nodes import (
+    AXIS_KINDS,
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    flat_axes,
+    sparse_iterations,
+    stores_of,
+)
 from sparsetir.sparse_ir.promises import promise_problems
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
@@ -201,13 +209,34 @@ def _handle_once(func: SparseFunc) -> Found:
         if buffer.handle is None:
             continue
         use = f"buffer '{buffer.name}'"
-        if buffer.handle in uses:
+        if buffer.handle in uses and not _is_coordinates(func, buffer):
             yield Broken(
                 buffer.var.span,
                 f"handle '{buffer.handle.name}' is bound twice: to {uses[buffer.handle]} "
                 f"and to {use}",
             )
         uses[buffer.handle] = use
+
+
+def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
+    """Whether a buffer holds the coordinates of an axis that nothing else uses.
+
+    The axis says then what the array must hold, which structure checks look at.
+    """
+    of = [a for a in func.axes if a.indices is not None and a.indices.same_as(buffer.handle)]
+    over = list(buffer.axes or ())
+    if len(of) != 1 or of[0].kind != "sparse_variable" or len(over) != 1:
+        return False
+    (axis,), (mine,) = of, over
+    used = {a.name for b in func.buffers for a in b.axes or ()}
+    used |= {a.name for it in sparse_iterations(func) for a in flat_axes(it.axes)}
+    return (
+        mine.kind == "dense_fixed"
+        and mine.idtype == axis.idtype == buffer.dtype
+        and tvm_ffi.structural_equal(mine.length, axis.nnz)
+        and axis.name not in used
+        and not any(s.buffer.same_as(buffer.var) for s in stores_of(func.body))
+    )
 
 
 def _buffer_handle(func: SparseFunc) -> Found:

@@ -29,7 +29,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.tails import as_if_unshifted
+from sparsetir.sparse_ir.tails import plain_accesses
 
 __all__ = ["parallelize"]
 
@@ -76,7 +76,7 @@ def _refuse_words(it: SparseIteration, unit: str, race: str) -> None:
 
 
 def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int]) -> None:
-    plain = as_if_unshifted(it)
+    plain = plain_accesses(it, func)
     private = private_buffers(func).get(it.name, set())
     facts = races_of(plain, private)
     for place in places:

@@ -25,7 +25,9 @@ from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
+from sparsetir.sparse_ir.schedule.peel import peel
 from sparsetir.sparse_ir.schedule.pos import coord, pos
+from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
 from sparsetir.sparse_ir.schedule.split import split
@@ -116,6 +118,21 @@ class Schedule:
         Options and meaning: :func:`sparsetir.sparse_ir.schedule.divide.divide`.
         """
         return self._apply(divide, loop, parts, **options)
+
+    def positions(self, loop: SpIter, **options: Any) -> SpIter:
+        """Go through the elements of fused axes by position; the handle of the loop.
+
+        Options and meaning: :func:`sparsetir.sparse_ir.schedule.positions.positions`.
+        """
+        return self._apply(positions, loop, **options)
+
+    def peel(self, loop: SpIter, multiple: int) -> tuple[SpIter, SpIter]:
+        """Part the coordinates that fill no whole tile off, as an iteration of their own.
+
+        Returns the loop over the others, and that of the iteration made. See
+        :mod:`sparsetir.sparse_ir.schedule.peel`.
+        """
+        return self._apply(peel, loop, multiple)
 
     def parallelize(
         self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", **options: Any

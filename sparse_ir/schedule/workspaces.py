@@ -38,7 +38,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
-from sparsetir.sparse_ir.tails import as_if_unshifted
+from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["over_fresh_vars", "precompute_result", "workspace"]
@@ -189,7 +189,7 @@ class _Result:
         """Whether each visit of the outer loops sees all terms of the elements it writes."""
         if self.it.init is None or any("R" in loop.kinds for loop in self.outer):
             return False
-        plain = as_if_unshifted(self.it)
+        plain = plain_accesses(self.it, self.func)
         return init_runs_in_place(plain, self.func) and self._all_terms_inside()
 
     def _all_terms_inside(self) -> bool:

@@ -1,0 +1,164 @@
+"""Part the coordinates that fill no whole tile off, as an iteration of their own.
+
+Before::
+
+    with T.sp_iter([E, K], "SR", "sddmm") as [e, k]:
+        Out[e] = Out[e] + X[I_at[e], k] * Y[J_at[e], k]
+
+After `peel(e, 8)`, where the first loop is a multiple of 8 long, so that a split by 8 has no tail::
+
+    E_whole = T.dense_fixed(nnz // 8 * 8)
+    E_rest = T.dense_fixed(nnz % 8)
+    with T.sp_iter([E_whole, K], "SR", "sddmm") as [e, k]:
+        Out[e] = Out[e] + X[I_at[e], k] * Y[J_at[e], k]
+    with T.sp_iter([E_rest, K], "SR", "sddmm_rest") as [e_1, k_1]:
+        Out[nnz // 8 * 8 + e_1] = ...
+
+The first iteration keeps its name, and runs first. Of a reduction only the first one has the init.
+Conditions of shifted tiles (`split`) that always hold in the first one are left out there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    map_expr,
+    substitute,
+    walk,
+)
+from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.reduction import is_tail
+from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    fresh_name,
+    handle_of,
+    iteration_of,
+    loops_of,
+    place_of,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.tails import plain_accesses
+
+__all__ = ["peel"]
+
+WHO = "peel"
+
+
+def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tuple[SpIter, SpIter]]:
+    """The function with a loop in two, and the handles of both.
+
+    loop : over one dense_fixed axis that no other axis hangs under, of an iteration without nested
+        ones; a spatial one must be free of races if the iteration has an init
+    multiple : what the length of the first loop is a multiple of; the other is shorter than it
+    """
+    it = iteration_of(WHO, func, loop)
+    place = place_of(WHO, it, loop)
+    loops = loops_of(it)
+    old = loops[place]
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 < multiple < 2**31:
+        raise ScheduleError(
+            f"{WHO}: argument 'multiple': expected an integer of 2 or more, got {multiple!r}"
+            f"\n{show(it)}"
+        )
+    axis = _peelable(func, it, place)
+    size = as_dtype(multiple, axis.idtype)
+    length = as_dtype(axis.length, axis.idtype)
+    analyzer = Analyzer()
+    whole = analyzer.simplify(tirx.floordiv(length, size) * size)
+    left = analyzer.simplify(tirx.floormod(length, size))
+    if isinstance(left, tirx.IntImm) and not int(left):
+        raise ScheduleError(
+            f"{WHO}: argument 'multiple': axis '{axis.name}' of {axis.length} coordinates is a "
+            f"multiple of {multiple}; there is nothing to peel\n{show(it)}"
+        )
+    made = [
+        Axis(name=fresh_name(func, f"{axis.name}_{what}"), kind="dense_fixed", length=n,
+             idtype=axis.idtype)
+        for what, n in (("whole", whole), ("rest", left))
+    ]  # fmt: skip
+    first = changed(it, _with_axis(loops, place, made[0], old.vars))
+    analyzer.bind(old.var, ir.Range(as_dtype(0, axis.idtype), whole))
+    first = changed(first, body=_without_held(it.body, analyzer))
+    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars}
+    renamed = [Loop(x.node, [fresh[v] for v in x.vars], x.kinds) for x in loops]
+    values = {**fresh, old.var: whole + fresh[old.var]}
+    init = None if it.init is None or old.kinds == "R" else substitute(it.init, values)
+    second = changed(
+        it, _with_axis(renamed, place, made[1], [fresh[old.var]]), init=init,
+        name=fresh_name(func, f"{it.name}_rest"), body=substitute(it.body, values),
+    )  # fmt: skip
+    out = replaced(WHO, func, it, tirx.SeqStmt([first, second]), axes=made)
+    handles = [handle_of(x, loops_of(x)[place]) for x in (first, second)]
+    return out, (handles[0], handles[1])
+
+
+def _peelable(func: SparseFunc, it: SparseIteration, place: int) -> Axis:
+    loop = loops_of(it)[place]
+    axis = loop.node
+    if not isinstance(axis, Axis) or axis.kind != "dense_fixed":
+        kind = axis.kind if isinstance(axis, Axis) else type(axis).__name__
+        raise ScheduleError(
+            f"{WHO}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind})"
+            f"\n{show(it)}"
+        )
+    nested: list[Any] = []
+    walk(it.body, lambda n: nested.append(n) if isinstance(n, SparseIteration) else None)
+    if nested:
+        raise ScheduleError(
+            f"{WHO}: expected an iteration without nested ones, got '{nested[0].name}' inside; "
+            f"peel before what is inside is made, or there\n{show(it)}"
+        )
+    under = [a.name for node in it.axes for a in _parents(node) if a.name == axis.name]
+    if under or it.annotations:
+        why = "has annotations" if it.annotations else f"visits axes under '{axis.name}'"
+        raise ScheduleError(f"{WHO}: the iteration {why}, which peeling would lose\n{show(it)}")
+    if it.init is not None and loop.kinds == "S":
+        private = private_buffers(func).get(it.name, set())
+        if races_of(plain_accesses(it, func), private)[place] != FREE:
+            raise ScheduleError(
+                f"{WHO}: loop '{loop.name}' is not proven to write elements of its own, which the "
+                f"second init would reset\n{show(it)}"
+            )
+    return axis
+
+
+def _parents(node: Any) -> list[Axis]:
+    """The axes that an entry of an iteration hangs under."""
+    if isinstance(node, Axis):
+        return node.ancestors()[:-1]
+    inner = [getattr(node, "to", None), getattr(node, "by", None)]
+    found = [a for x in inner if x is not None for a in x.ancestors()]
+    for part in getattr(node, "axes", None) or [getattr(node, "axis", None)]:
+        found += _parents(part) if isinstance(part, Axis) else []
+    return found
+
+
+def _with_axis(loops: list[Loop], place: int, axis: Axis, over: Any) -> list[Loop]:
+    new = Loop(axis, list(over), loops[place].kinds)
+    return [*loops[:place], new, *loops[place + 1 :]]
+
+
+def _without_held(body: Any, analyzer: Any) -> Any:
+    """A body without conditions of shifted tiles, where no tile of it begins earlier."""
+
+    def smaller(node: Any) -> Any:
+        return node.a if analyzer.can_prove(node.a <= node.b) else node
+
+    def branch(node: Any) -> Any:
+        tail = node.else_case is None and is_tail(node.condition)
+        return node.then_case if tail and analyzer.can_prove(node.condition.args[0]) else node
+
+    body = map_expr(body, [(tirx.Min, smaller)])
+    return map_expr(body, [(tirx.IfThenElse, branch)])
