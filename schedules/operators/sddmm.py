@@ -25,7 +25,12 @@ def program(problem: Sddmm, config: Any = None) -> SparseFunc:
     indptr : (m + 1,) ; indices : (nnz,) columns, in any order within a row
     """
     del config
-    dtype, idtype, acc, batched = problem.dtype, problem.idtype, problem.accumulator, problem.batched
+    dtype, idtype, acc, batched = (
+        problem.dtype,
+        problem.idtype,
+        problem.accumulator,
+        problem.batched,
+    )
     size, zero = getattr(T, idtype), tirx.const(0.0, dtype)
 
     def with_head(head: Any, *rest: Any) -> list[Any]:

@@ -120,12 +120,7 @@ def _peelable(func: SparseFunc, it: SparseIteration, place: int) -> Axis:
             f"{WHO}: expected an iteration without nested ones, got '{nested[0].name}' inside; "
             f"peel before what is inside is made, or there\n{show(it)}"
         )
-    under = [
-        a.name
-        for node in it.axes
-        for a in _parents(node)
-        if a.name == axis.name
-    ]
+    under = [a.name for node in it.axes for a in _parents(node) if a.name == axis.name]
     if under or it.annotations:
         why = "has annotations" if it.annotations else f"visits axes under '{axis.name}'"
         raise ScheduleError(f"{WHO}: the iteration {why}, which peeling would lose\n{show(it)}")

@@ -89,9 +89,7 @@ class _Positions:
         self.row, self.column = self._path()
         name = fresh_name(func, self.old.name)
         column = self.column
-        self.axis = Axis(
-            name=name, kind="dense_fixed", length=column.nnz, idtype=column.idtype
-        )
+        self.axis = Axis(name=name, kind="dense_fixed", length=column.nnz, idtype=column.idtype)
         self.var = tirx.Var("".join(v.name for v in self.old.vars), column.idtype)
 
     def run(self, parts: int | str | None, default: int) -> tuple[SparseFunc, SpIter]:
@@ -107,8 +105,9 @@ class _Positions:
             columns = {
                 "recipe": "in_order", "values": f"${column.indices.name}", "order": given
             }  # fmt: skip
-            held = self._array(row, "at", {**rows, "order": given}), self._array(
-                column, "at", columns
+            held = (
+                self._array(row, "at", {**rows, "order": given}),
+                self._array(column, "at", columns),
             )
             at = tirx.BufferLoad(order.var, [self.var])
         coordinates = [tirx.BufferLoad(b.var, [self.var]) for b in held]
@@ -150,7 +149,9 @@ class _Positions:
             )
         column = axes[1]
         for other in sparse_iterations(self.func):
-            if other.name != self.it.name and column.name in {a.name for a in flat_axes(other.axes)}:
+            if other.name != self.it.name and column.name in {
+                a.name for a in flat_axes(other.axes)
+            }:
                 self._refuse(
                     f"sp_iter '{other.name}' visits '{column.name}' too; expected it to be visited "
                     "here alone"
