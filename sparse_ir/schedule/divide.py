@@ -30,7 +30,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import Axis, FusedAxis, PartAxis, SparseFunc, flat_axes
+from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
 from sparsetir.sparse_ir.position_recipes import equal_parts_of_rows
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
@@ -92,7 +92,9 @@ class _Division(Cut):
     def check(self) -> None:
         """Refuse what cannot be in parts."""
         if isinstance(self.loop.node, PartAxis):
-            self.refuse(f"'{self.loop.name}' is in parts already; divide a part's children, or split")
+            self.refuse(
+                f"'{self.loop.name}' is in parts already; divide a part's children, or split"
+            )
 
     def by_positions(self, by: str, cost: int) -> list[Loop]:
         """Parts of a root axis, or of fused axes from a root on."""
@@ -173,7 +175,10 @@ class _Division(Cut):
 
     def _loops(self, parts: Axis, part: Axis, kind: str) -> list[Loop]:
         outer = Loop(parts, [tirx.Var(f"{self.loop.vars[0].name}_parts", self.idtype)], kind)
-        return [outer, Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds)]
+        return [
+            outer,
+            Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds),
+        ]
 
     def _children(self) -> str:
         """The offsets of the variable axis under a root axis: how much each coordinate holds."""

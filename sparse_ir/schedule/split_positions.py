@@ -75,7 +75,7 @@ def split_positions(
         )
     if tail != "guard":
         cut.refuse(
-            f"argument 'tail': \"guard\" alone is legal for '{loop.name}', whose last tile of a row "
+            f"argument 'tail': expected \"guard\" for '{loop.name}', of which a row's last tile "
             f"holds what is left, got {tail!r}"
         )
     if has_rows_to_carry(loop):
