@@ -21,7 +21,7 @@ STAGE_ONE = (WORKERS, CUT)  # what blocks do not carry on
 
 
 def divided(it: SparseIteration) -> list[list[str]]:
-    """The names of the loops that are one parallel loop each, as the iteration's annotation says."""
+    """The names of the loops that are one parallel loop each, by the annotation."""
     return [[str(name) for name in entry["loops"]] for entry in it.annotations.get(WORKERS, [])]
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import tvm
 
 from sparsetir.arrays import is_array, to_numpy
-from sparsetir.kernel import Kernel
 from sparsetir.build import build
+from sparsetir.kernel import Kernel
 from sparsetir.schedules.search import program_space
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.signature import Signature
