@@ -18,7 +18,7 @@ WORKERS = "parallel"
 
 
 def divided(it: SparseIteration) -> list[list[str]]:
-    """The names of the loops that are one parallel loop each, as the iteration's annotation says."""
+    """The names of the loops that are one parallel loop each, as the annotation says."""
     return [[str(name) for name in entry["loops"]] for entry in it.annotations.get(WORKERS, [])]
 
 

@@ -66,8 +66,7 @@ def bound(func: SparseFunc, loop: SpIter, n: int, kind: str) -> tuple[SparseFunc
         )
     if kind not in KINDS:
         raise ScheduleError(
-            f"{WHO}: argument 'kind': expected one of {', '.join(KINDS)}, got {kind!r}"
-            f"\n{show(it)}"
+            f"{WHO}: argument 'kind': expected one of {', '.join(KINDS)}, got {kind!r}\n{show(it)}"
         )
     if isinstance(node.length, tirx.IntImm):
         _check_number(it, node, n, kind)

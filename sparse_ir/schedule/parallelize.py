@@ -53,7 +53,7 @@ ELSEWHERE = {
     "thread": "lower() and bind the loop to a thread axis there",
     "vector": "lower() and vectorize the loop there",
     "atomics": "a CPU has no atomic update of what several workers add to; legal are loops over "
-    "rows that one worker owns, or race \"temporary\", where workers have copies that are summed, "
+    'rows that one worker owns, or race "temporary", where workers have copies that are summed, '
     "for loops that are cut by their positions",
     "temporary": "copies for each worker are made where loops are cut by their positions; legal "
     "are loops over rows that one worker owns",
@@ -142,6 +142,6 @@ def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int]) -> N
         name = loops_of(it)[place].name
         raise ScheduleError(
             f"{WHO}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
-            "whose coordinates each write elements of their own, or race=\"ignore\" where you know "
+            'whose coordinates each write elements of their own, or race="ignore" where you know '
             f"that visits do not meet\n{show(it)}"
         )
