@@ -271,8 +271,8 @@ def test_parallelize_refuses_words() -> None:
         lambda s, it, i, j, k: s.parallelize(j, race="atomics"),
         "parallelize: argument 'race': expected \"none\" or \"ignore\", got 'atomics': a CPU has "
         "no atomic update of what several workers add to; legal are loops over rows that one "
-        'worker owns, or race "temporary", where workers have copies that are summed, for loops that '
-        "are cut by their positions",
+        'worker owns, or race "temporary", where workers have copies that are summed, for loops '
+        "that are cut by their positions",
     )
     refused(
         lambda s, it, i, j, k: s.parallelize(j, race="temporary"),
