@@ -2,12 +2,12 @@
 
 Before::
 
-    with T.sp_iter([P, O, I], "SSS", "spmm") as [p, o, i]:
+    with T.sp_iter([K0, I, J, K1], "SSRS", "spmm") as [k0, i, j, k1]:
 
-After `parallelize([p, o], "cpu")`, where the two are one parallel loop in stage II::
+After `parallelize([k0, i], "cpu")`, where the two are one parallel loop in stage II::
 
-    with T.sp_iter([P, O, I], "SSS", "spmm") as [p, o, i]:
-        T.sp_iter_attr({"parallel": [{"loops": ["P", "O"], "unit": "cpu", "race": "none"}]})
+    with T.sp_iter([K0, I, J, K1], "SSRS", "spmm") as [k0, i, j, k1]:
+        T.sp_iter_attr({"parallel": [{"loops": ["K0", "I"], "unit": "cpu", "race": "none"}]})
 
 A loop is free of races where each of its coordinates writes elements of its own, and reads of what
 the iteration writes only those. What a tile that begins earlier computes again is the same again.
