@@ -114,8 +114,9 @@ def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int]) -> N
         if facts[place] == FREE:
             continue
         name = loops_of(it)[place].name
+        also = ', and race="temporary" of this one' if _is_over_chunks(func, it, place) else ""
         raise ScheduleError(
             f"{WHO}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
-            "whose coordinate is in each index of what is written\n"
+            f"whose coordinate is in each index of what is written{also}\n"
             f"{show(it)}"
         )
