@@ -159,8 +159,10 @@ def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int]) -> N
         if facts[place] == FREE:
             continue
         name = loops_of(it)[place].name
+        also = ', and race="temporary" of this one' if _is_over_chunks(func, it, place) else ""
         raise ScheduleError(
             f"{WHO}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
             'whose coordinates each write elements of their own, or race="ignore" where you know '
-            f"that visits do not meet\n{show(it)}"
+            f"that visits do not meet{also}
+{show(it)}"
         )
