@@ -57,7 +57,7 @@ from sparsetir.sparse_ir.tails import plain_accesses, settle_tails
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
-from sparsetir.sparse_ir.workers import WORKERS, loops_around, workers_of
+from sparsetir.sparse_ir.workers import STAGE_ONE, loops_around, workers_of
 
 __all__ = ["LowerSparseIter", "lower_sparse_iter"]
 
@@ -340,7 +340,7 @@ class _Lowering:
             here = None
             if init is not None and number == init_level:
                 here = self._init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
-            annotations = {str(k): v for k, v in it.annotations.items() if k != WORKERS}
+            annotations = {str(k): v for k, v in it.annotations.items() if str(k) not in STAGE_ONE}
             annotations[RACES] = {str(u.var.name): races[id(u)] for u in level.units}
             stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
             stmt = loops_around(stmt, level.units, workers)

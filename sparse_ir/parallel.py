@@ -32,6 +32,7 @@ from sparsetir.sparse_ir.nodes import (
     visited_node,
     walk,
 )
+from sparsetir.sparse_ir.tails import limits_of
 
 __all__ = ["constant_length", "has_own_place", "parallel_units", "written_accesses"]
 
@@ -140,7 +141,10 @@ def _has_own_sum(it: SparseIteration, coord: Any, accesses: list[list[Any]]) -> 
         first = sums[0]
         if first is None or coord not in first[0] or any(s != first for s in sums):
             continue
-        if _tells_apart(first[0], axis_of):
+        limits = [
+            (_as_sum(substitute(x, same), axis_of, moving), n) for x, n in limits_of(it, accesses)
+        ]
+        if _tells_apart(first[0], axis_of, [(x[0], n) for x, n in limits if x and not x[1]]):
             return True
     return False
 
@@ -262,11 +266,15 @@ def _bits(expr: Any) -> int:
     return int(dtype[3:]) if dtype.startswith("int") and dtype[3:].isdigit() else 0
 
 
-def _tells_apart(terms: dict[Any, Any], axis_of: dict[Any, Any]) -> bool:
+def _tells_apart(
+    terms: dict[Any, Any], axis_of: dict[Any, Any], limits: list[tuple[dict[Any, Any], int]]
+) -> bool:
     """Whether a sum of spatial coordinates takes each value for one choice of them only.
 
     It does when each coefficient exceeds what the terms with smaller ones add up to. Terms that
     stand still do not count.
+
+    limits : sums that are known to be less than a number, as in the last of some tiles
     """
     terms = {v: c for v, c in terms.items() if v in axis_of}
     symbolic = [v for v, c in terms.items() if isinstance(c, ir.Var)]
@@ -282,11 +290,16 @@ def _tells_apart(terms: dict[Any, Any], axis_of: dict[Any, Any]) -> bool:
     extents = {v: constant_length(axis_of[v][0]) for v in terms}
     ordered = sorted(terms, key=lambda v: (abs(terms[v]), extents[v] is None, extents[v] != 1))
     reach: int | None = 0
+    seen: dict[Any, Any] = {}
     for var in ordered:
         if reach is None or abs(terms[var]) <= reach:
             return False
         extent = extents[var]
         reach = None if extent is None else reach + abs(terms[var]) * max(extent - 1, 0)
+        seen[var] = terms[var]
+        for known, end in limits:
+            if known == seen:
+                reach = end - 1 if reach is None else min(reach, end - 1)
     return True
 
 

@@ -8,7 +8,7 @@ says that the coordinate was not in the tile before::
 
 Such a condition would make a loop over lanes scalar. Where a nest of iterations overwrites what it
 writes, and reads nothing of it, to compute an element twice gives the same twice, and the condition
-goes. In a reduction the repeated terms are replaced by the operator's identity::
+goes. In a reduction over the tiles the repeated terms are replaced by the operator's identity::
 
     S[e] = S[e] + T.Select(T.min(p * 64, feat - 64) + l >= p * 64, X[.., ..] * Y[.., ..], 0.0)
 
@@ -20,7 +20,8 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import tirx
+from tvm import ir, tirx
+from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -31,23 +32,99 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 
-__all__ = ["as_if_unshifted", "plain_accesses", "settle_tails"]
+__all__ = ["as_if_unshifted", "limits_of", "plain_accesses", "settle_tails"]
 
 
 def as_if_unshifted(tree: Any) -> Any:
     """A statement or iteration in which no tile begins earlier, for what asks who writes what.
 
     Where the condition of such a tile holds, its coordinate is in no other tile; so is the one that
-    it would have without the shift.
+    it would have without the shift, which is less than the length::
+
+        if T.likely(k0 * 64 + l < feat):
     """
 
     def branch(node: Any) -> Any:
-        starts = [_start(c) for c in taken_apart(node)[0]]
-        return _with_starts(node, [s for s in starts if s is not None])
+        start = _start(node.condition)
+        if start is None:
+            return node
+        coordinate = node.condition.args[0].a
+        length = _length(coordinate, start)
+        plain = _with_starts(node, [start])
+        if length is None:
+            return plain
+        below = tirx.likely(_with_starts(coordinate, [start]) < length)
+        return tirx.IfThenElse(below, plain.then_case, plain.else_case)
 
     return map_expr(tree, [(tirx.IfThenElse, branch)])
+
+
+def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
+    """(sum of coordinates, number that it is less than) wherever all of these accesses are made.
+
+    accesses : lists of indices of loads and stores in `tree`
+    """
+    found: list[tuple[Any, Any]] = []  # indices of an access, the conditions that it is under
+
+    def visit(node: Any, limits: list[Any]) -> None:
+        if isinstance(node, tirx.IfThenElse):
+            collect(node.condition, limits)
+            here = [node.condition] if _limit(node.condition) else []
+            visit(node.then_case, [*limits, *here])
+            if node.else_case is not None:
+                visit(node.else_case, limits)
+        elif isinstance(node, SparseIteration):
+            for part in (node.init, node.body):
+                if part is not None:
+                    visit(part, limits)
+        elif isinstance(node, tirx.SeqStmt):
+            for part in node.seq:
+                visit(part, limits)
+        elif isinstance(node, tirx.For | tirx.While):
+            visit(node.body, limits)
+        else:
+            collect(node, limits)
+
+    def collect(tree: Any, limits: list[Any]) -> None:
+        def access(node: Any) -> None:
+            if isinstance(node, tirx.BufferStore | ir.TensorLoad):
+                found.append((list(node.indices), limits))
+
+        walk(tree, access)
+
+    visit(tree, [])
+    under = [limits for index in accesses for at, limits in found if _same_nodes(at, index)]
+    if len(under) < len(accesses):
+        return []
+    every = [c for c in under[0] if all(_contains(other, [c]) for other in under)]
+    return [(c.args[0].a, int(c.args[0].b)) for c in every]
+
+
+def _limit(condition: Any) -> bool:
+    """Whether a condition is that of a tail with a constant length."""
+    if not is_tail(condition) or not isinstance(condition.args[0], tirx.LT):
+        return False
+    return isinstance(condition.args[0].b, tirx.IntImm)
+
+
+def _same_nodes(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(x.same_as(y) for x, y in zip(a, b, strict=True))
+
+
+def _length(coordinate: Any, start: Any) -> Any:
+    """The length of the axis that a shifted tile is of; None where it is not seen."""
+    ends: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.Min) and tvm_ffi.structural_equal(node.a, start):
+            ends.append(node.b)
+
+    walk(coordinate, visit)
+    tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
+    return Analyzer().simplify(ends[0] + tile) if ends else None
 
 
 def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
@@ -83,8 +160,10 @@ def settle_tails(func: SparseFunc) -> SparseFunc:
 def _settle(nest: Any, private: set[Any]) -> Any:
     outside = [s for s in stores_of(nest) if s.buffer not in private]
     read = any(loads_of(nest, s.buffer) for s in outside)
-    anew = all(_begins_anew(nest, var) for var in private if _accesses(nest, var))
     written_under = _conditions_of_stores(nest, private)
+    bound_by = {
+        v: (it, kind) for it in _iterations(nest) for _, v, kind in it.axis_of()
+    }  # fmt: skip
 
     def branch(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
@@ -93,14 +172,16 @@ def _settle(nest: Any, private: set[Any]) -> Any:
             return node
         rest = [c for c in conditions if _start(c) is None]
         starts = [_start(c) for c in tails]
+        tiles = [bound_by[v] for start in starts for v in free_vars(start) if v in bound_by]
         workspace = stmt.buffer in private
+        anew = all(_same_again(it, private) for it, _ in tiles)
         if anew and not read:
             return _under(rest, stmt)
         if anew and workspace and all(_contains(under, starts) for under in written_under):
             return _under(rest, stmt)  # what it adds to is not written a second time
         found = reduction_of(stmt)
-        if found is None:
-            return node
+        if found is None or not (workspace or all(kind == "R" for _, kind in tiles)):
+            return node  # to add nothing is to write: another worker may own the element
         test = tirx.all(*(c.args[0] for c in tails))
         dtype = str(found.term.ty.dtype)
         term = tirx.Select(test, found.term, found.identity(dtype))
@@ -110,6 +191,21 @@ def _settle(nest: Any, private: set[Any]) -> Any:
         return _under(rest, store)
 
     return _map_chains(nest, branch)
+
+
+def _same_again(it: SparseIteration, private: set[Any]) -> bool:
+    """Whether a further visit of an iteration leaves the same in all workspaces that it writes."""
+    written = {s.buffer for s in stores_of(it.body, it.init)} & private
+    return all(
+        _begins_anew(it.body, var) and not (it.init is not None and _accesses(it.init, var))
+        for var in written
+    )
+
+
+def _iterations(nest: Any) -> list[SparseIteration]:
+    found: list[SparseIteration] = []
+    walk(nest, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
+    return found
 
 
 def _map_chains(stmt: Any, change: Any) -> Any:

@@ -156,8 +156,7 @@ def apply(sch: Schedule, config: RowBlocks) -> None:
         copies = sch.precompute(found.gathered, where, whole, scope="global", dtype=total)
         blocks_of += [f"{step.name}0" for step in copies]
     if config.parallel:
-        # Tiles of vectors that overlap: what is written twice is the same, which is not proven.
-        sch.parallelize(outer, race="ignore" if config.tile % config.lanes else "none")
+        sch.parallelize(outer)
     stage_two = sch.lower()
     for block in blocks_of:
         in_vectors(stage_two, stage_two.get_sblock(block), len(vectors))

@@ -18,36 +18,26 @@ by="coordinates")`, four ranges of columns, whose elements lie together in each 
     J_parts = T.sparse_fixed(I, (4, 4), J_ids)
     J_part = T.dense_variable(J_parts, (n, nnz), J_ptr)
     with T.sp_iter([I, J_parts, T.part(J, J_part), K], "SRRS", "spmm") as [i, j_parts, j, k]:
+
+A loop over the elements of all rows, fused from a spatial and a reduction axis, gives three loops:
+see :mod:`sparsetir.sparse_ir.schedule.pieces`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    FusedAxis,
-    PartAxis,
-    SparseFunc,
-    SparseIteration,
-    flat_axes,
-)
+from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
+from sparsetir.sparse_ir.position_recipes import equal_parts_of_rows
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    changed,
-    fresh_name,
-    handle_of,
-    iteration_of,
-    loops_of,
-    place_of,
-    replaced,
-    show,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop, iteration_of, loops_of, place_of, show
+from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
+from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 
 __all__ = ["divide"]
 
@@ -56,135 +46,140 @@ BY = ("positions", "work", "coordinates")
 
 
 def divide(
-    func: SparseFunc, loop: SpIter, parts: int | str, *, by: str = "positions", cost: int = 2,
+    func: SparseFunc, loop: SpIter, parts: int | str, *, by: str | None = None, cost: int = 2,
     default: int = 16,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
     """The function with a loop in parts, and the handles of the parts and of what is in one.
 
     parts : how many, or a name: then the number is a computed parameter of that name, which is
         `default` unless whoever makes a plan says otherwise, and is not compiled in
-    by : "positions", parts of equal length, of a root axis or of fused axes from a root on; "work",
-        the same of a root axis, by the elements under each coordinate and `cost` for each;
-        "coordinates", ranges of the coordinates of a sparse_variable axis under each parent
+    by : "positions", parts of equally many; "work", of a root axis the same by the elements under
+        each coordinate and `cost` for each, of fused rows and elements by both; "coordinates",
+        ranges of the coordinates of a sparse_variable axis under each parent. By default what
+        `coord` has chosen, else "positions"
+
+    Three handles, of chunks, pieces of rows and elements, for rows and elements fused as "SR".
     """
     it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, it, loop)
+    chosen = loops_of(it)[place_of(WHO, it, loop)]
+    if by is None:
+        sparse = isinstance(chosen.node, Axis) and chosen.node.is_sparse
+        by = space_of(it, chosen) if sparse else "positions"
     if by not in BY:
         raise ScheduleError(
             f"{WHO}: argument 'by': expected one of {', '.join(BY)}, got {by!r}\n{show(it)}"
         )
-    made = _Division(func, it, loops_of(it)[place], parts, default)
+    made = _Division(WHO, func, it, chosen)
+    made.check()
+    made.count_parts(parts, default)
     if by == "coordinates":
-        outer, inner = made.by_coordinates()
+        loops = made.by_coordinates()
+    elif has_rows_to_carry(chosen):
+        loops = chunk_loops(made, made.parts, made.count, cost if by == "work" else 0)
+    elif by == "positions" and made.is_under_a_root():
+        loops = made.of_each_parent(
+            {"recipe": equal_parts_of_rows.__name__, "indptr": made.named(made.last.indptr)}
+        )
     else:
-        outer, inner = made.by_positions(by, cost)
-    loops = loops_of(it)
-    new = changed(it, [*loops[:place], outer, inner, *loops[place + 1 :]])
-    assert isinstance(inner.node, PartAxis)
-    axes = [outer.node, inner.node.by]
-    func = func.with_attr("computed", made.computed)
-    out = replaced(WHO, func, it, new, axes=axes, params=made.params)
-    return out, [handle_of(it, outer), handle_of(it, inner)]
+        loops = made.by_positions(by, cost)
+    return made.done(loops, annotations=without_choice(it, chosen))
 
 
-class _Division:
-    def __init__(
-        self, func: SparseFunc, it: SparseIteration, loop: Loop, parts: int | str, default: int
-    ) -> None:
-        self.func, self.it, self.loop = func, it, loop
-        self.computed: dict[str, Any] = dict(func.attrs.get("computed", {}).items())
-        self.params: list[Any] = []
-        axes = flat_axes([loop.node])
-        self.last, self.idtype = axes[-1], axes[-1].idtype
-        self.axes = axes
-        if isinstance(loop.node, PartAxis):
-            self._refuse(f"'{loop.name}' is in parts already; divide a part's children, or split")
-        self.parts, self.count = self._number(parts, default)
+class _Division(Cut):
+    parts: Any
+    count: Any
 
-    def by_positions(self, by: str, cost: int) -> tuple[Loop, Loop]:
+    def check(self) -> None:
+        """Refuse what cannot be in parts."""
+        if isinstance(self.loop.node, PartAxis):
+            self.refuse(
+                f"'{self.loop.name}' is in parts already; divide a part's children, or split"
+            )
+
+    def by_positions(self, by: str, cost: int) -> list[Loop]:
         """Parts of a root axis, or of fused axes from a root on."""
-        node = self.loop.node
-        fused = isinstance(node, FusedAxis)
-        path = [a.name for a in self.last.ancestors()]
-        if [a.name for a in self.axes] != path or not (fused or isinstance(node, Axis)):
-            self._refuse(
+        if not is_path(self.loop.node):
+            self.refuse(
                 f"expected a root axis, or axes fused from a root on, got '{self.loop.name}'; "
                 'by="coordinates" cuts the columns of each row'
             )
         size = self.last.length if self.last.kind == "dense_fixed" else self.last.nnz
         if self.last.kind == "sparse_fixed":
-            self._refuse(f"axis '{self.last.name}' has slots, of which some may be padding")
+            self.refuse(f"axis '{self.last.name}' has slots, of which some may be padding")
         if by == "work":
             how = {"recipe": "equal_work", "indptr": f"${self._children()}", "cost": cost}
         else:
-            how = {"recipe": "equal_parts", "length": self._named(size)}
-        parts = self._axis("parts", kind="dense_fixed", length=self.count)
-        ptr = self._array("ptr", {**how, "parts": self.parts})
-        part = self._axis(
+            how = {"recipe": "equal_parts", "length": self.named(size)}
+        parts = self.axis("parts", kind="dense_fixed", length=self.count)
+        ptr = self.array("ptr", {**how, "parts": self.parts})
+        part = self.axis(
             "part", kind="dense_variable", length=size, parent=parts, nnz=size, indptr=ptr
         )
         return self._loops(parts, part, "S" if "S" in self.loop.kinds else "R")
 
-    def by_coordinates(self) -> tuple[Loop, Loop]:
+    def is_under_a_root(self) -> bool:
+        """Whether the loop is over one variable axis right under a root."""
+        axis = self.loop.node
+        return isinstance(axis, Axis) and axis.is_variable and axis.parent.kind == "dense_fixed"
+
+    def by_coordinates(self) -> list[Loop]:
         """Ranges of the coordinates of an axis under its parent."""
         axis = self.loop.node
         if not isinstance(axis, Axis) or axis.kind != "sparse_variable" or not axis.unique:
-            self._refuse(
+            self.refuse(
                 f'by="coordinates" expects a sparse_variable axis whose coordinates differ, got '
                 f"'{self.loop.name}'"
             )
-        parent = axis.parent
-        if parent.kind != "dense_fixed":
-            self._refuse(f"expected the parent of '{axis.name}' to be a root, got '{parent.name}'")
+        if axis.parent.kind != "dense_fixed":
+            self.refuse(
+                f"expected the parent of '{axis.name}' to be a root, got '{axis.parent.name}'"
+            )
+        return self.of_each_parent({
+            "recipe": "column_parts", "indptr": self.named(axis.indptr),
+            "indices": self.named(axis.indices), "n": self.named(axis.length),
+        })  # fmt: skip
+
+    def of_each_parent(self, how: dict[str, Any]) -> list[Loop]:
+        """Parts of what an axis stores under each coordinate of a root, as many for each.
+
+        how : the recipe of where they begin, without the number of parts
+        """
+        axis = self.last
         # This one first: its recipe refuses more parts of rows than the index type counts.
-        ptr = self._array("ptr", {
-            "recipe": "column_parts", "indptr": f"${axis.indptr.name}",
-            "indices": f"${axis.indices.name}", "n": self._named(axis.length), "parts": self.parts,
+        ptr = self.array("ptr", {**how, "parts": self.parts})
+        ids = self.array("ids", {
+            "recipe": "part_numbers", "rows": self.named(axis.parent.length), "parts": self.parts,
         })  # fmt: skip
-        ids = self._array("ids", {
-            "recipe": "part_numbers", "rows": self._named(parent.length), "parts": self.parts,
-        })  # fmt: skip
-        parts = self._axis(
-            "parts", kind="sparse_fixed", length=self.count, parent=parent, nnz_cols=self.count,
-            indices=ids,
+        parts = self.axis(
+            "parts", kind="sparse_fixed", length=self.count, parent=axis.parent,
+            nnz_cols=self.count, indices=ids,
         )  # fmt: skip
-        part = self._axis(
+        part = self.axis(
             "part", kind="dense_variable", length=axis.length, parent=parts, nnz=axis.nnz,
             indptr=ptr,
         )  # fmt: skip
         return self._loops(parts, part, self.loop.kinds)
 
+    def count_parts(self, parts: int | str, default: int) -> None:
+        """Take the number of parts, for recipes (`parts`) and as an expression (`count`)."""
+        if isinstance(parts, str):
+            if not parts.isidentifier():
+                self._refuse_parts(parts)
+            self.count = self.number(parts, {"recipe": "number", "value": default}, exactly=True)
+            self.parts = f"${parts}"
+            return
+        if isinstance(parts, bool) or not isinstance(parts, int) or not 0 < parts < 2**31:
+            self._refuse_parts(parts)
+        self.parts, self.count = parts, as_dtype(parts, self.idtype)
+
     # -- declarations -------------------------------------------------------------------------
 
-    def _loops(self, parts: Axis, part: Axis, kind: str) -> tuple[Loop, Loop]:
-        outer = Loop(parts, [tirx.Var(f"{self.loop.var.name}_parts", self.idtype)], kind)
-        inner = PartAxis(axis=self.loop.node, by=part)
-        return outer, Loop(inner, self.loop.vars, self.loop.kinds)
-
-    def _axis(self, what: str, **fields: Any) -> Axis:
-        name = fresh_name(self.func, f"{self.loop.name}_{what}")
-        return Axis(name=name, idtype=self.idtype, **fields)
-
-    def _array(self, what: str, how: dict[str, Any]) -> Any:
-        """A computed array, as a parameter."""
-        name = fresh_name(self.func, f"{self.loop.name}_{what}")
-        handle = ir.Var(name, ir.PointerType(ir.PrimType("void")))
-        self.params.append(handle)
-        self.computed[name] = how
-        return handle
-
-    def _number(self, parts: int | str, default: int) -> tuple[Any, Any]:
-        """The number of parts as a recipe takes it, and as an expression."""
-        if isinstance(parts, str):
-            if not parts.isidentifier() or fresh_name(self.func, parts) != parts:
-                self._refuse(f"argument 'parts': expected a number or a new name, got {parts!r}")
-            var = tirx.Var(parts, self.idtype)
-            self.params.append(var)
-            self.computed[parts] = {"recipe": "number", "value": default}
-            return f"${parts}", var
-        if isinstance(parts, bool) or not isinstance(parts, int) or not 0 < parts < 2**31:
-            self._refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")
-        return parts, as_dtype(parts, self.idtype)
+    def _loops(self, parts: Axis, part: Axis, kind: str) -> list[Loop]:
+        outer = Loop(parts, [tirx.Var(f"{self.loop.vars[0].name}_parts", self.idtype)], kind)
+        return [
+            outer,
+            Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds),
+        ]
 
     def _children(self) -> str:
         """The offsets of the variable axis under a root axis: how much each coordinate holds."""
@@ -193,18 +188,10 @@ class _Division:
                 parent = axis.parent
                 if axis.is_variable and parent is not None and parent.name == self.last.name:
                     return str(axis.indptr.name)
-        return self._refuse(
+        return self.refuse(
             f"by=\"work\" expects a variable axis under '{self.last.name}' in the iteration; "
             'by="positions" makes parts of equal length'
         )
 
-    def _named(self, size: Any) -> Any:
-        """A size as a recipe takes it."""
-        if isinstance(size, tirx.IntImm):
-            return int(size)
-        if isinstance(size, ir.Var):
-            return f"${size.name}"
-        return self._refuse(f"expected a size that is a number or a parameter, got {size}")
-
-    def _refuse(self, message: str) -> Any:
-        raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
+    def _refuse_parts(self, parts: Any) -> None:
+        self.refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")

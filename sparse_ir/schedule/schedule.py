@@ -27,6 +27,7 @@ from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
 from sparsetir.sparse_ir.schedule.peel import peel
+from sparsetir.sparse_ir.schedule.pos import coord, pos
 from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
@@ -94,12 +95,23 @@ class Schedule:
     def split(
         self, loop: SpIter, factors: Sequence[int | None], *, tail: str = "guard"
     ) -> list[SpIter]:
-        """Cut a loop over the coordinates of a dense axis; the loops made, outermost first.
+        """Cut a loop into tiles; the loops made, outermost first.
 
         factors : an extent for each, of which the first may be None
-        tail : "guard", "shift" or "exact"; see :mod:`sparsetir.sparse_ir.schedule.split`
+        tail : "guard", "shift" or "exact"
+
+        A dense axis is cut by coordinates, see :mod:`sparsetir.sparse_ir.schedule.split`; other
+        loops by positions, see :mod:`sparsetir.sparse_ir.schedule.split_positions`.
         """
         return self._apply(split, loop, list(factors), tail=tail)
+
+    def pos(self, loop: SpIter) -> None:
+        """Let later cuts of a loop cut positions; see :mod:`sparsetir.sparse_ir.schedule.pos`."""
+        self._apply(pos, loop)
+
+    def coord(self, loop: SpIter) -> None:
+        """Let later cuts of a loop cut coordinates; see :mod:`sparsetir.sparse_ir.schedule.pos`."""
+        self._apply(coord, loop)
 
     def divide(self, loop: SpIter, parts: int | str, **options: Any) -> list[SpIter]:
         """Cut a loop where the structure says; the loops over the parts and over what is in one.
@@ -125,13 +137,13 @@ class Schedule:
 
     def parallelize(
         self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", **options: Any
-    ) -> None:
+    ) -> list[SparseIterationRef] | None:
         """Divide a loop, or neighbouring ones as one, among workers.
 
         Options and meaning: :func:`sparsetir.sparse_ir.schedule.parallelize.parallelize`.
         """
         handles = loop if isinstance(loop, SpIter) else list(loop)
-        self._apply(parallelize, handles, unit, **options)
+        return self._apply(parallelize, handles, unit, **options)
 
     def bound(self, loop: SpIter, n: int, kind: str) -> None:
         """Promise that the extent of a loop is n ("exact"), at most ("max"), at least ("min") n or

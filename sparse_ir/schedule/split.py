@@ -54,7 +54,9 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 from sparsetir.sparse_ir.schedule.promise import promised
+from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positions
 
 __all__ = ["TAILS", "split"]
 
@@ -67,13 +69,16 @@ def split(
 ) -> tuple[SparseFunc, list[SpIter]]:
     """The function with a loop cut into tiles of tiles, and the handles, outermost first.
 
-    loop : over one dense_fixed axis that no other axis hangs under
+    loop : over one dense_fixed axis that no other axis hangs under; other loops are cut by
+        positions, see :mod:`sparsetir.sparse_ir.schedule.split_positions`
     factors : one extent per loop made, of which the first may be None: as many as it takes
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, it, loop)
     loops = loops_of(it)
     old = loops[place]
+    if space_of(it, old) == "positions" or is_stored(old.node):
+        return split_positions(func, it, old, _extents(it, factors), factors[0], tail)
     axis = _splittable(it, func, old)
     extents = _extents(it, factors)
     if tail not in TAILS:
@@ -114,6 +119,7 @@ def split(
         [*loops[:place], *new, *loops[place + 1 :]],
         body=substitute(body, mapping),
         init=None if init is None else substitute(init, mapping),
+        annotations=without_choice(it, old),
     )
     out = replaced(WHO, func, it, iteration, axes=[made.node for made in new])
     kind = {"exact": "multiple", "shift": "min"}.get(tail)

@@ -17,10 +17,8 @@ from sparsetir.sparse_ir.nodes import (
     loads_of,
     map_expr,
     same_indices,
-    sparse_iterations,
     stores_of,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.reduction import (
     factors_of,
@@ -32,6 +30,7 @@ from sparsetir.sparse_ir.reduction import (
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    around,
     changed,
     fresh_name,
     replaced,
@@ -40,6 +39,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.workers import divided
 
 __all__ = ["over_fresh_vars", "precompute_result", "workspace"]
 
@@ -68,10 +68,11 @@ class _Result:
         self._refuse_accesses()
         self.reduction = reduction_of(it.body)
         conditions, self.store = taken_apart(it.body)
-        self.ws = workspace(func, name or f"{target.name}_ws", held + lanes, dtype, scope)
+        name = fresh_name(func, name or f"{target.name}_ws")
+        self.ws = workspace(func, name, held + lanes, dtype, scope)
         self.sums = self.ws
         if lanes:
-            self.sums = workspace(func, f"{self.ws.name}_sum", held, dtype, scope)
+            self.sums = workspace(func, f"{name}_sum", held, dtype, scope)
         # Conditions that a write is under: those that no visit inside changes.
         changing = {v for loop in inner if loop not in held for v in loop.vars}
         self.steady = [c for c in conditions if is_tail(c) and not free_vars(c) & changing]
@@ -127,7 +128,7 @@ class _Result:
 
     def _reduce(self, term: Any) -> Any:
         """The reduction, into the workspace."""
-        place = [loop.var for loop in self.held + self.lanes]
+        place = self._place()
         conditions, store = taken_apart(self.it.body)
         if term is not None:
             assert self.reduction is not None
@@ -145,26 +146,22 @@ class _Result:
     def _add_lanes(self) -> Any:
         """The sums of the lanes."""
         assert self.reduction is not None
-        place = [loop.var for loop in self.held]
-        lane = [loop.var for loop in self.lanes]
+        at = [loop.var for loop in self.held]
         init = self.reduction.identity(self.dtype)
         total = self.reduction.combine(
-            tirx.BufferLoad(self.sums.var, place or [tirx.IntImm("int32", 0)]),
-            tirx.BufferLoad(self.ws.var, [*place, *lane]),
+            tirx.BufferLoad(self.sums.var, at), tirx.BufferLoad(self.ws.var, self._place())
         )
-        at = place or [tirx.IntImm("int32", 0)]
         return self._iteration(
             "sums",
             self.held + self.lanes,
-            "S" * len(place) + "R" * len(lane),
+            "S" * len(self.held) + "R" * len(self.lanes),
             tirx.BufferStore(self.sums.var, total, at),
             tirx.BufferStore(self.sums.var, init, at),
         )
 
     def _write(self, once: bool, factors: list[Any]) -> Any:
         """The workspace, to where its results belong."""
-        place: list[Any] = [loop.var for loop in self.held]
-        value = tirx.BufferLoad(self.sums.var, place or [tirx.IntImm("int32", 0)])
+        value = tirx.BufferLoad(self.sums.var, [loop.var for loop in self.held])
         for factor in factors:
             value = value * self._wide(factor)
         target, indices = self.target, self.store.indices
@@ -181,6 +178,10 @@ class _Result:
         for condition in reversed(self.steady):
             body = tirx.IfThenElse(condition, body, None)
         return self._iteration("write", self.held, "S" * len(self.held), body)
+
+    def _place(self) -> list[Any]:
+        """Where the workspace holds the element of a visit."""
+        return [loop.var for loop in self.held + self.lanes]
 
     # -- what there is ------------------------------------------------------------------------
 
@@ -212,14 +213,10 @@ class _Result:
 
     def _wide(self, expr: Any) -> Any:
         """An expression of the body with the workspace for the result, in the workspace's type."""
-        place = [loop.var for loop in self.held + self.lanes]
 
         def held(load: Any) -> Any:
-            return (
-                tirx.BufferLoad(self.ws.var, place)
-                if load.source.same_as(self.target.var)
-                else None
-            )
+            mine = load.source.same_as(self.target.var)
+            return tirx.BufferLoad(self.ws.var, self._place()) if mine else None
 
         if self.dtype != self.target.dtype:
             return widened(expr, self.dtype, held)
@@ -241,13 +238,7 @@ class _Result:
 
     def _enclosing(self) -> list[str]:
         """Names of the axes that iterations around this one visit."""
-        found: list[str] = []
-        for other in sparse_iterations(self.func):
-            inside: list[Any] = []
-            walk(other.body, lambda n, found=inside: found.append(n) if n is not None else None)
-            if any(isinstance(n, SparseIteration) and n.name == self.it.name for n in inside):
-                found += [a.name for a in flat_axes(other.axes)]
-        return found
+        return [a.name for other in around(self.func, self.it) for a in flat_axes(other.axes)]
 
     # -- refusals -----------------------------------------------------------------------------
 
@@ -260,6 +251,11 @@ class _Result:
                 self._refuse(
                     f'expected loops of constant extent for a workspace in scope "local", got '
                     f"'{loop.name}' of {loop.node.length}; split it first"
+                )
+        for names in divided(self.it):
+            if not {x.name for x in self.inner}.isdisjoint(names):
+                self._refuse(
+                    f"{names} inside is divided among workers; expected {WHO} before parallelize"
                 )
         for loop in self.lanes:
             if loop.kinds != "R":
@@ -307,11 +303,10 @@ class _Result:
 def workspace(
     func: SparseFunc, name: str, loops: list[Loop], dtype: str, scope: str
 ) -> SparseBuffer:
-    """A buffer over the axes of some loops; over none, one element."""
-    shape = [loop.node.length for loop in loops]
-    axes: Any = [loop.node for loop in loops]
-    var = buffer_var(shape or [tirx.IntImm("int32", 1)], dtype, fresh_name(func, name), scope)
-    return SparseBuffer(var=var, axes=axes or None, handle=None)
+    """A buffer over the axes of some loops."""
+    axes = [loop.node for loop in loops]
+    var = buffer_var([a.length for a in axes], dtype, fresh_name(func, name), scope)
+    return SparseBuffer(var=var, axes=axes, handle=None)
 
 
 def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:

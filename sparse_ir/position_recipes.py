@@ -1,0 +1,195 @@
+"""Recipes of computed parameters for loops that are cut in position space.
+
+Tiles are runs of the stored elements of each row: of a constant number of positions, or of those
+whose coordinates lie in one range. Pieces are what a chunk of non-zeros, cut without regard to
+rows, holds of each row: equal work for each chunk, whatever the rows. (Senanayake's thesis,
+chapters 5 and 6; the cut is that of merge path.)
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from sparsetir.sparse_ir.computed import recipe
+from sparsetir.sparse_ir.errors import ScheduleError
+
+__all__ = [
+    "equal_parts_of_rows",
+    "last_of",
+    "piece_ids",
+    "piece_owned",
+    "piece_ptr",
+    "piece_rest",
+    "piece_starts",
+    "tile_count",
+    "tile_cuts",
+    "tile_ids",
+    "tile_ptr",
+    "tile_starts",
+]
+
+
+@recipe
+def last_of(offsets: np.ndarray) -> int:
+    """The last number of an array of offsets: how many there are of what they delimit."""
+    return int(offsets[-1])
+
+
+@recipe
+def tile_count(length: int, size: int) -> int:
+    """How many tiles of `size` it takes, at least one."""
+    return max(1, -(-length // size))
+
+
+@recipe
+def tile_cuts(length: int, size: int) -> np.ndarray:
+    """(tile_count + 1,) int64, cuts of 0 .. length at multiples of `size`."""
+    return np.minimum(np.arange(tile_count(length, size) + 1, dtype="int64") * size, length)
+
+
+@recipe
+def equal_parts_of_rows(indptr: np.ndarray, parts: int) -> np.ndarray:
+    """(m * parts + 1,) where each part of a row begins; the parts of a row differ by one at most.
+
+    Raises ScheduleError for more parts than the type of `indptr` counts.
+    """
+    m, largest = len(indptr) - 1, np.iinfo(indptr.dtype).max
+    if not 0 < parts or m * parts > largest:
+        raise ScheduleError(
+            f"equal_parts_of_rows: argument 'parts': expected 1 or more, and parts * rows to be at "
+            f"most {largest} with indices of {indptr.dtype}, got {parts} * {m}"
+        )
+    lengths = np.diff(indptr).astype("int64")
+    inner = lengths[:, None] * np.arange(parts, dtype="int64") // parts
+    starts = (indptr[:-1, None] + inner).ravel()
+    return np.append(starts, indptr[-1]).astype(indptr.dtype)
+
+
+# -- tiles of each row ------------------------------------------------------------------------
+
+
+@recipe
+def tile_starts(indptr: np.ndarray, size: int, indices: np.ndarray | None = None) -> np.ndarray:
+    """(tiles + 1,) the position where each tile of a row begins, and the end.
+
+    indptr : (m + 1,) where rows begin
+    size : positions in a tile, or coordinates in its range where `indices` are given
+    indices : (nnz,) coordinates, which do not decrease within a row
+
+    There is no tile without elements. Raises ScheduleError for coordinates out of order.
+    """
+    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    if indices is None:
+        begins = (np.arange(len(rows)) - indptr[:-1][rows]) % size == 0
+    else:
+        if np.any((indices[1:] < indices[:-1]) & (rows[1:] == rows[:-1])):
+            raise ScheduleError(
+                "tile_starts: argument 'indices': expected coordinates in order within each row"
+            )
+        tile = indices // size
+        begins = np.ones(len(rows), bool)
+        begins[1:] = (tile[1:] != tile[:-1]) | (rows[1:] != rows[:-1])
+    return np.append(np.flatnonzero(begins), indptr[-1]).astype(indptr.dtype)
+
+
+@recipe
+def tile_ptr(
+    indptr: np.ndarray, size: int, within: int = 0, indices: np.ndarray | None = None
+) -> np.ndarray:
+    """Where the tiles of each row begin, (m + 1,), or those of each tile of the size `within`."""
+    starts = tile_starts(indptr, size, indices)[:-1]
+    above = tile_starts(indptr, within, indices) if within else indptr
+    return np.searchsorted(starts, above).astype(indptr.dtype)
+
+
+@recipe
+def tile_ids(indptr: np.ndarray, size: int, indices: np.ndarray, within: int = 0) -> np.ndarray:
+    """(tiles,) the number of each tile's range, counted within ranges of the size `within`."""
+    numbers = indices[tile_starts(indptr, size, indices)[:-1]] // size
+    return numbers % (within // size) if within else numbers
+
+
+# -- pieces of rows in chunks of non-zeros ----------------------------------------------------
+
+
+class _Cut(NamedTuple):
+    """Where chunks begin.
+
+    first : (chunks + 1,) the first piece of each chunk
+    rows : (pieces,) the row of each piece; a row's first piece is its owner
+    starts : (pieces + 1,) the position where each begins
+    """
+
+    first: np.ndarray
+    rows: np.ndarray
+    starts: np.ndarray
+
+
+def _cut(indptr: np.ndarray, parts: int, cost: int, size: int) -> _Cut:
+    """Each row has an owner piece, at its begin; a cut within a row begins a further piece."""
+    if parts < 1:
+        raise ScheduleError(f"pieces: argument 'parts': expected 1 or more, got {parts}")
+    m = len(indptr) - 1
+    offsets = indptr.astype("int64")
+    work = offsets + cost * np.arange(m + 1)
+    inner = np.arange(1, parts, dtype="int64")
+    at = np.minimum(inner * size, work[-1]) if size else work[-1] * inner // parts
+    row = np.clip(np.searchsorted(work, at, "right") - 1, 0, max(m - 1, 0))
+    end = offsets[np.minimum(row + 1, m)]
+    position = np.minimum(offsets[row] + (at - work[row]), end)
+    whole = position >= end  # the row is finished: cut before the next one
+    row = np.minimum(np.where(whole, row + 1, row), m)
+    inside = ~whole & (position > offsets[row])
+    again = np.zeros(len(at), bool)  # more chunks than elements: some have no piece
+    again[1:] = (row[1:] == row[:-1]) & (position[1:] == position[:-1])
+    inside &= ~again
+    first = row + np.cumsum(inside)
+    further = row[inside]
+    rows = np.repeat(np.arange(m), 1 + np.bincount(further, minlength=m)[:m])
+    starts = np.insert(offsets, further + 1, position[inside])
+    return _Cut(np.concatenate([[0], first, [len(rows)]]), rows, starts)
+
+
+@recipe
+def piece_ptr(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np.ndarray:
+    """(parts + 1,) the first piece of each chunk.
+
+    indptr : (m + 1,) where rows begin
+    parts : chunks, of about as much work each
+    cost : of a row beside its elements; with 0, chunks have equal numbers of elements
+    size : elements and costs in a chunk, instead of equal chunks
+    """
+    return _cut(indptr, parts, cost, size).first
+
+
+@recipe
+def piece_ids(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np.ndarray:
+    """(pieces,) the row of each piece; see :func:`piece_ptr`."""
+    return _cut(indptr, parts, cost, size).rows
+
+
+@recipe
+def piece_starts(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np.ndarray:
+    """(pieces + 1,) the position where each piece begins, and the end; see :func:`piece_ptr`."""
+    return _cut(indptr, parts, cost, size).starts
+
+
+@recipe
+def piece_owned(indptr: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """(pieces,) 1 for the piece that a row begins with, else 0.
+
+    rows, starts : of the pieces, as :func:`piece_ids` and :func:`piece_starts` give them
+    """
+    return (starts[:-1] == indptr[rows]).astype("int32")
+
+
+@recipe
+def piece_rest(ptr: np.ndarray, rows: np.ndarray, owned: np.ndarray) -> np.ndarray:
+    """(chunks,) the row that a chunk begins within, which is another chunk's, else -1."""
+    there = np.flatnonzero(ptr[:-1] < ptr[1:])
+    first = ptr[there]
+    out = np.full(len(ptr) - 1, -1, rows.dtype)
+    out[there] = np.where(owned[first] != 0, -1, rows[first])
+    return out

@@ -1,0 +1,109 @@
+"""What primitives that cut a loop declare: axes, and parameters that are computed."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    FusedAxis,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+)
+from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    fresh_name,
+    handle_of,
+    loops_of,
+    replaced,
+    show,
+)
+
+__all__ = ["Cut", "is_path"]
+
+
+class Cut:
+    """A loop that is being cut, and what that adds to the function.
+
+    who : the primitive, for messages
+    loop : one of the loops of `it`, which is an iteration of `func`
+    """
+
+    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
+        self.who, self.func, self.it, self.loop = who, func, it, loop
+        self.computed: dict[str, Any] = dict(func.attrs.get("computed", {}).items())
+        self.params: list[Any] = []
+        self.axes: list[Axis] = []
+        self.visited = flat_axes([loop.node])
+        self.last, self.idtype = self.visited[-1], self.visited[-1].idtype
+
+    def axis(self, what: str, **fields: Any) -> Axis:
+        """A new axis, named after the loop."""
+        name = self._name(f"{self.loop.name}_{what}", [a.name for a in self.axes])
+        self.axes.append(Axis(name=name, idtype=self.idtype, **fields))
+        return self.axes[-1]
+
+    def array(self, what: str, how: dict[str, Any]) -> Any:
+        """A new parameter, an array that the recipe `how` makes."""
+        name = self._name(f"{self.loop.name}_{what}", list(self.computed))
+        handle = ir.Var(name, ir.PointerType(ir.PrimType("void")))
+        self.params.append(handle)
+        self.computed[name] = how
+        return handle
+
+    def number(self, what: str, how: dict[str, Any], exactly: bool = False) -> Any:
+        """A new parameter, an integer that the recipe `how` makes.
+
+        exactly : `what` is its name; otherwise it is named after the loop
+        """
+        wish = what if exactly else f"{self.loop.name}_{what}"
+        name = self._name(wish, list(self.computed))
+        if exactly and name != what:
+            self.refuse(f"argument 'parts': expected a number or a new name, got {what!r}")
+        var = tirx.Var(name, self.idtype)
+        self.params.append(var)
+        self.computed[name] = how
+        return var
+
+    def named(self, size: Any) -> Any:
+        """A size or an array as a recipe takes it."""
+        if isinstance(size, tirx.IntImm):
+            return int(size)
+        if isinstance(size, ir.Var):
+            return f"${size.name}"
+        return self.refuse(f"expected a size that is a number or a parameter, got {size}")
+
+    def done(self, made: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
+        """The function with the loops made instead of the one that is cut, and their handles."""
+        loops = loops_of(self.it)
+        place = [loop.axes for loop in loops].index(self.loop.axes)
+        new = changed(self.it, [*loops[:place], *made, *loops[place + 1 :]], **fields)
+        out = replaced(
+            self.who, self.func.with_attr("computed", self.computed), self.it, new,
+            axes=self.axes, params=self.params,
+        )  # fmt: skip
+        return out, [handle_of(self.it, loop) for loop in made]
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise ScheduleError with the iteration."""
+        raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")
+
+    def _name(self, wish: str, taken: list[str]) -> str:
+        name, count = fresh_name(self.func, wish), 1
+        while name in taken:
+            name, count = fresh_name(self.func, f"{wish}_{count}"), count + 1
+        return name
+
+
+def is_path(node: Any) -> bool:
+    """Whether a loop is over a root axis, or over axes fused from a root on."""
+    if not isinstance(node, Axis | FusedAxis):
+        return False
+    axes = flat_axes([node])
+    return [a.name for a in axes] == [a.name for a in axes[-1].ancestors()]

@@ -1,0 +1,99 @@
+"""Chunks of the non-zeros of all rows, with rows found once per chunk (Senanayake, chapter 6).
+
+Before::
+
+    with T.sp_iter([T.fuse(I, J), K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+After `divide` of the fused loop into 16 parts, the loops over chunks, over the pieces of rows in a
+chunk, and over the elements of a piece::
+
+    I_J_parts = T.dense_fixed(16)
+    I_J_piece = T.sparse_variable(I_J_parts, (m, I_J_pieces), (I_J_ptr, I_J_rows))
+    I_J_part = T.dense_variable(I_J_piece, (nnz, nnz), I_J_starts)
+    with T.sp_iter(
+        [I_J_parts, I_J_piece, T.part(T.attach(J, I_J_piece), I_J_part), K], "SSRS", "spmm"
+    ) as [i_parts, i, j, k]:
+        ...                                                       # as before
+
+Each row, an empty one too, has an owner piece, which begins where the row begins. A cut within a
+row begins another piece of it: so only the first piece of a chunk can be of a row that another
+chunk owns. `parallelize(i_parts, "cpu", race="temporary")` makes use of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.nodes import (
+    AttachedAxis,
+    Axis,
+    FusedAxis,
+    PartAxis,
+    SparseFunc,
+    SparseIteration,
+)
+from sparsetir.sparse_ir.position_recipes import last_of, piece_ids, piece_ptr, piece_starts
+from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
+from sparsetir.sparse_ir.schedule.loops import Loop
+
+__all__ = ["chunk_loops", "has_rows_to_carry", "pieces_under", "recipe_of"]
+
+
+def has_rows_to_carry(loop: Loop) -> bool:
+    """Whether a loop is over the elements of all rows, of which each row reduces its own."""
+    node = loop.node
+    if not isinstance(node, FusedAxis) or loop.kinds != "SR" or not is_path(node):
+        return False
+    row, element = node.axes
+    return row.kind == "dense_fixed" and element.is_variable
+
+
+def chunk_loops(cut: Cut, parts: Any, count: Any, cost: int, size: int = 0) -> list[Loop]:
+    """The loops over chunks, over the pieces of rows in one, and over the elements of a piece.
+
+    parts, count : the number of chunks as a recipe takes it, and as an expression
+    cost, size : see :func:`sparsetir.sparse_ir.position_recipes.piece_ptr`
+    """
+    row, element = cut.visited
+    chunks = cut.axis("parts", kind="dense_fixed", length=count)
+    how = {"indptr": cut.named(element.indptr), "parts": parts, "cost": cost, "size": size}
+    ptr = cut.array("ptr", {"recipe": piece_ptr.__name__, **how})
+    rows = cut.array("rows", {"recipe": piece_ids.__name__, **how})
+    starts = cut.array("starts", {"recipe": piece_starts.__name__, **how})
+    pieces = cut.number("pieces", {"recipe": last_of.__name__, "offsets": cut.named(ptr)})
+    piece = cut.axis(
+        "piece", kind="sparse_variable", length=row.length, parent=chunks, nnz=pieces,
+        indptr=ptr, indices=rows,
+    )  # fmt: skip
+    part = cut.axis(
+        "part", kind="dense_variable", length=element.nnz, parent=piece, nnz=element.nnz,
+        indptr=starts,
+    )  # fmt: skip
+    var_row, var_element = cut.loop.vars
+    attached = PartAxis(axis=AttachedAxis(axis=element, to=piece), by=part)
+    return [
+        Loop(chunks, [tirx.Var(f"{var_row.name}_parts", cut.idtype)], "S"),
+        Loop(piece, [var_row], "S"),
+        Loop(attached, [var_element], "R"),
+    ]
+
+
+def recipe_of(func: SparseFunc, axis: Axis) -> dict[str, Any]:
+    """How the offsets of an axis are computed; {} where a caller gives them."""
+    computed = dict(func.attrs.get("computed", {}).items())
+    name = "" if axis.indptr is None else str(axis.indptr.name)
+    return {str(k): v for k, v in dict(computed.get(name, {})).items()}
+
+
+def pieces_under(func: SparseFunc, it: SparseIteration, chunks: Axis) -> Axis | None:
+    """The axis of the pieces in the chunks, where the iteration visits one."""
+    for axis, _, _ in it.axis_of():
+        under = axis.parent is not None and axis.parent.name == chunks.name
+        if under and str(recipe_of(func, axis).get("recipe")) == piece_ptr.__name__:
+            return axis
+    return None

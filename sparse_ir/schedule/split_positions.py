@@ -1,0 +1,181 @@
+"""Cut a loop over stored elements into tiles of positions (Senanayake's thesis, chapter 5).
+
+Before::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+
+After `split(j, [None, 32])`, the elements of each row in tiles of 32, of which a row's last may
+hold fewer::
+
+    J_tiles0 = T.dense_variable(I, (J_count0, J_count0), J_ptr0)
+    J_part = T.dense_variable(J_tiles0, (n, nnz), J_starts)
+    with T.sp_iter([I, J_tiles0, T.part(J, J_part), K], "SRRS", "spmm") as [i, j0, j, k]:
+
+After `coord(j)`, tiles are ranges of 32 columns, without those in which a row has none::
+
+    J_tiles0 = T.sparse_variable(I, ((n + 31) // 32, J_count0), (J_ptr0, J_ids0))
+
+Where tiles begin are computed parameters: kernels are called as before. A loop over fused axes, or
+after `pos` one over a root axis, is cut into tiles as `divide` cuts it into parts. Coordinates stay
+those of the axis, so the body and what hangs under the axis stay as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    FusedAxis,
+    PartAxis,
+    SparseFunc,
+    SparseIteration,
+)
+from sparsetir.sparse_ir.position_recipes import (
+    last_of,
+    tile_count,
+    tile_cuts,
+    tile_ids,
+    tile_ptr,
+    tile_starts,
+)
+from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
+from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import Loop
+from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
+from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
+
+__all__ = ["is_stored", "split_positions"]
+
+WHO = "split"
+
+
+def is_stored(node: Any) -> bool:
+    """Whether a loop is over fused axes or a variable one, which split cuts by positions."""
+    return isinstance(node, FusedAxis) or (isinstance(node, Axis) and node.is_variable)
+
+
+def split_positions(
+    func: SparseFunc, it: SparseIteration, loop: Loop, extents: list[int], first: int | None,
+    tail: str,
+) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
+    """The function with a loop over stored elements cut into tiles of tiles, and the handles.
+
+    extents : of all loops made but the outermost, which is as long as it takes: `first` is None
+    tail : "guard", as a row's last tile holds what is left
+    """
+    cut = _Tiles(WHO, func, it, loop)
+    if first is not None:
+        cut.refuse(
+            "argument 'factors': expected None as the first, as rows store more or less than "
+            f"others, got {first}; divide cuts each into as many parts"
+        )
+    if tail != "guard":
+        cut.refuse(
+            f"argument 'tail': expected \"guard\" for '{loop.name}', of which a row's last tile "
+            f"holds what is left, got {tail!r}"
+        )
+    if has_rows_to_carry(loop):
+        loops = cut.across_rows(extents)
+    elif is_path(loop.node):
+        loops = cut.of_a_root(extents)
+    else:
+        loops = cut.of_each_row(extents)
+    return cut.done(loops, annotations=without_choice(it, loop))
+
+
+class _Tiles(Cut):
+    def across_rows(self, extents: list[int]) -> list[Loop]:
+        """Chunks of the elements of all rows; see :mod:`sparsetir.sparse_ir.schedule.pieces`."""
+        size = self._one(extents)
+        count, parts = self._count(self.last.nnz, size)
+        return chunk_loops(self, parts, count, 0, size)
+
+    def of_a_root(self, extents: list[int]) -> list[Loop]:
+        """Tiles of the positions of a root axis, or of axes fused from a root on."""
+        size = self._one(extents)
+        if self.last.kind == "sparse_fixed":
+            self.refuse(f"axis '{self.last.name}' has slots, of which some may be padding")
+        length = self.last.length if self.last.kind == "dense_fixed" else self.last.nnz
+        count, _ = self._count(length, size)
+        how = {"recipe": tile_cuts.__name__, "length": self.named(length), "size": size}
+        tiles = self.axis("tiles", kind="dense_fixed", length=count)
+        part = self.axis(
+            "part", kind="dense_variable", length=length, parent=tiles, nnz=length,
+            indptr=self.array("ptr", how),
+        )  # fmt: skip
+        kind = "S" if "S" in self.loop.kinds else "R"
+        return [Loop(tiles, [self._var(0)], kind), self._part(part)]
+
+    def of_each_row(self, extents: list[int]) -> list[Loop]:
+        """Tiles of what an axis stores under each parent."""
+        axis = self.loop.node
+        if not isinstance(axis, Axis) or not axis.is_variable:
+            self.refuse(
+                f"expected a loop over a dense or a variable axis, or over axes fused from a root "
+                f"on, got '{self.loop.name}'"
+            )
+        how: dict[str, Any] = {"indptr": self.named(axis.indptr)}
+        if space_of(self.it, self.loop) == "coordinates" and axis.is_sparse:
+            how["indices"] = self.named(axis.indices)
+        loops: list[Loop] = []
+        parent, within = axis.parent, 0
+        for number in range(len(extents)):
+            size = 1
+            for extent in extents[number:]:
+                size *= extent
+            parent = self._level(parent, number, {**how, "size": size}, within)
+            loops.append(Loop(parent, [self._var(number)], self.loop.kinds))
+            within = size
+        starts = self.array("starts", {"recipe": tile_starts.__name__, **how, "size": extents[-1]})
+        part = self.axis(
+            "part", kind="dense_variable", length=axis.length, parent=parent, nnz=axis.nnz,
+            indptr=starts,
+        )  # fmt: skip
+        return [*loops, self._part(part)]
+
+    def _level(self, parent: Axis, number: int, how: dict[str, Any], within: int) -> Axis:
+        """The axis of the tiles of one size, under those of the size `within`."""
+        size = how["size"]
+        how = {**how, "within": within}
+        ptr = self.array(f"ptr{number}", {"recipe": tile_ptr.__name__, **how})
+        count = self.number(
+            f"count{number}", {"recipe": last_of.__name__, "offsets": self.named(ptr)}
+        )
+        if "indices" not in how:
+            return self.axis(
+                f"tiles{number}", kind="dense_variable", length=count, parent=parent, nnz=count,
+                indptr=ptr,
+            )  # fmt: skip
+        ids = self.array(f"ids{number}", {"recipe": tile_ids.__name__, **how})
+        ranges: Any = as_dtype(within // size, self.idtype)
+        if not within:
+            more = as_dtype(self.last.length, self.idtype) + as_dtype(size - 1, self.idtype)
+            ranges = tirx.floordiv(more, as_dtype(size, self.idtype))
+        return self.axis(
+            f"tiles{number}", kind="sparse_variable", length=ranges, parent=parent, nnz=count,
+            indptr=ptr, indices=ids,
+        )  # fmt: skip
+
+    def _count(self, length: Any, size: int) -> tuple[Any, str]:
+        """How many tiles of positions there are, as an expression and as a recipe takes it."""
+        how = {"recipe": tile_count.__name__, "length": self.named(length), "size": size}
+        var = self.number("count", how)
+        return var, f"${var.name}"
+
+    def _one(self, extents: list[int]) -> int:
+        if len(extents) > 1:
+            self.refuse(
+                f"argument 'factors': expected two for '{self.loop.name}', as [None, {extents[-1]}]"
+                ", whose tiles are not cut again"
+            )
+        return extents[0]
+
+    def _part(self, part: Axis) -> Loop:
+        return Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds)
+
+    def _var(self, number: int) -> Any:
+        return tirx.Var(f"{self.loop.vars[0].name}{number}", self.idtype)

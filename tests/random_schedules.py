@@ -1,0 +1,171 @@
+"""Random sequences of stage-I primitives on a function: legal ones are applied, others say why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sparsetir
+from sparsetir.sparse_ir.computed import compute
+from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
+from sparsetir.sparse_ir.promises import check_promises, promises_of
+from sparsetir.sparse_ir.schedule.bound import KINDS, bound
+from sparsetir.sparse_ir.schedule.divide import divide
+from sparsetir.sparse_ir.schedule.loops import loops_of
+from sparsetir.sparse_ir.schedule.parallelize import parallelize
+from sparsetir.sparse_ir.schedule.precompute import precompute
+from sparsetir.sparse_ir.schedule.split import TAILS, split
+
+__all__ = ["schedule_at_random"]
+
+Choose = Callable[[Sequence[Any]], Any]
+FACTORS = ([None, 2], [None, 3], [None, 4], [None, 2, 2], [4, 2], [None, 16])
+WIDER = {"float16": "float32", "float32": "float64", "bfloat16": "float32"}
+
+
+def schedule_at_random(
+    func: Any, arguments: Mapping[str, Any], choose: Choose, moves: int, *, finite: bool
+) -> Any:
+    """A schedule of the function after some legal moves.
+
+    arguments : what the function is to be called with; promises that do not hold are not made
+    choose : one of a sequence
+    moves : how many are tried
+    finite : whether all values are, so that factors may be taken out of sums
+    """
+    sch = sparsetir.Schedule(func)
+    for _ in range(moves):
+        before = sch.func
+        move = choose(MOVES)
+        try:
+            move(_Drawing(sch, arguments, choose, finite))
+        except sparsetir.ScheduleError as error:
+            assert "in T.sp_iter([" in str(error), f"does not show the iteration: {error}"
+            assert sch.func is before
+        except _Skipped:
+            assert sch.func is before
+    return sch
+
+
+class _Skipped(Exception):
+    """There is nothing to apply the move to."""
+
+
+class _Drawing:
+    """What a move needs: the schedule, one of its iterations, and choices."""
+
+    def __init__(
+        self, sch: Any, arguments: Mapping[str, Any], choose: Choose, finite: bool
+    ) -> None:
+        self.sch, self.arguments, self.choose, self.finite = sch, arguments, choose, finite
+        names = [it.name for it in sparse_iterations(sch.func)]
+        name = choose(names)
+        self.it = next(it for it in sparse_iterations(sch.func) if it.name == name)
+        self.ref = sch.get_sparse_iteration(name)
+        self.loops = sch.get_sp_iters(self.ref)
+
+    def loop(self) -> Any:
+        if not self.loops:
+            raise _Skipped
+        return self.choose(self.loops)
+
+    def neighbours(self) -> list[Any]:
+        if len(self.loops) < 2:
+            raise _Skipped
+        at = self.choose(range(len(self.loops) - 1))
+        return self.loops[at : at + 2]
+
+    def some(self, items: Sequence[Any]) -> list[Any]:
+        return [item for item in items if self.choose((True, False))]
+
+    def apply(self, primitive: Any, *inputs: Any, **options: Any) -> Any:
+        """Apply a primitive unless the arguments break what it promises."""
+        func, _ = primitive(self.sch.func, *inputs, **options)
+        try:
+            values = {**self.arguments, **compute(func, self.arguments)}
+            check_promises(func.name, promises_of(func), values)
+        except ValueError:
+            raise _Skipped from None
+        return getattr(self.sch, primitive.__name__)(*inputs, **options)
+
+
+def _reorder(d: _Drawing) -> None:
+    order, left = [], list(d.loops)
+    while left:
+        order.append(left.pop(d.choose(range(len(left)))))
+    d.sch.sparse_reorder(d.ref, order)
+
+
+def _fuse(d: _Drawing) -> None:
+    d.sch.sparse_fuse(d.ref, d.neighbours())
+
+
+def _split(d: _Drawing) -> None:
+    d.apply(split, d.loop(), d.choose(FACTORS), tail=d.choose(TAILS))
+
+
+def _divide(d: _Drawing) -> None:
+    by = d.choose(("positions", "work", "coordinates"))
+    d.apply(divide, d.loop(), d.choose((1, 2, 3, "blocks")), by=by)
+
+
+def _bound(d: _Drawing) -> None:
+    kind = d.choose(KINDS)
+    sizes = sorted({v for v in d.arguments.values() if isinstance(v, int) and v > 0})
+    d.apply(bound, d.loop(), d.choose(sizes), kind)
+
+
+def _result(d: _Drawing) -> None:
+    written = [b.name for b in d.sch.func.buffers if _writes(d.it, b)]
+    if not written:
+        raise _Skipped
+    place = d.choose(range(len(d.loops) + 1))
+    inside = d.loops[place:]
+    kinds = _kinds(d.it)
+    spatial = [x for x in inside if "S" in kinds[x.axes]]
+    reduced = [x for x in inside if kinds[x.axes] == "R"]
+    options: dict[str, Any] = {"scope": d.choose(("local", "global", "shared"))}
+    if d.choose((False, False, True)):
+        options["lanes"] = d.some(reduced)
+    if d.finite and d.choose((False, False, True)):
+        options["hoist"] = True
+    buffer = d.choose(written)
+    wide = WIDER.get(d.sch.func.buffer(buffer).dtype)
+    if wide and d.choose((False, False, True)):
+        options["dtype"] = wide
+    at = d.loops[place - 1] if place else d.ref
+    d.apply(precompute, buffer, at, spatial, **options)
+
+
+def _operand(d: _Drawing) -> None:
+    buffers = [b for b in d.sch.func.buffers if b.axes is not None and not _writes(d.it, b)]
+    if not buffers:
+        raise _Skipped
+    operand = d.choose(buffers)
+    place = d.choose(range(len(d.loops) + 1))
+    axes = d.some(d.loops[place:]) + d.some([a.name for a in operand.axes])
+    at = d.loops[place - 1] if place else d.ref
+    d.apply(precompute, operand.name, at, axes, scope="global")
+
+
+def _parallelize(d: _Drawing) -> None:
+    loops = d.loop() if d.choose((True, False)) else d.neighbours()
+    d.apply(parallelize, loops, "cpu")
+
+
+def _annotate(d: _Drawing) -> None:
+    d.sch.annotate(d.ref, "note", "kept")
+
+
+MOVES = (
+    _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
+    _reorder, _split, _split, _result, _result,
+)  # fmt: skip
+
+
+def _writes(it: Any, buffer: Any) -> bool:
+    return any(s.buffer.same_as(buffer.var) for s in stores_of(it.body, it.init))
+
+
+def _kinds(it: Any) -> dict[tuple[str, ...], str]:
+    return {loop.axes: loop.kinds for loop in loops_of(it)}
