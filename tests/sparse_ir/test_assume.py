@@ -1,37 +1,16 @@
 """assume, and what is known of arrays without it: which guards go, and what is refused."""
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 import tvm_ffi
-from tvm.script import sparse_tir as T
 
 import sparsetir
+from positions_common import relations
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir.computed import RECIPES
 from sparsetir.sparse_ir.verify import verify
-
-
-@T.prim_func
-def relations(
-    w: T.handle, etype: T.handle, out: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, slots: T.int32, r: T.int32,
-) -> None:  # fmt: skip
-    I = T.dense_fixed(m)
-    J = T.sparse_fixed(I, (n, slots), indices)
-    R = T.dense_fixed(r)
-    W = T.match_sparse_buffer(w, (R,), "float32")
-    ETYPE = T.match_sparse_buffer(etype, (I, J), "int32")
-    OUT = T.match_sparse_buffer(out, (I,), "float32")
-    with T.sp_iter([I, J], "SR", "relations") as [i, j]:
-        with T.init():
-            OUT[i] = 0.0
-        OUT[i] = OUT[i] + W[ETYPE[i, j]]
 
 
 def text(sch: Any) -> str:

@@ -1,56 +1,18 @@
 """positions and peel: what they make, that it means the same, and what they refuse."""
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
 import tvm_ffi
-from tvm.script import sparse_tir as T
 
 import sparsetir
+from positions_common import again, neighbours, scaled, total, twice
 from programs import PROGRAMS
 from sparsetir import ScheduleError
 
 RNG = np.random.default_rng(0)
-
-
-@T.prim_func
-def scaled(
-    a: T.handle, b: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-) -> None:  # fmt: skip
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    N = T.dense_fixed(n)
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J, K), "float32")
-    B = T.match_sparse_buffer(b, (N,), "float32")
-    OUT = T.match_sparse_buffer(out, (K, I, J), "float32")
-    with T.sp_iter([K, T.fuse(I, J)], "SSS", "scaled") as [k, i, j]:
-        OUT[k, i, j] = A[i, j, k] * B[j]
-
-
-@T.prim_func
-def total(
-    a: T.handle, b: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32,
-) -> None:  # fmt: skip
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    N = T.dense_fixed(n)
-    O = T.dense_fixed(1)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (N,), "float32")
-    OUT = T.match_sparse_buffer(out, (O,), "float32")
-    with T.sp_iter([O, T.fuse(I, J)], "SRR", "total") as [o, i, j]:
-        with T.init():
-            OUT[o] = 0.0
-        OUT[o] = OUT[o] + A[i, j] * B[j]
 
 
 def sddmm() -> Any:
@@ -150,34 +112,6 @@ def test_structure_of_positions_is_checked() -> None:
         kernel(**args)
 
 
-@T.prim_func
-def twice(
-    a: T.handle, b: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32,
-) -> None:  # fmt: skip
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (I, J), "float32")
-    with T.sp_iter([T.fuse(I, J)], "SS", "first") as [i, j]:
-        B[i, j] = A[i, j] + 1.0
-    with T.sp_iter([I, J], "SS", "second") as [i, j]:
-        A[i, j] = A[i, j] + 1.0
-
-
-@T.prim_func
-def neighbours(
-    a: T.handle, b: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32,
-) -> None:  # fmt: skip
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    B = T.match_sparse_buffer(b, (I, J), "float32")
-    with T.sp_iter([T.fuse(I, J)], "SS", "shifted") as [i, j]:
-        B[i, j] = A[i, j + 1]
-
-
 REFUSED = [
     (sddmm(), "sddmm", "K", {}, "expected a loop over a dense axis fused with a sparse_variable"),
     (twice, "first", "I_J", {}, "sp_iter 'second' visits 'J' too"),
@@ -220,9 +154,7 @@ def test_a_buffer_of_indices_that_an_axis_visits_is_refused() -> None:
 def test_peel_keeps_the_result(plain: Any, multiple: int) -> None:
     name = {"sddmm_fused": "sddmm"}.get(plain.name, plain.name)
     sch, _, loops = opened(plain, name)
-    whole, rest = sch.peel(
-        sch.positions(next(x for x in loops if x.name == "I_J")), multiple
-    )
+    whole, rest = sch.peel(sch.positions(next(x for x in loops if x.name == "I_J")), multiple)
     assert (whole.iteration, rest.iteration) == (name, f"{name}_rest")
     sch.split(whole, [None, multiple], tail="exact")
     assert "promises" not in sch.func.script()
@@ -248,7 +180,7 @@ def test_peel_drops_the_conditions_of_shifted_tiles_that_always_hold() -> None:
     sch.peel(tiles, 2)
     first, second = sch.func.script().split("sddmm_rest")
     assert "T.min" not in first and "T.likely" not in first
-    assert "T.likely(T.min((2 + k0) * 2, 3) + k1 >= (2 + k0) * 2)" in second
+    assert "if T.likely(T.min((2 + k0) * 2, T.int32(3)) + k1 >= (2 + k0) * 2):" in second
     check(sch.func, sddmm())
 
 
@@ -256,18 +188,6 @@ def test_the_rest_may_be_parallel() -> None:
     sch, _, loops = opened(scaled, "scaled")
     _, rest = sch.peel(sch.positions(loops[1]), 8)
     sch.parallelize(rest)
-
-
-@T.prim_func
-def again(b: T.handle, c: T.handle, n: T.int32) -> None:
-    O = T.dense_fixed(3)
-    I = T.dense_fixed(n)
-    B = T.match_sparse_buffer(b, (O, I), "float32")
-    C = T.match_sparse_buffer(c, (I,), "float32")
-    with T.sp_iter([O, I], "SS", "again") as [o, i]:
-        with T.init():
-            C[i] = 0.0
-        C[i] = C[i] + B[o, i]
 
 
 PEEL_REFUSED = [
