@@ -37,7 +37,7 @@ from tvm import ir
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize import vectorize_innermost
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of, walk
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef

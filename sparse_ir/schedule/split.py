@@ -116,10 +116,9 @@ def split(
         init=None if init is None else substitute(init, mapping),
     )
     out = replaced(WHO, func, it, iteration, axes=[made.node for made in new])
-    if not whole and tail == "exact":
-        out = promised(WHO, out, it, length, "multiple", tile)
-    if not whole and tail == "shift":
-        out = promised(WHO, out, it, length, "min", tile)
+    kind = {"exact": "multiple", "shift": "min"}.get(tail)
+    if kind is not None and not whole and not isinstance(length, tirx.IntImm):
+        out = promised(WHO, out, it, length, kind, tile)
     return out, [handle_of(it, made) for made in new]
 
 

@@ -12,7 +12,7 @@ from fake_measurer import install, seconds_of
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning import search, sought
+from sparsetir.tuning import sought
 from sparsetir.tuning.fingerprint import fingerprint, statistics
 from sparsetir.tuning.records import Records
 from sparsetir.tuning.search import tune
