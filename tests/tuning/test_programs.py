@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 
 import numpy as np
 import pytest
@@ -18,7 +19,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import search
 from sparsetir.tuning.html import write_report
-from sparsetir.tuning.measure import Measurer
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.records import Key, Records
@@ -95,7 +95,7 @@ def test_a_made_schedule_without_choices_changes_nothing():
 # Measuring.
 
 
-def test_a_search_measures_a_users_schedule(tmp_path):
+def test_a_search_measures_a_users_schedule(monkeypatch, tmp_path):
     """A real one: the default, one that is right, one that fails with its message."""
     space = {"how": ["tiled", "refused"]}
     file = tmp_path / "records.sqlite"
@@ -121,8 +121,10 @@ def test_a_search_measures_a_users_schedule(tmp_path):
     (record,) = Records(file).all()
     assert record.key == tuned.key and record.key.op == "spmm"
     assert record.key.reduce.startswith("program-") and record.graph == "small"
-    again = run(**options)  # measures nothing but the finals
+    fake = install(monkeypatch)  # goes on with the trials, and measures the finalist alone
+    again = run(**options)
     assert [t.outcome for t in again.trials] == [t.outcome for t in tuned.trials]
+    assert set(fake.log) == {json.dumps(to_data(Choices({"how": "tiled"})), sort_keys=True)}
 
 
 def test_a_wrong_kernel_is_seen(tmp_path):
@@ -314,11 +316,10 @@ def test_a_schedule_of_a_script_is_found_by_its_file(tmp_path):
         ScheduleRef.of(names["typed"])
 
 
-def test_a_schedule_that_cannot_be_loaded_ends_the_search(tmp_path):
-    ref = ScheduleRef("", str(tmp_path / "gone.py"), "apply")
-    with Measurer(task(ref)) as measurer:
-        outcome = measurer.measure(Choices({"how": "fast"}))
-    assert outcome.state == "failed" and "gone.py" in outcome.message
+def test_a_schedule_whose_file_is_gone_is_the_trials_failure(tmp_path):
+    case = ProgramCase(task(ScheduleRef("", str(tmp_path / "gone.py"), "apply")), tmp_path)
+    with pytest.raises(FileNotFoundError, match="gone.py"):
+        case.prepared(Choices({"how": "fast"}))
 
 
 def test_a_schedules_own_error_is_the_trials(tmp_path):

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -96,8 +97,7 @@ def _is_importable(module: str, file: Path) -> bool:
     """Whether another process that imports a module by name gets this file."""
     if module == "__main__" or module.startswith(PREFIX):
         return False
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return False
+    parent = sys.modules.get(module.rpartition(".")[0])
+    # Not `importlib.util.find_spec`, which knows what is loaded, however that was done.
+    found = PathFinder.find_spec(module, getattr(parent, "__path__", None))
     return found is not None and found.origin is not None and Path(found.origin).samefile(file)
