@@ -16,6 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from fake_measurer import install
 from sparsetir.cli import arguments, main
 from sparsetir.cli.tune import report_path
 from sparsetir.schedules.search.configs import to_data
@@ -118,8 +119,25 @@ def test_help_of_each_command_has_examples(run, capsys, command):
     [
         ("", "sparsetir: the following arguments are required: COMMAND"),
         ("tun", "sparsetir: argument COMMAND: invalid choice: 'tun'"),
-        ("tune spmm", "sparsetir tune: the following arguments are required: --graph"),
-        ("tune spam --graph cora", "sparsetir tune: argument op: invalid choice: 'spam'"),
+        ("tune spmm", "sparsetir tune: argument --graph: expected one, for spmm"),
+        ("tune spam --graph cora",
+         "sparsetir tune: argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spam'"),
+        ("tune spmm --graph cora --arg a=1",
+         "sparsetir tune: argument --arg: expected none for an operator"),
+        ("tune gone.py", "sparsetir tune: argument OP|FILE: gone.py: no such file"),
+        ("tune gone.py --graph cora",
+         "sparsetir tune: argument --graph: expected none for a function in a file"),
+        ("tune gone.py --arg a", "sparsetir tune: argument --arg: expected NAME=VALUE, got 'a'"),
+        ("tune gone.py --arg a=1 --arg a=2", "sparsetir tune: argument --arg: expected 'a' once"),
+        ("tune gone.py --arg a=b",
+         "sparsetir tune: argument --arg: a: expected a number, file.npy or file.npz:key, got 'b'"),
+        ("tune gone.py --arg a=b.npy", "sparsetir tune: argument --arg: a: b.npy: "),
+        ("tune gone.py --schedule apply",
+         "sparsetir tune: argument --schedule: expected file.py:function, got 'apply'"),
+        ("tune gone.py --schedule gone.py:apply",
+         "sparsetir tune: argument --schedule: gone.py: no such file"),
+        ("tune gone.py --space [1]",
+         "sparsetir tune: argument --space: expected a JSON object, got '[1]'"),
         ("tune spmm --graph gone.mtx", "sparsetir tune: argument --graph: gone.mtx: no such file"),
         ("tune spmm --graph cora --trials 0",
          "sparsetir tune: argument --trials: expected an integer from 1 on, got '0'"),
@@ -181,6 +199,61 @@ def test_tune_prints_a_table_and_writes_a_report(run, records, reports, monkeypa
     assert given["graph"] == "cora" and given["records"] is None
     _, out, _ = run(*words)
     assert "report: sparsetir-tune-spmm-cora-32-2.html" in out
+
+
+MINE = """
+from tvm.script import sparse_tir as T
+
+@T.prim_func
+def sums(a: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+         m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    F = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J, F), "float32")
+    Y = T.match_sparse_buffer(y, (I, F), "float32")
+    with T.sp_iter([I, J, F], "SRS", "sums") as [i, j, f]:
+        with T.init():
+            Y[i, f] = 0.0
+        Y[i, f] = Y[i, f] + A[i, j, f]
+
+def apply(sch, config):
+    iteration = sch.get_sparse_iteration("sums")
+    i, j, f = sch.get_sp_iters(iteration)
+    outer, inner = sch.split(f, [None, config["tile"]])
+    sch.sparse_reorder(iteration, [i, outer, j, inner])
+"""
+
+
+def test_tune_takes_a_function_in_a_file(run, records, monkeypatch):
+    """By what workers measure, without their starting."""
+    install(monkeypatch)
+    Path("mine.py").write_text(MINE)
+    a = sp.random_array((20, 30), density=0.2, format="csr", dtype="float32", rng=0)
+    features = np.ones((a.nnz, 8), "float32")
+    np.savez("a.npz", indptr=a.indptr.astype("int32"), columns=a.indices.astype("int32"))
+    np.save("features.npy", features)
+    words = ["tune", "mine.py:sums", "--arg", "indptr=a.npz", "--arg", "indices=a.npz:columns"]
+    words += ["--arg", "a=features.npy", "--arg", "n=30", "--threads", "1", "--trials", "4"]
+    code, out, _ = run(*words)
+    assert code == 0 and "sums (m=20, n=30, nnz=120, feat=8), 1 thread" in out
+    assert "sums.vectors=" in out and "report: sparsetir-tune-sums.html\n" in out
+    assert Path("sparsetir-tune-sums.html").is_file()
+    words += ["--schedule", "mine.py:apply", "--space", '{"tile": [2, 4]}', "--json"]
+    code, out, _ = run(*words, "--no-report")
+    data = json.loads(out)
+    assert code == 0 and data["program"] == "mine.py:sums" and data["runs"][0]["trials"] == 3
+    tried = [x["config"]["values"] for x in data["runs"][0]["best"]]
+    assert {json.dumps(x) for x in tried} == {"{}", '{"tile": 2}', '{"tile": 4}'}
+    assert {record.key.op for record in records.all()} == {"sums"}
+    code, out, _ = run("records", "list")
+    assert code == 0 and "sums" in out and "2 problems" in out
+    code, _, err = run(*words[:2], "--arg", "a=a.npz:what")
+    assert code == 2 and "--arg: a: a.npz has no 'what', but indptr, columns" in err
+    code, _, err = run(*words[:2], "--schedule", "mine.py:gone")
+    assert (
+        code == 2 and err == "sparsetir tune: argument --schedule: mine.py has no function gone\n"
+    )
 
 
 def test_tune_prints_one_json_document(run, records, monkeypatch):

@@ -109,13 +109,17 @@ class Signature:
         self.constants = {i: n for i, n in exact.items() if i in self.scalars and i not in implied}
         self.inferences = self._inferences(set(self.constants)) if self.constants else steps
 
-    def _inferences(self, known: set[int]) -> list[Inference]:
+    def inferences_from(self, arrays: list[int]) -> list[Inference]:
+        """Steps, in order, that give every scalar that the shapes of some arrays imply."""
+        return self._inferences(set(), arrays)
+
+    def _inferences(self, known: set[int], arrays: list[int] | None = None) -> list[Inference]:
         """Steps, in order, that give every scalar that the shapes and known scalars imply."""
         steps: list[Inference] = []
         progress = True
         while progress:
             progress = False
-            for array in self.arrays:
+            for array in self.arrays if arrays is None else arrays:
                 for dim, size in enumerate(self.shapes[array] or []):
                     step = self._solve(size, array, dim, known)
                     if step is not None and step.scalar not in known:

@@ -6,8 +6,11 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
+
+import numpy as np
 
 from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.schedules.operators.problems import DTYPES, REDUCTIONS
@@ -23,7 +26,9 @@ __all__ = [
     "at_least",
     "config",
     "graph",
+    "mapping",
     "memory",
+    "named_values",
     "print_json",
     "size",
     "target",
@@ -116,6 +121,50 @@ def config(text: str) -> Any:
         return from_data(_object(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """A JSON object."""
+    return _object(text)
+
+
+def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, Any]:
+    """Numbers and arrays of texts `name=value`; UsageError for what is neither.
+
+    A value is a number, a .npy file, `file.npz:key`, or `file.npz` with the name as key.
+    """
+    out: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise UsageError(f"argument {argument}: expected NAME=VALUE, got {text!r}")
+        if name in out:
+            raise UsageError(f"argument {argument}: expected '{name}' once")
+        out[name] = _value(f"argument {argument}: {name}", name, value)
+    return out
+
+
+def _value(who: str, name: str, text: str) -> Any:
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            pass
+    file, _, key = text.partition(".npz:")
+    path = Path(f"{file}.npz" if key else text)
+    if path.suffix not in (".npy", ".npz"):
+        raise UsageError(f"{who}: expected a number, file.npy or file.npz:key, got {text!r}")
+    try:
+        found = np.load(path, allow_pickle=False)
+        if path.suffix == ".npy":
+            return found
+        with found:
+            if (key or name) not in found.files:
+                there = ", ".join(found.files)
+                raise UsageError(f"{who}: {path} has no '{key or name}', but {there}")
+            return found[key or name]
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{who}: {path}: {error}") from error
 
 
 def _object(text: str) -> dict[str, Any]:

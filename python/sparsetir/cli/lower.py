@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, Failed, UsageError, add_command
+from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, UsageError, add_command
+from sparsetir.cli.functions import function_of
 
 __all__ = ["add", "run"]
 
@@ -62,7 +61,7 @@ def run(args: argparse.Namespace) -> int:
     if args.program in OPS:
         stages, config = _operator(args, target)
     else:
-        stages = _stages_of(_from_file(args.program), args.stage, target)
+        stages = _stages_of(function_of(args.program), args.stage, target)
     text = _text(stages, args.stage, target).rstrip("\n")
     if args.json:
         words = {"program": args.program, "stage": args.stage, "target": str(target)}
@@ -116,36 +115,3 @@ def _stages_of(func: Any, stage: str, target: Any) -> Mapping[str, Any]:
         raise UsageError("argument --stage: the function is of stage 2, it has no stage 1")
     given = {"II": func, "II scheduled": func}
     return given if stage in ("2", "scheduled") else lower(func, target=target)
-
-
-def _from_file(text: str) -> Any:
-    """A decorated function of a Python file, which is run."""
-    from tvm import tirx
-
-    from sparsetir.sparse_ir.nodes import SparseFunc
-
-    path, _, wanted = text.partition(".py:")
-    file = Path(path if path.endswith(".py") else f"{path}.py")
-    if not text.endswith(".py") and not wanted:
-        raise UsageError(f"argument OP|FILE: expected {', '.join(OPS)} or a .py file, got {text!r}")
-    if not file.is_file():
-        raise UsageError(f"argument OP|FILE: {file}: no such file")
-    spec = importlib.util.spec_from_file_location(f"sparsetir_lower_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where Python looks for the source of its functions
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise Failed(f"{file}: {type(error).__name__}: {error}") from error
-    kinds = (SparseFunc, tirx.PrimFunc)
-    found = {name: value for name, value in vars(module).items() if isinstance(value, kinds)}
-    if not found:
-        raise UsageError(f"argument OP|FILE: {file} holds no @T.prim_func at its top level")
-    if not wanted and len(found) > 1:
-        one = f"{file}:{next(iter(found))}"
-        raise UsageError(f"argument OP|FILE: {file} holds {', '.join(found)}: name one, as {one}")
-    func = found.get(wanted or next(iter(found)))
-    if func is None:
-        raise UsageError(f"argument OP|FILE: {file} has no {wanted}, but {', '.join(found)}")
-    return func

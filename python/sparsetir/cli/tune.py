@@ -1,4 +1,4 @@
-"""`sparsetir tune`: search formats and schedules for an operator on a graph."""
+"""`sparsetir tune`: search for an operator on a graph, or for a function with arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, UsageError, add_command, at_least
+from sparsetir.cli.functions import function_of, is_file, schedule_of
 
 __all__ = ["add", "report_path", "run"]
 
@@ -26,26 +27,42 @@ the same operator and pattern use them by themselves; a search that was stopped 
 was. The report is written to sparsetir-tune-OP-GRAPH-FEAT.html in this folder, or, where that is
 there already, with -2, -3 and so on behind FEAT; a file named by --report is replaced.
 
+A function in a file is tuned with the arguments that are named: numbers, .npy files, or arrays of
+.npz files (file.npz:key; without a key that of the parameter's name). Sizes that shapes imply, and
+outputs, may be left out. Without --schedule its iterations are tiled; --space then replaces some of
+the choices.
+
 examples:
   sparsetir tune spmm --graph cora --feat 32 128 --trials 64
   sparsetir tune sddmm --graph edges.csv --seconds 120 --workers 2 --threads 1
   sparsetir tune spmm --graph weights.npz:conv1 --target '{"kind": "cuda", "arch": "sm_90"}'
   sparsetir tune spmm --graph ~/data/Cora --json > tuned.json
+  sparsetir tune program.py:two_hop --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz
+  sparsetir tune program.py --arg a=a.npz:data --schedule fast.py:apply --space '{"tile": [1, 2]}'
 """
 
 
 def add(commands: Any) -> None:
     """Add the command."""
-    title = "search formats and schedules for an operator on a graph"
+    title = "search formats and schedules for an operator on a graph, or for a function in a file"
     out = add_command(commands, "tune", run, title, EPILOG)
-    out.add_argument("op", choices=OPS)
-    out.add_argument("--graph", required=True, help="see below")
-    out.add_argument(
+    out.add_argument("op", metavar="OP|FILE", help=f"{', '.join(OPS)}, or file.py[:function]")
+    of_op = out.add_argument_group("of an operator")
+    of_op.add_argument("--graph", help="see below")
+    of_op.add_argument(
         "--feat", nargs="+", type=at_least(1), metavar="N", help="feature sizes (default: 32)"
     )
-    out.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
-    out.add_argument("--reduce", choices=REDUCTIONS, default="sum")
-    out.add_argument("--heads", type=at_least(1), help="how many matrices share the pattern")
+    of_op.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
+    of_op.add_argument("--reduce", choices=REDUCTIONS, help="default: sum")
+    of_op.add_argument("--heads", type=at_least(1), help="how many matrices share the pattern")
+    of_file = out.add_argument_group("of a function in a file")
+    of_file.add_argument(
+        "--arg", action="append", metavar="NAME=VALUE", help="of a parameter; once for each"
+    )
+    of_file.add_argument("--schedule", metavar="FILE:NAME", help="function (sch, config) in a file")
+    of_file.add_argument(
+        "--space", type=arguments.mapping, metavar="JSON", help="lists of choices by name"
+    )
     out.add_argument(
         "--target", type=arguments.target, default="llvm", help="llvm (default), cuda or JSON"
     )
@@ -94,6 +111,17 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
     from sparsetir.tuning.records import Records
 
+    if is_file(args.op):
+        return run_program(args)
+    if args.op not in OPS:
+        raise UsageError(
+            f"argument OP|FILE: expected {', '.join(OPS)} or a .py file, got {args.op!r}"
+        )
+    if args.graph is None:
+        raise UsageError(f"argument --graph: expected one, for {args.op}")
+    for name in ("arg", "schedule", "space"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"argument --{name}: expected none for an operator")
     feats = args.feat or [1 if args.op == "spmv" else 32]
     if len(set(feats)) != len(feats):
         raise UsageError("argument --feat: expected each size once")
@@ -123,9 +151,44 @@ def report_path(given: Path | None, op: str, graph: str, feat: int, several: boo
     """
     if given is not None and not given.is_dir():
         return given.with_stem(f"{given.stem}-{feat}") if several else given
-    stem = f"sparsetir-tune-{op}-{re.sub(r'[^A-Za-z0-9_.]+', '-', graph)}-{feat}"
+    return free_path(given, f"{op}-{re.sub(r'[^A-Za-z0-9_.]+', '-', graph)}-{feat}")
+
+
+def free_path(folder: Path | None, what: str) -> Path:
+    """A name for a report in a folder, by default this one, that no file has yet."""
+    stem = f"sparsetir-tune-{what}"
     names = (f"{stem}{f'-{n}' if n > 1 else ''}.html" for n in count(1))
-    return next(path for path in ((given or Path()) / name for name in names) if not path.exists())
+    return next(path for path in ((folder or Path()) / name for name in names) if not path.exists())
+
+
+def run_program(args: argparse.Namespace) -> int:
+    """Tune a function of a file; the exit code."""
+    from sparsetir.tuning.progress import Bar
+    from sparsetir.tuning.records import Records
+    from sparsetir.tuning.search import tune
+
+    for name in ("graph", "feat", "dtype", "reduce", "heads", "remote", "modules"):
+        if getattr(args, name):
+            raise UsageError(f"argument --{name}: expected none for a function in a file")
+    where = None if args.records == "" else Records(args.records).path
+    given = arguments.named_values(args.arg or [])
+    schedule = None if args.schedule is None else schedule_of(args.schedule)
+    program = function_of(args.op)
+    tuned = tune(
+        program, given, schedule=schedule, space=args.space, target=args.target,
+        threads=args.threads, trials=args.trials, seconds=args.seconds, sampler=args.sampler,
+        seed=args.seed, workers=args.workers, records=args.records, storage=args.storage,
+        time_limit=args.time_limit, memory_limit=args.memory_limit, transfer=not args.no_transfer,
+        progress=Bar(program.name, seconds=args.seconds),
+    )  # fmt: skip
+    path = args.report
+    if path is None or path.is_dir():
+        path = free_path(path, program.name)
+    found, code = _tell(args, tuned, None, tuned.interrupted, "", where, path)
+    if args.json:
+        kept = None if where is None else str(where)
+        arguments.print_json({"program": args.op, "records": kept, "runs": [found]})
+    return code
 
 
 def _search(
@@ -133,14 +196,14 @@ def _search(
 ) -> tuple[dict[str, Any], int]:
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
     from sparsetir.tuning.progress import Bar
-    from sparsetir.tuning.report import table
     from sparsetir.tuning.search import tune
 
     if args.modules:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
     tuned = tune(
-        args.op, matrix, feat, dtype=args.dtype, reduce=args.reduce, heads=args.heads,
-        target=args.target, threads=args.threads, trials=args.trials, seconds=args.seconds,
+        args.op, matrix, feat, dtype=args.dtype, reduce=args.reduce or "sum",
+        heads=args.heads, target=args.target, threads=args.threads, trials=args.trials,
+        seconds=args.seconds,
         sampler=args.sampler, seed=args.seed, workers=args.workers, records=args.records,
         storage=args.storage, time_limit=args.time_limit, memory_limit=args.memory_limit,
         transfer=not args.no_transfer, graph=name, remote=args.remote,
@@ -151,12 +214,23 @@ def _search(
     comparison, stopped = None, tuned.interrupted
     if ran and not stopped and not args.no_vendor and args.remote is None:
         comparison, stopped = _compare(tuned)
+    several = len(args.feat or [feat]) > 1
+    path = report_path(args.report, args.op, name, feat, several)
+    return _tell(args, tuned, comparison, stopped, name, where, path)
+
+
+def _tell(
+    args: argparse.Namespace, tuned: Any, comparison: Any, stopped: bool, name: str,
+    where: Path | None, path: Path,
+) -> tuple[dict[str, Any], int]:  # fmt: skip
+    """Print what was found and write the report; data for JSON and the exit code."""
+    from sparsetir.tuning.report import table
+
+    ran = any(t.outcome.state == "ok" for t in tuned.trials)
     if not args.json:
         print(table(tuned, comparison, graph=name, records=where))
     report, written = None, True
     if tuned.trials and not args.no_report:
-        several = len(args.feat or [feat]) > 1
-        path = report_path(args.report, args.op, name, feat, several)
         report, written = _report(tuned, comparison, path, name)
         if report is not None and not args.json:
             print(f"report: {report}")
@@ -200,7 +274,7 @@ def _data(tuned: Any, comparison: Any) -> dict[str, Any]:
     best = ranked(tuned)[:5]
     failed = {t.number: f"{t.outcome.state}: {t.outcome.message}" for t in tuned.failures}
     return {
-        "feat": tuned.task.feat, "dtype": tuned.task.dtype, "threads": tuned.task.threads,
+        "feat": tuned.key.feat, "dtype": tuned.key.dtype, "threads": tuned.task.threads,
         "target": tuned.key.target, "device": tuned.key.device, "trials": len(tuned.trials),
         "counts": tuned.counts, "failures": failed, "warnings": tuned.warnings,
         "default": {"config": to_data(tuned.default), "seconds": tuned.default_seconds},

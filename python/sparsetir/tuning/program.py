@@ -127,7 +127,9 @@ class ProgramTask:
 
 
 def bound_arguments(program: SparseFunc, arguments: Any) -> dict[str, Any]:
-    """All arguments of a function in the order of its parameters, sizes from shapes where missing.
+    """All arguments of a function in the order of its parameters.
+
+    Sizes that the shapes of arrays imply may be missing; outputs that are missing are zeros.
 
     Raises TypeError or ValueError naming the argument.
     """
@@ -143,16 +145,11 @@ def bound_arguments(program: SparseFunc, arguments: Any) -> dict[str, Any]:
         if name not in names:
             raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
     values: list[Any] = [arguments.get(name) for name in names]
-    for i in signature.arrays:
-        if not is_array(values[i]):
-            got = "nothing" if values[i] is None else type(values[i]).__name__
-            raise TypeError(f"{who}: '{names[i]}': expected an array, got {got}")
-        values[i] = to_numpy(values[i])
-        if str(values[i].dtype) != signature.dtypes[i]:
-            raise TypeError(
-                f"{who}: '{names[i]}': expected dtype {signature.dtypes[i]}, got {values[i].dtype}"
-            )
-    for step in signature.inferences:
+    missing = [i for i in signature.outputs if values[i] is None]
+    given = [i for i in signature.arrays if i not in missing]
+    for i in given:
+        values[i] = _array(f"{who}: '{names[i]}'", values[i], signature.dtypes[i])
+    for step in signature.inferences_from(given):
         shape = values[step.array].shape
         if values[step.scalar] is None and len(shape) > step.dim:
             size = shape[step.dim] - step.minus
@@ -163,11 +160,23 @@ def bound_arguments(program: SparseFunc, arguments: Any) -> dict[str, Any]:
         values[i] = _number(f"{who}: '{names[i]}'", values[i])
     for i in signature.arrays:
         expected = signature.expected_shape(i, values)
-        if list(values[i].shape) != expected:
+        if i in missing:
+            values[i] = np.zeros(expected, signature.dtypes[i])
+        elif list(values[i].shape) != expected:
             raise ValueError(
                 f"{who}: '{names[i]}': expected shape {tuple(expected)}, got {values[i].shape}"
             )
     return dict(zip(names, values, strict=True))
+
+
+def _array(who: str, value: Any, dtype: str) -> np.ndarray:
+    if not is_array(value):
+        got = "nothing" if value is None else type(value).__name__
+        raise TypeError(f"{who}: expected an array, got {got}")
+    found = np.asarray(to_numpy(value))
+    if str(found.dtype) != dtype:
+        raise TypeError(f"{who}: expected dtype {dtype}, got {found.dtype}")
+    return found
 
 
 def _number(who: str, value: Any) -> Any:

@@ -8,6 +8,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 __all__ = ["ScheduleRef", "importing", "load_file"]
 
 EXPECTED = "expected a function (sch, config) at the top level of a file, which workers can import"
+PREFIX = "sparsetir_file_"  # of the names that modules of such files have
 # Files that are being run for a function in them, by the modules' names.
 _loading: list[str] = []
 
@@ -77,7 +79,7 @@ def load_file(file: Path | str) -> ModuleType:
     """A Python file, run as a module of its own; errors are those of its code."""
     file = Path(file)
     digest = hashlib.blake2b(str(file.resolve()).encode(), digest_size=4).hexdigest()
-    name = f"sparsetir_file_{file.stem}_{digest}"
+    name = f"{PREFIX}{file.stem}_{digest}"
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ValueError(f"expected a Python file, got '{file}'")
@@ -93,10 +95,9 @@ def load_file(file: Path | str) -> ModuleType:
 
 def _is_importable(module: str, file: Path) -> bool:
     """Whether another process that imports a module by name gets this file."""
-    if module == "__main__":
+    if module == "__main__" or module.startswith(PREFIX):
         return False
-    try:
-        found = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return False
+    parent = sys.modules.get(module.rpartition(".")[0])
+    # Not `importlib.util.find_spec`, which knows what is loaded, however that was done.
+    found = PathFinder.find_spec(module, getattr(parent, "__path__", None))
     return found is not None and found.origin is not None and Path(found.origin).samefile(file)
