@@ -7,7 +7,8 @@ threads; what has none runs on one thread. Correct for every program, and a star
 
 from __future__ import annotations
 
-from functools import lru_cache
+import os
+from functools import cache, lru_cache
 from typing import Any
 
 import tvm
@@ -27,10 +28,12 @@ from sparsetir.schedules.passes.vectorize import vectorize_innermost
 from sparsetir.sparse_ir.nodes import walk
 from sparsetir.sparse_ir.position_space import as_dtype
 
-__all__ = ["binds_threads", "default_schedule"]
+__all__ = ["binds_threads", "default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
 
 GPU_THREADS = 128
 GPU_WARP = 32
+# Bytes of cache that what is gathered from should fit into, where the machine does not say.
+L2_BYTES = 1 << 20
 
 
 def default_schedule(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
@@ -42,7 +45,7 @@ def default_schedule(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return _wrap_host_code(_gpu(func))
-    return vectorize_innermost(_cpu(func), vector_bits(target))
+    return vectorize_innermost(_cpu(func), vector_bits(target), l2_bytes())
 
 
 def is_gpu(target: Any) -> bool:
@@ -55,6 +58,16 @@ def vector_bits(target: Any) -> int:
     """Width of a CPU target's vector registers."""
     width = tvm.get_global_func("target.llvm_get_vector_width")(target)
     return int(width) if int(width) > 0 else 128
+
+
+@cache
+def l2_bytes() -> int:
+    """Size of the L2 cache of a core, of this machine's."""
+    try:
+        size = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+    except (OSError, ValueError):
+        size = 0
+    return size if size > 0 else L2_BYTES
 
 
 def _top_blocks(sch: Any) -> list[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from sparsetir.schedules.default import binds_threads, default_schedule, is_gpu
+from sparsetir.schedules.panels import panels_where_they_pay
 from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
@@ -94,7 +95,12 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
     # The one place that knows of schedules which have gone on to stage II: they hold a
     # `tvm.s_tir.Schedule` from then on.
     second = getattr(sch, "stage_two", None)
-    scheduled = default_schedule(stages["II"], target) if second is None else _only(second)
+    if second is not None:
+        scheduled = _only(second)
+    else:
+        scheduled = default_schedule(stages["II"], target)
+        if not is_gpu(target):
+            scheduled = panels_where_they_pay(sch.func, scheduled, target)
     return _finished({**stages, "II scheduled": scheduled}, scheduled, target)
 
 

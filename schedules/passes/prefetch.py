@@ -29,7 +29,7 @@ from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["prefetch", "prefetch_gathered"]
+__all__ = ["gathering_loads", "prefetch", "prefetch_gathered", "row_ahead"]
 
 CACHE_LINE = 64
 
@@ -49,7 +49,7 @@ def prefetch_gathered(
     realize = _find(func.body, block)
     if realize is None:
         raise ScheduleError(f"prefetch_gathered: argument 'block': there is no block '{block}'")
-    load = _gathering_load(realize.block.body, buffer)
+    load = next((x for x in gathering_loads(realize.block.body) if x.source.name == buffer), None)
     if load is None:
         raise ScheduleError(
             f"prefetch_gathered: argument 'buffer': block '{block}' reads no '{buffer}' at an "
@@ -66,15 +66,8 @@ def prefetch_gathered(
             f"one of its loops, got {position}"
         )
     inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
-    ahead = _ahead(func, index, position, distance)
-    ahead = tirx.BufferLoad(index.source, [*index.indices[:-1], ahead])
-    place = [ahead if i.same_as(index) else i for i in load.indices]
-    place = [substitute(substitute(i, at), inner) for i in place]
-    per_line = CACHE_LINE * 8 // tvm.DataType(str(load.source.ty.dtype)).bits
-    asks: list[Any] = []
-    for first in range(0, span, per_line):
-        last = place[-1] + as_dtype(first, dtype_of(place[-1]))
-        asks.append(prefetch(tirx.BufferLoad(load.source, [*place[:-1], last])))
+    at = {var: substitute(value, inner) for var, value in at.items()}
+    asks = row_ahead(func, load, at, distance, span)
 
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(loops[depth[-1]].loop_var):
@@ -84,6 +77,27 @@ def prefetch_gathered(
         return tirx.For(*head, body, None, loop.annotations)
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+def row_ahead(
+    func: tirx.PrimFunc, load: Any, at: dict[Any, Any], distance: int, span: int
+) -> list[tirx.Stmt]:
+    """Prefetches of the row that a load at a loaded index reads some iterations later.
+
+    load : `B[.., indices[.., j], .., k]`
+    at : values of the variables in it, of k that of the first element
+    distance, span : as for :func:`prefetch_gathered`
+    """
+    index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
+    ahead = _ahead(func, index, substitute(index.indices[-1], at), distance)
+    ahead = tirx.BufferLoad(index.source, [*index.indices[:-1], ahead])
+    place = [substitute(ahead if i.same_as(index) else i, at) for i in load.indices]
+    per_line = CACHE_LINE * 8 // tvm.DataType(str(load.source.ty.dtype)).bits
+    asks: list[Any] = []
+    for first in range(0, span, per_line):
+        last = place[-1] + as_dtype(first, dtype_of(place[-1]))
+        asks.append(prefetch(tirx.BufferLoad(load.source, [*place[:-1], last])))
+    return asks
 
 
 def prefetch(load: Any) -> tirx.Stmt:
@@ -100,9 +114,9 @@ def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any
     further = position + as_dtype(distance, dtype)
     if not axis.is_variable:
         return tirx.min(further, as_dtype(axis.nnz_cols, dtype) - as_dtype(1, dtype))
-    size = axis.nnz
-    if isinstance(size, ir.Var):  # attributes keep the variables of the function they came from
-        size = next(p for p in func.params if p.name == size.name)
+    # Attributes keep the variables of the function they came from.
+    named = {p.name: p for p in func.params}
+    size = substitute(axis.nnz, {v: named[v.name] for v in free_vars(axis.nnz)})
     parents = index.indices[:-1]
     starts = next(p for p in func.params if tirx.is_buffer_var(p) and p.name == layout.indptr[-1])
     begin = tirx.BufferLoad(starts, list(parents))
@@ -120,16 +134,17 @@ def _find(body: Any, name: str) -> Any:
     return found[0] if found else None
 
 
-def _gathering_load(body: Any, buffer: str) -> Any:
+def gathering_loads(body: Any) -> list[Any]:
+    """The loads of a block's body at an index that it loads."""
     found: list[Any] = []
 
     def visit(node: Any) -> None:
-        if isinstance(node, ir.TensorLoad) and node.source.name == buffer:
+        if isinstance(node, ir.TensorLoad):
             if any(isinstance(i, ir.TensorLoad) for i in node.indices):
                 found.append(node)
 
     walk(body, visit)
-    return found[0] if found else None
+    return found
 
 
 def _loops_around(body: Any, realize: Any) -> list[Any]:

@@ -6,13 +6,17 @@ scalar. Here the loop is cut into a part in vectors and a scalar rest. Before::
     for j, k in T.grid(J_indptr[vi + 1] - J_indptr[vi], feat):
         with T.sblock("spmm1"): ...                     # C[vi, k] = C[vi, k] + A[vi, j] * B[.., k]
 
-After, for each width from four vector registers down to one element, halving::
+After, for each width from eight vector registers down to one element, halving::
 
-    for k_tile in range(feat // 64):
-        acc[0:64] = 0.0
+    for k_tile in range(feat // 128):
+        acc[0:128] = 0.0
         for j in range(J_indptr[vi + 1] - J_indptr[vi]):
-            acc[0:64] = acc[0:64] + A[vi, j] * B[.., k_tile * 64 : k_tile * 64 + 64]
-        C[vi, k_tile * 64 : k_tile * 64 + 64] = acc[0:64]
+            if n * feat > 262144:                        # B is not in the cache anyway
+                prefetch(B[J_indices[vi, min(j + 8, ..)], k_tile * 128]) ...
+            acc[0:128] = acc[0:128] + A[vi, j] * B[.., k_tile * 128 : k_tile * 128 + 128]
+        C[vi, k_tile * 128 : k_tile * 128 + 128] = acc[0:128]
+
+To ask for a row takes as many instructions as to add up two vectors: narrow tiles do not.
 """
 
 from __future__ import annotations
@@ -22,24 +26,35 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
 
+from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute, walk
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 
 __all__ = ["vectorize_innermost"]
 
+VECTORS = 8  # of the widest tile: half of the registers that AVX-512 and NEON have
+PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
+PREFETCH = 8
 
-def vectorize_innermost(func: tirx.PrimFunc, bits: int) -> tirx.PrimFunc:
-    """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule."""
+
+def vectorize_innermost(func: tirx.PrimFunc, bits: int, cache: int) -> tirx.PrimFunc:
+    """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
+
+    cache : bytes; rows gathered from a buffer that is larger are prefetched
+    """
 
     def visit(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.SERIAL:
             return loop
-        nest = _Nest.of(loop)
+        nest = _Nest.of(loop, func)
         if nest is None:
             return loop
         lanes = bits // max(8, tvm.DataType(str(nest.store.buffer.ty.dtype)).bits)
-        return nest.in_registers(lanes) if nest.reduces else nest.in_vectors(lanes)
+        if not nest.reduces:
+            return nest.in_vectors(lanes)
+        return nest.in_registers(lanes, cache)
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
@@ -50,15 +65,16 @@ class _Nest:
     loops : from the outside in; `along` is the contiguous one, the others are reductions
     """
 
-    def __init__(self, loops: list[Any], along: Any, realize: Any, store: Any) -> None:
+    def __init__(self, func: Any, loops: list[Any], along: Any, realize: Any, store: Any) -> None:
+        self.func = func
         self.loops, self.along, self.realize, self.store = loops, along, realize, store
         self.block = realize.block
         self.others = [lp for lp in loops if not lp.same_as(along)]
         self.reduces = bool(self.others)
 
     @staticmethod
-    def of(loop: Any) -> _Nest | None:
-        """The nest that starts at `loop`; None when it has another form."""
+    def of(loop: Any, func: Any) -> _Nest | None:
+        """The nest of `func` that starts at `loop`; None when it has another form."""
         loops = [loop]
         while isinstance(loops[-1].body, tirx.For):
             loops.append(loops[-1].body)
@@ -80,15 +96,15 @@ class _Nest:
         if len(var_of) != len(block.iter_vars) or set(var_of) != {lp.loop_var for lp in loops}:
             return None
         last = store.indices[-1]
-        along = next((lp for lp in loops if _same(var_of[lp.loop_var].var, last)), None)
+        along = next((lp for lp in loops if _is_along(last, var_of[lp.loop_var].var)), None)
         if along is None or var_of[along.loop_var].iter_type != tirx.IterVar.DataPar:
             return None
-        if not _contiguous_in(last, block.body):
+        if not _contiguous_in(var_of[along.loop_var].var, block.body):
             return None
         others = [var_of[lp.loop_var] for lp in loops if not lp.same_as(along)]
         if any(v.iter_type != tirx.IterVar.CommReduce for v in others):
             return None
-        nest = _Nest(loops, along, realize, store)
+        nest = _Nest(func, loops, along, realize, store)
         return nest if not others or nest._accumulates() else None
 
     def _accumulates(self) -> bool:
@@ -113,23 +129,23 @@ class _Nest:
             return self.along
         return _vectors_and_rest(self.along, lanes)
 
-    def in_registers(self, lanes: int) -> tirx.Stmt:
+    def in_registers(self, lanes: int, cache: int) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
-        dtype = dtype_of(self.along.loop_var)
-        done: Any = as_dtype(0, dtype)
-        parts: list[tirx.Stmt] = []
-        for width in (4 * lanes >> n for n in range((4 * lanes).bit_length())):
-            if self._at_most_extent(width) < width:
-                continue
-            left = self.along.extent - done
-            count = tirx.floordiv(left, as_dtype(width, dtype))
-            parts.append(self._tile(width, count, done, len(parts)))
-            done = done + count * as_dtype(width, dtype)
-            if isinstance(self.along.extent, tirx.IntImm):
-                done = as_dtype(int(self.along.extent) // width * width, dtype)
-                if int(done) == int(self.along.extent):
-                    break
-        return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+        width = self._at_most_extent(VECTORS * lanes)
+        return self._tiles(width, self.along.extent, lanes, cache)
+
+    def _tiles(self, width: int, left: Any, lanes: int, cache: int) -> tirx.Stmt:
+        """Tiles of a width for what is left, then narrower ones where they do not fill it."""
+        extent, dtype = self.along.extent, dtype_of(self.along.loop_var)
+        size = as_dtype(width, dtype)
+        asks = cache if width >= PREFETCHING * lanes else None
+        tiles = self._tile(width, tirx.floordiv(left, size), extent - left, asks)
+        rest = Analyzer().simplify(tirx.floormod(extent, size))
+        if isinstance(rest, tirx.IntImm) and not int(rest):
+            return tiles
+        narrower = self._tiles(width // 2, rest, lanes, cache)
+        # One comparison for each row, where most feature sizes end, instead of one for each width.
+        return tirx.SeqStmt([tiles, tirx.IfThenElse(rest > as_dtype(0, dtype), narrower, None)])
 
     def _at_most_extent(self, lanes: int) -> int:
         if isinstance(self.along.extent, tirx.IntImm):
@@ -137,7 +153,9 @@ class _Nest:
                 lanes //= 2
         return lanes
 
-    def _tile(self, width: int, count: Any, start: Any, number: int) -> tirx.Stmt:
+    def _tile(
+        self, width: int, count: Any, start: Any, cache: int | None
+    ) -> tirx.Stmt:
         dtype = dtype_of(self.along.loop_var)
         name = self.along.loop_var.name
         tile = tirx.Var(f"{name}_tile", dtype)
@@ -146,18 +164,21 @@ class _Nest:
             lp.loop_var: tirx.Var(lp.loop_var.name, dtype_of(lp.loop_var)) for lp in self.others
         }
 
-        def lanes_of(make: Any) -> tirx.Stmt:
-            """`make(lane, mapping)` for every element of the tile; `mapping` places block vars."""
-            lane = tirx.Var(f"{name}_lane", dtype) if width > 1 else as_dtype(0, dtype)
+        def placed(lane: Any) -> dict[Any, Any]:
+            """What block variables are at an element of the tile."""
             at = start + tile * as_dtype(width, dtype) + lane
-            mapping = {
+            return {
                 v.var: at if _same(value, self.along.loop_var) else fresh[value]
                 for v, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
             }
-            stmt = make(lane, mapping)
+
+        def lanes_of(make: Any) -> tirx.Stmt:
+            """`make(lane, mapping)` for every element of the tile; `mapping` places block vars."""
+            zero, extent = as_dtype(0, dtype), as_dtype(width, dtype)
+            lane = tirx.Var(f"{name}_lane", dtype) if width > 1 else zero
+            stmt = make(lane, placed(lane))
             if width == 1:
                 return stmt
-            zero, extent = as_dtype(0, dtype), as_dtype(width, dtype)
             return tirx.For(lane, zero, extent, tirx.ForKind.VECTORIZED, stmt)
 
         def update(lane: Any, mapping: Any) -> tirx.Stmt:
@@ -179,12 +200,14 @@ class _Nest:
             lambda lane, m: tirx.BufferStore(acc, substitute(self.block.init.value, m), [lane])
         )
         inner = lanes_of(update)
+        if cache is not None:
+            inner = tirx.SeqStmt([*self._asks(placed(as_dtype(0, dtype)), width, cache), inner])
         for loop in reversed(self.others):
             extent = substitute(loop.extent, fresh)
             inner = tirx.For(fresh[loop.loop_var], loop.min, extent, tirx.ForKind.SERIAL, inner)
         body = tirx.SeqStmt([first, inner, lanes_of(write)])
         block = s_tir.SBlock(
-            [], [], [], f"{self.block.name_hint}_tile{number}", body, alloc_buffers=[acc]
+            [], [], [], f"{self.block.name_hint}_tile{width}", body, alloc_buffers=[acc]
         )
         known = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
         reads, writes = s_tir.analysis.get_sblock_read_write_region(block, known)
@@ -192,6 +215,30 @@ class _Nest:
         zero = as_dtype(0, dtype)
         realize = s_tir.SBlockRealize([], True, block)
         return tirx.For(tile, zero, count, tirx.ForKind.SERIAL, realize)
+
+
+    def _asks(self, at: dict[Any, Any], width: int, cache: int) -> list[tirx.Stmt]:
+        """Prefetches of rows that the innermost reduction gathers, where they may be far."""
+        layouts = {str(k): v for k, v in self.func.attrs[LAYOUTS].items()}
+        inner = self.others[-1].loop_var
+        var_of = {
+            value: v.var
+            for v, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
+        }
+        reduced, along = var_of[inner], var_of[self.along.loop_var]
+        out: list[tirx.Stmt] = []
+        for load in gathering_loads(self.block.body):
+            index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
+            layout, source = layouts[index.source.name], layouts[load.source.name]
+            gathers = layout.axes[-1].is_sparse and _same(index.indices[-1], reduced)
+            if not gathers or not _is_along(load.indices[-1], along) or any(axis.kind != "dense_fixed" for axis in source.axes):
+                continue
+            size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
+            for extent in load.source.ty.shape:
+                size = size * as_dtype(extent, "int64")
+            asks = tirx.SeqStmt(row_ahead(self.func, load, at, PREFETCH, width))
+            out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
+        return out
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -205,7 +252,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _contiguous_in(var: Any, body: Any) -> bool:
-    """Whether every access that depends on `var` has it as its last index and nowhere else."""
+    """Whether every access that depends on `var` goes along it by its last index alone."""
     accesses: list[list[Any]] = []
     conditions: list[Any] = []
 
@@ -218,9 +265,16 @@ def _contiguous_in(var: Any, body: Any) -> bool:
     walk(body, visit)
     return not any(_uses(c, var) for c in conditions) and all(
         not any(_uses(i, var) for i in index[:-1])
-        and (not index or _same(index[-1], var) or not _uses(index[-1], var))
+        and (not index or _is_along(index[-1], var) or not _uses(index[-1], var))
         for index in accesses
     )
+
+
+def _is_along(index: Any, var: Any) -> bool:
+    """Whether an index is a variable, or some way from it."""
+    if isinstance(index, tirx.Add) and (_same(index.a, var) or _same(index.b, var)):
+        return not (_uses(index.a, var) and _uses(index.b, var))
+    return _same(index, var)
 
 
 def _uses(expr: Any, var: Any) -> bool:

@@ -5,15 +5,13 @@ Rules of thumb, those for CPUs from measurements; each function says why.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
-from functools import cache
 from math import ceil, gcd, log2
 from typing import Any
 
 import numpy as np
 
-from sparsetir.schedules.default import is_gpu, vector_bits
+from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
@@ -24,8 +22,6 @@ from sparsetir.schedules.templates.spmv import SlicedRows, serves
 
 __all__ = ["Statistics", "candidates", "choose"]
 
-# Bytes of cache that a tile of B should fit into, where the machine does not say.
-L2_BYTES = 1 << 20
 # Non-zeros per row of B from which on a copy of it, or of a part, pays.
 PACK_DEGREE = 28
 ENOUGH_FEATURES = 64
@@ -140,16 +136,6 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
         sizes = (given.m, given.nnz, given.threads)
         found.insert(0, SlicedRows.for_pattern(problem, *sizes, vector_bits(target)))
     return list(dict.fromkeys(found))
-
-
-@cache
-def l2_bytes() -> int:
-    """Size of the L2 cache of a core."""
-    try:
-        size = os.sysconf("SC_LEVEL2_CACHE_SIZE")
-    except (OSError, ValueError):
-        size = 0
-    return size if size > 0 else L2_BYTES
 
 
 def _tiled(feat: int, lanes: int, vectors: int) -> RowBlocks:
