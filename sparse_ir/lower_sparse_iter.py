@@ -32,6 +32,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.allocations import allocate_in_visits
+from sparsetir.sparse_ir.assumptions import ASSUMED
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
@@ -59,6 +60,9 @@ from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import STAGE_ONE, loops_around, workers_of
 
 __all__ = ["LowerSparseIter", "lower_sparse_iter"]
+
+# Attributes that go with the signature.
+SAID = (COMPUTED, PROMISES, ASSUMED)
 
 
 def lower_sparse_iter(func_or_mod: Any) -> Any:
@@ -125,7 +129,7 @@ class _Lowering:
         body, allocs = allocate_in_visits(body, allocated)
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
-            **{k: v for k, v in self.func.attrs.items() if str(k) not in (COMPUTED, PROMISES)},
+            **{k: v for k, v in self.func.attrs.items() if str(k) not in SAID},
             "tirx.noalias": True,
             "s_tir": True,
             LAYOUTS: self.space.layouts,
@@ -153,7 +157,7 @@ class _Lowering:
             tirx.Evaluate(0),
             {
                 "outputs": written,
-                **{k: attrs[k] for k in (COMPUTED, PROMISES) if k in attrs},
+                **{k: attrs[k] for k in SAID if k in attrs},
             },
         )
 

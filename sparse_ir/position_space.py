@@ -13,6 +13,7 @@ from tvm import tirx
 from tvm_ffi import Object
 from tvm_ffi.dataclasses import py_class
 
+from sparsetir.sparse_ir.assumptions import filled_axes
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
 
 __all__ = [
@@ -95,6 +96,7 @@ class PositionSpace:
         self.func = func
         self.buffers: dict[str, Any] = {}
         self.layouts: dict[str, Layout] = {}
+        self._filled = filled_axes(func)
         self._aux: dict[tuple[str, str], Any] = {}
         self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}
         by_handle: dict[Any, Any] = {}
@@ -144,6 +146,10 @@ class PositionSpace:
         if axis.is_sparse:
             return tirx.BufferLoad(self.indices(axis), positions)
         return positions[-1]
+
+    def has_padding(self, axis: Axis) -> bool:
+        """Whether slots of an axis may hold no element."""
+        return axis.kind == "sparse_fixed" and axis.name not in self._filled
 
     def _materialise(self, axis: Axis, by_handle: dict[Any, Any]) -> None:
         ancestors = axis.ancestors()

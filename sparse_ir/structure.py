@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
+from sparsetir.sparse_ir.assumptions import filled_axes
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 from sparsetir.sparse_ir.interpret_scalar import Evaluator
@@ -45,6 +46,7 @@ class _Checker:
         self.arguments = arguments
         self.evaluator = Evaluator(func.name)
         self.computed = computed_parameters(func)
+        self.filled = filled_axes(func)
         self.size: dict[str, int] = {}
         self.seen: set[Any] = set()
         for param in func.params:
@@ -114,7 +116,10 @@ class _Checker:
         parents = self.elements(axis.parent) if indptr_given else None
         width = size if axis.is_variable else self.number(axis, "nnz_cols")
         handles = tuple(None if h is None else hash(h) for h in (axis.indptr, axis.indices))
-        key = (handles, axis.kind, axis.idtype, axis.unique, parents, length, size, width)
+        key = (
+            handles, axis.kind, axis.idtype, axis.unique, parents, length, size, width,
+            axis.name in self.filled,
+        )  # fmt: skip
         if key in self.seen:
             return
         self.seen.add(key)
@@ -175,7 +180,7 @@ class _Checker:
 
     def check_range(self, axis: Axis, indices: np.ndarray, length: int) -> None:
         """Coordinates of the axis, or padding."""
-        lowest = 0 if axis.is_variable else -1
+        lowest = 0 if axis.is_variable or axis.name in self.filled else -1
         if not indices.size or (indices.max() < length and indices.min() >= lowest):
             return
         at = int(((indices >= length) | (indices < lowest)).argmax())

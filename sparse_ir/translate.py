@@ -222,7 +222,7 @@ class Translator:
     ) -> list[Any]:
         """0 <= coord < length, less what can be proven from the lengths of the axes."""
         if visited is not None and tvm_ffi.structural_equal(visited.length, length):
-            if visited.kind != "sparse_fixed":
+            if not self.space.has_padding(visited):
                 return []
         if isinstance(coord, ir.TensorLoad) and tvm_ffi.structural_equal(
             self._domains.get(coord.source), length

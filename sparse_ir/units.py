@@ -79,7 +79,7 @@ class Units:
             tirx.Var("v" + coord_var.name, axis.idtype),
         )
         extent = as_dtype(self.space.extent(axis, parents), axis.idtype)
-        if isinstance(node, AttachedAxis) and node.to.kind == "sparse_fixed":
+        if isinstance(node, AttachedAxis) and self.space.has_padding(node.to):
             exists = scope.visits[node.to.name].coord >= 0
             extent = tirx.if_then_else(exists, extent, as_dtype(0, axis.idtype))
         pos = var
@@ -89,7 +89,7 @@ class Units:
                 pos = pos - self.space.start(axis, parents)
         coord = self.space.coordinate(axis, [*parents, pos])
         self._visit(axis, coord_var, pos, coord, parents, scope)
-        pads = [coord >= 0] if axis.kind == "sparse_fixed" else []
+        pads = [coord >= 0] if self.space.has_padding(axis) else []
         return Unit(node, kind, loop, var, extent, pads)
 
     def _in_part(self, by: Axis, var: Any, scope: Scope) -> tuple[Any, Any]:
@@ -199,7 +199,7 @@ class Units:
             parents = [*outer, *positions[:n]]
             coord = self.space.coordinate(axis, [*parents, pos])
             self._visit(axis, coord_var, pos, coord, parents, scope)
-            if axis.kind == "sparse_fixed":
+            if self.space.has_padding(axis):
                 unit.pads.append(coord >= 0)
 
     def _recover_variable(

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.assumptions import assumed_coordinates
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, walk
 
@@ -36,11 +37,14 @@ def value_domains(func: SparseFunc) -> dict[Any, Any]:
         length = None if rule is None else rule(how, known, by_indptr, by_indices)
         if length is not None:
             known[name] = length
-    return {
+    length = {a.name: a.length for a in func.axes}
+    out = {
         b.var: known[str(b.handle.name)]
         for b in func.buffers
         if b.handle is not None and str(b.handle.name) in known
     }
+    said = assumed_coordinates(func)
+    return out | {b.var: length[said[b.name]] for b in func.buffers if b.name in said}
 
 
 def permutations(func: SparseFunc) -> set[Any]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import tvm_ffi
 from tvm import ir
 
+from sparsetir.sparse_ir.assumptions import assumption_problems
 from sparsetir.sparse_ir.computed import computed_problems
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import (
@@ -71,7 +72,7 @@ def find_problem(func: SparseFunc, spans: Mapping[str, Any] | None = None) -> Pr
 
     spans : positions of the axes by name; axes carry none themselves
     """
-    for rule in (*DECLARATIONS, computed_problems, promise_problems, body_problems):
+    for rule in RULES:
         for where, message in rule(func):
             span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
             return Problem(span or func.span, f"in function '{func.name}': {message}")
@@ -358,7 +359,7 @@ def describe_type(value: Any) -> str:
     return "a handle" if isinstance(ty, ir.PointerType) else type(value).__name__
 
 
-DECLARATIONS: tuple[Callable[[SparseFunc], Found], ...] = (
+RULES: tuple[Callable[[SparseFunc], Found], ...] = (
     _names_differ,
     _axis_kind,
     _axis_fields,
@@ -373,4 +374,8 @@ DECLARATIONS: tuple[Callable[[SparseFunc], Found], ...] = (
     _buffer_axes_order,
     _buffer_siblings,
     _buffer_shape,
+    computed_problems,
+    promise_problems,
+    assumption_problems,
+    body_problems,
 )

@@ -19,11 +19,16 @@ from tvm import s_tir, tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.operators.messages import DIMS, combined, dims
 from sparsetir.schedules.operators.problems import accumulator, one_of
 from sparsetir.schedules.passes.lane_sums import add_lanes
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.templates.message_tiles import Tile, in_vectors, on_threads, without_guards
-from sparsetir.schedules.templates.messages import DIMS, combined, dims
+from sparsetir.schedules.templates.message_tiles import (
+    Tile,
+    in_vectors,
+    on_threads,
+    without_guards,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["OPS", "EdgeMessages", "program", "schedule"]

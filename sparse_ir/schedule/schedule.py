@@ -19,6 +19,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.annotate import annotate
+from sparsetir.sparse_ir.schedule.assume import assume
 from sparsetir.sparse_ir.schedule.bound import bound
 from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
@@ -150,6 +151,14 @@ class Schedule:
         a "multiple" of it; kernels check it. See :mod:`sparsetir.sparse_ir.schedule.bound`.
         """
         self._apply(bound, loop, n, kind)
+
+    def assume(self, fact: str, *, axis: str, buffer: str | None = None) -> None:
+        """Say what the program does not: `buffer` holds "coordinates" of `axis`, or `axis` is
+
+        "filled". See :mod:`sparsetir.sparse_ir.schedule.assume`.
+        """
+        options = {"axis": axis} if buffer is None else {"axis": axis, "buffer": buffer}
+        self._apply(assume, fact, **options)
 
     def precompute(
         self,
