@@ -43,7 +43,7 @@ class Messages:
     idtype : of the pattern's arrays
     ordered : rows of E are in another order than the elements, which ORDER gives
     arg : for a maximum or minimum: also the place in ORDER of the first element that has it, -1 in
-        a row without elements; with `ordered`
+        a row without elements; with `ordered`; of bfloat16 only for copies
     """
 
     op: str = "mul"
@@ -62,6 +62,11 @@ class Messages:
             raise ValueError(
                 "Messages: argument 'arg': expected False without 'ordered' and a maximum or "
                 "minimum, got True"
+            )
+        if self.arg and self.dtype == "bfloat16" and not self.op.startswith("copy"):
+            raise ValueError(  # TVM does not round to it what is only compared
+                f"Messages: argument 'dtype': expected no bfloat16 with 'arg' and {self.op!r}, got "
+                "'bfloat16'"
             )
 
     @property
@@ -123,8 +128,12 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
         b = None if e is None else T.cast(e[(*at, *dims(problem.e, h, k))], acc)
         return combined(op, a, b)
 
-    def is_it(value: Any, extremum: Any) -> Any:
-        return tirx.any(value == extremum, tirx.all(tirx.isnan(value), tirx.isnan(extremum)))
+    def found(value: Any, extremum: Any, place: Any, total: Any) -> Any:
+        """The place of the first value that is the extremum, which is NaN where one of them is."""
+        # Not by isnan, which TVM has no vectors of.
+        inf = tirx.const(float("inf"), dtype)
+        nan = tirx.Select(value <= inf, total, place)
+        return tirx.Select(total >= 0, total, tirx.Select(value == extremum, place, nan))
 
     @T.prim_func
     def gspmm(
@@ -177,11 +186,7 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
                         dtype,
                     )
                 )
-                ARG[i, h, k] = T.Select(
-                    tirx.all(ARG[i, h, k] < 0, is_it(value, C[i, h, k])),
-                    ORDER[i, j],
-                    ARG[i, h, k],
-                )
+                ARG[i, h, k] = found(value, C[i, h, k], ORDER[i, j], ARG[i, h, k])
 
     unused = {
         "row": reduce == "sum",

@@ -96,7 +96,8 @@ def _row_result(sch: Schedule, who: str, it: Any) -> RowReduction:
     result = next(b for b in func.buffers if b.var.same_as(store.buffer))
     return RowReduction(
         ref, [handle(x) for x in heads], handle(rows[0]), [handle(x) for x in columns],
-        handle(features[0]), result.name, *gathered, result.dtype, reduction_of(it.body) is not None,
+        handle(features[0]), result.name, *gathered, result.dtype,
+        reduction_of(it.body) is not None,
     )  # fmt: skip
 
 

@@ -72,6 +72,7 @@ def message_arguments(problem, feat, seed=1):
         (messages.Messages("div", "max", "h", "f", ordered=True, arg=True), 1, 2),
         (messages.Messages("copy_e", "min", "", "hf", "float32", "int64"), 2, 2),
         (messages.Messages("copy_u", "min", "hf", "", ordered=True, arg=True), 16, 17),
+        (messages.Messages("mul", "max", "f", "h", "float16", ordered=True, arg=True), 4, 5),
         (messages.Messages("add", "sum", "f", ""), 32, 32),
     ],
 )
@@ -159,9 +160,15 @@ def test_gpu_text():
         (lambda: messages.Messages(reduce="prod"), "'reduce'"),
         (lambda: messages.Messages(u="x"), "'u'"),
         (lambda: messages.Messages(arg=True), "'arg'"),
+        (
+            lambda: messages.Messages("mul", "max", dtype="bfloat16", ordered=True, arg=True),
+            "'dtype'",
+        ),
         (lambda: edge_messages.EdgeMessages(lhs_at="v"), "'lhs_at'"),
         (lambda: edge_softmax.EdgeSoftmax("float16"), "'dtype'"),
         (lambda: Tile(3), "'tile'"),
+        (lambda: Tile(blocks=0), "'blocks'"),
+        (lambda: Tile(parallel=True, gpu=True), "'gpu'"),
     ],
 )
 def test_refusals(make, named):

@@ -51,6 +51,9 @@ def gspmm(
     """(m, heads, feat) reduced messages; with `arg` also whose each is, -1 in empty rows."""
     given = [x for x in (u, e) if x is not None]
     dtype, sizes = given[0].dtype, _sizes(*given)
+    if arg and dtype == torch.bfloat16 and len(given) == 2:  # see Messages
+        found, winners = gspmm(structure, given[0].float(), given[1].float(), op, reduce, arg)
+        return found.to(dtype), winners
     heads, feat = sizes
     out = given[0].new_zeros(structure.m, heads, feat)
     winners = torch.full(out.shape, -1, dtype=torch.int64, device=out.device) if arg else None
