@@ -1,4 +1,4 @@
-"""Command line: `python -m bench run`, `tune`, `judge`, `plot`, `compile`, `convert` and `formats`.
+"""Command line: `python -m bench run`, `tune`, `judge`, `plot`, `steps`, `compile` and others.
 
 `sparsetir bench` is the same.
 """
@@ -42,6 +42,11 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     )
     plot = commands.add_parser("plot", help="draw the speed-ups of a run, as PNG files beside it")
     plot.add_argument("file", type=Path, help="JSON file of `run`")
+    steps = commands.add_parser(
+        "steps", parents=[fixed], help="what each primitive of SpMM's schedule is worth"
+    )
+    steps.add_argument("--graph", nargs="+", default=[], help="default: cora")
+    steps.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 128 512)")
     commands.add_parser(
         "compile", parents=[fixed], help="import, parsing, each lowering, build, call overhead"
     )

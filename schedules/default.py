@@ -65,10 +65,24 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     sch = s_tir.Schedule(func)
     for block in _top_blocks(sch):
         loops = sch.get_loops(block)
+        if loops and _is_divided(sch.get(loops[0])):
+            continue  # stage I has said what threads do
         outermost = next((n for n, lp in enumerate(loops) if not _is_unit(sch.get(lp))), 0)
         if loops and is_free(sch, loops[outermost]):
             run_in_parallel(sch, loops[outermost], "parallel")
     return apply_kinds(_only(sch.mod))
+
+
+def _is_divided(nest: Any) -> bool:
+    """Whether a nest has a parallel loop already; threads do not nest."""
+    found: list[Any] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, tirx.For) and node.kind == tirx.ForKind.PARALLEL:
+            found.append(node)
+
+    walk(nest, visit)
+    return bool(found)
 
 
 def _is_unit(loop: Any) -> bool:

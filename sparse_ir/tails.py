@@ -8,7 +8,7 @@ says that the coordinate was not in the tile before::
 
 Such a condition would make a loop over lanes scalar. Where a nest of iterations overwrites what it
 writes, and reads nothing of it, to compute an element twice gives the same twice, and the condition
-goes. In a reduction the repeated terms are replaced by the operator's identity::
+goes. In a reduction over the tiles the repeated terms are replaced by the operator's identity::
 
     S[e] = S[e] + T.Select(T.min(p * 64, feat - 64) + l >= p * 64, X[.., ..] * Y[.., ..], 0.0)
 
@@ -32,6 +32,7 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 
 __all__ = ["as_if_unshifted", "limits_of", "plain_accesses", "settle_tails"]
@@ -159,8 +160,10 @@ def settle_tails(func: SparseFunc) -> SparseFunc:
 def _settle(nest: Any, private: set[Any]) -> Any:
     outside = [s for s in stores_of(nest) if s.buffer not in private]
     read = any(loads_of(nest, s.buffer) for s in outside)
-    anew = all(_begins_anew(nest, var) for var in private if _accesses(nest, var))
     written_under = _conditions_of_stores(nest, private)
+    bound_by = {
+        v: (it, kind) for it in _iterations(nest) for _, v, kind in it.axis_of()
+    }  # fmt: skip
 
     def branch(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
@@ -169,14 +172,16 @@ def _settle(nest: Any, private: set[Any]) -> Any:
             return node
         rest = [c for c in conditions if _start(c) is None]
         starts = [_start(c) for c in tails]
+        tiles = [bound_by[v] for start in starts for v in free_vars(start) if v in bound_by]
         workspace = stmt.buffer in private
+        anew = all(_same_again(it, private) for it, _ in tiles)
         if anew and not read:
             return _under(rest, stmt)
         if anew and workspace and all(_contains(under, starts) for under in written_under):
             return _under(rest, stmt)  # what it adds to is not written a second time
         found = reduction_of(stmt)
-        if found is None:
-            return node
+        if found is None or not (workspace or all(kind == "R" for _, kind in tiles)):
+            return node  # to add nothing is to write: another worker may own the element
         test = tirx.all(*(c.args[0] for c in tails))
         dtype = str(found.term.ty.dtype)
         term = tirx.Select(test, found.term, found.identity(dtype))
@@ -186,6 +191,21 @@ def _settle(nest: Any, private: set[Any]) -> Any:
         return _under(rest, store)
 
     return _map_chains(nest, branch)
+
+
+def _same_again(it: SparseIteration, private: set[Any]) -> bool:
+    """Whether a further visit of an iteration leaves the same in all workspaces that it writes."""
+    written = {s.buffer for s in stores_of(it.body, it.init)} & private
+    return all(
+        _begins_anew(it.body, var) and not (it.init is not None and _accesses(it.init, var))
+        for var in written
+    )
+
+
+def _iterations(nest: Any) -> list[SparseIteration]:
+    found: list[SparseIteration] = []
+    walk(nest, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
+    return found
 
 
 def _map_chains(stmt: Any, change: Any) -> Any:

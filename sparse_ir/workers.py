@@ -11,7 +11,7 @@ from sparsetir.sparse_ir.nodes import SparseIteration, flat_axes, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.units import Unit
 
-__all__ = ["CUT", "STAGE_ONE", "WORKERS", "loops_around", "workers_of"]
+__all__ = ["CUT", "STAGE_ONE", "WORKERS", "divided", "loops_around", "workers_of"]
 
 # Annotation of an iteration: [{"loops": [names], "unit": "cpu", "race": ...}, ...]
 WORKERS = "parallel"
@@ -20,17 +20,27 @@ CUT = "cut"
 STAGE_ONE = (WORKERS, CUT)  # what blocks do not carry on
 
 
+def divided(it: SparseIteration) -> list[list[str]]:
+    """The names of the loops that are one parallel loop each, by the annotation."""
+    return [[str(name) for name in entry["loops"]] for entry in it.annotations.get(WORKERS, [])]
+
+
 def workers_of(it: SparseIteration, levels: list[list[Unit]]) -> list[list[Unit]]:
     """The groups of loops that are one parallel loop each, outermost first.
 
-    Raises LoweringError for a group whose loops depend on each other.
+    Raises LoweringError for names that are none, and a group whose loops depend on each other.
     """
     by_name = {_name(unit): unit for units in levels for unit in units}
     groups: list[list[Unit]] = []
-    for entry in it.annotations.get(WORKERS, []):
-        group = [by_name[str(name)] for name in entry["loops"]]
+    for names in divided(it):
+        unknown = [name for name in names if name not in by_name]
+        if unknown:
+            raise LoweringError(
+                f"sp_iter '{it.name}': annotation '{WORKERS}': expected names of its loops, "
+                f"{list(by_name)}, got {unknown}"
+            )
+        group = [by_name[name] for name in names]
         if not any(all(any(u is v for v in units) for u in group) for units in levels):
-            names = [str(name) for name in entry["loops"]]
             raise LoweringError(
                 f"sp_iter '{it.name}': the parallel loops {names} cannot be one loop, as the "
                 "extent of one of them depends on another"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 import sparsetir
+from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.schedule.bound import KINDS, bound
@@ -83,8 +82,8 @@ class _Drawing:
         """Apply a primitive unless the arguments break what it promises."""
         func, _ = primitive(self.sch.func, *inputs, **options)
         try:
-            sizes = {k: v for k, v in self.arguments.items() if isinstance(v, int | np.integer)}
-            check_promises("f", promises_of(func), sizes)
+            values = {**self.arguments, **compute(func, self.arguments)}
+            check_promises(func.name, promises_of(func), values)
         except ValueError:
             raise _Skipped from None
         return getattr(self.sch, primitive.__name__)(*inputs, **options)
@@ -159,7 +158,7 @@ def _annotate(d: _Drawing) -> None:
 
 
 MOVES = (
-    _reorder, _fuse, _split, _divide, _bound, _result, _operand, _annotate,
+    _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
     _reorder, _split, _split, _result, _result,
 )  # fmt: skip
 

@@ -59,6 +59,14 @@ def test_compile(tmp_path):
     assert all(0 < t["min"] <= t["median"] for part in results.values() for t in part.values())
 
 
+def test_steps(tmp_path):
+    printed = bench("steps", "--quick", "--feat", 128, "--out", tmp_path)
+    assert "SpMM by steps" in printed
+    (cell,) = record(tmp_path)["results"]["cells"]
+    assert list(cell["seconds"])[::6] == ["default schedule"] and "plan" in cell["seconds"]
+    assert all(seconds > 0 for seconds in cell["seconds"].values())
+
+
 @pytest.mark.slow  # many processes
 def test_tune(tmp_path):
     printed = bench("tune", "--quick", "--feat", 8, "--threads", "one", "--out", tmp_path)

@@ -16,6 +16,7 @@ import numpy as np
 
 from sparsetir import formats
 from sparsetir.formats import Format
+from sparsetir.schedules.search.choices import Choices, is_choice
 from sparsetir.schedules.templates.registry import TEMPLATES
 
 __all__ = ["FORMATS", "from_data", "to_data"]
@@ -33,8 +34,10 @@ FORMATS: Mapping[str, type[Format]] = {
 def to_data(config: Any) -> dict[str, Any]:
     """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`, formats nested.
 
-    Raises ValueError for what is no config of a template, and for a format that is not data.
+    :class:`Choices` are `{"template": "Choices", "values": {...}}`. Raises ValueError for what is no config of a template, and for a format that is not data.
     """
+    if isinstance(config, Choices):
+        return {"template": "Choices", "values": dict(config)}
     return _to_data("to_data", "template", config)
 
 
@@ -44,7 +47,21 @@ def from_data(data: Mapping[str, Any]) -> Any:
     A field that is absent has its default, so that data of older versions can be read. Raises
     ValueError naming what is unknown (template, format or field), missing or no value of a field.
     """
+    if isinstance(data, Mapping) and data.get("template") == "Choices":
+        return _choices(data)
     return _from_data("from_data", "template", data)
+
+
+def _choices(data: Mapping[str, Any]) -> Choices:
+    values = data.get("values")
+    if set(data) != {"template", "values"} or not isinstance(values, Mapping):
+        raise ValueError(f"from_data: expected Choices with a dict of 'values', got {dict(data)!r}")
+    for name, value in values.items():
+        if not is_choice(value):
+            raise ValueError(
+                f"from_data: Choices: {name!r}: expected a number, text or None, got {value!r}"
+            )
+    return Choices(values)
 
 
 def _known(kind: str) -> Mapping[str, type]:

@@ -9,6 +9,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm
+from sparsetir.schedules.operators.sddmm import program as sddmm_operator
 from sparsetir.schedules.operators.spmm import program as spmm_operator
 from sparsetir.schedules.templates import (
     decomposed,
@@ -62,7 +63,7 @@ class Template:
 TEMPLATES: dict[type, Template] = {
     spmm.RowBlocks: Template(spmm_operator, None, spmm.arrange, Spmm, apply=spmm.apply),
     spmv.SlicedRows: Template(spmv.program, spmv.schedule, spmv.arrange, Spmm, vectors=True),
-    sddmm.SddmmGroups: Template(sddmm.program, sddmm.schedule, sddmm.arrange, Sddmm),
+    sddmm.SddmmGroups: Template(sddmm_operator, None, sddmm.arrange, Sddmm, apply=sddmm.apply),
     sddmm_gpu.FusedNonzeros: Template(
         sddmm_gpu.program, sddmm_gpu.schedule, sddmm_gpu.arrange, Sddmm, gpu=True
     ),

@@ -34,7 +34,7 @@ from sparsetir.schedules.templates.gpu_features import (
     check_vector,
     vector_width,
 )
-from sparsetir.schedules.templates.sddmm import coordinates
+from sparsetir.sparse_ir.computed import row_of_position
 from sparsetir.sparse_ir.nodes import SparseFunc, map_expr
 
 __all__ = ["FusedNonzeros", "arrange", "program", "schedule"]
@@ -186,8 +186,8 @@ def program(problem: Sddmm, config: FusedNonzeros) -> SparseFunc:
 def arrange(matrix: CsrPattern, problem: Sddmm, config: FusedNonzeros) -> Arranged:
     """The arguments of :func:`program` that depend on the pattern alone."""
     del problem, config
-    rows, cols = coordinates(matrix)
-    m, n = matrix.shape
+    indptr, cols, (m, n) = matrix
+    rows = row_of_position(indptr)
     return Arranged({"rows": rows, "cols": cols, "m": m, "n": n, "nnz": len(cols)})
 
 

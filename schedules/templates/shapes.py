@@ -14,7 +14,13 @@ from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import handle_of, loops_of
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["RowReduction", "row_reduction", "row_results"]
+__all__ = [
+    "ElementReduction",
+    "RowReduction",
+    "element_reduction",
+    "row_reduction",
+    "row_results",
+]
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,66 @@ class RowReduction:
     gathered_axis: str | None
     dtype: str
     reduces: bool
+
+
+@dataclass(frozen=True)
+class ElementReduction:
+    """A sum over features for each stored element.
+
+    elements : one loop, over rows and what they store
+    features : the reduction, contiguous in the operands
+    result : name of a buffer over the elements
+    operands : names of the buffers that have features, each with the axis that rows or columns
+        index
+    dtype : of the result
+    """
+
+    iteration: SparseIterationRef
+    elements: SpIter
+    features: SpIter
+    result: str
+    operands: list[tuple[str, str]]
+    dtype: str
+
+
+def element_reduction(sch: Schedule, who: str) -> ElementReduction:
+    """The loops of a program that sums over features for each stored element.
+
+    who : the template, for messages
+
+    Rows and columns that are visited by a loop each are fused. Raises ScheduleError where the
+    program looks different, and says how.
+    """
+    func = sch.func
+    iterations = list(sparse_iterations(func))
+    if len(iterations) != 1:
+        _refuse(who, func, f"one iteration, got {[it.name for it in iterations]}")
+    it = iterations[0]
+    found = reduction_of(it.body)
+    axes = {axis.name: (var, kind) for axis, var, kind in it.axis_of()}
+    columns = [a for a, _, kind in it.axis_of() if kind == "S" and a.kind == "sparse_variable"]
+    features = [x for x in loops_of(it) if x.kinds == "R"]
+    fits = found is not None and it.init is not None and len(columns) == len(features) == 1
+    if not fits or columns[0].parent.name not in axes:
+        _refuse(who, func, f"'{it.name}' to reduce over features for each stored element")
+    assert found is not None
+    pair = (columns[0].parent.name, columns[0].name)
+    operands: list[tuple[str, str]] = []
+    for buffer in func.buffers:
+        for load in loads_of(found.term, buffer.var):
+            if buffer.axes is None or features[0].var not in free_vars(load.indices[-1]):
+                continue
+            for axis, index in zip(buffer.axes, load.indices, strict=True):
+                if isinstance(index, ir.Var) and any(index.same_as(axes[n][0]) for n in pair):
+                    operands.append((buffer.name, axis.name))
+    ref = sch.get_sparse_iteration(it.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    if pair not in handles:
+        handles[pair] = sch.sparse_fuse(ref, [handles[(name,)] for name in pair])
+    result = next(b for b in func.buffers if b.var.same_as(found.store.buffer))
+    return ElementReduction(
+        ref, handles[pair], handles[features[0].axes], result.name, operands, result.dtype
+    )
 
 
 def row_reduction(sch: Schedule, who: str) -> RowReduction:

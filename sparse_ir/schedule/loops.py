@@ -17,16 +17,20 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     map_expr,
     sparse_iterations,
+    walk,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.verify import verify
+from sparsetir.sparse_ir.workers import WORKERS, divided
 
 __all__ = [
     "Loop",
+    "around",
     "changed",
     "find_iteration",
     "fresh_name",
     "handle_of",
+    "inside",
     "iteration_of",
     "loops_of",
     "name_of",
@@ -79,8 +83,16 @@ def loops_of(it: SparseIteration) -> list[Loop]:
 
 
 def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: Any) -> Any:
-    """An iteration with other loops, or other fields."""
+    """An iteration with other loops, or other fields.
+
+    Which loops are divided among workers goes with those that are left as they were.
+    """
     if loops is not None:
+        names = [loop.name for loop in loops]
+        entries = it.annotations.get(WORKERS, [])
+        kept = [e for e, of in zip(entries, divided(it), strict=True) if _run_of(of, names)]
+        notes = {k: v for k, v in it.annotations.items() if k != WORKERS}
+        fields.setdefault("annotations", {**notes, **({WORKERS: kept} if kept else {})})
         fields |= {
             "axes": [loop.node for loop in loops],
             "vars": [v for loop in loops for v in loop.vars],
@@ -95,6 +107,20 @@ def find_iteration(func: SparseFunc, name: str) -> SparseIteration:
     if name not in found:
         raise ScheduleError(f"{func.name}: no sparse iteration '{name}'; there are {list(found)}")
     return found[name]
+
+
+def inside(it: SparseIteration) -> list[SparseIteration]:
+    """The iterations nested in one."""
+    found: list[SparseIteration] = []
+    walk(it.body, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
+    return found
+
+
+def around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
+    """The iterations that one is nested in, outer ones first."""
+    return [
+        other for other in sparse_iterations(func) if any(n.name == it.name for n in inside(other))
+    ]
 
 
 def name_of(who: str, handle: Any) -> str:
@@ -142,8 +168,17 @@ def replaced(
 ) -> SparseFunc:
     """The function with a statement for one of its iterations, and more declarations; verified.
 
-    Raises ScheduleError where the result breaks a rule of the language.
+    Raises ScheduleError where the result breaks a rule of the language, and where loops that are
+    divided among workers are no longer there.
     """
+    kept: list[list[str]] = []
+    walk(stmt, lambda n: kept.extend(divided(n)) if isinstance(n, SparseIteration) else None)
+    for names in divided(it):
+        if names not in kept:
+            raise ScheduleError(
+                f"{who}: {names} is divided among workers and has to stay as it is; expected "
+                f"{who} before parallelize\n{show(it)}"
+            )
     body = map_expr(
         func.body, [(SparseIteration, lambda node: stmt if node.name == it.name else node)]
     )
@@ -159,6 +194,12 @@ def replaced(
         reason = str(err).split(f"sp_iter '{it.name}': ", 1)[-1]
         raise ScheduleError(f"{who}: {reason}\n{show(it)}") from None
     return out
+
+
+def _run_of(names: list[str], all_names: list[str]) -> bool:
+    """Whether names are neighbours in a list."""
+    starts = range(len(all_names) - len(names) + 1)
+    return any(all_names[at : at + len(names)] == names for at in starts)
 
 
 def fresh_name(func: SparseFunc, wish: str) -> str:

@@ -137,13 +137,13 @@ class Schedule:
 
     def parallelize(
         self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", **options: Any
-    ) -> None:
+    ) -> list[SparseIterationRef] | None:
         """Divide a loop, or neighbouring ones as one, among workers.
 
         Options and meaning: :func:`sparsetir.sparse_ir.schedule.parallelize.parallelize`.
         """
         handles = loop if isinstance(loop, SpIter) else list(loop)
-        self._apply(parallelize, handles, unit, **options)
+        return self._apply(parallelize, handles, unit, **options)
 
     def bound(self, loop: SpIter, n: int, kind: str) -> None:
         """Promise that the extent of a loop is n ("exact"), at most ("max"), at least ("min") n or

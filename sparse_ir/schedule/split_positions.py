@@ -75,8 +75,8 @@ def split_positions(
         )
     if tail != "guard":
         cut.refuse(
-            f"argument 'tail': \"guard\" alone is legal for '{loop.name}', whose last tile of a "
-            f"row holds what is left, got {tail!r}"
+            f"argument 'tail': expected \"guard\" for '{loop.name}', of which a row's last tile "
+            f"holds what is left, got {tail!r}"
         )
     if has_rows_to_carry(loop):
         loops = cut.across_rows(extents)

@@ -17,10 +17,8 @@ from sparsetir.sparse_ir.nodes import (
     loads_of,
     map_expr,
     same_indices,
-    sparse_iterations,
     stores_of,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.reduction import (
     factors_of,
@@ -32,6 +30,7 @@ from sparsetir.sparse_ir.reduction import (
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    around,
     changed,
     fresh_name,
     replaced,
@@ -40,6 +39,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.workers import divided
 
 __all__ = ["over_fresh_vars", "precompute_result", "workspace"]
 
@@ -238,13 +238,7 @@ class _Result:
 
     def _enclosing(self) -> list[str]:
         """Names of the axes that iterations around this one visit."""
-        found: list[str] = []
-        for other in sparse_iterations(self.func):
-            inside: list[Any] = []
-            walk(other.body, lambda n, found=inside: found.append(n) if n is not None else None)
-            if any(isinstance(n, SparseIteration) and n.name == self.it.name for n in inside):
-                found += [a.name for a in flat_axes(other.axes)]
-        return found
+        return [a.name for other in around(self.func, self.it) for a in flat_axes(other.axes)]
 
     # -- refusals -----------------------------------------------------------------------------
 
@@ -257,6 +251,11 @@ class _Result:
                 self._refuse(
                     f'expected loops of constant extent for a workspace in scope "local", got '
                     f"'{loop.name}' of {loop.node.length}; split it first"
+                )
+        for names in divided(self.it):
+            if not {x.name for x in self.inner}.isdisjoint(names):
+                self._refuse(
+                    f"{names} inside is divided among workers; expected {WHO} before parallelize"
                 )
         for loop in self.lanes:
             if loop.kinds != "R":

@@ -12,9 +12,10 @@ import torch
 import sparsetir
 from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm
+from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.lane_sums import add_lanes
 from sparsetir.schedules.templates import sddmm
-from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.templates.sddmm import SddmmGroups, apply
 
 # Relative to the sum of absolute values of an element.
 CLOSE = {"float32": 2e-6, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}
@@ -22,8 +23,7 @@ CLOSE = {"float32": 2e-6, "float64": 1e-14, "float16": 1e-3, "bfloat16": 8e-3}
 
 @functools.cache
 def kernel(problem, config):
-    func = sparsetir.lower_sparse_iter(sddmm.program(problem, config))
-    return sparsetir.build(sddmm.schedule(func, problem, config))
+    return sparsetir.build(program(problem), schedule=apply, config=config)
 
 
 def random_mask(m, n, density, seed=0):
@@ -56,10 +56,9 @@ PATTERNS = {
 }
 
 
-def arranged(mask, problem, config):
-    indptr = np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype(problem.idtype)
-    indices = np.nonzero(mask)[1].astype(problem.idtype)
-    return sddmm.arrange(CsrPattern(indptr, indices, mask.shape), problem, config).arguments
+def pattern(mask, idtype="int32"):
+    indptr = np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype(idtype)
+    return CsrPattern(indptr, np.nonzero(mask)[1].astype(idtype), mask.shape)
 
 
 def operands(mask, feat, problem, heads=3, seed=1):
@@ -71,19 +70,25 @@ def operands(mask, feat, problem, heads=3, seed=1):
     return x, y, *np.nonzero(mask)
 
 
-def run(x, y, pattern, problem, config):
-    """`pattern` holds the arrays that :func:`arrange` makes."""
-    before = x.shape[:-2]
-    out = torch.full((*before, len(pattern["rows"])), float("nan"), dtype=x.dtype)
-    sizes = {"heads": int(np.prod(before)), "tiles": x.shape[-1] // config.tile}
-    kernel(problem, config.compiled)(x=x, y=y, out=out, **pattern, **sizes)
+def run(x, y, mask, problem, config):
+    """The result of a kernel; of a plan where the number of parts is to be given."""
+    stored = pattern(mask, problem.idtype)
+    out = torch.full((*x.shape[:-2], stored.nnz), float("nan"), dtype=x.dtype)
+    if config.parts == 1:
+        kernel(problem, config)(x, y, out, stored.indptr, stored.indices)
+    else:
+        heads = len(x) if problem.batched else None
+        plan = sparsetir.plan(
+            "sddmm", stored, x.shape[-1], dtype=problem.dtype, heads=heads, config=config
+        )
+        plan(x, y, out=out)
     return out.double().numpy()
 
 
 def check(mask, feat, problem=Sddmm(), config=None):  # noqa: B008
     config = config or SddmmGroups.for_features(problem, feat)
     x, y, rows, cols = operands(mask, feat, problem)
-    found = run(x, y, arranged(mask, problem, config), problem, config)
+    found = run(x, y, mask, problem, config)
     products = x.double().numpy()[..., rows, :] * y.double().numpy()[..., cols, :]
     size = np.abs(products).sum(-1)
     assert (np.abs(found - products.sum(-1)) <= CLOSE[problem.dtype] * (size + 1)).all()
@@ -125,6 +130,28 @@ def test_types(dtype):
     check(PATTERNS["random"], 20, Sddmm(dtype, "int64"))
 
 
+def test_a_kernel_serves_other_patterns_with_its_own_number_of_parts():
+    """Called as a kernel in the order of storage is; the number of parts has a default."""
+    config = SddmmGroups(parts=2, vectors=4)
+    for name in ("random", "one dense row", "nothing stored"):
+        mask = PATTERNS[name]
+        x, y, rows, cols = operands(mask, 64, Sddmm())
+        out, stored = torch.full((len(rows),), float("nan")), pattern(mask)
+        kernel(Sddmm(), config)(x, y, out, stored.indptr, stored.indices)
+        assert torch.allclose(out, (x[rows] * y[cols]).sum(-1), atol=1e-4)
+
+
+def test_columns_in_any_order_and_more_than_once():
+    """As edges of a graph are; plans trust such patterns."""
+    indices = np.array([3, 1, 1, 0, 4, 4, 2, 0, 3, 3, 1], "int32")
+    stored = CsrPattern(np.array([0, 5, 5, 11], "int32"), indices, (3, 5))
+    rows = np.repeat([0, 2], [5, 6])
+    x, y = torch.randn(3, 20), torch.randn(5, 20)
+    for config in (None, SddmmGroups(16, 8, 2, 20, parts=2)):
+        found = sparsetir.plan("sddmm", stored, 20, config=config)(x, y)
+        assert torch.allclose(found, (x[rows] * y[indices]).sum(-1), atol=1e-4)
+
+
 @pytest.mark.parametrize("name", ["random", "nothing stored", "no rows", "less than a group"])
 def test_heads(name):
     check(PATTERNS[name], 20, Sddmm(batched=True))
@@ -153,7 +180,7 @@ def test_nan_and_infinity_stay_in_their_elements(feat):
     x[3, 0], x[5, -1], x[7, 1] = float("nan"), float("inf"), float("inf")
     y[2, -1], y[4, 0] = float("nan"), -float("inf")
     config = SddmmGroups.for_features(Sddmm(), feat)
-    found = run(x, y, arranged(mask, Sddmm(), config), Sddmm(), config)
+    found = run(x, y, mask, Sddmm(), config)
     with np.errstate(invalid="ignore"):
         expected = (x.double().numpy()[rows] * y.double().numpy()[cols]).sum(-1)
     assert not np.isfinite(expected).all()
@@ -197,7 +224,7 @@ def test_vectors_of_the_whole_width_and_no_allocation():
 
 
 def test_lanes_of_no_such_block_are_refused():
-    func = sparsetir.lower_sparse_iter(sddmm.program(Sddmm(), SddmmGroups()))
+    func = kernel(Sddmm(), SddmmGroups()).stages["II"]
     with pytest.raises(ScheduleError, match="add_lanes: .* no two loops around a block 'totals0'"):
         add_lanes(func, "totals0")
 
@@ -236,14 +263,15 @@ def test_configs_that_do_not_serve_a_feature_size():
     ],
 )
 def test_whole_tiles_and_a_rest(feat, config):
-    assert config.whole_tiles and config.feat == feat
+    assert config.row_vectors > config.vectors and config.feat == feat
     check(PATTERNS["random"], feat, config=config)
 
 
 @pytest.mark.parametrize("feat", [257, 1433, 3703, 8191, 16385, 2**20 + 7])
 def test_code_of_bounded_length_for_any_feature_size(feat):
     config = SddmmGroups.for_features(Sddmm(), feat)
-    assert config.vectors + config.rest_vectors <= sddmm.MAX_STRAIGHT
+    rest = 0 if config.feat is None else config.row_vectors % config.vectors
+    assert config.vectors + rest <= sddmm.MAX_STRAIGHT
 
 
 def test_code_is_as_long_for_many_features_as_for_some():

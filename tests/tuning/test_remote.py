@@ -11,11 +11,10 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning.case import Case
+from sparsetir.tuning.case import Case, stored_bytes
 from sparsetir.tuning.measure import Measurer
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
 from sparsetir.tuning.task import Reference, Task
-from sparsetir.tuning.worker import stored_bytes
 from tuning import faulty_templates as faulty
 
 HOST, KEY = "127.0.0.1", "this-machine"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +12,31 @@ import ml_dtypes
 import numpy as np
 import tvm
 
+from sparsetir.arrays import is_array, itemsize, memory
 from sparsetir.bench.operators import aligned
+from sparsetir.plan import Plan, plan
 from sparsetir.schedules.operators.operands import OPERATORS, Check
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.task import Task
 
-__all__ = ["Case", "array", "numbers"]
+__all__ = ["Case", "Prepared", "array", "numbers", "stored_bytes"]
 
 SEED = 1
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A config ready to be measured.
+
+    call : one call of it; wrong : what is wrong with what the first call gave, or None
+    kernel : what is called in the end; about : fields of its Outcome
+    """
+
+    call: Callable[[], None]
+    wrong: Callable[[], str | None]
+    kernel: Any
+    about: dict[str, Any]
 
 
 class Case:
@@ -34,6 +52,7 @@ class Case:
 
     def __init__(self, task: Task, folder: Path) -> None:
         self.task = task
+        self._placed: list[Any] | None = None
         operator = OPERATORS[task.op]
         problem = operator.compiled_for(task.dtype, task.reduce, task.heads is not None)
         rng, pattern = np.random.default_rng(SEED), task.matrix.pattern
@@ -50,6 +69,39 @@ class Case:
             part = kept.with_suffix(".part")
             part.write_bytes(pickle.dumps(self.check))
             part.rename(kept)
+
+    def prepared(self, config: Any, device: Any = None) -> Prepared:
+        """A config as a plan, with the operands on a device (None: this CPU)."""
+        task = self.task
+        made = plan(task.op, self.matrix, task.feat, config=config, **task.options)
+        about = {
+            "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
+            "padding": made.padding, "launches": made.launches, "bytes": stored_bytes(made),
+        }  # fmt: skip
+        operands = self._on(device)
+        out = array(np.full(self.check.shape, np.nan), task.dtype, device)
+
+        def call() -> None:
+            made(*operands, out=out)
+
+        return Prepared(call, lambda: self.check.error(numbers(out)), made.kernel, about)
+
+    def _on(self, device: Any) -> list[Any]:
+        """The operands on a device, once for all configs."""
+        if self._placed is None:
+            self._placed = [array(x, self.task.dtype, device) for x in self.operands]
+        return self._placed
+
+    def release(self) -> None:
+        """Forget what the pattern was converted to."""
+        self.matrix.clear_cache()
+
+
+def stored_bytes(made: Plan) -> int:
+    """Of the arrays that hold the matrix as a plan arranged it, each memory once."""
+    dtypes = made.kernel.signature.dtypes
+    pairs = zip(made._args, dtypes, strict=True)
+    return sum(dict(memory(x, itemsize(d)) for x, d in pairs if is_array(x)).values())
 
 
 def array(values: np.ndarray, dtype: str, device: Any = None) -> Any:

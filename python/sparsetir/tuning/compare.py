@@ -21,7 +21,7 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import OK, Task
-from sparsetir.tuning.tuned import Trial, Tuned
+from sparsetir.tuning.tuned import Search, Trial
 from sparsetir.tuning.tuned import seconds as seconds_of
 
 __all__ = ["DEFAULT", "TITLES", "Comparison", "Times", "compare", "finalists", "ranked"]
@@ -70,7 +70,7 @@ class Comparison:
         return asdict(self) | {"vendor": self.vendor}
 
 
-def ranked(tuned: Tuned) -> list[Trial]:
+def ranked(tuned: Search) -> list[Trial]:
     """The trials of a search that worked, each config once: the best, then by their times.
 
     Those that were measured again at its end come first, by these times.
@@ -84,7 +84,7 @@ def ranked(tuned: Tuned) -> list[Trial]:
     return list(found.values())
 
 
-def finalists(tuned: Tuned, count: int = 5) -> dict[str, Any]:
+def finalists(tuned: Search, count: int = 5) -> dict[str, Any]:
     """What to compare after a search: the default, and its best configs from "best 1" on."""
     best = {f"best {n}": t.config for n, t in enumerate(ranked(tuned)[:count], 1)}
     return {DEFAULT: tuned.default, **best}

@@ -6,7 +6,7 @@ import hashlib
 import platform
 from functools import cache
 from math import log2
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -17,7 +17,9 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning.task import Task
+
+if TYPE_CHECKING:
+    from sparsetir.tuning.task import Task
 
 __all__ = ["Sizes", "device_name", "fingerprint", "shape_class", "statistics"]
 

@@ -13,6 +13,7 @@ import tvm
 
 import sparsetir
 from sparsetir.extras import need
+from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.tuning import charts
 from sparsetir.tuning.compare import DEFAULT, TITLES, Comparison
 from sparsetir.tuning.files import write_whole
@@ -20,7 +21,6 @@ from sparsetir.tuning.progress import duration, micros
 from sparsetir.tuning.report import (
     Summary,
     counts,
-    graph_line,
     memory,
     notes,
     padding,
@@ -30,7 +30,7 @@ from sparsetir.tuning.report import (
 )
 from sparsetir.tuning.style import STYLE
 from sparsetir.tuning.task import OK, PRUNED
-from sparsetir.tuning.tuned import Trial, Tuned
+from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram
 
 __all__ = ["write_report"]
 
@@ -38,7 +38,7 @@ MOST_FAILURES = 50  # that are shown in full
 
 
 def write_report(
-    tuned: Tuned, comparison: Comparison | None, path: Path | str, *, graph: str = ""
+    tuned: Search, comparison: Comparison | None, path: Path | str, *, graph: str = ""
 ) -> Path:
     """Write a page about a search; needs matplotlib.
 
@@ -56,17 +56,16 @@ def write_report(
     return path
 
 
-def _page(tuned: Tuned, comparison: Comparison | None, graph: str) -> str:
+def _page(tuned: Search, comparison: Comparison | None, graph: str) -> str:
     summary = summarise(tuned, comparison)
-    title = graph_line(tuned, graph)
+    title = tuned.task.title(graph)
     parts = [
         _summary(tuned, summary),
         _section("Best configs", _best(tuned, summary)),
         _section("Beside the libraries", _beside(summary, comparison)),
         _section("Search history", _history(tuned)),
         _section("Parameter importance", _importance(tuned)),
-        _section("The matrix", charts.picture_of_pattern(tuned.task.matrix)),
-        _section("How it is stored", _storage(tuned, summary)),
+        *_subject(tuned, summary),
         _section("Failures", _failures(tuned.failures)),
         _section("All trials", _all(tuned)),
         _section("Environment", _environment(tuned)),
@@ -103,7 +102,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]], text: Sequence[in
     )
 
 
-def _summary(tuned: Tuned, summary: Summary) -> str:
+def _summary(tuned: Search, summary: Summary) -> str:
     best = summary.best
     if best is None:
         tiles = _p("No config worked.", "trouble")
@@ -122,7 +121,7 @@ def _summary(tuned: Tuned, summary: Summary) -> str:
     return f"<section>{tiles}{_p(counts(tuned))}{warnings}</section>"
 
 
-def _best(tuned: Tuned, summary: Summary) -> str:
+def _best(tuned: Search, summary: Summary) -> str:
     if not summary.rows:
         return ""
     vendor = summary.vendor[0] if summary.vendor else None
@@ -163,18 +162,41 @@ def _beside(summary: Summary, comparison: Comparison | None) -> str:
     return (charts.bars(shown) if shown else "") + text
 
 
-def _history(tuned: Tuned) -> str:
+def _history(tuned: Search) -> str:
     if not tuned.trials:
         return _p("There were no trials.")
     default = next((t for t in tuned.trials if t.config == tuned.default), None)
     return charts.history(tuned.trials, default.outcome.seconds if default else None)
 
 
-def _importance(tuned: Tuned) -> str:
+def _importance(tuned: Search) -> str:
     found = {n: v for n, v in tuned.importances.items() if v > 0}
     if not found:
         return _p("Too few trials worked to tell.")
     return charts.importances(found)
+
+
+def _subject(tuned: Search, summary: Summary) -> list[str]:
+    """What was tuned: the matrix and its storage, or the function."""
+    if isinstance(tuned, TunedProgram):
+        return [
+            _section("The function", f"<pre>{escape(tuned.task.program.script())}</pre>"),
+            _section("Its best schedule", _schedule(tuned, summary)),
+        ]
+    assert isinstance(tuned, Tuned)
+    return [
+        _section("The matrix", charts.picture_of_pattern(tuned.task.matrix)),
+        _section("How it is stored", _storage(tuned, summary)),
+    ]
+
+
+def _schedule(tuned: TunedProgram, summary: Summary) -> str:
+    """What the best config makes of the function, over coordinates."""
+    if summary.best is None or not summary.best.config:
+        return _p("The default one.") if summary.best else ""
+    sch = Schedule(tuned.task.program)
+    tuned.task.apply()(sch, dict(summary.best.config))
+    return f"<pre>{escape(sch.func.script())}</pre>"
 
 
 def _storage(tuned: Tuned, summary: Summary) -> str:
@@ -200,7 +222,7 @@ def _failures(failures: Sequence[Trial]) -> str:
     return _table(["trial", "state", "config", "message"], rows, text=[1, 2, 3]) + note
 
 
-def _all(tuned: Tuned) -> str:
+def _all(tuned: Search) -> str:
     rows = [
         [
             str(t.number), t.outcome.state,
@@ -216,13 +238,13 @@ def _all(tuned: Tuned) -> str:
     return shown if rows else ""
 
 
-def _environment(tuned: Tuned) -> str:
+def _environment(tuned: Search) -> str:
     key = tuned.key
     now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     rows: list[tuple[str, Any]] = [
         ("device", key.device), ("target", key.target),
         *([("threads", tuned.task.threads)] if key.threads else []),
-        ("pattern", key.fingerprint), ("sparsetir", sparsetir.__version__),
+        ("data", key.fingerprint), ("sparsetir", sparsetir.__version__),
         ("TVM", tvm.__version__), ("Python", platform.python_version()), ("written", now),
     ]  # fmt: skip
     cells = "".join(f"<dt>{escape(n)}</dt><dd>{escape(str(v))}</dd>" for n, v in rows)

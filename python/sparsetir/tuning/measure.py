@@ -16,15 +16,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from sparsetir.bench.names import THREADS
 from sparsetir.bench.rounds import PRIORITY
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.task import Outcome, Reference, Task
+from sparsetir.tuning.task import Outcome, Reference, Tunable
 
 __all__ = ["Measurer", "cores_for"]
 
@@ -68,7 +66,7 @@ class Measurer:
 
     def __init__(
         self,
-        task: Task,
+        task: Tunable,
         *,
         time_limit: float = 60.0,
         memory_limit: int | None = None,
@@ -86,6 +84,7 @@ class Measurer:
         self.environment = dict(environment)
         self.remote, self.modules = remote, tuple(modules)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
+        self._saved_task: dict[str, Any] = {}
         self._process: _Process | None = None
         self._interrupted = False
 
@@ -158,11 +157,10 @@ class Measurer:
         program = ["import sys", *([] if is_gpu(resolve_target(task.target)) else [WITHOUT_TORCH])]
         code = "; ".join([*program, LAUNCH])
         self._process = _Process(code, folder, self._environment(folder), self.cores)
-        target = task.target if isinstance(task.target, str) else dict(task.target)
+        remote = None if self.remote is None else dataclasses.asdict(self.remote)
         first = {
-            "task": {"op": task.op, "feat": task.feat, **task.options, "target": target},
-            "shape": task.matrix.shape, "folder": str(folder), "modules": self.modules,
-            "remote": None if self.remote is None else dataclasses.asdict(self.remote),
+            "task": self._saved_task, "folder": str(folder), "modules": self.modules,
+            "remote": remote,
         }  # fmt: skip
         try:
             failed = self._process.ask(first, START_LIMIT).get("failed")
@@ -175,12 +173,10 @@ class Measurer:
         return self._process
 
     def _saved(self) -> Path:
-        """The folder, with the pattern in it."""
+        """The folder, with the files of the task in it."""
         if self._folder is None:
             self._folder = tempfile.TemporaryDirectory(prefix="sparsetir-tuning-")
-            pattern, folder = self.task.matrix.pattern, Path(self._folder.name)
-            np.save(folder / "indptr.npy", pattern.indptr)
-            np.save(folder / "indices.npy", pattern.coords[1])
+            self._saved_task = self.task.saved(Path(self._folder.name))
         return Path(self._folder.name)
 
     def _environment(self, folder: Path) -> dict[str, str]:

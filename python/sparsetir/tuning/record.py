@@ -15,8 +15,8 @@ from typing import Any
 from sparsetir._versions import REQUIRED, VERSION
 from sparsetir.schedules.default import is_gpu
 from sparsetir.targets import resolve_target
-from sparsetir.tuning.fingerprint import device_name, fingerprint, shape_class
-from sparsetir.tuning.task import Task
+from sparsetir.tuning.fingerprint import device_name
+from sparsetir.tuning.task import Tunable
 
 __all__ = ["FIELDS", "Key", "Record", "best_of_each", "record_from_data", "record_to_data"]
 
@@ -25,7 +25,9 @@ __all__ = ["FIELDS", "Key", "Record", "best_of_each", "record_from_data", "recor
 class Key:
     """What a record holds for; two tasks of one key have the same best config.
 
+    op, reduce : of a user's function its name, and a hash of its text and of its schedule's
     heads : None for a single matrix, which is another problem than one of 1
+    feat : 0 for a user's function, whose sizes are all in the fingerprint
     threads : of the CPU; 0 for a GPU, where they play no part
     target : the text of the resolved target, with the CPU or architecture it compiles for
     device : see :func:`sparsetir.tuning.fingerprint.device_name`
@@ -43,23 +45,17 @@ class Key:
     fingerprint: str
 
     @staticmethod
-    def of(task: Task, device: str | None = None) -> Key:
+    def of(task: Tunable, device: str | None = None) -> Key:
         """The key of a task.
 
         device : by default what this machine has; a name of it where another machine measures
         """
         target = resolve_target(task.target)
         return Key(
-            op=task.op,
-            dtype=task.dtype,
-            reduce=task.reduce,
-            heads=None if task.heads is None else int(task.heads),
-            feat=int(task.feat),
+            **task.identity(),
             threads=0 if is_gpu(target) else int(task.threads),
             target=str(target),
             device=device_name(target) if device is None else device,
-            shape_class=shape_class(task),
-            fingerprint=fingerprint(task.matrix),
         )
 
     def text(self) -> str:

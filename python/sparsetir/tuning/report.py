@@ -8,16 +8,16 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from sparsetir.formats import Format
+from sparsetir.schedules.search.choices import Choices
 from sparsetir.tuning.compare import DEFAULT, TITLES, Comparison, ranked
 from sparsetir.tuning.progress import micros
 from sparsetir.tuning.task import OK, PRUNED, STATES
-from sparsetir.tuning.tuned import Trial, Tuned, seconds
+from sparsetir.tuning.tuned import Search, Trial, seconds
 
 __all__ = [
     "Row",
     "Summary",
     "counts",
-    "graph_line",
     "memory",
     "notes",
     "padding",
@@ -73,7 +73,7 @@ class Summary:
         return next((r for r in self.rows if r.name == DEFAULT), None)
 
 
-def summarise(tuned: Tuned, comparison: Comparison | None, count: int = COUNT) -> Summary:
+def summarise(tuned: Search, comparison: Comparison | None, count: int = COUNT) -> Summary:
     """Times of the final comparison; those of the search where that is not complete."""
     best = ranked(tuned)
     chosen: dict[str, Trial | None] = {f"best {n}": t for n, t in enumerate(best[:count], 1)}
@@ -106,10 +106,14 @@ def summarise(tuned: Tuned, comparison: Comparison | None, count: int = COUNT) -
 def short(config: Any) -> str:
     """A config in a few words: its class, and the fields that are not as they are by default.
 
+    Of a user's function the choices.
+
     >>> from sparsetir.schedules.templates.spmm import RowBlocks
     >>> short(RowBlocks(tile=64, pack=True))
     'RowBlocks tile=64 pack'
     """
+    if isinstance(config, Choices):
+        return " ".join(f"{name}={value}" for name, value in config.items()) or "default schedule"
     words = [type(config).__name__]
     for field in fields(config):
         value = getattr(config, field.name)
@@ -141,29 +145,15 @@ def padding(trial: Trial | None) -> str:
     return "-" if share is None else f"{100 * share:.1f} %"
 
 
-def graph_line(tuned: Tuned, graph: str = "") -> str:
-    """What was tuned, in one line."""
-    task = tuned.task
-    m, n = task.matrix.shape
-    name = f" on {graph}" if graph else ""
-    words = [f"{task.feat} features"] if task.op != "spmv" else []
-    words += [task.reduce] if task.reduce != "sum" else []
-    words += [f"{task.heads} heads"] if task.heads is not None else []
-    words += [task.dtype]
-    if "cuda" not in str(task.target):
-        words.append(f"{task.threads} thread{'s' * (task.threads != 1)}")
-    return f"{task.op}{name} ({m:,} x {n:,}, {task.matrix.nnz:,} elements), {', '.join(words)}"
-
-
 def table(
-    tuned: Tuned, comparison: Comparison | None = None, *, graph: str = "", records: Any = None
+    tuned: Search, comparison: Comparison | None = None, *, graph: str = "", records: Any = None
 ) -> str:
     """The best five configs, the default and the libraries; counts of trials; troubles.
 
     graph : its name; records : where the record is kept, for the last line
     """
     summary = summarise(tuned, comparison)
-    lines = [graph_line(tuned, graph)]
+    lines = [tuned.task.title(graph)]
     if summary.best is None:
         lines += ["", "No config worked."]
     else:
@@ -179,7 +169,7 @@ def table(
     return "\n".join(lines)
 
 
-def notes(tuned: Tuned, summary: Summary) -> list[str]:
+def notes(tuned: Search, summary: Summary) -> list[str]:
     """What a reader of the rows should know."""
     if summary.best is None:
         return []
@@ -236,7 +226,7 @@ def times(factor: float | None) -> str:
     return "-" if factor is None else f"{factor:.2f}"
 
 
-def counts(tuned: Tuned) -> str:
+def counts(tuned: Search) -> str:
     """How many trials there were and what became of them."""
     found = {s: tuned.counts[s] for s in STATES if s in tuned.counts}
     failures = {s: n for s, n in found.items() if s not in (OK, PRUNED)}

@@ -1,11 +1,10 @@
-"""The tuner: a search over formats and schedules for an operator on a matrix."""
+"""The tuner: a search over formats and schedules for an operator, or schedules of a function."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -14,20 +13,18 @@ import numpy as np
 import tvm
 
 from sparsetir.extras import need
-from sparsetir.request import request
 from sparsetir.schedules.default import is_gpu
-from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.configs import from_data, to_data
-from sparsetir.schedules.search.spaces import Space, space
+from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.targets import resolve_target
-from sparsetir.tuning.fingerprint import statistics
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.records import Key, Record, RecordError, Records
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.tuned import Trial, Tuned
+from sparsetir.tuning.sought import of_operator, of_program, refuse_options
+from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram
 
-__all__ = ["SAMPLERS", "Trial", "Tuned", "forget_trials", "study_name", "tune"]
+__all__ = ["SAMPLERS", "Trial", "Tuned", "TunedProgram", "forget_trials", "study_name", "tune"]
 
 SAMPLERS = ("auto", "tpe", "random", "exhaustive")
 NEIGHBOURS = 3
@@ -35,10 +32,12 @@ START_SECONDS = 600.0  # that a worker may take before it measures
 
 
 def tune(
-    op: str,
+    op: Any,
     matrix: Any,
     feat: int = 1,
     *,
+    schedule: Callable[..., Any] | None = None,
+    space: Mapping[str, Sequence[Any]] | None = None,
     dtype: str | None = None,
     reduce: str = "sum",
     heads: int | None = None,
@@ -58,10 +57,23 @@ def tune(
     graph: str = "",
     remote: Remote | None = None,
     modules: Sequence[str] = (),
-) -> Tuned:
-    """Search formats and schedules for an operator on a matrix. (SparseTIR, section 2)
+) -> Any:
+    """Search formats and schedules for an operator on a matrix, or schedules for a function.
 
-    op, matrix, feat, dtype, reduce, heads, target, threads : as for :func:`sparsetir.plan`
+    (SparseTIR, section 2.) `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of
+    one's own, `tune(function, {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})`
+    gives a :class:`TunedProgram`.
+
+    op : an operator's name, or a stage-I function
+    matrix : of the operator; of a function its arguments by name, arrays and sizes. Sizes that
+        shapes imply may be left out. Arrays are left as they are
+    schedule : of a function: `schedule(sch, config)` at the top level of a file, called in other
+        processes, which import it; config is a dict with one of each of the space's choices. None
+        for what :mod:`sparsetir.schedules.search.program_space` makes of the function
+    space : of a function: choices by name, numbers, texts, booleans or None; with no schedule,
+        instead of some of those that there are
+    feat, dtype, reduce, heads, target, threads : as for :func:`sparsetir.plan`; a function takes
+        the last two
     trials : configs to have measured in the end. Those of earlier runs of the same search count,
         and those of other processes that are at it; each config is measured once
     seconds : after which the search ends
@@ -74,16 +86,18 @@ def tune(
     storage : URL of a database that takes the trials in place of the file: all machines that tune
         the same through it share the work
     time_limit, memory_limit : of a config, see :class:`sparsetir.tuning.measure.Measurer`
-    transfer : begin with what was best for similar matrices
+    transfer : begin with what was best for similar matrices, or for a function with other arguments
     progress : has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
         (:class:`sparsetir.tuning.progress.Bar`); None for silence
-    graph : a name of the matrix for people
-    remote : a device elsewhere
+    graph : a name of the matrix, or of the arguments, for people
+    remote : a device elsewhere; for operators
     modules : names of modules that add templates of their own to
         :data:`sparsetir.schedules.templates.registry.TEMPLATES`, with `configs` to be searched
 
     The default config comes first. A config that crashes, hangs, runs out of memory or computes
-    wrongly is a trial that failed. Ctrl-C ends the search; what was found is returned and kept.
+    wrongly is a trial that failed. A function's results are compared with those of the interpreter
+    where the arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the
+    search; what was found is returned and kept.
 
     Raises ValueError and TypeError for other arguments, ImportError without Optuna,
     :class:`sparsetir.tuning.records.RecordError` for a file that holds no records, RuntimeError
@@ -93,24 +107,29 @@ def tune(
     make_run = _run_class()
     for name in modules:
         import_module(name)
-    wanted = request(
-        op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads
-    )
-    problem, given, resolved = wanted.problem, wanted.statistics, wanted.target
-    task = replace(wanted.task(), feat=int(feat), target=_plain_target(target))
-    matrix = task.matrix
     device = None if remote is None else remote.key
-    key = Key.of(task, device)
+    if isinstance(op, str):
+        refuse_options("an operator", {"schedule": schedule, "space": space})
+        sought = of_operator(
+            op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target,
+            threads=threads, device=device,
+        )  # fmt: skip
+    else:
+        refuse_options("a function", {
+            "feat": None if feat == 1 else feat, "dtype": dtype, "heads": heads, "remote": remote,
+            "reduce": None if reduce == "sum" else reduce, "modules": modules or None,
+        })  # fmt: skip
+        sought = of_program(op, matrix, schedule, space, target=target, threads=threads)
+    task, found = sought.tuned.task, sought.space
+    tuned, key = sought.tuned, sought.tuned.key
     kept = _records(records)
-    configs = candidates(problem, given, resolved)
-    found = space(problem, wanted.pattern, given, resolved)
-    first, warnings = list(configs), []
+    first = list(sought.candidates)
     if transfer and kept is not None:
         # The default stays first.
-        first[1:1] = _from_neighbours(kept, key, matrix, found, warnings)
+        first[1:1] = _from_neighbours(kept, tuned, found)
     every = found.points()
     # Whoever wrote a template wants to know about it.
-    first[1:1] = [c for _, c in every if TEMPLATES[type(c)].configs is not None]
+    first[1:1] = [c for _, c in every if _is_plugged_in(c)]
     if sampler == "auto":
         sampler = "exhaustive" if len(every) <= trials else "tpe"
     limit = None if sampler == "exhaustive" else trials
@@ -120,8 +139,7 @@ def tune(
         options["remote"] = remote
     if modules:
         options["modules"] = tuple(modules)
-    places = _places(workers, given.threads, resolved)
-    tuned = Tuned(task, key, [], configs[0], warnings=warnings)
+    places = _places(workers, task.threads, resolve_target(task.target))
     with ExitStack() as stack:
         measurers = [stack.enter_context(Measurer(task, **options, **place)) for place in places]
         run = stack.enter_context(make_run(
@@ -146,6 +164,11 @@ def tune(
     return tuned
 
 
+def _is_plugged_in(config: Any) -> bool:
+    template = TEMPLATES.get(type(config))
+    return template is not None and template.configs is not None
+
+
 def _check(trials: Any, seconds: Any, sampler: Any, seed: Any, workers: Any) -> None:
     for name, value, least in (("trials", trials, 1), ("workers", workers, 1), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
@@ -163,13 +186,6 @@ def _run_class() -> Any:
     from sparsetir.tuning.run import Run
 
     return Run
-
-
-def _plain_target(target: Any) -> str | Mapping[str, Any]:
-    """A target as other processes take it."""
-    if isinstance(target, str | dict):
-        return target
-    return {str(k): v for k, v in resolve_target(target).export().items()}
 
 
 def _records(path: Path | str | None) -> Records | None:
@@ -208,16 +224,14 @@ def _url(records: Records | None) -> str | None:
     return f"sqlite:///{records.path.absolute()}"
 
 
-def _from_neighbours(
-    records: Records, key: Key, matrix: Any, found: Space, warnings: list[str]
-) -> list[Any]:
-    """What was best for similar matrices, as far as it serves this one."""
+def _from_neighbours(records: Records, tuned: Search, found: Space) -> list[Any]:
+    """What was best for similar data, as far as it serves this."""
     configs = []
-    for record in records.neighbours(key, statistics(matrix), NEIGHBOURS):
+    for record in records.neighbours(tuned.key, tuned.task.statistics(), NEIGHBOURS):
         try:
             config = from_data(record.config)
         except ValueError as error:  # of another version
-            warnings.append(f"record {record.id} is left out: {error}")
+            tuned.warnings.append(f"record {record.id} is left out: {error}")
             continue
         if found.point(config) is not None:
             configs.append(config)
@@ -244,7 +258,7 @@ def _places(workers: int, threads: int, target: Any) -> list[dict[str, Any]]:
     return [{"environment": {"CUDA_VISIBLE_DEVICES": name}} for name in there[:workers]]
 
 
-def _keep(records: Records, tuned: Tuned, graph: str) -> None:
+def _keep(records: Records, tuned: Search, graph: str) -> None:
     """Add a record of what was best, if anything ran."""
     try:
         best = tuned.best
@@ -255,7 +269,7 @@ def _keep(records: Records, tuned: Tuned, graph: str) -> None:
     record = Record(
         tuned.key, to_data(best.config), outcome.seconds, tuned.default_seconds,
         outcome.compile_seconds, outcome.convert_seconds, outcome.padding, outcome.bytes,
-        statistics=statistics(tuned.task.matrix), trials=len(tuned.trials), graph=graph,
+        statistics=tuned.task.statistics(), trials=len(tuned.trials), graph=graph,
     )  # fmt: skip
     try:
         records.add(record)

@@ -6,11 +6,14 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparsetir.kernel import Kernel
 from sparsetir.plan import Plan, plan
+from sparsetir.schedules.search.choices import Choices
+from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.records import Key
-from sparsetir.tuning.task import OK, PRUNED, Outcome, Task
+from sparsetir.tuning.task import OK, PRUNED, Outcome, Task, Tunable
 
-__all__ = ["MARGIN", "Trial", "Tuned"]
+__all__ = ["MARGIN", "Search", "Trial", "Tuned", "TunedProgram"]
 
 # Of the time, that a config must save to be preferred to the default: as little is luck.
 MARGIN = 0.02
@@ -31,8 +34,8 @@ class Trial:
 
 
 @dataclass
-class Tuned:
-    """What :func:`sparsetir.tune` found.
+class Search:
+    """What a search found, whatever was tuned.
 
     trials : of the whole study, also of earlier runs, in the order of their numbers
     default : the config of a plan that nobody tuned
@@ -43,7 +46,7 @@ class Tuned:
     importances : how much each parameter of the space decided (PED-ANOVA), all together 1
     """
 
-    task: Task
+    task: Tunable
     key: Key
     trials: list[Trial]
     default: Any
@@ -71,11 +74,6 @@ class Tuned:
     def config(self) -> Any:
         """The best trial's."""
         return self.best.config
-
-    def plan(self) -> Plan:
-        """The operator with the best config."""
-        task = self.task
-        return plan(task.op, task.matrix, task.feat, **task.options, config=self.config)
 
     @property
     def default_seconds(self) -> float | None:
@@ -107,7 +105,43 @@ class Tuned:
             if self.speedup is not None:
                 found += f", {self.speedup:.2f} times the default's speed"
         stopped = ", interrupted" if self.interrupted else ""
-        return f"<sparsetir.Tuned {self.task.op} ({counts}{stopped}){found}>"
+        return f"<sparsetir.{type(self).__name__} {self.key.op} ({counts}{stopped}){found}>"
+
+
+@dataclass(repr=False)
+class Tuned(Search):
+    """What :func:`sparsetir.tune` found for an operator."""
+
+    task: Task
+
+    def plan(self) -> Plan:
+        """The operator with the best config."""
+        task = self.task
+        return plan(task.op, task.matrix, task.feat, **task.options, config=self.config)
+
+
+@dataclass(repr=False)
+class TunedProgram(Search):
+    """What :func:`sparsetir.tune` found for a user's function.
+
+    `sparsetir.build(program, schedule=tuned.schedule, config=tuned.config)` is its kernel.
+    """
+
+    task: ProgramTask
+
+    @property
+    def config(self) -> dict[str, Any] | None:
+        """The best choices; None where nothing is better than the default schedule."""
+        return dict(self.best.config) or None
+
+    @property
+    def schedule(self) -> Any:
+        """What the config is for; None where nothing is better than the default schedule."""
+        return None if self.config is None else self.task.apply()
+
+    def kernel(self) -> Kernel:
+        """The function built with the best config."""
+        return self.task.build(Choices(self.config or {}))
 
 
 def seconds(trial: Trial) -> float:

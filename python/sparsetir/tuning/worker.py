@@ -23,14 +23,14 @@ import numpy as np
 import scipy.sparse as sp
 import tvm
 
-from sparsetir.arrays import is_array, itemsize, memory
-from sparsetir.plan import Plan, plan
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
-from sparsetir.tuning.case import Case, array, numbers
+from sparsetir.tuning.case import Case
 from sparsetir.tuning.measure import is_of_memory
+from sparsetir.tuning.program import ProgramTask
+from sparsetir.tuning.program_case import ProgramCase
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
 from sparsetir.tuning.task import Reference, Task
 from sparsetir.tuning.timing import Yardstick, timed
@@ -39,13 +39,15 @@ KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 
 class Local:
-    """This machine's CPU or GPU as the device that candidates are measured on."""
+    """This machine's CPU or GPU as the device that candidates are measured on.
 
-    def __init__(self, case: Case) -> None:
-        self.case, task = case, case.task
-        target = resolve_target(task.target)
+    case : a :class:`Case` or :class:`ProgramCase`, which prepares what is to be called
+    """
+
+    def __init__(self, case: Case | ProgramCase) -> None:
+        self.case = case
+        target = resolve_target(case.task.target)
         self.device = tvm.runtime.device(target.kind.name, 0) if is_gpu(target) else None
-        self.operands = [array(x, task.dtype, self.device) for x in case.operands]
         self._compile_seconds: dict[int, float] = {}
         # The reference that was measured with last, and its calls.
         self._beside: tuple[Any, Callable[[], None]] | None = None
@@ -54,7 +56,8 @@ class Local:
         """Have the reference ready."""
         if reference is not None and (self._beside is None or self._beside[0] != reference.config):
             self._beside = None
-            self._beside = reference.config, self._call(self._plan(reference.config))[0]
+            made = self.case.prepared(reference.config, self.device)
+            self._beside = reference.config, made.call
             self.release()
 
     def measure(
@@ -64,51 +67,28 @@ class Local:
 
         reference : as `begin` was given
         """
-        made = self._plan(config)
+        made = self.case.prepared(config, self.device)
+        about = made.about
         # A kernel that an earlier config had compiled took then what it would take alone.
-        compiled = self._compile_seconds.setdefault(id(made.kernel), made.compile_seconds)
-        about = {
-            "compile_seconds": compiled, "convert_seconds": made.convert_seconds,
-            "padding": made.padding, "launches": made.launches, "bytes": stored_bytes(made),
-        }  # fmt: skip
-        call, out = self._call(made)
+        kernel, seconds = id(made.kernel), about["compile_seconds"]
+        about["compile_seconds"] = self._compile_seconds.setdefault(kernel, seconds)
         finish = None if self.device is None else self.device.sync
-        call()
+        made.call()
         if finish is not None:
             finish()
         limit_memory(None)  # what the comparison takes is not the candidate's
-        wrong = self.case.check.error(numbers(out))
+        wrong = made.wrong()
         if wrong:
             return {"state": "wrong", "message": wrong, **about}
         yardstick = None
         if reference is not None and self._beside is not None:
             yardstick = Yardstick(self._beside[1], reference.seconds)
-        return {**timed(call, finish, best, yardstick), **about}
-
-    def _plan(self, config: Any) -> Plan:
-        task = self.case.task
-        return plan(task.op, self.case.matrix, task.feat, config=config, **task.options)
-
-    def _call(self, made: Plan) -> tuple[Callable[[], None], Any]:
-        """A plan with the operands, and where the result goes."""
-        out = array(np.full(self.case.check.shape, np.nan), self.case.task.dtype, self.device)
-
-        def call() -> None:
-            made(*self.operands, out=out)
-
-        return call, out
+        return {**timed(made.call, finish, best, yardstick), **about}
 
     def release(self) -> None:
-        """Forget what the pattern was converted to."""
-        self.case.matrix.clear_cache()
+        """Forget what a candidate alone needs."""
+        self.case.release()
         gc.collect()
-
-
-def stored_bytes(made: Plan) -> int:
-    """Of the arrays that hold the matrix as a plan arranged it, each memory once."""
-    dtypes = made.kernel.signature.dtypes
-    pairs = zip(made._args, dtypes, strict=True)
-    return sum(dict(memory(x, itemsize(d)) for x, d in pairs if is_array(x)).values())
 
 
 def answer(
@@ -145,16 +125,17 @@ def limit_memory(more: int | None) -> None:
 
 
 def prepared(
-    task: dict[str, Any], shape: tuple[int, int], folder: str, modules: Iterable[str],
-    remote: dict[str, Any] | None,
-) -> Any:  # fmt: skip
+    task: dict[str, Any], folder: str, modules: Iterable[str], remote: dict[str, Any] | None
+) -> Any:
     """The device that candidates are measured on, from the first request."""
     for name in modules:
         importlib.import_module(name)
     place = Path(folder)
+    if task.pop("kind") == "program":
+        return Local(ProgramCase(ProgramTask.loaded(task, place), place))
     indptr, indices = (np.load(place / f"{n}.npy") for n in ("indptr", "indices"))
-    ones = np.ones(len(indices), "float32")
-    matrix = SparseMatrix(sp.csr_array((ones, indices, indptr), shape=tuple(shape)))
+    ones, shape = np.ones(len(indices), "float32"), tuple(task.pop("shape"))
+    matrix = SparseMatrix(sp.csr_array((ones, indices, indptr), shape=shape))
     case = Case(Task(matrix=matrix, **task), place)
     return Local(case) if remote is None else RemoteDevice(Remote(**remote), case)
 

@@ -1,0 +1,80 @@
+"""What each primitive of a schedule is worth: the plain SpMM on its way to the speed of a plan."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import numpy as np
+
+import sparsetir
+from sparsetir.bench.problems import chosen, problems
+from sparsetir.bench.report import circumstances, table, write
+from sparsetir.bench.timing import interleaved, progress
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.spmm import program
+from sparsetir.schedules.templates.spmm import RowBlocks, apply
+
+FEATURES = (128, 512)
+# Schedules of docs/schedules.md, as configs of the template that they are.
+SUMS = RowBlocks(tile=128, tiles_first=False, prefetch=0, parallel=False)
+STEPS = {
+    "default schedule": None,
+    "sums in registers": SUMS,
+    "and prefetch": RowBlocks(tile=128, tiles_first=False, prefetch=8, parallel=False),
+    "narrow tiles first": RowBlocks(tile=32, prefetch=0, parallel=False),
+    "and panels": RowBlocks(tile=32, pack=True, prefetch=0, parallel=False),
+}
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command."""
+    func = program(Spmm())
+    kernels = {
+        name: sparsetir.build(func, check=False)
+        if config is None
+        else sparsetir.build(func, schedule=apply, config=config, check=False)
+        for name, config in STEPS.items()
+    }
+    cells = []
+    for problem in problems(args.graph, [], 1, chosen([])):
+        matrix = problem.load()
+        for feat in args.feat or FEATURES:
+            progress(f"{problem.name}, {feat} features")
+            cells.append({"problem": problem.name, "feat": feat})
+            cells[-1]["seconds"] = measured(matrix, feat, kernels, args)
+    progress("")
+    show(cells)
+    write(args.out, "steps", circumstances(args.threads), {"cells": cells})
+
+
+def measured(
+    matrix: Any, feat: int, kernels: dict[str, Any], args: argparse.Namespace
+) -> dict[str, float]:
+    """The least time of each kernel and of the plan, in turns."""
+    rng = np.random.default_rng(0)
+    b = rng.random((matrix.shape[1], feat), dtype="float32")
+    indptr, indices = matrix.indptr.astype("int32"), matrix.indices.astype("int32")
+    values = matrix.data.astype("float32")
+    out = np.empty((matrix.shape[0], feat), "float32")
+    plan = sparsetir.plan("spmm", matrix, feat, dtype="float32", threads=args.threads)
+    calls: dict[str, Any] = {
+        name: lambda k=kernel: k(values, b, out, indptr, indices)
+        for name, kernel in kernels.items()
+    }
+    calls["plan"] = lambda: plan(b, out=out)
+    found = interleaved(calls, 0.2 if args.quick else 6.0)
+    return {name: times["min"] for name, times in found.items()}
+
+
+def show(cells: list[dict[str, Any]]) -> None:
+    """Times, and how many times as fast as the default schedule."""
+    names = [*STEPS, "plan"]
+    rows = []
+    for cell in cells:
+        seconds = cell["seconds"]
+        first = seconds["default schedule"]
+        texts = [f"{seconds[n] * 1e3:.2f} ({first / seconds[n]:.2f})" for n in names]
+        rows.append([cell["problem"], cell["feat"], *texts])
+    title = "SpMM by steps: ms, and times as fast as the default schedule"
+    table(title, ["problem", "d", *names], rows)

@@ -1,0 +1,179 @@
+"""A user's function with its arguments, as what is tuned."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log2
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+
+from sparsetir.arrays import is_array, to_numpy
+from sparsetir.build import build
+from sparsetir.kernel import Kernel
+from sparsetir.schedules.search import program_space
+from sparsetir.schedules.search.choices import Choices
+from sparsetir.signature import Signature
+from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.tuning.schedule_ref import ScheduleRef
+from sparsetir.tuning.task import of_threads
+
+__all__ = ["ProgramTask", "bound_arguments"]
+
+ARRAYS = "arguments.npz"
+MADE = "sparsetir.program_space"  # stands for the schedule that is made from a program
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramTask:
+    """A stage-I function with arguments; one of :class:`sparsetir.tuning.task.Tunable`.
+
+    arguments : all of them by name: NumPy arrays in their natural shape, numbers for sizes. What
+        outputs hold is where each check begins
+    schedule : `schedule(sch, config)`; None for the one that is made from the program
+    target, threads : as of :class:`sparsetir.tuning.task.Task`
+    """
+
+    program: SparseFunc
+    arguments: Mapping[str, Any]
+    schedule: ScheduleRef | None = None
+    target: str | Mapping[str, Any] = "llvm"
+    threads: int = 1
+
+    def signature(self) -> Signature:
+        """What callers of the function's kernels see."""
+        return Signature(lower_sparse_iter(self.program).attrs[SIGNATURE])
+
+    def apply(self) -> Any:
+        """The schedule as a function."""
+        return program_space.apply if self.schedule is None else self.schedule.load()
+
+    def build(self, config: Choices) -> Kernel:
+        """The kernel for a config; without choices that of the default schedule."""
+        if not config:
+            return build(self.program, self.target)
+        return build(self.program, self.target, schedule=self.apply(), config=dict(config))
+
+    def identity(self) -> dict[str, Any]:
+        """See :class:`sparsetir.tuning.task.Tunable`.
+
+        Values of floating point play no part; arrays of integers do, as they say where elements
+        are.
+        """
+        signature = self.signature()
+        outputs = {signature.names[i] for i in signature.outputs}
+        text = self.program.script() + (MADE if self.schedule is None else self.schedule.digest())
+        kind = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        data = hashlib.blake2b(digest_size=16)
+        for name, value in sorted(self.arguments.items()):
+            if not is_array(value):
+                data.update(f"{name}={value};".encode())
+                continue
+            data.update(f"{name}:{value.dtype}{value.shape};".encode())
+            if value.dtype.kind in "iu" and name not in outputs:
+                little = value.dtype.newbyteorder("<")
+                data.update(np.ascontiguousarray(value, little).data)
+        return {
+            "op": self.program.name, "reduce": f"program-{kind}", "heads": None, "feat": 0,
+            "dtype": ",".join(signature.dtypes[i] for i in signature.outputs),
+            "shape_class": self._shape_class(), "fingerprint": data.hexdigest(),
+        }  # fmt: skip
+
+    def _shape_class(self) -> str:
+        """Sizes to the nearest power of two."""
+        sizes = self.statistics().items()
+        return "-".join(f"{name}{round(log2(max(1.0, abs(x))))}" for name, x in sizes)
+
+    def statistics(self) -> dict[str, float]:
+        """Its numbers, in the order of the parameters."""
+        return {n: float(x) for n, x in self.arguments.items() if not is_array(x)}
+
+    def title(self, name: str = "") -> str:
+        """See :class:`sparsetir.tuning.task.Tunable`."""
+        sizes = ", ".join(f"{n}={x:,g}" for n, x in self.statistics().items())
+        on = f" on {name}" if name else ""
+        return ", ".join([f"{self.program.name}{on} ({sizes})", *of_threads(self)])
+
+    def saved(self, folder: Path) -> dict[str, Any]:
+        """See :class:`sparsetir.tuning.task.Tunable`."""
+        arrays = {n: x for n, x in self.arguments.items() if is_array(x)}
+        # NumPy's files know no bfloat16.
+        plain = {n: x.astype("float32") if x.dtype.kind == "V" else x for n, x in arrays.items()}
+        np.savez(folder / ARRAYS, **plain)
+        target = self.target if isinstance(self.target, str) else dict(self.target)
+        return {
+            "kind": "program", "program": tvm.ir.save_json(self.program), "target": target,
+            "order": list(self.arguments), "threads": self.threads,
+            "numbers": {n: x for n, x in self.arguments.items() if n not in arrays},
+            "schedule": None if self.schedule is None else self.schedule.data(),
+        }  # fmt: skip
+
+    @staticmethod
+    def loaded(data: Mapping[str, Any], folder: Path) -> ProgramTask:
+        """What :meth:`saved` gave."""
+        with np.load(folder / ARRAYS) as arrays:
+            given = {**data["numbers"], **{name: arrays[name] for name in arrays.files}}
+        ref = data["schedule"]
+        return ProgramTask(
+            tvm.ir.load_json(data["program"]), {name: given[name] for name in data["order"]},
+            None if ref is None else ScheduleRef(**ref), data["target"], data["threads"],
+        )  # fmt: skip
+
+
+def bound_arguments(program: SparseFunc, arguments: Any) -> dict[str, Any]:
+    """All arguments of a function in the order of its parameters, sizes from shapes where missing.
+
+    Raises TypeError or ValueError naming the argument.
+    """
+    who = "tune: argument 'arguments'"
+    signature = Signature(lower_sparse_iter(program).attrs[SIGNATURE])
+    names = signature.names
+    if not isinstance(arguments, Mapping):
+        raise TypeError(
+            f"{who}: expected a dict of arrays and numbers by parameter, got "
+            f"{type(arguments).__name__}"
+        )
+    for name in arguments:
+        if name not in names:
+            raise ValueError(f"{who}: '{program.name}' has no '{name}'; it has {', '.join(names)}")
+    values: list[Any] = [arguments.get(name) for name in names]
+    for i in signature.arrays:
+        if not is_array(values[i]):
+            got = "nothing" if values[i] is None else type(values[i]).__name__
+            raise TypeError(f"{who}: '{names[i]}': expected an array, got {got}")
+        values[i] = to_numpy(values[i])
+        if str(values[i].dtype) != signature.dtypes[i]:
+            raise TypeError(
+                f"{who}: '{names[i]}': expected dtype {signature.dtypes[i]}, got {values[i].dtype}"
+            )
+    for step in signature.inferences:
+        shape = values[step.array].shape
+        if values[step.scalar] is None and len(shape) > step.dim:
+            size = shape[step.dim] - step.minus
+            for at in step.divide:
+                size //= max(1, values[at])
+            values[step.scalar] = size
+    for i in signature.scalars:
+        values[i] = _number(f"{who}: '{names[i]}'", values[i])
+    for i in signature.arrays:
+        expected = signature.expected_shape(i, values)
+        if list(values[i].shape) != expected:
+            raise ValueError(
+                f"{who}: '{names[i]}': expected shape {tuple(expected)}, got {values[i].shape}"
+            )
+    return dict(zip(names, values, strict=True))
+
+
+def _number(who: str, value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if not isinstance(value, bool | int | float):
+        got = "nothing" if value is None else repr(value)
+        raise TypeError(f"{who}: expected a number, got {got}")
+    return value

@@ -1,0 +1,149 @@
+"""A user's function with arguments to run on, and what its results must be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.arrays import is_array
+from sparsetir.build import build
+from sparsetir.kernel import Kernel
+from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
+from sparsetir.schedules.search.choices import Choices
+from sparsetir.sparse_ir.interpret import interpret
+from sparsetir.tuning.case import Prepared, array, numbers
+from sparsetir.tuning.program import ProgramTask
+
+__all__ = ["ProgramCase"]
+
+# Elements of all arguments up to which the interpreter says what is right: it takes microseconds
+# for each visit.
+INTERPRETED = 4096
+# A result is made of terms that nobody knows here; their sizes are taken to be the largest result.
+SLACK = 10.0
+
+
+class ProgramCase:
+    """Arguments for a task, and what is known of its results.
+
+    What the outputs must be is what the interpreter gives where that is quick, else what the kernel
+    of the default schedule gives, which the property tests hold to the interpreter. Where they do
+    not depend on what the outputs held before, each check begins with NaN in them.
+
+    expected : outputs by name
+    """
+
+    def __init__(self, task: ProgramTask, folder: Path) -> None:
+        self.task = task
+        self._kernels: dict[Choices, tuple[Kernel, float]] = {}
+        signature = task.signature()
+        self.dtypes = dict(zip(signature.names, signature.dtypes, strict=False))
+        self.outputs = [signature.names[i] for i in signature.outputs]
+        self._placed: dict[str, Any] = {}
+        given = {name: np.asarray(task.arguments[name]) for name in self.outputs}
+        self._reference = None if self._is_small() else build(task.program)
+        zeros, ones = (self._run({n: np.full_like(x, v) for n, x in given.items()}) for v in (0, 1))
+        self.start, self.expected = given, zeros
+        if all(np.array_equal(zeros[n], ones[n], equal_nan=True) for n in given):
+            self.start = {name: _garbage(x) for name, x in given.items()}
+        else:
+            self.expected = self._run(given)
+
+    def prepared(self, config: Any, device: Any = None) -> Prepared:
+        """A config as a kernel, with the arguments on a device (None: this CPU)."""
+        if config not in self._kernels:
+            begin = time.perf_counter()
+            made = self.task.build(config)
+            self._kernels[config] = made, time.perf_counter() - begin
+        kernel, compile_seconds = self._kernels[config]
+        begin = time.perf_counter()
+        computed = kernel.compute(self.task.arguments) if kernel.computed else {}
+        convert_seconds = time.perf_counter() - begin
+        arguments = {**self._on(device), **self._outputs(device)}
+        values = [arguments[name] for name in kernel.signature.names]
+        held = [x for x in (*self.task.arguments.values(), *computed.values()) if is_array(x)]
+        about = {
+            "compile_seconds": compile_seconds, "convert_seconds": convert_seconds,
+            "bytes": sum(int(x.nbytes) for x in held),
+        }  # fmt: skip
+
+        def call() -> None:
+            kernel(*values)
+
+        def wrong() -> str | None:
+            return self.error({name: _numbers(arguments[name]) for name in self.outputs})
+
+        return Prepared(call, wrong, kernel, about)
+
+    def error(self, results: Mapping[str, np.ndarray]) -> str | None:
+        """What is wrong with results, or None."""
+        for name, result in results.items():
+            right = _right(result, self.expected[name], self.dtypes[name])
+            if not right.all():
+                at = [int(n) for n in np.unravel_index(int(right.argmin()), right.shape)]
+                got, want = result[tuple(at)], self.expected[name][tuple(at)]
+                return (
+                    f"'{name}': {(~right).sum()} of {right.size} wrong, the first at {at}: "
+                    f"{got:.6g}, not {want:.6g}"
+                )
+        return None
+
+    def release(self) -> None:
+        """Nothing is kept for a candidate alone."""
+
+    def _on(self, device: Any) -> dict[str, Any]:
+        """The arguments but the outputs on a device, once for all configs."""
+        if not self._placed:
+            for name, value in self.task.arguments.items():
+                if name not in self.outputs:
+                    dtype = self.dtypes[name]
+                    self._placed[name] = array(value, dtype, device) if is_array(value) else value
+        return self._placed
+
+    def _outputs(self, device: Any) -> dict[str, Any]:
+        return {name: array(x, self.dtypes[name], device) for name, x in self.start.items()}
+
+    def _is_small(self) -> bool:
+        sizes = [x.size for x in self.task.arguments.values() if is_array(x)]
+        return sum(sizes) <= INTERPRETED and "bfloat16" not in self.dtypes.values()
+
+    def _run(self, start: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What the outputs hold after a call that begins with these, on a CPU."""
+        if self._reference is None:
+            results = {name: np.array(x) for name, x in start.items()}
+            interpret(self.task.program, {**self.task.arguments, **results})
+        else:
+            results = {name: array(x, self.dtypes[name]) for name, x in start.items()}
+            given = {n: x for n, x in self.task.arguments.items() if n not in self.outputs}
+            arrays = {n: array(x, self.dtypes[n]) for n, x in given.items() if is_array(x)}
+            self._reference(**{**given, **arrays, **results})
+        return {name: _numbers(x) for name, x in results.items()}
+
+
+def _numbers(result: Any) -> np.ndarray:
+    """An output on this CPU, of integers or in float32 or float64."""
+    found = result if isinstance(result, np.ndarray) else result.numpy()
+    return found if found.dtype.kind in "iub" else numbers(found)
+
+
+def _garbage(output: np.ndarray) -> np.ndarray:
+    """What no result is."""
+    if output.dtype.kind in "iu":
+        return np.full_like(output, np.iinfo(output.dtype).max)
+    return np.full_like(output, True if output.dtype.kind == "b" else np.nan)
+
+
+def _right(result: np.ndarray, expected: np.ndarray, dtype: str) -> np.ndarray:
+    """Which elements are as expected, up to sums in another order; NaN and infinities as well."""
+    if dtype not in TOLERANCES:
+        return result == expected
+    same = (result == expected) | (np.isnan(result) & np.isnan(expected))
+    known = np.isfinite(expected)
+    scale = np.abs(expected[known]).max(initial=0.0) + LEAST_SCALE
+    with np.errstate(invalid="ignore"):
+        near = np.abs(result - expected) <= SLACK * TOLERANCES[dtype] * scale
+    return same | (near & known)

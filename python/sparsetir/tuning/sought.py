@@ -1,0 +1,155 @@
+"""What a search looks for: a task with its space, and the configs that it begins with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparsetir.request import default_threads, request
+from sparsetir.schedules.default import is_gpu, vector_bits
+from sparsetir.schedules.search.choices import Choices, is_choice
+from sparsetir.schedules.search.choose import candidates
+from sparsetir.schedules.search.program_space import space_of
+from sparsetir.schedules.search.spaces import Branch, Space, space
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.targets import resolve_target
+from sparsetir.tuning.program import ProgramTask, bound_arguments
+from sparsetir.tuning.record import Key
+from sparsetir.tuning.schedule_ref import ScheduleRef, importing
+from sparsetir.tuning.tuned import Search, Tuned, TunedProgram
+
+__all__ = ["Sought", "of_operator", "of_program", "refuse_options"]
+
+MOST_CONFIGS = 100_000  # of a space that is gone through as a whole
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A search before its first trial.
+
+    candidates : configs to begin with, the default first
+    """
+
+    tuned: Search
+    space: Space
+    candidates: Sequence[Any]
+
+
+def of_operator(
+    op: str, matrix: Any, feat: int, *, target: Any, device: str | None, **options: Any
+) -> Sought:
+    """An operator on a matrix, over the templates that serve it.
+
+    options : of :func:`sparsetir.request.request`
+    """
+    wanted = request(op, matrix, feat, target=target, **options)
+    task = replace(wanted.task(), feat=int(feat), target=_plain_target(target))
+    configs = candidates(wanted.problem, wanted.statistics, wanted.target)
+    found = space(wanted.problem, wanted.pattern, wanted.statistics, wanted.target)
+    return Sought(Tuned(task, Key.of(task, device), [], configs[0]), found, configs)
+
+
+def of_program(
+    program: Any,
+    arguments: Any,
+    schedule: Callable[..., Any] | None,
+    choices: Mapping[str, Sequence[Any]] | None,
+    *,
+    target: Any,
+    threads: int | None,
+) -> Sought:
+    """A function with arguments, over the choices of a schedule."""
+    if importing():
+        raise RuntimeError(
+            "tune: called while a file is imported for a function in it; put the call under "
+            "if __name__ == '__main__'"
+        )
+    if not isinstance(program, SparseFunc):
+        raise TypeError(
+            "tune: argument 'op': expected the name of an operator or a stage-I function, got "
+            f"{type(program).__name__}"
+        )
+    if threads is not None and (isinstance(threads, bool) or not threads >= 1):
+        raise ValueError(f"tune: argument 'threads': expected 1 or more, got {threads!r}")
+    threads = int(threads or default_threads())
+    given = bound_arguments(program, arguments)
+    if schedule is not None and choices is None:
+        raise ValueError("tune: argument 'space': expected a dict of choices beside a schedule")
+    ref = None if schedule is None else ScheduleRef.of(schedule)
+    wanted = {} if choices is None else _checked(choices)
+    if schedule is None:
+        wanted = _made(program, given, wanted, target, threads)
+    count = math.prod(len(values) for values in wanted.values())
+    if count > MOST_CONFIGS:
+        raise ValueError(
+            f"tune: argument 'space': expected at most {MOST_CONFIGS:,} configs, got {count:,}"
+        )
+    task = ProgramTask(program, given, ref, _plain_target(target), threads)
+    branch = Branch("schedule", wanted, lambda **chosen: Choices(chosen))
+    default = Choices()
+    return Sought(TunedProgram(task, Key.of(task), [], default), Space((branch,)), [default])
+
+
+def _checked(choices: Any) -> dict[str, tuple[Any, ...]]:
+    """A space that a user gave."""
+    who = "tune: argument 'space'"
+    if not isinstance(choices, Mapping) or not choices:
+        raise ValueError(f"{who}: expected a dict of choices by name, got {choices!r}")
+    out: dict[str, tuple[Any, ...]] = {}
+    for name, values in choices.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{who}: expected texts as names, got {name!r}")
+        if not isinstance(values, list | tuple | range) or not values:
+            raise ValueError(f"{who}: '{name}': expected a list of choices, got {values!r}")
+        for value in values:
+            if not is_choice(value):
+                raise ValueError(
+                    f"{who}: '{name}': expected numbers, texts, booleans or None, got {value!r}"
+                )
+        if len(set(values)) < len(values):
+            raise ValueError(f"{who}: '{name}': expected choices that differ, got {list(values)}")
+        out[name] = tuple(values)
+    return out
+
+
+def _made(
+    program: SparseFunc, given: Mapping[str, Any], wanted: Mapping[str, Any], target: Any,
+    threads: int,
+) -> dict[str, tuple[Any, ...]]:  # fmt: skip
+    """The space that is made from a function, with some of its choices replaced."""
+    resolved = resolve_target(target)
+    if is_gpu(resolved):
+        raise ValueError(
+            "tune: argument 'schedule': expected one for a GPU, for which none is made from a "
+            "function; give schedule and space"
+        )
+    sizes = {name: x for name, x in given.items() if isinstance(x, int)}
+    made = space_of(program, sizes, vector_bits(resolved), threads)
+    if not made:
+        raise ValueError(
+            f"tune: argument 'schedule': expected one for '{program.name}', of which none is made: "
+            "no iteration sums into rows of a dense axis; give schedule and space"
+        )
+    for name in wanted:
+        if name not in made:
+            raise ValueError(
+                f"tune: argument 'space': there is no '{name}' without a schedule; there are "
+                f"{', '.join(made)}"
+            )
+    return {**made, **wanted}
+
+
+def refuse_options(what: str, given: Mapping[str, Any]) -> None:
+    """Raise for an option that is not for what is tuned."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"tune: argument '{name}': expected none for {what}, got {value!r}")
+
+
+def _plain_target(target: Any) -> str | Mapping[str, Any]:
+    """A target as other processes take it."""
+    if isinstance(target, str | dict):
+        return target
+    return {str(k): v for k, v in resolve_target(target).export().items()}

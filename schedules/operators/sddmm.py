@@ -1,0 +1,67 @@
+"""Dense times dense where a matrix stores elements: OUT[i, j] = sum over k of X[i, k] * Y[j, k]."""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# (TVMScript is Python in form only.)
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+from tvm.script import sparse_tir as T
+
+from sparsetir.schedules.operators.problems import Sddmm
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+__all__ = ["program"]
+
+
+def program(problem: Sddmm, config: Any = None) -> SparseFunc:
+    """The operator as a stage-I function, which templates schedule.
+
+    Its arrays, with a dimension of heads before those of X, Y and OUT where the problem is batched:
+
+    x : (m, feat) ; y : (n, feat) ; out : (nnz,)
+    indptr : (m + 1,) ; indices : (nnz,) columns, in any order within a row
+    """
+    del config
+    dtype, idtype, acc, batched = (
+        problem.dtype,
+        problem.idtype,
+        problem.accumulator,
+        problem.batched,
+    )
+    size, zero = getattr(T, idtype), tirx.const(0.0, dtype)
+
+    def with_head(head: Any, *rest: Any) -> list[Any]:
+        return [*([head] if batched else []), *rest]
+
+    def added(total: Any, x: Any, y: Any) -> Any:
+        return T.cast(T.cast(total, acc) + T.cast(x, acc) * T.cast(y, acc), dtype)
+
+    @T.prim_func
+    def sddmm(
+        x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+        heads: size, m: size, n: size, nnz: size, feat: size,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        N = T.dense_fixed(n, idtype)
+        K = T.dense_fixed(feat, idtype)
+        if batched:
+            H = T.dense_fixed(heads, idtype)
+        X = T.match_sparse_buffer(x, with_head(H if batched else I, I, K), dtype)
+        Y = T.match_sparse_buffer(y, with_head(H if batched else I, N, K), dtype)
+        OUT = T.match_sparse_buffer(out, with_head(H if batched else I, I, J), dtype)
+        with T.sp_iter(
+            with_head(H if batched else I, T.fuse(I, J), K), "SSSR"[not batched :], "sddmm"
+        ) as at:
+            with T.init():
+                OUT[(*at[:-1],)] = zero
+            OUT[(*at[:-1],)] = added(
+                OUT[(*at[:-1],)], X[(*at[:-3], at[-3], at[-1])], Y[(*at[:-3], at[-2], at[-1])]
+            )
+
+    func: Any = sddmm
+    unused = set() if batched else {"heads"}
+    return func.replace(params=[p for p in func.params if p.name not in unused])

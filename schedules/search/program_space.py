@@ -1,0 +1,275 @@
+"""The schedules that are tried for a program nobody wrote one for: tiles in registers.
+
+A loop nest that sums over sparse axes for each element of a dense row is what message passing,
+products of sparse matrices and of sparse tensors have in common. Before::
+
+    with T.sp_iter([I, J, K, F], "SRRS", "mttkrp") as [i, j, k, f]:
+        with T.init():
+            Y[i, f] = 0.0
+        Y[i, f] = Y[i, f] + A[i, j, k] * B[j, f] * C[k, f]
+
+With `{"mttkrp.vectors": 2, "mttkrp.lanes": 16, "mttkrp.inner": "J", ...}` sums of 32 features stay
+in registers, those over k are multiplied with B once, and all of it is straight code of vectors::
+
+    with T.sp_iter([I, F0], "SS", "mttkrp") as [i, f0]:
+        Y_ws[f1, f2] = 0.0
+        with T.sp_iter([J], "R", "mttkrp_reduce") as [j]:
+            Y_ws_ws[f1, f2] = 0.0
+            with T.sp_iter([K, F1, F2], "RSS", ...) as [k, f1, f2]:
+                Y_ws_ws[f1, f2] = Y_ws_ws[f1, f2] + A[i, j, k] * C[k, f0 * 32 + f1 * 16 + f2]
+            Y_ws[f1, f2] = Y_ws[f1, f2] + B[j, f0 * 32 + f1 * 16 + f2] * Y_ws_ws[f1, f2]
+        Y[i, f0 * 32 + f1 * 16 + f2] = Y_ws[f1, f2]
+
+Only primitives that anybody can use make it. A combination that one of them refuses raises its
+ScheduleError, which is what the trial then shows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import ir
+
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.passes.vectorize import vectorize_innermost
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.loops import Loop, find_iteration, loops_of
+
+__all__ = ["apply", "space_of"]
+
+VECTORS = (1, 2, 4, 8, 16)  # of a tile
+AHEAD = (0, 4, 16)  # elements that gathered rows are asked for ahead
+BLOCKS = (4, 16)  # of equal work, for each thread
+
+
+@dataclass(frozen=True)
+class _Nest:
+    """What can be tiled in an iteration.
+
+    outer : spatial loops but the one along rows; sums : the reductions; along : the loop over
+    contiguous elements of the result; result : its buffer
+    """
+
+    it: SparseIteration
+    outer: list[Loop]
+    sums: list[Loop]
+    along: Loop
+    result: str
+
+
+def space_of(
+    func: SparseFunc, sizes: Mapping[str, int], bits: int, threads: int
+) -> dict[str, tuple[Any, ...]]:
+    """The choices of :func:`apply` for a function, by name; none where nothing can be tiled.
+
+    sizes : of the function's parameters, as far as they are known
+    bits : of a vector register; threads : of the CPU
+
+    For each iteration at the top level, with its name before the choice's:
+
+    vectors, lanes : the tile is vectors of lanes
+    order : "rows", all tiles of a row, then the next row; "tiles", all rows for a tile
+    size : the length of a row as a constant, which kernels check when called; 0 for any length
+        from a tile on, where the last tile begins earlier
+    inner : the reduction whose partial results are in registers of their own, "" for none
+    blocks : blocks of equal work, which threads take; 0 for the rows one by one
+    parallel : on all threads
+    ahead : elements that gathered rows are prefetched ahead of, 0 for never
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for nest in _nests(func):
+        length = nest.along.node.length
+        size = sizes.get(str(length.name)) if isinstance(length, ir.Var) else int(length)
+        choices = _choices(func, nest, size, bits, threads)
+        found |= {f"{nest.it.name}.{name}": tuple(values) for name, values in choices.items()}
+    return found
+
+
+def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
+    """Schedule a function by choices of its :func:`space_of`; without any leave it as it is.
+
+    Raises ScheduleError where choices do not go together, KeyError for one that is missing.
+    """
+    if not config:
+        return
+    made = [_Tiled(sch, nest, config) for nest in _nests(sch.func)]
+    for tiled in made:
+        tiled.coordinates()
+    lowered = sch.lower()
+    for tiled in made:
+        for ref in tiled.steps:
+            in_vectors(lowered, _leaf(lowered, ref.name))
+    for tiled in made:
+        tiled.prefetch()
+    sch.rewrite(vectorize_innermost, max(tiled.bits for tiled in made))
+
+
+class _Tiled:
+    """An iteration on its way; `steps` are the iterations over tiles in registers."""
+
+    def __init__(self, sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> None:
+        self.sch, self.nest = sch, nest
+        self.config = {
+            name: config[f"{nest.it.name}.{name}"]
+            for name in (
+                "vectors",
+                "lanes",
+                "order",
+                "size",
+                "inner",
+                "blocks",
+                "parallel",
+                "ahead",
+            )
+        }
+        dtype = next(b.dtype for b in sch.func.buffers if b.name == nest.result)
+        self.bits = self.config["lanes"] * tvm.DataType(dtype).bits
+        self.gathered = _gathered(sch.func, nest)
+        self.steps: list[SparseIterationRef] = []
+        self.innermost = SparseIterationRef(nest.it.name)
+
+    def coordinates(self) -> None:
+        """All that is done over coordinates."""
+        sch, nest, config = self.sch, self.nest, self.config
+        ref = sch.get_sparse_iteration(nest.it.name)
+        handles = dict(zip((x.name for x in loops_of(nest.it)), sch.get_sp_iters(ref), strict=True))
+        outer = [handles[loop.name] for loop in nest.outer]
+        sums = [handles[loop.name] for loop in nest.sums]
+        along = handles[nest.along.name]
+        if config["size"]:
+            sch.bound(along, config["size"], "exact")
+        shared = outer[:1]
+        if config["blocks"]:
+            shared = sch.divide(outer[0], config["blocks"], by="work")
+            outer[:1], shared = shared, shared[:1]
+        tile, vector, lane = sch.split(
+            along, [None, config["vectors"], config["lanes"]], tail="shift"
+        )
+        before = [tile, *outer] if config["order"] == "tiles" else [*outer, tile]
+        if config["order"] == "tiles" or not shared:
+            shared = [tile, *shared]
+        sch.sparse_reorder(ref, [*before, *sums, vector, lane])
+        start, reduce, write = sch.precompute(nest.result, before[-1], [vector, lane])
+        self.steps, self.innermost = [start, reduce, write], reduce
+        if config["inner"]:
+            self._inner()
+        if config["parallel"]:
+            sch.parallelize(shared)
+
+    def _inner(self) -> None:
+        """Partial results of an inner sum, in registers of their own."""
+        sch, reduce = self.sch, self.innermost
+        *sums, vector, lane = sch.get_sp_iters(reduce)
+        at = next(handle for handle in sums if handle.name == self.config["inner"])
+        found = reduction_of(find_iteration(sch.func, reduce.name).body)
+        assert found is not None
+        made = sch.precompute(found.store.buffer.name, at, [vector, lane], hoist=True)
+        self.steps, self.innermost = [self.steps[0], *made, self.steps[-1]], made[1]
+
+    def prefetch(self) -> None:
+        """Ask for the rows that the innermost sum gathers."""
+        config = self.config
+        if not config["ahead"]:
+            return
+        lowered = self.sch.lower()
+        block = lowered.get(_leaf(lowered, self.innermost.name)).name_hint
+        span = config["vectors"] * config["lanes"]
+        for buffer in self.gathered:
+            self.sch.rewrite(prefetch_gathered, block, buffer, config["ahead"], span)
+
+
+def _nests(func: SparseFunc) -> Iterator[_Nest]:
+    """The iterations at the top level that can be tiled."""
+    body = func.body
+    for it in body.seq if hasattr(body, "seq") else [body]:
+        found = _nest(it) if isinstance(it, SparseIteration) else None
+        if found is not None:
+            yield found
+
+
+def _nest(it: SparseIteration) -> _Nest | None:
+    """What can be tiled in an iteration; None where it has another form."""
+    found = reduction_of(it.body)
+    if found is None or taken_apart(it.body)[0] or not found.store.indices:
+        return None
+    loops, last = loops_of(it), found.store.indices[-1]
+    along = next((x for x in loops if len(x.vars) == 1 and x.var.same_as(last)), None)
+    if along is None or not isinstance(along.node, Axis) or along.node.kind != "dense_fixed":
+        return None
+    children = [x for x in loops if _is_under(x, along.node)]
+    sums = [x for x in loops if x.kinds == "R" * len(x.kinds)]
+    if along.kinds != "S" or children or not sums or any(set(x.kinds) == {"S", "R"} for x in loops):
+        return None
+    outer = [x for x in loops if x is not along and "R" not in x.kinds]
+    # Sums come after everything spatial, which must not hang under them.
+    if any(_is_under(x, axis) for x in outer for y in sums for axis in [y.node]):
+        return None
+    return _Nest(it, outer, sums, along, str(found.store.buffer.name))
+
+
+def _is_under(loop: Loop, axis: Any) -> bool:
+    parent = getattr(loop.node, "parent", None)
+    return parent is not None and isinstance(axis, Axis) and parent.name == axis.name
+
+
+def _choices(
+    func: SparseFunc, nest: _Nest, size: int | None, bits: int, threads: int
+) -> dict[str, Any]:
+    dtype = next(b.dtype for b in func.buffers if b.name == nest.result)
+    lanes = max(1, bits // tvm.DataType(dtype).bits)
+    while size is not None and 1 < lanes and lanes > size:
+        lanes //= 2
+    vectors = [v for v in VECTORS if size is None or v * lanes <= max(size, lanes)]
+    first = nest.outer[0].node if nest.outer else None
+    cut = isinstance(first, Axis) and first.kind == "dense_fixed"
+    cut = cut and any(_is_under(x, first) and x.node.is_variable for x in loops_of(nest.it))
+    fixed = isinstance(nest.along.node.length, ir.Var) and size
+    return {
+        "vectors": vectors,
+        "lanes": (lanes,),
+        "order": ("rows", "tiles") if nest.outer and (size is None or size > lanes) else ("rows",),
+        "size": (size, 0) if fixed else (0,),
+        "inner": ("", *(x.name for x in nest.sums[:-1])),
+        "blocks": (0, *(n * threads for n in BLOCKS)) if threads > 1 and cut else (0,),
+        "parallel": (True, False) if threads > 1 else (False,),
+        "ahead": AHEAD if _gathered(func, nest) else (0,),
+    }  # fmt: skip
+
+
+def _gathered(func: SparseFunc, nest: _Nest) -> list[str]:
+    """Buffers whose rows the innermost sum finds by the indices of a sparse axis."""
+    inner = nest.sums[-1]
+    if not isinstance(getattr(inner.node, "axis", inner.node), Axis) or len(inner.vars) != 1:
+        return []
+    found: list[str] = []
+    for buffer in func.buffers:
+        for load in loads_of(nest.it.body, buffer.var):
+            axes = buffer.axes or []
+            for axis, index in zip(axes, load.indices, strict=False):
+                own = axis.kind != "dense_fixed"
+                if not own and isinstance(index, ir.Var) and index.same_as(inner.vars[0]):
+                    found.append(buffer.name)
+    return list(dict.fromkeys(found))
+
+
+def _leaf(lowered: Any, name: str) -> Any:
+    """The innermost of the blocks that an iteration was lowered to, which are numbered."""
+    found: list[Any] = []
+
+    def visit(block: Any) -> None:
+        inside = lowered.get_child_blocks(block)
+        if not inside and re.fullmatch(rf"{re.escape(name)}\d", lowered.get(block).name_hint):
+            found.append(block)
+        for child in inside:
+            visit(child)
+
+    visit(lowered.get_sblock("root"))
+    return found[0]

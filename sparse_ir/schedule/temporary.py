@@ -1,0 +1,337 @@
+"""Rows that several chunks add to: all chunks but the owner keep their part, to be added later.
+
+(Senanayake's thesis, section 7.3, race strategy "temporary".) A loop over chunks of the non-zeros
+of all rows (:mod:`sparsetir.sparse_ir.schedule.pieces`) writes most rows alone. Before::
+
+    with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+        C[i, k] = 0.0
+    with T.sp_iter([O, S, P], "SSS", "spmm") as [o, i, p]:
+        ...                                       # C_ws, the sum of a piece of the row i
+        with T.sp_iter([V, L], "SS", "spmm_write") as [v, l]:
+            C[i, p * 32 + v * 16 + l] = C[i, p * 32 + v * 16 + l] + C_ws[v, l]
+
+After `parallelize(o, "cpu", race="temporary")`, without an init, as each row has an owner::
+
+    with T.sp_iter([O, S, P], "SSS", "spmm") as [o, i, p]:
+        ...
+        if C_own[o, i] != 0:
+            with T.sp_iter([V, L], "SS", "spmm_write") as [v, l]:
+                C[i, p * 32 + v * 16 + l] = C_ws[v, l]
+        else:
+            with T.sp_iter([V, L], "SS", "spmm_keep") as [v, l]:
+                C_rest[o, p * 32 + v * 16 + l] = C_ws[v, l]
+    with T.sp_iter([O], "S", "spmm_carry") as [o]:
+        if C_row[o] >= 0:
+            with T.sp_iter([P, V, L], "SSS", "spmm_add") as [p, v, l]:
+                C[C_row[o], p * 32 + v * 16 + l] = C[..] + C_rest[o, p * 32 + v * 16 + l]
+
+Only the first piece of a chunk can be of a row that another chunk owns, so one row of `C_rest` is
+enough for each. They are added in order: results do not depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    loads_of,
+    map_expr,
+    same_indices,
+    stores_of,
+    substitute,
+)
+from sparsetir.sparse_ir.position_recipes import piece_owned, piece_rest
+from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.schedule.cuts import Cut
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.loops import Loop, changed, fresh_name, loops_of, replaced
+from sparsetir.sparse_ir.schedule.overwritten import without_init
+from sparsetir.sparse_ir.schedule.pieces import pieces_under
+from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
+from sparsetir.sparse_ir.tails import as_if_unshifted
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["with_temporaries"]
+
+
+def with_temporaries(
+    who: str, func: SparseFunc, it: SparseIteration, place: int, annotations: dict[str, Any]
+) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    """The function in which chunks keep what they have of rows of others.
+
+    place : of the loop over the chunks
+    annotations : of the iteration from here on
+
+    The handles are those of the iteration that keeps, of the one that goes over the chunks
+    afterwards, and of the one that adds.
+    """
+    return _Temporaries(who, func, it, loops_of(it)[place]).run(annotations)
+
+
+class _Temporaries(Cut):
+    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
+        super().__init__(who, func, it, loop)
+        self.chunks = loop.node
+        self.pieces = self._pieces()
+        by_axis = {x.name: x for x in loops_of(it)}
+        self.row = by_axis[self.pieces.name].var
+        outer, inner = self._outside()
+        nest = changed(it, outer, init=None) if inner else it
+        self.whole, self.outer = nest, outer
+        self.update = self._update(inner)
+        self._refuse_stores()
+        conditions, self.store = taken_apart(self.update.body)
+        found = reduction_of(self.update.body)
+        if found is None:
+            self.refuse(
+                'race="temporary" expects rows that are added to, as X[..] = X[..] + term (or *, '
+                "max, min), got another update"
+            )
+        self.conditions, self.reduction = conditions, found
+        declared = [b for b in func.buffers if b.var.same_as(self.store.buffer)]
+        self.target = declared[0]
+        self._refuse_indices()
+
+    def run(self, annotations: dict[str, Any]) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        """The rewritten function and its handles."""
+        own, rest, rows = self._declared()
+        keep = self._keep(rest)
+        last = self._carry(rest, rows)
+        func, write = self._write()
+        condition = tirx.BufferLoad(own.var, [self.loop.var, self.row]) != 0
+        branch = tirx.IfThenElse(condition, write, keep)
+        if self.whole is self.it:
+            name = self.update.name
+            body = map_expr(
+                self.it.body, [(SparseIteration, lambda n: branch if n.name == name else n)]
+            )
+        else:
+            body = branch
+        main = changed(self.whole, body=body, annotations=annotations)
+        func = func.with_attr("computed", self.computed)
+        out = replaced(
+            self.who, func, self.it, tirx.SeqStmt([main, last]),
+            buffers=[own, rest, rows], params=self.params,
+        )  # fmt: skip
+        add = last.body.then_case
+        made = [keep.name, last.name, *([add.name] if isinstance(add, SparseIteration) else [])]
+        return out, [SparseIterationRef(name) for name in made]
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def _outside(self) -> tuple[list[Loop], list[Loop]]:
+        """The loops down to that of the pieces; and those inside, if they add to the rows."""
+        loops = loops_of(self.it)
+        if reduction_of(self.it.body) is None and self.it.init is None:
+            return loops, []
+        place = [x.name for x in loops].index(self.pieces.name) + 1
+        return loops[:place], loops[place:]
+
+    def _update(self, inner: list[Loop]) -> SparseIteration:
+        """The iteration that adds to the rows: one nested in this, or what is inside of pieces."""
+        if inner:
+            name = fresh_name(self.func, f"{self.it.name}_write")
+            spatial = [x for x in [*self.outer, *inner] if "S" in x.kinds]
+            for x in spatial:
+                plain = isinstance(x.node, Axis) and x.node.kind == "dense_fixed"
+                if not plain and x.name != self.pieces.name:
+                    self.refuse(
+                        f"the spatial loop '{x.name}' is over a sparse axis, so that an owner "
+                        "would not write all of its row; expected dense ones beside the pieces"
+                    )
+            return changed(self.it, inner, name=name, annotations={})
+        if any("R" in x.kinds for x in self.outer):
+            names = [x.name for x in self.outer if "R" in x.kinds]
+            self.refuse(
+                f"a row's piece is written in each visit of {names}; expected its sum to be "
+                "precomputed outside of them"
+            )
+        found = [s for s in _parts(self.it.body) if isinstance(s, SparseIteration)]
+        private = private_buffers(self.func).get(self.it.name, set())
+        writing = [
+            n for n in found if any(s.buffer not in private for s in stores_of(n.body, n.init))
+        ]
+        if len(writing) != 1 or writing[0].init is not None:
+            self.refuse(
+                'race="temporary" expects one nested iteration that adds to the rows, got '
+                f"{[n.name for n in writing]}"
+            )
+        return writing[0]
+
+    def _declared(self) -> tuple[SparseBuffer, SparseBuffer, SparseBuffer]:
+        """Which pieces are owners, what chunks keep, and of which row."""
+        indptr, rows, starts = self._arrays()
+        name = self.target.name
+        owned = self.array(
+            "owned",
+            {"recipe": piece_owned.__name__, "indptr": indptr, "rows": rows, "starts": starts},
+        )
+        first = self.array("rest", {
+            "recipe": piece_rest.__name__, "ptr": self.named(self.pieces.indptr), "rows": rows,
+            "owned": self.named(owned),
+        })  # fmt: skip
+        chunks, dtype = self.chunks, str(self.reduction.term.ty.dtype)
+        axes = [a for n, a in enumerate(self.target.axes or []) if n != self.dimension]
+        return (
+            self._buffer(f"{name}_own", [chunks, self.pieces], "int32", owned),
+            self._buffer(f"{name}_rest", [chunks, *axes], dtype, None),
+            self._buffer(f"{name}_row", [chunks], self.idtype, first),
+        )
+
+    def _arrays(self) -> tuple[str, str, str]:
+        """Where rows begin, the row of each piece and where it begins, as recipes take them."""
+        how = self.computed[str(self.pieces.indptr.name)]
+        part = [
+            a for a in self.func.axes if a.parent is not None and a.parent.name == self.pieces.name
+        ]
+        starts = next(a for a in part if a.kind == "dense_variable")
+        return str(how["indptr"]), self.named(self.pieces.indices), self.named(starts.indptr)
+
+    def _buffer(self, name: str, axes: list[Axis], dtype: str, handle: Any) -> SparseBuffer:
+        var = buffer_var([a.length for a in axes], dtype, fresh_name(self.func, name))
+        return SparseBuffer(var=var, axes=axes, handle=handle)
+
+    # -- iterations ---------------------------------------------------------------------------
+
+    def _write(self) -> tuple[SparseFunc, SparseIteration]:
+        """What an owner does; it overwrites its row if nothing else has set it."""
+        if self.whole is not self.it:
+            return self.func, self.update
+        axes = {v: a for x in (self.it, self.update) for a, v, _ in x.axis_of()}
+        every = Axis(
+            name=self.pieces.name, kind="dense_fixed", length=self.pieces.length, idtype=self.idtype
+        )  # the row of a piece: all rows have an owner
+        found = without_init(self.func, self.it.name, self.update.body, {**axes, self.row: every})
+        if found is None:
+            return self.func, self.update
+        func, value = found
+        term = self.reduction.term
+        dtype = str(term.ty.dtype)
+        first = _cast(value, dtype)
+        if not same_indices([first], [self.reduction.identity(dtype)]):
+            term = self.reduction.combine(first, term)
+        value = _cast(term, self.target.dtype)
+        store = tirx.BufferStore(self.target.var, value, self.store.indices)
+        return func, changed(self.update, body=_under(self.conditions, store))
+
+    def _keep(self, rest: SparseBuffer) -> SparseIteration:
+        """The part of a row that another chunk owns."""
+        place = [self.loop.var, *self._beside(self.store.indices)]
+        init, value = None, self.reduction.term
+        if self.whole is not self.it:  # the sum itself, not a workspace
+            init = tirx.BufferStore(rest.var, self.reduction.identity(rest.dtype), place)
+            value = self.reduction.combine(tirx.BufferLoad(rest.var, place), value)
+        body = _under(self.conditions, tirx.BufferStore(rest.var, value, place))
+        name = fresh_name(self.func, f"{self.it.name}_keep")
+        return over_fresh_vars(changed(self.update, init=init, body=body, name=name))
+
+    def _carry(self, rest: SparseBuffer, rows: SparseBuffer) -> SparseIteration:
+        """All parts that were kept, to the rows that they are of."""
+        chunk = tirx.Var(self.loop.var.name, self.idtype)
+        row = tirx.BufferLoad(rows.var, [chunk])
+        mine = (self.chunks.name, self.pieces.name)
+        over = [x for x in [*self.outer, *loops_of(self.update)] if "S" in x.kinds]
+        over = [x for x in over if x.name not in mine]
+        indices = list(self.store.indices)
+        indices[self.dimension] = row
+        held = _cast(tirx.BufferLoad(self.target.var, indices), rest.dtype)
+        kept = tirx.BufferLoad(rest.var, [chunk, *self._beside(self.store.indices)])
+        total = _cast(self.reduction.combine(held, kept), self.target.dtype)
+        coords = {v for x in over for v in x.vars} | {self.row, self.loop.var}
+        moving = {v for x in loops_of(self.update) for v in x.vars} - coords
+        steady = [c for c in self.conditions if not free_vars(c) & moving]
+        inner: Any = _under(steady, tirx.BufferStore(self.target.var, total, indices))
+        inner = substitute(inner, {self.row: row, self.loop.var: chunk})
+        if over:
+            name = fresh_name(self.func, f"{self.it.name}_add")
+            inner = changed(self.it, over, name=name, init=None, body=inner, annotations={})
+            inner = over_fresh_vars(inner)
+        body = tirx.IfThenElse(row >= 0, inner, None)
+        name = fresh_name(self.func, f"{self.it.name}_carry")
+        loop = Loop(self.chunks, [chunk], "S")
+        return changed(self.it, [loop], name=name, init=None, body=body, annotations={})
+
+    def _beside(self, indices: Any) -> list[Any]:
+        return [x for n, x in enumerate(indices) if n != self.dimension]
+
+    # -- refusals -----------------------------------------------------------------------------
+
+    def _pieces(self) -> Axis:
+        """The axis of the pieces of rows in a chunk."""
+        if isinstance(self.chunks, Axis):
+            found = pieces_under(self.func, self.it, self.chunks)
+            if found is not None:
+                return found
+        if "R" in self.loop.kinds:
+            self.refuse(
+                f"race=\"temporary\" of the reduction loop '{self.loop.name}': "
+                "precompute(.., lanes=[loop]) gives each visit a sum of its own, and parallelize "
+                "then takes the loop without a race"
+            )
+        self.refuse(
+            'race="temporary" expects the loop over the chunks that split or divide made of fused '
+            f"rows and elements, got '{self.loop.name}'"
+        )
+
+    def _refuse_stores(self) -> None:
+        """Refuse where something else than the rows is written, or rows are used elsewhere."""
+        private = private_buffers(self.func).get(self.it.name, set())
+        written = [s.buffer for s in stores_of(self.it.body, self.it.init)]
+        names = sorted({b.name for b in written if b not in private})
+        store = taken_apart(self.update.body)[1]
+        if not isinstance(store, tirx.BufferStore) or names != [store.buffer.name]:
+            self.refuse(f"expected one buffer to be written outside of workspaces, got {names}")
+        loads = loads_of(self.it.body, store.buffer)
+        if any(not same_indices(x.indices, store.indices) for x in loads):
+            self.refuse(f"'{store.buffer.name}' is read at more than one place")
+
+    def _refuse_indices(self) -> None:
+        """Refuse where a visit writes more than its row, or a piece an element several times."""
+        plain, private = (
+            as_if_unshifted(self.it),
+            private_buffers(self.func).get(self.it.name, set()),
+        )
+        nests = [
+            plain,
+            *(n for n in _parts(plain.body) if getattr(n, "name", "") == self.update.name),
+        ]
+        for nest in nests:
+            for loop, fact in zip(loops_of(nest), races_of(nest, private), strict=True):
+                if "S" in loop.kinds and loop.name != self.chunks.name and fact != FREE:
+                    self.refuse(
+                        f"visits of the loop '{loop.name}' add to the same element ({fact})"
+                    )
+        indices = list(self.store.indices)
+        own = [n for n, x in enumerate(indices) if x.same_as(self.row)]
+        kept = {v for n, x in enumerate(indices) if n not in own for v in free_vars(x)}
+        over = [a for n, a in enumerate(self.target.axes or []) if n not in own]
+        dense = self.target.axes is not None and all(a.kind == "dense_fixed" for a in over)
+        if len(own) != 1 or kept & {self.row, self.loop.var} or not dense:
+            self.refuse(
+                f"expected '{self.target.name}' to be written at the row '{self.row.name}' and "
+                f"otherwise over dense axes, got {indices}"
+            )
+        self.dimension = own[0]
+
+
+def _parts(stmt: Any) -> list[Any]:
+    """The statements of a sequence."""
+    return [p for s in stmt.seq for p in _parts(s)] if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
+def _under(conditions: list[Any], stmt: Any) -> Any:
+    for condition in reversed(conditions):
+        stmt = tirx.IfThenElse(condition, stmt, None)
+    return stmt
+
+
+def _cast(expr: Any, dtype: str) -> Any:
+    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)
