@@ -34,7 +34,8 @@ FORMATS: Mapping[str, type[Format]] = {
 def to_data(config: Any) -> dict[str, Any]:
     """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`, formats nested.
 
-    :class:`Choices` are `{"template": "Choices", "values": {...}}`. Raises ValueError for what is no config of a template, and for a format that is not data.
+    :class:`Choices` are `{"template": "Choices", "values": {...}}`. Raises ValueError for what is
+    no config of a template, and for a format that is not data.
     """
     if isinstance(config, Choices):
         return {"template": "Choices", "values": dict(config)}

@@ -15,8 +15,10 @@ from sparsetir.sparse_ir.schedule.loops import handle_of, loops_of
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
+    "DenseLoops",
     "ElementReduction",
     "RowReduction",
+    "dense_loops",
     "element_reduction",
     "row_reduction",
     "row_results",
@@ -107,6 +109,54 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     return ElementReduction(
         ref, handles[pair], handles[features[0].axes], result.name, operands, result.dtype
     )
+
+
+@dataclass(frozen=True)
+class DenseLoops:
+    """Values of dense loops, or sums over the last of these.
+
+    outer : spatial, one or more
+    features : contiguous in the result, or the reduction
+    result : name of a buffer
+    dtype : of the result
+    reduces : whether the loop over features is a reduction
+    """
+
+    iteration: SparseIterationRef
+    outer: list[SpIter]
+    features: SpIter
+    result: str
+    dtype: str
+    reduces: bool
+
+
+def dense_loops(sch: Schedule, who: str) -> DenseLoops:
+    """The loops of a program of one iteration over dense axes.
+
+    who : the template, for messages
+    Raises ScheduleError where the program looks different, and says how.
+    """
+    func = sch.func
+    iterations = list(sparse_iterations(func))
+    if len(iterations) != 1:
+        _refuse(who, func, f"one iteration, got {[it.name for it in iterations]}")
+    it = iterations[0]
+    loops = loops_of(it)
+    _, store = taken_apart(it.body)
+    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
+    if not dense or len(loops) < 2 or not isinstance(store, tirx.BufferStore):
+        _refuse(who, func, f"'{it.name}' to store one value in two or more loops over dense axes")
+    summed = [x.kinds == "R" for x in loops]
+    last = store.indices[-1]
+    fits = reduction_of(it.body) is not None and it.init is not None
+    if not any(summed):
+        fits = isinstance(last, ir.Var) and last.same_as(loops[-1].var)
+    if any(summed[:-1]) or not fits:
+        _refuse(who, func, f"the last loop of '{it.name}' to be over features, or to sum over them")
+    ref = sch.get_sparse_iteration(it.name)
+    *outer, features = sch.get_sp_iters(ref)
+    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    return DenseLoops(ref, outer, features, result.name, result.dtype, summed[-1])
 
 
 def row_reduction(sch: Schedule, who: str) -> RowReduction:

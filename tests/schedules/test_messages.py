@@ -103,7 +103,7 @@ def test_edge_messages(problem, tile, feat):
         "lhs_of": rng.integers(0, N, nnz).astype(problem.idtype),
         "rhs_of": rng.integers(0, N, nnz).astype(problem.idtype),
         "out": np.full(shape, np.nan, problem.dtype),
-        "lhs_nodes": N, "rhs_nodes": N, "nnz": nnz, "heads": HEADS, **config.sizes(feat),
+        "lhs_nodes": N, "rhs_nodes": N, "nnz": nnz, "heads": HEADS, "feat": feat,
     }  # fmt: skip
     check(edge_messages, problem, config, arguments, ["out"])
 

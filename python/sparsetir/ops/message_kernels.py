@@ -103,12 +103,12 @@ def gsddmm(
     run = _Run(structure, structure.nnz * heads * feat)
     config = run.tile(feat)
     named = {"lhs": _squeezed(lhs), "rhs": _squeezed(rhs), "out": out.squeeze(-1) if dot else out}
-    numbers = {"heads": heads, "nnz": structure.nnz, **config.sizes(feat)}
+    numbers = {"heads": heads, "nnz": structure.nnz, "feat": feat}
     for side, operand, target in zip(("lhs", "rhs"), (lhs, rhs), targets, strict=True):
         if operand is not None and target != "e":
             named[f"{side}_of"] = arrays.ends[target]
             numbers[f"{side}_nodes"] = len(operand)
-    run(edge_messages, problem, config, named, numbers, rows=False)
+    run(edge_messages, problem, config, named, numbers)
     return out
 
 
