@@ -60,7 +60,10 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     formats = commands.add_parser(
         "formats", parents=[fixed], help="every format: is it right, how large, how fast?"
     )
-    for command in (convert, formats):
+    equal = commands.add_parser(
+        "equal_work", parents=[fixed], help="SpMM by chunks across rows, beside blocks of rows"
+    )
+    for command in (convert, formats, equal):
         command.add_argument("--graph", nargs="+", default=[], help="graphs beside Cora")
     formats.add_argument(
         "--pruned", nargs="+", default=[], help="npz files of weights by layer; or file.npz:layer"

@@ -98,6 +98,9 @@ def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     for top in _top_blocks(sch):
         loops = sch.get_loops(top)
         free = [n for n, loop in enumerate(loops) if is_free(sch, loop)]
+        mixed = _is_mixed(sch.get(top))
+        if mixed:
+            free = free[:1] if 0 in free else []  # no loop can be brought outside
         leaf = _only_leaf(sch, top)
         inner = _thread_loop(sch, leaf) if leaf is not None else None
         if not loops or not (free or inner):
@@ -108,7 +111,7 @@ def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
             _bind_threads(sch, leaf, inner, GPU_THREADS)
             continue
         chosen = [loops[n] for n in free]
-        rest = [loops[n] for n in range(len(loops)) if n not in free]
+        rest = [] if mixed else [loops[n] for n in range(len(loops)) if n not in free]
         # Loops are not fused: the product of two sizes could pass the range of their type.
         first, last = chosen[0], chosen[-1]
         if inner is not None:
@@ -130,6 +133,12 @@ def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
             sch.reorder(*chosen)
         run_in_parallel(sch, blocks, "blockIdx.x")
     return apply_kinds(_only(sch.mod))
+
+
+def _is_mixed(block: Any) -> bool:
+    """Whether a loop of the block is over spatial and reduction axes at once."""
+    kinds = (tirx.IterVar.DataPar, tirx.IterVar.CommReduce)
+    return any(v.iter_type not in kinds for v in block.iter_vars)
 
 
 def _only_leaf(sch: Any, top: Any) -> Any:

@@ -19,7 +19,6 @@ __all__ = [
     "equal_parts_of_rows",
     "last_of",
     "piece_ids",
-    "piece_owned",
     "piece_ptr",
     "piece_rest",
     "piece_starts",
@@ -177,19 +176,15 @@ def piece_starts(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np
 
 
 @recipe
-def piece_owned(indptr: np.ndarray, rows: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """(pieces,) 1 for the piece that a row begins with, else 0.
+def piece_rest(
+    indptr: np.ndarray, ptr: np.ndarray, rows: np.ndarray, starts: np.ndarray
+) -> np.ndarray:
+    """(chunks,) the row that a chunk begins within, whose owner is another chunk, else -1.
 
-    rows, starts : of the pieces, as :func:`piece_ids` and :func:`piece_starts` give them
+    ptr, rows, starts : as :func:`piece_ptr`, :func:`piece_ids` and :func:`piece_starts` give them
     """
-    return (starts[:-1] == indptr[rows]).astype("int32")
-
-
-@recipe
-def piece_rest(ptr: np.ndarray, rows: np.ndarray, owned: np.ndarray) -> np.ndarray:
-    """(chunks,) the row that a chunk begins within, which is another chunk's, else -1."""
     there = np.flatnonzero(ptr[:-1] < ptr[1:])
     first = ptr[there]
     out = np.full(len(ptr) - 1, -1, rows.dtype)
-    out[there] = np.where(owned[first] != 0, -1, rows[first])
+    out[there] = np.where(starts[first] > indptr[rows[first]], rows[first], -1)
     return out

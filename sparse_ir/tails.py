@@ -162,26 +162,65 @@ def _settle(nest: Any, private: set[Any]) -> Any:
     read = any(loads_of(nest, s.buffer) for s in outside)
     written_under = _conditions_of_stores(nest, private)
     bound_by = {
-        v: (it, kind) for it in _iterations(nest) for _, v, kind in it.axis_of()
-    }  # fmt: skip
+        v: (it, kind, axis.name) for it in _iterations(nest) for axis, v, kind in it.axis_of()
+    }
+
+    def tiles(condition: Any) -> frozenset[str]:
+        """The loops over tiles that a condition belongs to, the same in all iterations."""
+        variables = free_vars(_start(condition))
+        return frozenset(bound_by[v][2] for v in variables if v in bound_by)
+
+    stores = _stores_with_conditions(nest)
+
+    def has_own_slots(var: Any, stmt: Any, condition: Any) -> bool:
+        """Whether each tile has slots of a workspace that only what belongs to the tile reads."""
+        if stmt.buffer not in private or not any(
+            isinstance(i, ir.Var) and var.same_as(i) for i in stmt.indices
+        ):
+            return False
+        family = tiles(condition)
+        return all(
+            any(_start(c) is not None and tiles(c) == family for c in conditions)
+            for store, conditions in stores
+            if loads_of(store, stmt.buffer) and not store.buffer.same_as(stmt.buffer)
+        )
+
+    def harmless(condition: Any, stmt: Any) -> bool:
+        """Whether a store may run for a tile's coordinates that an earlier tile has as well."""
+        return all(
+            has_own_slots(v, stmt, condition) or _same_again(bound_by[v][0], private)
+            for v in free_vars(_start(condition))
+            if v in bound_by
+        )
+
+    # All conditions of a tile go, or none: what one store skips another one must not use.
+    kept: set[frozenset[str]] = set()
+
+    def judge(node: Any) -> Any:
+        conditions, stmt = taken_apart(node)
+        for condition in conditions:
+            if _start(condition) is not None and (read or not harmless(condition, stmt)):
+                kept.add(tiles(condition))
+        return node
+
+    _map_chains(nest, judge)
 
     def branch(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
-        tails = [c for c in conditions if _start(c) is not None]
-        if not tails or not isinstance(stmt, tirx.BufferStore):
-            return node
+        tails = [c for c in conditions if _start(c) is not None and tiles(c) in kept]
         rest = [c for c in conditions if _start(c) is None]
-        starts = [_start(c) for c in tails]
-        tiles = [bound_by[v] for start in starts for v in free_vars(start) if v in bound_by]
-        workspace = stmt.buffer in private
-        anew = all(_same_again(it, private) for it, _ in tiles)
-        if anew and not read:
+        if not tails:
             return _under(rest, stmt)
-        if anew and workspace and all(_contains(under, starts) for under in written_under):
-            return _under(rest, stmt)  # what it adds to is not written a second time
+        starts = [_start(c) for c in tails]
+        workspace = stmt.buffer in private
+        if workspace and all(harmless(c, stmt) for c in tails):
+            if all(_contains(under, starts) for under in written_under):
+                return _under(rest, stmt)  # what it adds to is not written a second time
         found = reduction_of(stmt)
-        if found is None or not (workspace or all(kind == "R" for _, kind in tiles)):
-            return node  # to add nothing is to write: another worker may own the element
+        over = [bound_by[v][1] for start in starts for v in free_vars(start) if v in bound_by]
+        if found is None or not (workspace or all(kind == "R" for kind in over)):
+            # To add nothing is to write: another worker may own the element.
+            return _under([*rest, *tails], stmt)
         test = tirx.all(*(c.args[0] for c in tails))
         dtype = str(found.term.ty.dtype)
         term = tirx.Select(test, found.term, found.identity(dtype))
@@ -265,25 +304,33 @@ def _contains(many: list[Any], few: list[Any]) -> bool:
 
 def _conditions_of_stores(nest: Any, private: set[Any]) -> list[list[Any]]:
     """The starts of shifted tiles that each store outside of workspaces is conditional on."""
-    out: list[list[Any]] = []
+    return [
+        [_start(c) for c in conditions if _start(c) is not None]
+        for store, conditions in _stores_with_conditions(nest)
+        if store.buffer not in private
+    ]
 
-    def visit(stmt: Any, starts: list[Any]) -> None:
+
+def _stores_with_conditions(nest: Any) -> list[tuple[Any, list[Any]]]:
+    """Each store of a nest, and the conditions that it is under."""
+    out: list[tuple[Any, list[Any]]] = []
+
+    def visit(stmt: Any, conditions: list[Any]) -> None:
         if isinstance(stmt, SparseIteration):
             for part in (stmt.init, stmt.body):
                 if part is not None:
-                    visit(part, starts)
+                    visit(part, conditions)
         elif isinstance(stmt, tirx.SeqStmt):
             for part in stmt.seq:
-                visit(part, starts)
+                visit(part, conditions)
         elif isinstance(stmt, tirx.IfThenElse):
-            start = _start(stmt.condition)
-            visit(stmt.then_case, starts if start is None else [*starts, start])
+            visit(stmt.then_case, [*conditions, stmt.condition])
             if stmt.else_case is not None:
-                visit(stmt.else_case, starts)
+                visit(stmt.else_case, conditions)
         elif isinstance(stmt, tirx.For | tirx.While):
-            visit(stmt.body, starts)
-        elif isinstance(stmt, tirx.BufferStore) and stmt.buffer not in private:
-            out.append(starts)
+            visit(stmt.body, conditions)
+        elif isinstance(stmt, tirx.BufferStore):
+            out.append((stmt, conditions))
 
     visit(nest, [])
     return out

@@ -13,7 +13,7 @@ from sparsetir.sparse_ir.schedule.bound import KINDS, bound
 from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.loops import loops_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
-from sparsetir.sparse_ir.schedule.precompute import precompute
+from sparsetir.sparse_ir.schedule.precompute import SCOPES, precompute
 from sparsetir.sparse_ir.schedule.split import TAILS, split
 
 __all__ = ["schedule_at_random"]
@@ -24,7 +24,12 @@ WIDER = {"float16": "float32", "float32": "float64", "bfloat16": "float32"}
 
 
 def schedule_at_random(
-    func: Any, arguments: Mapping[str, Any], choose: Choose, moves: int, *, finite: bool
+    func: Any,
+    arguments: Mapping[str, Any],
+    choose: Choose,
+    moves: int,
+    finite: bool,
+    scopes: Sequence[str] = SCOPES,
 ) -> Any:
     """A schedule of the function after some legal moves.
 
@@ -32,13 +37,14 @@ def schedule_at_random(
     choose : one of a sequence
     moves : how many are tried
     finite : whether all values are, so that factors may be taken out of sums
+    scopes : of workspaces
     """
     sch = sparsetir.Schedule(func)
     for _ in range(moves):
         before = sch.func
         move = choose(MOVES)
         try:
-            move(_Drawing(sch, arguments, choose, finite))
+            move(_Drawing(sch, arguments, choose, finite, scopes))
         except sparsetir.ScheduleError as error:
             assert "in T.sp_iter([" in str(error), f"does not show the iteration: {error}"
             assert sch.func is before
@@ -55,9 +61,15 @@ class _Drawing:
     """What a move needs: the schedule, one of its iterations, and choices."""
 
     def __init__(
-        self, sch: Any, arguments: Mapping[str, Any], choose: Choose, finite: bool
+        self,
+        sch: Any,
+        arguments: Mapping[str, Any],
+        choose: Choose,
+        finite: bool,
+        scopes: Sequence[str],
     ) -> None:
-        self.sch, self.arguments, self.choose, self.finite = sch, arguments, choose, finite
+        self.sch, self.arguments, self.choose = sch, arguments, choose
+        self.finite, self.scopes = finite, scopes
         names = [it.name for it in sparse_iterations(sch.func)]
         name = choose(names)
         self.it = next(it for it in sparse_iterations(sch.func) if it.name == name)
@@ -124,7 +136,7 @@ def _result(d: _Drawing) -> None:
     kinds = _kinds(d.it)
     spatial = [x for x in inside if "S" in kinds[x.axes]]
     reduced = [x for x in inside if kinds[x.axes] == "R"]
-    options: dict[str, Any] = {"scope": d.choose(("local", "global", "shared"))}
+    options: dict[str, Any] = {"scope": d.choose(d.scopes)}
     if d.choose((False, False, True)):
         options["lanes"] = d.some(reduced)
     if d.finite and d.choose((False, False, True)):

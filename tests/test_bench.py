@@ -188,3 +188,14 @@ def test_files_that_hold_no_weights_or_relations(bench_on_path, tmp_path, option
     np.savez(tmp_path / "x.npz", **arrays)
     with pytest.raises(GraphError, match=message):
         relations([tmp_path / name]) if option == "--hetero" else pruned([f"{tmp_path}/{name}"], 1)
+
+
+def test_equal_work(tmp_path):
+    threads = str(len(os.sched_getaffinity(0)))  # with these it need not start itself again
+    printed = bench("equal_work", "--quick", "--out", tmp_path, **dict.fromkeys(THREADS, threads))
+    assert "equal work takes at most 1.1 times as long as row blocks" in printed
+    cells = record(tmp_path)["results"]["cells"]
+    assert [(c["matrix"], c["feat"]) for c in cells] == [
+        ("even", 32), ("even", 128), ("skewed", 32), ("cora", 32), ("cora", 128),
+    ]  # fmt: skip
+    assert all(0 <= e < 1e-4 for c in cells for e in c["errors"].values())

@@ -42,7 +42,8 @@ from sparsetir.sparse_ir.verify import verify
 __all__ = ["KINDS", "bound"]
 
 WHO = "bound"
-KINDS = ("exact", "max", "min", "multiple")
+LEGAL = {"exact": "exactly", "max": "at most", "min": "at least", "multiple": "a multiple of"}
+KINDS = tuple(LEGAL)
 
 
 def bound(func: SparseFunc, loop: SpIter, n: int, kind: str) -> tuple[SparseFunc, None]:
@@ -60,10 +61,12 @@ def bound(func: SparseFunc, loop: SpIter, n: int, kind: str) -> tuple[SparseFunc
             f"\n{show(it)}"
         )
     if isinstance(n, bool) or not isinstance(n, int) or not 0 < n < 2**31:
-        raise ScheduleError(f"{WHO}: argument 'n': expected a positive integer, got {n!r}")
+        raise ScheduleError(
+            f"{WHO}: argument 'n': expected a positive integer, got {n!r}\n{show(it)}"
+        )
     if kind not in KINDS:
         raise ScheduleError(
-            f"{WHO}: argument 'kind': expected one of {', '.join(KINDS)}, got {kind!r}"
+            f"{WHO}: argument 'kind': expected one of {', '.join(KINDS)}, got {kind!r}\n{show(it)}"
         )
     if isinstance(node.length, tirx.IntImm):
         _check_number(it, node, n, kind)
@@ -79,7 +82,7 @@ def _check_number(it: SparseIteration, axis: Axis, n: int, kind: str) -> None:
     }  # fmt: skip
     if not holds[kind]:
         raise ScheduleError(
-            f"{WHO}: axis '{axis.name}' has {length} coordinates, which is not {kind} {n}"
+            f"{WHO}: axis '{axis.name}' has {length} coordinates, which is not {LEGAL[kind]} {n}"
             f"\n{show(it)}"
         )
 

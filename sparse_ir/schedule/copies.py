@@ -68,7 +68,7 @@ def precompute_operand(
         elif isinstance(item, str) and item in whole:
             axis, place = whole[item]
         else:
-            have = [*within, *whole]
+            have = list(dict.fromkeys([*within, *whole]))
             raise ScheduleError(
                 f"{WHO}: argument 'axes': expected loops inside of the place of the copy, or names "
                 f"of axes of '{operand.name}', from {have}, got {label!r}\n{show(it)}"

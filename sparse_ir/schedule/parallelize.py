@@ -2,12 +2,12 @@
 
 Before::
 
-    with T.sp_iter([P, O, I], "SSS", "spmm") as [p, o, i]:
+    with T.sp_iter([K0, I, J, K1], "SSRS", "spmm") as [k0, i, j, k1]:
 
-After `parallelize([p, o], "cpu")`, where the two are one parallel loop in stage II::
+After `parallelize([k0, i], "cpu")`, where the two are one parallel loop in stage II::
 
-    with T.sp_iter([P, O, I], "SSS", "spmm") as [p, o, i]:
-        T.sp_iter_attr({"parallel": [{"loops": ["P", "O"], "unit": "cpu", "race": "none"}]})
+    with T.sp_iter([K0, I, J, K1], "SSRS", "spmm") as [k0, i, j, k1]:
+        T.sp_iter_attr({"parallel": [{"loops": ["K0", "I"], "unit": "cpu", "race": "none"}]})
 
 A loop is free of races where each of its coordinates writes elements of its own, and reads of what
 the iteration writes only those. What a tile that begins earlier computes again is the same again.
@@ -159,8 +159,10 @@ def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int]) -> N
         if facts[place] == FREE:
             continue
         name = loops_of(it)[place].name
+        also = ', and race="temporary" of this one' if _is_over_chunks(func, it, place) else ""
         raise ScheduleError(
             f"{WHO}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
             'whose coordinates each write elements of their own, or race="ignore" where you know '
-            f"that visits do not meet\n{show(it)}"
+            f"that visits do not meet{also}
+{show(it)}"
         )

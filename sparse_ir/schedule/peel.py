@@ -89,7 +89,10 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
         for what, n in (("whole", whole), ("rest", left))
     ]  # fmt: skip
     first = changed(it, _with_axis(loops, place, made[0], old.vars))
-    analyzer.bind(old.var, ir.Range(as_dtype(0, axis.idtype), whole))
+    _refuse_shared(func, it, place)
+    for made_axis, var, _ in first.axis_of():
+        length = as_dtype(made_axis.length, made_axis.idtype)
+        analyzer.bind(var, ir.Range(as_dtype(0, made_axis.idtype), length))
     first = changed(first, body=_without_held(it.body, analyzer))
     fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in it.vars}
     renamed = [Loop(x.node, [fresh[v] for v in x.vars], x.kinds) for x in loops]
@@ -124,6 +127,12 @@ def _peelable(func: SparseFunc, it: SparseIteration, place: int) -> Axis:
     if under or it.annotations:
         why = "has annotations" if it.annotations else f"visits axes under '{axis.name}'"
         raise ScheduleError(f"{WHO}: the iteration {why}, which peeling would lose\n{show(it)}")
+    return axis
+
+
+def _refuse_shared(func: SparseFunc, it: SparseIteration, place: int) -> None:
+    """Refuse where both iterations would set the same elements."""
+    loop = loops_of(it)[place]
     if it.init is not None and loop.kinds == "S":
         private = private_buffers(func).get(it.name, set())
         if races_of(plain_accesses(it, func), private)[place] != FREE:
@@ -131,7 +140,6 @@ def _peelable(func: SparseFunc, it: SparseIteration, place: int) -> Axis:
                 f"{WHO}: loop '{loop.name}' is not proven to write elements of its own, which the "
                 f"second init would reset\n{show(it)}"
             )
-    return axis
 
 
 def _parents(node: Any) -> list[Axis]:

@@ -29,7 +29,6 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -45,6 +44,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
+from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -55,7 +55,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     loops_of,
     place_of,
     replaced,
-    show,
 )
 
 __all__ = ["positions"]
@@ -79,18 +78,18 @@ def positions(
     return _Positions(func, it, place).run(parts, default)
 
 
-class _Positions:
+class _Positions(Cut):
     def __init__(self, func: SparseFunc, it: SparseIteration, place: int) -> None:
-        self.func, self.it, self.place = func, it, place
-        self.old = loops_of(it)[place]
-        self.computed: dict[str, Any] = dict(func.attrs.get("computed", {}).items())
-        self.params: list[Any] = []
+        super().__init__(WHO, func, it, loops_of(it)[place])
+        self.place, self.old = place, self.loop
         self.arrays: list[SparseBuffer] = []
         self.row, self.column = self._path()
         name = fresh_name(func, self.old.name)
         column = self.column
-        self.axis = Axis(name=name, kind="dense_fixed", length=column.nnz, idtype=column.idtype)
-        self.var = tirx.Var("".join(v.name for v in self.old.vars), column.idtype)
+        self.positions = Axis(
+            name=name, kind="dense_fixed", length=column.nnz, idtype=column.idtype
+        )
+        self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
 
     def run(self, parts: int | str | None, default: int) -> tuple[SparseFunc, SpIter]:
         """The rewritten function and the handle of the loop."""
@@ -98,21 +97,21 @@ class _Positions:
         rows: dict[str, Any] = {"recipe": "row_of_position", "indptr": f"${column.indptr.name}"}
         at: Any = self.var
         if parts is None:
-            held = self._array(row, "at", rows), self._bound(column, "at", column.indices)
+            held = self._coordinates(row, "at", rows), self._bound(column, "at", column.indices)
         else:
-            order = self._order(self._number(parts, default))
+            order = self._order(self._parts(parts, default))
             given = f"${order.handle.name}"
             columns = {
                 "recipe": "in_order", "values": f"${column.indices.name}", "order": given
             }  # fmt: skip
             held = (
-                self._array(row, "at", {**rows, "order": given}),
-                self._array(column, "at", columns),
+                self._coordinates(row, "at", {**rows, "order": given}),
+                self._coordinates(column, "at", columns),
             )
             at = tirx.BufferLoad(order.var, [self.var])
         coordinates = [tirx.BufferLoad(b.var, [self.var]) for b in held]
         moved = self._moved_buffers()
-        new = Loop(self.axis, [self.var], self.old.kinds[0])
+        new = Loop(self.positions, [self.var], self.old.kinds[0])
         loops = loops_of(it)
         iteration = changed(
             it,
@@ -123,7 +122,7 @@ class _Positions:
         buffers = [moved.get(b.var, b) for b in self.func.buffers]
         func = self.func.replace(buffers=buffers).with_attr("computed", self.computed)
         out = replaced(
-            WHO, func, it, iteration, axes=[self.axis], buffers=self.arrays, params=self.params
+            WHO, func, it, iteration, axes=[self.positions], buffers=self.arrays, params=self.params
         )
         return out, handle_of(it, new)
 
@@ -138,12 +137,12 @@ class _Positions:
             and axes[1].parent.name == axes[0].name
         )
         if not fits:
-            self._refuse(
+            self.refuse(
                 "expected a loop over a dense axis fused with a sparse_variable axis under it, got "
                 f"'{self.old.name}'; sparse_fuse makes such a loop"
             )
         if len(set(self.old.kinds)) > 1:
-            self._refuse(
+            self.refuse(
                 f"expected axes of one kind, got '{self.old.kinds}' for '{self.old.name}'; divide "
                 "cuts such a loop at rows, or at positions"
             )
@@ -152,7 +151,7 @@ class _Positions:
             if other.name != self.it.name and column.name in {
                 a.name for a in flat_axes(other.axes)
             }:
-                self._refuse(
+                self.refuse(
                     f"sp_iter '{other.name}' visits '{column.name}' too; expected it to be visited "
                     "here alone"
                 )
@@ -170,10 +169,10 @@ class _Positions:
             if names[at : at + 2] != pair or any(
                 a.parent is not None and a.parent.name == self.column.name for a in b.axes or ()
             ):
-                self._refuse(
+                self.refuse(
                     f"buffer '{b.name}' over {names} does not lie over the elements of {pair} alone"
                 )
-            axes = [*(b.axes or ())[:at], self.axis, *(b.axes or ())[at + 2 :]]
+            axes = [*(b.axes or ())[:at], self.positions, *(b.axes or ())[at + 2 :]]
             scope = b.var.ty.storage_scope
             var = buffer_var([a.length for a in axes], b.dtype, b.name, scope)
             out[b.var] = SparseBuffer(var=var, axes=axes, handle=b.handle)
@@ -185,10 +184,10 @@ class _Positions:
         here = [self.it.body, *([] if self.it.init is None else [self.it.init])]
         accesses = [list(x.indices) for part in here for x in _accesses(part, buffer.var)]
         if len(accesses) != len(_accesses(self.func.body, buffer.var)):
-            self._refuse(f"buffer '{buffer.name}' is accessed outside of this iteration too")
+            self.refuse(f"buffer '{buffer.name}' is accessed outside of this iteration too")
         for indices in accesses:
             if not same_indices(indices[at : at + 2], self.old.vars):
-                self._refuse(
+                self.refuse(
                     f"buffer '{buffer.name}' is accessed at {indices}, which is not the element "
                     "visited"
                 )
@@ -221,11 +220,20 @@ class _Positions:
         """The position that is visited at each place of the order."""
         how = {
             "recipe": "order_by_column_parts", "indices": f"${self.column.indices.name}",
-            "n": self._named(self.column.length), "parts": parts,
+            "n": self.named(self.column.length), "parts": parts,
         }  # fmt: skip
-        return self._array(self.axis, "order", how)
+        return self._coordinates(self.positions, "order", how)
 
-    def _array(self, of: Axis, what: str, how: dict[str, Any]) -> SparseBuffer:
+    def _parts(self, parts: int | str, default: int) -> Any:
+        """The number of parts as a recipe takes it."""
+        if isinstance(parts, str) and parts.isidentifier():
+            made = self.number(parts, {"recipe": "number", "value": default}, exactly=True)
+            return self.named(made)
+        if isinstance(parts, bool) or not isinstance(parts, int) or not 0 < parts < 2**31:
+            self.refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")
+        return parts
+
+    def _coordinates(self, of: Axis, what: str, how: dict[str, Any]) -> SparseBuffer:
         """A computed array over the positions."""
         name = fresh_name(self.func, f"{of.name}_{what}".lower())
         handle = ir.Var(name, ir.PointerType(ir.PrimType("void")))
@@ -236,32 +244,9 @@ class _Positions:
     def _bound(self, of: Axis, what: str, handle: Any) -> SparseBuffer:
         """A buffer over the positions, of coordinates."""
         name = fresh_name(self.func, f"{of.name}_{what}")
-        var = buffer_var([self.axis.length], self.axis.idtype, name)
-        self.arrays.append(SparseBuffer(var=var, axes=[self.axis], handle=handle))
+        var = buffer_var([self.positions.length], self.positions.idtype, name)
+        self.arrays.append(SparseBuffer(var=var, axes=[self.positions], handle=handle))
         return self.arrays[-1]
-
-    def _number(self, parts: int | str, default: int) -> Any:
-        """The number of parts as a recipe takes it."""
-        if isinstance(parts, str):
-            if not parts.isidentifier() or fresh_name(self.func, parts) != parts:
-                self._refuse(f"argument 'parts': expected a number or a new name, got {parts!r}")
-            self.params.append(tirx.Var(parts, self.axis.idtype))
-            self.computed[parts] = {"recipe": "number", "value": default}
-            return f"${parts}"
-        if isinstance(parts, bool) or not isinstance(parts, int) or not 0 < parts < 2**31:
-            self._refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")
-        return parts
-
-    def _named(self, size: Any) -> Any:
-        """A size as a recipe takes it."""
-        if isinstance(size, tirx.IntImm):
-            return int(size)
-        if isinstance(size, ir.Var):
-            return f"${size.name}"
-        return self._refuse(f"expected a size that is a number or a parameter, got {size}")
-
-    def _refuse(self, message: str) -> Any:
-        raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
 
 
 def _accesses(tree: Any, buffer: Any) -> list[Any]:

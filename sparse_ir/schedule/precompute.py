@@ -3,33 +3,37 @@
 A **result** of one visit of the loops up to `at` is collected in a workspace, then written.
 Before::
 
-    with T.sp_iter([I, P, J, V, L], "SSRSS", "spmm") as [i, p, j, v, l]:
+    with T.sp_iter([K0, I, J, K1], "SSRS", "spmm") as [k0, i, j, k1]:
         with T.init():
-            C[i, p * 64 + v * 16 + l] = 0.0
-        C[i, p * 64 + v * 16 + l] = C[i, p * 64 + v * 16 + l] + A[i, j] * B[j, p * 64 + v * 16 + l]
+            C[i, k0 * 64 + k1] = 0.0
+        C[i, k0 * 64 + k1] = C[i, k0 * 64 + k1] + A[i, j] * B[j, k0 * 64 + k1]
 
-After `precompute("C", at=p, axes=[v, l])`::
+After `precompute("C", at=i, axes=[k1])`::
 
-    with T.sp_iter([I, P], "SS", "spmm") as [i, p]:
-        with T.sp_iter([V, L], "SS", "spmm_start") as [v, l]:
-            C_ws[v, l] = 0.0
-        with T.sp_iter([J, V, L], "RSS", "spmm_reduce") as [j, v, l]:
-            C_ws[v, l] = C_ws[v, l] + A[i, j] * B[j, p * 64 + v * 16 + l]
-        with T.sp_iter([V, L], "SS", "spmm_write") as [v, l]:
-            C[i, p * 64 + v * 16 + l] = C_ws[v, l]
+    C_ws = T.alloc_sparse_buffer((K1,), "float32", scope="local")
+    with T.sp_iter([K0, I], "SS", "spmm") as [k0, i]:
+        with T.sp_iter([K1], "S", "spmm_start") as [k1]:
+            C_ws[k1] = 0.0
+        with T.sp_iter([J, K1], "RS", "spmm_reduce") as [j, k1]:
+            C_ws[k1] = C_ws[k1] + A[i, j] * B[j, k0 * 64 + k1]
+        with T.sp_iter([K1], "S", "spmm_write") as [k1]:
+            C[i, k0 * 64 + k1] = C_ws[k1]
 
 Where a visit does not see all terms of an element, as with a reduction among the loops up to `at`,
 the workspace begins with the operator's identity, an iteration `spmm_init` sets the result
-beforehand, and `spmm_write` combines both.
+beforehand, and `spmm_write` combines both. Without axes the workspace is one element, `C_ws[()]`.
 
 An **operand** is copied where a visit of the loops up to `at` begins. After a further
-`precompute("B", at=p, axes=["J_", v, l], scope="global")`, with the loops in the order [P, I]::
+`precompute("B", at=k0, axes=["J_", k1], scope="global")`::
 
-    with T.sp_iter([P], "S", "spmm") as [p]:
-        with T.sp_iter([J_, V, L], "SSS", "B_ws_copy") as [j_, v, l]:
-            B_ws[j_, v, l] = B[j_, p * 64 + v * 16 + l]
+    B_ws = T.alloc_sparse_buffer((J_, K1), "float32")
+    with T.sp_iter([K0], "S", "spmm") as [k0]:
+        with T.sp_iter([J_, K1], "SS", "B_ws_copy") as [j_, k1]:
+            B_ws[j_, k1] = B[j_, k0 * 64 + k1]
         with T.sp_iter([I], "S", "spmm_rest") as [i]:
-            ...                                     # which reads B_ws[j, v, l]
+            ...
+                C_ws[k1] = C_ws[k1] + A[i, j] * B_ws[j, k1]
+            ...
 """
 
 from __future__ import annotations
@@ -105,6 +109,7 @@ def precompute(
     if scope not in SCOPES:
         raise ScheduleError(
             f"{WHO}: argument 'scope': expected one of {', '.join(SCOPES)}, got {scope!r}"
+            f"\n{show(it)}"
         )
     outer, inner = loops_of(it)[: place + 1], loops_of(it)[place + 1 :]
     target = found[0]

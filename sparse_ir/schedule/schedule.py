@@ -191,8 +191,7 @@ class Schedule:
         """
         if self._stage_two is None:
             lowered = lower_sparse_iter(self._func)
-            self._stage_two = s_tir.Schedule(s_tir.renew_defs(lowered))
-            self.trace.instructions.append(Instruction("lower", [], [], {}))
+            self._go_on("lower", s_tir.Schedule(s_tir.renew_defs(lowered)))
         return self._stage_two
 
     def rewrite(self, change: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
@@ -201,10 +200,17 @@ class Schedule:
         change : `change(PrimFunc, *arguments, **options)`, which gives a PrimFunc
         """
         func = next(iter(self.lower().mod.functions.values()))
-        self._stage_two = s_tir.Schedule(change(func, *arguments, **options))
-        return self._stage_two
+        changed = s_tir.Schedule(change(func, *arguments, **options))
+        return self._go_on("rewrite", changed, change, *arguments, **options)
 
     # -- internals ----------------------------------------------------------------------------
+
+    def _go_on(self, primitive: str, stage_two: Any, *inputs: Any, **options: Any) -> Any:
+        """Schedule this from now on, and note it in the trace."""
+        self._stage_two = stage_two
+        step = Instruction(primitive, list(inputs), [], options, stage_two=stage_two)
+        self.trace.instructions.append(step)
+        return stage_two
 
     def _apply(self, primitive: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
         """Run a primitive, which gives a function and handles, and note it in the trace."""
@@ -220,11 +226,8 @@ class Schedule:
     def _noted(
         self, primitive: str, inputs: list[Any], options: dict[str, Any], output: Any
     ) -> Any:
-        if output is None:
-            outputs = []
-        elif isinstance(output, list | tuple):
-            outputs = list(output)
-        else:
-            outputs = [output]
-        self.trace.instructions.append(Instruction(primitive, inputs, outputs, options))
+        several = isinstance(output, list | tuple)
+        outputs = list(output) if several else [] if output is None else [output]
+        step = Instruction(primitive, inputs, outputs, options, several)
+        self.trace.instructions.append(step)
         return output

@@ -8,7 +8,7 @@ Before::
 After `split(k, [None, 4, 16])`, where K has 128 coordinates::
 
     with T.sp_iter([I, J, K0, K1, K2], "SRSSS", "spmm") as [i, j, k0, k1, k2]:
-        C[i, k0 * 64 + k1 * 16 + k2] = C[..] + A[i, j] * B[j, k0 * 64 + k1 * 16 + k2]
+        C[i, k0 * 64 + k1 * 16 + k2] = ... + A[i, j] * B[j, k0 * 64 + k1 * 16 + k2]
 
 The last of the outermost loop's tiles may reach too far. `tail` says what happens there:
 

@@ -113,6 +113,11 @@ class _Tiles(Cut):
     def of_each_row(self, extents: list[int]) -> list[Loop]:
         """Tiles of what an axis stores under each parent."""
         axis = self.loop.node
+        if isinstance(axis, PartAxis):
+            self.refuse(
+                f"'{self.loop.name}' is in parts already; tiles of tiles are made at once, as by "
+                f"[None, 8, {extents[-1]}]"
+            )
         if not isinstance(axis, Axis) or not axis.is_variable:
             self.refuse(
                 f"expected a loop over a dense or a variable axis, or over axes fused from a root "

@@ -14,7 +14,7 @@ After `parallelize(o, "cpu", race="temporary")`, without an init, as each row ha
 
     with T.sp_iter([O, S, P], "SSS", "spmm") as [o, i, p]:
         ...
-        if C_own[o, i] != 0:
+        if i != C_row[o]:
             with T.sp_iter([V, L], "SS", "spmm_write") as [v, l]:
                 C[i, p * 32 + v * 16 + l] = C_ws[v, l]
         else:
@@ -47,7 +47,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_recipes import piece_owned, piece_rest
+from sparsetir.sparse_ir.position_recipes import piece_rest
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.cuts import Cut
@@ -102,11 +102,11 @@ class _Temporaries(Cut):
 
     def run(self, annotations: dict[str, Any]) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and its handles."""
-        own, rest, rows = self._declared()
+        rest, rows = self._declared()
         keep = self._keep(rest)
         last = self._carry(rest, rows)
         func, write = self._write()
-        condition = tirx.BufferLoad(own.var, [self.loop.var, self.row]) != 0
+        condition = self.row != tirx.BufferLoad(rows.var, [self.loop.var])
         branch = tirx.IfThenElse(condition, write, keep)
         if self.whole is self.it:
             name = self.update.name
@@ -119,7 +119,7 @@ class _Temporaries(Cut):
         func = func.with_attr("computed", self.computed)
         out = replaced(
             self.who, func, self.it, tirx.SeqStmt([main, last]),
-            buffers=[own, rest, rows], params=self.params,
+            buffers=[rest, rows], params=self.params,
         )  # fmt: skip
         add = last.body.then_case
         made = [keep.name, last.name, *([add.name] if isinstance(add, SparseIteration) else [])]
@@ -166,24 +166,17 @@ class _Temporaries(Cut):
             )
         return writing[0]
 
-    def _declared(self) -> tuple[SparseBuffer, SparseBuffer, SparseBuffer]:
-        """Which pieces are owners, what chunks keep, and of which row."""
+    def _declared(self) -> tuple[SparseBuffer, SparseBuffer]:
+        """What chunks keep, and of which row."""
         indptr, rows, starts = self._arrays()
-        name = self.target.name
-        owned = self.array(
-            "owned",
-            {"recipe": piece_owned.__name__, "indptr": indptr, "rows": rows, "starts": starts},
-        )
-        first = self.array("rest", {
-            "recipe": piece_rest.__name__, "ptr": self.named(self.pieces.indptr), "rows": rows,
-            "owned": self.named(owned),
-        })  # fmt: skip
-        chunks, dtype = self.chunks, str(self.reduction.term.ty.dtype)
+        ptr, name = self.named(self.pieces.indptr), self.target.name
+        how = {"indptr": indptr, "ptr": ptr, "rows": rows, "starts": starts}
+        handle = self.array("rest", {"recipe": piece_rest.__name__, **how})
         axes = [a for n, a in enumerate(self.target.axes or []) if n != self.dimension]
+        dtype = str(self.reduction.term.ty.dtype)
         return (
-            self._buffer(f"{name}_own", [chunks, self.pieces], "int32", owned),
-            self._buffer(f"{name}_rest", [chunks, *axes], dtype, None),
-            self._buffer(f"{name}_row", [chunks], self.idtype, first),
+            self._buffer(f"{name}_rest", [self.chunks, *axes], dtype, None),
+            self._buffer(f"{name}_row", [self.chunks], self.idtype, handle),
         )
 
     def _arrays(self) -> tuple[str, str, str]:

@@ -1,7 +1,24 @@
-"""What was done to a function: prints as Python, and can be applied to other functions."""
+"""What was done to a function: prints as Python, and can be applied to other functions.
+
+One trace goes over both stages. After `lower`, and after each `rewrite`, come the instructions of
+TVM's own trace of the schedule that it gave::
+
+    def apply(sch):
+        v0 = sch.get_sparse_iteration('spmm')
+        v1, v2, v3 = sch.get_sp_iters(v0)
+        v4, v5 = sch.split(v3, [None, 16], tail='exact')
+        sch2 = sch.lower()
+        b0 = sch2.get_sblock(name="spmm1", func_name="main")
+        l1, l2, l3 = sch2.get_loops(block=b0)
+        sch2.unroll(loop=l2)
+        from sparsetir.schedules.passes.prefetch import prefetch
+        sch2 = sch.rewrite(prefetch)
+"""
 
 from __future__ import annotations
 
+import re
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,15 +26,23 @@ from sparsetir.sparse_ir.errors import ScheduleError
 
 __all__ = ["Instruction", "Trace"]
 
+STAGE_TWO = "sch2"
+
 
 @dataclass
 class Instruction:
-    """One applied primitive: what it was called with and the handles it gave."""
+    """One applied primitive: what it was called with and the handles it gave.
+
+    several : whether it gives a list of handles, which may hold just one
+    stage_two : the `tvm.s_tir.Schedule` that it went on to, whose own trace follows
+    """
 
     primitive: str
     inputs: list[Any]
     outputs: list[Any]
     options: dict[str, Any] = field(default_factory=dict)
+    several: bool = False
+    stage_two: Any = None
 
 
 @dataclass
@@ -29,24 +54,31 @@ class Trace:
     def as_python(self) -> str:
         """The trace as a Python function `apply(sch)`."""
         names: dict[int, str] = {}
+        lines: list[str] = []
 
         def text(value: Any) -> str:
             if id(value) in names:
                 return names[id(value)]
-            if isinstance(value, list):
+            if isinstance(value, list | tuple):
                 return f"[{', '.join(text(v) for v in value)}]"
-            return repr(value)
+            return value.__name__ if callable(value) else repr(value)
 
-        lines = ["def apply(sch):"]
         for step in self.instructions:
+            given = [*step.inputs, *step.options.values()]
+            lines += [_import_of(v) for v in given if callable(v)]
             arguments = [text(v) for v in step.inputs]
-            arguments += [f"{key}={text(v)}" for key, v in step.options.items()]
+            arguments += [f"{k}={text(v)}" for k, v in step.options.items() if v is not None]
             call = f"sch.{step.primitive}({', '.join(arguments)})"
             for out in step.outputs:
                 names[id(out)] = f"v{len(names)}"
             left = ", ".join(names[id(o)] for o in step.outputs)
-            lines.append(f"    {left} = {call}" if left else f"    {call}")
-        return "\n".join(lines if len(lines) > 1 else [*lines, "    pass"]) + "\n"
+            if step.several and len(step.outputs) == 1:
+                left = f"({left},)"
+            if step.stage_two is not None:
+                left = STAGE_TWO
+            lines.append(f"{left} = {call}" if left else call)
+            lines += _lines_of(step.stage_two)
+        return "\n".join(["def apply(sch):", *(f"    {x}" for x in lines or ["pass"])]) + "\n"
 
     def apply(self, func: Any) -> Any:
         """Replay on a function; returns the new schedule. Raises ScheduleError where it fails."""
@@ -56,7 +88,7 @@ class Trace:
         renamed: dict[int, Any] = {}
 
         def now(value: Any) -> Any:
-            if isinstance(value, list):
+            if isinstance(value, list | tuple):
                 return [now(v) for v in value]
             return renamed.get(id(value), value)
 
@@ -71,7 +103,25 @@ class Trace:
                 )
             for old, new in zip(step.outputs, results, strict=False):
                 renamed[id(old)] = new
+            if step.stage_two is not None:
+                step.stage_two.trace.apply_to_schedule(result, remove_postproc=False)
         return sch
 
     def __str__(self) -> str:
         return self.as_python()
+
+
+def _lines_of(stage_two: Any) -> list[str]:
+    """The instructions of TVM's trace."""
+    if stage_two is None:
+        return []
+    found = [str(line) for line in stage_two.trace.as_python()]
+    return [re.sub(r"^((?:[\w, ]+ = )?)sch\.", rf"\1{STAGE_TWO}.", line) for line in found]
+
+
+def _import_of(function: Any) -> str:
+    """The line that brings a pass by its public name."""
+    module, name = str(function.__module__), str(function.__qualname__)
+    if getattr(sys.modules.get(module), name, None) is not function:
+        return f"# {name} of {module} has no name to import it by"
+    return f"from {module} import {name}"

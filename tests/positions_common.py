@@ -1,0 +1,99 @@
+"""Programs for the tests of positions, peel and assume; import sparsetir before it."""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# (TVMScript is Python in form only.)
+
+from __future__ import annotations
+
+from tvm.script import sparse_tir as T
+
+
+@T.prim_func
+def scaled(
+    a: T.handle, b: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+) -> None:  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    N = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J, K), "float32")
+    B = T.match_sparse_buffer(b, (N,), "float32")
+    OUT = T.match_sparse_buffer(out, (K, I, J), "float32")
+    with T.sp_iter([K, T.fuse(I, J)], "SSS", "scaled") as [k, i, j]:
+        OUT[k, i, j] = A[i, j, k] * B[j]
+
+
+@T.prim_func
+def total(
+    a: T.handle, b: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32,
+) -> None:  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    N = T.dense_fixed(n)
+    O = T.dense_fixed(1)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (N,), "float32")
+    OUT = T.match_sparse_buffer(out, (O,), "float32")
+    with T.sp_iter([O, T.fuse(I, J)], "SRR", "total") as [o, i, j]:
+        with T.init():
+            OUT[o] = 0.0
+        OUT[o] = OUT[o] + A[i, j] * B[j]
+
+
+@T.prim_func
+def twice(
+    a: T.handle, b: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32,
+) -> None:  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (I, J), "float32")
+    with T.sp_iter([T.fuse(I, J)], "SS", "first") as [i, j]:
+        B[i, j] = A[i, j] + 1.0
+    with T.sp_iter([I, J], "SS", "second") as [i, j]:
+        A[i, j] = A[i, j] + 1.0
+
+
+@T.prim_func
+def neighbours(
+    a: T.handle, b: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32,
+) -> None:  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (I, J), "float32")
+    with T.sp_iter([T.fuse(I, J)], "SS", "shifted") as [i, j]:
+        B[i, j] = A[i, j + 1]
+
+
+@T.prim_func
+def again(b: T.handle, c: T.handle, n: T.int32) -> None:
+    O = T.dense_fixed(3)
+    I = T.dense_fixed(n)
+    B = T.match_sparse_buffer(b, (O, I), "float32")
+    C = T.match_sparse_buffer(c, (I,), "float32")
+    with T.sp_iter([O, I], "SS", "again") as [o, i]:
+        with T.init():
+            C[i] = 0.0
+        C[i] = C[i] + B[o, i]
+
+
+@T.prim_func
+def relations(
+    w: T.handle, etype: T.handle, out: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, slots: T.int32, r: T.int32,
+) -> None:  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_fixed(I, (n, slots), indices)
+    R = T.dense_fixed(r)
+    W = T.match_sparse_buffer(w, (R,), "float32")
+    ETYPE = T.match_sparse_buffer(etype, (I, J), "int32")
+    OUT = T.match_sparse_buffer(out, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "relations") as [i, j]:
+        with T.init():
+            OUT[i] = 0.0
+        OUT[i] = OUT[i] + W[ETYPE[i, j]]

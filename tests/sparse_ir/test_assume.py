@@ -1,0 +1,96 @@
+"""assume, and what is known of arrays without it: which guards go, and what is refused."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+
+import sparsetir
+from positions_common import relations
+from sparsetir import ScheduleError
+from sparsetir.sparse_ir.computed import RECIPES
+from sparsetir.sparse_ir.verify import verify
+
+
+def text(sch: Any) -> str:
+    return sparsetir.lower_sparse_iter(sch.func).script()
+
+
+def test_guards_go_with_what_is_assumed() -> None:
+    sch = sparsetir.Schedule(relations)
+    assert "if_then_else" in text(sch) and "if J_indices[vi, vj] >= 0" in text(sch)
+    sch.assume("coordinates", buffer="ETYPE", axis="R")
+    assert "if_then_else" not in text(sch) and "if J_indices[vi, vj] >= 0" in text(sch)
+    sch.assume("filled", axis="J")
+    assert "J_indices[vi, vj] >= 0" not in text(sch)
+    before = sch.func
+    sch.assume("filled", axis="J")
+    assert tvm_ffi.structural_equal(sch.func, before)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(before.script()), before)
+    assert tvm_ffi.structural_equal(sch.trace.apply(relations).func, before, map_free_vars=True)
+
+
+def test_results_stay_and_padding_is_refused_where_there_is_none() -> None:
+    sch = sparsetir.Schedule(relations)
+    sch.assume("coordinates", buffer="ETYPE", axis="R")
+    sch.assume("filled", axis="J")
+    kernel = sparsetir.build(sch)
+    out = np.empty(2, "float32")
+    args: dict[str, Any] = {
+        "w": np.array([1, 10, 100], "float32"), "etype": np.array([0, 1, 2, 1], "int32"),
+        "out": out, "indices": np.array([0, 2, 1, 3], "int32"),
+        "m": 2, "n": 4, "slots": 2, "r": 3,
+    }  # fmt: skip
+    kernel(**args)
+    assert out.tolist() == [11, 110]
+    out[:] = np.nan
+    sparsetir.interpret(sch.func, args)
+    assert out.tolist() == [11, 110]
+    args["indices"] = np.array([0, -1, 1, 3], "int32")
+    with pytest.raises(sparsetir.StructureError, match=r"indices in \[0, 4\), got -1 at position"):
+        kernel(**args)
+
+
+@pytest.mark.parametrize(
+    ("fact", "options", "message"),
+    [
+        ("valid", {"axis": "J"}, "'fact': expected one of coordinates, filled, got 'valid'"),
+        ("coordinates", {"axis": "R"}, "'buffer': expected a name for 'coordinates', got None"),
+        ("filled", {"axis": "J", "buffer": "W"}, "'buffer': expected None for 'filled', got 'W'"),
+        ("filled", {"axis": "R"}, "axis 'R': expected a sparse_fixed axis, .* got a dense_fixed"),
+        ("filled", {"axis": "Q"}, "'Q': no such axis; there are ..I., .J., .R."),
+        ("coordinates", {"axis": "R", "buffer": "V"}, "'V': no such buffer; there are ..W."),
+        ("coordinates", {"axis": "R", "buffer": "W"}, "'W': expected a buffer of integers, got fl"),
+    ],
+)
+def test_refusals(fact: str, options: dict[str, str], message: str) -> None:
+    with pytest.raises(ScheduleError, match=f"^assume: .*{message}"):
+        sparsetir.Schedule(relations).assume(fact, **options)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("J", "attribute 'assumed': expected a list, got 'J'"),
+        ([{"fact": "filled"}], "expected a fact among ..coordinates., .filled.. and what it is of"),
+    ],
+)
+def test_attributes_that_are_no_assumptions(value: Any, message: str) -> None:
+    with pytest.raises(sparsetir.IllFormedError, match=message):
+        verify(relations.with_attr("assumed", value))
+
+
+def test_orders_hold_each_position_once_part_by_part() -> None:
+    indices = np.array([5, 0, 3, 4, 1, 1, 2, 0], "int32")
+    order = RECIPES["order_by_column_parts"](indices, 6, 3)
+    assert sorted(order) == list(range(8))
+    assert (indices[order] // 2).tolist() == sorted(indices // 2)
+    assert order.tolist() == [1, 4, 5, 7, 2, 6, 0, 3]
+    indptr = np.array([0, 3, 3, 8], "int32")
+    rows = RECIPES["row_of_position"](indptr)
+    assert rows.tolist() == [0, 0, 0, 2, 2, 2, 2, 2]
+    assert (RECIPES["row_of_position"](indptr, order) == rows[order]).all()
+    assert (RECIPES["in_order"](indices, order) == indices[order]).all()
+    with pytest.raises(ScheduleError, match="order_by_column_parts: argument 'parts': expected 1"):
+        RECIPES["order_by_column_parts"](indices, 6, 0)

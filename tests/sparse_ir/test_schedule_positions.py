@@ -1,0 +1,219 @@
+"""positions and peel: what they make, that it means the same, and what they refuse."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm_ffi
+
+import sparsetir
+from positions_common import again, neighbours, scaled, total, twice
+from programs import PROGRAMS
+from sparsetir import ScheduleError
+
+RNG = np.random.default_rng(0)
+
+
+def sddmm() -> Any:
+    return PROGRAMS["sddmm_fused"].make("float32", "int32")
+
+
+def opened(func: Any, name: str) -> tuple[Any, Any, list[Any]]:
+    sch = sparsetir.Schedule(func)
+    it = sch.get_sparse_iteration(name)
+    return sch, it, sch.get_sp_iters(it)
+
+
+def arguments(func: Any, density: float = 0.3) -> tuple[dict[str, Any], np.ndarray]:
+    """Arrays for one of the programs here, and the result in float64."""
+    m, n, feat = 13, 9, 5
+    a = sp.random_array((m, n), density=density, format="csr", rng=RNG)
+    a.sort_indices()
+    nnz, rows, cols = a.nnz, np.repeat(np.arange(m), np.diff(a.indptr)), a.indices
+
+    def of(*shape: int) -> np.ndarray:
+        return RNG.random(shape, dtype="float32")
+
+    index = {"indptr": a.indptr.astype("int32"), "indices": cols.astype("int32")}
+    sizes = {"m": m, "n": n, "nnz": nnz, "feat": feat}
+    if func.name == "scaled":
+        own = {"a": of(nnz, feat), "b": of(n)}
+        want = (own["a"] * own["b"][cols, None]).T
+    elif func.name == "total":
+        own = {"a": of(nnz), "b": of(n)}
+        want = np.array([(own["a"].astype("float64") * own["b"][cols]).sum()])
+        del sizes["feat"]
+    else:
+        own = {"a": of(nnz), "x": of(m, feat), "y": of(n, feat)}
+        want = own["a"] * (own["x"][rows] * own["y"][cols]).sum(1)
+    out = np.full(want.shape, np.nan, "float32")
+    return {**own, "out": out, **index, **sizes}, want
+
+
+def check(func: Any, plain: Any) -> None:
+    """The interpreter and kernels give the result of the plain program; the text parses back."""
+    again = sparsetir.from_source(func.script())
+    assert tvm_ffi.structural_equal(again, func)
+    kernel = sparsetir.build(func)
+    for density in (0.3, 0.03, 0.0, 1.0):
+        args, want = arguments(plain, density)
+        for run in (lambda a: sparsetir.interpret(func, a), lambda a: kernel(**a)):
+            args["out"][:] = np.nan
+            run(args)
+            np.testing.assert_allclose(args["out"], want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("parts", [None, 1, 3, "parts"])
+@pytest.mark.parametrize("plain", [scaled, total, sddmm()], ids=lambda f: f.name)
+def test_positions_keep_the_result(plain: Any, parts: Any) -> None:
+    name = {"sddmm_fused": "sddmm"}.get(plain.name, plain.name)
+    sch, _, loops = opened(plain, name)
+    loop = sch.positions(next(x for x in loops if x.name == "I_J"), parts=parts)
+    assert loop.name == "I_J"
+    assert "search" not in sparsetir.lower_sparse_iter(sch.func).script()
+    check(sch.func, plain)
+
+
+def test_positions_as_text_and_in_the_trace() -> None:
+    plain = sddmm()
+    sch, _, (loop, k) = opened(plain, "sddmm")
+    sch.positions(loop)
+    script = sch.func.script()
+    assert '"i_at": {"recipe": "row_of_position", "indptr": "$indptr"}' in script
+    assert "J_at = T.match_sparse_buffer(indices, (I_J,)" in script
+    assert "OUT[ij] = OUT[ij] + A[ij] * X[I_at[ij], k] * Y[J_at[ij], k]" in script
+    assert "sch.positions(v1)" in sch.trace.as_python()
+    assert tvm_ffi.structural_equal(sch.trace.apply(plain).func, sch.func, map_free_vars=True)
+
+
+def test_no_guard_where_arrays_are_known_to_be_in_range() -> None:
+    for parts in (None, 4):
+        sch, _, (loop, k) = opened(sddmm(), "sddmm")
+        sch.positions(loop, parts=parts)
+        assert "if_then_else" not in sparsetir.lower_sparse_iter(sch.func).script()
+
+
+def test_an_order_is_free_of_races_as_each_position_occurs_once() -> None:
+    sch, _, (loop, k) = opened(sddmm(), "sddmm")
+    sch.parallelize(sch.positions(loop, parts=3))
+    sch, _, loops = opened(total, "total")
+    with pytest.raises(ScheduleError, match="loop 'I_J' is not proven free of races .reduction"):
+        sch.parallelize(sch.positions(loops[1], parts=3))
+
+
+def test_structure_of_positions_is_checked() -> None:
+    sch, _, (loop, k) = opened(sddmm(), "sddmm")
+    sch.positions(loop)
+    kernel = sparsetir.build(sch)
+    args, _ = arguments(sddmm())
+    args["indices"][-1] = 9
+    with pytest.raises(sparsetir.StructureError, match="axis 'J': expected indices in .0, 9."):
+        kernel(**args)
+
+
+REFUSED = [
+    (sddmm(), "sddmm", "K", {}, "expected a loop over a dense axis fused with a sparse_variable"),
+    (twice, "first", "I_J", {}, "sp_iter 'second' visits 'J' too"),
+    (neighbours, "shifted", "I_J", {}, "buffer 'A' is accessed at .i, j . 1., which is not the"),
+    (sddmm(), "sddmm", "I_J", {"parts": 0}, "'parts': expected a positive integer or a name, got"),
+    (sddmm(), "sddmm", "I_J", {"parts": "feat"}, "'parts': expected a number or a new name, got"),
+]
+
+
+@pytest.mark.parametrize(("func", "name", "loop", "options", "message"), REFUSED)
+def test_positions_refused(
+    func: Any, name: str, loop: str, options: dict[str, Any], message: str
+) -> None:
+    sch, _, loops = opened(func, name)
+    with pytest.raises(ScheduleError, match=f"^positions: .*{message}(.|\n)*in T.sp_iter"):
+        sch.positions(next(x for x in loops if x.name == loop), **options)
+
+
+def test_rows_and_columns_of_different_kinds_are_refused() -> None:
+    sch, it, (i, j, k) = opened(PROGRAMS["spmm"].make("float32", "int32"), "spmm")
+    with pytest.raises(ScheduleError, match="positions: expected axes of one kind, got 'SR'"):
+        sch.positions(sch.sparse_fuse(it, [i, j]))
+
+
+def test_a_buffer_of_indices_that_an_axis_visits_is_refused() -> None:
+    sch, _, (loop, k) = opened(sddmm(), "sddmm")
+    sch.positions(loop)
+    text = sch.func.script() + "\n"
+    bad = text.replace("with T.sp_iter([I_J, K]", "with T.sp_iter([I, J], 'SS', 'other') as [i, j]:"
+                       "\n        T.evaluate(0)\n    with T.sp_iter([I_J, K]")  # fmt: skip
+    with pytest.raises(Exception, match="handle 'indices' is bound twice"):
+        sparsetir.from_source(bad)
+
+
+# -- peel -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [scaled, total, sddmm()], ids=lambda f: f.name)
+@pytest.mark.parametrize("multiple", [2, 8])
+def test_peel_keeps_the_result(plain: Any, multiple: int) -> None:
+    name = {"sddmm_fused": "sddmm"}.get(plain.name, plain.name)
+    sch, _, loops = opened(plain, name)
+    whole, rest = sch.peel(sch.positions(next(x for x in loops if x.name == "I_J")), multiple)
+    assert (whole.iteration, rest.iteration) == (name, f"{name}_rest")
+    sch.split(whole, [None, multiple], tail="exact")
+    assert "promises" not in sch.func.script()
+    check(sch.func, plain)
+
+
+def test_peel_of_a_reduction_keeps_one_init() -> None:
+    sch, _, (loop, k) = opened(sddmm(), "sddmm")
+    sch.positions(loop)
+    sch.bound(k, 5, "exact")
+    sch.peel(k, 2)
+    script = sch.func.script()
+    assert script.count("T.init()") == 1
+    assert "K_whole = T.dense_fixed(4" in script and "K_rest = T.dense_fixed(1" in script
+    check(sch.func, sddmm())
+
+
+def test_peel_drops_the_conditions_of_shifted_tiles_that_always_hold() -> None:
+    sch, it, (loop, k) = opened(sddmm(), "sddmm")
+    sch.positions(loop)
+    sch.bound(k, 5, "exact")
+    tiles, lanes = sch.split(k, [None, 2], tail="shift")
+    sch.peel(tiles, 2)
+    first, second = sch.func.script().split("sddmm_rest")
+    assert "T.min" not in first and "T.likely" not in first
+    assert "if T.likely(T.min((2 + k0) * 2, T.int32(3)) + k1 >= (2 + k0) * 2):" in second
+    check(sch.func, sddmm())
+
+
+def test_the_rest_may_be_parallel() -> None:
+    sch, _, loops = opened(scaled, "scaled")
+    _, rest = sch.peel(sch.positions(loops[1]), 8)
+    sch.parallelize(rest)
+
+
+PEEL_REFUSED = [
+    (sddmm(), "sddmm", "I_J", 8, r"expected a loop over one dense_fixed axis, got 'I_J'"),
+    (again, "again", "I", 1, "'multiple': expected an integer of 2 or more, got 1"),
+    (again, "again", "O", 3, "axis 'O' of 3 coordinates is a multiple of 3; there is nothing"),
+    (again, "again", "O", 2, "loop 'O' is not proven to write elements of its own"),
+    (PROGRAMS["spmm"].make("float32", "int32"), "spmm", "I", 2, "the iteration visits axes under"),
+]
+
+
+@pytest.mark.parametrize(("func", "name", "loop", "multiple", "message"), PEEL_REFUSED)
+def test_peel_refused(func: Any, name: str, loop: str, multiple: int, message: str) -> None:
+    sch, _, loops = opened(func, name)
+    with pytest.raises(ScheduleError, match=f"^peel: .*{message}(.|\n)*in T.sp_iter"):
+        sch.peel(next(x for x in loops if x.name == loop), multiple)
+
+
+def test_peel_around_nested_iterations_or_annotations_is_refused() -> None:
+    sch, it, (loop, k) = opened(sddmm(), "sddmm")
+    loop = sch.positions(loop)
+    sch.annotate(it, "note", 1)
+    with pytest.raises(ScheduleError, match="peel: the iteration has annotations"):
+        sch.peel(loop, 8)
+    sch, it, (loop, k) = opened(sddmm(), "sddmm")
+    loop, group = sch.split(sch.positions(loop), [None, 4])
+    sch.precompute("OUT", loop, [group])
+    with pytest.raises(ScheduleError, match="without nested ones, got 'sddmm_start' inside"):
+        sch.peel(loop, 8)

@@ -1,0 +1,243 @@
+"""Stage-I primitives: what their docstrings show, and what they make."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm_ffi
+
+import sparsetir
+from programs import PROGRAMS, tolerance
+from schedule_common import opened, program
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+
+
+# -- docstrings -----------------------------------------------------------------------------------
+
+
+def shown_split(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    sch.bound(k, 128, "exact")
+    sch.split(k, [None, 4, 16])
+
+
+def shown_divide(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    sch.divide(i, 16, by="work")
+
+
+def shown_divide_coordinates(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    sch.divide(j, 4, by="coordinates")
+
+
+def shown_bound(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    sch.bound(k, 64, "exact")
+
+
+def tiled(sch: Any, it: Any, i: Any, j: Any, k: Any) -> tuple[Any, Any]:
+    k0, k1 = sch.split(k, [None, 64], tail="exact")
+    sch.sparse_reorder(it, [k0, i, j, k1])
+    return k0, k1
+
+
+def shown_precompute(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    _, k1 = tiled(sch, it, i, j, k)
+    sch.precompute("C", i, [k1])
+
+
+def shown_precompute_operand(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    k0, k1 = tiled(sch, it, i, j, k)
+    sch.precompute("C", i, [k1])
+    sch.precompute("B", k0, ["J_", k1], scope="global")
+
+
+def shown_parallelize(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    k0, _ = tiled(sch, it, i, j, k)
+    sch.parallelize([k0, i], "cpu")
+
+
+# By golden text: what is done, and the module whose n-th "After" says the same.
+SHOWN: dict[str, tuple[Callable[..., None], str, int]] = {
+    "split": (shown_split, "split", 0),
+    "divide_work": (shown_divide, "divide", 0),
+    "divide_coordinates": (shown_divide_coordinates, "divide", 1),
+    "bound": (shown_bound, "bound", 0),
+    "precompute_result": (shown_precompute, "precompute", 0),
+    "precompute_operand": (shown_precompute_operand, "precompute", 1),
+    "parallelize": (shown_parallelize, "parallelize", 0),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_docstrings_show_what_happens(name: str) -> None:
+    apply, module, number = SHOWN[name]
+    sch, it, loops = opened()
+    apply(sch, it, *loops)
+    text = sch.func.script()
+    assert text == (GOLDEN / f"schedule_{name}.txt").read_text()
+    doc = importlib.import_module(f"sparsetir.sparse_ir.schedule.{module}").__doc__ or ""
+    after = re.split(r"\bAfter ", doc)[1 + number].split("::\n\n")[1]
+    block = re.split(r"\n(?=\S)", after)[0]
+    lines = [line.strip() for line in block.splitlines() if line and "..." not in line]
+    plain = text.replace(', idtype="int32"', "")
+    plain = re.sub(r"T\.float32\(([^()]*)\)", r"\1", plain)
+    have = {line.strip() for line in plain.splitlines()}
+    assert lines and [line for line in lines if line not in have] == []
+
+
+# -- what they make -------------------------------------------------------------------------------
+
+
+def run(sch: Any, name: str = "spmm", case: str = "small", dtype: str = "float32") -> str:
+    """The kernel's results are the oracle's; the text of what is compiled."""
+    tested = PROGRAMS[name]
+    arguments = tested.inputs(np.random.default_rng(0), case, dtype, "int32")
+    expected = tested.oracle(arguments)
+    kernel = sparsetir.build(sch)
+    kernel(**arguments)
+    for output, values in expected.items():
+        np.testing.assert_allclose(
+            arguments[output].astype(np.float64), values, **tolerance(dtype), equal_nan=True
+        )
+    return str(kernel.stages["III"].script())
+
+
+@pytest.mark.parametrize("case", ["small", "empty", "nonfinite"])
+def test_a_result_of_one_element(case: str) -> None:
+    sch, _, (i, _) = opened(program("spmv"), "spmv")
+    sch.precompute("Y", i, [])
+    assert 'Y_ws = T.alloc_sparse_buffer((), "float32", scope="local")' in sch.func.script()
+    run(sch, "spmv", case)
+
+
+UPDATES = {
+    "sum": ("0.0", "OUT[i, j] + X[i, k] * Y[j, k]"),
+    "product": ("1.0", "OUT[i, j] * (X[i, k] + Y[j, k])"),
+    "max": ('T.min_value("{dtype}")', "T.max(OUT[i, j], X[i, k] * Y[j, k])"),
+    "min": ('T.max_value("{dtype}")', "T.min(OUT[i, j], X[i, k] * Y[j, k])"),
+    "max that keeps NaN": (
+        'T.min_value("{dtype}")',
+        "T.Select(X[i, k] > OUT[i, j] or T.isnan(X[i, k]), X[i, k], OUT[i, j])",
+    ),
+}
+UPDATED = """
+@T.prim_func
+def f(x: T.handle, y: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+      m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_ = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    X = T.match_sparse_buffer(x, (I, K), "{dtype}")
+    Y = T.match_sparse_buffer(y, (J_, K), "{dtype}")
+    OUT = T.match_sparse_buffer(out, (I, J), "{dtype}")
+    with T.sp_iter([I, J, K], "SSR", "it") as [i, j, k]:
+        with T.init():
+            OUT[i, j] = {init}
+        OUT[i, j] = {update}
+"""
+
+
+def updated(kind: str, dtype: str) -> tuple[Any, dict[str, Any]]:
+    """A reduction in another operator, and arguments for it."""
+    init, update = UPDATES[kind]
+    text = UPDATED.format(dtype=dtype, init=init.format(dtype=dtype), update=update)
+    rng = np.random.default_rng(1)
+    arguments = {
+        "x": rng.uniform(-1, 1, (5, 7)).astype(dtype),
+        "y": rng.uniform(-1, 1, (4, 7)).astype(dtype),
+        "out": np.full(8, np.nan, dtype), "indptr": np.array([0, 2, 2, 5, 8, 8], "int32"),
+        "indices": np.array([0, 3, 0, 1, 2, 1, 2, 3], "int32"), "m": 5, "n": 4, "nnz": 8, "feat": 7,
+    }  # fmt: skip
+    if "NaN" in kind:
+        arguments["x"][2, 3] = np.nan
+    return sparsetir.from_source(text), arguments
+
+
+@pytest.mark.parametrize("tail", ["guard", "shift"])
+@pytest.mark.parametrize("kind", UPDATES)
+def test_lanes_and_wider_types_in_every_operator(kind: str, tail: str) -> None:
+    func, arguments = updated(kind, "float16")
+    expected = {**arguments, "out": arguments["out"].copy()}
+    sparsetir.interpret(func, expected)
+    sch, it, (i, j, k) = opened(func, "it")
+    _, lane = sch.split(k, [None, 4], tail=tail)
+    handles = sch.precompute("OUT", j, [], lanes=[lane], dtype="float32")
+    assert [h.name for h in handles] == ["it_start", "it_reduce", "it_sums", "it_write"]
+    text = sch.func.script()
+    assert tvm_ffi.structural_equal(sparsetir.from_source(text), sch.func, map_free_vars=True)
+    interpreted = {**arguments, "out": arguments["out"].copy()}
+    sparsetir.interpret(sch.func, interpreted)
+    np.testing.assert_allclose(interpreted["out"], expected["out"], rtol=4e-3, atol=4e-3)
+    sparsetir.build(sch)(**arguments)
+    np.testing.assert_allclose(arguments["out"], expected["out"], rtol=4e-3, atol=4e-3)
+
+
+@pytest.mark.parametrize("case", ["small", "empty", "dense_row"])
+def test_factors_that_stand_still_are_multiplied_once(case: str) -> None:
+    sch, it, (i, j, k, f) = opened(program("mttkrp"), "mttkrp")
+    sch.precompute("Y", j, [f], scope="global", hoist=True)
+    text = sch.func.script()
+    assert "Y_ws[f] = Y_ws[f] + A[i, j, k] * C[k, f]" in text
+    assert "Y[i, f] = Y[i, f] + Y_ws[f] * B[j, f]" in text
+    run(sch, "mttkrp", case)
+
+
+def test_a_number_of_parts_by_name() -> None:
+    sch, _, (i, _, _) = opened()
+    sch.divide(i, "blocks", by="work", default=3)
+    kernel = sparsetir.build(sch)
+    tested = PROGRAMS["spmm"]
+    arguments = tested.inputs(np.random.default_rng(0), "small", "float32", "int32")
+    expected = tested.oracle(arguments)["c"]
+    for given, parts in ((None, 3), ({"blocks": 5}, 5)):
+        made = kernel.compute(arguments, given=given)
+        assert made["blocks"] == parts and len(made["I_ptr"]) == parts + 1
+        arguments["c"][:] = np.nan
+        names = [str(p.name) for p in kernel.signature.func.params]
+        kernel.run_unchecked([{**arguments, **made}[name] for name in names])
+        np.testing.assert_allclose(arguments["c"], expected, **tolerance("float32"))
+
+
+@pytest.mark.parametrize("case", ["small", "empty", "dense_row", "single_column"])
+def test_ranges_of_columns(case: str) -> None:
+    sch, it, (i, j, k) = opened()
+    parts, j = sch.divide(j, 3, by="coordinates")
+    sch.sparse_reorder(it, [i, parts, j, k])
+    sch.precompute("C", parts, [k], scope="global")
+    run(sch, "spmm", case)
+
+
+def test_parallel_tiles_that_begin_earlier_write_what_they_own() -> None:
+    """Without a workspace two tiles share elements, and adding nothing is a write as well."""
+    sch, it, (i, j, k) = opened()
+    k0, k1 = sch.split(k, [None, 4], tail="shift")
+    sch.sparse_reorder(it, [k0, i, j, k1])
+    sch.parallelize(k0)
+    text = run(sch)
+    assert "T.parallel((feat + 3) // 4)" in text
+    assert "if T.likely(T.min(vk0 * 4, feat - 4) + vk1 >= vk0 * 4):" in text
+    assert "Select" not in text
+
+
+def test_a_reduction_over_tiles_that_begin_earlier_keeps_its_terms_once() -> None:
+    sch, it, (i, j, f) = opened(program("sddmm"), "sddmm")
+    f0, f1 = sch.split(f, [None, 4], tail="shift")
+    assert "T.Select(" in run(sch, "sddmm")
+    sch, it, (i, j, f) = opened(program("sddmm"), "sddmm")
+    f0, f1 = sch.split(f, [None, 4], tail="shift")
+    sch.precompute("OUT", j, [])  # begins anew around all tiles, not for each
+    assert "T.Select(" in run(sch, "sddmm")
+
+
+def test_a_loop_around_fused_ones_of_mixed_kind_builds_for_gpus() -> None:
+    """TVM reorders no loops around a block whose axis is neither spatial nor reduced."""
+    sch, it, (i, j, k) = opened()
+    sch.sparse_reorder(it, [k, i, j])
+    sch.sparse_fuse(it, [i, j])
+    assert "blockIdx.x" in sparsetir.lower(sch, target={"kind": "cuda"})["III"].script()
