@@ -163,6 +163,5 @@ def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int]) -> N
         raise ScheduleError(
             f"{WHO}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
             'whose coordinates each write elements of their own, or race="ignore" where you know '
-            f"that visits do not meet{also}
-{show(it)}"
+            f"that visits do not meet{also}\n{show(it)}"
         )
