@@ -37,6 +37,7 @@ __all__ = [
     "computed_problems",
     "equal_parts",
     "equal_work",
+    "greatest_of_rows",
     "in_order",
     "inverse_counts",
     "least_of_rows",
@@ -347,6 +348,12 @@ def inverse_counts(indptr: np.ndarray) -> np.ndarray:
 def least_of_rows(indptr: np.ndarray) -> np.ndarray:
     """(m,) float64, what the greatest element of a row begins with: -inf, 0 in an empty row."""
     return np.where(np.diff(indptr) > 0, -np.inf, 0.0)
+
+
+@recipe
+def greatest_of_rows(indptr: np.ndarray) -> np.ndarray:
+    """(m,) float64, what the least element of a row begins with: inf, 0 in an empty row."""
+    return np.where(np.diff(indptr) > 0, np.inf, 0.0)
 
 
 def _at_least_one(who: str, parts: int) -> None:

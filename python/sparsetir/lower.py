@@ -106,15 +106,15 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
 
 def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
     """With stage III, through the passes that come last."""
-    gpu = is_gpu(target)
-    if gpu and not binds_threads(scheduled.body):
+    gpu, marked = is_gpu(target), apply_kinds(scheduled)
+    if gpu and not binds_threads(marked.body):
         raise ScheduleError(
             f"lower: '{name_of(scheduled)}' is scheduled for no threads, as target "
             f"{target.kind.name} needs; bind its loops, or give the stage-I function for the "
             "default schedule"
         )
     finish = exact_constants if gpu else locals_on_stack
-    return {**stages, "III": finish(lower_sparse_buffer(apply_kinds(scheduled)))}
+    return {**stages, "III": finish(lower_sparse_buffer(marked))}
 
 
 def _check(func: Any, schedule: Any, config: Any) -> None:

@@ -10,7 +10,14 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.sparse_ir.nodes import map_expr
 
-__all__ = ["Tile", "hide_own_reads", "in_vectors", "on_threads", "without_guards"]
+__all__ = [
+    "Tile",
+    "bind_threads",
+    "hide_own_reads",
+    "in_vectors",
+    "on_threads",
+    "without_guards",
+]
 
 MAX_LANES = 16
 MAX_TILE = 128
@@ -24,15 +31,23 @@ class Tile:
     tile : features at a time, a power of two; the last tile begins earlier where it would reach
         too far
     parallel : use all threads; to wake them takes as long as a small product
+    blocks : of rows with about as much work each, that are divided among the threads
+    gpu : for the threads of a GPU, one for a row or an edge
     """
 
     tile: int = 1
     parallel: bool = False
+    blocks: int = 16
+    gpu: bool = False
 
     def __post_init__(self) -> None:
         tile = self.tile
         if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1 or tile & (tile - 1):
             raise ValueError(f"Tile: argument 'tile': expected a power of two, got {tile!r}")
+        if self.blocks < 1:
+            raise ValueError(f"Tile: argument 'blocks': expected 1 or more, got {self.blocks}")
+        if self.gpu and self.parallel:
+            raise ValueError("Tile: argument 'gpu': expected False with 'parallel', got True")
 
     @staticmethod
     def for_features(feat: int, parallel: bool = False, most: int = MAX_TILE) -> Tile:
@@ -106,7 +121,12 @@ def hide_own_reads(sch: Any, name: str) -> Any:
 def on_threads(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
     """A stage-II function with the outermost loop of a block over the threads of a GPU."""
     sch = s_tir.Schedule(s_tir.renew_defs(func))
+    bind_threads(sch, name)
+    return apply_kinds(sch.mod["main"])
+
+
+def bind_threads(sch: Any, name: str) -> None:
+    """Divide the outermost loop of a block among the threads of a GPU."""
     blocks, threads = sch.split(sch.get_loops(sch.get_sblock(name))[0], [None, GPU_THREADS])
     run_in_parallel(sch, blocks, "blockIdx.x")
     run_in_parallel(sch, threads, "threadIdx.x")
-    return apply_kinds(sch.mod["main"])

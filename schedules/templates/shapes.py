@@ -5,16 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir
+from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, loads_of, sparse_iterations
-from sparsetir.sparse_ir.reduction import reduction_of
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import handle_of, loops_of
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["ElementReduction", "RowReduction", "element_reduction", "row_reduction"]
+__all__ = [
+    "DenseLoops",
+    "ElementReduction",
+    "RowReduction",
+    "dense_loops",
+    "element_reduction",
+    "row_reduction",
+    "row_results",
+]
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class RowReduction:
     result, gathered : names of buffers; nothing may be gathered
     gathered_axis : the axis of the gathered operand that columns index
     dtype : of the result
+    reduces : whether terms are combined by an operator; else elements are looked at in their order
     """
 
     iteration: SparseIterationRef
@@ -39,6 +48,7 @@ class RowReduction:
     gathered: str | None
     gathered_axis: str | None
     dtype: str
+    reduces: bool
 
 
 @dataclass(frozen=True)
@@ -101,8 +111,27 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     )
 
 
-def row_reduction(sch: Schedule, who: str) -> RowReduction:
-    """The loops of a program that reduces over what rows store, found by what they are.
+@dataclass(frozen=True)
+class DenseLoops:
+    """Values of dense loops, or sums over the last of these.
+
+    outer : spatial, one or more
+    features : contiguous in the result, or the reduction
+    result : name of a buffer
+    dtype : of the result
+    reduces : whether the loop over features is a reduction
+    """
+
+    iteration: SparseIterationRef
+    outer: list[SpIter]
+    features: SpIter
+    result: str
+    dtype: str
+    reduces: bool
+
+
+def dense_loops(sch: Schedule, who: str) -> DenseLoops:
+    """The loops of a program of one iteration over dense axes.
 
     who : the template, for messages
     Raises ScheduleError where the program looks different, and says how.
@@ -113,11 +142,56 @@ def row_reduction(sch: Schedule, who: str) -> RowReduction:
         _refuse(who, func, f"one iteration, got {[it.name for it in iterations]}")
     it = iterations[0]
     loops = loops_of(it)
-    found = reduction_of(it.body)
-    if found is None or it.init is None or any(not isinstance(x.node, Axis) for x in loops):
+    _, store = taken_apart(it.body)
+    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
+    if not dense or len(loops) < 2 or not isinstance(store, tirx.BufferStore):
+        _refuse(who, func, f"'{it.name}' to store one value in two or more loops over dense axes")
+    summed = [x.kinds == "R" for x in loops]
+    last = store.indices[-1]
+    fits = reduction_of(it.body) is not None and it.init is not None
+    if not any(summed):
+        fits = isinstance(last, ir.Var) and last.same_as(loops[-1].var)
+    if any(summed[:-1]) or not fits:
+        _refuse(who, func, f"the last loop of '{it.name}' to be over features, or to sum over them")
+    ref = sch.get_sparse_iteration(it.name)
+    *outer, features = sch.get_sp_iters(ref)
+    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    return DenseLoops(ref, outer, features, result.name, result.dtype, summed[-1])
+
+
+def row_reduction(sch: Schedule, who: str) -> RowReduction:
+    """The loops of a program that reduces over what rows store, found by what they are.
+
+    who : the template, for messages
+    Raises ScheduleError where the program looks different, and says how.
+    """
+    func = sch.func
+    iterations = list(sparse_iterations(func))
+    if len(iterations) != 1:
+        _refuse(who, func, f"one iteration, got {[it.name for it in iterations]}")
+    if reduction_of(iterations[0].body) is None:
+        _refuse(who, func, f"'{iterations[0].name}' to be a reduction")
+    return _row_result(sch, who, iterations[0])
+
+
+def row_results(sch: Schedule, who: str) -> list[RowReduction]:
+    """As :func:`row_reduction`, of a program of several iterations one after the other.
+
+    Each makes one result of what rows store: a reduction, or a search for an element.
+    """
+    iterations = list(sparse_iterations(sch.func))
+    if not iterations:
+        _refuse(who, sch.func, "an iteration")
+    return [_row_result(sch, who, it) for it in iterations]
+
+
+def _row_result(sch: Schedule, who: str, it: Any) -> RowReduction:
+    func, loops = sch.func, loops_of(it)
+    _, store = taken_apart(it.body)
+    plain = isinstance(store, tirx.BufferStore) and all(isinstance(x.node, Axis) for x in loops)
+    if it.init is None or not plain:
         _refuse(who, func, f"'{it.name}' to be a reduction with an init over plain axes")
-    assert found is not None
-    last = found.store.indices[-1]
+    last = store.indices[-1]
     features = [x for x in loops if x.kinds == "S" and isinstance(last, ir.Var) and x.var is last]
     features = features or [
         x for x in loops if x.kinds == "S" and isinstance(last, ir.Var) and x.var.same_as(last)
@@ -135,10 +209,11 @@ def row_reduction(sch: Schedule, who: str) -> RowReduction:
     def handle(loop: Any) -> SpIter:
         return handles[handle_of(it, loop).axes]
 
-    result = next(b for b in func.buffers if b.var.same_as(found.store.buffer))
+    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
     return RowReduction(
         ref, [handle(x) for x in heads], handle(rows[0]), [handle(x) for x in columns],
         handle(features[0]), result.name, *gathered, result.dtype,
+        reduction_of(it.body) is not None,
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 import sparsetir
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.targets import resolve_target
 
 M, N, HEADS = 6, 5, 2
@@ -30,35 +31,35 @@ def features(rng, rows, dims, feat, dtype="float32"):
 def check(template, problem, config, arguments, outputs, atol=1e-5):
     """The scheduled kernel gives what the interpreter gives for the program."""
     program = template.program(problem, config)
-    taken = {p.name: arguments[p.name] for p in program.params}
+    computed = computed_parameters(program)
+    taken = {p.name: arguments[p.name] for p in program.params if p.name not in computed}
     expected, found = (
         {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in taken.items()}
         for _ in range(2)
     )
     sparsetir.interpret(program, expected)
-    scheduled = template.schedule(sparsetir.lower_sparse_iter(program), problem, config)
-    sparsetir.build(scheduled, check=False)(**found)
+    if hasattr(template, "apply"):
+        sparsetir.build(program, schedule=template.apply, config=config, check=False)(**found)
+    else:
+        scheduled = template.schedule(sparsetir.lower_sparse_iter(program), problem, config)
+        sparsetir.build(scheduled, check=False)(**found)
     for name in outputs:
         np.testing.assert_allclose(found[name], expected[name], atol=atol, rtol=1e-5)
         assert not np.isnan(found[name].astype("float64")).all()
 
 
-def message_arguments(problem, config, feat, seed=1):
+def message_arguments(problem, feat, seed=1):
     rng = np.random.default_rng(seed)
     p = pattern(problem.idtype)
-    nnz, acc = len(p["indices"]), problem.accumulator
-    counts = np.diff(p["indptr"])
-    row = 1.0 / np.maximum(counts, 1)
-    if problem.reduce in ("max", "min"):
-        row = np.where(counts > 0, -np.inf if problem.reduce == "max" else np.inf, 0.0)
+    nnz = len(p["indices"])
     return {
-        **p, **config.sizes(feat),
+        **p, "feat": feat,
         "u": features(rng, N, problem.u, feat, problem.dtype),
         "e": features(rng, nnz, problem.e, feat, problem.dtype) + np.array(3, problem.dtype),
         "out": np.full((M, HEADS, feat), np.nan, problem.dtype),
         "arg_out": np.full((M, HEADS, feat), -7, problem.idtype),
-        "row": row.astype(acc), "order": rng.permutation(nnz).astype(problem.idtype),
-        "blocks": 3, "m": M, "n": N, "nnz": nnz, "heads": HEADS,
+        "order": rng.permutation(nnz).astype(problem.idtype),
+        "m": M, "n": N, "nnz": nnz, "heads": HEADS,
     }  # fmt: skip
 
 
@@ -71,13 +72,14 @@ def message_arguments(problem, config, feat, seed=1):
         (messages.Messages("div", "max", "h", "f", ordered=True, arg=True), 1, 2),
         (messages.Messages("copy_e", "min", "", "hf", "float32", "int64"), 2, 2),
         (messages.Messages("copy_u", "min", "hf", "", ordered=True, arg=True), 16, 17),
+        (messages.Messages("mul", "max", "f", "h", "float16", ordered=True, arg=True), 4, 5),
         (messages.Messages("add", "sum", "f", ""), 32, 32),
     ],
 )
 def test_messages(problem, tile, feat):
     config = Tile(tile, parallel=tile > 4)
     outputs = ["out", *(["arg_out"] if problem.arg else [])]
-    check(messages, problem, config, message_arguments(problem, config, feat), outputs)
+    check(messages, problem, config, message_arguments(problem, feat), outputs)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_edge_messages(problem, tile, feat):
         "lhs_of": rng.integers(0, N, nnz).astype(problem.idtype),
         "rhs_of": rng.integers(0, N, nnz).astype(problem.idtype),
         "out": np.full(shape, np.nan, problem.dtype),
-        "lhs_nodes": N, "rhs_nodes": N, "nnz": nnz, "heads": HEADS, **config.sizes(feat),
+        "lhs_nodes": N, "rhs_nodes": N, "nnz": nnz, "heads": HEADS, "feat": feat,
     }  # fmt: skip
     check(edge_messages, problem, config, arguments, ["out"])
 
@@ -145,9 +147,9 @@ def test_attention(feat, width, tiles):
 def test_gpu_text():
     """Rows go over the threads of a GPU."""
     target = resolve_target({"kind": "cuda", "arch": "sm_90"})
-    problem, config = messages.Messages("mul", "sum", "hf", "h"), Tile(4)
-    lowered = sparsetir.lower_sparse_iter(messages.program(problem, config))
-    text = sparsetir.build(messages.schedule(lowered, problem, config, target), target).source()
+    problem, config = messages.Messages("mul", "sum", "hf", "h"), Tile(4, gpu=True)
+    program = messages.program(problem)
+    text = sparsetir.build(program, target, schedule=messages.apply, config=config).source()
     assert "__global__" in text and "threadIdx.x" in text
 
 
@@ -158,9 +160,15 @@ def test_gpu_text():
         (lambda: messages.Messages(reduce="prod"), "'reduce'"),
         (lambda: messages.Messages(u="x"), "'u'"),
         (lambda: messages.Messages(arg=True), "'arg'"),
+        (
+            lambda: messages.Messages("mul", "max", dtype="bfloat16", ordered=True, arg=True),
+            "'dtype'",
+        ),
         (lambda: edge_messages.EdgeMessages(lhs_at="v"), "'lhs_at'"),
         (lambda: edge_softmax.EdgeSoftmax("float16"), "'dtype'"),
         (lambda: Tile(3), "'tile'"),
+        (lambda: Tile(blocks=0), "'blocks'"),
+        (lambda: Tile(parallel=True, gpu=True), "'gpu'"),
     ],
 )
 def test_refusals(make, named):

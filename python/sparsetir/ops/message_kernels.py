@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -50,6 +51,9 @@ def gspmm(
     """(m, heads, feat) reduced messages; with `arg` also whose each is, -1 in empty rows."""
     given = [x for x in (u, e) if x is not None]
     dtype, sizes = given[0].dtype, _sizes(*given)
+    if arg and dtype == torch.bfloat16 and len(given) == 2:  # see Messages
+        found, winners = gspmm(structure, given[0].float(), given[1].float(), op, reduce, arg)
+        return found.to(dtype), winners
     heads, feat = sizes
     out = given[0].new_zeros(structure.m, heads, feat)
     winners = torch.full(out.shape, -1, dtype=torch.int64, device=out.device) if arg else None
@@ -69,14 +73,12 @@ def gspmm(
         named["arg_out"] = winners = torch.empty(
             out.shape, dtype=arrays.indptr.dtype, device=out.device
         )
-    if reduce != "sum":
-        named["row"] = arrays.row(reduce, problem.accumulator)
     if u is not None:
         named["indices"] = arrays.indices
-    numbers = {"heads": heads, **config.sizes(feat)}
+    numbers = {"heads": heads, "feat": feat, "m": structure.m, "nnz": structure.nnz}
     if u is not None:
         numbers["n"] = structure.n
-    run(messages, problem, config, {**named, "indptr": arrays.indptr}, numbers, rows=True)
+    run(messages, problem, config, {**named, "indptr": arrays.indptr}, numbers)
     return out, None if winners is None else winners.long()
 
 
@@ -101,12 +103,12 @@ def gsddmm(
     run = _Run(structure, structure.nnz * heads * feat)
     config = run.tile(feat)
     named = {"lhs": _squeezed(lhs), "rhs": _squeezed(rhs), "out": out.squeeze(-1) if dot else out}
-    numbers = {"heads": heads, "nnz": structure.nnz, **config.sizes(feat)}
+    numbers = {"heads": heads, "nnz": structure.nnz, "feat": feat}
     for side, operand, target in zip(("lhs", "rhs"), (lhs, rhs), targets, strict=True):
         if operand is not None and target != "e":
             named[f"{side}_of"] = arrays.ends[target]
             numbers[f"{side}_nodes"] = len(operand)
-    run(edge_messages, problem, config, named, numbers, rows=False)
+    run(edge_messages, problem, config, named, numbers)
     return out
 
 
@@ -182,14 +184,18 @@ class _Run:
     def tile(self, feat: int) -> Tile:
         """Tiles of a number of features."""
         if self.gpu:
-            return Tile.for_features(feat, most=GPU_TILE)
-        return Tile.for_features(feat, self.parallel)
+            return replace(Tile.for_features(feat, most=GPU_TILE), gpu=True)
+        found = Tile.for_features(feat, self.parallel)
+        return replace(found, blocks=self._blocks()) if self.parallel else found
 
     def __call__(
         self, template: Any, problem: Any, config: Any, named: dict[str, Any],
-        numbers: dict[str, Any], rows: bool,
+        numbers: dict[str, Any], rows: bool = False,
     ) -> None:  # fmt: skip
-        """Compile the kernel if it is new, and run it; `rows` for templates of blocks of rows."""
+        """Compile the kernel if it is new, and run it.
+
+        rows : give it blocks of rows
+        """
         structure, target = self.structure, target_of(self.structure.device)
         key = template.__name__, problem, config
         stages = partial(lower_template, template, problem, config, target)
@@ -224,7 +230,6 @@ class _Arrays:
         self._degrees = self.indptr[1:] - self.indptr[:-1]
         self._order, self._m = structure.order, structure.m
         self._blocks: dict[int, Tensor] = {}
-        self._rows: dict[tuple[str, str], Tensor] = {}
 
     @cached_property
     def order(self) -> Tensor | None:
@@ -248,19 +253,6 @@ class _Arrays:
             found = torch.from_numpy(equal_work(self.indptr.cpu().numpy(), blocks, ROW_COST))
             self._blocks[blocks] = found.to(self.indptr.device)
         return self._blocks[blocks]
-
-    def row(self, reduce: str, wide: str) -> Tensor:
-        """(m,) what `row` of :func:`sparsetir.schedules.templates.messages.program` is."""
-        key = reduce, wide
-        if key not in self._rows:
-            dtype = getattr(torch, wide)
-            if reduce == "mean":
-                found = 1 / self._degrees.clamp(min=1).to(dtype)
-            else:
-                worst = -torch.inf if reduce == "max" else torch.inf
-                found = torch.where(self._degrees > 0, worst, 0.0).to(dtype)
-            self._rows[key] = found
-        return self._rows[key]
 
 
 DTYPE_NAMES = {torch.int32: "int32", torch.int64: "int64"}

@@ -1,0 +1,206 @@
+"""Messages of edges and their reduction at the targets.
+
+C[i, h, k] = reduce over the elements (i, j) of op(U[j, h, k], E[(i, j), h, k]), where U holds
+features of sources, E those of edges, and each of the two may lack h or k, along which it is the
+same for all. (Generalised SpMM; message passing with a built-in message and reduction.)
+"""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# (TVMScript is Python in form only.)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+from tvm.script import sparse_tir as T
+
+from sparsetir.schedules.operators.problems import accumulator, one_of
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule.assume import assume
+
+__all__ = ["DIMS", "OPS", "REDUCTIONS", "Messages", "combined", "dims", "program"]
+
+# What becomes of the features of a source, a, and of an edge, b.
+OPS = ("copy_u", "copy_e", "add", "sub", "mul", "div")
+REDUCTIONS = ("sum", "mean", "max", "min")
+# Dimensions that an operand may have beside its nodes or edges: heads and features.
+DIMS = ("", "h", "f", "hf")
+# What rows begin with, or their sums are multiplied with.
+ROWS = {"mean": "inverse_counts", "max": "least_of_rows", "min": "greatest_of_rows"}
+
+
+@dataclass(frozen=True)
+class Messages:
+    """What a kernel is compiled for.
+
+    op : one of OPS
+    reduce : one of REDUCTIONS; a row without elements is zero in all of them, and a maximum or
+        minimum keeps NaN
+    u, e : dimensions of the operands, each one of DIMS; "" where an operand is not used
+    dtype : of U, E and C; sums are in float32 (float64 for float64)
+    idtype : of the pattern's arrays
+    ordered : rows of E are in another order than the elements, which ORDER gives
+    arg : for a maximum or minimum: also the place in ORDER of the first element that has it, -1 in
+        a row without elements; with `ordered`; of bfloat16 only for copies
+    """
+
+    op: str = "mul"
+    reduce: str = "sum"
+    u: str = "f"
+    e: str = ""
+    dtype: str = "float32"
+    idtype: str = "int32"
+    ordered: bool = False
+    arg: bool = False
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("op", OPS), ("reduce", REDUCTIONS), ("u", DIMS), ("e", DIMS)):
+            one_of("Messages", name, getattr(self, name), allowed)
+        if self.arg and (self.reduce not in ("max", "min") or not self.ordered):
+            raise ValueError(
+                "Messages: argument 'arg': expected False without 'ordered' and a maximum or "
+                "minimum, got True"
+            )
+        if self.arg and self.dtype == "bfloat16" and not self.op.startswith("copy"):
+            raise ValueError(  # TVM does not round to it what is only compared
+                f"Messages: argument 'dtype': expected no bfloat16 with 'arg' and {self.op!r}, got "
+                "'bfloat16'"
+            )
+
+    @property
+    def accumulator(self) -> str:
+        """The type that sums are in."""
+        return accumulator(self.dtype)
+
+    def reduced(self, total: Any, term: Any) -> Any:
+        """The expression of one more term."""
+        if self.reduce not in ("max", "min"):
+            return total + term
+        better = term > total if self.reduce == "max" else term < total
+        return tirx.Select(tirx.any(better, tirx.isnan(term)), term, total)
+
+
+def combined(op: str, a: Any, b: Any) -> Any:
+    """The expression of a message; for a copy of one operand the other may be None."""
+    if op in ("copy_u", "copy_lhs"):
+        return a
+    if op in ("copy_e", "copy_rhs"):
+        return b
+    return {
+        "add": lambda: a + b,
+        "sub": lambda: a - b,
+        "mul": lambda: a * b,
+        "div": lambda: a / b,
+    }[op]()
+
+
+def dims(kind: str, h: Any, k: Any) -> list[Any]:
+    """Those of a head and a feature that an operand has, by one of DIMS."""
+    return [*([h] if "h" in kind else []), *([k] if "f" in kind else [])]
+
+
+def program(problem: Messages, config: Any = None) -> SparseFunc:
+    """The operator as a stage-I function.
+
+    Its arrays; of the dimensions h and k of U and E those that the problem names:
+
+    u : (n, heads, feat) ; e : (nnz, heads, feat) ; out : (m, heads, feat)
+    arg_out : (m, heads, feat) of the index type, with `problem.arg`
+    indptr : (m + 1,) ; indices : (nnz,) columns in any order; absent without U
+    order : (nnz,) row of E of each element, with `problem.ordered`; callers see that there is one
+    row : (m,) computed, in the accumulator's type; for a mean what terms are multiplied with, for a
+        maximum or minimum what rows begin with: an infinity, and 0 without elements; absent for a
+        sum
+    """
+    del config
+    dtype, idtype, acc, op, reduce = (
+        problem.dtype, problem.idtype, problem.accumulator, problem.op, problem.reduce,
+    )  # fmt: skip
+    size, ordered, arg = getattr(T, idtype), problem.ordered, problem.arg
+    with_u, with_e = op != "copy_e", op != "copy_u"
+    zero, nowhere = tirx.const(0.0, dtype), tirx.const(-1, idtype)
+
+    def message(u: Any, e: Any, order: Any, i: Any, h: Any, j: Any, k: Any) -> Any:
+        at = [i, j] if order is None else [order[i, j]]
+        a = None if u is None else T.cast(u[(j, *dims(problem.u, h, k))], acc)
+        b = None if e is None else T.cast(e[(*at, *dims(problem.e, h, k))], acc)
+        return combined(op, a, b)
+
+    def found(value: Any, extremum: Any, place: Any, total: Any) -> Any:
+        """The place of the first value that is the extremum, which is NaN where one of them is."""
+        # Not by isnan, which TVM has no vectors of.
+        inf = tirx.const(float("inf"), dtype)
+        nan = tirx.Select(value <= inf, total, place)
+        return tirx.Select(total >= 0, total, tirx.Select(value == extremum, place, nan))
+
+    @T.prim_func
+    def gspmm(
+        u: T.handle, e: T.handle, out: T.handle, arg_out: T.handle, indptr: T.handle,
+        indices: T.handle, order: T.handle, m: size, n: size, nnz: size, heads: size, feat: size,
+        row: T.handle,
+    ) -> None:  # fmt: skip
+        I = T.dense_fixed(m, idtype)
+        if with_u:
+            J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+            N = T.dense_fixed(n, idtype)
+        else:
+            J = T.dense_variable(I, (nnz, nnz), indptr, idtype)
+        H = T.dense_fixed(heads, idtype)
+        K = T.dense_fixed(feat, idtype)
+        if with_u:
+            U = T.match_sparse_buffer(u, [N, *dims(problem.u, H, K)], dtype)
+        if ordered:
+            EDGE = T.dense_fixed(nnz, idtype)
+            ORDER = T.match_sparse_buffer(order, (I, J), idtype)
+        if with_e:
+            E = T.match_sparse_buffer(
+                e, [*([EDGE] if ordered else [I, J]), *dims(problem.e, H, K)], dtype
+            )
+        C = T.match_sparse_buffer(out, (I, H, K), dtype)
+        if arg:
+            ARG = T.match_sparse_buffer(arg_out, (I, H, K), idtype)
+        if reduce != "sum":
+            ROW = T.match_sparse_buffer(row, (I,), acc)
+        with T.sp_iter([I, H, J, K], "SSRS", "gspmm") as [i, h, j, k]:
+            with T.init():
+                C[i, h, k] = T.cast(ROW[i], dtype) if reduce in ("max", "min") else zero
+            term = T.meta_var(
+                message(U if with_u else None, E if with_e else None,
+                        ORDER if ordered else None, i, h, j, k)
+            )  # fmt: skip
+            C[i, h, k] = T.cast(
+                problem.reduced(
+                    T.cast(C[i, h, k], acc), term * ROW[i] if reduce == "mean" else term
+                ),
+                dtype,
+            )
+        if arg:
+            with T.sp_iter([I, H, J, K], "SSRS", "find") as [i, h, j, k]:
+                with T.init():
+                    ARG[i, h, k] = nowhere
+                value = T.meta_var(
+                    T.cast(
+                        message(U if with_u else None, E if with_e else None, ORDER, i, h, j, k),
+                        dtype,
+                    )
+                )
+                ARG[i, h, k] = found(value, C[i, h, k], ORDER[i, j], ARG[i, h, k])
+
+    unused = {
+        "row": reduce == "sum",
+        "u": not with_u,
+        "n": not with_u,
+        "indices": not with_u,
+        "e": not with_e,
+        "order": not ordered,
+        "arg_out": not arg,
+    }
+    func: Any = gspmm
+    func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
+    if reduce != "sum":
+        func = func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
+    if ordered and with_e:
+        func, _ = assume(func, "coordinates", buffer="ORDER", axis="EDGE")
+    return func
