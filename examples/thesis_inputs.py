@@ -53,6 +53,15 @@ def mttkrp_arguments(
     return args, exact
 
 
+def mttkrp_sizes(args: dict[str, Any]) -> dict[str, int]:
+    """The numbers that the shapes of the arrays imply, by name."""
+    found = {"size_i": len(args["a"]), "columns": args["a"].shape[1]}
+    for name, factor in zip("klmn", "cdef", strict=True):
+        if factor in args:
+            found |= {f"size_{name}": len(args[factor]), f"nnz_{name}": len(args[f"{name}_idx"])}
+    return found
+
+
 def mttkrp_scipy(args: dict[str, Any]) -> Callable[[], Any]:
     """The same from the leaves up: a sparse product for each level, rows by NumPy between."""
     names = [name for name in "klmn" if f"{name}_ptr" in args]

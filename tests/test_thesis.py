@@ -38,11 +38,7 @@ def sizes(args):
         right = args["x"] if "x" in args else args["b"]
         found = {"m": len(args["indptr"]) - 1, "n": len(right), "nnz": len(args["a"])}
         return found | ({"feat": right.shape[1]} if "b" in args else {})
-    found = {"size_i": len(args["a"]), "columns": args["a"].shape[1]}
-    for name, factor in zip("klmn", "cdef"):
-        if factor in args:
-            found |= {f"size_{name}": len(args[factor]), f"nnz_{name}": len(args[f"{name}_idx"])}
-    return found
+    return inputs.mttkrp_sizes(args)
 
 
 def check(program, schedule, dtype, idtype):
