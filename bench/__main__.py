@@ -73,6 +73,13 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
         "--hetero", nargs="+", type=Path, default=[], help="npz files of graphs with relations"
     )
     formats.add_argument("--format", nargs="+", help="only these, by their names in the tables")
+    mttkrp = commands.add_parser(
+        "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"
+    )
+    mttkrp.add_argument("--tensor", nargs="+", type=Path, default=[], help="npz: shape, coords")
+    mttkrp.add_argument("--dtype", nargs="+", choices=("float32", "float64"), default=["float32"])
+    mttkrp.add_argument("--rounds", type=int, default=60, help="turns of each (default: 60)")
+    mttkrp.set_defaults(threads=1)
     return out
 
 

@@ -77,6 +77,14 @@ def test_rgcn_of_a_file(run, tmp_path):
     assert "test accuracy of 1 runs" in text
 
 
+@pytest.mark.slow  # many kernels, which test_thesis.py checks too
+def test_thesis_schedules(run):
+    text = run("thesis_schedules.py", "--scale", "0.01", "--seconds", "0")
+    names = ["A.1", "A.3", "A.5", "A.6", "A.7", "A.12", "A.13", "tuned 3", "tuned 4", "tuned 5"]
+    for name in names:
+        assert re.search(rf"^{re.escape(name)} +\w+ +[\d.]+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)
+
+
 @pytest.mark.slow  # many processes
 def test_epoch_time(run, tmp_path):
     pytest.importorskip("torch_geometric")

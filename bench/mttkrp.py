@@ -1,0 +1,210 @@
+"""MTTKRP by the schedules of Senanayake's thesis, beside loop nests in C++ and scipy."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import importlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+import sparsetir
+from sparsetir import Schedule
+from sparsetir.bench.report import ROOT, circumstances, table, write
+from sparsetir.bench.rounds import PRIORITY
+from sparsetir.bench.timing import progress
+from sparsetir.graphs import GraphError
+
+COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
+SOURCE = Path(__file__).with_name("mttkrp.cpp")
+NESTS = ("c++ constant", "c++ variable", "c++ registers")
+HAND_WRITTEN = NESTS[:2]
+TURN = 0.003  # seconds, and at least three calls
+TRIALS, LATER = 5, 3  # turns after which what takes three times as long as the best has no more
+Calls = dict[str, Callable[[], Any]]
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command; status 1 if a result was wrong."""
+    thesis, inputs = _examples()
+    rounds = 2 if args.quick else args.rounds
+    tensors = [(path.stem, *_tensor(path)) for path in args.tensor] or [_random()]
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    kernels: dict[Any, Any] = {}
+    cells = []
+    with tempfile.TemporaryDirectory(prefix="sparsetir-bench-") as folder:
+        nests = _compiled(Path(folder))
+        for name, shape, coords in tensors:
+            for dtype in args.dtype:
+                for mode in range(len(shape)):
+                    axes = [mode, *(n for n in range(len(shape)) if n != mode)]
+                    cell = {"tensor": name, "mode": mode, "dtype": dtype, "nnz": coords.shape[1]}
+                    progress(f"{name}, mode {mode}, {dtype}")
+                    shaped = tuple(shape[n] for n in axes)
+                    rng = np.random.default_rng(0)
+                    made = inputs.mttkrp_arguments(coords[axes], shaped, dtype, "int32", rng)
+                    found = measure(thesis, inputs, kernels, nests, *made, rounds)
+                    cells.append({**cell, "shape": shaped, **found})
+    progress("")
+    _show(cells)
+    write(args.out, "mttkrp", circumstances(args.threads), {"rounds": rounds, "cells": cells})
+    bad = [c for c in cells if c["wrong"]]
+    if bad:
+        raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results")
+
+
+def measure(
+    thesis: Any, inputs: Any, kernels: dict[Any, Any], nests: Any, args: dict[str, Any],
+    exact: Any, rounds: int,
+) -> dict[str, Any]:  # fmt: skip
+    """Shortest times in seconds, which config is the best, and who was wrong.
+
+    The config is chosen in rounds of its own, so that it wins no luck that others do not have.
+    """
+    order, dtype = sum(name in args for name in "cdef") + 1, str(args["b"].dtype)
+    program = partial(getattr(thesis, f"mttkrp{order}"), dtype)
+
+    def kernel(what: Any, schedule: Callable[[Schedule], None] | None) -> Any:
+        if (order, dtype, what) not in kernels:
+            sch = Schedule(program())
+            if schedule is not None:
+                schedule(sch)
+            kernels[order, dtype, what] = sparsetir.build(sch)
+        return _ready(kernels[order, dtype, what], {**args, **inputs.mttkrp_sizes(args)})
+
+    space = thesis.Tuned.space(order)
+    tuned = {c: kernel(c, partial(thesis.tuned_mttkrp, config=c)) for c in space}
+    chosen = {3: thesis.a5_mttkrp3, 4: thesis.a6_mttkrp4, 5: thesis.a7_mttkrp5}[order]
+    calls: Calls = {"default": kernel("default", None), "thesis": kernel("thesis", chosen)}
+    scipy = inputs.mttkrp_scipy(args)
+    if nests is not None:
+        calls |= {name: _nest(nests, how, order, args) for how, name in enumerate(NESTS)}
+    wrong = [str(n) for n, call in {**tuned, **calls}.items() if not _right(call, args["a"], exact)]
+    if not np.allclose(scipy(), exact, rtol=1e-3, atol=1e-3):
+        wrong.append("scipy")
+    sweep = in_turns(tuned, max(2, rounds // 4))
+    config = min(space, key=lambda c: sweep[c])
+    seconds = in_turns({"tuned": tuned[config], **calls, "scipy": scipy}, rounds)
+    return {
+        "config": str(config), "sweep": {str(c): t for c, t in sweep.items()},
+        "seconds": seconds, "wrong": wrong,
+    }  # fmt: skip
+
+
+def in_turns(calls: dict[Any, Callable[[], Any]], rounds: int) -> dict[Any, float]:
+    """The shortest call of each, of some in each turn; who begins rotates."""
+    names = list(calls)
+    found = dict.fromkeys(names, float("inf"))
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if number >= TRIALS and found[name] > LATER * min(found.values()):
+                continue
+            call, count = calls[name], -1  # the first call finds other data in the caches
+            end = time.perf_counter() + TURN
+            while count < 3 or time.perf_counter() < end:
+                start = time.perf_counter()
+                call()
+                taken = time.perf_counter() - start
+                if count >= 0:
+                    found[name] = min(found[name], taken)
+                count += 1
+    return found
+
+
+def _right(call: Callable[[], Any], out: Any, exact: Any) -> bool:
+    """Whether a call writes the exact result, within the dtype's precision."""
+    out[:] = np.nan
+    call()
+    tolerance = 1e-3 if out.dtype == np.float32 else 1e-10
+    return np.allclose(out, exact, rtol=tolerance, atol=tolerance)
+
+
+def _ready(kernel: Any, values: dict[str, Any]) -> Callable[[], Any]:
+    """A call of the kernel alone, without the checks of each call (some 20 microseconds)."""
+    values = {**values, **kernel.compute(values)}
+    arrays = {n: tvm_ffi.from_dlpack(v) if hasattr(v, "shape") else v for n, v in values.items()}
+    ordered = [arrays[p.name] for p in kernel.signature.func.params]
+    return partial(kernel.run_unchecked, ordered)
+
+
+def _nest(nests: Any, how: int, order: int, args: dict[str, Any]) -> Callable[[], Any]:
+    names = [*"ab", *"cdef"[: order - 1]]
+    names += [f"{k}_{part}" for k in "klmn"[: order - 1] for part in ("ptr", "idx")]
+    pointers = (ctypes.c_void_p * len(names))(*(args[name].ctypes.data for name in names))
+    function = getattr(nests, f"mttkrp_{args['b'].dtype}")
+    return partial(function, how, order, *args["a"].shape, pointers)
+
+
+def _compiled(folder: Path) -> Any:
+    if shutil.which(COMPILER[0]) is None:
+        print(f"C++: no {COMPILER[0]} here")
+        return None
+    path = folder / "mttkrp.so"
+    subprocess.run([*COMPILER, "-o", str(path), str(SOURCE)], check=True)
+    return ctypes.CDLL(str(path))
+
+
+def _examples() -> tuple[Any, Any]:
+    """The programs and schedules, which are an example of the checkout."""
+    folder = ROOT / "examples"
+    if not (folder / "thesis_schedules.py").exists():
+        raise SystemExit("mttkrp: takes a checkout of the repository, whose examples/ it measures")
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module("thesis_schedules"), importlib.import_module("thesis_inputs")
+    finally:
+        sys.path.remove(str(folder))
+
+
+def _tensor(path: Path) -> tuple[tuple[int, ...], Any]:
+    """(shape, coords) of a file."""
+    try:
+        with np.load(path) as found:
+            shape, coords = tuple(int(n) for n in found["shape"]), found["coords"].astype("int64")
+    except (OSError, KeyError, ValueError) as error:
+        raise GraphError(f"{path}: expected an npz file of shape and coords: {error}") from error
+    if not 3 <= len(shape) <= 5 or coords.ndim != 2 or len(coords) != len(shape):
+        raise GraphError(
+            f"{path}: expected a tensor of order 3 to 5 with coords (order, nnz), got shape "
+            f"{shape} and coords {coords.shape}"
+        )
+    return shape, coords
+
+
+def _random() -> tuple[str, tuple[int, ...], Any]:
+    rng, shape = np.random.default_rng(0), (300, 200, 100)
+    coords = np.unique([rng.integers(n, size=20000) for n in shape], axis=1)
+    return "random", shape, coords
+
+
+def _show(cells: list[dict[str, Any]]) -> None:
+    names = list(cells[0]["seconds"])
+    rows, gains = [], []
+    for cell in cells:
+        seconds = cell["seconds"]
+        hand = [seconds[n] for n in HAND_WRITTEN if n in seconds]
+        gain = [min(hand) / seconds["tuned"]] if hand else []
+        gains += gain
+        label = f"{cell['tensor']} {cell['mode']} {cell['dtype']}"
+        times = [f"{seconds[n] * 1e6:.0f}" for n in names]
+        rows.append([label, *times, *(f"{g:.2f}" for g in gain)])
+    table("MTTKRP with 32 columns in microseconds; the best plain loop nest over tuned",
+          ["tensor, mode, dtype", *names, *(["gain"] if gains else [])], rows)  # fmt: skip
+    if gains:
+        mean = float(np.exp(np.mean(np.log(gains))))
+        print(f"gain: geometric mean {mean:.2f}, least {min(gains):.2f}")
+    print("TACO is no Python package and is not built here: its times are missing.")

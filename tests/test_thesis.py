@@ -1,0 +1,113 @@
+"""The schedules of Senanayake's thesis for CPUs (appendix A), as `examples/` writes them."""
+
+from __future__ import annotations
+
+import importlib
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparsetir
+from sparsetir import Schedule
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+TYPES = [("float32", "int32"), ("float64", "int64")]
+SMALL = 0.01  # of the examples' inputs
+
+
+def imported(name):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        return importlib.import_module(name)
+
+
+thesis, inputs = imported("thesis_schedules"), imported("thesis_inputs")
+TUNED = [
+    (order, config)
+    for order in (3, 4, 5)
+    for config in thesis.Tuned.space(order)
+    if config.prefetch or len(config.workspaces) == 1
+]
+
+
+def sizes(args):
+    """The numbers that the shapes of arrays imply."""
+    if "indptr" in args:
+        right = args["x"] if "x" in args else args["b"]
+        found = {"m": len(args["indptr"]) - 1, "n": len(right), "nnz": len(args["a"])}
+        return found | ({"feat": right.shape[1]} if "b" in args else {})
+    return inputs.mttkrp_sizes(args)
+
+
+def check(program, schedule, dtype, idtype):
+    """A schedule's kernel against exact results, with empty rows and sizes that divide nothing."""
+    args, result, exact, _ = inputs.problem(program.__name__, SMALL, dtype, idtype)
+    rows = np.diff(args.get("indptr", args.get("k_ptr")))
+    assert rows.min() == 0 < rows.max() and len(rows) % 8
+    sch = Schedule(program(dtype, idtype))
+    schedule(sch)
+    kernel = sparsetir.build(sch)
+    kernel(**args)
+    tolerance = 1e-4 if dtype == "float32" else 1e-12
+    np.testing.assert_allclose(args[result], exact, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype, idtype", TYPES)
+@pytest.mark.parametrize("name, program, schedule", thesis.SCHEDULES, ids=lambda x: str(x)[:4])
+def test_schedule(name, program, schedule, dtype, idtype):
+    check(program, schedule, dtype, idtype)
+
+
+@pytest.mark.parametrize("order, config", TUNED, ids=str)
+def test_tuned(order, config):
+    schedule = partial(thesis.tuned_mttkrp, config=config)
+    check(getattr(thesis, f"mttkrp{order}"), schedule, *TYPES[order % 2])
+
+
+@pytest.mark.parametrize("name, program, schedule", thesis.SCHEDULES, ids=lambda x: str(x)[:4])
+def test_stage_one_means_the_same(name, program, schedule):
+    args, result, exact, _ = inputs.problem(program.__name__, 0, "float64", "int32")
+    sch = Schedule(program("float64", "int32"))
+    schedule(sch)
+    sparsetir.interpret(sch.func, {**args, **sizes(args)})
+    np.testing.assert_allclose(args[result], exact, rtol=1e-12, atol=1e-12)
+
+
+def test_workspaces_hold_partial_products():
+    sch = Schedule(thesis.mttkrp5())
+    thesis.a7_mttkrp5(sch)
+    lines = [line.strip() for line in sch.func.script().splitlines() if "_workspace[" in line]
+    place = "j0 * 16 + j1"
+    for line in (
+        f"BF_workspace[j0, j1] = BF_workspace[j0, j1] + B[i, k, l, m, n] * F[n, {place}]",
+        f"BEF_workspace[j0, j1] = BEF_workspace[j0, j1] + BF_workspace[j0, j1] * E[m, {place}]",
+        f"BDEF_workspace[j0, j1] = BDEF_workspace[j0, j1] + BEF_workspace[j0, j1] * D[l, {place}]",
+        f"A[i, {place}] = A[i, {place}] + BDEF_workspace[j0, j1] * C[k, {place}]",
+    ):
+        assert line in lines
+
+
+def test_a_bound_is_checked():
+    sch = Schedule(thesis.mttkrp3())
+    thesis.a5_mttkrp3(sch)
+    kernel = sparsetir.build(sch)
+    args, *_ = inputs.problem("mttkrp3", SMALL)
+    args |= {name: np.ascontiguousarray(args[name][:, :20]) for name in "acd"}
+    with pytest.raises(ValueError, match=r"expected shape \(53, 32\), got \(53, 20\)"):
+        kernel(**args)
+
+
+def test_csf():
+    rng = np.random.default_rng(0)
+    dense = rng.random((7, 5, 6)) < 0.2
+    dense[3] = False
+    coords = np.array(np.nonzero(dense))
+    mixed = rng.permutation(coords.shape[1])
+    order, ((k_ptr, k_idx), (l_ptr, l_idx)) = inputs.csf(coords[:, mixed], dense.shape, "int32")
+    np.testing.assert_array_equal(mixed[order], np.arange(len(mixed)))
+    np.testing.assert_array_equal(np.diff(k_ptr), dense.any(axis=2).sum(axis=1))
+    np.testing.assert_array_equal(np.diff(l_ptr), dense.sum(axis=2)[dense.any(axis=2)])
+    np.testing.assert_array_equal(k_idx, np.nonzero(dense.any(axis=2))[1])
+    np.testing.assert_array_equal(l_idx, coords[2])
