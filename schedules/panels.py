@@ -119,4 +119,3 @@ def _named(block: Any, name: str) -> Any:
         block.iter_vars, block.reads, block.writes, name, block.body, block.init,
         alloc_buffers=block.alloc_buffers, annotations=block.annotations,
     )  # fmt: skip
-

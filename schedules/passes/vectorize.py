@@ -153,9 +153,7 @@ class _Nest:
                 lanes //= 2
         return lanes
 
-    def _tile(
-        self, width: int, count: Any, start: Any, cache: int | None
-    ) -> tirx.Stmt:
+    def _tile(self, width: int, count: Any, start: Any, cache: int | None) -> tirx.Stmt:
         dtype = dtype_of(self.along.loop_var)
         name = self.along.loop_var.name
         tile = tirx.Var(f"{name}_tile", dtype)
@@ -216,7 +214,6 @@ class _Nest:
         realize = s_tir.SBlockRealize([], True, block)
         return tirx.For(tile, zero, count, tirx.ForKind.SERIAL, realize)
 
-
     def _asks(self, at: dict[Any, Any], width: int, cache: int) -> list[tirx.Stmt]:
         """Prefetches of rows that the innermost reduction gathers, where they may be far."""
         layouts = {str(k): v for k, v in self.func.attrs[LAYOUTS].items()}
@@ -231,7 +228,11 @@ class _Nest:
             index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
             layout, source = layouts[index.source.name], layouts[load.source.name]
             gathers = layout.axes[-1].is_sparse and _same(index.indices[-1], reduced)
-            if not gathers or not _is_along(load.indices[-1], along) or any(axis.kind != "dense_fixed" for axis in source.axes):
+            if (
+                not gathers
+                or not _is_along(load.indices[-1], along)
+                or any(axis.kind != "dense_fixed" for axis in source.axes)
+            ):
                 continue
             size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
             for extent in load.source.ty.shape:

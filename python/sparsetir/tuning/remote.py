@@ -201,8 +201,10 @@ class RemoteDevice:
         values = [given[name] for name in [*signature.names, *signature.computed]]
         for i, value in enumerate(values):
             if is_array(value):
-                dtype, shape = signature.dtypes[i], signature.expected_shape(i, values)
-                values[i] = array(np.asarray(value).reshape(shape), dtype, device)
+                value = np.asarray(value)
+                if i < len(signature.names):  # the others come as kernels take them
+                    value = value.reshape(signature.expected_shape(i, values))
+                values[i] = array(value, signature.dtypes[i], device)
         return values, values[signature.names.index("out")]
 
     def _timer(self, module: Any, arguments: list[Any]) -> Timer:
