@@ -32,7 +32,7 @@ SOURCE = Path(__file__).with_name("mttkrp.cpp")
 NESTS = ("c++ constant", "c++ variable", "c++ registers")
 HAND_WRITTEN = NESTS[:2]
 TURN = 0.003  # seconds, and at least three calls
-TRIALS, LATER = 5, 3  # turns after which what takes three times as long as the best has no more
+TRIALS, LATER = 10, 4  # turns after which what takes so many times the best has no more
 Calls = dict[str, Callable[[], Any]]
 
 
@@ -95,7 +95,7 @@ def measure(
     wrong = [str(n) for n, call in {**tuned, **calls}.items() if not _right(call, args["a"], exact)]
     if not np.allclose(scipy(), exact, rtol=1e-3, atol=1e-3):
         wrong.append("scipy")
-    sweep = in_turns(tuned, max(2, rounds // 4))
+    sweep = in_turns(tuned, max(2, rounds // 3))
     config = min(space, key=lambda c: sweep[c])
     seconds = in_turns({"tuned": tuned[config], **calls, "scipy": scipy}, rounds)
     return {

@@ -322,31 +322,38 @@ class Tuned:
     workspaces : the loops with a workspace of their own inside of the row's, by their place: 0 is
         the loop over k. Where fibres hold one element, a workspace only costs
     prefetch : how many elements ahead rows of the last operand are asked for; 0 for never
+    row : the sum of a row is in a workspace too
     """
 
     workspaces: tuple[int, ...] = (0,)
     prefetch: int = 0
+    row: bool = True
 
     @staticmethod
     def space(order: int) -> list[Tuned]:
         """What to try: no workspace, those of the innermost loops, all; with prefetch or not."""
         last = order - 3
         chosen = [(), *(tuple(range(first, last + 1)) for first in range(last, -1, -1))]
-        return [Tuned(w, ahead) for w in chosen for ahead in (0, 8)]
+        return [
+            *(Tuned(w, ahead) for w in chosen for ahead in (0, 8)),
+            *(Tuned(chosen[-1], ahead, row=False) for ahead in (0, 8)),
+        ]
 
 
 def tuned_mttkrp(sch: Schedule, config: Tuned) -> None:
-    """As A.5 to A.7, but the sum of a row is in registers too."""
+    """As A.5 to A.7, where `row` is not set."""
     it, i, inner, j = mttkrp_loops(sch)
     sch.sparse_reorder(it, [i, *inner, *j])
-    start, reduce, write = sch.precompute("A", i, j, name="ws")
-    steps, held = [start, write], "ws"
+    reduce, held, blocks = it, "A", ["mttkrp_init0"]
+    if config.row:
+        start, reduce, write = sch.precompute("A", i, j, name="ws")
+        held, blocks = "ws", [f"{start.name}0", f"{write.name}0"]
     for place in config.workspaces:
         loops = {h.name: h for h in sch.get_sp_iters(reduce)}
         at, name = loops[inner[place].name], f"ws_{inner[place].name}"
         lanes = [loops[h.name] for h in j]
         start, reduce, write = sch.precompute(held, at, lanes, hoist=True, name=name)
-        steps, held = [*steps, start, write], name
+        held, blocks = name, [*blocks, f"{start.name}0", f"{write.name}0"]
     depth = len(sch.get_sp_iters(reduce)) - len(j) - 1
     sch.pos(i)
     i1, i2 = sch.split(i, [None, 32])
@@ -354,7 +361,7 @@ def tuned_mttkrp(sch: Schedule, config: Tuned) -> None:
     stage_two = sch.lower()
     # Each sparse loop under another is in a block of its own; the last one computes.
     leaf = f"{reduce.name}{depth}"
-    for block in [*(f"{step.name}0" for step in steps), leaf]:
+    for block in [*blocks, leaf]:
         in_vectors(stage_two, stage_two.get_sblock(block))
     if config.prefetch:
         last = "CDEF"[len(inner) - 1]

@@ -144,6 +144,45 @@ def test_formats(tmp_path):
     assert len(spmm) == 4 and all(c["seconds"]["scipy"]["min"] > 0 for c in spmm)
 
 
+@pytest.mark.slow  # many kernels
+def test_mttkrp(tmp_path):
+    rng = np.random.default_rng(0)
+    coords = np.unique(rng.integers(6, size=(4, 90)), axis=1)
+    np.savez(tmp_path / "small.npz", shape=np.array([6, 7, 8, 9]), coords=coords)
+    printed = bench("mttkrp", "--quick", "--tensor", tmp_path / "small.npz", "--out",
+                    tmp_path / "out")  # fmt: skip
+    assert "gain: geometric mean" in printed
+    cells = record(tmp_path / "out")["results"]["cells"]
+    assert [(c["mode"], c["shape"][0]) for c in cells] == [(0, 6), (1, 7), (2, 8), (3, 9)]
+    for cell in cells:
+        assert not cell["wrong"] and cell["config"] in cell["sweep"]
+        assert {"tuned", "thesis", "default", "scipy", "c++ constant"} < set(cell["seconds"])
+        assert all(0 < seconds < 1 for seconds in cell["seconds"].values())
+
+
+def test_mttkrp_tells_who_is_wrong(bench_on_path):
+    from sparsetir.bench.mttkrp import _right
+
+    out = np.zeros(3, "float32")
+    assert _right(lambda: out.fill(2), out, np.full(3, 2.0))
+    assert not _right(lambda: out[:2].fill(2), out, np.full(3, 2.0))
+
+
+@pytest.mark.parametrize("shape, coords, message", [
+    ((3, 4), np.zeros((2, 1)), "expected a tensor of order 3 to 5"),
+    ((3, 4, 5), np.zeros((2, 1)), r"coords \(2, 1\)"),
+    (None, np.zeros((3, 1)), "expected an npz file of shape and coords"),
+])  # fmt: skip
+def test_files_that_hold_no_tensor(bench_on_path, tmp_path, shape, coords, message):
+    from sparsetir.bench.mttkrp import _tensor
+    from sparsetir.graphs import GraphError
+
+    arrays = {"coords": coords, **({} if shape is None else {"shape": np.array(shape)})}
+    np.savez(tmp_path / "t.npz", **arrays)
+    with pytest.raises(GraphError, match=message):
+        _tensor(tmp_path / "t.npz")
+
+
 def test_places_are_counted_without_converting(bench_on_path):
     from sparsetir.formats.library import library, places
 
