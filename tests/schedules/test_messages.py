@@ -144,13 +144,49 @@ def test_attention(feat, width, tiles):
     check(edge_attention, problem, config, arguments, ["out"])
 
 
-def test_gpu_text():
-    """Rows go over the threads of a GPU."""
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        (messages, messages.Messages("mul", "sum", "hf", "h")),
+        (edge_messages, edge_messages.EdgeMessages("add")),
+        (edge_messages, edge_messages.EdgeMessages("dot", "hf", "hf")),
+    ],
+)
+def test_gpu_text(template, problem):
+    """Rows and edges go over the threads of a GPU."""
     target = resolve_target({"kind": "cuda", "arch": "sm_90"})
-    problem, config = messages.Messages("mul", "sum", "hf", "h"), Tile(4, gpu=True)
-    program = messages.program(problem)
-    text = sparsetir.build(program, target, schedule=messages.apply, config=config).source()
+    func, config = template.program(problem), Tile(4, gpu=True)
+    text = sparsetir.build(func, target, schedule=template.apply, config=config).source()
     assert "__global__" in text and "threadIdx.x" in text
+
+
+@pytest.mark.parametrize("problem", [
+    messages.Messages("sub", "sum", "f", "hf", ordered=True),
+    edge_messages.EdgeMessages("sub", "hf", "f"),
+])  # fmt: skip
+def test_no_conditions(problem):
+    """Edges that another order gives, and nodes of edges, are read without a guard."""
+    template = messages if isinstance(problem, messages.Messages) else edge_messages
+    kernel = sparsetir.build(template.program(problem), schedule=template.apply, config=Tile(16))
+    assert "if" not in kernel.stages["III"].script()
+
+
+@pytest.mark.parametrize(
+    ("template", "func", "message"),
+    [
+        (messages, edge_messages.program(edge_messages.EdgeMessages()),
+         "messages: argument 'sch': expected 'gsddmm' to be a reduction with an init over plain"),
+        (messages, edge_messages.program(edge_messages.EdgeMessages("dot")),
+         "messages: argument 'sch': expected 'gsddmm' to visit rows, what they store, and"),
+        (edge_messages, messages.program(messages.Messages()),
+         "edge_messages: argument 'sch': expected 'gspmm' to store one value in two or more loops"),
+        (edge_messages, edge_softmax.program(edge_softmax.EdgeSoftmax(), Tile()),
+         "edge_messages: argument 'sch': expected one iteration, got"),
+    ],
+)  # fmt: skip
+def test_programs_of_another_shape(template, func, message):
+    with pytest.raises(sparsetir.ScheduleError, match=message):
+        template.apply(sparsetir.Schedule(func), Tile())
 
 
 @pytest.mark.parametrize(
