@@ -1,4 +1,4 @@
-"""Command line: `python -m bench run`, `tune`, `judge`, `plot`, `compile`, `convert` and `formats`.
+"""Command line: `python -m bench run`, `tune`, `judge`, `plot`, `compile`, `convert`, `formats`, ...
 
 `sparsetir bench` is the same.
 """
