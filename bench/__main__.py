@@ -1,4 +1,4 @@
-"""Command line: `python -m bench run`, `tune`, `judge`, `plot`, `steps`, `compile` and others.
+"""Command line: `python -m bench run` and other commands, which `--help` lists.
 
 `sparsetir bench` is the same.
 """
