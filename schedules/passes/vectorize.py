@@ -32,17 +32,20 @@ from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 
-__all__ = ["vectorize_innermost"]
+__all__ = ["VECTORS", "vectorize_innermost"]
 
 VECTORS = 8  # of the widest tile: half of the registers that AVX-512 and NEON have
 PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
 PREFETCH = 8
 
 
-def vectorize_innermost(func: tirx.PrimFunc, bits: int, cache: int) -> tirx.PrimFunc:
+def vectorize_innermost(
+    func: tirx.PrimFunc, bits: int, cache: int, vectors: int = VECTORS
+) -> tirx.PrimFunc:
     """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
 
     cache : bytes; rows gathered from a buffer that is larger are prefetched
+    vectors : of the widest tile
     """
 
     def visit(loop: Any) -> Any:
@@ -54,7 +57,7 @@ def vectorize_innermost(func: tirx.PrimFunc, bits: int, cache: int) -> tirx.Prim
         lanes = bits // max(8, tvm.DataType(str(nest.store.buffer.ty.dtype)).bits)
         if not nest.reduces:
             return nest.in_vectors(lanes)
-        return nest.in_registers(lanes, cache)
+        return nest.in_registers(lanes, cache, vectors)
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
@@ -129,9 +132,9 @@ class _Nest:
             return self.along
         return _vectors_and_rest(self.along, lanes)
 
-    def in_registers(self, lanes: int, cache: int) -> tirx.Stmt:
+    def in_registers(self, lanes: int, cache: int, vectors: int) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
-        width = self._at_most_extent(VECTORS * lanes)
+        width = self._at_most_extent(vectors * lanes)
         return self._tiles(width, self.along.extent, lanes, cache)
 
     def _tiles(self, width: int, left: Any, lanes: int, cache: int) -> tirx.Stmt:
@@ -153,9 +156,7 @@ class _Nest:
                 lanes //= 2
         return lanes
 
-    def _tile(
-        self, width: int, count: Any, start: Any, cache: int | None
-    ) -> tirx.Stmt:
+    def _tile(self, width: int, count: Any, start: Any, cache: int | None) -> tirx.Stmt:
         dtype = dtype_of(self.along.loop_var)
         name = self.along.loop_var.name
         tile = tirx.Var(f"{name}_tile", dtype)
@@ -216,7 +217,6 @@ class _Nest:
         realize = s_tir.SBlockRealize([], True, block)
         return tirx.For(tile, zero, count, tirx.ForKind.SERIAL, realize)
 
-
     def _asks(self, at: dict[Any, Any], width: int, cache: int) -> list[tirx.Stmt]:
         """Prefetches of rows that the innermost reduction gathers, where they may be far."""
         layouts = {str(k): v for k, v in self.func.attrs[LAYOUTS].items()}
@@ -231,7 +231,11 @@ class _Nest:
             index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
             layout, source = layouts[index.source.name], layouts[load.source.name]
             gathers = layout.axes[-1].is_sparse and _same(index.indices[-1], reduced)
-            if not gathers or not _is_along(load.indices[-1], along) or any(axis.kind != "dense_fixed" for axis in source.axes):
+            if (
+                not gathers
+                or not _is_along(load.indices[-1], along)
+                or any(axis.kind != "dense_fixed" for axis in source.axes)
+            ):
                 continue
             size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
             for extent in load.source.ty.shape:
