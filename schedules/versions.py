@@ -60,6 +60,8 @@ def for_all_sizes(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx
         found = row_reduction(sch, "for_all_sizes")
     except ScheduleError:
         return rows
+    if any(a.name == found.features.name and a.kind != "dense_fixed" for a in func.axes):
+        return rows
     nnz, n, feat = _sizes(func, found, rows)
     threads = tvm.get_global_func("runtime.NumThreads")()
     lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
@@ -73,7 +75,10 @@ def for_all_sizes(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx
         return rows
     if found.gathered is None or found.heads or n is None:
         return rows
-    panels = _panels(sch, found, feat, lanes, target)
+    try:
+        panels = _panels(sch, found, feat, lanes, target)
+    except ScheduleError:  # such as for an iteration that its author has annotated
+        return rows
     tiles = tirx.floordiv(feat, _int64(VECTORS * lanes))
     pays = tirx.all(
         nnz >= n * _int64(PACK_DEGREE),
