@@ -24,7 +24,7 @@ from sparsetir.schedules.passes.parallel_loops import (
     run_in_parallel,
     thread_axis,
 )
-from sparsetir.schedules.passes.vectorize import vectorize_innermost
+from sparsetir.schedules.passes.vectorize import VECTORS, vectorize_innermost
 from sparsetir.sparse_ir.nodes import walk
 from sparsetir.sparse_ir.position_space import as_dtype
 
@@ -36,16 +36,22 @@ GPU_WARP = 32
 L2_BYTES = 1 << 20
 
 
-def default_schedule(func: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+def default_schedule(
+    func: tirx.PrimFunc, target: Any, vectors: int = VECTORS, parallel: bool = True
+) -> tirx.PrimFunc:
     """Schedule a stage-II function for a target; the function given is left as it is.
 
     func : PrimFunc from :func:`lower_sparse_iter`
     target : tvm.target.Target; "cuda", "opencl" and the like are GPUs, the rest CPUs
+    vectors : of the widest tile that a CPU sums up in registers
+    parallel : whether a CPU uses all threads; to wake them takes as long as a small product
     """
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return _wrap_host_code(_gpu(func))
-    return vectorize_innermost(_cpu(func), vector_bits(target), l2_bytes())
+    return vectorize_innermost(
+        _cpu(func) if parallel else func, vector_bits(target), l2_bytes(), vectors
+    )
 
 
 def is_gpu(target: Any) -> bool:

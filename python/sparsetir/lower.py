@@ -12,10 +12,10 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from sparsetir.schedules.default import binds_threads, default_schedule, is_gpu
-from sparsetir.schedules.panels import panels_where_they_pay
 from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
+from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
@@ -97,10 +97,10 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
     second = getattr(sch, "stage_two", None)
     if second is not None:
         scheduled = _only(second)
-    else:
+    elif is_gpu(target):
         scheduled = default_schedule(stages["II"], target)
-        if not is_gpu(target):
-            scheduled = panels_where_they_pay(sch.func, scheduled, target)
+    else:
+        scheduled = for_all_sizes(sch.func, stages["II"], target)
     return _finished({**stages, "II scheduled": scheduled}, scheduled, target)
 
 

@@ -32,17 +32,20 @@ from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 
-__all__ = ["vectorize_innermost"]
+__all__ = ["VECTORS", "vectorize_innermost"]
 
 VECTORS = 8  # of the widest tile: half of the registers that AVX-512 and NEON have
 PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
 PREFETCH = 8
 
 
-def vectorize_innermost(func: tirx.PrimFunc, bits: int, cache: int) -> tirx.PrimFunc:
+def vectorize_innermost(
+    func: tirx.PrimFunc, bits: int, cache: int, vectors: int = VECTORS
+) -> tirx.PrimFunc:
     """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
 
     cache : bytes; rows gathered from a buffer that is larger are prefetched
+    vectors : of the widest tile
     """
 
     def visit(loop: Any) -> Any:
@@ -54,7 +57,7 @@ def vectorize_innermost(func: tirx.PrimFunc, bits: int, cache: int) -> tirx.Prim
         lanes = bits // max(8, tvm.DataType(str(nest.store.buffer.ty.dtype)).bits)
         if not nest.reduces:
             return nest.in_vectors(lanes)
-        return nest.in_registers(lanes, cache)
+        return nest.in_registers(lanes, cache, vectors)
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
@@ -129,9 +132,9 @@ class _Nest:
             return self.along
         return _vectors_and_rest(self.along, lanes)
 
-    def in_registers(self, lanes: int, cache: int) -> tirx.Stmt:
+    def in_registers(self, lanes: int, cache: int, vectors: int) -> tirx.Stmt:
         """Tiles of the contiguous loop outermost, each accumulated in registers."""
-        width = self._at_most_extent(VECTORS * lanes)
+        width = self._at_most_extent(vectors * lanes)
         return self._tiles(width, self.along.extent, lanes, cache)
 
     def _tiles(self, width: int, left: Any, lanes: int, cache: int) -> tirx.Stmt:

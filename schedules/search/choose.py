@@ -19,15 +19,11 @@ from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows, serves
+from sparsetir.schedules.versions import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
 
 __all__ = ["Statistics", "candidates", "choose"]
 
-# Non-zeros per row of B from which on a copy of it, or of a part, pays.
-PACK_DEGREE = 28
-ENOUGH_FEATURES = 64
 PREFETCH = 8
-# Multiplications that take about as long as to wake the other threads.
-WORK_OF_THREADS = 1 << 20
 # Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
 UNEVEN = 8
 MAX_K = 10  # more buckets take long to compile
@@ -125,7 +121,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:
     _, _, narrow, narrowest, _ = found
     degree = given.nnz / max(1, given.n)
     half = given.bytes < summed  # panels save turning what is read often into the larger type
-    wide_enough = given.feat > (lanes if half else ENOUGH_FEATURES)
+    wide_enough = given.feat > (lanes if half else PACK_FEATURES)
     if wide_enough and degree >= PACK_DEGREE * narrow.blocks:
         fits = given.n * narrow.tile * summed <= l2_bytes() // 2
         found.insert(0, narrow if fits else narrowest)

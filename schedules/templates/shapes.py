@@ -199,7 +199,7 @@ def _row_result(sch: Schedule, who: str, it: Any) -> RowReduction:
     columns = [x for x in loops if x.kinds == "R"]
     parents = {x.node.parent.name for x in loops if x.node.parent is not None}
     rows = [x for x in loops if x.kinds == "S" and x.name in parents and x.node.parent is None]
-    if len(features) != 1 or len(rows) != 1 or not columns:
+    if len(features) != 1 or len(rows) != 1 or features == rows or not columns:
         _refuse(who, func, f"'{it.name}' to visit rows, what they store, and features")
     heads = [x for x in loops if x.kinds == "S" and x not in (features[0], rows[0])]
     gathered = _gathered(func, it, features[0].var, [x.var for x in columns])

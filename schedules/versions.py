@@ -1,0 +1,151 @@
+"""One kernel for all sizes of a reduction over what rows store: versions of it (CPU).
+
+What is fast follows from sizes that a plain program leaves open, so its kernel has several versions
+and looks at the sizes when it runs. Where rows are gathered often, a copy of some of their
+features, together and as much as the L2 cache holds, pays (see
+:mod:`sparsetir.schedules.templates.spmm`). Where there are few features, what each row asks before
+it begins takes long beside the row, and to wake other threads beside them all::
+
+    if nnz >= 28 * n and feat > 64 and feat // 32 % threads == 0:
+        for k0 in T.parallel(feat // 32):               # of B, 32 features at a time
+            B_ws[j, k] = B[j, k0 * 32 + k]
+            for i in range(m): ...                      # C_ws[k] += A[i, j] * B_ws[j, k]
+        ...                                             # the rest of the features, by rows
+    else:
+        if feat < 64:
+            if nnz * feat < 1048576:
+                for i in range(m): ...                  # tiles of 32 features and less
+            else:
+                for i in T.parallel(m): ...
+        else:
+            for i in T.parallel(m): ...                 # tiles of 128 features and less
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import s_tir, tirx
+
+from sparsetir.schedules.default import default_schedule, vector_bits
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc, substitute
+from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["PACK_DEGREE", "PACK_FEATURES", "WORK_OF_THREADS", "for_all_sizes"]
+
+# Non-zeros per row of B, and features, from which on a copy of it, or of a part, pays.
+PACK_DEGREE = 28
+PACK_FEATURES = 64
+# Multiplications that take about as long as to wake the other threads.
+WORK_OF_THREADS = 1 << 20
+VECTORS = 2  # of a panel
+NARROW = 2  # of the widest tile where there are few features
+
+
+def for_all_sizes(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+    """The default schedule for CPUs, with versions where the program has the shape for them.
+
+    func : of stage I
+    lowered : the same of stage II, which is left as it is
+    """
+    rows = default_schedule(lowered, target)
+    sch = Schedule(func)
+    try:
+        found = row_reduction(sch, "for_all_sizes")
+    except ScheduleError:
+        return rows
+    if any(a.name == found.features.name and a.kind != "dense_fixed" for a in func.axes):
+        return rows
+    nnz, n, feat = _sizes(func, found, rows)
+    threads = tvm.get_global_func("runtime.NumThreads")()
+    lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
+    if not isinstance(feat, tirx.IntImm):
+        narrow = default_schedule(lowered, target, NARROW)
+        if nnz is not None and threads > 1:
+            small = default_schedule(lowered, target, NARROW, parallel=False)
+            narrow = _either(nnz * feat < _int64(WORK_OF_THREADS), small, narrow, ("small", "more"))
+        rows = _either(feat < _int64(2 * NARROW * lanes), narrow, rows, ("narrow", "wide"))
+    elif int(feat) <= PACK_FEATURES:
+        return rows
+    if found.gathered is None or found.heads or n is None:
+        return rows
+    try:
+        panels = _panels(sch, found, feat, lanes, target)
+    except ScheduleError:  # such as for an iteration that its author has annotated
+        return rows
+    tiles = tirx.floordiv(feat, _int64(VECTORS * lanes))
+    pays = tirx.all(
+        nnz >= n * _int64(PACK_DEGREE),
+        feat > _int64(PACK_FEATURES),
+        tirx.floormod(tiles, _int64(threads)) == _int64(0),
+    )
+    return _either(pays, panels, rows, ("panels", "rows"))
+
+
+def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: Any) -> Any:
+    """The version that gathers from panels, scheduled."""
+    tile = VECTORS * lanes
+    features = found.features
+    if not isinstance(feat, tirx.IntImm) or int(feat) % tile:
+        features, _ = sch.peel(features, tile)
+    panels, *vectors = sch.split(features, [None, VECTORS, lanes], tail="exact")
+    sch.sparse_reorder(found.iteration, [panels, found.rows, *found.columns, *vectors])
+    steps = sch.precompute(found.result, found.rows, vectors, hoist=True)
+    assert found.gathered is not None and found.gathered_axis is not None
+    whole = [found.gathered_axis, *vectors]
+    copies = sch.precompute(found.gathered, panels, whole, scope="global")
+    stage_two = sch.lower()
+    for step in (*steps, *copies):
+        in_vectors(stage_two, stage_two.get_sblock(f"{step.name}0"))
+    return default_schedule(next(iter(stage_two.mod.functions.values())), target, VECTORS // 2)
+
+
+def _sizes(func: SparseFunc, found: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:
+    """Elements of the rows, rows that are gathered from, features, by lowered parameters.
+
+    The first two are None where they do not say how often a row is gathered.
+    """
+    axes = {axis.name: axis for axis in func.axes}
+    named = {p.name: p for p in lowered.params}
+    column, gathered = axes[found.columns[0].name], axes.get(str(found.gathered_axis))
+    stored = len(found.columns) == 1 and column.kind == "sparse_variable"
+    sizes = [
+        column.nnz if stored else None,
+        gathered.length if stored and gathered is not None else None,
+        axes[found.features.name].length,
+    ]
+
+    def of_lowered(size: Any) -> Any:
+        return as_dtype(substitute(size, {v: named[v.name] for v in free_vars(size)}), "int64")
+
+    return [None if size is None else of_lowered(size) for size in sizes]
+
+
+def _either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc, names: Any) -> tirx.PrimFunc:
+    """One function that does as one of two of the same parameters."""
+    same = dict(zip(yes.params, no.params, strict=True))
+    bodies = substitute(yes.body, same), no.body
+    parts = [
+        s_tir.SBlockRealize([], True, _named(body.block, name))
+        for body, name in zip(bodies, names, strict=True)
+    ]
+    root = s_tir.SBlock([], [], [], "root", tirx.IfThenElse(condition, *parts))
+    layouts = {**dict(yes.attrs[LAYOUTS].items()), **dict(no.attrs[LAYOUTS].items())}
+    return no.with_body(s_tir.SBlockRealize([], True, root)).with_attr(LAYOUTS, layouts)
+
+
+def _named(block: Any, name: str) -> Any:
+    return s_tir.SBlock(
+        block.iter_vars, block.reads, block.writes, name, block.body, block.init,
+        alloc_buffers=block.alloc_buffers, annotations=block.annotations,
+    )  # fmt: skip
+
+
+def _int64(value: int) -> Any:
+    return as_dtype(value, "int64")

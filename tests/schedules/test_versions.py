@@ -1,0 +1,94 @@
+"""Versions of a plain program's kernel, which are chosen by its sizes."""
+
+from __future__ import annotations
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from programs import PROGRAMS
+from sparsetir.schedules.versions import PACK_DEGREE, WORK_OF_THREADS
+
+VERSIONS = ("panels", "rows", "narrow", "wide")
+
+
+@functools.cache
+def kernel():
+    return sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"))
+
+
+def of_64_features():
+    text = PROGRAMS["spmm"].make("float32", "int32").script()
+    text = text.replace("dense_fixed(feat", "dense_fixed(64").replace("feat: T.int32", "")
+    return sparsetir.from_source(text)
+
+
+def versions_of(built):
+    text = built.stages["II scheduled"].script()
+    return tuple(name for name in VERSIONS if f'T.sblock("{name}")' in text)
+
+
+def conditions(built):
+    """The comparisons that choose, in their order."""
+    text = built.stages["III"].script()
+    return [x for x in re.findall(r"if (.*):\n", text) if "nnz" in x or "feat)" in x]
+
+
+def check(built, m, n, nnz, feat):
+    rng = np.random.default_rng(nnz + feat)
+    at = np.sort(rng.choice(m * n, nnz, replace=False))
+    indptr = np.searchsorted(at // n, np.arange(m + 1)).astype("int32")
+    a, indices = rng.random(nnz, dtype="float32"), (at % n).astype("int32")
+    b, c = rng.random((n, feat), dtype="float32"), np.full((m, feat), np.nan, "float32")
+    built(a, b, c, indptr, indices, n=n)
+    np.testing.assert_allclose(c, sp.csr_array((a, indices, indptr), shape=(m, n)) @ b, rtol=1e-4)
+
+
+@pytest.mark.parametrize("feat", [1, 7, 16, 33, 63, 64, 65, 96, 100, 127, 128, 160, 259])
+@pytest.mark.parametrize("degree", [PACK_DEGREE - 1, PACK_DEGREE])
+def test_results_on_both_sides_of_each_choice(feat, degree):
+    """Rows that are gathered often and not, and features around each of the widths."""
+    check(kernel(), 60, 50, 50 * degree, feat)
+
+
+def test_results_where_the_work_is_for_threads():
+    """Narrow ones, as small as one thread takes and larger."""
+    for nnz in (WORK_OF_THREADS // 48 - 1, WORK_OF_THREADS // 48 + 1):
+        check(kernel(), 300, 1000, nnz, 48)
+
+
+def test_results_where_rows_are_asked_for_ahead():
+    """What is gathered from is larger than any L2 cache; the last rows have no rows ahead."""
+    check(kernel(), 40, 40_000, 300, 200)
+
+
+def test_a_plain_spmm_has_all_versions():
+    """Those of panels ask how often rows are gathered."""
+    built = kernel()
+    assert versions_of(built) == VERSIONS
+    assert any(f"T.int64({PACK_DEGREE})" in x and "nnz" in x for x in conditions(built))
+    assert "llvm.prefetch" in built.stages["III"].script()
+    assert list(built.computed) == []
+
+
+def test_known_sizes_choose_when_it_is_built():
+    """64 features are too few for panels, and no fewer than that."""
+    built = sparsetir.build(of_64_features())
+    assert versions_of(built) == ()
+    check(built, 60, 50, 50 * PACK_DEGREE, 64)
+
+
+def test_programs_of_other_shapes_have_one_version():
+    """An SpMV has no features, and a sum of what is there no init."""
+    for name in ("spmv", "spmm_accumulate"):
+        assert versions_of(sparsetir.build(PROGRAMS[name].make("float32", "int32"))) == ()
+
+
+def test_a_reduction_over_two_axes_has_no_panels():
+    """How often its rows are gathered is not what one size says."""
+    built = sparsetir.build(PROGRAMS["mttkrp"].make("float32", "int32"))
+    assert "panels" not in versions_of(built)
