@@ -320,7 +320,7 @@ def test_lower_prints_each_stage_of_an_operator(run):
         assert code == 0 and err.startswith('config: {"template": "RowBlocks"')
     assert len(set(texts.values())) == len(texts)
     assert "T.sp_iter" in texts["1"] and "T.sp_iter" not in texts["2"]
-    assert "T.parallel" in texts["scheduled"] and "T.parallel" not in texts["2"]
+    assert "T.vectorized" in texts["scheduled"] and "T.vectorized" not in texts["2"]
     # A's values are flat from stage III on.
     assert 'A: T.Buffer(("nnz",)' in texts["3"] and 'A: T.Buffer(("nnz",)' not in texts["2"]
     assert "target triple" in texts["source"]

@@ -202,7 +202,8 @@ class _Nest:
         )
         inner = lanes_of(update)
         if cache is not None:
-            inner = tirx.SeqStmt([*self._asks(placed(as_dtype(0, dtype)), width, cache), inner])
+            asks = self._asks(placed(as_dtype(0, dtype)), width, cache)
+            inner = tirx.SeqStmt([*asks, inner]) if asks else inner
         for loop in reversed(self.others):
             extent = substitute(loop.extent, fresh)
             inner = tirx.For(fresh[loop.loop_var], loop.min, extent, tirx.ForKind.SERIAL, inner)
@@ -229,7 +230,10 @@ class _Nest:
         out: list[tirx.Stmt] = []
         for load in gathering_loads(self.block.body):
             index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
-            layout, source = layouts[index.source.name], layouts[load.source.name]
+            layout = layouts.get(index.source.name)
+            source = layouts.get(load.source.name)
+            if layout is None or source is None:  # ordinary arrays, not over axes
+                continue
             gathers = layout.axes[-1].is_sparse and _same(index.indices[-1], reduced)
             if (
                 not gathers
@@ -240,7 +244,8 @@ class _Nest:
             size = as_dtype(tvm.DataType(str(load.source.ty.dtype)).bits // 8, "int64")
             for extent in load.source.ty.shape:
                 size = size * as_dtype(extent, "int64")
-            asks = tirx.SeqStmt(row_ahead(self.func, load, at, PREFETCH, width))
+            ahead = row_ahead(self.func, load, at, PREFETCH, width)
+            asks = tirx.SeqStmt(ahead) if len(ahead) > 1 else ahead[0]
             out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
         return out
 

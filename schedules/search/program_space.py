@@ -34,6 +34,7 @@ from typing import Any
 import tvm
 from tvm import ir
 
+from sparsetir.schedules.default import l2_bytes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize import vectorize_innermost
@@ -109,7 +110,7 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
             in_vectors(lowered, _leaf(lowered, ref.name))
     for tiled in made:
         tiled.prefetch()
-    sch.rewrite(vectorize_innermost, max(tiled.bits for tiled in made))
+    sch.rewrite(vectorize_innermost, max(tiled.bits for tiled in made), l2_bytes())
 
 
 class _Tiled:

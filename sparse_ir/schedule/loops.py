@@ -91,9 +91,10 @@ def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: 
         names = [loop.name for loop in loops]
         entries = it.annotations.get(WORKERS, [])
         kept = [e for e, of in zip(entries, divided(it), strict=True) if _run_of(of, names)]
-        notes = {k: v for k, v in it.annotations.items() if k != WORKERS}
-        fields.setdefault("annotations", {**notes, **({WORKERS: kept} if kept else {})})
+        given = fields.get("annotations", it.annotations)
+        notes = {k: v for k, v in given.items() if k != WORKERS}
         fields |= {
+            "annotations": {**notes, **({WORKERS: kept} if kept else {})},
             "axes": [loop.node for loop in loops],
             "vars": [v for loop in loops for v in loop.vars],
             "kinds": "".join(loop.kinds for loop in loops),

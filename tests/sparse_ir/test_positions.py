@@ -356,17 +356,18 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     ),
     (
         lambda s, it, i, j, k: s.parallelize(i, race="atomics"),
-        "parallelize: argument 'race': \"atomics\" is legal on no unit so far; on a CPU "
-        '"temporary" serves, or rows owned by one worker (divide(i, .., by="work"))',
+        "got 'atomics': a CPU has no atomic update of what several workers add to; legal are loops "
+        'over rows that one worker owns, or race "temporary"',
     ),
     (
         lambda s, it, i, j, k: s.parallelize(_fused(s, it, i, j)[0], "block", race="temporary"),
-        "parallelize: argument 'unit': race=\"temporary\" expects \"cpu\", got 'block'",
+        "parallelize: argument 'unit': expected \"cpu\", got 'block'",
     ),
     (
         lambda s, it, i, j, k: s.parallelize(_fused(s, it, i, j)[0]),
         "loop 'I_J_parts' is not proven free of races (scatter: C); legal are loops whose "
-        'coordinate is in each index of what is written, and race="temporary" of this one',
+        'coordinates each write elements of their own, or race="ignore" where you know that visits '
+        'do not meet, and race="temporary" of this one',
     ),
 ]
 

@@ -14,7 +14,7 @@ def apply(sch: Any, config: Any) -> None:
     iteration = sch.get_sparse_iteration("spmm")
     i, j, k = sch.get_sp_iters(iteration)
     if config["how"] == "refused":
-        sch.split(j, [None, 4])
+        sch.parallelize(j)
     if config["how"] == "broken":
         raise ScheduleError(f"made of {config}")
     if config["how"] == "tiled":
