@@ -114,6 +114,8 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
             "default schedule"
         )
     finish = exact_constants if gpu else locals_on_stack
+    if "II scheduled" in stages:
+        stages = {**stages, "II scheduled": marked}
     return {**stages, "III": finish(lower_sparse_buffer(marked))}
 
 
