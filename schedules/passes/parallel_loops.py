@@ -96,7 +96,14 @@ def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
             how, thread = tirx.ForKind.THREAD_BINDING, thread_axis(str(kind))
         return tirx.For(loop.loop_var, loop.min, loop.extent, how, loop.body, thread, rest)
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    marked: list[Any] = []
+
+    def collect(node: Any) -> None:
+        if isinstance(node, tirx.For) and KIND in node.annotations:
+            marked.append(node)
+
+    walk(func.body, collect)
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)])) if marked else func
 
 
 def thread_axis(tag: str) -> Any:
