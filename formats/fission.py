@@ -19,6 +19,7 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     flat_axes,
     map_expr,
+    nodes_of,
     sparse_iterations,
     substitute,
     walk,
@@ -207,8 +208,7 @@ class _Fission:
         if partial is None:
             return
         plain = not any(isinstance(a, AttachedAxis) for a in it.axes)
-        stores: list[Any] = []
-        walk(init, lambda n: stores.append(n) if isinstance(n, tirx.BufferStore) else None)
+        stores = nodes_of(tirx.BufferStore, init)
         for store in stores:
             buf = next((b for b in self.buffers if _is(b.var, store.buffer)), None)
             over = {} if buf is None else _by_axis(buf, store.indices)
@@ -262,8 +262,7 @@ def _sequence(stmts: list[Any]) -> Any:
 
 
 def _holds_iterations(stmt: Any) -> bool:
-    found: list[Any] = []
-    walk(stmt, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
+    found = nodes_of(SparseIteration, stmt)
     return bool(found)
 
 

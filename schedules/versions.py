@@ -1,4 +1,4 @@
-"""One kernel for all sizes of a reduction over what rows store: versions of it (CPU).
+"""One kernel for all sizes, by versions of it, where the program has the shape of a template (CPU).
 
 What is fast follows from sizes that a plain program leaves open, so its kernel has several versions
 and looks at the sizes when it runs. Where rows are gathered often, a copy of some of their
@@ -19,6 +19,10 @@ it begins takes long beside the row, and to wake other threads beside them all::
                 for i in T.parallel(m): ...
         else:
             for i in T.parallel(m): ...                 # tiles of 128 features and less
+
+Sums over features for each stored element are versions of
+:class:`sparsetir.schedules.templates.sddmm.SddmmGroups`, for numbers of features that whole tiles
+make up, and for others.
 """
 
 from __future__ import annotations
@@ -29,9 +33,17 @@ import tvm
 from tvm import s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, vector_bits
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, in_vectors
+from sparsetir.schedules.templates.sddmm import (
+    GROUP,
+    TILE_VECTORS,
+    SddmmGroups,
+    apply,
+    by_positions,
+)
+from sparsetir.schedules.templates.shapes import RowReduction, element_reduction, row_reduction
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype
 from sparsetir.sparse_ir.schedule import Schedule
@@ -48,10 +60,69 @@ VECTORS = 2  # of a panel
 NARROW = 2  # of the widest tile where there are few features
 
 
-def for_all_sizes(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
     """The default schedule for CPUs, with versions where the program has the shape for them.
 
     func : of stage I
+
+    Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions have in common.
+    """
+    try:
+        return _by_elements(func, target)
+    except ScheduleError:
+        pass
+    lowered = lower_sparse_iter(func)
+    return {"I": func, "II": lowered, "II scheduled": _by_rows(func, lowered, target)}
+
+
+def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
+    """Sums over features for each element: versions by features, all by positions in parts.
+
+    Raises ScheduleError for a program of another shape.
+    """
+    sch = Schedule(func)
+    found = element_reduction(sch, "for_all_sizes")
+    if found.dtype not in ("float32", "float64"):
+        raise ScheduleError("for_all_sizes: sums are kept in the result's type")
+    feat = func.axis(found.features.name).length
+    by_positions(sch, found, in_parts=True)
+    lowered = lower_sparse_iter(sch.func)
+    scheduled = default_schedule(lowered, target)
+    lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
+    group = min(GROUP, lanes)
+    constant = isinstance(feat, tirx.IntImm)
+    if constant and int(feat) < lanes or lanes == 1:
+        return {"I": sch.func, "II": lowered, "II scheduled": scheduled}
+    if constant:
+        straight = SddmmGroups.vectors_of(int(feat), lanes)
+        config = SddmmGroups(lanes, group, straight, int(feat), parts=2)
+        return {"I": sch.func, "II": lowered, "II scheduled": _in_groups(func, config)}
+    (size,) = _of_lowered([feat], scheduled)
+    half, few, many = lanes // 2, 2 * lanes, TILE_VECTORS * lanes
+    versions = [
+        (size >= _int64(half),
+         SddmmGroups(half, min(group, half), 1, parts=2, any_size=True), "any"),
+        (size >= _int64(few), SddmmGroups(lanes, group, 2, parts=2, any_size=True), "more"),
+        (size == _int64(few), SddmmGroups(lanes, group, 2, few, parts=2), "few"),
+        (tirx.all(size > _int64(0), tirx.floormod(size, _int64(many)) == _int64(0)),
+         SddmmGroups(lanes, group, parts=2), "tiles"),
+    ]  # fmt: skip
+    for condition, config, name in versions:
+        version = _in_groups(func, config)
+        scheduled = _either(condition, version, scheduled, (name, f"not_{name}"))
+    return {"I": sch.func, "II": lowered, "II scheduled": scheduled}
+
+
+def _in_groups(func: SparseFunc, config: SddmmGroups) -> tirx.PrimFunc:
+    sch = Schedule(func)
+    apply(sch, config)
+    assert sch.stage_two is not None
+    return apply_kinds(next(iter(sch.stage_two.mod.functions.values())))
+
+
+def _by_rows(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+    """Reductions over what rows store: versions by features, and by how often rows are gathered.
+
     lowered : the same of stage II, which is left as it is
     """
     rows = default_schedule(lowered, target)
@@ -112,7 +183,6 @@ def _sizes(func: SparseFunc, found: RowReduction, lowered: tirx.PrimFunc) -> lis
     The first two are None where they do not say how often a row is gathered.
     """
     axes = {axis.name: axis for axis in func.axes}
-    named = {p.name: p for p in lowered.params}
     column, gathered = axes[found.columns[0].name], axes.get(str(found.gathered_axis))
     stored = len(found.columns) == 1 and column.kind == "sparse_variable"
     sizes = [
@@ -120,6 +190,13 @@ def _sizes(func: SparseFunc, found: RowReduction, lowered: tirx.PrimFunc) -> lis
         gathered.length if stored and gathered is not None else None,
         axes[found.features.name].length,
     ]
+
+    return _of_lowered(sizes, lowered)
+
+
+def _of_lowered(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:
+    """Sizes of a stage-I function by the parameters of its stage II, in int64; None stays None."""
+    named = {p.name: p for p in lowered.params}
 
     def of_lowered(size: Any) -> Any:
         return as_dtype(substitute(size, {v: named[v.name] for v in free_vars(size)}), "int64")

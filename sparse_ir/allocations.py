@@ -29,7 +29,7 @@ from typing import Any
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
-from sparsetir.sparse_ir.nodes import map_expr, walk
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.translate import free_vars
 
@@ -54,16 +54,8 @@ def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, 
 
 def allocate_outside_of_threads(body: Any, buffers: Any) -> Any:
     """Allocate these of the blocks' buffers in the root block, if there are threads at all."""
-    threads: list[Any] = []
-    moved: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING:
-            threads.append(node)
-        if isinstance(node, s_tir.SBlock):
-            moved.extend(v for v in node.alloc_buffers if v in buffers)
-
-    walk(body, visit)
+    threads = any(n.kind == tirx.ForKind.THREAD_BINDING for n in nodes_of(tirx.For, body))
+    moved = [v for n in nodes_of(s_tir.SBlock, body) for v in n.alloc_buffers if v in buffers]
     if not threads or not moved:
         return body
 

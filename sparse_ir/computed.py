@@ -24,13 +24,14 @@ import numpy as np
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError, ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, walk
+from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 __all__ = [
     "COMPUTED",
     "RECIPES",
+    "cache_parts",
     "column_parts",
     "compute",
     "computed_parameters",
@@ -215,8 +216,7 @@ def computed_problems(func: SparseFunc) -> Found:
                 yield Broken(param.span, f"computed parameter '{name}': {text}")
         before.append(name)
     handles = {b.var: str(b.handle.name) for b in func.buffers if b.handle is not None}
-    stored: list[Any] = []
-    walk(func.body, lambda n: stored.append(n) if isinstance(n, tirx.BufferStore) else None)
+    stored = nodes_of(tirx.BufferStore, func.body)
     for store in stored:
         if handles.get(store.buffer) in recipes:
             yield Broken(
@@ -252,6 +252,20 @@ def _problems_of(
 def number(value: int) -> int:
     """An open count and its default, such as 16 blocks."""
     return value
+
+
+@recipe
+def cache_parts(m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int) -> int:
+    """How many parts of the columns keep their rows of a gathered operand in a cache.
+
+    m, n, nnz : sizes of the matrix
+    feat, itemsize : elements of a gathered row, and bytes of each
+    cache : bytes
+
+    One where parts of rows had less than an element: then nothing that is loaded is used again.
+    """
+    parts = max(1, -(-n * feat * itemsize // cache))
+    return parts if nnz >= parts * m else 1
 
 
 @recipe

@@ -29,7 +29,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.nodes import substitute, walk
+from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.translate import free_vars
 
@@ -135,8 +135,7 @@ def _refuse_race(realize: Any, path: list[Any]) -> None:
 
 
 def _stores(stmt: Any) -> bool:
-    found: list[Any] = []
-    walk(stmt, lambda n: found.append(n) if isinstance(n, tirx.BufferStore) else None)
+    found = nodes_of(tirx.BufferStore, stmt)
     return bool(found)
 
 

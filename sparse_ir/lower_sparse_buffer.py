@@ -23,7 +23,7 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.allocations import allocate_outside_of_threads, block_with
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.hoist_init import hoist_init
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute, walk
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
     STAGE_TWO_ATTRS,
@@ -144,13 +144,8 @@ class _Flattening:
                 )
 
         candidates = [p for p in self.func.params if tirx.is_buffer_var(p)]
-
-        def block(node: Any) -> None:
-            if isinstance(node, s_tir.SBlock):
-                allocs = [v for v in node.alloc_buffers if v.ty.storage_scope in ("", "global")]
-                candidates.extend(allocs)
-
-        walk(self.func.body, block)
+        for block in nodes_of(s_tir.SBlock, self.func.body):
+            candidates += [v for v in block.alloc_buffers if v.ty.storage_scope in ("", "global")]
         for var in candidates:
             add(var)
         order = [n for n in layouts if layouts[n].ends]
@@ -165,22 +160,16 @@ class _Flattening:
         A cache of a ragged buffer is such an allocation; TVM compacts it to what is used of it.
         """
         found: dict[Any, Any] = {}
-
-        def block(node: Any) -> None:
-            if not isinstance(node, s_tir.SBlock):
-                return
-            for var in node.alloc_buffers:
+        for block in nodes_of(s_tir.SBlock, self.func.body):
+            for var in block.alloc_buffers:
                 shape = [self._longest(d) for d in var.ty.shape]
                 if any(not new.same_as(old) for new, old in zip(shape, var.ty.shape, strict=True)):
                     found[var] = buffer_var(shape, var.ty.dtype, var.name, var.ty.storage_scope)
-
-        walk(self.func.body, block)
         return found
 
     def _longest(self, extent: Any) -> Any:
         """An extent with the length of each row that occurs in it replaced by a bound for all."""
-        ends: list[Any] = []
-        walk(extent, lambda n: ends.append(n) if isinstance(n, ir.TensorLoad) else None)
+        ends = nodes_of(ir.TensorLoad, extent)
         analyzer = Analyzer()
 
         def end(node: Any) -> Any:
@@ -245,12 +234,8 @@ class _Flattening:
         return block_with(block, alloc_buffers=allocs, annotations=annotations)
 
     def _check_matches(self) -> None:
-        found: list[Any] = []
-        walk(
-            self.func.body,
-            lambda n: found.extend(n.match_buffers) if isinstance(n, s_tir.SBlock) else None,
-        )
-        for match in found:
+        blocks = nodes_of(s_tir.SBlock, self.func.body)
+        for match in (match for block in blocks for match in block.match_buffers):
             storage = self.storage.get(match.source.source)
             if storage is None:
                 continue

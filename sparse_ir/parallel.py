@@ -28,6 +28,7 @@ from sparsetir.sparse_ir.nodes import (
     PartAxis,
     SparseIteration,
     flat_axes,
+    nodes_of,
     substitute,
     visited_node,
     walk,
@@ -88,7 +89,7 @@ def written_accesses(it: SparseIteration) -> dict[Any, list[list[Any]]]:
 
     for part in (it.body, it.init):
         if part is not None:
-            walk(part, visit)
+            walk(part, visit, tirx.BufferStore, ir.TensorLoad, tirx.AllocBuffer)
     return {b: found for b, found in accesses.items() if b in written and b not in private}
 
 
@@ -168,9 +169,7 @@ def _entries(it: SparseIteration) -> list[tuple[int, Any]]:
 
 
 def _nested(it: SparseIteration) -> list[SparseIteration]:
-    found: list[SparseIteration] = []
-    walk(it.body, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
-    return found
+    return nodes_of(SparseIteration, it.body)
 
 
 def _bound_inside(it: SparseIteration) -> set[Any]:
@@ -187,7 +186,7 @@ def _bound_inside(it: SparseIteration) -> set[Any]:
 
     for part in (it.body, it.init):
         if part is not None:
-            walk(part, visit)
+            walk(part, visit, tirx.For, tirx.Bind, SparseIteration)
     return found
 
 
@@ -242,8 +241,7 @@ class _Still:
 
 def _moves(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> bool:
     """Whether an index may change with what the iteration visits, or computes."""
-    found: list[Any] = []
-    walk(index, lambda n: found.append(n) if isinstance(n, ir.Var) else None)
+    found = nodes_of(ir.Var, index)
     return any(v in axis_of or v in moving or tirx.is_buffer_var(v) for v in found)
 
 

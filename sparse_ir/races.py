@@ -31,8 +31,9 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
+    loads_of,
     sparse_iterations,
-    walk,
+    stores_of,
 )
 from sparsetir.sparse_ir.parallel import has_own_place, parallel_units, written_accesses
 
@@ -162,23 +163,8 @@ def _uses(stmt: Any, var: Any) -> int:
 
 
 def _loads(parts: Iterable[Any], var: Any) -> list[Any]:
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.TensorLoad) and node.source.same_as(var):
-            found.append(node)
-
-    for part in parts:
-        walk(part, visit)
-    return found
+    return [load for part in parts for load in loads_of(part, var)]
 
 
 def _stores(stmt: Any, var: Any) -> list[Any]:
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.BufferStore) and node.buffer.same_as(var):
-            found.append(node)
-
-    walk(stmt, visit)
-    return found
+    return [store for store in stores_of(stmt) if store.buffer.same_as(var)]

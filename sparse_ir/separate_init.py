@@ -31,6 +31,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
+    nodes_of,
     visited_node,
     walk,
 )
@@ -148,9 +149,7 @@ def _axes_of_the_store(
 
 
 def _stores(init: Any) -> list[Any]:
-    found: list[Any] = []
-    walk(init, lambda n: found.append(n) if isinstance(n, tirx.BufferStore) else None)
-    return found
+    return nodes_of(tirx.BufferStore, init)
 
 
 def _declared(store: Any, func: SparseFunc) -> SparseBuffer | None:

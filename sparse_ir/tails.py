@@ -28,6 +28,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     loads_of,
     map_expr,
+    nodes_of,
     stores_of,
     walk,
 )
@@ -242,9 +243,7 @@ def _same_again(it: SparseIteration, private: set[Any]) -> bool:
 
 
 def _iterations(nest: Any) -> list[SparseIteration]:
-    found: list[SparseIteration] = []
-    walk(nest, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
-    return found
+    return nodes_of(SparseIteration, nest)
 
 
 def _map_chains(stmt: Any, change: Any) -> Any:

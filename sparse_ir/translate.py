@@ -17,7 +17,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, map_expr, substitute, walk
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, map_expr, nodes_of, substitute, walk
 from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
@@ -76,18 +76,14 @@ class Scope:
 
 def free_vars(expr: Any) -> set[Any]:
     """All variables, buffers included, that occur in an expression."""
-    found: set[Any] = set()
-    walk(expr, lambda n: found.add(n) if isinstance(n, ir.Var) else None)
-    return found
+    return set(nodes_of(ir.Var, expr))
 
 
 def conjunction(guards: list[Any]) -> Any:
     """All guards; one that loads is only evaluated where those before it hold."""
     out = guards[-1]
     for guard in reversed(guards[:-1]):
-        loads: list[Any] = []
-        walk(out, lambda n, found=loads: found.append(n) if isinstance(n, ir.TensorLoad) else None)
-        if loads:
+        if nodes_of(ir.TensorLoad, out):
             out = tirx.if_then_else(guard, out, tirx.const(False, "bool"))
         else:
             out = tirx.all(guard, out)
@@ -303,7 +299,7 @@ class Translator:
                     out.append(region)
 
         for expr in exprs:
-            walk(expr, visit)
+            walk(expr, visit, ir.TensorLoad)
         return out
 
 

@@ -74,7 +74,7 @@ def as_if_in_order(tree: Any, orders: set[Any]) -> Any:
         elif isinstance(node, ir.TensorLoad):
             note(node.source, node.indices)
 
-    walk(tree, visit)
+    walk(tree, visit, tirx.BufferStore, ir.TensorLoad)
 
     def straight(buffer: Any, indices: Any) -> list[Any]:
         return [

@@ -91,17 +91,16 @@ def name_of(func: Any) -> str:
 
 def _of_schedule(sch: Schedule, target: Any) -> Stages:
     """The stages of what a schedule has come to."""
-    stages = {"I": sch.func, "II": lower_sparse_iter(sch.func)}
     # The one place that knows of schedules which have gone on to stage II: they hold a
     # `tvm.s_tir.Schedule` from then on.
     second = getattr(sch, "stage_two", None)
-    if second is not None:
-        scheduled = _only(second)
-    elif is_gpu(target):
-        scheduled = default_schedule(stages["II"], target)
+    if second is None and not is_gpu(target):
+        stages = for_all_sizes(sch.func, target)
     else:
-        scheduled = for_all_sizes(sch.func, stages["II"], target)
-    return _finished({**stages, "II scheduled": scheduled}, scheduled, target)
+        lowered = lower_sparse_iter(sch.func)
+        scheduled = default_schedule(lowered, target) if second is None else _only(second)
+        stages = {"I": sch.func, "II": lowered, "II scheduled": scheduled}
+    return _finished(stages, stages["II scheduled"], target)
 
 
 def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:

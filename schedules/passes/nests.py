@@ -16,7 +16,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
-from sparsetir.sparse_ir.nodes import walk
+from sparsetir.sparse_ir.nodes import nodes_of, walk
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["Accesses", "Nest", "aliases", "count_launches", "top_level"]
@@ -163,8 +163,7 @@ def _binds(node: Any) -> bool:
 
 
 def _loads(expr: Any) -> bool:
-    found: list[Any] = []
-    walk(expr, lambda n: found.append(n) if isinstance(n, ir.TensorLoad) else None)
+    found = nodes_of(ir.TensorLoad, expr)
     return bool(found)
 
 

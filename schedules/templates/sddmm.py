@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from tvm import ir, tirx
 
 from sparsetir.schedules.operators.problems import (
     Arranged,
@@ -24,9 +25,10 @@ from sparsetir.schedules.passes.lane_sums import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
+from sparsetir.sparse_ir.computed import cache_parts
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["SddmmGroups", "apply", "arrange"]
+__all__ = ["SddmmGroups", "apply", "arrange", "by_positions"]
 
 GROUP = 8
 TILE_VECTORS = 8
@@ -53,6 +55,8 @@ class SddmmGroups(Tiled):
         before
     parts : parts of the columns that are gone through one after the other, so that their rows of Y
         stay in cache; how many is not compiled in
+    any_size : with `feat` None: serve every number of features from a tile on, where the last tile
+        may overlap the one before
     pack : first copy X and Y, so that their rows begin at whole vectors, in the type that sums are
         in; with `feat`
     """
@@ -62,6 +66,7 @@ class SddmmGroups(Tiled):
     vectors: int = TILE_VECTORS
     feat: int | None = None
     parts: int = 1
+    any_size: bool = False
     pack: bool = False
 
     def __post_init__(self) -> None:
@@ -74,6 +79,7 @@ class SddmmGroups(Tiled):
         least = max(lanes, lanes * (vectors - 1) + 1)
         _expect("feat", feat is None or feat >= least, f"{least} or more features", feat)
         _expect("parts", self.parts >= 1, "1 or more", self.parts)
+        _expect("any_size", feat is None or not self.any_size, "False with 'feat'", self.any_size)
         _expect("pack", feat is not None or not self.pack, "False where 'feat' is None", self.pack)
 
     @staticmethod
@@ -103,14 +109,27 @@ class SddmmGroups(Tiled):
         copy pays where rows begin within vectors and are read often.
         """
         found = SddmmGroups.for_features(problem, feat, vector_bits)
-        parts = max(1, -(-n * feat * np.dtype(problem.dtype).itemsize // PART_BYTES))
+        parts = cache_parts(m, n, nnz, feat, np.dtype(problem.dtype).itemsize, PART_BYTES)
         pack = feat % found.lanes != 0 and nnz >= PACK_DEGREE * (m + n)
-        return replace(found, parts=parts if nnz >= parts * m else 1, pack=pack)
+        return replace(found, parts=parts, pack=pack)
+
+    def tiles(self, feat: int) -> int:
+        """Tiles of a feature size; raises ScheduleError for a size that the config does not serve.
+
+        See :class:`sparsetir.schedules.templates.feature_tiles.Tiled`.
+        """
+        whole = self.any_size and feat >= self.tile
+        return super().tiles(-(-feat // self.tile) * self.tile if whole else feat)
 
     @property
     def tile(self) -> int:
         """Features of a tile."""
         return self.lanes * self.vectors
+
+    @property
+    def sums_first(self) -> bool:
+        """Whether all tiles of a sum are gone through before those of the next."""
+        return self.feat is None and not self.any_size
 
     @property
     def row_vectors(self) -> int:
@@ -141,9 +160,10 @@ def apply(sch: Schedule, config: SddmmGroups) -> None:
             ...  # the same for each of those that fill no group
     """
     found = element_reduction(sch, "SddmmGroups")
-    elements = sch.positions(found.elements, parts="parts" if config.parts > 1 else None)
+    elements = by_positions(sch, found, config.parts > 1)
     if config.feat is None:
-        sch.split(found.features, [None, config.vectors, config.lanes], tail="exact")
+        tail = "shift" if config.any_size else "exact"
+        sch.split(found.features, [None, config.vectors, config.lanes], tail=tail)
     else:
         sch.bound(found.features, config.feat, "exact")
         sch.split(found.features, [None, config.lanes], tail="shift")
@@ -164,9 +184,9 @@ def apply(sch: Schedule, config: SddmmGroups) -> None:
         in_vectors(stage_two, start)
         for step in tiled:
             block = stage_two.get_sblock(f"{step.name}0")
-            if config.feat is None:
+            if config.sums_first:
                 stage_two.unroll(stage_two.get_loops(block)[0])
-            in_vectors(stage_two, block, 2 if config.feat is None else 3)
+            in_vectors(stage_two, block, 2 if config.sums_first else 3)
         if config.parts > 1:  # written all over the result
             stage_two.unroll(stage_two.get_loops(write)[-1])
         else:
@@ -174,6 +194,34 @@ def apply(sch: Schedule, config: SddmmGroups) -> None:
     if config.lanes > 1:
         for steps in groups:
             sch.rewrite(add_lanes, f"{steps[2].name}0")
+
+
+def by_positions(sch: Schedule, found: ElementReduction, in_parts: bool) -> SpIter:
+    """Visit elements by their positions.
+
+    in_parts : in an order that keeps gathered rows in cache. The parts of the columns are as many
+        as sizes ask for, unless whoever makes a plan says another number
+    """
+    if not in_parts:
+        return sch.positions(found.elements)
+    row, column = (sch.func.axis(name) for name in found.elements.axes)
+    sizes = {
+        "m": row.length, "n": column.length, "nnz": column.nnz,
+        "feat": sch.func.axis(found.features.name).length,
+    }  # fmt: skip
+    named = {name: _named(size) for name, size in sizes.items()}
+    known = {"itemsize": np.dtype(found.dtype).itemsize, "cache": PART_BYTES}
+    default: Any = {"recipe": "cache_parts", **named, **known}
+    return sch.positions(
+        found.elements, parts="parts", default=1 if None in named.values() else default
+    )
+
+
+def _named(size: Any) -> int | str | None:
+    """A size as recipes take it; None for one that is neither a number nor a parameter."""
+    if isinstance(size, tirx.IntImm):
+        return int(size)
+    return f"${size.name}" if isinstance(size, ir.Var) else None
 
 
 def _grouped(
@@ -207,6 +255,9 @@ def _in_tiles(
     sch: Schedule, reduction: SparseIterationRef, config: SddmmGroups
 ) -> list[SparseIterationRef]:
     """Go through many vectors of a row in a loop over tiles; the iterations, tiles first."""
+    if config.any_size:
+        group, *tiles = sch.get_sp_iters(reduction)
+        sch.sparse_reorder(reduction, [tiles[0], group, *tiles[1:]])
     if config.feat is None or config.row_vectors <= config.vectors:
         return [reduction]
     group, vectors, lanes = sch.get_sp_iters(reduction)

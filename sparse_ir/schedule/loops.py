@@ -16,6 +16,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     flat_axes,
     map_expr,
+    nodes_of,
     sparse_iterations,
     walk,
 )
@@ -112,9 +113,7 @@ def find_iteration(func: SparseFunc, name: str) -> SparseIteration:
 
 def inside(it: SparseIteration) -> list[SparseIteration]:
     """The iterations nested in one."""
-    found: list[SparseIteration] = []
-    walk(it.body, lambda n: found.append(n) if isinstance(n, SparseIteration) else None)
-    return found
+    return nodes_of(SparseIteration, it.body)
 
 
 def around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:

@@ -31,8 +31,8 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     map_expr,
+    nodes_of,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
@@ -116,8 +116,7 @@ def _peelable(func: SparseFunc, it: SparseIteration, place: int) -> Axis:
             f"{WHO}: expected a loop over one dense_fixed axis, got '{loop.name}' ({kind})"
             f"\n{show(it)}"
         )
-    nested: list[Any] = []
-    walk(it.body, lambda n: nested.append(n) if isinstance(n, SparseIteration) else None)
+    nested = nodes_of(SparseIteration, it.body)
     if nested:
         raise ScheduleError(
             f"{WHO}: expected an iteration without nested ones, got '{nested[0].name}' inside; "

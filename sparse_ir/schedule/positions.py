@@ -63,7 +63,11 @@ WHO = "positions"
 
 
 def positions(
-    func: SparseFunc, loop: SpIter, *, parts: int | str | None = None, default: int = 16
+    func: SparseFunc,
+    loop: SpIter,
+    *,
+    parts: int | str | None = None,
+    default: int | dict[str, Any] = 16,
 ) -> tuple[SparseFunc, SpIter]:
     """The function with a loop over the positions of fused axes, and its handle.
 
@@ -71,7 +75,8 @@ def positions(
         reductions, which no other iteration visits
     parts : ranges of columns that are gone through one after the other; None for the order of
         storage. A name makes their number a computed parameter, as in `divide`
-    default : the number of parts where whoever makes a plan does not say another
+    default : the number of parts where whoever makes a plan does not say another, or the recipe of
+        one, as in the function attribute "computed"
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, it, loop)
@@ -91,7 +96,7 @@ class _Positions(Cut):
         )
         self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
 
-    def run(self, parts: int | str | None, default: int) -> tuple[SparseFunc, SpIter]:
+    def run(self, parts: int | str | None, default: Any) -> tuple[SparseFunc, SpIter]:
         """The rewritten function and the handle of the loop."""
         row, column, it = self.row, self.column, self.it
         rows: dict[str, Any] = {"recipe": "row_of_position", "indptr": f"${column.indptr.name}"}
@@ -224,10 +229,11 @@ class _Positions(Cut):
         }  # fmt: skip
         return self._coordinates(self.positions, "order", how)
 
-    def _parts(self, parts: int | str, default: int) -> Any:
+    def _parts(self, parts: int | str, default: Any) -> Any:
         """The number of parts as a recipe takes it."""
         if isinstance(parts, str) and parts.isidentifier():
-            made = self.number(parts, {"recipe": "number", "value": default}, exactly=True)
+            how = {"recipe": "number", "value": default} if isinstance(default, int) else default
+            made = self.number(parts, how, exactly=True)
             return self.named(made)
         if isinstance(parts, bool) or not isinstance(parts, int) or not 0 < parts < 2**31:
             self.refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")

@@ -10,8 +10,10 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from csr_zoo import ZOO
 from programs import PROGRAMS
 from sparsetir.schedules.versions import PACK_DEGREE, WORK_OF_THREADS
+from sparsetir.sparse_ir.computed import RECIPES
 
 VERSIONS = ("panels", "rows", "narrow", "wide")
 
@@ -92,3 +94,82 @@ def test_a_reduction_over_two_axes_has_no_panels():
     """How often its rows are gathered is not what one size says."""
     built = sparsetir.build(PROGRAMS["mttkrp"].make("float32", "int32"))
     assert "panels" not in versions_of(built)
+
+
+# -- sums over features for each element ------------------------------------------------------
+
+BY_FEATURES = ("tiles", "few", "more", "any")
+
+
+@functools.cache
+def sampled(name="sddmm_fused", dtype="float32"):
+    return sparsetir.build(PROGRAMS[name].make(dtype, "int32"))
+
+
+def check_sampled(built, matrix, feat, dtype="float32"):
+    """Twice with one structure, whose computed arrays are kept."""
+    rng = np.random.default_rng(feat)
+    indptr, indices = matrix.indptr.astype("int32"), matrix.indices.astype("int32")
+    (m, n), rows = matrix.shape, np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.indptr))
+    for _ in range(2):
+        x, y = rng.random((m, feat)).astype(dtype), rng.random((n, feat)).astype(dtype)
+        x[::3] = np.inf
+        a = rng.random(matrix.nnz).astype(dtype)
+        out = np.full(matrix.nnz, np.nan, dtype)
+        built(a, x, y, out, indptr, indices, m=m, n=n, feat=feat)
+        expected = (a[:, None] * x[rows] * y[matrix.indices]).sum(axis=1)
+        np.testing.assert_allclose(out, expected, rtol=1e-5 if dtype == "float32" else 1e-12)
+
+
+@pytest.mark.parametrize("feat", [0, 1, 7, 8, 15, 16, 31, 32, 33, 64, 100, 127, 128, 129, 256])
+@pytest.mark.parametrize("name", ["sddmm", "sddmm_fused"])
+def test_sampled_products_on_both_sides_of_each_choice(name, feat):
+    check_sampled(sampled(name), ZOO["random"], feat)
+
+
+@pytest.mark.parametrize("case", [c for c in ZOO if c not in ("no rows", "no columns")])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_sampled_products_of_matrices_that_divide_nothing(case, dtype):
+    for feat in (5, 32, 45):
+        check_sampled(sampled(dtype=dtype), ZOO[case], feat, dtype)
+
+
+def test_sampled_products_in_parts_of_the_columns():
+    """Rows of Y that no cache holds are gone through in parts, in order of the columns."""
+    matrix = sp.random_array((40, 2000), density=0.2, format="csr", dtype="float32", rng=0)
+    built = sampled()
+    how = built.computed["parts"]
+    given = {"m": 40, "n": 2000, "nnz": matrix.nnz, "feat": 300}
+    known = {k: v for k, v in how.items() if k in ("itemsize", "cache")}
+    assert set(how) == {"recipe", *given, *known}
+    assert RECIPES[how["recipe"]](**given, **known) > 1
+    check_sampled(built, matrix, 300)
+
+
+def test_a_plain_sddmm_has_versions_by_features():
+    built = sampled()
+    text = built.stages["II scheduled"].script()
+    assert [n for n in BY_FEATURES if f'T.sblock("{n}")' in text] == [*BY_FEATURES]
+    assert list(built.computed) == ["parts", "i_j_order", "i_at", "j_at"]
+    names = [str(p.name) for p in PROGRAMS["sddmm_fused"].make("float32", "int32").params]
+    assert built.signature.names == names
+
+
+def test_sampled_products_of_a_known_size_have_one_version():
+    text = PROGRAMS["sddmm_fused"].make("float32", "int32").script()
+    text = text.replace("dense_fixed(feat", "dense_fixed(40").replace(", feat: T.int32", "")
+    built = sparsetir.build(sparsetir.from_source(text))
+    assert '"not_tiles"' not in built.stages["II scheduled"].script()
+    matrix, rng = ZOO["random"], np.random.default_rng(0)
+    x, y = (rng.random((size, 40), dtype="float32") for size in matrix.shape)
+    out = np.empty(matrix.nnz, "float32")
+    built(matrix.data, x, y, out, matrix.indptr, matrix.indices)
+    rows, columns = matrix.nonzero()
+    expected = matrix.data * (x[rows] * y[columns]).sum(axis=1)
+    np.testing.assert_allclose(out, expected, rtol=1e-5)
+
+
+def test_half_precision_keeps_one_version():
+    """Lanes of 16 bits would be summed where one sum was written."""
+    built = sparsetir.build(PROGRAMS["sddmm_fused"].make("float16", "int32"))
+    assert list(built.computed) == []

@@ -234,7 +234,7 @@ REFUSED = [
     ({**COMPUTED, "blocks": 3}, "computed parameter 'blocks': expected a dict with its 'recipe'"),
     ({**COMPUTED, "m": BLOCKS}, "'m': expected it after all that callers give, but 'n' com"),
     ({**COMPUTED, "blocks": {"recipe": "y"}},
-     r"computed parameter 'blocks': unknown recipe 'y'; there are \['column_parts', 'equal_parts'"),
+     r"computed parameter 'blocks': unknown recipe 'y'; there are \['cache_parts', 'column_parts'"),
     ({**COMPUTED, "blocks": {"value": 2}}, "'blocks': unknown recipe 'None'; there are"),
     ({**COMPUTED, "blocks": {"recipe": "number"}},
      r"recipe 'number': expected the keywords \['value'\], got \[\]"),
