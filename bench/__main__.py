@@ -47,6 +47,7 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     )
     steps.add_argument("--graph", nargs="+", default=[], help="default: cora")
     steps.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 128 512)")
+    steps.add_argument("--plot", action="store_true", help="draw a picture beside the JSON file")
     commands.add_parser(
         "compile", parents=[fixed], help="import, parsing, each lowering, build, call overhead"
     )

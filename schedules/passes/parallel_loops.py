@@ -66,15 +66,29 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
 def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     """Straight code of vectors: the innermost loop of a block in lanes, those around it unrolled.
 
+    block : of stage II, or a sparse iteration, by its reference or name: its innermost block
     loops : how many of the block's loops, counted from the innermost; of constant extents
 
     TVM's `vectorize` asks for the init inside of the block; here the last loop is only to be free
     of races. Raises ScheduleError where that is not proven.
     """
+    if not isinstance(block, s_tir.schedule.SBlockRV):
+        block = _innermost(sch, block if isinstance(block, str) else block.name)
     *straight, lanes = sch.get_loops(block)[-loops:]
     for loop in straight:
         sch.unroll(loop)
     run_in_parallel(sch, lanes, "vectorized")
+
+
+def _innermost(sch: Any, name: str) -> Any:
+    """The innermost block of a sparse iteration, which has one for each level of ragged loops."""
+    level, block = 0, sch.get_sblock(f"{name}0")
+    while any(
+        str(sch.get(b).name_hint) == f"{name}{level + 1}" for b in sch.get_child_blocks(block)
+    ):
+        level += 1
+        block = sch.get_sblock(f"{name}{level}")
+    return block
 
 
 def is_free(sch: Any, loop: Any) -> bool:
