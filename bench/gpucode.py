@@ -17,7 +17,7 @@ from sparsetir.bench.timing import progress
 from sparsetir.build import kernel_of
 from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
-from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm_gpu import RowSplit

@@ -12,11 +12,13 @@ it begins takes long beside the row, and to wake other threads beside them all::
             for i in range(m): ...                      # C_ws[k] += A[i, j] * B_ws[j, k]
         ...                                             # the rest of the features, by rows
     else:
-        if feat < 64:
-            if nnz * feat < 1048576:
-                for i in range(m): ...                  # tiles of 32 features and less
+        if feat < 128:
+            if nnz * feat < 1048576:                    # all that follows in one thread
+                ...
             else:
-                for i in T.parallel(m): ...
+                if feat >= 64: ...                      # tiles of 64 features, the last shifted
+                elif feat >= 32: ...                    # tiles of 32 features
+                else: ...                               # vectors of falling width
         else:
             for i in T.parallel(m): ...                 # tiles of 128 features and less
 
@@ -57,7 +59,7 @@ PACK_FEATURES = 64
 # Multiplications that take about as long as to wake the other threads.
 WORK_OF_THREADS = 1 << 20
 VECTORS = 2  # of a panel
-NARROW = 2  # of the widest tile where there are few features
+TILES = (2, 4)  # vectors of tiles where there are few features
 
 
 def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
@@ -137,11 +139,11 @@ def _by_rows(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx.Prim
     threads = tvm.get_global_func("runtime.NumThreads")()
     lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
     if not isinstance(feat, tirx.IntImm):
-        narrow = default_schedule(lowered, target, NARROW)
+        narrow = _narrow(func, lowered, target, lanes, True)
         if nnz is not None and threads > 1:
-            small = default_schedule(lowered, target, NARROW, parallel=False)
+            small = _narrow(func, lowered, target, lanes, False)
             narrow = _either(nnz * feat < _int64(WORK_OF_THREADS), small, narrow, ("small", "more"))
-        rows = _either(feat < _int64(2 * NARROW * lanes), narrow, rows, ("narrow", "wide"))
+        rows = _either(feat < _int64(8 * lanes), narrow, rows, ("narrow", "wide"))
     elif int(feat) <= PACK_FEATURES:
         return rows
     if found.gathered is None or found.heads or n is None:
@@ -157,6 +159,33 @@ def _by_rows(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx.Prim
         tirx.floormod(tiles, _int64(threads)) == _int64(0),
     )
     return _either(pays, panels, rows, ("panels", "rows"))
+
+
+def _narrow(
+    func: SparseFunc, lowered: tirx.PrimFunc, target: Any, lanes: int, parallel: bool
+) -> tirx.PrimFunc:
+    """Versions for few features: in tiles as wide as these, of which the last begins earlier.
+
+    Fewer than a tile take the default schedule, in vectors of falling width.
+    """
+    done = default_schedule(lowered, target, min(TILES), parallel)
+    for vectors in TILES:
+        sch = Schedule(func)
+        found = row_reduction(sch, "for_all_sizes")
+        tiles, *straight = sch.split(found.features, [None, vectors, lanes], tail="shift")
+        outer = [*found.heads, found.rows, tiles]
+        sch.sparse_reorder(found.iteration, [*outer, *found.columns, *straight])
+        steps = sch.precompute(found.result, tiles, straight, hoist=found.reduces)
+        if parallel:
+            sch.parallelize(outer[0])
+        stage_two = sch.lower()
+        for step in steps:
+            in_vectors(stage_two, step)
+        version = apply_kinds(next(iter(stage_two.mod.functions.values())))
+        (_, _, feat) = _sizes(func, found, version)
+        wide = feat >= _int64(vectors * lanes)
+        done = _either(wide, version, done, (f"tiles_of_{vectors}", "less"))
+    return done
 
 
 def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: Any) -> Any:
@@ -205,8 +234,9 @@ def _of_lowered(sizes: list[Any], lowered: tirx.PrimFunc) -> list[Any]:
 
 
 def _either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc, names: Any) -> tirx.PrimFunc:
-    """One function that does as one of two of the same parameters."""
+    """One function that does as one of two of the same parameters; its own are those of `no`."""
     same = dict(zip(yes.params, no.params, strict=True))
+    condition = substitute(condition, same)
     bodies = substitute(yes.body, same), no.body
     parts = [
         s_tir.SBlockRealize([], True, _named(body.block, name))

@@ -33,7 +33,7 @@ from sparsetir.arrays import (
 from sparsetir.compiled import compilations, compiled
 from sparsetir.request import Request, request
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.lookup import recorded_config

@@ -43,7 +43,13 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.schedules.passes.nests import BLOCK_TAGS, THREAD_TAGS, Nest, aliases, top_level
+from sparsetir.schedules.passes.launches import (
+    BLOCK_TAGS,
+    THREAD_TAGS,
+    LoopNest,
+    aliases,
+    top_level,
+)
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.allocations import block_with
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -88,7 +94,7 @@ def horizontal_fuse(
     `names` for nests that cannot be fused.
     """
     parts = top_level(func)
-    nests = [Nest(part, func.params, aliases(func)) for part in parts]
+    nests = [LoopNest(part, func.params, aliases(func)) for part in parts]
     _check_buffers(nests, independent)
     if names is None:
         groups = _runs(nests, set(independent), max_threads)
@@ -110,7 +116,7 @@ def _with_parts(func: tirx.PrimFunc, parts: list[Any]) -> tirx.PrimFunc:
     return func.with_body(body)
 
 
-def _check_buffers(nests: list[Nest], independent: Sequence[str]) -> None:
+def _check_buffers(nests: list[LoopNest], independent: Sequence[str]) -> None:
     known = sorted({b.name for nest in nests for b in nest.accesses.all()})
     for name in independent:
         if name not in known:
@@ -120,7 +126,7 @@ def _check_buffers(nests: list[Nest], independent: Sequence[str]) -> None:
             )
 
 
-def _runs(nests: list[Nest], independent: set[str], max_threads: int) -> list[list[int]]:
+def _runs(nests: list[LoopNest], independent: set[str], max_threads: int) -> list[list[int]]:
     """Adjacent nests that can be fused, by number."""
     groups: list[list[int]] = []
     for n, nest in enumerate(nests):
@@ -133,7 +139,7 @@ def _runs(nests: list[Nest], independent: set[str], max_threads: int) -> list[li
     return groups
 
 
-def _init_beside_update(name: str, nests: list[Nest]) -> bool:
+def _init_beside_update(name: str, nests: list[LoopNest]) -> bool:
     """Whether some nests store to a buffer only, and others load from it."""
     uses = [
         (buf in nest.accesses.writes, buf in nest.accesses.reads | nest.accesses.adds)
@@ -145,7 +151,7 @@ def _init_beside_update(name: str, nests: list[Nest]) -> bool:
 
 
 def _chosen(
-    nests: list[Nest], names: Sequence[str], independent: set[str], max_threads: int
+    nests: list[LoopNest], names: Sequence[str], independent: set[str], max_threads: int
 ) -> list[int]:
     """The numbers of the named nests, in the order of the program."""
     group = sorted({_find(nests, name) for name in names})
@@ -164,7 +170,7 @@ def _chosen(
     return group
 
 
-def _find(nests: list[Nest], name: str) -> int:
+def _find(nests: list[LoopNest], name: str) -> int:
     found = [n for n, nest in enumerate(nests) if name in nest.blocks]
     if len(found) != 1:
         raise ScheduleError(
@@ -174,7 +180,7 @@ def _find(nests: list[Nest], name: str) -> int:
     return found[0]
 
 
-def _refusal(group: list[Nest], nest: Nest, independent: set[str], max_threads: int) -> str:
+def _refusal(group: list[LoopNest], nest: LoopNest, independent: set[str], max_threads: int) -> str:
     """Why a nest cannot join others, "" if it can."""
     if nest.problem or any(other.problem for other in group):
         bad = nest if nest.problem else next(other for other in group if other.problem)
@@ -208,18 +214,18 @@ def _refusal(group: list[Nest], nest: Nest, independent: set[str], max_threads: 
     return ""
 
 
-def _common_threads(nests: list[Nest]) -> dict[str, int]:
+def _common_threads(nests: list[LoopNest]) -> dict[str, int]:
     tags = [tag for tag in THREAD_TAGS if any(tag in nest.threads for nest in nests)]
     return {tag: max(nest.threads.get(tag, 1) for nest in nests) for tag in tags}
 
 
-def _fewer_threads(nest: Nest, shape: dict[str, int]) -> dict[str, int]:
+def _fewer_threads(nest: LoopNest, shape: dict[str, int]) -> dict[str, int]:
     """The nest's extents where it has fewer threads than there are."""
     have = {tag: nest.threads.get(tag, 1) for tag in shape}
     return {tag: extent for tag, extent in have.items() if extent < shape[tag]}
 
 
-def _fuse(nests: list[Nest]) -> tirx.Stmt:
+def _fuse(nests: list[LoopNest]) -> tirx.Stmt:
     grid = _Grid(nests)
     if any(nest.cooperation for nest in nests):
         body = grid.select_by_loops()
@@ -243,7 +249,7 @@ class _Grid:
     total : how many there are
     """
 
-    def __init__(self, nests: list[Nest]) -> None:
+    def __init__(self, nests: list[LoopNest]) -> None:
         self.block = tirx.Var("block", BLOCK_DTYPE)
         self.annotations: dict[str, Any] = {}
         self.shape = _common_threads(nests)
@@ -292,7 +298,7 @@ class _Grid:
             steps += [tirx.Bind(count, tirx.Cast("int32", own)), loop]
         return tirx.SeqStmt(steps)
 
-    def _placed(self, nest: Nest, start: Any) -> tirx.Stmt:
+    def _placed(self, nest: LoopNest, start: Any) -> tirx.Stmt:
         """A nest on blocks from `start` on, and on as many threads as there are.
 
         Its loops over blocks become iterators of a block around it: what is computed from these
@@ -355,7 +361,7 @@ def _whole(buffers: set[Any]) -> list[Any]:
     ]
 
 
-def _number_along(nest: Nest, tag: str, block: Any, start: Any, dtype: str) -> Any:
+def _number_along(nest: LoopNest, tag: str, block: Any, start: Any, dtype: str) -> Any:
     """A block's number along one dimension of the nest's own grid, where x varies fastest."""
     number = as_dtype(Analyzer().simplify(block - start), "int32")  # CUDA launches no more blocks
     if not (isinstance(start, tirx.IntImm) and int(start) == 0):

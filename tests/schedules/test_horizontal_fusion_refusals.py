@@ -13,7 +13,7 @@ from tvm import tirx
 
 from gpu_runner import OpenCLFunction, requires_opencl
 from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
-from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.sparse_ir.errors import ScheduleError
 
 

@@ -16,7 +16,7 @@ import spmm_gpu_common
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.schedules.operators.problems import Sddmm
-from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates import sddmm_gpu
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros, arrange, program, schedule
 from spmm_gpu_common import (

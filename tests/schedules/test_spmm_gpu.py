@@ -16,7 +16,7 @@ import spmm_gpu_common
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates import spmm_gpu
 from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.spmm_gpu import RowSplit, arrange, program, schedule

@@ -17,7 +17,7 @@ import spmm_gpu_common
 from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates import spmm_hyb
 from sparsetir.schedules.templates.spmm_hyb import HybRows, arrange, program, schedule
 from sparsetir.sparse_ir.nodes import sparse_iterations

@@ -28,7 +28,7 @@ import numpy as np
 from sparsetir.arrays import is_array, itemsize
 from sparsetir.build import compile_stages
 from sparsetir.request import Request, request
-from sparsetir.schedules.passes.nests import count_launches
+from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.signature import Signature, signature_of
 from sparsetir.tuning.case import Case, array, numbers
 from sparsetir.tuning.task import OK, PRUNED, Reference

@@ -1,7 +1,7 @@
 """What a GPU program is made of: the top-level loop nests of a function, and what each one does.
 
-A nest that binds threads becomes a kernel launch of its own. :class:`Nest` says how many blocks and
-threads it asks for, which buffers it reads and writes, and whether its threads work together.
+A nest that binds threads becomes a kernel launch of its own. :class:`LoopNest` says how many blocks
+and threads it asks for, which buffers it reads and writes, and whether its threads work together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm_ffi.structural import WalkResult
 from sparsetir.sparse_ir.nodes import nodes_of, walk
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["Accesses", "Nest", "aliases", "count_launches", "top_level"]
+__all__ = ["Accesses", "LoopNest", "aliases", "count_launches", "top_level"]
 
 BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
@@ -86,7 +86,7 @@ class Accesses:
         return sorted(found, key=lambda b: b.name)
 
 
-class Nest:
+class LoopNest:
     """One top-level statement.
 
     stmt : the statement
