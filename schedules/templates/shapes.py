@@ -9,7 +9,13 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import Axis, SparseIteration, loads_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseIteration,
+    loads_of,
+    sparse_iterations,
+    stores_of,
+)
 from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
@@ -235,7 +241,7 @@ def _gathered(func: Any, it: Any, feature: Any, columns: list[Any]) -> tuple[Any
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums over what the rows of any format store, for features side by side, or what sets them.
+    """Sums over what the rows of any format store, for features side by side, or what sets these.
 
     rows : spatial loops around the sums, outermost first
     columns : reductions; none where elements are set
@@ -258,16 +264,20 @@ class RowSums:
 
 
 def row_sums(sch: Schedule, who: str) -> list[RowSums]:
-    """The loops of each iteration of a program, such as of one that is decomposed.
+    """The loops of the iterations of a program that make sums, such as of one that is decomposed.
 
     who : the template, for messages
-    Raises ScheduleError where an iteration looks different, and says how.
+    Raises ScheduleError where one of them looks different, and says how.
     """
     found = [sch.func.body, *getattr(sch.func.body, "seq", [])]
     iterations = [it for it in found if isinstance(it, SparseIteration)]
-    if not iterations:
-        _refuse(who, sch.func, "iterations")
-    return [_row_sum(sch, who, it) for it in iterations]
+    results = {s.buffer for it in iterations if "R" in it.kinds for s in stores_of(it.body)}
+    if not results:
+        _refuse(who, sch.func, "sums over what rows store")
+    written = [{s.buffer for s in stores_of(it.body)} for it in iterations]
+    return [
+        _row_sum(sch, who, it) for it, own in zip(iterations, written, strict=True) if own & results
+    ]
 
 
 def _row_sum(sch: Schedule, who: str, it: Any) -> RowSums:
@@ -290,27 +300,32 @@ def _row_sum(sch: Schedule, who: str, it: Any) -> RowSums:
             continue
         if summed & {a.name for a in loop.node.ancestors()}:
             _refuse(who, func, f"the rows of '{it.name}' to come before their columns")
-        inner = columns and loop.name not in parents and _is_part(loop, store, loops)
-        (block if inner else rows).append(loop)
+        inner = loop.name not in parents and _is_part(loop, store, rows)
+        (block if columns and inner else rows).append(loop)
     facts = dict(zip((x.name for x in loops), races_of(it, set()), strict=True))
     many = [x for x in rows if _length(x) != 1]
     free = bool(many) and facts[many[0].name] == FREE
     ref = sch.get_sparse_iteration(it.name)
     handles = {h.axes: h for h in sch.get_sp_iters(ref)}
-    groups = [[handles[x.axes] for x in group] for group in (rows, columns, block)]
     result = next(b for b in func.buffers if b.var.same_as(store.buffer))
     return RowSums(
-        ref, *groups, math.prod(int(x.node.length) for x in block), handles[features[0].axes],
-        result.name, handles[many[0].axes] if free else None,
-    )  # fmt: skip
-
-
-def _is_part(loop: Any, store: Any, loops: list[Any]) -> bool:
-    """Whether a loop of constant extent is over a part of an index, as `ii` in `io * 8 + ii`."""
-    others = {v for x in loops if x is not loop for v in x.vars}
-    return _length(loop) is not None and loop.node.kind == "dense_fixed" and any(
-        loop.var in free_vars(i) and free_vars(i) & others for i in store.indices
+        iteration=ref,
+        rows=[handles[x.axes] for x in rows],
+        columns=[handles[x.axes] for x in columns],
+        block=[handles[x.axes] for x in block],
+        block_rows=math.prod(int(x.node.length) for x in block),
+        features=handles[features[0].axes],
+        result=result.name,
+        threads=handles[many[0].axes] if free else None,
     )
+
+
+def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
+    """Whether a loop of constant extent is inside of one over rows, as `ii` in `io * 8 + ii`."""
+    around = {x.var for x in rows}
+    indices = [free_vars(i) for i in store.indices]
+    part = any(loop.var in variables and variables & around for variables in indices)
+    return part and loop.node.kind == "dense_fixed" and _length(loop) is not None
 
 
 def _length(loop: Any) -> int | None:

@@ -9,7 +9,6 @@ equal numbers of non-zeros. (SparseTIR, section 4.2.1; Senanayake et al., sectio
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 

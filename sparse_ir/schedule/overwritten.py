@@ -95,9 +95,8 @@ def with_init_before(
 
     it : without an init, of a body of one store
 
-    None where nothing sets the buffer right before, or not the same elements to the same values as
-    an init of the iteration would: its spatial loops are to be over dense axes, and what they write
-    to reach all that is set.
+    None where nothing sets all of the buffer right before, or the iteration may not reach all of
+    it: its spatial loops are to be over dense axes, and each index a sum of some of them.
     """
     conditions, store = taken_apart(it.body)
     if it.init is not None or not isinstance(store, tirx.BufferStore):
@@ -122,15 +121,22 @@ def with_init_before(
     for condition in reversed([c for c in conditions if is_tail(c) and not free_vars(c) & loops]):
         init = tirx.IfThenElse(condition, init, None)
     lengths = [found[v].length for v in first.indices]
-    if not _reaches(func, init, spatial, lengths):
+    if not _is_whole(func, store.buffer, lengths) or not _reaches(func, init, spatial, lengths):
         return None
     out = func.replace(body=_without(func.body, before.name))
     merged = changed(it, init=init)
-    body = map_expr(
-        out.body, [(SparseIteration, lambda n: merged if n.name == it.name else n)]
-    )
+    body = map_expr(out.body, [(SparseIteration, lambda n: merged if n.name == it.name else n)])
     out = out.replace(body=body)
     return out, find_iteration(out, it.name)
+
+
+def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
+    """Whether a buffer is over dense axes of these lengths: stores beyond them are discarded."""
+    axes = next((b.axes for b in func.buffers if b.var.same_as(var)), None)
+    return axes is not None and all(
+        a.kind == "dense_fixed" and tvm_ffi.structural_equal(a.length, n)
+        for a, n in zip(axes, lengths, strict=True)
+    )
 
 
 def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
