@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,10 @@ import pytest
 import tvm_ffi
 
 import sparsetir
+from random_schedules import schedule_at_random
 from schedule_common import opened
+from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.schedule.loops import find_iteration, loops_of
 
 BLOCKED = """
 @T.prim_func
@@ -32,6 +37,7 @@ def f(a: T.handle, b: T.handle, c: T.handle, d: T.handle, e: T.handle, indptr: T
 {between}    with T.sp_iter([IO, JO, II, K], "SRSS", "it") as [io, jo, ii, k]:
         C[{row}, k] = C[{row}, k] + A[io, jo, ii] * B[jo, k]
 """
+SEEDS = 20
 WHOLE = {
     "count": "(m + 3) // 4", "over": "[I, K]", "kinds": "SS", "coords": "[i, k]",
     "first": "C[i, k] = 2.5", "between": "", "row": "io * 4 + ii",
@@ -134,3 +140,28 @@ def test_a_reduction_outside_of_the_workspace_keeps_the_init_apart() -> None:
     sch.precompute("C", jo, [ii, k1])
     assert '"set"' in sch.func.script()
     check(func, arguments, sch)
+
+
+@pytest.mark.parametrize("row", ["io * 4 + ii", "io * 3 + ii"])
+def test_random_schedules_mean_the_same(row: str) -> None:
+    """A workspace at any place, after other primitives."""
+    func, arguments = blocked(row=row, first="C[i, k] = D[i, k]")
+    wanted = arguments["c"].copy()
+    sparsetir.interpret(func, {**arguments, "c": wanted})
+    taken = 0
+    for seed in range(SEEDS):
+        choose = random.Random(seed).choice
+        sch = schedule_at_random(func, arguments, choose, 4, finite=True)
+        with contextlib.suppress(sparsetir.ScheduleError):
+            it = sch.get_sparse_iteration("it")
+            loops, place = sch.get_sp_iters(it), choose(range(5))
+            kinds = [loop.kinds for loop in loops_of(find_iteration(sch.func, "it"))]
+            spatial = [x for x, kind in zip(loops, kinds, strict=True) if "S" in kind]
+            outer = spatial[:place]
+            sch.sparse_reorder(it, [*outer, *(x for x in loops if x not in outer)])
+            sch.precompute("C", [it, *outer][-1], spatial[place:], scope="global")
+        found = arguments["c"].copy()
+        sparsetir.interpret(sch.func, {**arguments, "c": found})
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, err_msg=sch.func.script())
+        taken += "set" not in {it.name for it in sparse_iterations(sch.func)}
+    assert bool(taken) == (row == "io * 4 + ii")
