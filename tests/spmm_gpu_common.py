@@ -18,7 +18,8 @@ import tvm
 import tvm_ffi
 
 import gpu_runner
-from sparsetir import lower_sparse_buffer, lower_sparse_iter
+from sparsetir import lower_sparse_buffer
+from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
@@ -28,8 +29,7 @@ GPU = tvm.target.Target(gpu_runner.OPENCL_TARGET)
 @functools.cache
 def scheduled(template: ModuleType, problem: Any, config: Any) -> Any:
     """Stage II of a template's program, scheduled."""
-    func = lower_sparse_iter(template.program(problem, config))
-    return template.schedule(func, problem, config, GPU)
+    return lower_template(template, problem, config, GPU)["II scheduled"]
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from itertools import product
-from math import gcd, prod
+from math import gcd
 from typing import Any, NamedTuple
 
 from sparsetir import formats
@@ -23,15 +23,16 @@ from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.row_sums import split, visits_once
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
+from sparsetir.schedules.templates.shapes import row_sums
 from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.templates.spmv import serves as slices_serve
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["Branch", "Point", "Space", "space"]
 
@@ -295,7 +296,7 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
 
     lanes : of a vector; 0 where there are no tiles in registers
     tile : features; 0 for the default schedule alone, as all others are where the format's rows
-        come after its columns, or tiles would overlap and rows are stored in pieces
+        come after its columns
     """
     if decomposed.serves(problem) is not None:
         return None
@@ -318,8 +319,6 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
         if not tile or not traits.rows_first:
             return Decomposed(fmt, filled=full)
         whole = feat % tile == 0 and tile % lanes == 0
-        if not whole and not traits.once:
-            return Decomposed(fmt, filled=full)
         return Decomposed(fmt, tile, lanes, None if whole else feat, full)
 
     tiles = {min(feat, v * lanes) for v in (2, 8) if lanes > 1}
@@ -327,21 +326,22 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
 
 
 class _Traits(NamedTuple):
-    """What tiles depend on; see `sparsetir.schedules.templates.row_sums`. rows : of a block"""
+    """What tiles depend on. rows : of a block"""
 
     masked: bool
     rows_first: bool
-    once: bool
     rows: int
 
 
 @cache
 def _traits(fmt: Format) -> _Traits:
-    rules = fmt.rules(formats.Operand.default(2))
-    axes = split(rules[0])
-    rows = [int(rules[0].axis(name).length) for name in axes.rows] if axes is not None else []
-    masked = any(rule.masked for rule in rules)
-    return _Traits(masked, axes is not None, visits_once(rules), prod(rows))
+    masked = any(rule.masked for rule in fmt.rules(formats.Operand.default(2)))
+    sch = Schedule(decomposed.program(Spmm(), Decomposed(fmt)))
+    try:
+        found = row_sums(sch, "space")
+    except ScheduleError:
+        return _Traits(masked, False, 1)
+    return _Traits(masked, True, max(one.block_rows for one in found))
 
 
 def _lanes(known: list[Any]) -> int:

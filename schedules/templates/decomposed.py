@@ -1,32 +1,29 @@
-"""SpMM over any format of the library, decomposed by its rules, with the default schedule.
+"""SpMM over any format of the library, decomposed by its rules.
 
 What the search over formats tries beside the templates, which are written for one format each.
 Where a pattern fills blocks, these win: a row of B that is loaded serves all rows of a block.
 (SparseTIR, sections 3.2.1 and 3.3.)
 """
 
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-# (TVMScript is Python in form only.)
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-from tvm.script import sparse_tir as T
-
 from sparsetir.formats import Format, Operand, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.templates.row_sums import row_sums, vectorize_sums
+from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates.feature_tiles import in_tiles
+from sparsetir.schedules.templates.shapes import row_sums
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["Decomposed", "arrange", "program", "refusal", "schedule", "serves"]
+__all__ = ["Decomposed", "apply", "arrange", "program", "refusal", "serves"]
 
 
 @dataclass(frozen=True)
@@ -107,19 +104,53 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     """The stage-I function: SpMM over CSR, decomposed by the format's rules, without the copies.
 
     b : (n, feat); out : (m, feat), written
-    m, n : sizes of the matrix
-    tiles : :meth:`Decomposed.tiles`; absent where the config says `feat`
+    m, n, feat : sizes
     and the arguments of the format's rules, among them the values `a_<rule>`
 
-    Raises ScheduleError for what :func:`serves` names, and for tiles of a format whose columns come
-    before their rows.
+    Raises ScheduleError for what :func:`serves` names.
     """
     _refuse("program", problem)
     rules = config.format.rules(_operand(problem))
     unmasked = [rule.name for rule in rules if rule.masked] if config.filled else []
-    decomposed = decompose_format(_spmm(problem, config), rules, unmasked)
-    _, func = extract_preprocess(decomposed)
-    return func if config.features is None else row_sums(func, rules, config.features)
+    _, func = extract_preprocess(decompose_format(spmm(problem), rules, unmasked))
+    return func
+
+
+def apply(sch: Schedule, config: Decomposed) -> None:
+    """Schedule a program that sums over what rows store in any format (CPU, with tiles alone).
+
+    Before (stage I), such as of BSR, and after::
+
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm_bsr") as [io, jo, ii, ji, k]: ...
+
+        with T.sp_iter([IO, K0], "SS", "spmm_bsr") as [io, k0]:
+            with T.sp_iter([II, K1, K2], "SSS", "spmm_bsr_start") as [ii, k1, k2]: ...
+            with T.sp_iter([JO, JI, II, K1, K2], "RRSSS", "spmm_bsr_reduce") as [...]: ...
+            with T.sp_iter([II, K1, K2], "SSS", "spmm_bsr_write") as [ii, k1, k2]: ...
+
+    Rows that are stored in pieces, or by several rules, are set first, and sums added to them.
+    Without `tile` the default schedule follows.
+
+    Raises ScheduleError for a program whose columns come before their rows, as over CSC.
+    """
+    if config.features is None:
+        return
+    blocks: dict[str, int] = {}  # how many loops of a block are in registers
+    for found in sorted(row_sums(sch, "Decomposed"), key=lambda found: not found.columns):
+        if found.iteration.name not in {it.name for it in sparse_iterations(sch.func)}:
+            continue  # set where sums begin
+        tiles, vectors = in_tiles(sch, found.features, config.features)
+        held = [*found.block, *vectors]
+        sch.sparse_reorder(found.iteration, [*found.rows, tiles, *found.columns, *held])
+        steps = [found.iteration]
+        if found.columns:
+            steps = sch.precompute(found.result, tiles, held)
+        if found.threads is not None:
+            sch.parallelize(found.threads)
+        blocks |= {f"{step.name}0": len(held) for step in steps}
+    stage_two = sch.lower()
+    for block, loops in blocks.items():
+        in_vectors(stage_two, stage_two.get_sblock(block), loops)
 
 
 def _refuse(where: str, problem: Any) -> None:
@@ -133,33 +164,6 @@ def _refuse(where: str, problem: Any) -> None:
 
 def _operand(problem: Any) -> Operand:
     return Operand({"A": problem.dtype}, ("I", "J"), problem.idtype)
-
-
-def _spmm(problem: Spmm, config: Decomposed) -> Any:
-    """SpMM as anybody writes it."""
-    dtype, it, tile = problem.dtype, problem.idtype, config.tile or 1
-    size: Any = getattr(T, it)
-
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-        m: size, n: size, nnz: size, tiles: size,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m, it)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), it)
-        J_ = T.dense_fixed(n, it)
-        K = T.dense_fixed(tiles * tile if config.feat is None else config.feat, it)
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (J_, K), dtype)
-        C = T.match_sparse_buffer(out, (I, K), dtype)
-        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = T.cast(0, dtype)
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
-
-    if config.feat is None:
-        return spmm
-    return spmm.replace(params=[p for p in spmm.params if p.name != "tiles"])
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
@@ -184,18 +188,3 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     m, n = matrix.shape
     out = {**converted.arguments(config.filled), "m": int(m), "n": int(n)}
     return Arranged(out, lambda values: converted.values(A=values), converted.padding)
-
-
-def schedule(
-    func: tirx.PrimFunc, problem: Spmm, config: Decomposed, target: Any = None
-) -> tirx.PrimFunc:
-    """Schedule the stage II of :func:`program`; the function given is left as it is."""
-    if config.features is None:
-        return default_schedule(func, target)
-    if is_gpu(target):
-        raise ScheduleError(
-            "decomposed.schedule: argument 'config': tiles are for CPUs; expected tile=None, got "
-            f"{config.tile}"
-        )
-    rules = config.format.rules(_operand(problem))
-    return default_schedule(vectorize_sums(func, rules), target)

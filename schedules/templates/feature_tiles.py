@@ -1,12 +1,13 @@
-"""How many tiles of features a config takes."""
+"""Tiles of features: how many a config takes, and the loops over them."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.schedule import Schedule, SpIter
 
-__all__ = ["Tiled"]
+__all__ = ["Tiled", "in_tiles"]
 
 
 class Tiled:
@@ -31,3 +32,20 @@ class Tiled:
                 f"features, got {feat}"
             )
         return -(-feat // self.tile)
+
+
+def in_tiles(sch: Schedule, features: SpIter, config: Any) -> tuple[SpIter, list[SpIter]]:
+    """Cut a loop over features: the loop over tiles, and those within a tile, lanes last.
+
+    config : with `tile`, `lanes` and `feat` as in
+        :class:`sparsetir.schedules.templates.spmm.RowBlocks`
+    """
+    tile, lanes = config.tile, config.lanes
+    if config.feat is not None:
+        sch.bound(features, config.feat, "exact")
+    tail = "exact" if config.feat is None or config.feat % tile == 0 else "shift"
+    if tile % lanes == 0:
+        tiles, *vectors = sch.split(features, [None, tile // lanes, lanes], tail=tail)
+        return tiles, vectors
+    tiles, within = sch.split(features, [None, tile], tail=tail)
+    return tiles, sch.split(within, [None, lanes], tail="shift")

@@ -74,7 +74,7 @@ TEMPLATES: dict[type, Template] = {
         spmm_hyb.program, spmm_hyb.schedule, spmm_hyb.arrange, Spmm, gpu=True
     ),
     decomposed.Decomposed: Template(
-        decomposed.program, decomposed.schedule, decomposed.arrange, Spmm, gpu=None
+        decomposed.program, None, decomposed.arrange, Spmm, gpu=None, apply=decomposed.apply
     ),
 }
 

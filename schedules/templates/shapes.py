@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import Axis, loads_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseIteration,
+    loads_of,
+    sparse_iterations,
+    stores_of,
+)
+from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import handle_of, loops_of
@@ -18,10 +26,12 @@ __all__ = [
     "DenseLoops",
     "ElementReduction",
     "RowReduction",
+    "RowSums",
     "dense_loops",
     "element_reduction",
     "row_reduction",
     "row_results",
+    "row_sums",
 ]
 
 
@@ -227,6 +237,99 @@ def _gathered(func: Any, it: Any, feature: Any, columns: list[Any]) -> tuple[Any
                 if free_vars(index) & set(columns) and axis.kind == "dense_fixed":
                     return buffer.name, axis.name
     return None, None
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Sums over what the rows of any format store, for features side by side, or what sets these.
+
+    rows : spatial loops around the sums, outermost first
+    columns : reductions; none where elements are set
+    block : spatial, of constant extent, the rows of a block
+    block_rows : how many these are
+    features : spatial, contiguous in the result
+    result : name of a buffer
+    threads : the outermost of `rows` that does not visit one coordinate alone, if it is proven to
+        be free of races
+    """
+
+    iteration: SparseIterationRef
+    rows: list[SpIter]
+    columns: list[SpIter]
+    block: list[SpIter]
+    block_rows: int
+    features: SpIter
+    result: str
+    threads: SpIter | None
+
+
+def row_sums(sch: Schedule, who: str) -> list[RowSums]:
+    """The loops of the iterations of a program that make sums, such as of one that is decomposed.
+
+    who : the template, for messages
+    Raises ScheduleError where one of them looks different, and says how.
+    """
+    found = [sch.func.body, *getattr(sch.func.body, "seq", [])]
+    iterations = [it for it in found if isinstance(it, SparseIteration)]
+    results = {s.buffer for it in iterations if "R" in it.kinds for s in stores_of(it.body)}
+    if not results:
+        _refuse(who, sch.func, "sums over what rows store")
+    written = [{s.buffer for s in stores_of(it.body)} for it in iterations]
+    return [
+        _row_sum(sch, who, it) for it, own in zip(iterations, written, strict=True) if own & results
+    ]
+
+
+def _row_sum(sch: Schedule, who: str, it: Any) -> RowSums:
+    func, loops = sch.func, loops_of(it)
+    _, store = taken_apart(it.body)
+    plain = isinstance(store, tirx.BufferStore) and all(isinstance(x.node, Axis) for x in loops)
+    last = store.indices[-1] if plain and store.indices else None
+    features = [x for x in loops if isinstance(last, ir.Var) and x.var.same_as(last)]
+    if len(features) != 1 or "R" in features[0].kinds:
+        _refuse(who, func, f"'{it.name}' to store features side by side")
+    columns = [x for x in loops if x.kinds == "R"]
+    if columns and reduction_of(it.body) is None:
+        _refuse(who, func, f"'{it.name}' to be a reduction")
+    summed = {x.name for x in columns}
+    parents = {a.name for x in loops for a in x.node.ancestors()[:-1]}
+    block: list[Any] = []
+    rows: list[Any] = []
+    for loop in loops:
+        if loop in columns or loop in features:
+            continue
+        if summed & {a.name for a in loop.node.ancestors()}:
+            _refuse(who, func, f"the rows of '{it.name}' to come before their columns")
+        inner = loop.name not in parents and _is_part(loop, store, rows)
+        (block if columns and inner else rows).append(loop)
+    facts = dict(zip((x.name for x in loops), races_of(it, set()), strict=True))
+    many = [x for x in rows if _length(x) != 1]
+    free = bool(many) and facts[many[0].name] == FREE
+    ref = sch.get_sparse_iteration(it.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    return RowSums(
+        iteration=ref,
+        rows=[handles[x.axes] for x in rows],
+        columns=[handles[x.axes] for x in columns],
+        block=[handles[x.axes] for x in block],
+        block_rows=math.prod(int(x.node.length) for x in block),
+        features=handles[features[0].axes],
+        result=result.name,
+        threads=handles[many[0].axes] if free else None,
+    )
+
+
+def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
+    """Whether a loop of constant extent is inside of one over rows, as `ii` in `io * 8 + ii`."""
+    around = {x.var for x in rows}
+    indices = [free_vars(i) for i in store.indices]
+    part = any(loop.var in variables and variables & around for variables in indices)
+    return part and loop.node.kind == "dense_fixed" and _length(loop) is not None
+
+
+def _length(loop: Any) -> int | None:
+    return int(loop.node.length) if isinstance(loop.node.length, tirx.IntImm) else None
 
 
 def _refuse(who: str, func: Any, expected: str) -> None:

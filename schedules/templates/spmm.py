@@ -9,17 +9,15 @@ equal numbers of non-zeros. (SparseTIR, section 4.2.1; Senanayake et al., sectio
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
-from tvm import tirx
 
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
-from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
 from sparsetir.schedules.templates.shapes import row_reduction
-from sparsetir.sparse_ir.schedule import Schedule, SpIter
+from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["RowBlocks", "apply", "arrange"]
 
@@ -100,27 +98,6 @@ class RowBlocks(Tiled):
         """What a kernel depends on: the same for all numbers of blocks, and of several parts."""
         return replace(self, parts=min(self.parts, 2), blocks=1)
 
-    @property
-    def vectors(self) -> int:
-        """Vectors of a tile."""
-        return -(-self.tile // self.lanes)
-
-    def place(self, p: Any, v: Any, l: Any) -> Any:
-        """Feature at lane l of vector v of tile p."""
-        return self.tile_start(p) + self.in_tile(v, l)
-
-    def tile_start(self, p: Any) -> Any:
-        """First feature of tile p."""
-        if self.feat is None or self.feat % self.tile == 0:
-            return p * self.tile
-        return tirx.min(p * self.tile, self.feat - self.tile)
-
-    def in_tile(self, v: Any, l: Any) -> Any:
-        """Place within a tile at lane l of vector v."""
-        if self.tile % self.lanes == 0:
-            return v * self.lanes + l
-        return tirx.min(v * self.lanes, self.tile - self.lanes) + l
-
 
 def apply(sch: Schedule, config: RowBlocks) -> None:
     """Schedule a program that reduces over what rows store, by primitives of both stages.
@@ -133,7 +110,7 @@ def apply(sch: Schedule, config: RowBlocks) -> None:
             ...  # spmm_start, spmm_reduce, spmm_write over vectors of a tile
     """
     found = row_reduction(sch, "RowBlocks")
-    tiles, vectors = _tiles(sch, found.features, config)
+    tiles, vectors = in_tiles(sch, found.features, config)
     rows, columns, outer = found.rows, found.columns, [*found.heads]
     if config.parallel:
         blocks, rows = sch.divide(rows, "blocks", by="work", cost=ROW_COST, default=1)
@@ -163,19 +140,6 @@ def apply(sch: Schedule, config: RowBlocks) -> None:
     if config.prefetch:
         gathered = f"{found.gathered}_ws" if config.pack else found.gathered
         sch.rewrite(prefetch_gathered, blocks_of[1], gathered, config.prefetch, config.tile)
-
-
-def _tiles(sch: Schedule, features: SpIter, config: RowBlocks) -> tuple[SpIter, list[SpIter]]:
-    """The loop over tiles of features, and those within a tile."""
-    tile, lanes = config.tile, config.lanes
-    if config.feat is not None:
-        sch.bound(features, config.feat, "exact")
-    tail = "exact" if config.feat is None or config.feat % tile == 0 else "shift"
-    if tile % lanes == 0:
-        tiles, *vectors = sch.split(features, [None, tile // lanes, lanes], tail=tail)
-        return tiles, vectors
-    tiles, within = sch.split(features, [None, tile], tail=tail)
-    return tiles, sch.split(within, [None, lanes], tail="shift")
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:

@@ -1,6 +1,6 @@
-"""An init that nothing needs, since what comes after it overwrites all that it sets.
+"""An init of its own that is not needed: what comes after it sets, or begins with, all of it.
 
-Before::
+`without_init`, before::
 
     with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
         C[i, k] = 0.0
@@ -8,14 +8,30 @@ Before::
         C[i, k] = C_ws[..]
 
 After, the second iteration alone.
+
+`with_init_before`, before::
+
+    with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+        C[i, k] = 0.0
+    with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
+        C[io * 4 + ii, k] = C[io * 4 + ii, k] + A[io, jo, ii, ji] * B[jo * 4 + ji, k]
+
+After, where IO has (m + 3) // 4 coordinates, so that all rows are visited::
+
+    with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
+        with T.init():
+            C[io * 4 + ii, k] = 0.0
+        C[io * 4 + ii, k] = C[io * 4 + ii, k] + A[io, jo, ii, ji] * B[jo * 4 + ji, k]
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
+from tvm.sym import Analyzer, detect_linear_equation
 
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -27,9 +43,13 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
     walk,
 )
-from sparsetir.sparse_ir.reduction import taken_apart
+from sparsetir.sparse_ir.promises import promises_of
+from sparsetir.sparse_ir.reduction import is_tail, taken_apart
+from sparsetir.sparse_ir.schedule.loops import changed, find_iteration
+from sparsetir.sparse_ir.tails import as_if_unshifted
+from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["without_init"]
+__all__ = ["with_init_before", "without_init"]
 
 
 def without_init(
@@ -66,6 +86,128 @@ def without_init(
     if len(have) != len(want) or not all(map(tvm_ffi.structural_equal, have, want)):
         return None
     return func.replace(body=_without(func.body, init.name)), substitute(first.value, renamed)
+
+
+def with_init_before(
+    func: SparseFunc, it: SparseIteration
+) -> tuple[SparseFunc, SparseIteration] | None:
+    """The function and the iteration, with what is set right before it as its init.
+
+    it : without an init, of a body of one store
+
+    None where nothing sets all of the buffer right before, or the iteration may not reach all of
+    it: its spatial loops are to be over dense axes, and each index a sum of some of them.
+    """
+    conditions, store = taken_apart(it.body)
+    if it.init is not None or not isinstance(store, tirx.BufferStore):
+        return None
+    before = _before(func.body, it.name, store.buffer)
+    if before is None or before.init is not None or not isinstance(before.body, tirx.BufferStore):
+        return None
+    first = before.body
+    found = {v: axis for axis, v, _ in before.axis_of()}
+    plain = all(isinstance(i, ir.Var) and i in found for i in first.indices)
+    dense = all(axis.kind == "dense_fixed" for axis in found.values())
+    if not plain or not dense or set(first.indices) != set(found):
+        return None
+    if len(found) < len(first.indices) or _reads_what_changes(func, first):
+        return None
+    spatial = {v: axis for axis, v, kind in it.axis_of() if kind == "S"}
+    if any(axis.kind != "dense_fixed" for axis in spatial.values()):
+        return None
+    value = substitute(first.value, dict(zip(first.indices, store.indices, strict=True)))
+    init: Any = tirx.BufferStore(store.buffer, value, store.indices)
+    loops = {v for _, v, kind in it.axis_of() if kind != "S"}
+    for condition in reversed([c for c in conditions if is_tail(c) and not free_vars(c) & loops]):
+        init = tirx.IfThenElse(condition, init, None)
+    lengths = [found[v].length for v in first.indices]
+    if not _is_whole(func, store.buffer, lengths) or not _reaches(func, init, spatial, lengths):
+        return None
+    out = func.replace(body=_without(func.body, before.name))
+    merged = changed(it, init=init)
+    body = map_expr(out.body, [(SparseIteration, lambda n: merged if n.name == it.name else n)])
+    out = out.replace(body=body)
+    return out, find_iteration(out, it.name)
+
+
+def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
+    """Whether a buffer is over dense axes of these lengths: stores beyond them are discarded."""
+    axes = next((b.axes for b in func.buffers if b.var.same_as(var)), None)
+    return axes is not None and all(
+        a.kind == "dense_fixed" and tvm_ffi.structural_equal(a.length, n)
+        for a, n in zip(axes, lengths, strict=True)
+    )
+
+
+def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
+    """Whether a store, run for all coordinates, writes to all of a box of these lengths."""
+    conditions, store = taken_apart(as_if_unshifted(init))
+    limits = [_limit(c.args[0], list(spatial)) for c in conditions]
+    with contextlib.ExitStack() as known:
+        analyzer = Analyzer()
+        params = {str(p.name): p for p in func.params}
+        for promise in promises_of(func):
+            if promise["kind"] == "multiple":
+                rest = tirx.floormod(params[promise["param"]], promise["value"])
+                known.enter_context(analyzer.constraint_scope(rest == 0))
+        used: list[Any] = []
+        for index, length in zip(store.indices, lengths, strict=True):
+            here = _as_sum(index, list(spatial))
+            extents = {v: spatial[v].length for v in here or {}}
+            mine = [x for x in limits if x is not None and set(x[0]) <= set(extents)]
+            if here is None or not _takes_all(here, extents, mine, length, analyzer):
+                return False
+            used += extents
+            limits = [x for x in limits if x not in mine]
+    return not limits and len(used) == len(spatial) and set(used) == set(spatial)
+
+
+def _takes_all(
+    weights: dict[Any, int], extents: dict[Any, Any], limits: list[Any], length: Any, analyzer: Any
+) -> bool:
+    """Whether a sum of coordinates takes all values from 0 up to a length.
+
+    limits : (weights of a smaller sum, what that is less than)
+    """
+    reach: Any = 1  # all values below it are taken
+    seen: dict[Any, int] = {}
+    met = 0
+    for v in sorted(weights, key=lambda v: (weights[v], not isinstance(extents[v], tirx.IntImm))):
+        weight, extent = weights[v], extents[v]
+        if not isinstance(reach, int) or not 0 < weight <= reach:
+            return False
+        if isinstance(extent, tirx.IntImm) and int(extent) > 0:
+            reach += weight * (int(extent) - 1)
+        elif weight == reach:
+            reach = extent * weight
+        else:
+            return False
+        seen[v] = weight
+        for end in [end for smaller, end in limits if smaller == seen]:
+            met += 1
+            if isinstance(reach, int) and isinstance(end, tirx.IntImm):
+                reach = min(reach, int(end))
+            elif not analyzer.can_prove(end >= length):
+                return False
+    return met == len(limits) and analyzer.can_prove(length <= reach)
+
+
+def _limit(condition: Any, coords: list[Any]) -> tuple[dict[Any, int], Any] | None:
+    """(sum, number) of a condition that the sum is less than the number."""
+    if not isinstance(condition, tirx.LT):
+        return None
+    found = _as_sum(condition.a, coords)
+    return None if found is None else (found, condition.b)
+
+
+def _as_sum(index: Any, coords: list[Any]) -> dict[Any, int] | None:
+    """The coefficients of the coordinates in a sum of nothing else."""
+    *weights, rest = [*detect_linear_equation(index, coords)] or [None]
+    numbers = [int(c) for c in weights if isinstance(c, tirx.IntImm)]
+    zero = isinstance(rest, tirx.IntImm) and not int(rest)
+    if not zero or len(numbers) < len(coords):
+        return None
+    return {v: c for v, c in zip(coords, numbers, strict=True) if c}
 
 
 def _variables(exprs: list[Any], axes: dict[Any, Axis]) -> list[Any]:

@@ -36,6 +36,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.overwritten import with_init_before
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
@@ -52,8 +53,13 @@ def precompute_result(
     name: str | None, hoist: bool,
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
     """The function with results of each visit of the outer loops in a workspace."""
-    made = _Result(func, it, target, outer, inner, held, lanes, scope, dtype, name)
-    return made.run(hoist)
+    loops = outer, inner, held, lanes
+    begun = with_init_before(func, it)
+    if begun is not None:
+        made = _Result(*begun, target, *loops, scope, dtype, name)
+        if made.written_once():
+            return made.run(hoist)
+    return _Result(func, it, target, *loops, scope, dtype, name).run(hoist)
 
 
 class _Result:
@@ -80,7 +86,7 @@ class _Result:
     def run(self, hoist: bool) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and its handles."""
         it = self.it
-        once = self._written_once()
+        once = self.written_once()
         needs = "lanes" if self.lanes else "hoist" if hoist else None
         if self.reduction is None and (needs or not once):
             what = (
@@ -185,7 +191,7 @@ class _Result:
 
     # -- what there is ------------------------------------------------------------------------
 
-    def _written_once(self) -> bool:
+    def written_once(self) -> bool:
         """Whether each visit of the outer loops sees all terms of the elements it writes."""
         if self.it.init is None or any("R" in loop.kinds for loop in self.outer):
             return False

@@ -100,7 +100,7 @@ def test_tiles_in_registers(fmt):
         sparsetir.plan("spmm", csr(zoo()["band"]), 24, config=config)
 
 
-@pytest.mark.parametrize("fmt", [CSR(), BSR(3, 4)], ids=lambda f: f.name)
+@pytest.mark.parametrize("fmt", IN_TILES, ids=lambda f: f.name)
 def test_a_feature_size_that_tiles_do_not_divide(fmt):
     for dense in (zoo()["scattered"], zoo()["one row"]):
         check(csr(dense), Decomposed(fmt, tile=20, lanes=8, feat=29), 29)
@@ -159,10 +159,8 @@ def test_what_is_not_served_is_refused_by_name(options, message):
 
 def test_tiles_that_a_format_does_not_have_are_refused():
     band = csr(zoo()["band"])
-    with pytest.raises(ScheduleError, match="rows come before their columns, for tiles, got rule"):
+    with pytest.raises(ScheduleError, match="Decomposed: .* rows of 'spmm_csc' to come before"):
         sparsetir.plan("spmm", band, 16, config=Decomposed(CSC(), 16, 8))
-    with pytest.raises(ScheduleError, match="expected tiles that do not overlap"):
-        sparsetir.plan("spmm", band, 20, config=Decomposed(Hyb(1, 2), 16, 8, 20))
     with pytest.raises(ValueError, match="argument 'tile': expected a number beside"):
         Decomposed(CSR(), feat=3)
     with pytest.raises(ValueError, match="argument 'lanes'"):
@@ -192,9 +190,99 @@ def test_the_default_schedule_of_gpus(fmt):
         given = operands(matrix, problem, 12)
         arranged = decomposed.arrange(matrix, problem, config)
         out = np.full((matrix.shape[0], 12), np.nan, "float32")
-        args = {**arranged.arguments, **arranged.spread(given["a"]), "tiles": 12}
+        args = {**arranged.arguments, **arranged.spread(given["a"]), "feat": 12}
         found = run_opencl(made, {**args, "b": given["b"], "out": out})["out"]
         wanted = oracle(matrix, problem, given["a"], given["b"])
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ScheduleError, match="tiles are for CPUs"):
+    with pytest.raises(ScheduleError, match="scheduled for no threads"):
         scheduled(decomposed, problem, Decomposed(CSR(), 16, 8))
+
+
+@pytest.mark.parametrize("fmt", IN_TILES, ids=lambda f: f.name)
+def test_tiles_of_doubles_and_long_offsets(fmt, monkeypatch):
+    monkeypatch.setattr(
+        importlib.import_module("sparsetir.request"), "_offsets", lambda *_: "int64"
+    )
+    config = Decomposed(fmt, tile=12, lanes=8, feat=24)
+    for dense in (zoo()["scattered"], zoo()["empty"]):
+        plan, _ = check(csr(dense, "float64"), config, 24, "float64")
+        assert plan.problem.idtype == "int64"
+
+
+def test_rows_in_pieces_are_added_to_once_where_tiles_overlap():
+    """What a last tile that begins earlier computes again is added once."""
+    plan, _ = check(csr(zoo()["dense"]), Decomposed(Hyb(2, 2), 16, 8, 20), 20)
+    first, *parts = plan.kernel.stages["I"].body.seq
+    assert first.name == "spmm_init" and len(parts) == 6
+    assert "if T.likely(" in plan.kernel.stages["III"].script()
+
+
+@pytest.mark.parametrize("fmt", [CSR(), ELL(), BSR(3, 4), DIA()], ids=lambda f: f.name)
+def test_whole_rows_are_written_once(fmt):
+    plan, _ = check(csr(zoo()["band"]), Decomposed(fmt, 16, 8), 32)
+    text = plan.kernel.stages["I"].script()
+    assert "spmm_init" not in text and "= C[" not in text
+    assert "T.parallel(" in plan.kernel.stages["III"].script()
+
+
+USERS = """
+@T.prim_func
+def blocks(v: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+           m: T.int32, n: T.int32, nnz: T.int32, d: T.int32):
+    R = T.dense_fixed(m)
+    S = T.sparse_variable(R, (n, nnz), (indptr, indices))
+    P = T.dense_fixed(4)
+    Q = T.dense_fixed(4)
+    ROW = T.dense_fixed(m * 4)
+    COL = T.dense_fixed(n * 4)
+    F = T.dense_fixed(d)
+    V = T.match_sparse_buffer(v, (R, S, P, Q), "float32")
+    X = T.match_sparse_buffer(x, (COL, F), "float32")
+    Y = T.match_sparse_buffer(y, (ROW, F), "float32")
+    with T.sp_iter({axes}, "{kinds}", "sums") as {coords}:
+        with T.init():
+            Y[r * 4 + p, f] = 0.0
+        {body}
+"""
+PLAIN = {
+    "axes": "[R, S, P, Q, F]", "kinds": "SRSRS", "coords": "[r, s, p, q, f]",
+    "body": "Y[r * 4 + p, f] = Y[r * 4 + p, f] + V[r, s, p, q] * X[s * 4 + q, f]",
+}  # fmt: skip
+
+
+def test_a_program_of_ones_own():
+    """The template goes by what loops are, whatever they are called."""
+    matrix = sp.random_array((8, 6), density=0.4, format="csr", dtype="float32", rng=0)
+    blocked = sp.kron(matrix, np.ones((4, 4), "float32"), "bsr")
+    kernel = sparsetir.build(
+        sparsetir.from_source(USERS.format(**PLAIN)),
+        schedule=decomposed.apply, config=Decomposed(BSR(4, 4), 16, 8),
+    )  # fmt: skip
+    assert 'with T.sp_iter([S, Q, P, F1, F2], "RRSSS"' in kernel.stages["I"].script()
+    x = np.random.default_rng(0).random((24, 32), "float32")
+    y = np.full((32, 32), np.nan, "float32")
+    blocks = blocked.tobsr((4, 4))
+    blocks.sort_indices()
+    indptr, indices = (a.astype("int32") for a in (blocks.indptr, blocks.indices))
+    kernel(blocks.data, x, y, indptr, indices, n=6)
+    np.testing.assert_allclose(y, blocked @ x, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"body": "Y[r * 4 + p, f] = V[r, s, p, q] * X[s * 4 + q, f]"},
+            "'sums' to be a reduction",
+        ),
+        (
+            {"body": PLAIN["body"].replace("Y[r * 4 + p, f]", "Y[f, r * 4 + p]")},
+            "'sums' to store features side by side",
+        ),
+        ({"kinds": "SSSSS"}, "sums over what rows store"),
+    ],
+)
+def test_programs_of_another_shape_are_refused(fields, message):
+    func = sparsetir.from_source(USERS.format(**{**PLAIN, **fields}))
+    with pytest.raises(ScheduleError, match=f"Decomposed: argument 'sch': expected {message}"):
+        sparsetir.build(func, schedule=decomposed.apply, config=Decomposed(BSR(4, 4), 16, 8))
