@@ -19,7 +19,14 @@ from sparsetir.sparse_ir.nodes import map_expr, walk
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["apply_kinds", "in_vectors", "is_free", "run_in_parallel", "thread_axis"]
+__all__ = [
+    "apply_kinds",
+    "in_vectors",
+    "is_free",
+    "run_in_parallel",
+    "steps_in_vectors",
+    "thread_axis",
+]
 
 # Loop annotation: what `apply_kinds` makes of the loop.
 KIND = "sparsetir.kind"
@@ -75,6 +82,17 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     for loop in straight:
         sch.unroll(loop)
     run_in_parallel(sch, lanes, "vectorized")
+
+
+def steps_in_vectors(sch: Any, block: str, loops: int = 2) -> None:
+    """:func:`in_vectors` of a block, and of its init, which gets loops of its own before.
+
+    block : its name
+    """
+    found = sch.get_sblock(block)
+    if sch.get(found).init is not None:
+        in_vectors(sch, sch.decompose_reduction(found, sch.get_loops(found)[0]), loops)
+    in_vectors(sch, found, loops)
 
 
 def is_free(sch: Any, loop: Any) -> bool:

@@ -22,6 +22,8 @@ __all__ = [
 MAX_LANES = 16
 MAX_TILE = 128
 GPU_THREADS = 128
+# Of a row, beside what it stores, in blocks of rows with about as much work each.
+ROW_COST = 2
 
 
 @dataclass(frozen=True)

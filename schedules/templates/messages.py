@@ -9,13 +9,11 @@ from __future__ import annotations
 from sparsetir.schedules.operators.messages import Messages, program
 from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.message_tiles import Tile, bind_threads
+from sparsetir.schedules.templates.message_tiles import ROW_COST, Tile, bind_threads
 from sparsetir.schedules.templates.shapes import RowReduction, row_results
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["Messages", "apply", "program"]
-
-ROW_COST = 2
 
 
 def apply(sch: Schedule, config: Tile) -> None:

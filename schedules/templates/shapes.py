@@ -8,20 +8,28 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import Axis, loads_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseIteration,
+    loads_of,
+    sparse_iterations,
+    stores_of,
+)
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import handle_of, loops_of
+from sparsetir.sparse_ir.schedule.loops import handle_of, inside, loops_of
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
     "DenseLoops",
     "ElementReduction",
     "RowReduction",
+    "RowSteps",
     "dense_loops",
     "element_reduction",
     "row_reduction",
     "row_results",
+    "row_steps",
 ]
 
 
@@ -227,6 +235,47 @@ def _gathered(func: Any, it: Any, feature: Any, columns: list[Any]) -> tuple[Any
                 if free_vars(index) & set(columns) and axis.kind == "dense_fixed":
                     return buffer.name, axis.name
     return None, None
+
+
+@dataclass(frozen=True)
+class RowSteps:
+    """Steps over what a row stores, one after the other, for each row.
+
+    rows : over a root axis
+    others : dense spatial loops beside the rows
+    features : that of them which is contiguous in all results, or None
+    """
+
+    iteration: SparseIterationRef
+    rows: SpIter
+    others: list[SpIter]
+    features: SpIter | None
+
+
+def row_steps(sch: Schedule, who: str) -> RowSteps:
+    """The loops of a program of steps for each row.
+
+    who : the template, for messages
+    Raises ScheduleError where the program looks different, and says how.
+    """
+    func = sch.func
+    it = func.body
+    steps = inside(it) if isinstance(it, SparseIteration) else []
+    if not steps or it.init is not None or set(it.kinds) != {"S"}:
+        _refuse(who, func, "one iteration with steps for each of its visits")
+    loops = loops_of(it)
+    parents = {a.parent.name for s in steps for a, _, _ in s.axis_of() if a.parent is not None}
+    rows = [x for x in loops if x.name in parents]
+    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
+    if len(rows) != 1 or not dense:
+        _refuse(who, func, f"'{it.name}' to visit rows, the steps in it what they store")
+    results = {b.var for b in func.buffers if b.handle is not None}
+    last = [store.indices[-1] for store in stores_of(it.body) if store.buffer in results]
+    found = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
+    ref = sch.get_sparse_iteration(it.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    own = [handles[x.axes] for x in loops if x not in rows]
+    return RowSteps(ref, handles[rows[0].axes], own, handles[found[0].axes] if found else None)
 
 
 def _refuse(who: str, func: Any, expected: str) -> None:

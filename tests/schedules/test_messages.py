@@ -122,7 +122,7 @@ def test_softmax(problem, tile, heads):
     x, g = (rng.standard_normal((batch * nnz, heads)).astype(problem.dtype) * 9 for _ in range(2))
     out, config = np.full_like(x, np.nan), Tile(tile, parallel=True)
     arrays = {"y": x, "g": g, "dx": out} if problem.backward else {"x": x, "y": out}
-    numbers = {"batch": batch, "blocks": 3, "m": M, "nnz": nnz, **config.sizes(heads)}
+    numbers = {"batch": batch, "m": M, "nnz": nnz, "heads": heads}
     arguments = {**p, **arrays, **numbers}
     check(edge_softmax, problem, config, arguments, ["dx" if problem.backward else "y"])
 
@@ -180,7 +180,7 @@ def test_no_conditions(problem):
          "messages: argument 'sch': expected 'gsddmm' to visit rows, what they store, and"),
         (edge_messages, messages.program(messages.Messages()),
          "edge_messages: argument 'sch': expected 'gspmm' to store one value in two or more loops"),
-        (edge_messages, edge_softmax.program(edge_softmax.EdgeSoftmax(), Tile()),
+        (edge_messages, edge_softmax.program(edge_softmax.EdgeSoftmax()),
          "edge_messages: argument 'sch': expected one iteration, got"),
     ],
 )  # fmt: skip

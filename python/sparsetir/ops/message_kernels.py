@@ -137,7 +137,8 @@ def _softmax(structure: Structure, given: tuple[Tensor, ...], backward: bool) ->
     names = ("y", "g", "dx") if backward else ("x", "y")
     flat = [x.reshape(-1, heads) for x in (*moved, out)]
     named = {**dict(zip(names, flat, strict=True)), "indptr": arrays.indptr}
-    run(edge_softmax, problem, config, named, {"batch": batch, **config.sizes(heads)}, rows=True)
+    numbers = {"batch": batch, "m": structure.m, "nnz": structure.nnz, "heads": heads}
+    run(edge_softmax, problem, config, named, numbers)
     return structure.restored(out, 1).to(first.dtype)
 
 
