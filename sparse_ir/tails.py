@@ -7,8 +7,9 @@ says that the coordinate was not in the tile before::
         C[i, T.min(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
 
 Such a condition would make a loop over lanes scalar. Where an iteration over tiles overwrites what
-it writes, and reads nothing of it but what the same visit has set, to compute an element twice gives
-the same twice, and the condition goes. In a reduction over the tiles the repeated terms are replaced by the operator's identity::
+it writes, and reads nothing of that but what the same visit has set, to compute an element twice
+gives the same twice, and the condition goes. In a reduction over the tiles the repeated terms are
+replaced by the operator's identity::
 
     S[e] = S[e] + T.Select(T.min(p * 64, feat - 64) + l >= p * 64, X[.., ..] * Y[.., ..], 0.0)
 

@@ -150,12 +150,17 @@ class _Steps:
         """A statement with the loops inside of each step."""
         if isinstance(stmt, tirx.SeqStmt):
             return tirx.SeqStmt([self.of(part, conditions) for part in stmt.seq])
-        if isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None and _stands(stmt.condition):
+        if (
+            isinstance(stmt, tirx.IfThenElse)
+            and stmt.else_case is None
+            and not _loads(stmt.condition)
+        ):
             return self.of(stmt.then_case, [*conditions, stmt.condition])
         if isinstance(stmt, tirx.BufferStore):
             name = fresh_name(self.func, f"{self.it.name}_step")
             count = sum(n.startswith(name) for n in self.names)
-            empty = changed(self.it, [], name=f"{name}_{count}" if count else name, init=None)
+            name = f"{name}_{count}" if count else name
+            empty = changed(self.it, [], name=name, annotations={})
             return self._step(empty, stmt, conditions)
         if isinstance(stmt, SparseIteration) and not inside(stmt):
             return self._step(stmt, stmt.body, conditions)
@@ -186,11 +191,6 @@ class _Steps:
         for condition in reversed(conditions):
             stmt = tirx.IfThenElse(condition, stmt, None)
         return stmt
-
-
-def _stands(condition: Any) -> bool:
-    """Whether no store changes a condition."""
-    return not _loads(condition)
 
 
 def _loads(expr: Any) -> list[Any]:

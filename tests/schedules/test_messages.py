@@ -130,16 +130,15 @@ def test_softmax(problem, tile, heads):
 @pytest.mark.parametrize(("feat", "width", "tiles"), [(5, 3, (4, 2)), (1, 16, (1, 16))])
 def test_attention(feat, width, tiles):
     problem = edge_attention.EdgeAttention()
-    config = edge_attention.AttentionTiles(Tile(tiles[0]), Tile(tiles[1]), parallel=True)
+    config = edge_attention.AttentionTiles(Tile(tiles[0], parallel=True), Tile(tiles[1]))
     p, rng = pattern(), np.random.default_rng(4)
-    of_values, nnz = config.values.sizes(width), len(p["indices"])
+    nnz = len(p["indices"])
     arguments = {
         **p,
         "q": features(rng, M, "hf", feat), "k": features(rng, N, "hf", feat),
         "v": features(rng, N, "hf", width), "out": np.full((M, HEADS, width), np.nan, "float32"),
-        "scores": np.zeros(HEADS * nnz, "float32"), "scale": 0.5, "blocks": 3, "m": M, "n": N,
-        "nnz": nnz, "heads": HEADS, **config.keys.sizes(feat),
-        "value_tiles": of_values["tiles"], "value_rest": of_values["rest"],
+        "scores": np.zeros(HEADS * nnz, "float32"), "scale": 0.5, "m": M, "n": N, "nnz": nnz,
+        "heads": HEADS, "feat": feat, "width": width,
     }  # fmt: skip
     check(edge_attention, problem, config, arguments, ["out"])
 
