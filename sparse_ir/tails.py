@@ -39,10 +39,10 @@ from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import divided
 
-__all__ = ["as_if_unshifted", "limits_of", "plain_accesses", "settle_tails"]
+__all__ = ["limits_of", "plain_accesses", "settle_tails"]
 
 
-def as_if_unshifted(tree: Any) -> Any:
+def _as_if_unshifted(tree: Any) -> Any:
     """A statement or iteration in which no tile begins earlier, for what asks who writes what.
 
     Where the condition of such a tile holds, its coordinate is in no other tile; so is the one that
@@ -136,7 +136,7 @@ def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
 
     For what asks who writes what.
     """
-    return as_if_in_order(as_if_unshifted(it), permutations(func))
+    return as_if_in_order(_as_if_unshifted(it), permutations(func))
 
 
 def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:

@@ -58,6 +58,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.pos import without_choice
 from sparsetir.sparse_ir.tails import plain_accesses
 
 __all__ = ["distribute"]
@@ -96,7 +97,10 @@ def distribute(
     renamed = {old: new.var for old, new in expanded.items()}
     steps.own = set(renamed.values())
     body = _at_places(it.body, renamed, [x.var for x in moved])
-    whole = changed(it, outer, body=steps.of(body, []))
+    notes = it
+    for gone in moved:
+        notes = changed(notes, annotations=without_choice(notes, gone))
+    whole = changed(notes, outer, body=steps.of(body, []))
     buffers = [expanded.get(b.var, b) for b in func.buffers]
     out = replaced(WHO, func.replace(buffers=buffers), it, whole)
     return out, [SparseIterationRef(name) for name in steps.names]
@@ -123,9 +127,9 @@ def _refuse(
             )
         if local and not isinstance(loop.node.length, tirx.IntImm):
             raise ScheduleError(
-                f"{WHO}: expected loops of constant extent, as '{local[0]}' in scope \"local\" gets "
-                f"a place for each visit, got '{loop.name}' of {loop.node.length}; split it first"
-                f"\n{show(it)}"
+                f"{WHO}: expected loops of constant extent, as '{local[0]}' in scope "
+                f"\"local\" gets a place for each visit, got '{loop.name}' of {loop.node.length}; "
+                f"split it first\n{show(it)}"
             )
 
 
