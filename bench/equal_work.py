@@ -89,7 +89,7 @@ def in_registers(sch: Any, iterations: list[Any]) -> Any:
     """The schedule, gone on to stage II, with the tiles of these iterations in vectors."""
     lowered = sch.lower()
     for made in iterations:
-        in_vectors(lowered, lowered.get_sblock(f"{made.name}0"))
+        in_vectors(lowered, made)
     return sch
 
 

@@ -29,7 +29,7 @@ from thesis_inputs import COLUMNS, best, problem
 
 import sparsetir
 from sparsetir import Schedule, build
-from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 
 # isort: split
@@ -190,7 +190,7 @@ def a3_spmm(sch: Schedule) -> None:
     # Vectors are stage II; that they do not race is proven, not ignored.
     stage_two = sch.lower()
     for name in ("spmm_init", steps[0].name, steps[2].name):
-        in_vectors(stage_two, stage_two.get_sblock(f"{name}0"), 1)
+        in_vectors(stage_two, name, 1)
     lanes = stage_two.get_loops(stage_two.get_sblock(f"{steps[1].name}0"))[0]
     run_in_parallel(stage_two, lanes, "vectorized")
 
@@ -275,7 +275,7 @@ def in_registers(sch: Schedule, steps: list[Any]) -> None:
     """Stage II: workspaces in registers, by unrolling j0 and making j1 a vector."""
     stage_two = sch.lower()
     for name in ["mttkrp_init", *(step.name for step in steps)]:
-        in_vectors(stage_two, stage_two.get_sblock(f"{name}0"))
+        in_vectors(stage_two, name)
 
 
 def a12_spmm_tiled(sch: Schedule) -> None:
@@ -344,27 +344,26 @@ def tuned_mttkrp(sch: Schedule, config: Tuned) -> None:
     """As A.5 to A.7, where `row` is not set."""
     it, i, inner, j = mttkrp_loops(sch)
     sch.sparse_reorder(it, [i, *inner, *j])
-    reduce, held, blocks = it, "A", ["mttkrp_init0"]
+    reduce, held, steps = it, "A", ["mttkrp_init"]
     if config.row:
         start, reduce, write = sch.precompute("A", i, j, name="ws")
-        held, blocks = "ws", [f"{start.name}0", f"{write.name}0"]
+        held, steps = "ws", [start.name, write.name]
     for place in config.workspaces:
         loops = {h.name: h for h in sch.get_sp_iters(reduce)}
         at, name = loops[inner[place].name], f"ws_{inner[place].name}"
         lanes = [loops[h.name] for h in j]
         start, reduce, write = sch.precompute(held, at, lanes, hoist=True, name=name)
-        held, blocks = name, [*blocks, f"{start.name}0", f"{write.name}0"]
-    depth = len(sch.get_sp_iters(reduce)) - len(j) - 1
+        held, steps = name, [*steps, start.name, write.name]
     sch.pos(i)
     i1, i2 = sch.split(i, [None, 32])
     sch.parallelize(i1)
     stage_two = sch.lower()
-    # Each sparse loop under another is in a block of its own; the last one computes.
-    leaf = f"{reduce.name}{depth}"
-    for block in [*blocks, leaf]:
-        in_vectors(stage_two, stage_two.get_sblock(block))
+    for step in [*steps, reduce.name]:
+        in_vectors(stage_two, step)
     if config.prefetch:
         last = "CDEF"[len(inner) - 1]
+        # Each sparse loop under another is in a block of its own; the last one computes.
+        leaf = stage_two.get(innermost_block(stage_two, reduce)).name_hint
         sch.rewrite(prefetch_gathered, leaf, last, config.prefetch, COLUMNS)
 
 

@@ -202,7 +202,7 @@ def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: A
     copies = sch.precompute(found.gathered, panels, whole, scope="global")
     stage_two = sch.lower()
     for step in (*steps, *copies):
-        in_vectors(stage_two, stage_two.get_sblock(f"{step.name}0"))
+        in_vectors(stage_two, step)
     return default_schedule(next(iter(stage_two.mod.functions.values())), target, VECTORS // 2)
 
 

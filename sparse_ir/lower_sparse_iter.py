@@ -112,7 +112,7 @@ class _Lowering:
         # the order of storage.
         self.plain = {it.name: plain_accesses(it, func) for it in sparse_iterations(func)}
         self.orders = permutations(func)
-        func = settle_tails(func)
+        func, self.in_turn = settle_tails(func)
         self.func = func
         self.space = PositionSpace(func)
         written: set[Any] = set()
@@ -317,7 +317,7 @@ class _Lowering:
         )
         units = [u for lv in levels for u in lv.units]
         private = self.private.get(it.name, set())
-        facts = races_of(self.plain.get(it.name, it), private)
+        facts = races_of(self.plain.get(it.name, it), private, self.in_turn)
         races = dict(zip(map(id, units), facts, strict=True))
         own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in own if v not in self.placed)]

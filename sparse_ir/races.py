@@ -21,7 +21,7 @@ uses it and each visit writes what it reads of it before. It is then allocated i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from tvm import ir, tirx
@@ -43,10 +43,11 @@ RACES = "sparsetir.races"
 FREE = "free"
 
 
-def races_of(it: SparseIteration, private: set[Any]) -> list[str]:
+def races_of(it: SparseIteration, private: set[Any], in_turn: Collection[Any] = ()) -> list[str]:
     """The fact of each of the iteration's loops, in their order.
 
     private : stage-I variables of the buffers of which each visit has its own
+    in_turn : coordinates whose visits do not run at once, whatever they access
     """
     free = set(parallel_units(it, private))
     accesses = {b: found for b, found in written_accesses(it).items() if b not in private}
@@ -56,7 +57,7 @@ def races_of(it: SparseIteration, private: set[Any]) -> list[str]:
         count = len(flat_axes([node]))
         coords, kinds = it.vars[at : at + count], it.kinds[at : at + count]
         at += count
-        if number in free:
+        if number in free and not any(v in in_turn for v in coords):
             out.append(FREE)
             continue
         shared = [

@@ -6,9 +6,10 @@ says that the coordinate was not in the tile before::
     if T.likely(T.min(p * 64, feat - 64) + v * 16 + l >= p * 64):
         C[i, T.min(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
 
-Such a condition would make a loop over lanes scalar. Where a nest of iterations overwrites what it
-writes, and reads nothing of it, to compute an element twice gives the same twice, and the condition
-goes. In a reduction over the tiles the repeated terms are replaced by the operator's identity::
+Such a condition would make a loop over lanes scalar. Where an iteration over tiles overwrites what
+it writes, and reads nothing of that but what the same visit has set, to compute an element twice
+gives the same twice, and the condition goes. In a reduction over the tiles the repeated terms are
+replaced by the operator's identity::
 
     S[e] = S[e] + T.Select(T.min(p * 64, feat - 64) + l >= p * 64, X[.., ..] * Y[.., ..], 0.0)
 
@@ -26,6 +27,7 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
+    flat_axes,
     loads_of,
     map_expr,
     nodes_of,
@@ -33,8 +35,10 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+from sparsetir.sparse_ir.set_anew import accesses, same_again, sets_before_reading
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
+from sparsetir.sparse_ir.workers import divided
 
 __all__ = ["as_if_unshifted", "limits_of", "plain_accesses", "settle_tails"]
 
@@ -136,8 +140,12 @@ def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
     return as_if_in_order(as_if_unshifted(it), permutations(func))
 
 
-def settle_tails(func: SparseFunc) -> SparseFunc:
-    """The function with as few conditions of shifted tiles as give the same."""
+def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
+    """The function with as few conditions of shifted tiles as give the same.
+
+    Also the coordinates of tiles that have to take turns now: what one of them sets and then
+    changes, another one may set anew.
+    """
     nests: list[Any] = []
 
     def collect(stmt: Any) -> None:
@@ -149,18 +157,18 @@ def settle_tails(func: SparseFunc) -> SparseFunc:
 
     collect(func.body)
     if not any(_shifted(n) for n in nests):
-        return func
+        return func, set()
     private = {b.var for b in func.buffers if b.handle is None}
     for var in list(private):
-        if sum(bool(_accesses(n, var)) for n in nests) > 1:
+        if sum(bool(accesses(n, var)) for n in nests) > 1:
             private.discard(var)
-    settled = [_settle(n, private) if _shifted(n) else n for n in nests]
-    return func.replace(body=tirx.SeqStmt(settled) if len(settled) > 1 else settled[0])
+    in_turn: set[Any] = set()
+    settled = [_settle(n, private, in_turn) if _shifted(n) else n for n in nests]
+    body = tirx.SeqStmt(settled) if len(settled) > 1 else settled[0]
+    return func.replace(body=body), in_turn
 
 
-def _settle(nest: Any, private: set[Any]) -> Any:
-    outside = [s for s in stores_of(nest) if s.buffer not in private]
-    read = any(loads_of(nest, s.buffer) for s in outside)
+def _settle(nest: Any, private: set[Any], in_turn: set[Any]) -> Any:
     written_under = _conditions_of_stores(nest, private)
     bound_by = {
         v: (it, kind, axis.name) for it in _iterations(nest) for axis, v, kind in it.axis_of()
@@ -189,22 +197,40 @@ def _settle(nest: Any, private: set[Any]) -> Any:
     def harmless(condition: Any, stmt: Any) -> bool:
         """Whether a store may run for a tile's coordinates that an earlier tile has as well."""
         return all(
-            has_own_slots(v, stmt, condition) or _same_again(bound_by[v][0], private)
+            has_own_slots(v, stmt, condition) or same_again(bound_by[v][0], private)
             for v in free_vars(_start(condition))
             if v in bound_by
         )
 
+    def changing(condition: Any) -> tuple[bool, set[Any]]:
+        """Whether a tile reads what it changes, and its coordinates if it does set that before."""
+        family, turns = tiles(condition), set()
+        for v in free_vars(_start(condition)) & set(bound_by):
+            it = bound_by[v][0]
+            changed = {s.buffer for s in stores_of(it.body, it.init)} - private
+            for var in (b for b in changed if loads_of(it, b)):
+                if _is_divided(it, v) or not sets_before_reading(
+                    it, var, lambda c: _start(c) is not None and tiles(c) == family
+                ):
+                    return True, set()
+                turns.add(v)
+        return False, turns
+
     # All conditions of a tile go, or none: what one store skips another one must not use.
     kept: set[frozenset[str]] = set()
+    turns: dict[frozenset[str], set[Any]] = {}
 
     def judge(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
-        for condition in conditions:
-            if _start(condition) is not None and (read or not harmless(condition, stmt)):
+        for condition in (c for c in conditions if _start(c) is not None):
+            reads, of = changing(condition)
+            turns.setdefault(tiles(condition), set()).update(of)
+            if reads or not harmless(condition, stmt):
                 kept.add(tiles(condition))
         return node
 
     _map_chains(nest, judge)
+    in_turn.update(v for family, found in turns.items() if family not in kept for v in found)
 
     def branch(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
@@ -233,13 +259,19 @@ def _settle(nest: Any, private: set[Any]) -> Any:
     return _map_chains(nest, branch)
 
 
-def _same_again(it: SparseIteration, private: set[Any]) -> bool:
-    """Whether a further visit of an iteration leaves the same in all workspaces that it writes."""
-    written = {s.buffer for s in stores_of(it.body, it.init)} & private
-    return all(
-        _begins_anew(it.body, var) and not (it.init is not None and _accesses(it.init, var))
-        for var in written
+def _is_divided(it: SparseIteration, coordinate: Any) -> bool:
+    """Whether the loop of a coordinate is divided among workers."""
+    names = {name for group in divided(it) for name in group}
+    return any(
+        node.name in names and any(coordinate.same_as(v) for v in coords)
+        for node, coords in zip(it.axes, _coordinates(it), strict=True)
     )
+
+
+def _coordinates(it: SparseIteration) -> list[list[Any]]:
+    """The coordinates of each entry in an iteration's list of axes."""
+    left = list(it.vars)
+    return [[left.pop(0) for _ in flat_axes([node])] for node in it.axes]
 
 
 def _iterations(nest: Any) -> list[SparseIteration]:
@@ -333,33 +365,6 @@ def _stores_with_conditions(nest: Any) -> list[tuple[Any, list[Any]]]:
 
     visit(nest, [])
     return out
-
-
-def _begins_anew(nest: Any, var: Any) -> bool:
-    """Whether a workspace is set, inside the loops around all of its uses, before it is added to.
-
-    That is, in a sequence of statements that holds all of its accesses, the first one that touches
-    it stores to it and loads nothing of it.
-    """
-    while True:
-        if isinstance(nest, tirx.SeqStmt):
-            parts = [s for s in nest.seq if _accesses(s, var)]
-            first = parts[0]
-            if len(parts) > 1:
-                return not loads_of(first, var)
-            nest = first
-        elif isinstance(nest, SparseIteration):
-            if nest.init is not None and _accesses(nest.init, var):
-                return False  # set once, for all visits
-            nest = nest.body
-        elif isinstance(nest, tirx.IfThenElse) and nest.else_case is None:
-            nest = nest.then_case
-        else:
-            return not loads_of(nest, var)
-
-
-def _accesses(stmt: Any, var: Any) -> list[Any]:
-    return [*loads_of(stmt, var), *(s for s in stores_of(stmt) if s.buffer.same_as(var))]
 
 
 def _under(conditions: list[Any], stmt: Any) -> Any:

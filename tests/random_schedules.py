@@ -165,13 +165,19 @@ def _parallelize(d: _Drawing) -> None:
     d.apply(parallelize, loops, "cpu")
 
 
+def _distribute(d: _Drawing) -> None:
+    if not d.loops:
+        raise _Skipped
+    d.sch.distribute(d.loops[-d.choose((1, 2)) :])
+
+
 def _annotate(d: _Drawing) -> None:
     d.sch.annotate(d.ref, "note", "kept")
 
 
 MOVES = (
     _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
-    _reorder, _split, _split, _result, _result,
+    _reorder, _split, _split, _result, _result, _distribute,
 )  # fmt: skip
 
 

@@ -22,6 +22,8 @@ shuffles that x86 has in one instruction.
 After::
 
     sums[0:8] = T.Shuffle(...) + T.Shuffle(...)
+
+A block in one loop, over the lanes alone, adds up one vector.
 """
 
 from __future__ import annotations
@@ -40,22 +42,26 @@ SEGMENT_BITS = 128
 
 
 def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
-    """Replace the two loops around a block that adds up lanes by a tree of shuffles.
+    """Replace the loops around a block that adds up lanes by a tree of shuffles.
 
     func : a stage-II function; the one given is left as it is
     block : sums[..., g] = sums[..., g] + parts[..., g, l] with an init of zero, in loops over g and
-        l of constant powers of two, g at most l, and nothing else; `parts` of any scope but one
-        that :func:`lower_sparse_buffer` flattens
+        l of constant powers of two, g at most l, and nothing else, or without g; `parts` of any
+        scope but one that :func:`lower_sparse_buffer` flattens
 
     Raises ScheduleError where there is no such nest.
     """
     done: list[Any] = []
 
     def visit(loop: Any) -> Any:
-        realize: Any = getattr(loop.body, "body", None)
-        if not isinstance(realize, s_tir.SBlockRealize) or realize.block.name_hint != block:
+        inner, loops = loop.body, [loop]
+        if isinstance(inner, tirx.For):
+            inner, loops = inner.body, [loop, inner]
+        if not isinstance(inner, s_tir.SBlockRealize) or inner.block.name_hint != block:
             return loop
-        done.append(_in_vectors(loop, realize))
+        if len(inner.block.iter_vars) != len(loops):
+            return loop
+        done.append(_by_shuffles(loops, inner))
         return done[-1]
 
     out = func.with_body(map_expr(func.body, [(tirx.For, visit)]))
@@ -64,21 +70,23 @@ def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
     return out
 
 
-def _in_vectors(loop: Any, realize: Any) -> tirx.Stmt:
+def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
     store = realize.block.body
     parts = next(x for x in (store.value.a, store.value.b) if not x.source.same_as(store.buffer))
-    groups, lanes = int(loop.extent), int(loop.body.extent)
+    *groups, lanes = (int(loop.extent) for loop in loops)
     at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
-    outer = [substitute(i, at) for i in store.indices[:-1]]
-    rows = [tirx.BufferLoad(parts.source, [*outer, g, _ramp(lanes)]) for g in range(groups)]
+    kept = len(store.indices) - len(groups)
+    outer = [substitute(i, at) for i in store.indices[:kept]]
+    each = [[g] for g in range(groups[0])] if groups else [[]]
+    rows = [tirx.BufferLoad(parts.source, [*outer, *g, _ramp(lanes)]) for g in each]
     total = _tree(rows, lanes, str(store.buffer.ty.dtype))
-    body = tirx.BufferStore(store.buffer, total, [*outer, _ramp(groups)])
+    body = tirx.BufferStore(store.buffer, total, [*outer, *map(_ramp, groups)])
 
     def region(buffer: Any, *sizes: int) -> Any:
         ranges = [ir.Range.from_min_extent(i, 1) for i in outer]
         return tirx.BufferRegion(buffer, [*ranges, *(ir.Range(0, s) for s in sizes)])
 
-    reads, writes = [region(parts.source, groups, lanes)], [region(store.buffer, groups)]
+    reads, writes = [region(parts.source, *groups, lanes)], [region(store.buffer, *groups)]
     done = s_tir.SBlock([], reads, writes, realize.block.name_hint, body)
     return s_tir.SBlockRealize([], True, done)
 

@@ -19,7 +19,14 @@ from sparsetir.sparse_ir.nodes import map_expr, walk
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["apply_kinds", "in_vectors", "is_free", "run_in_parallel", "thread_axis"]
+__all__ = [
+    "apply_kinds",
+    "in_vectors",
+    "innermost_block",
+    "is_free",
+    "run_in_parallel",
+    "thread_axis",
+]
 
 # Loop annotation: what `apply_kinds` makes of the loop.
 KIND = "sparsetir.kind"
@@ -69,19 +76,26 @@ def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     block : of stage II, or a sparse iteration, by its reference or name: its innermost block
     loops : how many of the block's loops, counted from the innermost; of constant extents
 
-    TVM's `vectorize` asks for the init inside of the block; here the last loop is only to be free
-    of races. Raises ScheduleError where that is not proven.
+    An init inside of the block gets loops of its own before, in vectors too. The last loop is only
+    to be free of races, which is less than TVM's `vectorize` asks for. Raises ScheduleError where
+    that is not proven.
     """
     if not isinstance(block, s_tir.schedule.SBlockRV):
-        block = _innermost(sch, block if isinstance(block, str) else block.name)
+        block = innermost_block(sch, block)
+    if sch.get(block).init is not None:
+        in_vectors(sch, sch.decompose_reduction(block, sch.get_loops(block)[0]), loops)
     *straight, lanes = sch.get_loops(block)[-loops:]
     for loop in straight:
         sch.unroll(loop)
     run_in_parallel(sch, lanes, "vectorized")
 
 
-def _innermost(sch: Any, name: str) -> Any:
-    """The innermost block of a sparse iteration, which has one for each level of ragged loops."""
+def innermost_block(sch: Any, iteration: Any) -> Any:
+    """The innermost block of a sparse iteration, which has one for each level of ragged loops.
+
+    iteration : its reference or name
+    """
+    name = iteration if isinstance(iteration, str) else iteration.name
     level, block = 0, sch.get_sblock(f"{name}0")
     while any(
         str(sch.get(b).name_hint) == f"{name}{level + 1}" for b in sch.get_child_blocks(block)

@@ -26,7 +26,6 @@ ScheduleError, which is what the trial then shows.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +34,7 @@ import tvm
 from tvm import ir
 
 from sparsetir.schedules.default import l2_bytes
-from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize import vectorize_innermost
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
@@ -107,7 +106,7 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     lowered = sch.lower()
     for tiled in made:
         for ref in tiled.steps:
-            in_vectors(lowered, _leaf(lowered, ref.name))
+            in_vectors(lowered, ref)
     for tiled in made:
         tiled.prefetch()
     sch.rewrite(vectorize_innermost, max(tiled.bits for tiled in made), l2_bytes())
@@ -181,7 +180,7 @@ class _Tiled:
         if not config["ahead"]:
             return
         lowered = self.sch.lower()
-        block = lowered.get(_leaf(lowered, self.innermost.name)).name_hint
+        block = lowered.get(innermost_block(lowered, self.innermost)).name_hint
         span = config["vectors"] * config["lanes"]
         for buffer in self.gathered:
             self.sch.rewrite(prefetch_gathered, block, buffer, config["ahead"], span)
@@ -259,18 +258,3 @@ def _gathered(func: SparseFunc, nest: _Nest) -> list[str]:
                 if not own and isinstance(index, ir.Var) and index.same_as(inner.vars[0]):
                     found.append(buffer.name)
     return list(dict.fromkeys(found))
-
-
-def _leaf(lowered: Any, name: str) -> Any:
-    """The innermost of the blocks that an iteration was lowered to, which are numbered."""
-    found: list[Any] = []
-
-    def visit(block: Any) -> None:
-        inside = lowered.get_child_blocks(block)
-        if not inside and re.fullmatch(rf"{re.escape(name)}\d", lowered.get(block).name_hint):
-            found.append(block)
-        for child in inside:
-            visit(child)
-
-    visit(lowered.get_sblock("root"))
-    return found[0]

@@ -135,7 +135,7 @@ def apply(sch: Schedule, config: Decomposed) -> None:
     """
     if config.features is None:
         return
-    blocks: dict[str, int] = {}  # how many loops of a block are in registers
+    registers: dict[str, int] = {}  # how many loops of a step are in registers
     for found in sorted(row_sums(sch, "Decomposed"), key=lambda found: not found.columns):
         if found.iteration.name not in {it.name for it in sparse_iterations(sch.func)}:
             continue  # set where sums begin
@@ -147,10 +147,10 @@ def apply(sch: Schedule, config: Decomposed) -> None:
             steps = sch.precompute(found.result, tiles, held)
         if found.threads is not None:
             sch.parallelize(found.threads)
-        blocks |= {f"{step.name}0": len(held) for step in steps}
+        registers |= {step.name: len(held) for step in steps}
     stage_two = sch.lower()
-    for block, loops in blocks.items():
-        in_vectors(stage_two, stage_two.get_sblock(block), loops)
+    for step, loops in registers.items():
+        in_vectors(stage_two, step, loops)
 
 
 def _refuse(where: str, problem: Any) -> None:

@@ -34,11 +34,10 @@ def apply(sch: Schedule, config: Tile) -> None:
     if config.parallel:
         sch.parallelize(found.outer[0])
     stage_two = sch.lower()
-    block = f"{found.iteration.name}0"
     if config.gpu:
-        bind_threads(stage_two, block)
+        bind_threads(stage_two, f"{found.iteration.name}0")
     else:
-        in_vectors(stage_two, stage_two.get_sblock(block))
+        in_vectors(stage_two, found.iteration)
 
 
 def _sums(sch: Schedule, found: DenseLoops, config: Tile, tiles: list[SpIter]) -> None:
@@ -56,8 +55,8 @@ def _sums(sch: Schedule, found: DenseLoops, config: Tile, tiles: list[SpIter]) -
     if config.gpu:
         bind_threads(stage_two, f"{found.iteration.name}0")
         return
-    start, reduce, sums, _ = (f"{step.name}0" for step in steps)
-    for block in (start, reduce):
-        in_vectors(stage_two, stage_two.get_sblock(block))
+    start, reduce, sums, _ = steps
+    for step in (start, reduce):
+        in_vectors(stage_two, step)
     if config.lanes > 1:
-        sch.rewrite(add_lanes, sums)
+        sch.rewrite(add_lanes, f"{sums.name}0")

@@ -5,23 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.sparse_ir.nodes import map_expr
-
-__all__ = [
-    "Tile",
-    "bind_threads",
-    "hide_own_reads",
-    "in_vectors",
-    "on_threads",
-    "without_guards",
-]
+__all__ = ["ROW_COST", "Tile", "bind_threads"]
 
 MAX_LANES = 16
 MAX_TILE = 128
 GPU_THREADS = 128
+# Of a row, beside what it stores, in blocks of rows with about as much work each.
+ROW_COST = 2
 
 
 @dataclass(frozen=True)
@@ -63,66 +55,6 @@ class Tile:
     def vectors(self) -> int:
         """Of a tile."""
         return self.tile // self.lanes
-
-    def sizes(self, feat: int) -> dict[str, int]:
-        """The arguments "tiles" and "rest", the features beside one tile, of a kernel."""
-        return {"tiles": -(-feat // self.tile), "rest": feat - self.tile}
-
-    def place(self, p: Any, v: Any, lane: Any, rest: Any) -> Any:
-        """The feature at a lane of vector v of tile p."""
-        return tirx.min(p * self.tile, rest) + v * self.lanes + lane
-
-
-def without_guards(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """A stage-II function without conditions, where all that it reads and writes is in range.
-
-    The lowering guards `U[order[e], k]`, as `order[e]` may be anything, and places in a last tile
-    that begins earlier, as it does not know that there are features enough. Before::
-
-        if_then_else(0 <= order[e] and order[e] < n, U[order[e], k], 0)
-
-    After::
-
-        U[order[e], k]
-
-    For functions whose author wrote no conditions, and whose callers check the index arrays.
-    """
-
-    def load(call: Any) -> Any:
-        named = isinstance(call.op, ir.Op) and str(call.op.name).endswith(".if_then_else")
-        return call.args[1] if named else call
-
-    def store(branch: Any) -> Any:
-        return branch.then_case
-
-    return func.with_body(map_expr(func.body, [(ir.Call, load), (tirx.IfThenElse, store)]))
-
-
-def in_vectors(sch: Any, block: Any) -> None:
-    """Straight code of vectors, for a block whose last two loops are over vectors and lanes."""
-    *_, vectors, lanes = sch.get_loops(block)
-    sch.unroll(vectors)
-    sch.vectorize(lanes)
-
-
-def hide_own_reads(sch: Any, name: str) -> Any:
-    """A schedule in which a block that changes elements in place may be scheduled as others are.
-
-    Each visit of the block reads the elements that it writes, and no others of that buffer, which
-    TVM does not see.
-    """
-    block = sch.get_sblock(name)
-    written = [region.source.name for region in sch.get(block).writes]
-    own = [n for n, r in enumerate(sch.get(block).reads) if r.source.name in written]
-    sch.unsafe_hide_buffer_access(block, "read", own)
-    return s_tir.Schedule(sch.mod)  # which looks at dependences anew
-
-
-def on_threads(func: tirx.PrimFunc, name: str) -> tirx.PrimFunc:
-    """A stage-II function with the outermost loop of a block over the threads of a GPU."""
-    sch = s_tir.Schedule(s_tir.renew_defs(func))
-    bind_threads(sch, name)
-    return apply_kinds(sch.mod["main"])
 
 
 def bind_threads(sch: Any, name: str) -> None:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from sparsetir.schedules.operators.messages import Messages, program
 from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.message_tiles import Tile, bind_threads
+from sparsetir.schedules.templates.message_tiles import ROW_COST, Tile, bind_threads
 from sparsetir.schedules.templates.shapes import RowReduction, row_results
-from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
 __all__ = ["Messages", "apply", "program"]
-
-ROW_COST = 2
 
 
 def apply(sch: Schedule, config: Tile) -> None:
@@ -29,18 +27,18 @@ def apply(sch: Schedule, config: Tile) -> None:
             ...  # gspmm_start, gspmm_reduce, gspmm_write over vectors of a tile
     """
     results = row_results(sch, "messages")
-    blocks = [block for found in results for block in _tiled(sch, found, config)]
+    steps = [step for found in results for step in _tiled(sch, found, config)]
     stage_two = sch.lower()
     if config.gpu:
         for found in results:
             bind_threads(stage_two, f"{found.iteration.name}0")
         return
-    for block in blocks:
-        in_vectors(stage_two, stage_two.get_sblock(block))
+    for step in steps:
+        in_vectors(stage_two, step)
 
 
-def _tiled(sch: Schedule, found: RowReduction, config: Tile) -> list[str]:
-    """Reduce a tile of features in registers, in rows over threads; names of the blocks of it."""
+def _tiled(sch: Schedule, found: RowReduction, config: Tile) -> list[SparseIterationRef]:
+    """Reduce a tile of features in registers, in rows over threads; the steps of a tile."""
     tiles, *vectors = sch.split(found.features, [None, config.vectors, config.lanes], tail="shift")
     outer, rows = [], found.rows
     if config.parallel:
@@ -52,4 +50,4 @@ def _tiled(sch: Schedule, found: RowReduction, config: Tile) -> list[str]:
     steps = sch.precompute(found.result, tiles, vectors, dtype=wide, hoist=found.reduces)
     if config.parallel:
         sch.parallelize(outer)
-    return [f"{step.name}0" for step in steps]
+    return steps

@@ -178,7 +178,7 @@ def apply(sch: Schedule, config: SddmmGroups) -> None:
     reductions = [_in_tiles(sch, steps[1], config) for steps in groups]
     stage_two = sch.lower()
     for copy in copies:
-        in_vectors(stage_two, stage_two.get_sblock(f"{copy.name}0"), 1)
+        in_vectors(stage_two, copy, 1)
     for steps, tiled in zip(groups, reductions, strict=True):
         start, _, _, write = (stage_two.get_sblock(f"{step.name}0") for step in steps)
         in_vectors(stage_two, start)

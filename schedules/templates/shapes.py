@@ -19,7 +19,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import handle_of, loops_of
+from sparsetir.sparse_ir.schedule.loops import handle_of, inside, loops_of
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
@@ -27,11 +27,14 @@ __all__ = [
     "ElementReduction",
     "RowReduction",
     "RowSums",
+    "RowStep",
+    "RowSteps",
     "dense_loops",
     "element_reduction",
     "row_reduction",
     "row_results",
     "row_sums",
+    "row_steps",
 ]
 
 
@@ -330,6 +333,92 @@ def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
 
 def _length(loop: Any) -> int | None:
     return int(loop.node.length) if isinstance(loop.node.length, tirx.IntImm) else None
+
+
+@dataclass(frozen=True)
+class RowStep:
+    """A step over what a row stores, maybe for each of some features.
+
+    columns : over what the row stores
+    features : dense; None where there are none
+    reduces : which of the two is a reduction, "columns" or "features"; None for neither
+    result : name of a buffer
+    dtype : of the result
+    """
+
+    iteration: SparseIterationRef
+    columns: SpIter
+    features: SpIter | None
+    reduces: str | None
+    result: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class RowSteps:
+    """Steps over what a row stores, one after the other, for each row.
+
+    rows : over a root axis
+    others : dense spatial loops beside the rows
+    features : that of them which is contiguous in all results, or None
+    steps : those that have a loop over what the row stores, and at most one other
+    """
+
+    iteration: SparseIterationRef
+    rows: SpIter
+    others: list[SpIter]
+    features: SpIter | None
+    steps: list[RowStep]
+
+
+def row_steps(sch: Schedule, who: str) -> RowSteps:
+    """The loops of a program of steps for each row.
+
+    who : the template, for messages
+    Raises ScheduleError where the program looks different, and says how.
+    """
+    func = sch.func
+    it = func.body
+    nested = inside(it) if isinstance(it, SparseIteration) else []
+    if not nested or it.init is not None or set(it.kinds) != {"S"}:
+        _refuse(who, func, "one iteration with steps for each of its visits")
+    loops = loops_of(it)
+    parents = {a.parent.name for s in nested for a, _, _ in s.axis_of() if a.parent is not None}
+    rows = [x for x in loops if x.name in parents]
+    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
+    if len(rows) != 1 or not dense:
+        _refuse(who, func, f"'{it.name}' to visit rows, the steps in it what they store")
+    results = {b.var for b in func.buffers if b.handle is not None}
+    last = [store.indices[-1] for store in stores_of(it.body) if store.buffer in results]
+    found = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
+    ref = sch.get_sparse_iteration(it.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    own = [handles[x.axes] for x in loops if x not in rows]
+    steps = [made for step in nested if (made := _row_step(sch, step, rows[0])) is not None]
+    first = handles[found[0].axes] if found else None
+    return RowSteps(ref, handles[rows[0].axes], own, first, steps)
+
+
+def _row_step(sch: Schedule, step: SparseIteration, rows: Any) -> RowStep | None:
+    """What a step looks like; None where it has other loops."""
+    loops = loops_of(step)
+    _, store = taken_apart(step.body)
+    plain = isinstance(store, tirx.BufferStore) and all(isinstance(x.node, Axis) for x in loops)
+    columns = [x for x in loops if plain and x.node.parent is not None]
+    features = [x for x in loops if x not in columns]
+    under = len(columns) == 1 and columns[0].node.parent.name == rows.name
+    if not under or len(features) > 1:
+        return None
+    reduced = [x for x in loops if x.kinds == "R"]
+    fits = reduction_of(step.body) is not None and step.init is not None and len(reduced) == 1
+    ref = sch.get_sparse_iteration(step.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    result = next(b for b in sch.func.buffers if b.var.same_as(store.buffer))
+    return RowStep(
+        ref, handles[columns[0].axes], handles[features[0].axes] if features else None,
+        ("columns" if reduced == columns else "features") if fits else None,
+        result.name, result.dtype,
+    )  # fmt: skip
 
 
 def _refuse(who: str, func: Any, expected: str) -> None:

@@ -126,20 +126,18 @@ def apply(sch: Schedule, config: RowBlocks) -> None:
     sch.sparse_reorder(found.iteration, [*outer, *inner, *columns, *vectors])
     total = accumulator(found.dtype)
     steps = sch.precompute(found.result, inner[-1], vectors, dtype=total, hoist=True)
-    blocks_of = [f"{step.name}0" for step in steps]
     if config.pack and found.gathered is not None:
         whole = [found.gathered_axis, *vectors]
         where = outer[-1] if outer else found.iteration
-        copies = sch.precompute(found.gathered, where, whole, scope="global", dtype=total)
-        blocks_of += [f"{step.name}0" for step in copies]
+        steps += sch.precompute(found.gathered, where, whole, scope="global", dtype=total)
     if config.parallel:
         sch.parallelize(outer)
     stage_two = sch.lower()
-    for block in blocks_of:
-        in_vectors(stage_two, stage_two.get_sblock(block), len(vectors))
+    for step in steps:
+        in_vectors(stage_two, step, len(vectors))
     if config.prefetch:
         gathered = f"{found.gathered}_ws" if config.pack else found.gathered
-        sch.rewrite(prefetch_gathered, blocks_of[1], gathered, config.prefetch, config.tile)
+        sch.rewrite(prefetch_gathered, f"{steps[1].name}0", gathered, config.prefetch, config.tile)
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:

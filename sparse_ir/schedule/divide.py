@@ -35,7 +35,7 @@ from sparsetir.sparse_ir.position_recipes import equal_parts_of_rows
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import Loop, iteration_of, loops_of, place_of, show
+from sparsetir.sparse_ir.schedule.loops import Loop, inside, iteration_of, loops_of, place_of, show
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 
@@ -183,7 +183,7 @@ class _Division(Cut):
 
     def _children(self) -> str:
         """The offsets of the variable axis under a root axis: how much each coordinate holds."""
-        for node in self.it.axes:
+        for node in (node for it in [self.it, *inside(self.it)] for node in it.axes):
             for axis in flat_axes([node]):
                 parent = axis.parent
                 if axis.is_variable and parent is not None and parent.name == self.last.name:

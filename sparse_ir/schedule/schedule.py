@@ -21,6 +21,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.annotate import annotate
 from sparsetir.sparse_ir.schedule.assume import assume
 from sparsetir.sparse_ir.schedule.bound import bound
+from sparsetir.sparse_ir.schedule.distribute import distribute
 from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
@@ -134,6 +135,13 @@ class Schedule:
         :mod:`sparsetir.sparse_ir.schedule.peel`.
         """
         return self._apply(peel, loop, multiple)
+
+    def distribute(self, loop: SpIter | Sequence[SpIter]) -> list[SparseIterationRef]:
+        """Move the innermost loops of an iteration into each of its steps; handles of the steps.
+
+        See :mod:`sparsetir.sparse_ir.schedule.distribute`.
+        """
+        return self._apply(distribute, loop if isinstance(loop, SpIter) else list(loop))
 
     def parallelize(
         self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", **options: Any

@@ -56,7 +56,7 @@ from sparsetir.sparse_ir.schedule.loops import Loop, changed, fresh_name, loops_
 from sparsetir.sparse_ir.schedule.overwritten import without_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-from sparsetir.sparse_ir.tails import as_if_unshifted
+from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["with_temporaries"]
@@ -288,10 +288,8 @@ class _Temporaries(Cut):
 
     def _refuse_indices(self) -> None:
         """Refuse where a visit writes more than its row, or a piece an element several times."""
-        plain, private = (
-            as_if_unshifted(self.it),
-            private_buffers(self.func).get(self.it.name, set()),
-        )
+        plain = plain_accesses(self.it, self.func)
+        private = private_buffers(self.func).get(self.it.name, set())
         nests = [
             plain,
             *(n for n in _parts(plain.body) if getattr(n, "name", "") == self.update.name),

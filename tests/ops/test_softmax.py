@@ -103,11 +103,9 @@ def test_extremes():
 def test_exponential():
     """Polynomials in place of calls, as exact as they say over the whole range."""
     import sparsetir
-    from sparsetir.schedules.templates import edge_softmax
-    from sparsetir.schedules.templates.message_tiles import Tile
+    from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax, program
 
-    problem, config = edge_softmax.EdgeSoftmax(), Tile()
-    lowered = sparsetir.lower_sparse_iter(edge_softmax.program(problem, config))
+    lowered = sparsetir.lower_sparse_iter(program(EdgeSoftmax()))
     assert "T.exp" in lowered.script() and "T.exp" not in inline_exponentials(lowered).script()
     # The second of each two is exp(x) / (1 + exp(x)).
     x = torch.linspace(-87, 0, 4001)

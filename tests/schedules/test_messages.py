@@ -2,16 +2,29 @@
 
 # pyright: reportAttributeAccessIssue=false
 
+import re
+
 import numpy as np
 import pytest
 
 import sparsetir
+from gpu_runner import OPENCL_TARGET, requires_opencl, run_opencl
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.targets import resolve_target
 
 M, N, HEADS = 6, 5, 2
+STEPS_WITHOUT_ROWS = sparsetir.from_source("""
+@T.prim_func
+def twice(x: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    K = T.dense_fixed(n)
+    X = T.match_sparse_buffer(x, (I, K), "float32")
+    with T.sp_iter([I], "S", "outer") as [i]:
+        with T.sp_iter([K], "S", "inner") as [k]:
+            X[i, k] = X[i, k] + X[i, k]
+""")
 
 
 def pattern(idtype="int32", seed=0):
@@ -46,6 +59,20 @@ def check(template, problem, config, arguments, outputs, atol=1e-5):
     for name in outputs:
         np.testing.assert_allclose(found[name], expected[name], atol=atol, rtol=1e-5)
         assert not np.isnan(found[name].astype("float64")).all()
+
+
+def check_on_threads(template, problem, config, arguments, outputs):
+    """The kernel for GPUs, run as OpenCL on a CPU, gives what the interpreter gives."""
+    program = template.program(problem, config)
+    stages = sparsetir.lower(program, template.apply, config, OPENCL_TARGET)
+    taken = {p.name: arguments[p.name] for p in program.params}
+    expected = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in taken.items()}
+    sparsetir.interpret(program, expected)
+    last = stages["III"]
+    names = dict(zip(taken, (p.name for p in last.params), strict=True))
+    found = run_opencl(last, {names[k]: v for k, v in taken.items()})
+    for name in outputs:
+        np.testing.assert_allclose(found[names[name]], expected[name], atol=1e-5, rtol=1e-5)
 
 
 def message_arguments(problem, feat, seed=1):
@@ -108,40 +135,76 @@ def test_edge_messages(problem, tile, feat):
     check(edge_messages, problem, config, arguments, ["out"])
 
 
+def softmax_arguments(problem, heads):
+    p, rng, batch = pattern(problem.idtype), np.random.default_rng(3), 2
+    nnz = len(p["indices"])
+    x, g = (rng.standard_normal((batch * nnz, heads)).astype(problem.dtype) * 9 for _ in range(2))
+    out = np.full_like(x, np.nan)
+    arrays = {"y": x, "g": g, "dx": out} if problem.backward else {"x": x, "y": out}
+    return {**p, **arrays, "batch": batch, "m": M, "nnz": nnz, "heads": heads}
+
+
+# Heads of one tile, and of tiles that begin earlier, which must not divide what is divided again.
 @pytest.mark.parametrize(
     ("problem", "tile", "heads"),
     [
         (edge_softmax.EdgeSoftmax(), 1, 1),
         (edge_softmax.EdgeSoftmax("float64", "int64"), 2, 3),
+        (edge_softmax.EdgeSoftmax(), 32, 40),
         (edge_softmax.EdgeSoftmax(backward=True), 4, 6),
     ],
 )
 def test_softmax(problem, tile, heads):
-    p, rng, batch = pattern(problem.idtype), np.random.default_rng(3), 2
-    nnz = len(p["indices"])
-    x, g = (rng.standard_normal((batch * nnz, heads)).astype(problem.dtype) * 9 for _ in range(2))
-    out, config = np.full_like(x, np.nan), Tile(tile, parallel=True)
-    arrays = {"y": x, "g": g, "dx": out} if problem.backward else {"x": x, "y": out}
-    numbers = {"batch": batch, "blocks": 3, "m": M, "nnz": nnz, **config.sizes(heads)}
-    arguments = {**p, **arrays, **numbers}
-    check(edge_softmax, problem, config, arguments, ["dx" if problem.backward else "y"])
+    arguments, outputs = softmax_arguments(problem, heads), ["dx" if problem.backward else "y"]
+    for config in (Tile(tile, parallel=True), Tile(tile)):
+        check(edge_softmax, problem, config, arguments, outputs)
 
 
-@pytest.mark.parametrize(("feat", "width", "tiles"), [(5, 3, (4, 2)), (1, 16, (1, 16))])
-def test_attention(feat, width, tiles):
-    problem = edge_attention.EdgeAttention()
-    config = edge_attention.AttentionTiles(Tile(tiles[0]), Tile(tiles[1]), parallel=True)
+@requires_opencl
+@pytest.mark.parametrize("backward", [False, True])
+def test_softmax_on_threads(backward):
+    problem = edge_softmax.EdgeSoftmax(backward=backward)
+    arguments, outputs = softmax_arguments(problem, 7), ["dx" if backward else "y"]
+    check_on_threads(edge_softmax, problem, Tile(4, gpu=True), arguments, outputs)
+
+
+def attention_arguments(feat, width):
     p, rng = pattern(), np.random.default_rng(4)
-    of_values, nnz = config.values.sizes(width), len(p["indices"])
-    arguments = {
+    nnz = len(p["indices"])
+    return {
         **p,
         "q": features(rng, M, "hf", feat), "k": features(rng, N, "hf", feat),
         "v": features(rng, N, "hf", width), "out": np.full((M, HEADS, width), np.nan, "float32"),
-        "scores": np.zeros(HEADS * nnz, "float32"), "scale": 0.5, "blocks": 3, "m": M, "n": N,
-        "nnz": nnz, "heads": HEADS, **config.keys.sizes(feat),
-        "value_tiles": of_values["tiles"], "value_rest": of_values["rest"],
+        "scores": np.zeros(HEADS * nnz, "float32"), "scale": 0.5, "m": M, "n": N, "nnz": nnz,
+        "heads": HEADS, "feat": feat, "width": width,
     }  # fmt: skip
-    check(edge_attention, problem, config, arguments, ["out"])
+
+
+@pytest.mark.parametrize(
+    ("feat", "width", "tiles"), [(5, 3, (4, 2)), (1, 16, (1, 16)), (40, 24, (32, 16))]
+)
+def test_attention(feat, width, tiles):
+    problem, arguments = edge_attention.EdgeAttention(), attention_arguments(feat, width)
+    for parallel in (False, True):
+        config = edge_attention.AttentionTiles(Tile(tiles[0], parallel=parallel), Tile(tiles[1]))
+        check(edge_attention, problem, config, arguments, ["out"])
+
+
+@requires_opencl
+def test_attention_on_threads():
+    tile, problem = Tile(4, gpu=True), edge_attention.EdgeAttention()
+    config = edge_attention.AttentionTiles(tile, tile)
+    check_on_threads(edge_attention, problem, config, attention_arguments(6, 5), ["out"])
+
+
+@requires_opencl
+def test_messages_with_places_on_threads():
+    problem = messages.Messages("mul", "max", "hf", "h", ordered=True, arg=True)
+    arguments = message_arguments(problem, 6)
+    empty = np.diff(arguments["indptr"]) == 0
+    arguments["row"] = np.where(empty, 0, -np.inf).astype("float32")
+    outputs = ["out", "arg_out"]
+    check_on_threads(messages, problem, Tile(4, gpu=True), arguments, outputs)
 
 
 @pytest.mark.parametrize(
@@ -150,25 +213,37 @@ def test_attention(feat, width, tiles):
         (messages, messages.Messages("mul", "sum", "hf", "h")),
         (edge_messages, edge_messages.EdgeMessages("add")),
         (edge_messages, edge_messages.EdgeMessages("dot", "hf", "hf")),
+        (edge_softmax, edge_softmax.EdgeSoftmax()),
+        (edge_softmax, edge_softmax.EdgeSoftmax(backward=True)),
+        (edge_attention, edge_attention.EdgeAttention("float16")),
     ],
 )
 def test_gpu_text(template, problem):
     """Rows and edges go over the threads of a GPU."""
     target = resolve_target({"kind": "cuda", "arch": "sm_90"})
     func, config = template.program(problem), Tile(4, gpu=True)
+    if template is edge_attention:
+        config = edge_attention.AttentionTiles(config, config)
     text = sparsetir.build(func, target, schedule=template.apply, config=config).source()
     assert "__global__" in text and "threadIdx.x" in text
 
 
-@pytest.mark.parametrize("problem", [
-    messages.Messages("sub", "sum", "f", "hf", ordered=True),
-    edge_messages.EdgeMessages("sub", "hf", "f"),
+@pytest.mark.parametrize(("template", "problem"), [
+    (messages, messages.Messages("sub", "sum", "f", "hf", ordered=True)),
+    (edge_messages, edge_messages.EdgeMessages("sub", "hf", "f")),
+    (edge_softmax, edge_softmax.EdgeSoftmax()),
+    (edge_softmax, edge_softmax.EdgeSoftmax(backward=True)),
+    (edge_attention, edge_attention.EdgeAttention()),
 ])  # fmt: skip
-def test_no_conditions(problem):
+def test_no_conditions(template, problem):
     """Edges that another order gives, and nodes of edges, are read without a guard."""
-    template = messages if isinstance(problem, messages.Messages) else edge_messages
-    kernel = sparsetir.build(template.program(problem), schedule=template.apply, config=Tile(16))
-    assert "if" not in kernel.stages["III"].script()
+    config = Tile(16)
+    if template is edge_attention:
+        config = edge_attention.AttentionTiles(config, config)
+    kernel = sparsetir.build(template.program(problem), schedule=template.apply, config=config)
+    text = kernel.stages["III"].script()
+    assert not re.search(r"\bif\b|if_then_else|likely", text)
+    assert "T.vectorized(16)" in text
 
 
 @pytest.mark.parametrize(
@@ -180,13 +255,20 @@ def test_no_conditions(problem):
          "messages: argument 'sch': expected 'gsddmm' to visit rows, what they store, and"),
         (edge_messages, messages.program(messages.Messages()),
          "edge_messages: argument 'sch': expected 'gspmm' to store one value in two or more loops"),
-        (edge_messages, edge_softmax.program(edge_softmax.EdgeSoftmax(), Tile()),
+        (edge_messages, edge_softmax.program(edge_softmax.EdgeSoftmax()),
          "edge_messages: argument 'sch': expected one iteration, got"),
+        (edge_softmax, messages.program(messages.Messages()),
+         "edge_softmax: argument 'sch': expected one iteration with steps for each of its visits"),
+        (edge_softmax, edge_attention.program(edge_attention.EdgeAttention()),
+         "edge_softmax: argument 'sch': expected a loop of 'rows' to be contiguous in all results"),
+        (edge_attention, STEPS_WITHOUT_ROWS,
+         "edge_attention: argument 'sch': expected 'outer' to visit rows, the steps in it what"),
     ],
 )  # fmt: skip
 def test_programs_of_another_shape(template, func, message):
+    config = edge_attention.AttentionTiles() if template is edge_attention else Tile()
     with pytest.raises(sparsetir.ScheduleError, match=message):
-        template.apply(sparsetir.Schedule(func), Tile())
+        template.apply(sparsetir.Schedule(func), config)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sparsetir.compiled import compiled
-from sparsetir.lower import lower
-from sparsetir.ops.structure import DTYPES, Structure, target_of
-from sparsetir.schedules.templates.spmm_arg import SpmmArg, program
+from sparsetir.ops.message_kernels import gspmm
+from sparsetir.ops.structure import Structure
 
 __all__ = ["extremum", "extremum_and_place", "gradients"]
 
@@ -42,37 +40,25 @@ def extremum_and_place(
         wide = None if values is None else values.float()
         c, place = extremum_and_place(structure, wide, b.float(), largest)
         return c.to(b.dtype), place
-    c = extremum(structure, values, b, largest)
-    if not c.numel() or not structure.nnz:
-        return c, torch.full_like(c, -1, dtype=torch.int64)
-    if values is not None:
-        values = structure.arranged(values)
     if b.dim() == 2:
-        place = _place(structure, values, b, c)
-    else:
-        each = values.unbind() if values is not None else [None] * len(b)
-        heads = zip(each, b.unbind(), c.unbind(), strict=True)
-        place = torch.stack([_place(structure, *head) for head in heads])
-    if structure.order is None:
-        return c, place.long()
-    found = structure.order[place.clamp(min=0)]
-    return c, torch.where(place < 0, -1, found)
+        return _of_one_head(structure, values, b, largest)
+    if not len(b):
+        c = b.new_zeros(0, structure.m, b.shape[-1])
+        return c, torch.full_like(c, -1, dtype=torch.int64)
+    each = values.unbind() if values is not None else [None] * len(b)
+    heads = [_of_one_head(structure, *head, largest) for head in zip(each, b.unbind(), strict=True)]
+    c, place = (torch.stack(found) for found in zip(*heads, strict=True))
+    return c, place
 
 
-def _place(structure: Structure, values: Tensor | None, b: Tensor, c: Tensor) -> Tensor:
-    """(m, feat) place in row order of what `c` has, of values in row order."""
-    idtype = str(structure.pattern.indptr.dtype)
-    problem = SpmmArg(DTYPES[b.dtype], idtype, values is not None)
-    target = target_of(structure.device)
-    kernel = compiled(problem, target, lambda: lower(program(problem), target=target))
-    rowptr, col, places = structure.index_arrays
-    out = torch.empty(c.shape, dtype=rowptr.dtype, device=c.device)
-    arrays: dict[str, Any] = {"b": b, "c": c, "out": out, "places": places}
-    if values is not None:
-        arrays["a"] = values
-    sizes = {"m": structure.m, "n": structure.n, "nnz": structure.nnz, "feat": b.shape[-1]}
-    structure.call(kernel, {**arrays, "indptr": rowptr, "indices": col}, sizes)
-    return out
+def _of_one_head(
+    structure: Structure, values: Tensor | None, b: Tensor, largest: bool
+) -> tuple[Tensor, Tensor]:
+    """For values (nnz,) and b (n, feat)."""
+    op, e = ("copy_u", None) if values is None else ("mul", values[:, None, None])
+    c, place = gspmm(structure, b[:, None], e, op, "max" if largest else "min", arg=True)
+    assert place is not None
+    return c[:, 0], place[:, 0]
 
 
 def gradients(

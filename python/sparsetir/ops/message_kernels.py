@@ -26,14 +26,12 @@ from sparsetir.schedules.templates import (
     messages,
 )
 from sparsetir.schedules.templates.message_tiles import Tile
-from sparsetir.sparse_ir.computed import equal_work
 
 __all__ = ["attention", "gsddmm", "gspmm", "softmax", "softmax_backward"]
 
 # Multiplications that take about as long as to wake the other threads.
 WORK_OF_THREADS = 1 << 20
 BLOCKS_PER_THREAD = 8
-ROW_COST = 2
 # Features of a GPU thread at a time.
 GPU_TILE = 4
 # Additions that take as long as an exponential.
@@ -137,7 +135,8 @@ def _softmax(structure: Structure, given: tuple[Tensor, ...], backward: bool) ->
     names = ("y", "g", "dx") if backward else ("x", "y")
     flat = [x.reshape(-1, heads) for x in (*moved, out)]
     named = {**dict(zip(names, flat, strict=True)), "indptr": arrays.indptr}
-    run(edge_softmax, problem, config, named, {"batch": batch, **config.sizes(heads)}, rows=True)
+    numbers = {"batch": batch, "m": structure.m, "nnz": structure.nnz, "heads": heads}
+    run(edge_softmax, problem, config, named, numbers)
     return structure.restored(out, 1).to(first.dtype)
 
 
@@ -156,18 +155,17 @@ def attention(structure: Structure, q: Tensor, k: Tensor, v: Tensor, scale: floa
     arrays = _arrays_of(structure)
     problem = edge_attention.EdgeAttention(DTYPES[q.dtype], arrays.idtype)
     run = _Run(structure, structure.nnz * heads * (feat + width + EXPONENTIAL))
-    config = edge_attention.AttentionTiles(run.tile(feat), run.tile(width), run.parallel)
+    config = edge_attention.AttentionTiles(run.tile(feat), run.tile(width))
     wide = getattr(torch, problem.accumulator)
     named = {
         "q": q, "k": k, "v": v, "out": out, "indptr": arrays.indptr, "indices": arrays.indices,
         "scores": torch.empty(heads * structure.nnz, dtype=wide, device=q.device),
     }  # fmt: skip
-    of_values = config.values.sizes(width)
     numbers = {
-        "heads": heads, "n": structure.n, "scale": scale, **config.keys.sizes(feat),
-        "value_tiles": of_values["tiles"], "value_rest": of_values["rest"],
+        "m": structure.m, "n": structure.n, "nnz": structure.nnz, "heads": heads, "feat": feat,
+        "width": width, "scale": scale,
     }  # fmt: skip
-    run(edge_attention, problem, config, named, numbers, rows=True)
+    run(edge_attention, problem, config, named, numbers)
     return out
 
 
@@ -186,33 +184,19 @@ class _Run:
         if self.gpu:
             return replace(Tile.for_features(feat, most=GPU_TILE), gpu=True)
         found = Tile.for_features(feat, self.parallel)
-        return replace(found, blocks=self._blocks()) if self.parallel else found
+        return replace(found, blocks=_threads() * BLOCKS_PER_THREAD) if self.parallel else found
 
     def __call__(
         self, template: Any, problem: Any, config: Any, named: dict[str, Any],
-        numbers: dict[str, Any], rows: bool = False,
+        numbers: dict[str, Any],
     ) -> None:  # fmt: skip
-        """Compile the kernel if it is new, and run it.
-
-        rows : give it blocks of rows
-        """
+        """Compile the kernel if it is new, and run it."""
         structure, target = self.structure, target_of(self.structure.device)
         key = template.__name__, problem, config
         stages = partial(lower_template, template, problem, config, target)
         kernel = compiled(key, target, stages)
-        if rows:
-            block_ptr = _arrays_of(structure).block_ptr(self._blocks())
-            named = {**named, "block_ptr": block_ptr}
-            numbers = {
-                **numbers, "m": structure.m, "nnz": structure.nnz, "blocks": len(block_ptr) - 1,
-            }  # fmt: skip
         arrays = {name: x for name, x in named.items() if x is not None}
         structure.call(kernel, arrays, numbers)
-
-    def _blocks(self) -> int:
-        if self.gpu:
-            return self.structure.m
-        return _threads() * BLOCKS_PER_THREAD if self.parallel else 1
 
 
 @cache
@@ -228,8 +212,7 @@ class _Arrays:
         self.indptr, self.indices, self.places = structure.index_arrays
         self.idtype = DTYPE_NAMES[self.indptr.dtype]
         self._degrees = self.indptr[1:] - self.indptr[:-1]
-        self._order, self._m = structure.order, structure.m
-        self._blocks: dict[int, Tensor] = {}
+        self._order = structure.order
 
     @cached_property
     def order(self) -> Tensor | None:
@@ -245,14 +228,6 @@ class _Arrays:
         source, target = torch.empty_like(self.indices), torch.empty_like(rows)
         source[self._order], target[self._order] = self.indices, rows
         return {"u": source, "v": target}
-
-    def block_ptr(self, blocks: int) -> Tensor:
-        """(blocks + 1,) first rows of blocks with about as much work each."""
-        blocks = max(1, min(blocks, self._m))
-        if blocks not in self._blocks:
-            found = torch.from_numpy(equal_work(self.indptr.cpu().numpy(), blocks, ROW_COST))
-            self._blocks[blocks] = found.to(self.indptr.device)
-        return self._blocks[blocks]
 
 
 DTYPE_NAMES = {torch.int32: "int32", torch.int64: "int64"}

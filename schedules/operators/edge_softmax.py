@@ -1,0 +1,104 @@
+"""Softmax over the elements of each row, and its gradient.
+
+Y[b, e, h] = exp(X[b, e, h] - top) / total, with the maximum and the sum over the elements e of the
+row, for each head, h or b.
+"""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# (TVMScript is Python in form only.)
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tvm import tirx
+from tvm.script import sparse_tir as T
+
+from sparsetir.schedules.operators.problems import greater, one_of
+from sparsetir.sparse_ir.nodes import SparseFunc
+
+__all__ = ["EdgeSoftmax", "program"]
+
+
+@dataclass(frozen=True)
+class EdgeSoftmax:
+    """What a kernel is compiled for.
+
+    dtype : "float32" or "float64"
+    idtype : of indptr
+    backward : DX = Y * (G - the sum of Y * G over the row) instead
+    """
+
+    dtype: str = "float32"
+    idtype: str = "int32"
+    backward: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("EdgeSoftmax", "dtype", self.dtype, ("float32", "float64"))
+
+
+def program(problem: EdgeSoftmax, config: Any = None) -> SparseFunc:
+    """The operator as a stage-I function.
+
+    x : (batch, nnz, heads) in row order; backward: y and g
+    y : (batch, nnz, heads); backward: dx
+    indptr : (m + 1,)
+    """
+    del config
+    dtype, idtype, backward = problem.dtype, problem.idtype, problem.backward
+    size = getattr(T, idtype)
+    zero, one = tirx.const(0.0, dtype), tirx.const(1.0, dtype)
+    least = tirx.const(-math.inf, dtype)
+
+    @T.prim_func
+    def edge_softmax(
+        x: T.handle, y: T.handle, indptr: T.handle, batch: size, m: size, nnz: size, heads: size
+    ) -> None:
+        B = T.dense_fixed(batch, idtype)
+        I = T.dense_fixed(m, idtype)
+        J = T.dense_variable(I, (nnz, nnz), indptr, idtype)
+        H = T.dense_fixed(heads, idtype)
+        X = T.match_sparse_buffer(x, (B, I, J, H), dtype)
+        Y = T.match_sparse_buffer(y, (B, I, J, H), dtype)
+        TOP = T.alloc_sparse_buffer((), dtype, "local")
+        TOTAL = T.alloc_sparse_buffer((), dtype, "local")
+        INVERSE = T.alloc_sparse_buffer((), dtype, "local")
+        with T.sp_iter([I, B, H], "SSS", "rows") as [i, b, h]:
+            with T.sp_iter([J], "R", "top") as [j]:
+                with T.init():
+                    TOP[()] = least
+                TOP[()] = greater(TOP[()], X[b, i, j, h])
+            with T.sp_iter([J], "S", "powers") as [j]:
+                Y[b, i, j, h] = T.exp(X[b, i, j, h] - TOP[()])
+            with T.sp_iter([J], "R", "total") as [j]:
+                with T.init():
+                    TOTAL[()] = zero
+                TOTAL[()] = TOTAL[()] + Y[b, i, j, h]
+            INVERSE[()] = one / TOTAL[()]
+            with T.sp_iter([J], "S", "divide") as [j]:
+                Y[b, i, j, h] = Y[b, i, j, h] * INVERSE[()]
+
+    @T.prim_func
+    def edge_softmax_backward(
+        y: T.handle, g: T.handle, dx: T.handle, indptr: T.handle,
+        batch: size, m: size, nnz: size, heads: size,
+    ) -> None:  # fmt: skip
+        B = T.dense_fixed(batch, idtype)
+        I = T.dense_fixed(m, idtype)
+        J = T.dense_variable(I, (nnz, nnz), indptr, idtype)
+        H = T.dense_fixed(heads, idtype)
+        Y = T.match_sparse_buffer(y, (B, I, J, H), dtype)
+        G = T.match_sparse_buffer(g, (B, I, J, H), dtype)
+        DX = T.match_sparse_buffer(dx, (B, I, J, H), dtype)
+        TOTAL = T.alloc_sparse_buffer((), dtype, "local")
+        with T.sp_iter([I, B, H], "SSS", "rows") as [i, b, h]:
+            with T.sp_iter([J], "R", "total") as [j]:
+                with T.init():
+                    TOTAL[()] = zero
+                TOTAL[()] = TOTAL[()] + Y[b, i, j, h] * G[b, i, j, h]
+            with T.sp_iter([J], "S", "write") as [j]:
+                DX[b, i, j, h] = Y[b, i, j, h] * (G[b, i, j, h] - TOTAL[()])
+
+    return cast(Any, edge_softmax_backward if backward else edge_softmax)

@@ -1,0 +1,219 @@
+"""Move loops of an iteration into each of its steps: loop distribution.
+
+Before::
+
+    TOP = T.alloc_sparse_buffer((), "float32", "local")
+    with T.sp_iter([I, H0, H1], "SSS", "rows") as [i, h0, h1]:
+        with T.sp_iter([J], "R", "top") as [j]:
+            with T.init():
+                TOP[()] = -inf
+            TOP[()] = max(TOP[()], X[i, j, h0 * 16 + h1])
+        with T.sp_iter([J], "S", "powers") as [j]:
+            Y[i, j, h0 * 16 + h1] = exp(X[i, j, h0 * 16 + h1] - TOP[()])
+
+After `distribute([h1])`, where each step goes through all of H1 before the next one begins::
+
+    TOP_each = T.alloc_sparse_buffer((H1,), "float32", "local")
+    with T.sp_iter([I, H0], "SS", "rows") as [i, h0]:
+        with T.sp_iter([J, H1], "RS", "top") as [j, h1]:
+            with T.init():
+                TOP_each[h1] = -inf
+            TOP_each[h1] = max(TOP_each[h1], X[i, j, h0 * 16 + h1])
+        with T.sp_iter([J, H1], "SS", "powers") as [j, h1]:
+            Y[i, j, h0 * 16 + h1] = exp(X[i, j, h0 * 16 + h1] - TOP_each[h1])
+
+The loops become the innermost of each step. What each visit has for itself gets a place for each of
+their coordinates. Legal for loops free of races: no visit sees what another one writes, so that
+steps of different visits may take turns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    map_expr,
+    substitute,
+    walk,
+)
+from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    fresh_name,
+    inside,
+    iteration_of,
+    loops_of,
+    place_of,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.schedule.pos import without_choice
+from sparsetir.sparse_ir.tails import plain_accesses
+
+__all__ = ["distribute"]
+
+WHO = "distribute"
+
+
+def distribute(
+    func: SparseFunc, loop: SpIter | Sequence[SpIter]
+) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    """The function with the loops inside of each step, and handles of the steps.
+
+    loop : the innermost loop of an iteration, or several of them, outermost first; over dense axes,
+        of constant extents where a visit has a "local" buffer for itself
+
+    A step is a nested iteration without iterations in it, or a store, which becomes one.
+    """
+    handles = [loop] if isinstance(loop, SpIter) else list(loop)
+    if not handles:
+        raise ScheduleError(f"{WHO}: argument 'loop': expected one or more loops, got none")
+    it = iteration_of(WHO, func, handles[0])
+    loops = loops_of(it)
+    places = [place_of(WHO, it, handle) for handle in handles]
+    outer = loops[: len(loops) - len(places)]
+    if places != list(range(len(outer), len(loops))) or not outer:
+        raise ScheduleError(
+            f"{WHO}: argument 'loop': expected the innermost of several loops, in their order, got "
+            f"{[h.name for h in handles]}; sparse_reorder can bring them there\n{show(it)}"
+        )
+    moved = loops[len(outer) :]
+    private = private_buffers(func).get(it.name, set())
+    own = [b for b in func.buffers if b.var in private]
+    _refuse(func, it, places, own)
+    steps = _Steps(func, it, moved)
+    expanded = {b.var: steps.expanded(b) for b in own}
+    renamed = {old: new.var for old, new in expanded.items()}
+    steps.own = set(renamed.values())
+    body = _at_places(it.body, renamed, [x.var for x in moved])
+    notes = it
+    for gone in moved:
+        notes = changed(notes, annotations=without_choice(notes, gone))
+    whole = changed(notes, outer, body=steps.of(body, []))
+    buffers = [expanded.get(b.var, b) for b in func.buffers]
+    out = replaced(WHO, func.replace(buffers=buffers), it, whole)
+    return out, [SparseIterationRef(name) for name in steps.names]
+
+
+def _refuse(
+    func: SparseFunc, it: SparseIteration, places: list[int], own: list[SparseBuffer]
+) -> None:
+    """Refuse what would not mean the same, or has no place."""
+    if it.init is not None:
+        raise ScheduleError(f"{WHO}: expected an iteration without an init\n{show(it)}")
+    facts = races_of(plain_accesses(it, func), {b.var for b in own})
+    local = [b.name for b in own if str(b.var.ty.storage_scope) == "local"]
+    for place in places:
+        loop = loops_of(it)[place]
+        if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
+            raise ScheduleError(
+                f"{WHO}: expected loops over dense axes, got '{loop.name}'\n{show(it)}"
+            )
+        if facts[place] != FREE:
+            raise ScheduleError(
+                f"{WHO}: loop '{loop.name}' is not proven free of races ({facts[place]}): a step "
+                f"of one visit may see what a later one of another has written\n{show(it)}"
+            )
+        if local and not isinstance(loop.node.length, tirx.IntImm):
+            raise ScheduleError(
+                f"{WHO}: expected loops of constant extent, as '{local[0]}' in scope "
+                f"\"local\" gets a place for each visit, got '{loop.name}' of {loop.node.length}; "
+                f"split it first\n{show(it)}"
+            )
+
+
+class _Steps:
+    """The steps of an iteration, with loops of it inside."""
+
+    def __init__(self, func: SparseFunc, it: SparseIteration, moved: list[Loop]) -> None:
+        self.func, self.it, self.moved = func, it, moved
+        self.names: list[str] = []
+        self.own: set[Any] = set()  # buffers that each visit has for itself
+
+    def expanded(self, buffer: SparseBuffer) -> SparseBuffer:
+        """A buffer with a place for each coordinate of the loops."""
+        more = [loop.node for loop in self.moved]
+        shape = [*buffer.var.ty.shape, *(axis.length for axis in more)]
+        name = fresh_name(self.func, f"{buffer.name}_each")
+        var = buffer_var(shape, buffer.dtype, name, str(buffer.var.ty.storage_scope))
+        axes = None if buffer.axes is None else [*buffer.axes, *more]
+        return SparseBuffer(var=var, axes=axes, handle=None)
+
+    def of(self, stmt: Any, conditions: list[Any]) -> Any:
+        """A statement with the loops inside of each step."""
+        if isinstance(stmt, tirx.SeqStmt):
+            return tirx.SeqStmt([self.of(part, conditions) for part in stmt.seq])
+        if (
+            isinstance(stmt, tirx.IfThenElse)
+            and stmt.else_case is None
+            and not _loads(stmt.condition)
+        ):
+            return self.of(stmt.then_case, [*conditions, stmt.condition])
+        if isinstance(stmt, tirx.BufferStore):
+            name = fresh_name(self.func, f"{self.it.name}_step")
+            count = sum(n.startswith(name) for n in self.names)
+            name = f"{name}_{count}" if count else name
+            empty = changed(self.it, [], name=name, annotations={})
+            return self._step(empty, stmt, conditions)
+        if isinstance(stmt, SparseIteration) and not inside(stmt):
+            return self._step(stmt, stmt.body, conditions)
+        if isinstance(stmt, SparseIteration) and stmt.init is None:
+            return changed(stmt, body=self.of(stmt.body, conditions))
+        raise ScheduleError(
+            f"{WHO}: expected stores and iterations in '{self.it.name}', those around others "
+            f"without an init, got {type(stmt).__name__}\n{show(self.it)}"
+        )
+
+    def _step(self, step: SparseIteration, body: Any, conditions: list[Any]) -> SparseIteration:
+        self.names.append(step.name)
+        own = [Loop(x.node, [tirx.Var(x.var.name, x.var.ty.dtype)], x.kinds) for x in self.moved]
+        fresh = {x.var: o.var for x, o in zip(self.moved, own, strict=True)}
+        init = None if step.init is None else self._under(conditions, step.init)
+        return changed(
+            step,
+            [*loops_of(step), *own],
+            init=None if init is None else substitute(init, fresh),
+            body=substitute(self._under(conditions, body), fresh),
+        )
+
+    def _under(self, conditions: list[Any], stmt: Any) -> Any:
+        """A statement under conditions, but for what can do no harm and needs nothing in range."""
+        if isinstance(stmt, tirx.BufferStore) and stmt.buffer in self.own:
+            if all(load.source in self.own for load in _loads(stmt.value)):
+                return stmt
+        for condition in reversed(conditions):
+            stmt = tirx.IfThenElse(condition, stmt, None)
+        return stmt
+
+
+def _loads(expr: Any) -> list[Any]:
+    found: list[Any] = []
+    walk(expr, lambda n: found.append(n) if isinstance(n, ir.TensorLoad) else None)
+    return found
+
+
+def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:
+    """A statement with other buffers, whose indices are followed by more."""
+
+    def load(node: Any) -> Any:
+        found = buffers.get(node.source)
+        return node if found is None else tirx.BufferLoad(found, [*node.indices, *more])
+
+    def store(node: Any) -> Any:
+        found = buffers.get(node.buffer)
+        return (
+            node if found is None else tirx.BufferStore(found, node.value, [*node.indices, *more])
+        )
+
+    return map_expr(stmt, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
