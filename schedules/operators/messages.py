@@ -44,6 +44,7 @@ class Messages:
     ordered : rows of E are in another order than the elements, which ORDER gives
     arg : for a maximum or minimum: also the place in ORDER of the first element that has it, -1 in
         a row without elements; with `ordered`; of bfloat16 only for copies
+    given : with `arg`: C is given, and whose each element is is all that is looked for
     """
 
     op: str = "mul"
@@ -54,6 +55,7 @@ class Messages:
     idtype: str = "int32"
     ordered: bool = False
     arg: bool = False
+    given: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("op", OPS), ("reduce", REDUCTIONS), ("u", DIMS), ("e", DIMS)):
@@ -63,6 +65,8 @@ class Messages:
                 "Messages: argument 'arg': expected False without 'ordered' and a maximum or "
                 "minimum, got True"
             )
+        if self.given and not self.arg:
+            raise ValueError("Messages: argument 'given': expected False without 'arg', got True")
         if self.arg and self.dtype == "bfloat16" and not self.op.startswith("copy"):
             raise ValueError(  # TVM does not round to it what is only compared
                 f"Messages: argument 'dtype': expected no bfloat16 with 'arg' and {self.op!r}, got "
@@ -106,13 +110,13 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
 
     Its arrays; of the dimensions h and k of U and E those that the problem names:
 
-    u : (n, heads, feat) ; e : (nnz, heads, feat) ; out : (m, heads, feat)
+    u : (n, heads, feat) ; e : (nnz, heads, feat) ; out : (m, heads, feat), only read if given
     arg_out : (m, heads, feat) of the index type, with `problem.arg`
     indptr : (m + 1,) ; indices : (nnz,) columns in any order; absent without U
     order : (nnz,) row of E of each element, with `problem.ordered`; callers see that there is one
     row : (m,) computed, in the accumulator's type; for a mean what terms are multiplied with, for a
         maximum or minimum what rows begin with: an infinity, and 0 without elements; absent for a
-        sum
+        sum, and where the result is given
     """
     del config
     dtype, idtype, acc, op, reduce = (
@@ -120,6 +124,7 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
     )  # fmt: skip
     size, ordered, arg = getattr(T, idtype), problem.ordered, problem.arg
     with_u, with_e = op != "copy_e", op != "copy_u"
+    with_row = reduce != "sum" and not problem.given
     zero, nowhere = tirx.const(0.0, dtype), tirx.const(-1, idtype)
 
     def message(u: Any, e: Any, order: Any, i: Any, h: Any, j: Any, k: Any) -> Any:
@@ -161,21 +166,22 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
         C = T.match_sparse_buffer(out, (I, H, K), dtype)
         if arg:
             ARG = T.match_sparse_buffer(arg_out, (I, H, K), idtype)
-        if reduce != "sum":
+        if with_row:
             ROW = T.match_sparse_buffer(row, (I,), acc)
-        with T.sp_iter([I, H, J, K], "SSRS", "gspmm") as [i, h, j, k]:
-            with T.init():
-                C[i, h, k] = T.cast(ROW[i], dtype) if reduce in ("max", "min") else zero
-            term = T.meta_var(
-                message(U if with_u else None, E if with_e else None,
-                        ORDER if ordered else None, i, h, j, k)
-            )  # fmt: skip
-            C[i, h, k] = T.cast(
-                problem.reduced(
-                    T.cast(C[i, h, k], acc), term * ROW[i] if reduce == "mean" else term
-                ),
-                dtype,
-            )
+        if not problem.given:
+            with T.sp_iter([I, H, J, K], "SSRS", "gspmm") as [i, h, j, k]:
+                with T.init():
+                    C[i, h, k] = T.cast(ROW[i], dtype) if reduce in ("max", "min") else zero
+                term = T.meta_var(
+                    message(U if with_u else None, E if with_e else None,
+                            ORDER if ordered else None, i, h, j, k)
+                )  # fmt: skip
+                C[i, h, k] = T.cast(
+                    problem.reduced(
+                        T.cast(C[i, h, k], acc), term * ROW[i] if reduce == "mean" else term
+                    ),
+                    dtype,
+                )
         if arg:
             with T.sp_iter([I, H, J, K], "SSRS", "find") as [i, h, j, k]:
                 with T.init():
@@ -189,7 +195,7 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
                 ARG[i, h, k] = found(value, C[i, h, k], ORDER[i, j], ARG[i, h, k])
 
     unused = {
-        "row": reduce == "sum",
+        "row": not with_row,
         "u": not with_u,
         "n": not with_u,
         "indices": not with_u,
@@ -199,7 +205,7 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
     }
     func: Any = gspmm
     func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
-    if reduce != "sum":
+    if with_row:
         func = func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
     if ordered and with_e:
         func, _ = assume(func, "coordinates", buffer="ORDER", axis="EDGE")

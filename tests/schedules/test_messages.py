@@ -3,6 +3,7 @@
 # pyright: reportAttributeAccessIssue=false
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -107,6 +108,22 @@ def test_messages(problem, tile, feat):
     config = Tile(tile, parallel=tile > 4)
     outputs = ["out", *(["arg_out"] if problem.arg else [])]
     check(messages, problem, config, message_arguments(problem, feat), outputs)
+
+
+@pytest.mark.parametrize("tile", [1, 4])
+def test_whose_given_results_are(tile):
+    """What finds the results on the way says the same."""
+    problem = messages.Messages("mul", "max", "hf", "", ordered=True, arg=True)
+    arguments = message_arguments(problem, 6)
+    program = messages.program(problem)
+    sparsetir.interpret(program, {k.name: arguments[k.name] for k in program.params[:-1]})
+    expected = arguments["arg_out"].copy()
+    arguments["arg_out"][:] = -7
+    problem = replace(problem, given=True)
+    check(messages, problem, Tile(tile), arguments, ["arg_out", "out"])
+    program = messages.program(problem)
+    sparsetir.interpret(program, {k.name: arguments[k.name] for k in program.params})
+    np.testing.assert_array_equal(arguments["arg_out"], expected)
 
 
 @pytest.mark.parametrize(
@@ -278,6 +295,7 @@ def test_programs_of_another_shape(template, func, message):
         (lambda: messages.Messages(reduce="prod"), "'reduce'"),
         (lambda: messages.Messages(u="x"), "'u'"),
         (lambda: messages.Messages(arg=True), "'arg'"),
+        (lambda: messages.Messages(given=True), "'given'"),
         (
             lambda: messages.Messages("mul", "max", dtype="bfloat16", ordered=True, arg=True),
             "'dtype'",

@@ -40,25 +40,22 @@ def extremum_and_place(
         wide = None if values is None else values.float()
         c, place = extremum_and_place(structure, wide, b.float(), largest)
         return c.to(b.dtype), place
+    c = extremum(structure, values, b, largest)
     if b.dim() == 2:
-        return _of_one_head(structure, values, b, largest)
+        return c, _place(structure, values, b, c)
     if not len(b):
-        c = b.new_zeros(0, structure.m, b.shape[-1])
         return c, torch.full_like(c, -1, dtype=torch.int64)
     each = values.unbind() if values is not None else [None] * len(b)
-    heads = [_of_one_head(structure, *head, largest) for head in zip(each, b.unbind(), strict=True)]
-    c, place = (torch.stack(found) for found in zip(*heads, strict=True))
-    return c, place
+    heads = zip(each, b.unbind(), c.unbind(), strict=True)
+    return c, torch.stack([_place(structure, *head) for head in heads])
 
 
-def _of_one_head(
-    structure: Structure, values: Tensor | None, b: Tensor, largest: bool
-) -> tuple[Tensor, Tensor]:
-    """For values (nnz,) and b (n, feat)."""
+def _place(structure: Structure, values: Tensor | None, b: Tensor, c: Tensor) -> Tensor:
+    """Whose each element of c (m, feat) is, for values (nnz,) and b (n, feat)."""
     op, e = ("copy_u", None) if values is None else ("mul", values[:, None, None])
-    c, place = gspmm(structure, b[:, None], e, op, "max" if largest else "min", arg=True)
+    _, place = gspmm(structure, b[:, None], e, op, "max", arg=True, found=c[:, None])
     assert place is not None
-    return c[:, 0], place[:, 0]
+    return place[:, 0]
 
 
 def gradients(

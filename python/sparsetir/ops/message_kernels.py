@@ -45,23 +45,28 @@ def gspmm(
     op: str,
     reduce: str,
     arg: bool = False,
+    found: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """(m, heads, feat) reduced messages; with `arg` also whose each is, -1 in empty rows."""
+    """(m, heads, feat) reduced messages; with `arg` also whose each is, -1 in empty rows.
+
+    found : the reduced messages, where they are known
+    """
     given = [x for x in (u, e) if x is not None]
     dtype, sizes = given[0].dtype, _sizes(*given)
     if arg and dtype == torch.bfloat16 and len(given) == 2:  # see Messages
-        found, winners = gspmm(structure, given[0].float(), given[1].float(), op, reduce, arg)
-        return found.to(dtype), winners
+        wide, winners = gspmm(structure, given[0].float(), given[1].float(), op, reduce, arg)
+        return wide.to(dtype), winners
     heads, feat = sizes
-    out = given[0].new_zeros(structure.m, heads, feat)
+    out = given[0].new_zeros(structure.m, heads, feat) if found is None else found
     winners = torch.full(out.shape, -1, dtype=torch.int64, device=out.device) if arg else None
     if not out.numel() or not structure.nnz:
         return out, winners
     arrays = _arrays_of(structure)
     ordered = arg or (e is not None and arrays.order is not None)
     problem = messages.Messages(
-        op, reduce, _dims(u), _dims(e), DTYPES[dtype], arrays.idtype, ordered, arg
-    )
+        op, reduce, _dims(u), _dims(e), DTYPES[dtype], arrays.idtype, ordered, arg,
+        found is not None,
+    )  # fmt: skip
     run = _Run(structure, structure.nnz * heads * feat)
     config = run.tile(feat)
     named = {"u": _squeezed(u), "e": _squeezed(e), "out": out}
