@@ -15,11 +15,13 @@ from tvm import tirx
 from sparsetir.schedules.default import is_gpu
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.sparse_ir.schedule import Schedule, SpIter
 
 __all__ = [
     "FeaturePlaces",
     "check_target",
     "check_vector",
+    "feature_loops",
     "in_registers",
     "opaque",
     "vector_width",
@@ -81,6 +83,27 @@ class FeaturePlaces:
     def stored(self, p: Any, w: Any, x: Any) -> Any:
         """Whether the lane has a vector of its own."""
         return True if self.whole else self.number(p, w, x) < self.feat // self.vector
+
+
+def feature_loops(
+    sch: Schedule, features: SpIter, config: Any
+) -> tuple[SpIter, SpIter, list[SpIter]]:
+    """The loops over tiles of features, over threads, and over a thread's vectors and their lanes.
+
+    A tile that is larger than all features together is made smaller; the last of several begins
+    earlier where it would reach too far.
+    """
+    if config.feat is None:
+        factors = [None, config.coarsen, config.threads, config.vector]
+        tiles, w, x, lane = sch.split(features, factors, tail="exact")
+        return tiles, x, [w, lane]
+    sch.bound(features, config.feat, "exact")
+    vectors, lane = sch.split(features, [None, config.vector], tail="exact")
+    count = config.feat // config.vector
+    threads = min(config.threads, count)
+    coarsen = min(config.coarsen, count // threads)
+    tiles, w, x = sch.split(vectors, [None, coarsen, threads], tail="shift")
+    return tiles, x, [w, lane]
 
 
 def opaque(index: Any) -> Any:
