@@ -33,6 +33,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.allocations import allocate_in_visits
 from sparsetir.sparse_ir.assumptions import ASSUMED
+from sparsetir.sparse_ir.atomics import with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
@@ -112,7 +113,7 @@ class _Lowering:
         # the order of storage.
         self.plain = {it.name: plain_accesses(it, func) for it in sparse_iterations(func)}
         self.orders = permutations(func)
-        func = settle_tails(func)
+        func = with_atomic_calls(settle_tails(func))
         self.func = func
         self.space = PositionSpace(func)
         written: set[Any] = set()

@@ -71,7 +71,7 @@ TEMPLATES: dict[type, Template] = {
         spmm_operator, None, spmm_gpu.arrange, Spmm, gpu=True, apply=spmm_gpu.apply
     ),
     spmm_hyb.HybRows: Template(
-        spmm_hyb.program, spmm_hyb.schedule, spmm_hyb.arrange, Spmm, gpu=True
+        spmm_hyb.program, None, spmm_hyb.arrange, Spmm, gpu=True, apply=spmm_hyb.apply
     ),
     decomposed.Decomposed: Template(
         decomposed.program, decomposed.schedule, decomposed.arrange, Spmm, gpu=None

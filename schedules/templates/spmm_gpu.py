@@ -24,14 +24,15 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
     check_vector,
-    feature_loops,
     in_registers,
+    reads_of_elements,
+    row_sums,
     vector_width,
     with_occupancy,
 )
@@ -138,55 +139,37 @@ class RowSplit(Tiled):
 def apply(sch: Schedule, config: RowSplit) -> None:
     """Schedule a program that reduces over what rows store, by primitives of both stages.
 
-    Before (stage I), and after::
-
-        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
-
-        with T.sp_iter([K0, I, K2], "SSS", "spmm") as [k0, i, k2]:  # tiles, rows, threads
-            ...  # spmm_start over a thread's vectors, C_ws[k1, k3]
-            with T.sp_iter([J], "R", "spmm_reduce") as [j]:
-                ...  # B_ws_copy, spmm_reduce_rest
-            ...  # spmm_write
-
+    What is done in stage I is shown at :func:`sparsetir.schedules.templates.gpu_features.row_sums`.
     Raises ScheduleError for a program of another shape, and for vectors of more than 16 bytes.
     """
     found = row_reduction(sch, "RowSplit")
     check_vector("RowSplit", config.vector, found.dtype)
     if sch.func.axis(found.rows.name).idtype == "int64":
         sch.bound(found.rows, MAX_ROWS, "max")
-    tiles, threads, lanes = feature_loops(sch, found.features, config)
-    order = [*found.heads, tiles, found.rows, threads, *found.columns, *lanes]
-    sch.sparse_reorder(found.iteration, order)
-    total = accumulator(found.dtype)
-    start, reduce, write = sch.precompute(found.result, threads, lanes, dtype=total, hoist=True)
-    scalars, vectors = [start, reduce], [write]
-    if found.gathered is not None:
-        *_, column, w, l = sch.get_sp_iters(reduce)
-        vectors += sch.precompute(found.gathered, column, [w, l])
-        scalars[1] = sch.get_sparse_iteration(f"{reduce.name}_rest")
+    sums = row_sums(sch, found, config)
     loops = sch.lower()
-    for step in scalars + vectors:
-        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
-    if config.row_cache:
-        chunk = _cache_rows(loops, found.iteration.name, reduce.name)
-    _bind(loops, f"{found.iteration.name}0", config)
+    for step in sums.scalars + sums.vectors:
+        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in sums.vectors)
+    block = f"{found.iteration.name}0"
+    chunk = _cache_rows(loops, block, f"{sums.reduce.name}0") if config.row_cache else None
+    _bind(loops, block, config)
     sch.rewrite(apply_kinds)
-    sch.rewrite(in_one_piece, f"{found.iteration.name}0")
+    sch.rewrite(in_one_piece, block)
     if config.occupancy is not None:
         sch.rewrite(with_occupancy, config)
-    if config.row_cache:
+    if chunk is not None:
         sch.rewrite(_in_chunks, chunk)
 
 
 def _bind(loops: Any, block: str, config: RowSplit) -> None:
     """Spread heads, tiles and rows over blocks, a block's rows and a row's threads over threads."""
-    *heads, tiles, rows, threads = loops.get_loops(loops.get_sblock(block))
+    tiles, *heads, rows, threads = loops.get_loops(loops.get_sblock(block))
     inside = []
     if config.rows_per_block > 1:
         rows, in_block = loops.split(rows, [None, config.rows_per_block])
         run_in_parallel(loops, in_block, "threadIdx.y")
         inside = [in_block]
-    loops.reorder(*heads, tiles, rows, *inside, threads)
+    loops.reorder(tiles, *heads, rows, *inside, threads)
     if heads:
         run_in_parallel(loops, loops.fuse(*heads), "blockIdx.z")
     run_in_parallel(loops, tiles, "blockIdx.y")
@@ -204,16 +187,14 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowSplit) -> Arranged:
 def _cache_rows(loops: Any, rows: str, elements: str) -> int:
     """Let each thread of a row load one element of every chunk into shared memory.
 
-    rows, elements : names of iterations
+    rows, elements : blocks
     Returns how many elements a chunk has.
     """
-    threads = loops.get_loops(loops.get_sblock(f"{rows}0"))[-1]
+    threads = loops.get_loops(loops.get_sblock(rows))[-1]
     chunk = int(loops.get(threads).extent)
-    block = loops.get_sblock(f"{elements}0")
-    column = loops.get(block).iter_vars[0].var
+    block = loops.get_sblock(elements)
     chunks, _ = loops.split(loops.get_loops(block)[0], [None, chunk])
-    places = [r.region[-1].min for r in loops.get(block).reads]
-    for number in [n for n, place in enumerate(places) if place.same_as(column)]:
+    for number in reads_of_elements(loops, block):
         copy = loops.cache_read(block, number, "shared")
         loops.compute_at(copy, chunks)
         run_in_parallel(loops, loops.get_loops(copy)[-1], "threadIdx.x")
