@@ -48,6 +48,7 @@ __all__ = [
     "reads",
     "recipe",
     "row_of_position",
+    "shared_rows",
 ]
 
 COMPUTED = "computed"
@@ -368,6 +369,18 @@ def least_of_rows(indptr: np.ndarray) -> np.ndarray:
 def greatest_of_rows(indptr: np.ndarray) -> np.ndarray:
     """(m,) float64, what the least element of a row begins with: inf, 0 in an empty row."""
     return np.where(np.diff(indptr) > 0, np.inf, 0.0)
+
+
+@recipe
+def shared_rows(length: int, **rows: np.ndarray) -> np.ndarray:
+    """(length,) int8, 1 for rows that occur more than once among all of these.
+
+    rows : (pieces,) the row of each piece; negative where there is none
+    """
+    counts = np.zeros(length, "int64")
+    for found in rows.values():
+        counts += np.bincount(found[found >= 0], minlength=length)
+    return (counts > 1).astype("int8")
 
 
 def _at_least_one(who: str, parts: int) -> None:

@@ -26,12 +26,14 @@ from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
+    SIGNATURE,
     STAGE_TWO_ATTRS,
     Layout,
     as_dtype,
     dtype_of,
     positional_size,
 )
+from sparsetir.sparse_ir.promises import promised_steps
 from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.storage import Storage, is_one
@@ -94,8 +96,9 @@ class _Flattening:
         found = self._buffers(layouts)
         self.layouts = {var: layouts[name] for name, var in found.items()}
         self.indptr = {name: var for name, var in found.items() if layouts[name].ends}
+        steps = promised_steps(func.attrs[SIGNATURE])
         for name, var in found.items():
-            storage = Storage(layouts[name], by_name, self._rename)
+            storage = Storage(layouts[name], by_name, self._rename, steps)
             by_name[name] = buffer_var(
                 [storage.size()], var.ty.dtype, name, var.ty.storage_scope, _element_bytes(var)
             )

@@ -33,6 +33,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.allocations import allocate_in_visits
 from sparsetir.sparse_ir.assumptions import ASSUMED
+from sparsetir.sparse_ir.atomics import with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
@@ -113,6 +114,7 @@ class _Lowering:
         self.plain = {it.name: plain_accesses(it, func) for it in sparse_iterations(func)}
         self.orders = permutations(func)
         func, self.in_turn = settle_tails(func)
+        func = with_atomic_calls(func)
         self.func = func
         self.space = PositionSpace(func)
         written: set[Any] = set()

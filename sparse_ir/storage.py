@@ -6,9 +6,10 @@ the sizes of the trees after it; trees are ordered by their roots.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import Axis
@@ -20,9 +21,16 @@ INT32_MAX = 2**31 - 1
 
 
 class Storage:
-    """Offsets and sizes of one buffer over axes."""
+    """Offsets and sizes of one buffer over axes.
 
-    def __init__(self, layout: Layout, flat: dict[str, Any], rename: Any) -> None:
+    flat : the buffers that elements are in, by name
+    rename : puts the function's own parameters into an expression
+    steps : powers of two that parameters are known to be multiples of, by name
+    """
+
+    def __init__(
+        self, layout: Layout, flat: dict[str, Any], rename: Any, steps: Mapping[str, int] = {}
+    ) -> None:
         self.axes = list(layout.axes)
         self.ends = int(layout.ends)
         self._flat = flat
@@ -35,6 +43,7 @@ class Storage:
         sizes = [self._size(a) for a in self.leaves]
         self.dtype = self._offset_dtype(sizes)
         self.sizes = [as_dtype(s, self.dtype) for s in sizes]
+        self._steps = steps
 
     def _size(self, axis: Axis) -> Any:
         """Elements of an axis under its whole tree: nnz(Tree(axis))."""
@@ -86,8 +95,21 @@ class Storage:
         stride: Any = as_dtype(1, self.dtype)
         for n, size in enumerate(reversed(self.sizes)):
             out.insert(0, stride)
+            size = self._in_steps(size)
             stride = size if n == 0 else size * stride
         return out
+
+    def _in_steps(self, size: Any) -> Any:
+        """A size that is a multiple of a power of two so that it shows: `feat // 64 * 64`.
+
+        Of addresses that are not known to be aligned GPUs load one element at a time.
+        """
+        inner = size.value if isinstance(size, tirx.Cast) else size
+        step = self._steps.get(inner.name, 1) if isinstance(inner, ir.Var) else 1
+        if step == 1:
+            return size
+        by = as_dtype(step, dtype_of(inner))
+        return as_dtype(tirx.floordiv(inner, by) * by, self.dtype)
 
     def offset(self, index: list[Any]) -> Any:
         """Offset of the element at these positions (equations 6 and 7)."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.atomics import ATOMIC
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import SparseIteration, flat_axes, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
@@ -17,7 +18,7 @@ __all__ = ["CUT", "STAGE_ONE", "WORKERS", "divided", "loops_around", "workers_of
 WORKERS = "parallel"
 # Annotation of an iteration: {loop: what a later cut of it cuts}
 CUT = "cut"
-STAGE_ONE = (WORKERS, CUT)  # what blocks do not carry on
+STAGE_ONE = (WORKERS, CUT, ATOMIC)  # what blocks do not carry on
 
 
 def divided(it: SparseIteration) -> list[list[str]]:

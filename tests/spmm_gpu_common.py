@@ -8,7 +8,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -27,14 +26,14 @@ GPU = tvm.target.Target(gpu_runner.OPENCL_TARGET)
 
 
 @functools.cache
-def scheduled(template: ModuleType, problem: Any, config: Any) -> Any:
+def scheduled(template: Any, problem: Any, config: Any) -> Any:
     """Stage II of a template's program, scheduled."""
     return lower_template(template, problem, config, GPU)["II scheduled"]
 
 
 @functools.cache
 def kernel(
-    template: ModuleType, problem: Any, config: Any, prelude: str = ""
+    template: Any, problem: Any, config: Any, prelude: str = ""
 ) -> tuple[gpu_runner.OpenCLFunction, dict[str, str]]:
     """The kernel, and what its flat parameters are called in the program."""
     func = scheduled(template, problem, config)

@@ -16,10 +16,11 @@ from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
 from sparsetir.schedules.versions import for_all_sizes
+from sparsetir.sparse_ir.atomics import ATOMIC
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.targets import resolve_target
@@ -91,6 +92,12 @@ def name_of(func: Any) -> str:
 
 def _of_schedule(sch: Schedule, target: Any) -> Stages:
     """The stages of what a schedule has come to."""
+    atomic = [it.name for it in sparse_iterations(sch.func) if ATOMIC in it.annotations]
+    if atomic and not is_gpu(target):
+        raise ScheduleError(
+            f"lower: iteration '{atomic[0]}' adds atomically, which target {target.kind.name} does "
+            "not; legal is a GPU, or a format that stores each row in one piece"
+        )
     # The one place that knows of schedules which have gone on to stage II: they hold a
     # `tvm.s_tir.Schedule` from then on.
     second = getattr(sch, "stage_two", None)

@@ -7,21 +7,27 @@ vectors side by side.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tvm import tirx
 
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 __all__ = [
     "FeaturePlaces",
+    "RowSums",
     "check_target",
     "check_vector",
+    "feature_loops",
     "in_registers",
-    "opaque",
+    "reads_of_elements",
+    "row_sums",
     "vector_width",
     "with_occupancy",
 ]
@@ -71,25 +77,77 @@ class FeaturePlaces:
             number = tirx.min(number, self.feat // self.vector - 1)
         return number * self.vector + lane
 
-    def store(self, p: Any, w: Any, x: Any, lane: Any) -> Any:
-        """A feature to store."""
-        number = self.number(p, w, x)
-        if not self.whole:
-            number = tirx.max(tirx.min(opaque(number), self.feat // self.vector - 1), 0)
-        return number * self.vector + lane
-
     def stored(self, p: Any, w: Any, x: Any) -> Any:
         """Whether the lane has a vector of its own."""
         return True if self.whole else self.number(p, w, x) < self.feat // self.vector
 
 
-def opaque(index: Any) -> Any:
-    """An index that TVM leaves in one piece, and nvcc so finds its stores aligned.
+def feature_loops(
+    sch: Schedule, features: SpIter, config: Any
+) -> tuple[SpIter, SpIter, list[SpIter]]:
+    """The loops over tiles of features, over threads, and over a thread's vectors and their lanes.
 
-    TVM turns int64(blockIdx.x * 4 + threadIdx.y) into a sum of casts. Of an address that holds such
-    a sum nvcc often does not see that it is a multiple of 16 bytes, and makes a vector store four.
+    A tile that is larger than all features together is made smaller; the last of several begins
+    earlier where it would reach too far.
     """
-    return tirx.bitwise_or(index, 0)
+    if config.feat is None:
+        factors = [None, config.coarsen, config.threads, config.vector]
+        tiles, w, x, lane = sch.split(features, factors, tail="exact")
+        return tiles, x, [w, lane]
+    sch.bound(features, config.feat, "exact")
+    vectors, lane = sch.split(features, [None, config.vector], tail="exact")
+    count = config.feat // config.vector
+    threads = min(config.threads, count)
+    coarsen = min(config.coarsen, count // threads)
+    tiles, w, x = sch.split(vectors, [None, coarsen, threads], tail="shift")
+    return tiles, x, [w, lane]
+
+
+class RowSums(NamedTuple):
+    """The iterations that a reduction over what rows store becomes.
+
+    scalars, vectors : whose loops over lanes are unrolled, or vectors
+    reduce : over the columns
+    write : of the result
+    """
+
+    scalars: list[SparseIterationRef]
+    vectors: list[SparseIterationRef]
+    reduce: SparseIterationRef
+    write: SparseIterationRef
+
+
+def row_sums(sch: Schedule, rows: RowReduction, config: Any) -> RowSums:
+    """Sums of rows, and what is gathered for an element, in registers of threads.
+
+    Before, and after::
+
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
+
+        with T.sp_iter([K0, I, K2], "SSS", "spmm") as [k0, i, k2]:  # tiles, rows, threads
+            ...  # spmm_start over a thread's vectors, C_ws[k1, k3]
+            with T.sp_iter([J], "R", "spmm_reduce") as [j]:
+                ...  # B_ws_copy, spmm_reduce_rest
+            ...  # spmm_write
+    """
+    tiles, threads, lanes = feature_loops(sch, rows.features, config)
+    order = [tiles, *rows.heads, rows.rows, threads, *rows.columns, *lanes]
+    sch.sparse_reorder(rows.iteration, order)
+    total = accumulator(rows.dtype)
+    start, reduce, write = sch.precompute(rows.result, threads, lanes, dtype=total, hoist=True)
+    if rows.gathered is None:
+        return RowSums([start, reduce], [write], reduce, write)
+    *_, column, w, l = sch.get_sp_iters(reduce)
+    (copy,) = sch.precompute(rows.gathered, column, [w, l])
+    rest = sch.get_sparse_iteration(f"{reduce.name}_rest")
+    return RowSums([start, rest], [copy, write], reduce, write)
+
+
+def reads_of_elements(loops: Any, block: Any) -> list[int]:
+    """Which of a block's reads are at the position of its element, as values and columns are."""
+    element = loops.get(block).iter_vars[0].var
+    places = [r.region[-1].min for r in loops.get(block).reads]
+    return [number for number, place in enumerate(places) if place.same_as(element)]
 
 
 def check_vector(who: str, vector: int, dtype: str) -> None:

@@ -68,10 +68,10 @@ TEMPLATES: dict[type, Template] = {
         sddmm_gpu.program, sddmm_gpu.schedule, sddmm_gpu.arrange, Sddmm, gpu=True
     ),
     spmm_gpu.RowSplit: Template(
-        spmm_gpu.program, spmm_gpu.schedule, spmm_gpu.arrange, Spmm, gpu=True
+        spmm_operator, None, spmm_gpu.arrange, Spmm, gpu=True, apply=spmm_gpu.apply
     ),
     spmm_hyb.HybRows: Template(
-        spmm_hyb.program, spmm_hyb.schedule, spmm_hyb.arrange, Spmm, gpu=True
+        spmm_hyb.program, None, spmm_hyb.arrange, Spmm, gpu=True, apply=spmm_hyb.apply
     ),
     decomposed.Decomposed: Template(
         decomposed.program, None, decomposed.arrange, Spmm, gpu=None, apply=decomposed.apply

@@ -423,3 +423,68 @@ def _row_step(sch: Schedule, step: SparseIteration, rows: Any) -> RowStep | None
 
 def _refuse(who: str, func: Any, expected: str) -> None:
     raise ScheduleError(f"{who}: argument 'sch': expected {expected} in '{func.name}'")
+
+
+@dataclass(frozen=True)
+class RowPieces:
+    """Reductions over what rows store, of rows in several formats or pieces, into one result.
+
+    first : what sets the result before
+    parts : one for each format; their rows are over a sparse axis
+    operator : "sum", "max", ...
+    """
+
+    first: DenseLoops
+    parts: list[RowReduction]
+    operator: str
+
+
+def row_pieces(sch: Schedule, who: str) -> RowPieces:
+    """The loops of a program that sets a result, then adds parts of its rows to it.
+
+    who : the template, for messages
+    Raises ScheduleError where the program looks different, and says how.
+    """
+    func = sch.func
+    first, *rest = sparse_iterations(func)
+    _, store = taken_apart(first.body)
+    loops = loops_of(first)
+    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
+    sets = dense and first.init is None and isinstance(store, tirx.BufferStore)
+    if not sets or not rest or not loops[-1].var.same_as(store.indices[-1]):
+        _refuse(who, func, "an iteration that sets the result, and others that add to it")
+    parts: list[RowReduction] = []
+    operators: set[str] = set()
+    for it in rest:
+        found = reduction_of(it.body)
+        if found is None or not found.store.buffer.same_as(store.buffer) or it.init is not None:
+            _refuse(who, func, f"'{it.name}' to add to '{store.buffer.name}'")
+        assert found is not None
+        operators.add(found.operator)
+        parts.append(_row_part(sch, who, it, found.store))
+    if len(operators) > 1:
+        _refuse(who, func, f"one operator, got {sorted(operators)}")
+    ref = sch.get_sparse_iteration(first.name)
+    *outer, features = sch.get_sp_iters(ref)
+    result, dtype = parts[0].result, parts[0].dtype
+    return RowPieces(DenseLoops(ref, outer, features, result, dtype, False), parts, *operators)
+
+
+def _row_part(sch: Schedule, who: str, it: Any, store: Any) -> RowReduction:
+    """The loops of an iteration that reduces over the elements of a piece of a row."""
+    func, loops = sch.func, loops_of(it)
+    columns = [x for x in loops if x.kinds == "R"]
+    features = [x for x in loops if x.kinds == "S" and x.var.same_as(store.indices[-1])]
+    plain = all(isinstance(x.node, Axis) for x in loops) and len(columns) == len(features) == 1
+    rows = [x for x in loops if plain and columns[0].node.parent.name == x.name]
+    if len(rows) != 1:
+        _refuse(who, func, f"'{it.name}' to visit rows, what they store, and features")
+    heads = [x for x in loops if x.kinds == "S" and x not in (features[0], rows[0])]
+    gathered = _gathered(func, it, features[0].var, [columns[0].var])
+    ref = sch.get_sparse_iteration(it.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    return RowReduction(
+        ref, [handles[x.axes] for x in heads], handles[rows[0].axes], [handles[columns[0].axes]],
+        handles[features[0].axes], result.name, *gathered, result.dtype, True,
+    )  # fmt: skip

@@ -17,37 +17,36 @@ inside of a loop as long as the row, which only threads of one row pass equally 
 has one row.
 """
 
-# The script's types are values to pyright.
-# pyright: reportInvalidTypeForm=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
 from tvm import ir, s_tir, tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
-    FeaturePlaces,
-    check_target,
     check_vector,
     in_registers,
-    opaque,
+    reads_of_elements,
+    row_sums,
     vector_width,
     with_occupancy,
 )
+from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.allocations import block_with
-from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, map_expr, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["RowSplit", "arrange", "program", "schedule", "without_unused"]
+__all__ = ["RowSplit", "apply", "arrange"]
 
 MAX_THREADS = 1024  # of a block
 MAX_OCCUPANCY = 2048
+MAX_ROWS = 2**31 - 1  # as many blocks as CUDA launches
 MAX_SUMS = 64  # sums of a thread: more would not stay in registers
 
 
@@ -137,139 +136,69 @@ class RowSplit(Tiled):
         return self.threads * self.coarsen * self.vector
 
 
-def program(problem: Spmm, config: RowSplit) -> SparseFunc:
-    """The stage-I function.
+def apply(sch: Schedule, config: RowSplit) -> None:
+    """Schedule a program that reduces over what rows store, by primitives of both stages.
 
-    a : (nnz,) values; b : (n, feat); c : (m, feat), written. A batch has `heads` of each
-    indptr : (m + 1,), indices : (nnz,)
-    m, n, nnz : sizes of the matrix
-    tiles : :meth:`RowSplit.tiles`; absent where the config says `feat`
-    heads : absent where there is no batch
-
-    Raises ScheduleError for vectors of more than 16 bytes.
+    What is done in stage I is shown at :func:`sparsetir.schedules.templates.gpu_features.row_sums`.
+    Raises ScheduleError for a program of another shape, and for vectors of more than 16 bytes.
     """
-    check_vector("spmm_gpu.program", config.vector, problem.dtype)
-    dtype, it, total = problem.dtype, problem.idtype, problem.accumulator
-    batched, kinds = problem.batched, "SSSS" if problem.batched else "SSS"
-    at = FeaturePlaces(config)
-    is_max, is_mean, counts = (
-        problem.reduce == "max", problem.reduce == "mean", problem.reduce != "sum"
-    )  # fmt: skip
-    start = float("-inf") if is_max else 0.0
-    size: Any = getattr(T, it)
-    threads, coarsen, vector = config.threads, config.coarsen, config.vector
-
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        m: T.int32, n: size, nnz: size, tiles: T.int32, heads: T.int32,
-    ) -> None:  # fmt: skip
-        if batched:
-            H = T.dense_fixed(heads)
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), it)
-        J_ = T.dense_fixed(n, it)
-        K = T.dense_fixed(at.size(tiles))
-        P = T.dense_fixed(at.tiles(tiles))
-        W = T.dense_fixed(coarsen)
-        X = T.dense_fixed(threads)
-        L = T.dense_fixed(vector)
-        ONE = T.dense_fixed(1)
-        A = T.match_sparse_buffer(a, [H, I, J] if batched else [I, J], dtype)
-        B = T.match_sparse_buffer(b, [H, J_, K] if batched else [J_, K], dtype)
-        C = T.match_sparse_buffer(c, [H, I, K] if batched else [I, K], dtype)
-        ROW = T.alloc_sparse_buffer((W, L), dtype, "local")
-        SUM = T.alloc_sparse_buffer((W, L), total, "local")
-        OUT = T.alloc_sparse_buffer((W, L), dtype, "local")
-        COUNT = T.alloc_sparse_buffer((ONE,), "int32", "local")
-        with T.sp_iter([H, P, I, X] if batched else [P, I, X], kinds, "rows") as [*h, p, i, x]:
-            with T.sp_iter([W, L], "SS", "start") as [w, l]:
-                SUM[w, l] = T.cast(start, total)
-            if counts:
-                COUNT[0] = 0
-            with T.sp_iter([J], "R", "elements") as [j]:
-                with T.sp_iter([W, L], "SS", "load") as [w, l]:
-                    ROW[w, l] = B[(*h, j, at.load(p, w, x, l))]
-                with T.sp_iter([W, L], "SS", "add") as [w, l]:
-                    SUM[w, l] = problem.combine(
-                        SUM[w, l], T.cast(A[(*h, i, j)], total) * T.cast(ROW[w, l], total)
-                    )
-                if counts:
-                    COUNT[0] = COUNT[0] + 1
-            with T.sp_iter([W, L], "SS", "finish") as [w, l]:
-                if is_max:
-                    OUT[w, l] = T.Select(COUNT[0] > 0, T.cast(SUM[w, l], dtype), T.cast(0, dtype))
-                elif is_mean:
-                    OUT[w, l] = T.cast(SUM[w, l] / T.cast(T.max(COUNT[0], 1), total), dtype)
-                else:
-                    OUT[w, l] = T.cast(SUM[w, l], dtype)
-            with T.sp_iter([W, L], "SS", "write") as [w, l]:
-                if at.stored(p, w, x):
-                    C[(*h, opaque(i), at.store(p, w, x, l))] = OUT[w, l]
-
-    return without_unused(spmm, problem, config)
+    found = row_reduction(sch, "RowSplit")
+    check_vector("RowSplit", config.vector, found.dtype)
+    if sch.func.axis(found.rows.name).idtype == "int64":
+        sch.bound(found.rows, MAX_ROWS, "max")
+    sums = row_sums(sch, found, config)
+    loops = sch.lower()
+    for step in sums.scalars + sums.vectors:
+        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in sums.vectors)
+    block = f"{found.iteration.name}0"
+    chunk = _cache_rows(loops, block, f"{sums.reduce.name}0") if config.row_cache else None
+    _bind(loops, block, config)
+    sch.rewrite(apply_kinds)
+    sch.rewrite(in_one_piece, block)
+    if config.occupancy is not None:
+        sch.rewrite(with_occupancy, config)
+    if chunk is not None:
+        sch.rewrite(_in_chunks, chunk)
 
 
-def without_unused(func: Any, problem: Spmm, config: Any) -> SparseFunc:
-    """The function without scalar parameters that it does not need."""
-    unused = set() if problem.batched else {"heads"}
-    unused |= set() if config.feat is None else {"tiles"}
-    return func.replace(params=[p for p in func.params if p.name not in unused])
+def _bind(loops: Any, block: str, config: RowSplit) -> None:
+    """Spread heads, tiles and rows over blocks, a block's rows and a row's threads over threads."""
+    tiles, *heads, rows, threads = loops.get_loops(loops.get_sblock(block))
+    inside = []
+    if config.rows_per_block > 1:
+        rows, in_block = loops.split(rows, [None, config.rows_per_block])
+        run_in_parallel(loops, in_block, "threadIdx.y")
+        inside = [in_block]
+    loops.reorder(tiles, *heads, rows, *inside, threads)
+    if heads:
+        run_in_parallel(loops, loops.fuse(*heads), "blockIdx.z")
+    run_in_parallel(loops, tiles, "blockIdx.y")
+    run_in_parallel(loops, rows, "blockIdx.x")
+    run_in_parallel(loops, threads, "threadIdx.x")
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowSplit) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone."""
+    """The arguments that depend on the pattern alone."""
+    del problem, config
     indptr, indices, (m, n) = matrix
-    sizes = {"m": int(m), "n": int(n), "nnz": len(indices)}
-    return Arranged({"indptr": indptr, "indices": indices, **sizes})
+    return Arranged({"indptr": indptr, "indices": indices, "m": m, "n": n, "nnz": len(indices)})
 
 
-def schedule(
-    func: tirx.PrimFunc, problem: Spmm, config: RowSplit, target: Any = None
-) -> tirx.PrimFunc:
-    """Schedule the stage II of :func:`program`; the function given is left as it is.
+def _cache_rows(loops: Any, rows: str, elements: str) -> int:
+    """Let each thread of a row load one element of every chunk into shared memory.
 
-    Raises ScheduleError for a target that is no GPU.
+    rows, elements : blocks
+    Returns how many elements a chunk has.
     """
-    check_target("spmm_gpu.schedule", target)
-    sch = s_tir.Schedule(s_tir.renew_defs(func))
-    *heads, tiles, rows, threads = sch.get_loops(sch.get_sblock("rows0"))
-    for name in ("start0", "load0", "add0", "finish0", "write0"):
-        in_registers(sch, sch.get_sblock(name), vectors=name in ("load0", "write0"))
-    if config.row_cache:
-        blocks, inside = rows, []
-        _cache_rows(sch, config.threads)
-    else:
-        blocks, in_block = sch.split(rows, [None, config.rows_per_block])
-        run_in_parallel(sch, in_block, "threadIdx.y", "ignore")
-        inside = [in_block]
-    sch.reorder(*heads, tiles, blocks, *inside, threads)
-    # Each thread writes features of its own; `opaque` hides that C is written at the row itself.
-    for loop in heads:
-        run_in_parallel(sch, loop, "blockIdx.z", "ignore")
-    run_in_parallel(sch, tiles, "blockIdx.y", "ignore")
-    run_in_parallel(sch, blocks, "blockIdx.x", "ignore")
-    run_in_parallel(sch, threads, "threadIdx.x", "ignore")
-    (done,) = sch.mod.functions.values()
-    done = apply_kinds(done)
-    done = with_occupancy(done, config)
-    return _in_chunks(done, config.threads) if config.row_cache else done
-
-
-# What `row_cache` stages in shared memory, and what TVM calls the copies.
-CACHED = ("J_indices", "A")
-
-
-def _cache_rows(sch: Any, chunk: int) -> None:
-    """Let each thread of a row load one element of every chunk into shared memory."""
-    elements = sch.get_sblock("elements0")
-    (loop,) = sch.get_loops(elements)
-    chunks, _ = sch.split(loop, [None, chunk])
-    for name in CACHED:
-        reads = [str(r.source.name) for r in sch.get(elements).reads]
-        copy = sch.cache_read(elements, reads.index(name), "shared")
-        sch.compute_at(copy, chunks)
-        run_in_parallel(sch, sch.get_loops(copy)[-1], "threadIdx.x")
+    threads = loops.get_loops(loops.get_sblock(rows))[-1]
+    chunk = int(loops.get(threads).extent)
+    block = loops.get_sblock(elements)
+    chunks, _ = loops.split(loops.get_loops(block)[0], [None, chunk])
+    for number in reads_of_elements(loops, block):
+        copy = loops.cache_read(block, number, "shared")
+        loops.compute_at(copy, chunks)
+        run_in_parallel(loops, loops.get_loops(copy)[-1], "threadIdx.x")
+    return chunk
 
 
 def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
@@ -281,7 +210,7 @@ def _in_chunks(func: tirx.PrimFunc, chunk: int) -> tirx.PrimFunc:
 
     def block(node: Any) -> Any:
         for var in node.alloc_buffers:
-            if var.name in [f"{name}_shared" for name in CACHED]:
+            if var.ty.storage_scope == "shared":
                 small[var] = buffer_var([chunk], var.ty.dtype, var.name, var.ty.storage_scope)
         return node
 

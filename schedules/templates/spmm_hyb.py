@@ -8,12 +8,9 @@ bucket b one after the other, so that all have about as many elements; then all 
 into one launch. Another launch before it sets C to zero.
 
 Most rows are stored whole by one bucket, and written as they are. Rows longer than 2^k, and those
-with elements in several column parts, are stored in pieces: `shared` tells them, and their pieces
-are added to C atomically, once for each piece and feature.
+with elements in several column parts, are stored in pieces, which are added to C atomically, once
+for each piece and feature (see `sparse_ir/schedule/meet.py`).
 """
-
-# The script's types are values to pyright.
-# pyright: reportInvalidTypeForm=false
 
 from __future__ import annotations
 
@@ -22,29 +19,32 @@ from typing import Any
 
 import numpy as np
 from tvm import s_tir, tirx
-from tvm.script import sparse_tir as T
 
 from sparsetir.formats import Hyb, Operand
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
-from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
-    FeaturePlaces,
-    check_target,
     check_vector,
+    feature_loops,
     in_registers,
+    reads_of_elements,
+    row_sums,
     with_occupancy,
 )
-from sparsetir.schedules.templates.registers import INIT, Registers
+from sparsetir.schedules.templates.shapes import DenseLoops, row_pieces
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.sparse_ir.computed import inverse_counts
+from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
+from sparsetir.sparse_ir.computed import COMPUTED, inverse_counts, least_of_rows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
-__all__ = ["HybRows", "arrange", "program", "schedule", "shares_rows"]
+__all__ = ["HybRows", "apply", "arrange", "program", "shares_rows"]
 
 MAX_PARTS = 120  # loop nests of a kernel, whose parameters then fit into 4 KB
 SLOT_VECTOR = 4  # columns or values in a load
@@ -120,9 +120,9 @@ class HybRows(Tiled):
         """Features that the threads of a row compute."""
         return self.split.tile
 
-    def rows_in_turn(self, bucket: int) -> int:
-        """Rows of a bucket that a row of threads goes through."""
-        return max(1, (self.work or 1 << self.k) >> bucket)
+    def rows_in_turn(self, slots: int) -> int:
+        """Rows of so many slots that a row of threads goes through."""
+        return max(1, (self.work or 1 << self.k) // slots)
 
 
 def shares_rows(problem: Spmm) -> bool:
@@ -134,58 +134,31 @@ def shares_rows(problem: Spmm) -> bool:
 
 
 def program(problem: Spmm, config: HybRows) -> SparseFunc:
-    """The stage-I function: SpMM over CSR, decomposed into the buckets of hyb.
+    """The stage-I function: the operator, decomposed into the buckets of hyb.
 
-    b : (n, feat); c : (m, feat), written
-    row : (m,) what sums are multiplied with, for a mean: 1 over the number of elements; in the
-        accumulator's type
-    shared : (m,) int8, 1 for rows that are stored in pieces; where :func:`shares_rows`
-    m, n : sizes of the matrix
-    tiles : :meth:`HybRows.tiles`; absent where the config says `feat`
+    b : (n, feat); out : (m, feat), written
+    row : (m,) what terms are multiplied with, for a mean, or rows begin with, for a maximum: see
+        :func:`sparsetir.schedules.operators.spmm.program`
+    m, n, feat : sizes
     and those of the rules of :class:`Hyb`, among them the values `a_<rule>`
 
-    Raises ScheduleError for a batch and for vectors of more than 16 bytes.
+    Raises ScheduleError for a batch.
     """
     if problem.batched:
         raise ScheduleError("spmm_hyb.program: argument 'problem': expected no batch, got one")
-    check_vector("spmm_hyb.program", config.vector, problem.dtype)
-    operand = _operand(problem)
-    rules = config.format.rules(operand)
-    _, func = extract_preprocess(decompose_format(_over_csr(problem, config), rules))
-    return Registers(func, problem, config, shares_rows(problem)).rewrite(rules)
+    plain: Any = operator(problem)
+    if COMPUTED in plain.attrs:  # of `indptr`, which the buckets do not have
+        plain = plain.without_attr(COMPUTED)
+    _, func = extract_preprocess(decompose_format(plain, config.format.rules(_operand(problem))))
+    return func
 
 
 def _operand(problem: Spmm) -> Operand:
     return Operand({"A": problem.dtype}, ("I", "J"), problem.idtype)
 
 
-def _over_csr(problem: Spmm, config: HybRows) -> Any:
-    """SpMM as anybody writes it."""
-    dtype, it, at = problem.dtype, problem.idtype, FeaturePlaces(config)
-    size: Any = getattr(T, it)
-
-    @T.prim_func
-    def spmm(
-        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
-        m: T.int32, n: size, nnz: size, tiles: T.int32,
-    ) -> None:  # fmt: skip
-        I = T.dense_fixed(m)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), it)
-        J_ = T.dense_fixed(n, it)
-        K = T.dense_fixed(at.size(tiles))
-        A = T.match_sparse_buffer(a, (I, J), dtype)
-        B = T.match_sparse_buffer(b, (J_, K), dtype)
-        C = T.match_sparse_buffer(c, (I, K), dtype)
-        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
-            with T.init():
-                C[i, k] = T.cast(0, dtype)
-            C[i, k] = C[i, k] + A[i, j] * B[j, k]
-
-    return spmm if config.feat is None else spmm.replace(params=list(spmm.params)[:-1])
-
-
 def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone.
+    """The arguments of the kernel that depend on the pattern alone.
 
     Raises ScheduleError if rows are stored in pieces and kernels do not add them up (see
     :func:`shares_rows`): one column part and 2^k of at least the longest row are what it takes.
@@ -198,86 +171,106 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
         rows = part.indices[part.rule.renamed(f"indices_{axis.lower()}")]
         pieces += np.bincount(rows, minlength=m)
     out: dict[str, np.ndarray | int] = {**converted.arguments(), "m": int(m), "n": int(n)}
-    if shares_rows(problem):
-        out["shared"] = (pieces > 1).astype("int8")
-    elif (pieces > 1).any():
+    if not shares_rows(problem) and (pieces > 1).any():
         raise ScheduleError(
             f"spmm_hyb.arrange: argument 'config': expected one piece of each row, for a "
             f"{problem.reduce} of {problem.dtype}, got {int(pieces.max())} pieces of row "
             f"{int(pieces.argmax())} with c = {config.c}, k = {config.k}"
         )
-    if problem.reduce == "mean":
-        out["row"] = inverse_counts(matrix.indptr).astype(problem.accumulator)
+    rows = {"mean": inverse_counts, "max": least_of_rows}.get(problem.reduce)
+    if rows is not None:
+        out["row"] = rows(matrix.indptr).astype(problem.accumulator)
     return Arranged(out, lambda values: converted.values(A=values), converted.padding)
 
 
-def schedule(
-    func: tirx.PrimFunc, problem: Spmm, config: HybRows, target: Any = None
-) -> tirx.PrimFunc:
-    """Schedule the stage II of :func:`program`; the function given is left as it is.
+def apply(sch: Schedule, config: HybRows) -> None:
+    """Schedule a program that is decomposed into buckets of rows, by primitives of both stages.
 
-    Raises ScheduleError for a target that is no GPU.
+    Before (stage I), for each bucket, and after::
+
+        with T.sp_iter([IO, IB, JB, K], "SSRS", "spmm_b0") as [io, ib, jb, k]: ...
+
+        with T.sp_iter([K0, IO, IB, K1], "SSSS", "spmm_b0") as [k0, io, ib, k1]:
+            ...  # as in :func:`sparsetir.schedules.templates.gpu_features.row_sums`
+            ...  # spmm_b0_write of rows in one piece, spmm_b0_write_add of the others
+
+    Raises ScheduleError for vectors of more than 16 bytes.
     """
-    check_target("spmm_hyb.schedule", target)
-    sch = s_tir.Schedule(s_tir.renew_defs(func))
-    if shares_rows(problem):
-        for rule in config.format.rules(_operand(problem)):
-            _hide(sch, f"share_{rule.name}0", "C")
-        sch = s_tir.Schedule(sch.mod)  # which looks at dependences anew
-    in_registers(sch, sch.get_sblock("zero0"), vectors=False)
-    in_registers(sch, sch.get_sblock("clear0"), vectors=True)
-    _bind(sch, f"{INIT}0", config.rows_per_block, 1)
+    found = row_pieces(sch, "HybRows")
+    check_vector("HybRows", config.vector, found.first.dtype)
+    parts = [row_sums(sch, part, config) for part in found.parts]
+    shares = found.operator == "sum" and found.first.dtype in ATOMIC_DTYPES
+    adds = sch.meet([p.write for p in parts], race="atomics" if shares else "ignore")
+    value, write = _first(sch, found.first, config)
+    scalars = [value, *adds, *(x for p in parts for x in p.scalars)]
+    vectors = [write, *(x for p in parts for x in p.vectors)]
+    loops = sch.lower()
+    if adds:
+        loops = sch.rewrite(_hide, [f"{add.name}0" for add in adds], found.first.result)
+    for step in scalars + vectors:
+        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
+    first = f"{found.first.iteration.name}0"
+    _bind(loops, first, config.rows_per_block, 1)
     names = []
-    for number, rule in enumerate(config.format.rules(_operand(problem))):
-        bucket = number % (config.k + 1)
-        for what in ("start", "load", "add", "finish", "share", "write"):
-            if what != "share" or shares_rows(problem):
-                block = sch.get_sblock(f"{what}_{rule.name}0")
-                in_registers(sch, block, vectors=what in ("load", "write"))
-        _unroll_slots(sch, rule, min(config.unroll, 1 << bucket))
-        names.append(f"spmm_{rule.name}0")
-        _bind(sch, names[-1], config.rows_per_block, config.rows_in_turn(bucket))
-    (done,) = sch.mod.functions.values()
-    fused = horizontal_fuse(apply_kinds(done), names, independent=("C",))
-    return with_occupancy(fused, config)
+    for part, steps in zip(found.parts, parts, strict=True):
+        slots = int(sch.func.axis(part.columns[0].name).nnz_cols)
+        # Rows that are visited more than once meet by atomic additions, or are not there.
+        race = "none" if sch.func.axis(part.rows.name).unique else "ignore"
+        _unroll_slots(loops, f"{steps.reduce.name}0", min(config.unroll, slots))
+        names.append(f"{part.iteration.name}0")
+        _bind(loops, names[-1], config.rows_per_block, config.rows_in_turn(slots), race)
+    sch.rewrite(apply_kinds)
+    sch.rewrite(in_one_piece, first)
+    sch.rewrite(horizontal_fuse, names, independent=(found.first.result,))
+    if config.occupancy is not None:
+        sch.rewrite(with_occupancy, config)
 
 
-def _hide(sch: Any, block: str, buffer: str) -> None:
-    """Hide that a block loads from a buffer, as atomic additions seem to."""
-    found = sch.get_sblock(block)
-    names = [str(r.source.name) for r in sch.get(found).reads]
-    sch.unsafe_hide_buffer_access(found, "read", [names.index(buffer)])
+def _first(sch: Schedule, first: DenseLoops, config: HybRows) -> list[SparseIterationRef]:
+    """What the result begins with, in registers."""
+    tiles, threads, lanes = feature_loops(sch, first.features, config)
+    sch.sparse_reorder(first.iteration, [tiles, *first.outer, threads, *lanes])
+    return sch.precompute(first.result, threads, lanes)
 
 
-def _unroll_slots(sch: Any, rule: FormatRewriteRule, count: int) -> None:
+def _hide(func: tirx.PrimFunc, blocks: list[str], buffer: str) -> tirx.PrimFunc:
+    """Hide that blocks load from a buffer, as atomic additions seem to."""
+    sch = s_tir.Schedule(func)
+    for name in blocks:
+        block = sch.get_sblock(name)
+        reads = [str(r.source.name) for r in sch.get(block).reads]
+        sch.unsafe_hide_buffer_access(block, "read", [reads.index(buffer)])
+    (hidden,) = sch.mod.functions.values()
+    return hidden
+
+
+def _unroll_slots(loops: Any, block: str, count: int) -> None:
     """Go through a row's slots some at a time, whose columns and values are loaded as vectors."""
-    elements = sch.get_sblock(f"elements_{rule.name}0")
-    (slots,) = sch.get_loops(elements)
-    steps, straight = sch.split(slots, [None, count])
-    sch.unroll(straight)
+    elements = loops.get_sblock(block)
+    steps, straight = loops.split(loops.get_loops(elements)[0], [None, count])
+    loops.unroll(straight)
     if count == 1:
         return
-    columns = f"{rule.renamed(rule.axes_after_rewrite[-1])}_indices"
-    for buffer in (columns, rule.renamed("A")):
-        reads = [str(r.source.name) for r in sch.get(elements).reads]
-        copy = sch.cache_read(elements, reads.index(buffer), "local")
-        sch.compute_at(copy, steps)
-        vectors, lanes = sch.split(sch.get_loops(copy)[-1], [None, min(count, SLOT_VECTOR)])
-        sch.unroll(vectors)
-        sch.vectorize(lanes)
+    for number in reads_of_elements(loops, elements):
+        copy = loops.cache_read(elements, number, "local")
+        loops.compute_at(copy, steps)
+        vectors, lanes = loops.split(loops.get_loops(copy)[-1], [None, min(count, SLOT_VECTOR)])
+        loops.unroll(vectors)
+        loops.vectorize(lanes)
 
 
-def _bind(sch: Any, block: str, rows_per_block: int, rows_in_turn: int) -> None:
-    """Spread rows and tiles over blocks and threads."""
-    tiles, *root, rows, threads = sch.get_loops(sch.get_sblock(block))
-    blocks, in_turn, in_block = sch.split(rows, [None, rows_in_turn, rows_per_block])
-    sch.reorder(tiles, *root, blocks, in_block, threads, in_turn)
-    # Rows stored in pieces meet by atomic additions; the others have one piece, by the format.
-    if not _is_one(sch.get(tiles).extent):  # without it, a fused grid takes no division
-        run_in_parallel(sch, tiles, "blockIdx.y", "ignore")
-    run_in_parallel(sch, blocks, "blockIdx.x", "ignore")
-    run_in_parallel(sch, in_block, "threadIdx.y", "ignore")
-    run_in_parallel(sch, threads, "threadIdx.x", "ignore")
+def _bind(
+    loops: Any, block: str, rows_per_block: int, rows_in_turn: int, race: str = "none"
+) -> None:
+    """Spread rows and tiles over blocks and threads; `race` is of the rows."""
+    tiles, *root, rows, threads = loops.get_loops(loops.get_sblock(block))
+    blocks, in_turn, in_block = loops.split(rows, [None, rows_in_turn, rows_per_block])
+    loops.reorder(tiles, *root, blocks, in_block, threads, in_turn)
+    if not _is_one(loops.get(tiles).extent):  # without it, a fused grid takes no division
+        run_in_parallel(loops, tiles, "blockIdx.y")
+    run_in_parallel(loops, blocks, "blockIdx.x", race)
+    run_in_parallel(loops, in_block, "threadIdx.y", race)
+    run_in_parallel(loops, threads, "threadIdx.x")
 
 
 def _is_one(extent: Any) -> bool:

@@ -24,6 +24,8 @@ the workspace begins with the operator's identity, an iteration `spmm_init` sets
 beforehand, and `spmm_write` combines both. Where the statement before sets all of the result, as in
 a decomposed program, it is taken for the init (:mod:`sparsetir.sparse_ir.schedule.overwritten`).
 Without axes the workspace is one element, `C_ws[()]`.
+Where nothing of the result is read, an iteration `spmm_value` stores to the workspace what
+`spmm_write` then writes.
 
 An **operand** is copied where a visit of the loops up to `at` begins. After a further
 `precompute("B", at=k0, axes=["J_", k1], scope="global")`::
@@ -94,8 +96,8 @@ def precompute(
         Where the sum has no terms, or an infinite factor, that may give NaN
     name : of the workspace
 
-    For a result the handles are those of start, reduce, (with lanes) sums and write; for an
-    operand that of the copy.
+    For a reduction the handles are those of start, reduce, (with lanes) sums and write; for another
+    result value and write; for an operand that of the copy.
     """
     if isinstance(at, SparseIterationRef):
         it, place = find_iteration(func, at.name), -1

@@ -26,6 +26,7 @@ from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
+from sparsetir.sparse_ir.schedule.meet import meet
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
 from sparsetir.sparse_ir.schedule.peel import peel
 from sparsetir.sparse_ir.schedule.pos import coord, pos
@@ -180,6 +181,15 @@ class Schedule:
         Options and meaning: :func:`sparsetir.sparse_ir.schedule.precompute.precompute`.
         """
         return self._apply(precompute, buffer, at, list(axes), **options)
+
+    def meet(
+        self, iterations: Sequence[SparseIterationRef], *, race: str
+    ) -> list[SparseIterationRef]:
+        """Say how pieces of a row meet that iterations add to; handles of what adds atomically.
+
+        race : "atomics" or "ignore". See :mod:`sparsetir.sparse_ir.schedule.meet`.
+        """
+        return self._apply(meet, list(iterations), race=race)
 
     def annotate(self, iteration: SparseIterationRef, key: str, value: Any) -> None:
         """Set an annotation of the iteration; it rides on the blocks of stage II."""

@@ -86,6 +86,9 @@ class _Result:
     def run(self, hoist: bool) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and its handles."""
         it = self.it
+        if not hoist and self._is_plain():
+            steps = [self._reduce(None, "value"), self._write(True, [])]
+            return self._around(steps, [], [])
         once = self.written_once()
         needs = "lanes" if self.lanes else "hoist" if hoist else None
         if self.reduction is None and (needs or not once):
@@ -110,6 +113,13 @@ class _Result:
             known = {a.name for a in self.func.axes}
             axes = [a for a in first.axes if a.name not in known]
             before = [over_fresh_vars(first, name=fresh_name(self.func, first.name))]
+        return self._around(steps, before, axes)
+
+    def _around(
+        self, steps: list[Any], before: list[Any], axes: list[Axis]
+    ) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        """The function with these steps in the place of what is inside, and their handles."""
+        it = self.it
         body = tirx.SeqStmt(steps)
         main = changed(it, self.outer, init=None, body=body) if self.outer else body
         whole = tirx.SeqStmt([*before, main]) if before else main
@@ -132,7 +142,7 @@ class _Result:
         body = tirx.BufferStore(self.ws.var, value, [loop.var for loop in over])
         return self._iteration("start", over, "S" * len(over), body)
 
-    def _reduce(self, term: Any) -> Any:
+    def _reduce(self, term: Any, step: str = "reduce") -> Any:
         """The reduction, into the workspace."""
         place = self._place()
         conditions, store = taken_apart(self.it.body)
@@ -147,7 +157,7 @@ class _Result:
             body = tirx.IfThenElse(condition, body, None)
         kinds = ["S" * len(x.kinds) if x in self.lanes else x.kinds for x in self.inner]
         loops = [Loop(x.node, x.vars, k) for x, k in zip(self.inner, kinds, strict=True)]
-        return changed(self.it, loops, name=self._name("reduce"), init=None, body=body)
+        return changed(self.it, loops, name=self._name(step), init=None, body=body)
 
     def _add_lanes(self) -> Any:
         """The sums of the lanes."""
@@ -190,6 +200,12 @@ class _Result:
         return [loop.var for loop in self.held + self.lanes]
 
     # -- what there is ------------------------------------------------------------------------
+
+    def _is_plain(self) -> bool:
+        """Whether each element is stored once, and nothing of the result is read."""
+        conditions, _ = taken_apart(self.it.body)
+        spatial = self.it.init is None and all("R" not in x.kinds for x in self.inner)
+        return spatial and not self._loads() and len(conditions) == len(self.steady)
 
     def written_once(self) -> bool:
         """Whether each visit of the outer loops sees all terms of the elements it writes."""

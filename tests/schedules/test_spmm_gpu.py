@@ -5,24 +5,32 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from typing import Any
 
 import numpy as np
 import pytest
-import tvm
+from tvm import s_tir
 
+import gpu_runner
 import spmm_gpu_common
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
-from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
+from sparsetir.lower import lower
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program as operator
+from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates import spmm_gpu
 from sparsetir.schedules.templates.gpu_features import vector_width
-from sparsetir.schedules.templates.spmm_gpu import RowSplit, arrange, program, schedule
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.spmm_gpu import RowSplit, apply, arrange
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.promises import promises_of
 from spmm_gpu_common import MASKS, compile_cuda, kernel, of_mask, run_opencl
 
-scheduled = functools.partial(spmm_gpu_common.scheduled, spmm_gpu)
+TEMPLATE = TEMPLATES[RowSplit]
+scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 
 
 def run(
@@ -35,11 +43,14 @@ def run(
     """Run, and compare with the oracle."""
     heads = 3
     stored = spmm_gpu_common.operands(matrix, problem, feat, heads, special)
-    args: dict[str, Any] = {**arrange(matrix, problem, config).arguments, **stored}
+    arranged = arrange(matrix, problem, config)
+    sizes = {"feat": feat, "heads": heads}
+    func = scheduled(problem, config).attrs[SIGNATURE]
+    args: dict[str, Any] = {**sizes, **arranged.arguments, **stored}
+    args |= arranged.computed(func, sizes)
     before = (heads,) if problem.batched else ()
-    args["c"] = np.full((*before, matrix.shape[0], feat), np.nan, stored["b"].dtype)
-    args |= {"tiles": config.tiles(feat), "heads": heads}
-    c = run_opencl(kernel(spmm_gpu, problem, config), args)["c"]
+    args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, stored["b"].dtype)
+    c = run_opencl(kernel(TEMPLATE, problem, config), args)["out"]
     spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
 
 
@@ -179,12 +190,74 @@ def test_bad_configs(argument: str) -> None:
 
 def test_refusals() -> None:
     with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
-        program(Spmm(), RowSplit(vector=8))
-    config = RowSplit()
-    stage_two = lower_sparse_iter(program(Spmm(), config))
-    with pytest.raises(ScheduleError, match="'target': expected a GPU, got llvm"):
-        schedule(stage_two, Spmm(), config, tvm.target.Target("llvm"))
+        scheduled(Spmm(), RowSplit(vector=8))
     with pytest.raises(ScheduleError, match="serves multiples of 128 features, got 96"):
-        config.tiles(96)
+        RowSplit().tiles(96)
     with pytest.raises(ScheduleError, match="serves 64 features, got 128"):
         RowSplit(feat=64).tiles(128)
+
+
+# A user's program, which gathers nothing.
+SCALED_SUMS = """
+@T.prim_func
+def scaled_sums(
+    a: T.handle, w: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    W = T.match_sparse_buffer(w, (K,), "float32")
+    C = T.match_sparse_buffer(out, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * W[k]
+"""
+
+
+@requires_opencl
+@pytest.mark.parametrize("config", [RowSplit(4, 2, 2), RowSplit(8, 1, 1, row_cache=True)])
+def test_a_program_of_a_user(config: RowSplit) -> None:
+    matrix, rng = of_mask(MASKS["random"], "int32"), np.random.default_rng(0)
+    (m, n), nnz = matrix.shape, len(matrix.indices)
+    a, w = (rng.random(size, "float32") for size in (nnz, 16))
+    program = from_source(SCALED_SUMS)
+    func = lower(program, apply, config, spmm_gpu_common.GPU)["III"]
+    args = {
+        "a": a, "w": w, "out": np.full((m, 16), np.nan, "float32"), "indptr": matrix.indptr,
+        "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
+    }  # fmt: skip
+    flat = (str(p.name) for p in func.params)
+    names = dict(zip(flat, (str(p.name) for p in program.params), strict=True))
+    out = run_opencl((gpu_runner.OpenCLFunction(func), names), args)["out"]
+    sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
+    np.testing.assert_allclose(out, np.outer(sums, w), rtol=1e-5)
+
+
+def test_promises() -> None:
+    """Tiles hold all features, and rows are numbered in 32 bits."""
+    rows = ("m", "max", 2**31 - 1)
+    for problem, config, expected in (
+        (Spmm(), RowSplit(), [("feat", "multiple", 128)]),
+        (Spmm(), RowSplit(feat=96), [("feat", "exact", 96)]),
+        (Spmm(idtype="int64"), RowSplit(), [rows, ("feat", "multiple", 128)]),
+    ):
+        found = promises_of(scheduled(problem, config).attrs[SIGNATURE])
+        assert [(p["param"], p["kind"], p["value"]) for p in found] == expected
+
+
+def test_row_numbers_stay_in_one_piece() -> None:
+    """Of sums of casts nvcc does not see that stores are aligned."""
+    for idtype, value in (
+        ("int32", "i_0 * 4 + i_1 | 0"),
+        ("int64", 'T.Cast("int64", T.Cast("int32", i_0 * T.int64(4) + i_1) | 0)'),
+    ):
+        sch = s_tir.Schedule(lower_sparse_iter(operator(Spmm(idtype=idtype))))
+        rows, *_ = sch.get_loops(sch.get_sblock("spmm0"))
+        sch.split(rows, [None, 4])
+        (func,) = sch.mod.functions.values()
+        text = in_one_piece(func, "spmm0").script()
+        (line,) = [line for line in text.splitlines() if " | 0" in line]
+        assert line.replace("at_0", "i").endswith(f", {value})")

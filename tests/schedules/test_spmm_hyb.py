@@ -10,21 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 import tvm_ffi
 
 import spmm_gpu_common
 from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_opencl
-from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir import ScheduleError, lower_sparse_buffer
+from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates import spmm_hyb
-from sparsetir.schedules.templates.spmm_hyb import HybRows, arrange, program, schedule
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.spmm_hyb import HybRows, apply, arrange, program
 from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
 from spmm_gpu_common import MASKS, compile_cuda, kernel, of_mask, run_opencl
 
-scheduled = functools.partial(spmm_gpu_common.scheduled, spmm_hyb)
+TEMPLATE = TEMPLATES[HybRows]
+scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 
 
 def run(
@@ -35,9 +39,10 @@ def run(
     arranged = arrange(matrix, problem, config)
     assert arranged.spread is not None
     args: dict[str, Any] = {**arranged.arguments, **arranged.spread(stored["a"])}
-    args |= {"b": stored["b"], "tiles": config.tiles(feat)}
-    args["c"] = np.full((matrix.shape[0], feat), np.nan, stored["b"].dtype)
-    c = run_opencl(kernel(spmm_hyb, problem, config, ATOMIC_ADD_PRELUDE), args)["c"]
+    args |= {"b": stored["b"], "feat": feat}
+    args |= arranged.computed(scheduled(problem, config).attrs[SIGNATURE], {"feat": feat})
+    args["out"] = np.full((matrix.shape[0], feat), np.nan, stored["b"].dtype)
+    c = run_opencl(kernel(TEMPLATE, problem, config, ATOMIC_ADD_PRELUDE), args)["out"]
     spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
 
 
@@ -108,11 +113,13 @@ def test_shared_rows() -> None:
         (HybRows(2, 3), [0, 0, 1, 0, 0]),  # both halves of row 2 hold some
         (HybRows(1, 3), [0, 0, 0, 0, 0]),
     ):
-        shared = arrange(matrix, Spmm(), config).arguments["shared"]
-        np.testing.assert_array_equal(shared, expected)
+        func = scheduled(Spmm(), config).attrs[SIGNATURE]
+        flags = arrange(matrix, Spmm(), config).computed(func, {})
+        np.testing.assert_array_equal(flags["c_shared"], expected)
         for problem in (Spmm(reduce="max"), Spmm("float16")):
             if sum(expected) == 0:
-                assert "shared" not in arrange(matrix, problem, config).arguments
+                func = scheduled(problem, config).attrs[SIGNATURE]
+                assert not arrange(matrix, problem, config).computed(func, {})
                 continue
             with pytest.raises(ScheduleError, match=rf"2 pieces of row {expected.index(1)} with"):
                 arrange(matrix, problem, config)
@@ -120,8 +127,9 @@ def test_shared_rows() -> None:
 
 @pytest.mark.parametrize("problem", [Spmm(), Spmm("float16", "int64", "max")], ids=str)
 def test_program_is_printed(problem: Spmm) -> None:
-    """What the rewrite makes is a program of the language."""
-    func = program(problem, HybRows(2, 1, 4, 2, 4, feat=24))
+    """What the schedule makes in stage I is a program of the language."""
+    config = HybRows(2, 1, 4, 2, 4, feat=24)
+    func = lower_template(TEMPLATE, problem, config, spmm_gpu_common.GPU)["I"]
     assert len(list(sparse_iterations(func))) > 1 + 2 * 2
     assert tvm_ffi.structural_equal(from_source(func.script()), func)
 
@@ -133,9 +141,9 @@ def test_launches() -> None:
 
 def test_rows_in_turn() -> None:
     config = HybRows(k=3)
-    assert [config.rows_in_turn(b) for b in range(4)] == [8, 4, 2, 1]
+    assert [config.rows_in_turn(1 << b) for b in range(4)] == [8, 4, 2, 1]
     config = HybRows(k=3, work=2)
-    assert [config.rows_in_turn(b) for b in range(4)] == [2, 1, 1, 1]
+    assert [config.rows_in_turn(1 << b) for b in range(4)] == [2, 1, 1, 1]
 
 
 CUDA = [
@@ -182,8 +190,18 @@ def test_refusals() -> None:
     with pytest.raises(ScheduleError, match="'problem': expected no batch, got one"):
         program(Spmm(batched=True), HybRows())
     with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
-        program(Spmm(), HybRows(vector=8))
-    config = HybRows(k=0)
-    stage_two = lower_sparse_iter(program(Spmm(), config))
-    with pytest.raises(ScheduleError, match="'target': expected a GPU, got llvm"):
-        schedule(stage_two, Spmm(), config, tvm.target.Target("llvm"))
+        scheduled(Spmm(), HybRows(vector=8))
+    for text, expected in (
+        (operator(Spmm()).script(), "an iteration that sets the result, and others that add to it"),
+        (two_operators(), r"one operator, got \['max', 'sum'\]"),
+    ):
+        message = f"HybRows: argument 'sch': expected {expected} in 'spmm'"
+        with pytest.raises(ScheduleError, match=message):
+            apply(Schedule(from_source(text)), HybRows())
+
+
+def two_operators() -> str:
+    """A sum with a maximum in one of its parts."""
+    text = program(Spmm(), HybRows(k=1)).script()
+    head, _, term = text.rpartition("C[ib, at_2] = C[ib, at_2] + ")
+    return f"{head}C[ib, at_2] = T.max(C[ib, at_2], {term.rstrip()})\n"

@@ -115,6 +115,19 @@ def test_a_result_of_one_element(case: str) -> None:
     run(sch, "spmv", case)
 
 
+def test_a_result_that_is_stored_at_once() -> None:
+    """Nothing of it is read: what is stored goes through the workspace, without a start."""
+    sch, spmv, (i, _) = opened(program("spmv"), "spmv")
+    write = sch.precompute("Y", spmv, [i], scope="global", name="SUMS")[-1]
+    (i,) = sch.get_sp_iters(write)
+    outer, lanes = sch.split(i, [None, 4])
+    value, last = sch.precompute("Y", outer, [lanes])
+    assert (value.name, last.name) == ("spmv_write_value", "spmv_write_write")
+    text = sch.func.script()
+    assert "Y_ws[i1] = SUMS[i0 * 4 + i1]" in text and "= Y_ws[i1]" in text
+    run(sch, "spmv")
+
+
 UPDATES = {
     "sum": ("0.0", "OUT[i, j] + X[i, k] * Y[j, k]"),
     "product": ("1.0", "OUT[i, j] * (X[i, k] + Y[j, k])"),

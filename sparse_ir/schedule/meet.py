@@ -1,0 +1,253 @@
+"""How pieces of a row meet, where a format stores rows in several (thesis, chapter 7, "atomics").
+
+Iterations over rows that are stored in pieces add to what an iteration before them has set. Most
+rows have one piece. Before::
+
+    with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+        C[i, k] = 0.0
+    with T.sp_iter([IB, X], "SS", "spmm_b0") as [ib, x]:
+        ...                                       # C_ws, the sum of a piece of the row ib
+        with T.sp_iter([W, L], "SS", "spmm_b0_write") as [w, l]:
+            C[ib, w * 4 + l] = C[ib, w * 4 + l] + C_ws[w, l]
+
+After `meet([write], race="atomics")`, with a flag for each row, which is computed of the pieces::
+
+        with T.sp_iter([W, L], "SS", "spmm_b0_write") as [w, l]:
+            if C_shared[ib] == 0:
+                C[ib, w * 4 + l] = C_ws[w, l]
+        with T.sp_iter([W, L], "SS", "spmm_b0_write_add") as [w, l]:
+            T.sp_iter_attr({"atomic": 1})
+            if C_shared[ib] != 0:
+                C[ib, w * 4 + l] = C[ib, w * 4 + l] + C_ws[w, l]
+
+Rows of one piece are written in vectors, the others added to atomically on a GPU (see
+:mod:`sparsetir.sparse_ir.atomics`). With race="ignore" all rows are in one piece, which is the
+caller's word, and only the first iteration is made, without the flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_DTYPES
+from sparsetir.sparse_ir.computed import shared_rows
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    loads_of,
+    map_expr,
+    same_indices,
+    stores_of,
+)
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.loops import (
+    around,
+    changed,
+    find_iteration,
+    fresh_name,
+    name_of,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
+
+__all__ = ["RACES", "meet"]
+
+WHO = "meet"
+RACES = ("atomics", "ignore")
+
+
+def meet(
+    func: SparseFunc, iterations: Sequence[SparseIterationRef], *, race: str
+) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    """The function in which rows of one piece are overwritten, and handles of what adds the others.
+
+    iterations : all that add to a result, `X[i, ..] = X[i, ..] + term` (or *, max, min), where `i`
+        is the coordinate of a sparse axis; an iteration before them has set the result
+    race : "atomics", for sums of float32, float64 or int32 that began with zero; "ignore": no row
+        is stored in several pieces, and the result holds what the operator leaves as it is wherever
+        a row is stored, which is the caller's word. No handles are returned
+    """
+    writes = [find_iteration(func, name_of(WHO, handle)) for handle in iterations]
+    if not writes:
+        raise ScheduleError(f"{WHO}: argument 'iterations': expected one or more, got none")
+    if race not in RACES:
+        raise ScheduleError(
+            f"{WHO}: argument 'race': expected one of {', '.join(RACES)}, got {race!r}"
+            f"\n{show(writes[0])}"
+        )
+    updates = [_update(it) for it in writes]
+    target = _target(func, writes, updates)
+    _refuse_others(func, writes, target)
+    if race == "ignore":
+        bodies = {it.name: _overwriting(u) for it, u in zip(writes, updates, strict=True)}
+        return _with(func, writes, {n: [{"body": body}] for n, body in bodies.items()}), []
+    _refuse_atomics(func, writes, updates, target)
+    rows = [_row(func, it, update) for it, update in zip(writes, updates, strict=True)]
+    func, flags = _with_flags(func, target, writes, rows)
+    steps: dict[str, list[dict[str, Any]]] = {}
+    none = tirx.const(0, "int8")
+    for it, update, (var, _) in zip(writes, updates, rows, strict=True):
+        flag = tirx.BufferLoad(flags.var, [var])
+        steps[it.name] = [
+            {"body": tirx.IfThenElse(flag == none, _overwriting(update), None)},
+            {
+                "body": tirx.IfThenElse(flag != none, it.body, None),
+                "name": fresh_name(func, f"{it.name}_add"),
+                "annotations": {**dict(it.annotations.items()), ATOMIC: 1},
+            },
+        ]
+    return _with(func, writes, steps), [SparseIterationRef(s[1]["name"]) for s in steps.values()]
+
+
+def _with(
+    func: SparseFunc, writes: list[SparseIteration], steps: dict[str, list[dict[str, Any]]]
+) -> SparseFunc:
+    """The function with other iterations for some, by name: what changes in each."""
+
+    def visit(it: Any) -> Any:
+        if it.name not in steps:
+            return it
+        first, *more = steps[it.name]
+        made = [changed(it, **first), *(over_fresh_vars(changed(it, **m)) for m in more)]
+        return tirx.SeqStmt(made) if more else made[0]
+
+    last = writes[-1]  # which `replaced` verifies the others with
+    body = map_expr(
+        func.body, [(SparseIteration, lambda n: n if n.name == last.name else visit(n))]
+    )
+    return replaced(WHO, func.replace(body=body), last, visit(last))
+
+
+def _refuse(it: SparseIteration, message: str) -> NoReturn:
+    raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
+
+
+def _update(it: SparseIteration) -> Reduction:
+    """What an iteration adds."""
+    found = reduction_of(it.body)
+    if found is None or it.init is not None or "R" in it.kinds:
+        _refuse(
+            it,
+            "expected spatial loops around X[..] = X[..] + term (or *, max, min), without an init; "
+            "precompute makes such an iteration of a reduction",
+        )
+    return found
+
+
+def _overwriting(update: Reduction) -> Any:
+    dtype = str(update.store.value.ty.dtype)
+    term = update.term
+    value = term if str(term.ty.dtype) == dtype else tirx.Cast(dtype, term)
+    body: Any = tirx.BufferStore(update.store.buffer, value, update.store.indices)
+    for condition in reversed(update.conditions):
+        body = tirx.IfThenElse(condition, body, None)
+    return body
+
+
+def _target(func: SparseFunc, writes: list[SparseIteration], updates: list[Reduction]) -> Any:
+    """The result that all iterations add to."""
+    var = updates[0].store.buffer
+    for it, update in zip(writes, updates, strict=True):
+        if not update.store.buffer.same_as(var):
+            _refuse(it, f"expected all to add to '{var.name}', got '{update.store.buffer.name}'")
+    return next(b for b in func.buffers if b.var.same_as(var))
+
+
+def _refuse_others(func: SparseFunc, writes: list[SparseIteration], target: SparseBuffer) -> None:
+    """Refuse where anything else than one iteration before these accesses the result."""
+    init = _first(func, target)
+    if init is None:
+        _refuse(writes[0], f"expected an iteration that sets '{target.name}' before it is added to")
+    if _accesses(func.body, target) != sum(_accesses(it, target) for it in [init, *writes]):
+        names = [it.name for it in writes]
+        _refuse(writes[0], f"'{target.name}' is accessed outside of {names} and '{init.name}'")
+
+
+def _first(func: SparseFunc, target: SparseBuffer) -> SparseIteration | None:
+    """The first iteration that accesses a buffer, if it sets elements and reads none."""
+    first = next((s for s in _statements(func) if _accesses(s, target)), None)
+    if not isinstance(first, SparseIteration) or first.init is not None:
+        return None
+    _, store = taken_apart(first.body)
+    plain = isinstance(store, tirx.BufferStore) and not loads_of(store, target.var)
+    return first if plain else None
+
+
+def _refuse_atomics(
+    func: SparseFunc,
+    writes: list[SparseIteration],
+    updates: list[Reduction],
+    target: SparseBuffer,
+) -> None:
+    for it, update in zip(writes, updates, strict=True):
+        if update.operator != "sum" or target.dtype not in ATOMIC_DTYPES:
+            _refuse(
+                it,
+                f'race="atomics" expects a sum of {" or ".join(ATOMIC_DTYPES)}, got a '
+                f"{update.operator} of {target.dtype}; legal is a format that stores each row in "
+                'one piece, with race="ignore"',
+            )
+    init = _first(func, target)
+    _, store = taken_apart(init.body if init is not None else None)
+    if not same_indices([store.value], [updates[0].identity(target.dtype)]):
+        _refuse(writes[0], f"expected '{target.name}' to be set to zero before, got {store.value}")
+
+
+def _row(func: SparseFunc, it: SparseIteration, update: Reduction) -> tuple[Any, Axis]:
+    """The coordinate that is the row, and its axis."""
+    axes = {v: a for x in [*around(func, it), it] for a, v, _ in x.axis_of()}
+    found = [
+        (i, axes[i])
+        for i in update.store.indices
+        if isinstance(i, ir.Var) and i in axes and axes[i].is_sparse
+    ]
+    if len(found) != 1:
+        _refuse(it, f"expected one coordinate of a sparse axis among {list(update.store.indices)}")
+    return found[0]
+
+
+def _with_flags(
+    func: SparseFunc,
+    target: SparseBuffer,
+    writes: list[SparseIteration],
+    rows: list[tuple[Any, Axis]],
+) -> tuple[SparseFunc, SparseBuffer]:
+    """The function with a computed parameter that says which rows are in several pieces."""
+    index = list(_update(writes[0]).store.indices)
+    place = next(n for n, i in enumerate(index) if i.same_as(rows[0][0]))
+    axis = target.axes[place] if target.axes is not None else None
+    if axis is None or axis.kind != "dense_fixed":
+        _refuse(writes[0], f"expected '{target.name}' to be over a dense axis of rows")
+    name = fresh_name(func, f"{target.name}_shared")
+    handle = ir.Var(name.lower(), ir.PointerType(ir.PrimType("void")))
+    length = axis.length
+    how: dict[str, Any] = {
+        "recipe": shared_rows.__name__,
+        "length": int(length) if isinstance(length, tirx.IntImm) else f"${length.name}",
+    }
+    for number, (_, over) in enumerate(rows):
+        how[f"rows{number}"] = f"${over.indices.name}"
+    computed = {**dict(func.attrs.get("computed", {}).items()), str(handle.name): how}
+    flags = SparseBuffer(var=buffer_var([length], "int8", name), axes=[axis], handle=handle)
+    out = func.replace(params=[*func.params, handle], buffers=[*func.buffers, flags])
+    return out.with_attr("computed", computed), flags
+
+
+def _statements(func: SparseFunc) -> list[Any]:
+    body = func.body
+    return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
+
+
+def _accesses(stmt: Any, target: SparseBuffer) -> int:
+    """How many loads and stores of a buffer there are."""
+    stores = [s for s in stores_of(stmt) if s.buffer.same_as(target.var)]
+    return len(stores) + len(loads_of(stmt, target.var))

@@ -1,0 +1,195 @@
+"""Rows that are stored in pieces: `meet`, and what becomes of atomic iterations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse
+
+import sparsetir
+from sparsetir import ScheduleError
+from sparsetir.formats import Hyb, Operand, Pattern
+from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.lower import lower
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.spmm import program
+from sparsetir.sparse_ir.computed import compute, shared_rows
+from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.schedule import Schedule
+
+RNG = np.random.default_rng(2)
+FORMAT, OPERAND = Hyb(2, 1), Operand({"A": "float32"}, ("I", "J"), "int32")
+A = scipy.sparse.random(11, 9, 0.3, "csr", "float32", random_state=1)
+FEAT = 6
+SUM = Spmm()
+
+
+def decomposed(problem: Spmm) -> Any:
+    plain: Any = program(problem)
+    if "computed" in plain.attrs:
+        plain = plain.without_attr("computed")
+    return extract_preprocess(decompose_format(plain, FORMAT.rules(OPERAND)))[1]
+
+
+def scheduled(problem: Spmm = SUM) -> tuple[Schedule, list[Any]]:
+    """Sums of pieces in workspaces; the iterations that write them."""
+    sch = Schedule(decomposed(problem))
+    writes = []
+    for rule in FORMAT.rules(OPERAND):
+        it = sch.get_sparse_iteration(f"spmm_{rule.name}")
+        *_, rows, columns, k = loops = sch.get_sp_iters(it)
+        tiles, lanes = sch.split(k, [None, 2], tail="exact")
+        sch.sparse_reorder(it, [*loops[:-3], rows, tiles, columns, lanes])
+        writes.append(sch.precompute("C", tiles, [lanes])[-1])
+    return sch, writes
+
+
+def arguments(func: Any, problem: Spmm) -> dict[str, Any]:
+    A.sort_indices()
+    pattern = Pattern.from_csr(A.indptr.astype("int32"), A.indices.astype("int32"), A.shape)
+    stored = FORMAT.convert(pattern, OPERAND)
+    b = RNG.random((A.shape[1], FEAT), "float32")
+    args = {**stored.arguments(), **stored.values(A=A.data), "m": 11, "n": 9, "feat": FEAT, "b": b}
+    if problem.reduce == "mean":
+        args["row"] = (1 / np.maximum(np.diff(A.indptr), 1)).astype("float32")
+    args |= compute(func, args)
+    return {**args, "out": np.full((11, FEAT), np.nan, "float32")}
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+def test_it_means_the_same(reduce: str) -> None:
+    problem = Spmm(reduce=reduce)
+    sch, writes = scheduled(problem)
+    adds = sch.meet(writes, race="atomics")
+    args = arguments(sch.func, problem)
+    sparsetir.interpret(sch.func, args)
+    scale = args["row"][:, None] if reduce == "mean" else 1
+    np.testing.assert_allclose(args["out"], (A @ args["b"]) * scale, rtol=1e-5)
+    assert len(adds) == len(writes) and 0 < args["c_shared"].sum() < 11
+    again = sparsetir.from_source(sch.func.script())
+    assert again.script() == sch.func.script()
+
+
+def test_text() -> None:
+    sch, writes = scheduled()
+    sch.meet(writes, race="atomics")
+    name = f"spmm_{FORMAT.rules(OPERAND)[0].name}_write"
+    text = sch.func.script()
+    at = text.index(f'"{name}")')
+    assert [line.strip() for line in text[at:].splitlines()[1:7]] == [
+        "if C_shared[ib] == 0:",
+        "C[ib, at_20 * 2 + at_21] = C_ws[at_21]",
+        f'with T.sp_iter([K1], "S", "{name}_add") as [at_21]:',
+        'T.sp_iter_attr({"atomic": 1})',
+        "if C_shared[ib] != 0:",
+        "C[ib, at_20 * 2 + at_21] = C[ib, at_20 * 2 + at_21] + C_ws[at_21]",
+    ]
+    lowered = sparsetir.lower_sparse_iter(sch.func).script()
+    assert lowered.count('T.call_extern("float32", "atomicAdd", T.address_of(C[') == len(writes)
+
+
+def test_ignore() -> None:
+    """The caller's word that no row is in several pieces: plain stores, and no flags."""
+    sch, writes = scheduled(Spmm(reduce="max"))
+    assert sch.meet(writes, race="ignore") == []
+    text = sch.func.script()
+    assert "C_shared" not in text and "atomic" not in text
+    assert text.count("C[ib, at_20 * 2 + at_21] = C_ws") == len(writes)
+
+
+def test_shared_rows() -> None:
+    a, b = np.array([0, 3, -1]), np.array([3, 4, 4, -1])
+    flags = shared_rows(length=6, a=a, b=b)
+    assert flags.dtype == np.int8
+    np.testing.assert_array_equal(flags, [0, 0, 0, 1, 1, 0])
+
+
+def test_a_cpu_refuses() -> None:
+    sch, writes = scheduled()
+    sch.meet(writes, race="atomics")
+    with pytest.raises(ScheduleError, match="_write_add' adds atomically, which target llvm does"):
+        lower(sch, target="llvm")
+
+
+def _of_a_maximum() -> None:
+    sch, writes = scheduled(Spmm(reduce="max"))
+    sch.meet(writes, race="atomics")
+
+
+def _of_some() -> None:
+    sch, writes = scheduled()
+    sch.meet(writes[1:], race="atomics")
+
+
+def _of_reductions() -> None:
+    sch = Schedule(decomposed(Spmm()))
+    rule = FORMAT.rules(OPERAND)[0]
+    sch.meet([sch.get_sparse_iteration(f"spmm_{rule.name}")], race="atomics")
+
+
+def _of_nothing() -> None:
+    Schedule(decomposed(Spmm())).meet([], race="atomics")
+
+
+def _otherwise() -> None:
+    sch, writes = scheduled()
+    sch.meet(writes, race="temporary")
+
+
+def _without_init() -> None:
+    sch, writes = scheduled()
+    k = sch.get_sp_iters(sch.get_sparse_iteration("spmm_init"))[-1]
+    sch.precompute("C", k, [])
+    sch.meet(writes, race="atomics")
+
+
+def _after_another_value() -> None:
+    text = decomposed(Spmm()).script().replace("= T.float32(0.0)", "= T.float32(1.0)")
+    sch = Schedule(sparsetir.from_source(text))
+    writes = []
+    for rule in FORMAT.rules(OPERAND):
+        *_, k = sch.get_sp_iters(sch.get_sparse_iteration(f"spmm_{rule.name}"))
+        it = sch.get_sparse_iteration(f"spmm_{rule.name}")
+        *outer, columns, k = sch.get_sp_iters(it)
+        sch.sparse_reorder(it, [*outer, k, columns])
+        writes.append(sch.precompute("C", k, [])[-1])
+    sch.meet(writes, race="atomics")
+
+
+def _of_dense_rows() -> None:
+    text = decomposed(Spmm()).script()
+    sch = Schedule(sparsetir.from_source(text.replace("C[ib, at_2]", "C[0, at_2]")))
+    writes = []
+    for rule in FORMAT.rules(OPERAND):
+        it = sch.get_sparse_iteration(f"spmm_{rule.name}")
+        *outer, columns, k = sch.get_sp_iters(it)
+        sch.sparse_reorder(it, [*outer, k, columns])
+        writes.append(sch.precompute("C", k, [])[-1])
+    sch.meet(writes, race="atomics")
+
+
+REFUSALS = [
+    (_of_a_maximum, r'race="atomics" expects a sum of float32 or .*, got a max of float32; legal'),
+    (_of_some, r"'C' is accessed outside of \[.*\] and 'spmm_init'"),
+    (_of_reductions, r"expected spatial loops around X\[\.\.\] = X\[\.\.\] \+ term"),
+    (_of_nothing, "argument 'iterations': expected one or more, got none"),
+    (_otherwise, "argument 'race': expected one of atomics, ignore, got 'temporary'"),
+    (_without_init, "expected an iteration that sets 'C' before it is added to"),
+    (_after_another_value, "expected 'C' to be set to zero before, got "),
+    (_of_dense_rows, "expected one coordinate of a sparse axis among "),
+]
+
+
+@pytest.mark.parametrize(("use", "message"), REFUSALS)
+def test_refusals(use: Any, message: str) -> None:
+    with pytest.raises(ScheduleError, match=f"^meet: {message}"):
+        use()
+
+
+def test_atomic_iterations_are_sums() -> None:
+    sch = Schedule(decomposed(Spmm()))
+    sch.annotate(sch.get_sparse_iteration("spmm_init"), "atomic", 1)
+    with pytest.raises(LoweringError, match="'spmm_init': annotation 'atomic': expected a sum of"):
+        sparsetir.lower_sparse_iter(sch.func)
