@@ -6,9 +6,10 @@ the sizes of the trees after it; trees are ordered by their roots.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import Axis
@@ -20,9 +21,18 @@ INT32_MAX = 2**31 - 1
 
 
 class Storage:
-    """Offsets and sizes of one buffer over axes."""
+    """Offsets and sizes of one buffer over axes.
 
-    def __init__(self, layout: Layout, flat: dict[str, Any], rename: Any) -> None:
+    multiples : numbers that sizes are known to be multiples of, by the size's name
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        flat: dict[str, Any],
+        rename: Any,
+        multiples: Mapping[str, int] | None = None,
+    ) -> None:
         self.axes = list(layout.axes)
         self.ends = int(layout.ends)
         self._flat = flat
@@ -35,6 +45,8 @@ class Storage:
         sizes = [self._size(a) for a in self.leaves]
         self.dtype = self._offset_dtype(sizes)
         self.sizes = [as_dtype(s, self.dtype) for s in sizes]
+        # Written so that TVM sees where vectors of a row begin.
+        self._steps = [as_dtype(_as_multiple(s, multiples or {}), self.dtype) for s in sizes]
 
     def _size(self, axis: Axis) -> Any:
         """Elements of an axis under its whole tree: nnz(Tree(axis))."""
@@ -84,7 +96,7 @@ class Storage:
         """Elements between neighbours on each leaf, in the order of `leaves`."""
         out: list[Any] = []
         stride: Any = as_dtype(1, self.dtype)
-        for n, size in enumerate(reversed(self.sizes)):
+        for n, size in enumerate(reversed(self._steps)):
             out.insert(0, stride)
             stride = size if n == 0 else size * stride
         return out
@@ -109,6 +121,14 @@ class Storage:
             return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))
         cols = as_dtype(self._rename(axis.nnz_cols), self.dtype)
         return as_dtype(above, self.dtype) * cols + as_dtype(here, self.dtype)
+
+
+def _as_multiple(size: Any, multiples: Mapping[str, int]) -> Any:
+    number = multiples.get(str(size.name), 1) if isinstance(size, ir.Var) else 1
+    if number == 1:
+        return size
+    tile = as_dtype(number, dtype_of(size))
+    return tirx.floordiv(size, tile) * tile
 
 
 def is_one(expr: Any) -> bool:

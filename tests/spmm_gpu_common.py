@@ -18,23 +18,24 @@ import tvm
 import tvm_ffi
 
 import gpu_runner
-from sparsetir import lower_sparse_buffer, lower_sparse_iter
+from sparsetir import lower_sparse_buffer
+from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.templates.registry import Template
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
 GPU = tvm.target.Target(gpu_runner.OPENCL_TARGET)
 
 
 @functools.cache
-def scheduled(template: ModuleType, problem: Any, config: Any) -> Any:
+def scheduled(template: ModuleType | Template, problem: Any, config: Any) -> Any:
     """Stage II of a template's program, scheduled."""
-    func = lower_sparse_iter(template.program(problem, config))
-    return template.schedule(func, problem, config, GPU)
+    return lower_template(template, problem, config, GPU)["II scheduled"]
 
 
 @functools.cache
 def kernel(
-    template: ModuleType, problem: Any, config: Any, prelude: str = ""
+    template: ModuleType | Template, problem: Any, config: Any, prelude: str = ""
 ) -> tuple[gpu_runner.OpenCLFunction, dict[str, str]]:
     """The kernel, and what its flat parameters are called in the program."""
     func = scheduled(template, problem, config)
