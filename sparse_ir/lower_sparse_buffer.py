@@ -14,7 +14,6 @@ the sizes of the trees after it (equations 6 to 8; trees are ordered by their ro
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import tvm
@@ -34,7 +33,7 @@ from sparsetir.sparse_ir.position_space import (
     dtype_of,
     positional_size,
 )
-from sparsetir.sparse_ir.promises import promises_of
+from sparsetir.sparse_ir.promises import promised_steps
 from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.storage import Storage, is_one
@@ -94,12 +93,12 @@ class _Flattening:
             if name
         }
         by_name: dict[str, Any] = {}
-        multiples = _promised_multiples(func)
         found = self._buffers(layouts)
         self.layouts = {var: layouts[name] for name, var in found.items()}
         self.indptr = {name: var for name, var in found.items() if layouts[name].ends}
+        steps = promised_steps(func.attrs[SIGNATURE])
         for name, var in found.items():
-            storage = Storage(layouts[name], by_name, self._rename, multiples)
+            storage = Storage(layouts[name], by_name, self._rename, steps)
             by_name[name] = buffer_var(
                 [storage.size()], var.ty.dtype, name, var.ty.storage_scope, _element_bytes(var)
             )
@@ -330,27 +329,6 @@ class _Flattening:
             (ir.Call, pointer),
         ]
         return mapping, rules
-
-
-def _promised_multiples(func: tirx.PrimFunc) -> dict[str, int]:
-    """What parameters are promised to be multiples of, of a function for GPUs: these load vectors
-
-    of several elements only where TVM sees that they lie on whole ones.
-    """
-    found: dict[str, int] = {}
-    threads: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING:
-            threads.append(node)
-
-    walk(func.body, visit)
-    if threads and SIGNATURE in func.attrs:
-        for promise in promises_of(func.attrs[SIGNATURE]):
-            if promise["kind"] == "multiple":
-                name = promise["param"]
-                found[name] = math.lcm(promise["value"], found.get(name, 1))
-    return found
 
 
 def _element_bytes(var: Any) -> int:

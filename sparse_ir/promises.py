@@ -20,7 +20,14 @@ from tvm import ir
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
-__all__ = ["PROMISES", "check_promises", "promise_problems", "promised_range", "promises_of"]
+__all__ = [
+    "PROMISES",
+    "check_promises",
+    "promise_problems",
+    "promised_range",
+    "promised_steps",
+    "promises_of",
+]
 
 PROMISES = "promises"
 # kind -> how a message says what is expected
@@ -44,6 +51,16 @@ def promised_range(promise: Mapping[str, Any]) -> tuple[int, int, int]:
     lowest = value if kind in ("exact", "min") else LOWEST
     largest = value if kind in ("exact", "max") else LARGEST
     return lowest, largest, value if kind == "multiple" else 1
+
+
+def promised_steps(func: SparseFunc) -> dict[str, int]:
+    """The largest power of two that each parameter is a multiple of, by promises."""
+    steps: dict[str, int] = {}
+    for promise in promises_of(func):
+        name, value = promise["param"], promise["value"]
+        if promise["kind"] == "multiple":
+            steps[name] = max(steps.get(name, 1), value & -value)
+    return steps
 
 
 def check_promises(

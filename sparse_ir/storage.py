@@ -23,15 +23,13 @@ INT32_MAX = 2**31 - 1
 class Storage:
     """Offsets and sizes of one buffer over axes.
 
-    multiples : numbers that sizes are known to be multiples of, by the size's name
+    flat : the buffers that elements are in, by name
+    rename : puts the function's own parameters into an expression
+    steps : powers of two that parameters are known to be multiples of, by name
     """
 
     def __init__(
-        self,
-        layout: Layout,
-        flat: dict[str, Any],
-        rename: Any,
-        multiples: Mapping[str, int] | None = None,
+        self, layout: Layout, flat: dict[str, Any], rename: Any, steps: Mapping[str, int] = {}
     ) -> None:
         self.axes = list(layout.axes)
         self.ends = int(layout.ends)
@@ -45,8 +43,7 @@ class Storage:
         sizes = [self._size(a) for a in self.leaves]
         self.dtype = self._offset_dtype(sizes)
         self.sizes = [as_dtype(s, self.dtype) for s in sizes]
-        # Written so that TVM sees where vectors of a row begin.
-        self._steps = [as_dtype(_as_multiple(s, multiples or {}), self.dtype) for s in sizes]
+        self._steps = steps
 
     def _size(self, axis: Axis) -> Any:
         """Elements of an axis under its whole tree: nnz(Tree(axis))."""
@@ -96,10 +93,23 @@ class Storage:
         """Elements between neighbours on each leaf, in the order of `leaves`."""
         out: list[Any] = []
         stride: Any = as_dtype(1, self.dtype)
-        for n, size in enumerate(reversed(self._steps)):
+        for n, size in enumerate(reversed(self.sizes)):
             out.insert(0, stride)
+            size = self._in_steps(size)
             stride = size if n == 0 else size * stride
         return out
+
+    def _in_steps(self, size: Any) -> Any:
+        """A size that is a multiple of a power of two so that it shows: `feat // 64 * 64`.
+
+        Of addresses that are not known to be aligned GPUs load one element at a time.
+        """
+        inner = size.value if isinstance(size, tirx.Cast) else size
+        step = self._steps.get(inner.name, 1) if isinstance(inner, ir.Var) else 1
+        if step == 1:
+            return size
+        by = as_dtype(step, dtype_of(inner))
+        return as_dtype(tirx.floordiv(inner, by) * by, self.dtype)
 
     def offset(self, index: list[Any]) -> Any:
         """Offset of the element at these positions (equations 6 and 7)."""
@@ -121,14 +131,6 @@ class Storage:
             return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))
         cols = as_dtype(self._rename(axis.nnz_cols), self.dtype)
         return as_dtype(above, self.dtype) * cols + as_dtype(here, self.dtype)
-
-
-def _as_multiple(size: Any, multiples: Mapping[str, int]) -> Any:
-    number = multiples.get(str(size.name), 1) if isinstance(size, ir.Var) else 1
-    if number == 1:
-        return size
-    tile = as_dtype(number, dtype_of(size))
-    return tirx.floordiv(size, tile) * tile
 
 
 def is_one(expr: Any) -> bool:

@@ -8,7 +8,6 @@ import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any, NamedTuple
 
 import ml_dtypes
@@ -21,21 +20,20 @@ import gpu_runner
 from sparsetir import lower_sparse_buffer
 from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.templates.registry import Template
 from sparsetir.sparse_ir.position_space import SIGNATURE
 
 GPU = tvm.target.Target(gpu_runner.OPENCL_TARGET)
 
 
 @functools.cache
-def scheduled(template: ModuleType | Template, problem: Any, config: Any) -> Any:
+def scheduled(template: Any, problem: Any, config: Any) -> Any:
     """Stage II of a template's program, scheduled."""
     return lower_template(template, problem, config, GPU)["II scheduled"]
 
 
 @functools.cache
 def kernel(
-    template: ModuleType | Template, problem: Any, config: Any, prelude: str = ""
+    template: Any, problem: Any, config: Any, prelude: str = ""
 ) -> tuple[gpu_runner.OpenCLFunction, dict[str, str]]:
     """The kernel, and what its flat parameters are called in the program."""
     func = scheduled(template, problem, config)

@@ -98,7 +98,9 @@ def split(
     _refuse_tail(it, axis, tile, tail, whole)
     count = _count(factors[0], length, tile, idtype, exact=tail == "exact" or whole)
     if factors[0] is not None:
-        _refuse_too_few(it, axis, int(factors[0]) * tile)
+        visited = int(factors[0]) * tile
+        _refuse_other_than(it, axis, visited, tail)
+        whole = whole and visited == int(length)
     new = _new_loops(func, old, [count, *(as_dtype(e, idtype) for e in extents)])
     start, first = _start(new[0].var, tile, length, idtype, tail == "shift" and not whole)
     coordinate, weight = first, tile
@@ -203,13 +205,17 @@ def _refuse_tail(it: SparseIteration, axis: Axis, tile: int, tail: str, whole: b
         )
 
 
-def _refuse_too_few(it: SparseIteration, axis: Axis, most: int) -> None:
-    if not isinstance(axis.length, tirx.IntImm) or int(axis.length) > most:
-        raise ScheduleError(
-            f"{WHO}: argument 'factors': expected their product to reach the length of axis "
-            f"'{axis.name}', {axis.length}, got {most}; None as the first is as many as it takes"
-            f"\n{show(it)}"
-        )
+def _refuse_other_than(it: SparseIteration, axis: Axis, visited: int, tail: str) -> None:
+    """Refuse factors whose product leaves coordinates out, or goes beyond them unguarded."""
+    length = int(axis.length) if isinstance(axis.length, tirx.IntImm) else None
+    if length is not None and (length == visited or length < visited and tail != "exact"):
+        return
+    what = "be" if tail == "exact" else "reach"
+    raise ScheduleError(
+        f"{WHO}: argument 'factors': expected their product to {what} the length of axis "
+        f"'{axis.name}', {axis.length}, got {visited}; None as the first is as many as it takes"
+        f"\n{show(it)}"
+    )
 
 
 def _count(first: Any, length: Any, tile: int, idtype: str, *, exact: bool) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import sparsetir
 from computed_common import blocked, plain_arguments, sizes
 from sparsetir.sparse_ir.errors import IllFormedError
-from sparsetir.sparse_ir.promises import check_promises, promises_of
+from sparsetir.sparse_ir.promises import check_promises, promised_steps, promises_of
 from sparsetir.sparse_ir.verify import verify
 
 CASES = [
@@ -71,3 +71,12 @@ def test_verify_refuses(promise, message):
 def test_verify_refuses_what_is_no_list():
     with pytest.raises(IllFormedError, match="attribute 'promises': expected a list, got"):
         verify(blocked(promises={"feat": 8}))
+
+
+def test_multiples_show_in_offsets():
+    """Of the largest power of two in them, for vectors that must be aligned."""
+    promises = [{"param": "feat", "kind": "multiple", "value": n} for n in (4, 24, 3)]
+    assert promised_steps(blocked(promises=promises)) == {"feat": 8}
+    func = sparsetir.lower_sparse_iter(blocked(promises=promises))
+    text = sparsetir.lower_sparse_buffer(func).script()
+    assert '(T.Cast("int64", feat) // T.int64(8)) * T.int64(8) + ' in text

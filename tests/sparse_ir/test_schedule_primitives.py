@@ -235,6 +235,14 @@ def test_a_reduction_over_tiles_that_begin_earlier_keeps_its_terms_once() -> Non
     assert "T.Select(" in run(sch, "sddmm")
 
 
+@pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])
+def test_more_tiles_than_it_takes(tail: str) -> None:
+    sch, it, (i, j, k) = opened()
+    k0, k1 = sch.split(k, [None, 2])
+    sch.split(k1, [4, 2], tail=tail)
+    run(sch)
+
+
 @pytest.mark.parametrize("case", ["small", "empty", "dense_row", "single_column"])
 def test_the_last_element_is_computed_again_without_guards_on_loads(case: str) -> None:
     sch, it, (i, j, f) = opened(program("sddmm"), "sddmm")

@@ -49,6 +49,16 @@ def test_split_refuses_words_and_numbers() -> None:
         "got 8; None as the first is as many as it takes",
     )
 
+    def of_four(sch: Any, k: Any) -> None:
+        sch.bound(k, 4, "exact")
+        sch.split(k, [4, 2], tail="exact")
+
+    refused(
+        lambda s, it, i, j, k: of_four(s, k),
+        "split: argument 'factors': expected their product to be the length of axis 'K', 4, got 8; "
+        "None as the first is as many as it takes",
+    )
+
 
 def test_split_refuses_tails_that_would_repeat_or_miss() -> None:
     def bounded(sch: Any, k: Any, length: int, tail: str) -> None:
