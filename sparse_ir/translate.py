@@ -230,16 +230,18 @@ class Translator:
             return []
         analyzer = Analyzer()
         ranges: dict[Any, Any] = {}
+        not_empty: set[Any] = set()  # sizes of axes of which a coordinate is visited here
         for var, axis in scope.axis_of_var.items():
             if var in free_vars(coord):
+                if not self.space.has_padding(axis):
+                    not_empty.add(_counted(axis.length))
                 first, end = as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype)
                 analyzer.bind(var, ir.Range(first, end))
                 ranges[var] = sym.IntervalSet(first, end - as_dtype(1, axis.idtype))
-        visited_now = {_counted(axis.length) for axis in scope.axis_of_var.values()}
         for var in self._least.keys() & free_vars(coord):
             dtype = dtype_of(var)
             most = tirx.max_value(dtype)
-            least = max(self._least[var], int(var in visited_now))
+            least = max(self._least[var], int(var in not_empty))
             analyzer.bind(var, ir.Range(as_dtype(least, dtype), most))
         if tvm.DataType(dtype_of(coord)).bits < tvm.DataType(dtype_of(length)).bits:
             coord = as_dtype(coord, dtype_of(length))  # a length need not fit the narrower type
