@@ -33,7 +33,7 @@ from sparsetir.sparse_ir.nodes import (
     visited_node,
     walk,
 )
-from sparsetir.sparse_ir.tails import limits_of
+from sparsetir.sparse_ir.tail_limits import limits_of
 
 __all__ = ["constant_length", "has_own_place", "parallel_units", "written_accesses"]
 

@@ -1,10 +1,18 @@
-"""Tiles that begin earlier: how their conditions end.
+"""Tiles that visit coordinates a second time: how their conditions end.
 
 `split(loop, factors, tail="shift")` puts what a tile visits a second time under a condition, which
 says that the coordinate was not in the tile before::
 
     if T.likely(T.min(p * 64, feat - 64) + v * 16 + l >= p * 64):
         C[i, T.min(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
+
+With tail="repeat" it says that the coordinate is not beyond the axis, whose last one is repeated::
+
+    if T.likely(p * 64 + v * 16 + l <= feat - 1):
+        C[i, T.min(p * 64 + v * 16 + l, feat - 1)] = C_ws[v, l]
+
+Stores other than to workspaces keep it: they are beyond the buffer where it does not hold, and are
+discarded. For the rest it goes as the other does.
 
 Such a condition would make a loop over lanes scalar. Where an iteration over tiles overwrites what
 it writes, and reads nothing of that but what the same visit has set, to compute an element twice
@@ -34,20 +42,22 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     walk,
 )
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
 from sparsetir.sparse_ir.set_anew import accesses, same_again, sets_before_reading
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import divided
 
-__all__ = ["as_if_unshifted", "limits_of", "plain_accesses", "settle_tails"]
+__all__ = ["as_if_unshifted", "plain_accesses", "settle_tails"]
 
 
 def as_if_unshifted(tree: Any) -> Any:
-    """A statement or iteration in which no tile begins earlier, for what asks who writes what.
+    """A statement or iteration in which no tile begins earlier or repeats a coordinate, for what
 
-    Where the condition of such a tile holds, its coordinate is in no other tile; so is the one that
-    it would have without the shift, which is less than the length::
+
+    asks who writes what. Where the condition of such a tile holds, its coordinate is in no other
+    tile; so is the one that it would have without the shift, which is less than the length::
 
         if T.likely(k0 * 64 + l < feat):
     """
@@ -57,6 +67,10 @@ def as_if_unshifted(tree: Any) -> Any:
         if start is None:
             return node
         coordinate = node.condition.args[0].a
+        if isinstance(node.condition.args[0], tirx.LE):
+            plain = _with_starts(node, [coordinate])
+            end = Analyzer().simplify(node.condition.args[0].b + 1)
+            return tirx.IfThenElse(tirx.likely(coordinate < end), plain.then_case, plain.else_case)
         length = _length(coordinate, start)
         plain = _with_starts(node, [start])
         if length is None:
@@ -65,58 +79,6 @@ def as_if_unshifted(tree: Any) -> Any:
         return tirx.IfThenElse(below, plain.then_case, plain.else_case)
 
     return map_expr(tree, [(tirx.IfThenElse, branch)])
-
-
-def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
-    """(sum of coordinates, number that it is less than) wherever all of these accesses are made.
-
-    accesses : lists of indices of loads and stores in `tree`
-    """
-    found: list[tuple[Any, Any]] = []  # indices of an access, the conditions that it is under
-
-    def visit(node: Any, limits: list[Any]) -> None:
-        if isinstance(node, tirx.IfThenElse):
-            collect(node.condition, limits)
-            here = [node.condition] if _limit(node.condition) else []
-            visit(node.then_case, [*limits, *here])
-            if node.else_case is not None:
-                visit(node.else_case, limits)
-        elif isinstance(node, SparseIteration):
-            for part in (node.init, node.body):
-                if part is not None:
-                    visit(part, limits)
-        elif isinstance(node, tirx.SeqStmt):
-            for part in node.seq:
-                visit(part, limits)
-        elif isinstance(node, tirx.For | tirx.While):
-            visit(node.body, limits)
-        else:
-            collect(node, limits)
-
-    def collect(tree: Any, limits: list[Any]) -> None:
-        def access(node: Any) -> None:
-            if isinstance(node, tirx.BufferStore | ir.TensorLoad):
-                found.append((list(node.indices), limits))
-
-        walk(tree, access)
-
-    visit(tree, [])
-    under = [limits for index in accesses for at, limits in found if _same_nodes(at, index)]
-    if len(under) < len(accesses):
-        return []
-    every = [c for c in under[0] if all(_contains(other, [c]) for other in under)]
-    return [(c.args[0].a, int(c.args[0].b)) for c in every]
-
-
-def _limit(condition: Any) -> bool:
-    """Whether a condition is that of a tail with a constant length."""
-    if not is_tail(condition) or not isinstance(condition.args[0], tirx.LT):
-        return False
-    return isinstance(condition.args[0].b, tirx.IntImm)
-
-
-def _same_nodes(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(x.same_as(y) for x, y in zip(a, b, strict=True))
 
 
 def _length(coordinate: Any, start: Any) -> Any:
@@ -162,13 +124,14 @@ def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
     for var in list(private):
         if sum(bool(accesses(n, var)) for n in nests) > 1:
             private.discard(var)
+    lengths = {b.var: [a.length for a in b.axes or ()] for b in func.buffers}
     in_turn: set[Any] = set()
-    settled = [_settle(n, private, in_turn) if _shifted(n) else n for n in nests]
+    settled = [_settle(n, private, lengths, in_turn) if _shifted(n) else n for n in nests]
     body = tirx.SeqStmt(settled) if len(settled) > 1 else settled[0]
     return func.replace(body=body), in_turn
 
 
-def _settle(nest: Any, private: set[Any], in_turn: set[Any]) -> Any:
+def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn: set[Any]) -> Any:
     written_under = _conditions_of_stores(nest, private)
     bound_by = {
         v: (it, kind, axis.name) for it in _iterations(nest) for axis, v, kind in it.axis_of()
@@ -181,15 +144,17 @@ def _settle(nest: Any, private: set[Any], in_turn: set[Any]) -> Any:
 
     stores = _stores_with_conditions(nest)
 
-    def has_own_slots(var: Any, stmt: Any, condition: Any) -> bool:
-        """Whether each tile has slots of a workspace that only what belongs to the tile reads."""
-        if stmt.buffer not in private or not any(
-            isinstance(i, ir.Var) and var.same_as(i) for i in stmt.indices
-        ):
+    def has_own_slots(axis: str, stmt: Any, family: frozenset[str]) -> bool:
+        """Whether each tile has slots of a workspace that only what belongs to the tile reads,
+
+        by way of its slots of other workspaces or not.
+        """
+        if stmt.buffer not in private or not _over(stmt.indices, axis, bound_by):
             return False
-        family = tiles(condition)
         return all(
             any(_start(c) is not None and tiles(c) == family for c in conditions)
+            or all(_over(load.indices, axis, bound_by) for load in loads_of(store, stmt.buffer))
+            and has_own_slots(axis, store, family)
             for store, conditions in stores
             if loads_of(store, stmt.buffer) and not store.buffer.same_as(stmt.buffer)
         )
@@ -197,7 +162,8 @@ def _settle(nest: Any, private: set[Any], in_turn: set[Any]) -> Any:
     def harmless(condition: Any, stmt: Any) -> bool:
         """Whether a store may run for a tile's coordinates that an earlier tile has as well."""
         return all(
-            has_own_slots(v, stmt, condition) or same_again(bound_by[v][0], private)
+            has_own_slots(bound_by[v][2], stmt, tiles(condition))
+            or same_again(bound_by[v][0], private)
             for v in free_vars(_start(condition))
             if v in bound_by
         )
@@ -223,6 +189,8 @@ def _settle(nest: Any, private: set[Any], in_turn: set[Any]) -> Any:
     def judge(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
         for condition in (c for c in conditions if _start(c) is not None):
+            if _repeats(condition) and stmt.buffer not in private:
+                continue
             reads, of = changing(condition)
             turns.setdefault(tiles(condition), set()).update(of)
             if reads or not harmless(condition, stmt):
@@ -234,12 +202,16 @@ def _settle(nest: Any, private: set[Any], in_turn: set[Any]) -> Any:
 
     def branch(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
-        tails = [c for c in conditions if _start(c) is not None and tiles(c) in kept]
+        workspace = stmt.buffer in private
+        stay = [c for c in conditions if _repeats(c) and not workspace]
+        stmt = _at(stmt, [_start(c) for c in stay])
         rest = [c for c in conditions if _start(c) is None]
+        rest += [c for c in stay if not _discarded(c, stmt, lengths)]
+        tails = [c for c in conditions if _start(c) is not None and tiles(c) in kept]
+        tails = [c for c in tails if workspace or not _repeats(c)]
         if not tails:
             return _under(rest, stmt)
         starts = [_start(c) for c in tails]
-        workspace = stmt.buffer in private
         if workspace and all(harmless(c, stmt) for c in tails):
             if all(_contains(under, starts) for under in written_under):
                 return _under(rest, stmt)  # what it adds to is not written a second time
@@ -304,11 +276,47 @@ def _map_chains(stmt: Any, change: Any) -> Any:
     return stmt
 
 
+def _over(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:
+    """Whether one of some indices is a coordinate of an axis."""
+    found = [bound_by[i] for i in indices if isinstance(i, ir.Var) and i in bound_by]
+    return any(name == axis for _, _, name in found)
+
+
 def _start(condition: Any) -> Any:
-    """Where the tile would begin that a condition belongs to; None for other conditions."""
-    if not is_tail(condition) or not isinstance(condition.args[0], tirx.GE):
-        return None
-    return condition.args[0].b
+    """Where the tile of a condition would begin, or the coordinate of no repetition; or None."""
+    test: Any = condition.args[0] if is_tail(condition) else None
+    if isinstance(test, tirx.LE):
+        return test.a
+    return test.b if isinstance(test, tirx.GE) else None
+
+
+def _repeats(condition: Any) -> bool:
+    """Whether a condition is that of a tile which repeats the last coordinate."""
+    return is_tail(condition) and isinstance(condition.args[0], tirx.LE)
+
+
+def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> bool:
+    """Whether a store is outside of its buffer where a coordinate is beyond the last."""
+    coordinate, last = condition.args[0].a, condition.args[0].b
+    over = zip(store.indices, lengths.get(store.buffer, []), strict=False)
+    return any(
+        tvm_ffi.structural_equal(index, coordinate)
+        and Analyzer().can_prove_equal(last + 1, as_dtype(length, dtype_of(last)))
+        for index, length in over
+    )
+
+
+def _at(store: Any, coordinates: list[Any]) -> Any:
+    """A store under the conditions that these coordinates are within their axes, at these."""
+
+    def load(node: Any) -> Any:
+        if not node.source.same_as(store.buffer):
+            return node
+        return tirx.BufferLoad(node.source, [_with_starts(i, coordinates) for i in node.indices])
+
+    value = map_expr(store.value, [(ir.TensorLoad, load)])
+    where = [_with_starts(i, coordinates) for i in store.indices]
+    return tirx.BufferStore(store.buffer, value, where)
 
 
 def _shifted(stmt: Any) -> bool:

@@ -226,15 +226,19 @@ class Translator:
             return []
         analyzer = Analyzer()
         ranges: dict[Any, Any] = {}
+        not_empty: set[Any] = set()  # sizes of axes of which a coordinate is visited here
         for var, axis in scope.axis_of_var.items():
             if var in free_vars(coord):
+                if not self.space.has_padding(axis):
+                    not_empty.add(_counted(axis.length))
                 first, end = as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype)
                 analyzer.bind(var, ir.Range(first, end))
                 ranges[var] = sym.IntervalSet(first, end - as_dtype(1, axis.idtype))
         for var in self._least.keys() & free_vars(coord):
             dtype = dtype_of(var)
             most = tirx.max_value(dtype)
-            analyzer.bind(var, ir.Range(as_dtype(self._least[var], dtype), most))
+            least = max(self._least[var], int(var in not_empty))
+            analyzer.bind(var, ir.Range(as_dtype(least, dtype), most))
         if tvm.DataType(dtype_of(coord)).bits < tvm.DataType(dtype_of(length)).bits:
             coord = as_dtype(coord, dtype_of(length))  # a length need not fit the narrower type
         length = as_dtype(length, dtype_of(coord))
@@ -301,6 +305,18 @@ class Translator:
         for expr in exprs:
             walk(expr, visit, ir.TensorLoad)
         return out
+
+
+def _counted(length: Any) -> Any:
+    """The size that is 1 or more where an axis of this length has a coordinate; None if unknown.
+
+    It is the length itself, or what `(size + 31) // 32` tiles are made of.
+    """
+    if isinstance(length, tirx.FloorDiv) and isinstance(length.a, tirx.Add):
+        more, tile = length.a.b, length.b
+        numbers = isinstance(more, tirx.IntImm) and isinstance(tile, tirx.IntImm)
+        length = length.a.a if numbers and int(more) < int(tile) else None
+    return length if isinstance(length, ir.Var) else None
 
 
 def _all_equal(a: list[Any], b: list[Any]) -> bool:

@@ -113,7 +113,13 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
 def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
     """With stage III, through the passes that come last."""
     gpu, marked = is_gpu(target), apply_kinds(scheduled)
-    if gpu and not binds_threads(marked.body):
+    threads = binds_threads(marked.body)
+    if threads and not gpu:
+        raise ScheduleError(
+            f"lower: '{name_of(scheduled)}' is scheduled for the threads of a GPU, which target "
+            f"{target.kind.name} has not; expected a GPU"
+        )
+    if gpu and not threads:
         raise ScheduleError(
             f"lower: '{name_of(scheduled)}' is scheduled for no threads, as target "
             f"{target.kind.name} needs; bind its loops, or give the stage-I function for the "

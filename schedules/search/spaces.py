@@ -23,9 +23,9 @@ from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
-from sparsetir.schedules.templates.shapes import row_sums
 from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows

@@ -17,7 +17,7 @@ from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import in_tiles
-from sparsetir.schedules.templates.shapes import row_sums
+from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations

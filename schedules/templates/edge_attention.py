@@ -15,7 +15,7 @@ from sparsetir.schedules.passes.exponential import inline_exponentials
 from sparsetir.schedules.passes.lane_sums import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.message_tiles import ROW_COST, Tile, bind_threads
-from sparsetir.schedules.templates.shapes import RowStep, row_steps
+from sparsetir.schedules.templates.row_shapes import RowStep, row_steps
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
 __all__ = ["AttentionTiles", "EdgeAttention", "apply", "program"]

@@ -10,7 +10,7 @@ from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax, program
 from sparsetir.schedules.passes.exponential import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.message_tiles import ROW_COST, Tile, bind_threads
-from sparsetir.schedules.templates.shapes import row_steps
+from sparsetir.schedules.templates.row_shapes import row_steps
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 

@@ -65,7 +65,7 @@ TEMPLATES: dict[type, Template] = {
     spmv.SlicedRows: Template(spmv.program, spmv.schedule, spmv.arrange, Spmm, vectors=True),
     sddmm.SddmmGroups: Template(sddmm_operator, None, sddmm.arrange, Sddmm, apply=sddmm.apply),
     sddmm_gpu.FusedNonzeros: Template(
-        sddmm_gpu.program, sddmm_gpu.schedule, sddmm_gpu.arrange, Sddmm, gpu=True
+        sddmm_operator, None, sddmm_gpu.arrange, Sddmm, gpu=True, apply=sddmm_gpu.apply
     ),
     spmm_gpu.RowSplit: Template(
         spmm_operator, None, spmm_gpu.arrange, Spmm, gpu=True, apply=spmm_gpu.apply

@@ -55,10 +55,10 @@ class SddmmGroups(Tiled):
         before
     parts : parts of the columns that are gone through one after the other, so that their rows of Y
         stay in cache; how many is not compiled in
-    any_size : with `feat` None: serve every number of features from a tile on, where the last tile
-        may overlap the one before
     pack : first copy X and Y, so that their rows begin at whole vectors, in the type that sums are
         in; with `feat`
+    any_size : with `feat` None: serve every number of features from a tile on, where the last tile
+        may overlap the one before
     """
 
     lanes: int = 16
@@ -66,8 +66,8 @@ class SddmmGroups(Tiled):
     vectors: int = TILE_VECTORS
     feat: int | None = None
     parts: int = 1
-    any_size: bool = False
     pack: bool = False
+    any_size: bool = False
 
     def __post_init__(self) -> None:
         lanes, group, vectors, feat = self.lanes, self.group, self.vectors, self.feat

@@ -11,33 +11,27 @@ by shuffles. A group takes `work` non-zeros at once, whose loads are under way t
     threadIdx.x                vectors of features
 """
 
-# The script's types are values to pyright.
-# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
-from tvm import s_tir, tirx
-from tvm.script import sparse_tir as T
+from tvm import tirx
 
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm
-from sparsetir.schedules.passes.known_bounds import trust_indices
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, accumulator
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, in_vectors, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
     MAX_BLOCKS,
     MIN_BLOCKS,
-    FeaturePlaces,
-    check_target,
     check_vector,
     vector_width,
 )
-from sparsetir.sparse_ir.computed import row_of_position
-from sparsetir.sparse_ir.nodes import SparseFunc, map_expr
+from sparsetir.schedules.templates.shapes import element_reduction
+from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["FusedNonzeros", "arrange", "program", "schedule"]
+__all__ = ["FusedNonzeros", "apply", "arrange"]
 
 WARP = 32
 MAX_THREADS = 1024  # of a block
@@ -109,132 +103,88 @@ class FusedNonzeros(Tiled):
         return self.threads * self.coarsen * self.vector
 
 
-def program(problem: Sddmm, config: FusedNonzeros) -> SparseFunc:
-    """The stage-I function, with the arguments of `program` of the CPU's template.
+def apply(sch: Schedule, config: FusedNonzeros) -> None:
+    """Schedule a program that sums over features for each stored element.
+
+    Before (stage I), and after::
+
+        with T.sp_iter([T.fuse(I, J), K], "SSR", "sddmm") as [i, j, k]: ...
+
+        with T.sp_iter([I_J0, I_J1], "SS", "sddmm") as [ij0, ij1]:  # blocks, groups
+            ...  # sddmm_start
+            with T.sp_iter([K2, K0], "SR", "sddmm_reduce") as [k2, k0]:  # threads, tiles
+                ...  # Y_ws_copy, X_ws_copy
+                with T.sp_iter([I_J2, K1, K3], "SRR", "sddmm_reduce_rest") as [ij2, k1, k3]: ...
+            ...  # sddmm_sums, sddmm_write
 
     Raises ScheduleError for vectors of more than 16 bytes.
     """
-    check_vector("sddmm_gpu.program", config.vector, problem.dtype)
-    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    groups, work, batched, size = config.groups, config.work, problem.batched, getattr(T, idtype)
-    threads, coarsen, vector = config.threads, config.coarsen, config.vector
-    at = FeaturePlaces(config)
-    kinds = "SSSS" if batched else "SSS"
+    found = element_reduction(sch, "FusedNonzeros")
+    check_vector("FusedNonzeros", config.vector, found.dtype)
+    elements = sch.positions(found.elements)
+    # Behind the last non-zero, and the last vector of features, there is nothing to store: these
+    # are computed again, so that loads need no conditions.
+    _, groups, work = sch.split(elements, [None, config.groups, config.work], tail="repeat")
+    *_, threads, _ = _features(sch, found.features, config)
+    start, reduce, sums, write = sch.precompute(
+        found.result, groups, [work], lanes=[threads], dtype=accumulator(found.dtype)
+    )
+    work, tiles, coarsen, threads, vector = sch.get_sp_iters(reduce)
+    sch.sparse_reorder(reduce, [threads, tiles, work, coarsen, vector])
+    for operand, _ in reversed(found.operands):
+        sch.precompute(operand, sch.get_sp_iters(reduce)[1], [work, coarsen, vector])
+    stage_two = sch.lower()
 
-    def number(b: Any, g: Any, u: Any) -> Any:
-        """Of a non-zero; behind the last one there is nothing to store."""
-        return (b * groups + g) * work + u
+    def block(step: SparseIterationRef) -> Any:
+        return stage_two.get_sblock(f"{step.name}0")
 
-    def counted(value: Any, p: Any, w: Any, t: Any) -> Any:
-        """Zero for a vector that another thread counts: feature sizes may leave threads over."""
-        return value if at.whole else T.Select(at.stored(p, w, t), value, tirx.const(0.0, acc))
-
-    @T.prim_func
-    def sddmm(
-        x: T.handle, y: T.handle, out: T.handle, rows: T.handle, cols: T.handle,
-        heads: size, m: size, n: size, nnz: size, tiles: size,
-    ) -> None:  # fmt: skip
-        M = T.dense_fixed(m, idtype)
-        N = T.dense_fixed(n, idtype)
-        E = T.dense_fixed(nnz, idtype)
-        B = T.dense_fixed((nnz + (groups * work - 1)) // (groups * work), idtype)
-        G = T.dense_fixed(groups, idtype)
-        U = T.dense_fixed(work, idtype)
-        S = T.dense_fixed(threads, idtype)
-        P = T.dense_fixed(at.tiles(tiles), idtype)
-        K = T.dense_fixed(at.size(tiles), idtype)
-        W = T.dense_fixed(coarsen, idtype)
-        L = T.dense_fixed(vector, idtype)
-        if batched:
-            H = T.dense_fixed(heads, idtype)
-        X = T.match_sparse_buffer(x, (H, M, K) if batched else (M, K), dtype)
-        Y = T.match_sparse_buffer(y, (H, N, K) if batched else (N, K), dtype)
-        OUT = T.match_sparse_buffer(out, (H, E) if batched else (E,), dtype)
-        ROWS = T.match_sparse_buffer(rows, (E,), idtype)
-        COLS = T.match_sparse_buffer(cols, (E,), idtype)
-        LEFT = T.alloc_sparse_buffer((U, W, L), dtype, "local")
-        RIGHT = T.alloc_sparse_buffer((U, W, L), dtype, "local")
-        PART = T.alloc_sparse_buffer((U, S), acc, "local")
-        SUM = T.alloc_sparse_buffer((U,), acc, "local")
-        with T.sp_iter((H, B, G) if batched else (B, G), kinds[1:], "groups") as [*h, b, g]:
-            with T.sp_iter([S], "S", "thread") as [t]:
-                with T.sp_iter([U], "S", "start") as [u]:
-                    PART[u, t] = tirx.const(0.0, acc)
-                with T.sp_iter([P], "R", "tiles") as [p]:
-                    with T.sp_iter([U, W, L], "SSS", "left") as [u, w, l]:
-                        LEFT[u, w, l] = X[
-                            (*h, ROWS[T.min(number(b, g, u), nnz - 1)], at.load(p, w, t, l))
-                        ]
-                    with T.sp_iter([U, W, L], "SSS", "right") as [u, w, l]:
-                        RIGHT[u, w, l] = Y[
-                            (*h, COLS[T.min(number(b, g, u), nnz - 1)], at.load(p, w, t, l))
-                        ]
-                    with T.sp_iter([U, W, L], "SRR", "add") as [u, w, l]:
-                        PART[u, t] = PART[u, t] + counted(
-                            T.cast(LEFT[u, w, l], acc) * T.cast(RIGHT[u, w, l], acc), p, w, t
-                        )
-            with T.sp_iter([U, S], "SR", "sums") as [u, t]:
-                with T.init():
-                    SUM[u] = tirx.const(0.0, acc)
-                SUM[u] = SUM[u] + PART[u, t]
-            with T.sp_iter([U], "S", "write") as [u]:
-                OUT[(*h, number(b, g, u))] = T.cast(SUM[u], dtype)
-
-    return cast(SparseFunc, sddmm)
+    *heads, blocks, groups = stage_two.get_loops(block(found.iteration))
+    for head in heads:
+        run_in_parallel(stage_two, head, "blockIdx.y")
+    run_in_parallel(stage_two, blocks, "blockIdx.x")
+    run_in_parallel(stage_two, groups, "threadIdx.y")
+    for step, at in ((start, 1), (reduce, 0), (sums, 1)):
+        run_in_parallel(stage_two, stage_two.get_loops(block(step))[at], "threadIdx.x")
+    *copies, products = stage_two.get_child_blocks(block(reduce))
+    for copy in copies:
+        in_vectors(stage_two, copy, 3)
+    straight = [*stage_two.get_loops(products), stage_two.get_loops(block(start))[0]]
+    for loop in [*straight, *stage_two.get_loops(block(write))]:
+        stage_two.unroll(loop)
+    if config.occupancy is not None:
+        resident = config.occupancy // (config.threads * config.groups)
+        sch.rewrite(with_occupancy, min(max(resident, 1), MAX_BLOCKS))
 
 
-def arrange(matrix: CsrPattern, problem: Sddmm, config: FusedNonzeros) -> Arranged:
-    """The arguments of :func:`program` that depend on the pattern alone."""
-    del problem, config
-    indptr, cols, (m, n) = matrix
-    rows = row_of_position(indptr)
-    return Arranged({"rows": rows, "cols": cols, "m": m, "n": n, "nnz": len(cols)})
+def _features(sch: Schedule, features: SpIter, config: FusedNonzeros) -> list[SpIter]:
+    """Cut features into tiles, vectors of a thread, threads, and the features of a vector."""
+    if config.feat is None:
+        sizes = [None, config.coarsen, config.threads, config.vector]
+        return sch.split(features, sizes, tail="exact")
+    sch.bound(features, config.feat, "exact")
+    vectors, vector = sch.split(features, [None, config.vector], tail="exact")
+    tiles = sch.split(vectors, [None, config.coarsen, config.threads], tail="repeat")
+    return [*tiles, vector]
 
 
-def schedule(
-    func: tirx.PrimFunc, problem: Sddmm, config: FusedNonzeros, target: Any = None
-) -> tirx.PrimFunc:
-    """Schedule the stage-II form of :func:`program`; the function given is left as it is.
-
-    Raises ScheduleError for a target that is no GPU.
-    """
-    check_target("sddmm_gpu.schedule", target)
-    sch = s_tir.Schedule(s_tir.renew_defs(trust_indices(func, "ROWS", "COLS")))
-    *heads, blocks, groups = sch.get_loops(sch.get_sblock("groups0"))
-    # PART is of each group: its threads write their own sums before they are added up, which is
-    # not proven, as the stores of one thread are no whole row.
-    for loop in heads:
-        run_in_parallel(sch, loop, "blockIdx.y", "ignore")
-    run_in_parallel(sch, blocks, "blockIdx.x", "ignore")
-    run_in_parallel(sch, groups, "threadIdx.y", "ignore")
-    for name in ("start0", "left0", "right0", "add0", "sums0", "write0"):
-        *outer, last = sch.get_loops(sch.get_sblock(name))
-        for loop in outer if name != "sums0" else ():
-            sch.unroll(loop)
-        if name in ("left0", "right0"):
-            sch.vectorize(last)
-        elif name == "sums0":
-            run_in_parallel(sch, last, "threadIdx.x")
-        else:
-            sch.unroll(last)
-    run_in_parallel(sch, sch.get_loops(sch.get_sblock("thread0"))[-1], "threadIdx.x")
-    (func,) = sch.mod.functions.values()
-    return _with_occupancy(apply_kinds(func), config)
-
-
-def _with_occupancy(func: tirx.PrimFunc, config: FusedNonzeros) -> tirx.PrimFunc:
-    """Tell nvcc how many blocks a multiprocessor is to hold, by `config.occupancy` in threads."""
-    if config.occupancy is None:
-        return func
-    blocks = config.occupancy // (config.threads * config.groups)
-    number = tirx.IntImm("int32", min(max(blocks, 1), MAX_BLOCKS))
+def with_occupancy(func: tirx.PrimFunc, blocks: int) -> tirx.PrimFunc:
+    """Tell nvcc how many blocks a multiprocessor is to hold."""
 
     def visit(loop: Any) -> Any:
         # Around the block of the reduction over threadIdx.x there must be nothing but its loop.
         if loop.thread_binding is None or str(loop.thread_binding.thread_tag) != "threadIdx.y":
             return loop
+        number = tirx.IntImm("int32", blocks)
         body = tirx.AttrStmt(loop.loop_var, MIN_BLOCKS, number, loop.body)
         kind, thread = loop.kind, loop.thread_binding
         return tirx.For(loop.loop_var, loop.min, loop.extent, kind, body, thread, loop.annotations)
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    bound = apply_kinds(func)
+    return bound.with_body(map_expr(bound.body, [(tirx.For, visit)]))
+
+
+def arrange(matrix: CsrPattern, problem: Sddmm, config: FusedNonzeros) -> Arranged:
+    """The arguments that depend on the pattern alone."""
+    del problem, config
+    indptr, indices, (m, n) = matrix
+    return Arranged({"indptr": indptr, "indices": indices, "m": m, "n": n, "nnz": len(indices)})

@@ -36,7 +36,8 @@ from sparsetir.schedules.templates.gpu_features import (
     row_sums,
     with_occupancy,
 )
-from sparsetir.schedules.templates.shapes import DenseLoops, row_pieces
+from sparsetir.schedules.templates.row_shapes import row_pieces
+from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.computed import COMPUTED, inverse_counts, least_of_rows

@@ -19,6 +19,9 @@ The last of the outermost loop's tiles may reach too far. `tail` says what happe
     condition where to compute something twice does no harm, and makes it a choice between a term
     and the operator's identity in a reduction: vectors stay vectors. The axis must hold at least
     one tile; where its length is no number, kernels check that when they are called.
+"repeat" : its coordinates beyond the axis visit the last one again: `min(k0 * 64 + k1, feat - 1)`,
+    under the condition that they do not. The lowering ends the condition as it does for "shift".
+    Loads need no guards, whatever the length.
 "exact" : it does not: the length is a multiple of the tile. A length that is no number is promised
     to be one, which kernels check when they are called.
 """
@@ -61,7 +64,7 @@ from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positi
 __all__ = ["TAILS", "split"]
 
 WHO = "split"
-TAILS = ("guard", "shift", "exact")
+TAILS = ("guard", "shift", "repeat", "exact")
 
 
 def split(
@@ -95,7 +98,9 @@ def split(
     _refuse_tail(it, axis, tile, tail, whole)
     count = _count(factors[0], length, tile, idtype, exact=tail == "exact" or whole)
     if factors[0] is not None:
-        _refuse_too_few(it, axis, int(factors[0]) * tile)
+        visited = int(factors[0]) * tile
+        _refuse_other_than(it, axis, visited, tail)
+        whole = whole and visited == int(length)
     new = _new_loops(func, old, [count, *(as_dtype(e, idtype) for e in extents)])
     start, first = _start(new[0].var, tile, length, idtype, tail == "shift" and not whole)
     coordinate, weight = first, tile
@@ -106,6 +111,10 @@ def split(
     condition = None
     if not whole and tail == "shift":
         condition = tirx.likely(coordinate >= start)
+    elif not whole and tail == "repeat":
+        last = as_dtype(length, idtype) - as_dtype(1, idtype)
+        condition = tirx.likely(coordinate <= last)
+        coordinate = tirx.min(coordinate, last)
     elif not whole and tail == "guard" and not _discards(func, it, old.var, axis):
         condition = tirx.likely(coordinate < as_dtype(length, idtype))
     body, init = it.body, it.init
@@ -186,23 +195,27 @@ def _refuse_tail(it: SparseIteration, axis: Axis, tile: int, tail: str, whole: b
     if tail == "exact" and not whole and isinstance(length, tirx.IntImm):
         raise ScheduleError(
             f"{WHO}: argument 'tail': \"exact\" expects axis '{axis.name}' to be a multiple of "
-            f'{tile} long, got {int(length)}; "guard" and "shift" are legal\n{show(it)}'
+            f'{tile} long, got {int(length)}; "guard", "shift" and "repeat" are legal\n{show(it)}'
         )
     if tail == "shift" and isinstance(length, tirx.IntImm) and int(length) < tile:
         raise ScheduleError(
             f"{WHO}: argument 'tail': \"shift\" expects axis '{axis.name}' to hold a tile of "
             f"{tile}, "
-            f'got {int(length)} coordinates; "guard" is legal\n{show(it)}'
+            f'got {int(length)} coordinates; "guard" and "repeat" are legal\n{show(it)}'
         )
 
 
-def _refuse_too_few(it: SparseIteration, axis: Axis, most: int) -> None:
-    if not isinstance(axis.length, tirx.IntImm) or int(axis.length) > most:
-        raise ScheduleError(
-            f"{WHO}: argument 'factors': expected their product to reach the length of axis "
-            f"'{axis.name}', {axis.length}, got {most}; None as the first is as many as it takes"
-            f"\n{show(it)}"
-        )
+def _refuse_other_than(it: SparseIteration, axis: Axis, visited: int, tail: str) -> None:
+    """Refuse factors whose product leaves coordinates out, or goes beyond them unguarded."""
+    length = int(axis.length) if isinstance(axis.length, tirx.IntImm) else None
+    if length is not None and (length == visited or length < visited and tail != "exact"):
+        return
+    what = "be" if tail == "exact" else "reach"
+    raise ScheduleError(
+        f"{WHO}: argument 'factors': expected their product to {what} the length of axis "
+        f"'{axis.name}', {axis.length}, got {visited}; None as the first is as many as it takes"
+        f"\n{show(it)}"
+    )
 
 
 def _count(first: Any, length: Any, tile: int, idtype: str, *, exact: bool) -> Any:

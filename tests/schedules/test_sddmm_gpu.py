@@ -10,15 +10,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tvm
 
 import spmm_gpu_common
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
-from sparsetir import ScheduleError, lower_sparse_buffer, lower_sparse_iter
+from sparsetir import ScheduleError, lower_sparse_buffer
+from sparsetir.lower import lower
 from sparsetir.schedules.operators.problems import Sddmm
+from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates import sddmm_gpu
-from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros, arrange, program, schedule
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros, apply, arrange
+from sparsetir.sparse_ir.computed import compute
+from sparsetir.sparse_ir.position_space import SIGNATURE
 from spmm_gpu_common import (
     MASKS,
     as_dtype,
@@ -30,7 +33,8 @@ from spmm_gpu_common import (
 )
 
 HEADS = 3
-scheduled = functools.partial(spmm_gpu_common.scheduled, sddmm_gpu)
+TEMPLATE = TEMPLATES[FusedNonzeros]
+scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 
 
 def run(mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros) -> None:
@@ -41,13 +45,17 @@ def run(mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros) -> N
     if mask.shape[0] > 5:
         x[..., 1, 0], x[..., 4, -1], x[..., 5, 0] = np.nan, np.inf, -np.inf
     x, y = x.astype(as_dtype(problem.dtype)), y.astype(as_dtype(problem.dtype))
-    args: dict[str, Any] = {**arrange(of_mask(mask, problem.idtype), problem, config).arguments}
-    out = np.full((*before, args["nnz"]), np.nan).astype(x.dtype)
-    args |= {"x": x, "y": y, "out": out, "heads": HEADS, "tiles": feat // config.tile}
-    found = run_opencl(kernel(sddmm_gpu, problem, config), args)["out"]
+    pattern = of_mask(mask, problem.idtype)
+    arranged = arrange(pattern, problem, config)
+    out = np.full((*before, pattern.nnz), np.nan).astype(x.dtype)
+    args: dict[str, Any] = {"x": x, "y": y, "out": out, "heads": HEADS, "feat": feat}
+    args |= arranged.arguments
+    signature = scheduled(problem, config).attrs[SIGNATURE]
+    found = run_opencl(kernel(TEMPLATE, problem, config), args | compute(signature, args))["out"]
+    rows = np.repeat(np.arange(mask.shape[0]), np.diff(pattern.indptr))
     with np.errstate(invalid="ignore"):
-        left, right = x.astype("float64")[..., args["rows"], :], y.astype("float64")
-        expected = (left * right[..., args["cols"], :]).sum(-1)
+        left, right = x.astype("float64")[..., rows, :], y.astype("float64")
+        expected = (left * right[..., pattern.indices, :]).sum(-1)
     check(found, expected, problem.dtype)
 
 
@@ -100,12 +108,14 @@ def test_one_launch():
     [
         ("sm_90", 128, "float32"),
         ("sm_80", 128, "float16"),
+        ("sm_90", None, "float32"),  # any multiple of a tile
         *(pytest.param("sm_90", f, "float32", marks=pytest.mark.slow) for f in (32, 512, 1000)),
         pytest.param("sm_90", 100, "bfloat16", marks=pytest.mark.slow),
     ],
 )
 def test_cuda_loads_vectors_and_reduces_by_shuffles(arch, feat, dtype, tmp_path):
-    problem, config = Sddmm(dtype), FusedNonzeros.for_features(feat, dtype)
+    config = FusedNonzeros.for_features(feat, dtype) if feat else FusedNonzeros()
+    problem = Sddmm(dtype)
     source = cuda_source(lower_sparse_buffer(scheduled(problem, config)), arch)
     made = compile_cuda(source, tmp_path, arch)
     loads = 2 * config.work * config.coarsen
@@ -118,13 +128,12 @@ def test_cuda_loads_vectors_and_reduces_by_shuffles(arch, feat, dtype, tmp_path)
 
 def test_vectors_of_more_than_16_bytes_are_refused():
     with pytest.raises(ScheduleError, match="expected vectors of at most 2 float64, got 4"):
-        program(Sddmm("float64"), FusedNonzeros())
+        lower(program(Sddmm("float64")), apply, FusedNonzeros(), spmm_gpu_common.GPU)
 
 
 def test_a_cpu_is_refused():
-    func = lower_sparse_iter(program(Sddmm(), FusedNonzeros()))
-    with pytest.raises(ScheduleError, match="argument 'target': expected a GPU, got llvm"):
-        schedule(func, Sddmm(), FusedNonzeros(), tvm.target.Target("llvm"))
+    with pytest.raises(ScheduleError, match="'sddmm' is scheduled for the threads of a GPU, which"):
+        lower(program(Sddmm()), apply, FusedNonzeros(), "llvm")
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def updated(kind: str, dtype: str) -> tuple[Any, dict[str, Any]]:
     return sparsetir.from_source(text), arguments
 
 
-@pytest.mark.parametrize("tail", ["guard", "shift"])
+@pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])
 @pytest.mark.parametrize("kind", UPDATES)
 def test_lanes_and_wider_types_in_every_operator(kind: str, tail: str) -> None:
     func, arguments = updated(kind, "float16")
@@ -245,6 +245,41 @@ def test_a_reduction_over_tiles_that_begin_earlier_keeps_its_terms_once() -> Non
     sch, it, (i, j, f) = opened(program("sddmm"), "sddmm")
     f0, f1 = sch.split(f, [None, 4], tail="shift")
     sch.precompute("OUT", j, [])  # begins anew around all tiles, not for each
+    assert "T.Select(" in run(sch, "sddmm")
+
+
+@pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])
+def test_more_tiles_than_it_takes(tail: str) -> None:
+    sch, it, (i, j, k) = opened()
+    k0, k1 = sch.split(k, [None, 2])
+    sch.split(k1, [4, 2], tail=tail)
+    run(sch)
+
+
+@pytest.mark.parametrize("case", ["small", "empty", "dense_row", "single_column"])
+def test_the_last_element_is_computed_again_without_guards_on_loads(case: str) -> None:
+    sch, it, (i, j, f) = opened(program("sddmm"), "sddmm")
+    elements = sch.positions(sch.sparse_fuse(it, [i, j]))
+    groups, group = sch.split(elements, [None, 3], tail="repeat")
+    f0, f1 = sch.split(f, [None, 64], tail="repeat")  # longer than the axis
+    sch.precompute("OUT", groups, [group], lanes=[f1])
+    assert "if T.likely(ij0 * 3 + ij1 <= nnz - 1):" in sch.func.script()
+    sch.parallelize(groups)
+    text = run(sch, "sddmm", case)
+    assert "if_then_else" not in text
+    assert text.count("T.Select(") == 1 and "T.Select(vk0 * 64 + vk1 <= feat - 1, " in text
+    assert text.count("if vij0 * 3 + vij1 < nnz:") == 1  # around the store
+
+
+def test_stores_beyond_the_axis_are_discarded_and_terms_count_once() -> None:
+    sch, it, (i, j, k) = opened()
+    k0, k1 = sch.split(k, [None, 4], tail="repeat")
+    text = run(sch)
+    assert text.count("if vk0 * 4 + vk1 < feat:") == 2  # the init, and what adds to C
+    assert "B[T.Cast(" in text and "T.min(vk0 * 4 + vk1, feat - 1))]" in text
+    sch, it, (i, j, f) = opened(program("sddmm"), "sddmm")
+    sch.split(f, [None, 4], tail="repeat")
+    sch.precompute("OUT", j, [])
     assert "T.Select(" in run(sch, "sddmm")
 
 

@@ -41,12 +41,22 @@ def test_split_refuses_words_and_numbers() -> None:
         )
     refused(
         lambda s, it, i, j, k: s.split(k, [None, 4], tail="cut"),
-        "split: argument 'tail': expected one of guard, shift, exact, got 'cut'",
+        "split: argument 'tail': expected one of guard, shift, repeat, exact, got 'cut'",
     )
     refused(
         lambda s, it, i, j, k: s.split(k, [2, 4]),
         "split: argument 'factors': expected their product to reach the length of axis 'K', feat, "
         "got 8; None as the first is as many as it takes",
+    )
+
+    def of_four(sch: Any, k: Any) -> None:
+        sch.bound(k, 4, "exact")
+        sch.split(k, [4, 2], tail="exact")
+
+    refused(
+        lambda s, it, i, j, k: of_four(s, k),
+        "split: argument 'factors': expected their product to be the length of axis 'K', 4, got 8; "
+        "None as the first is as many as it takes",
     )
 
 
@@ -58,12 +68,12 @@ def test_split_refuses_tails_that_would_repeat_or_miss() -> None:
     refused(
         lambda s, it, i, j, k: bounded(s, k, 100, "exact"),
         "split: argument 'tail': \"exact\" expects axis 'K' to be a multiple of 16 long, got 100; "
-        '"guard" and "shift" are legal',
+        '"guard", "shift" and "repeat" are legal',
     )
     refused(
         lambda s, it, i, j, k: bounded(s, k, 15, "shift"),
         "split: argument 'tail': \"shift\" expects axis 'K' to hold a tile of 16, got 15 "
-        'coordinates; "guard" is legal',
+        'coordinates; "guard" and "repeat" are legal',
     )
 
 

@@ -1,0 +1,281 @@
+"""What programs over rows look like: sums of any format, steps for each row, rows in pieces."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.schedules.templates.shapes import (
+    DenseLoops,
+    RowReduction,
+    gathered_operand,
+    refuse_shape,
+)
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseIteration,
+    sparse_iterations,
+    stores_of,
+)
+from sparsetir.sparse_ir.races import FREE, races_of
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import inside, loops_of
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = [
+    "RowPieces",
+    "RowStep",
+    "RowSteps",
+    "RowSums",
+    "row_pieces",
+    "row_steps",
+    "row_sums",
+]
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Sums over what the rows of any format store, for features side by side, or what sets these.
+
+    rows : spatial loops around the sums, outermost first
+    columns : reductions; none where elements are set
+    block : spatial, of constant extent, the rows of a block
+    block_rows : how many these are
+    features : spatial, contiguous in the result
+    result : name of a buffer
+    threads : the outermost of `rows` that does not visit one coordinate alone, if it is proven to
+        be free of races
+    """
+
+    iteration: SparseIterationRef
+    rows: list[SpIter]
+    columns: list[SpIter]
+    block: list[SpIter]
+    block_rows: int
+    features: SpIter
+    result: str
+    threads: SpIter | None
+
+
+def row_sums(sch: Schedule, who: str) -> list[RowSums]:
+    """The loops of the iterations of a program that make sums, such as of one that is decomposed.
+
+    who : the template, for messages
+    Raises ScheduleError where one of them looks different, and says how.
+    """
+    found = [sch.func.body, *getattr(sch.func.body, "seq", [])]
+    iterations = [it for it in found if isinstance(it, SparseIteration)]
+    results = {s.buffer for it in iterations if "R" in it.kinds for s in stores_of(it.body)}
+    if not results:
+        refuse_shape(who, sch.func, "sums over what rows store")
+    written = [{s.buffer for s in stores_of(it.body)} for it in iterations]
+    return [
+        _row_sum(sch, who, it) for it, own in zip(iterations, written, strict=True) if own & results
+    ]
+
+
+def _row_sum(sch: Schedule, who: str, it: Any) -> RowSums:
+    func, loops = sch.func, loops_of(it)
+    _, store = taken_apart(it.body)
+    plain = isinstance(store, tirx.BufferStore) and all(isinstance(x.node, Axis) for x in loops)
+    last = store.indices[-1] if plain and store.indices else None
+    features = [x for x in loops if isinstance(last, ir.Var) and x.var.same_as(last)]
+    if len(features) != 1 or "R" in features[0].kinds:
+        refuse_shape(who, func, f"'{it.name}' to store features side by side")
+    columns = [x for x in loops if x.kinds == "R"]
+    if columns and reduction_of(it.body) is None:
+        refuse_shape(who, func, f"'{it.name}' to be a reduction")
+    summed = {x.name for x in columns}
+    parents = {a.name for x in loops for a in x.node.ancestors()[:-1]}
+    block: list[Any] = []
+    rows: list[Any] = []
+    for loop in loops:
+        if loop in columns or loop in features:
+            continue
+        if summed & {a.name for a in loop.node.ancestors()}:
+            refuse_shape(who, func, f"the rows of '{it.name}' to come before their columns")
+        inner = loop.name not in parents and _is_part(loop, store, rows)
+        (block if columns and inner else rows).append(loop)
+    facts = dict(zip((x.name for x in loops), races_of(it, set()), strict=True))
+    many = [x for x in rows if _length(x) != 1]
+    free = bool(many) and facts[many[0].name] == FREE
+    ref = sch.get_sparse_iteration(it.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    return RowSums(
+        iteration=ref,
+        rows=[handles[x.axes] for x in rows],
+        columns=[handles[x.axes] for x in columns],
+        block=[handles[x.axes] for x in block],
+        block_rows=math.prod(int(x.node.length) for x in block),
+        features=handles[features[0].axes],
+        result=result.name,
+        threads=handles[many[0].axes] if free else None,
+    )
+
+
+def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
+    """Whether a loop of constant extent is inside of one over rows, as `ii` in `io * 8 + ii`."""
+    around = {x.var for x in rows}
+    indices = [free_vars(i) for i in store.indices]
+    part = any(loop.var in variables and variables & around for variables in indices)
+    return part and loop.node.kind == "dense_fixed" and _length(loop) is not None
+
+
+def _length(loop: Any) -> int | None:
+    return int(loop.node.length) if isinstance(loop.node.length, tirx.IntImm) else None
+
+
+@dataclass(frozen=True)
+class RowStep:
+    """A step over what a row stores, maybe for each of some features.
+
+    columns : over what the row stores
+    features : dense; None where there are none
+    reduces : which of the two is a reduction, "columns" or "features"; None for neither
+    result : name of a buffer
+    dtype : of the result
+    """
+
+    iteration: SparseIterationRef
+    columns: SpIter
+    features: SpIter | None
+    reduces: str | None
+    result: str
+    dtype: str
+
+
+@dataclass(frozen=True)
+class RowSteps:
+    """Steps over what a row stores, one after the other, for each row.
+
+    rows : over a root axis
+    others : dense spatial loops beside the rows
+    features : that of them which is contiguous in all results, or None
+    steps : those that have a loop over what the row stores, and at most one other
+    """
+
+    iteration: SparseIterationRef
+    rows: SpIter
+    others: list[SpIter]
+    features: SpIter | None
+    steps: list[RowStep]
+
+
+def row_steps(sch: Schedule, who: str) -> RowSteps:
+    """The loops of a program of steps for each row.
+
+    who : the template, for messages
+    Raises ScheduleError where the program looks different, and says how.
+    """
+    func = sch.func
+    it = func.body
+    nested = inside(it) if isinstance(it, SparseIteration) else []
+    if not nested or it.init is not None or set(it.kinds) != {"S"}:
+        refuse_shape(who, func, "one iteration with steps for each of its visits")
+    loops = loops_of(it)
+    parents = {a.parent.name for s in nested for a, _, _ in s.axis_of() if a.parent is not None}
+    rows = [x for x in loops if x.name in parents]
+    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
+    if len(rows) != 1 or not dense:
+        refuse_shape(who, func, f"'{it.name}' to visit rows, the steps in it what they store")
+    results = {b.var for b in func.buffers if b.handle is not None}
+    last = [store.indices[-1] for store in stores_of(it.body) if store.buffer in results]
+    found = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
+    ref = sch.get_sparse_iteration(it.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    own = [handles[x.axes] for x in loops if x not in rows]
+    steps = [made for step in nested if (made := _row_step(sch, step, rows[0])) is not None]
+    first = handles[found[0].axes] if found else None
+    return RowSteps(ref, handles[rows[0].axes], own, first, steps)
+
+
+def _row_step(sch: Schedule, step: SparseIteration, rows: Any) -> RowStep | None:
+    """What a step looks like; None where it has other loops."""
+    loops = loops_of(step)
+    _, store = taken_apart(step.body)
+    plain = isinstance(store, tirx.BufferStore) and all(isinstance(x.node, Axis) for x in loops)
+    columns = [x for x in loops if plain and x.node.parent is not None]
+    features = [x for x in loops if x not in columns]
+    under = len(columns) == 1 and columns[0].node.parent.name == rows.name
+    if not under or len(features) > 1:
+        return None
+    reduced = [x for x in loops if x.kinds == "R"]
+    fits = reduction_of(step.body) is not None and step.init is not None and len(reduced) == 1
+    ref = sch.get_sparse_iteration(step.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    result = next(b for b in sch.func.buffers if b.var.same_as(store.buffer))
+    return RowStep(
+        ref, handles[columns[0].axes], handles[features[0].axes] if features else None,
+        ("columns" if reduced == columns else "features") if fits else None,
+        result.name, result.dtype,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RowPieces:
+    """Reductions over what rows store, of rows in several formats or pieces, into one result.
+
+    first : what sets the result before
+    parts : one for each format; their rows are over a sparse axis
+    operator : "sum", "max", ...
+    """
+
+    first: DenseLoops
+    parts: list[RowReduction]
+    operator: str
+
+
+def row_pieces(sch: Schedule, who: str) -> RowPieces:
+    """The loops of a program that sets a result, then adds parts of its rows to it.
+
+    who : the template, for messages
+    Raises ScheduleError where the program looks different, and says how.
+    """
+    func = sch.func
+    first, *rest = sparse_iterations(func)
+    _, store = taken_apart(first.body)
+    loops = loops_of(first)
+    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
+    sets = dense and first.init is None and isinstance(store, tirx.BufferStore)
+    if not sets or not rest or not loops[-1].var.same_as(store.indices[-1]):
+        refuse_shape(who, func, "an iteration that sets the result, and others that add to it")
+    parts: list[RowReduction] = []
+    operators: set[str] = set()
+    for it in rest:
+        found = reduction_of(it.body)
+        if found is None or not found.store.buffer.same_as(store.buffer) or it.init is not None:
+            refuse_shape(who, func, f"'{it.name}' to add to '{store.buffer.name}'")
+        assert found is not None
+        operators.add(found.operator)
+        parts.append(_row_part(sch, who, it, found.store))
+    if len(operators) > 1:
+        refuse_shape(who, func, f"one operator, got {sorted(operators)}")
+    ref = sch.get_sparse_iteration(first.name)
+    *outer, features = sch.get_sp_iters(ref)
+    result, dtype = parts[0].result, parts[0].dtype
+    return RowPieces(DenseLoops(ref, outer, features, result, dtype, False), parts, *operators)
+
+
+def _row_part(sch: Schedule, who: str, it: Any, store: Any) -> RowReduction:
+    """The loops of an iteration that reduces over the elements of a piece of a row."""
+    func, loops = sch.func, loops_of(it)
+    columns = [x for x in loops if x.kinds == "R"]
+    features = [x for x in loops if x.kinds == "S" and x.var.same_as(store.indices[-1])]
+    plain = all(isinstance(x.node, Axis) for x in loops) and len(columns) == len(features) == 1
+    rows = [x for x in loops if plain and columns[0].node.parent.name == x.name]
+    if len(rows) != 1:
+        refuse_shape(who, func, f"'{it.name}' to visit rows, what they store, and features")
+    heads = [x for x in loops if x.kinds == "S" and x not in (features[0], rows[0])]
+    gathered = gathered_operand(func, it, features[0].var, [columns[0].var])
+    ref = sch.get_sparse_iteration(it.name)
+    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    return RowReduction(
+        ref, [handles[x.axes] for x in heads], handles[rows[0].axes], [handles[columns[0].axes]],
+        handles[features[0].axes], result.name, *gathered, result.dtype, True,
+    )  # fmt: skip
