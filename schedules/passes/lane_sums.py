@@ -66,7 +66,7 @@ def add_lanes(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
 
     out = func.with_body(map_expr(func.body, [(tirx.For, visit)]))
     if not done:
-        raise ScheduleError(f"add_lanes: argument 'block': no two loops around a block '{block}'")
+        raise ScheduleError(f"add_lanes: argument 'block': no loops around a block '{block}'")
     return out
 
 

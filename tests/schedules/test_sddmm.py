@@ -225,7 +225,7 @@ def test_vectors_of_the_whole_width_and_no_allocation():
 
 def test_lanes_of_no_such_block_are_refused():
     func = kernel(Sddmm(), SddmmGroups()).stages["II"]
-    with pytest.raises(ScheduleError, match="add_lanes: .* no two loops around a block 'totals0'"):
+    with pytest.raises(ScheduleError, match="add_lanes: .* no loops around a block 'totals0'"):
         add_lanes(func, "totals0")
 
 
