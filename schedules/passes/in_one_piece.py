@@ -20,6 +20,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.sparse_ir.allocations import block_with
 from sparsetir.sparse_ir.nodes import map_expr
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 
@@ -29,16 +30,27 @@ __all__ = ["in_one_piece"]
 def in_one_piece(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
     """A stage-II function whose blocks of these names have iterators that are opaque sums.
 
-    Iterators that are a loop's variable, or a constant, stay as they are.
+    Iterators that are a loop's variable, or a constant, stay as they are. So do indices, but for
+    numbers of vectors in stores, `(min(p * 32, 118) + x) * 4 + lane`.
     """
 
     def realize(node: Any) -> Any:
         if str(node.block.name_hint) not in names:
             return node
         values = [_whole(value) for value in node.iter_values]
-        return s_tir.SBlockRealize(values, node.predicate, node.block)
+        body = map_expr(node.block.body, [(tirx.BufferStore, _store)])
+        return s_tir.SBlockRealize(values, node.predicate, block_with(node.block, body=body))
 
     return func.with_body(map_expr(func.body, [(s_tir.SBlockRealize, realize)]))
+
+
+def _store(store: Any) -> Any:
+    *outer, last = store.indices
+    vectors = last.a if isinstance(last, tirx.Add) and isinstance(last.b, ir.Var) else None
+    if not isinstance(vectors, tirx.Mul) or not isinstance(vectors.a, tirx.Add):
+        return store
+    place = _whole(vectors.a) * vectors.b + last.b
+    return tirx.BufferStore(store.buffer, store.value, [*outer, place])
 
 
 def _whole(value: Any) -> Any:

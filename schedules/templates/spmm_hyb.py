@@ -221,7 +221,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
         names.append(f"{part.iteration.name}0")
         _bind(loops, names[-1], config.rows_per_block, config.rows_in_turn(slots), race)
     sch.rewrite(apply_kinds)
-    sch.rewrite(in_one_piece, first)
+    sch.rewrite(in_one_piece, first, *(f"{p.write.name}0" for p in parts))
     sch.rewrite(horizontal_fuse, names, independent=(found.first.result,))
     if config.occupancy is not None:
         sch.rewrite(with_occupancy, config)

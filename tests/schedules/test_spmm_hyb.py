@@ -148,6 +148,7 @@ def test_rows_in_turn() -> None:
 
 CUDA = [
     pytest.param(Spmm(), HybRows(1, 3, 32, 4, 4, feat=128), True, id="float32"),
+    pytest.param(Spmm(), HybRows(1, 2, 32, 4, 4, feat=600), True, id="lanes left over"),
     pytest.param(
         Spmm("float16"), HybRows(1, 2, 16, 8, 8, feat=128), False, id="half",
         marks=pytest.mark.slow,
