@@ -29,6 +29,7 @@ make up, and for others.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tvm
@@ -69,12 +70,14 @@ def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
 
     Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions have in common.
     """
-    try:
+    with contextlib.suppress(ScheduleError):
         return _by_elements(func, target)
-    except ScheduleError:
-        pass
     lowered = lower_sparse_iter(func)
-    return {"I": func, "II": lowered, "II scheduled": _by_rows(func, lowered, target)}
+    scheduled = default_schedule(lowered, target)
+    # Of another shape, or one whose author has begun to schedule it.
+    with contextlib.suppress(ScheduleError):
+        scheduled = _by_rows(func, lowered, scheduled, target)
+    return {"I": func, "II": lowered, "II scheduled": scheduled}
 
 
 def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
@@ -122,17 +125,18 @@ def _in_groups(func: SparseFunc, config: SddmmGroups) -> tirx.PrimFunc:
     return apply_kinds(next(iter(sch.stage_two.mod.functions.values())))
 
 
-def _by_rows(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+def _by_rows(
+    func: SparseFunc, lowered: tirx.PrimFunc, rows: tirx.PrimFunc, target: Any
+) -> tirx.PrimFunc:
     """Reductions over what rows store: versions by features, and by how often rows are gathered.
 
     lowered : the same of stage II, which is left as it is
+    rows : that with the default schedule
+
+    Raises ScheduleError for a program of another shape.
     """
-    rows = default_schedule(lowered, target)
     sch = Schedule(func)
-    try:
-        found = row_reduction(sch, "for_all_sizes")
-    except ScheduleError:
-        return rows
+    found = row_reduction(sch, "for_all_sizes")
     if any(a.name == found.features.name and a.kind != "dense_fixed" for a in func.axes):
         return rows
     nnz, n, feat = _sizes(func, found, rows)
@@ -148,10 +152,7 @@ def _by_rows(func: SparseFunc, lowered: tirx.PrimFunc, target: Any) -> tirx.Prim
         return rows
     if found.gathered is None or found.heads or n is None:
         return rows
-    try:
-        panels = _panels(sch, found, feat, lanes, target)
-    except ScheduleError:  # such as for an iteration that its author has annotated
-        return rows
+    panels = _panels(sch, found, feat, lanes, target)
     tiles = tirx.floordiv(feat, _int64(VECTORS * lanes))
     pays = tirx.all(
         nnz >= n * _int64(PACK_DEGREE),

@@ -46,7 +46,7 @@ def in_one_piece(func: tirx.PrimFunc, *names: str) -> tirx.PrimFunc:
 
 def _store(store: Any) -> Any:
     *outer, last = store.indices
-    vectors = last.a if isinstance(last, tirx.Add) and isinstance(last.b, ir.Var) else None
+    vectors: Any = last.a if isinstance(last, tirx.Add) and isinstance(last.b, ir.Var) else None
     if not isinstance(vectors, tirx.Mul) or not isinstance(vectors.a, tirx.Add):
         return store
     place = _whole(vectors.a) * vectors.b + last.b

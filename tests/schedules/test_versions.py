@@ -90,6 +90,23 @@ def test_programs_of_other_shapes_have_one_version():
         assert versions_of(sparsetir.build(PROGRAMS[name].make("float32", "int32"))) == ()
 
 
+@pytest.mark.parametrize("marked", ["i", "j", "both"])
+def test_a_schedule_that_is_begun_is_gone_on_with(marked):
+    """What the author has said of a loop stays, and the default schedule does the rest."""
+
+    def begun(sch):
+        i, j, k = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
+        if marked == "j":
+            sch.parallelize(j, race="ignore")
+        else:
+            sch.parallelize([i, k] if marked == "both" else i)
+
+    built = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"), schedule=begun)
+    assert "T.parallel(" in built.stages["III"].script()
+    if marked != "j":
+        check(built, 60, 50, 600, 64)
+
+
 def test_a_reduction_over_two_axes_has_no_panels():
     """How often its rows are gathered is not what one size says."""
     built = sparsetir.build(PROGRAMS["mttkrp"].make("float32", "int32"))
