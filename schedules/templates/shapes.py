@@ -110,6 +110,8 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     ref = sch.get_sparse_iteration(it.name)
     handles = {h.axes: h for h in sch.get_sp_iters(ref)}
     if pair not in handles:
+        if any((name,) not in handles for name in pair):
+            refuse_shape(who, func, f"loops of their own, or one loop, over {list(pair)}")
         handles[pair] = sch.sparse_fuse(ref, [handles[(name,)] for name in pair])
     result = next(b for b in func.buffers if b.var.same_as(found.store.buffer))
     return ElementReduction(
