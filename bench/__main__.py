@@ -36,7 +36,10 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     tune.add_argument("--threads", nargs=1, help='all, one or a number (default: "all")')
     judge = commands.add_parser("judge", help="what got slower from one run to another")
     judge.add_argument("before", type=Path, help="JSON file of `run`")
-    judge.add_argument("after", type=Path, help="JSON file of `run`")
+    judge.add_argument(
+        "after", type=Path, nargs="?",
+        help="JSON file of `run`; without it `before` is one with --before, which compares itself",
+    )  # fmt: skip
     judge.add_argument(
         "--least", type=float, default=0.05, help="smallest change that counts (default: 0.05)"
     )
@@ -106,6 +109,9 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("--peers", nargs="+", help="only these, by their names in the tables")
     run.add_argument("--yardstick", type=Path, help="C++ file of a hand-written SpMM, see README")
     run.add_argument("--tune", action="store_true", help="also the fastest of all configurations")
+    run.add_argument(
+        "--before", type=Path, help="another checkout of this project, to take turns with"
+    )
     run.add_argument("--plot", action="store_true", help="draw the speed-ups")
 
 

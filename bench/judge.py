@@ -7,26 +7,53 @@ import json
 import statistics
 from typing import Any
 
-from sparsetir.bench.peers import OURS
+from sparsetir.bench.peers import BEFORE, OURS
 from sparsetir.bench.report import table
 from sparsetir.bench.summary import device
 
+SLOWER = 0.93  # of the speed before
 NOISE = 3.0  # so many times the noise of both runs has to be passed
 
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if something got slower, or is wrong or fails now."""
-    before, after = (json.loads(p.read_text()) for p in (args.before, args.after))
-    for path, record in ((args.before, before), (args.after, after)):
-        if record.get("command") != "run":
+    second = args.after or args.before
+    before, after = (json.loads(p.read_text()) for p in (args.before, second))
+    for path, record in ((args.before, before), (second, after)):
+        if not str(record.get("command")).startswith("run"):
             raise SystemExit(f"judge: {path} is not of `python -m bench run`")
     for key in ("cpu", "gpu"):
         if before.get(key) != after.get(key):
             print(f"not the same {key}: {before.get(key)} and {after.get(key)}")
-    verdict = judge(before["results"]["cells"], after["results"]["cells"], args.least)
+    cells = after["results"]["cells"]
+    if args.after is None:
+        held = [c for c in cells if BEFORE in c.get("peers", {})]
+        if not held:
+            raise SystemExit(f"judge: {args.before} has no runs of another version (--before)")
+        first = [{**c, "peers": {OURS: c["peers"][BEFORE]}} for c in held]
+        show_speed(held)
+        verdict = judge(first, held, args.least)
+    else:
+        verdict = judge(before["results"]["cells"], cells, args.least)
     show(verdict)
     if verdict["slower"] or verdict["broken"]:
         raise SystemExit(1)
+
+
+def show_speed(cells: list[dict[str, Any]]) -> None:
+    """How many times as fast as the version before, of one run that measured both in turns."""
+    groups: dict[Any, list[float]] = {}
+    for cell in cells:
+        peers = cell["peers"]
+        ratio = peers[BEFORE]["min"] / peers[OURS]["min"]
+        groups.setdefault((cell["op"], cell["dtype"], cell["threads"]), []).append(ratio)
+    rows = [
+        [*key, len(found), f"{statistics.geometric_mean(found):.3f}", f"{min(found):.2f}",
+         f"{sum(r < SLOWER for r in found)}"]
+        for key, found in groups.items()
+    ]  # fmt: skip
+    head = ["", "dtype", "threads", "cells", "geometric mean", "least", f"below {SLOWER}"]
+    table("Times as fast as the version before", head, rows)
 
 
 def judge(

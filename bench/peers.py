@@ -276,6 +276,7 @@ def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
 
 
 OURS, FLOAT32 = "sparsetir", "sparsetir float32"
+BEFORE = "before"  # another version of this project
 PEERS: dict[str, Callable[[int, dict[str, str]], Peer]] = {
     OURS: _ours("Ours"), FLOAT32: _ours("OursFloat32"), "scipy": Scipy, "torch": Torch,
     "torch_sparse": TorchSparse, "mkl": MKL, "yardstick": Yardstick,

@@ -30,13 +30,13 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _commit() -> str:
+def commit(root: Path = ROOT) -> str:
     """The commit, with "+" behind it where files differ from it; "" outside of a checkout."""
-    if not (ROOT / ".git").exists():  # installed, perhaps below somebody else's repository
+    if not (root / ".git").exists():  # installed, perhaps below somebody else's repository
         return ""
     try:
         run = lambda *args: subprocess.run(  # noqa: E731
-            ["git", *args], cwd=ROOT, check=True, capture_output=True, text=True
+            ["git", *args], cwd=root, check=True, capture_output=True, text=True
         ).stdout.strip()
         changed = run("status", "--porcelain", "--untracked-files=no")
         return run("rev-parse", "--short", "HEAD") + ("+" if changed else "")
@@ -61,7 +61,7 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
 
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit(),
         "cpu": cpu_name(),
         "llvm_cpu": str(host_target().attrs["mcpu"]),
         "cores": len(os.sched_getaffinity(0)),

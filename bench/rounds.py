@@ -17,6 +17,7 @@ import numpy as np
 
 from sparsetir.bench.names import THREADS
 from sparsetir.bench.operators import Case, Reference, save
+from sparsetir.bench.peers import BEFORE, OURS
 
 PRIORITY = -15  # over other processes, where the user may say so
 LEAST = 3  # calls in a turn
@@ -38,10 +39,15 @@ class Worker:
     """A process for a peer with a number of threads, stopped except while it is asked.
 
     Libraries let threads spin for a while after a call; those of a stopped process do not.
+
+    checkout : folder of another version of this project, which `BEFORE` loads
     """
 
-    def __init__(self, name: str, threads: int, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, threads: int, options: Mapping[str, str], checkout: Path | None = None
+    ) -> None:
         self.name, self.threads, self.options = name, threads, dict(options)
+        self.checkout = checkout
         self._process: subprocess.Popen[str] | None = None
         self._ready = False
         self.missing: str | None = None
@@ -51,11 +57,12 @@ class Worker:
         words = [f"{k}={v}" for k, v in self.options.items()]
         env = {
             **os.environ, **{n: str(self.threads) for n in THREADS}, "MKL_DYNAMIC": "FALSE",
-            "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
+            "PYTHONPATH": os.pathsep.join([*self._first(), *(p for p in sys.path if p)]),
             "SPARSETIR_RECORDS": "",  # a default is what it is without any
         }  # fmt: skip
         module = "sparsetir.bench.worker"
-        command = [sys.executable, "-m", module, self.name, str(self.threads), *words]
+        name = OURS if self.name == BEFORE else self.name
+        command = [sys.executable, "-m", module, name, str(self.threads), *words]
         self._process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -63,6 +70,10 @@ class Worker:
         with suppress(PermissionError):
             os.setpriority(os.PRIO_PROCESS, self._process.pid, PRIORITY)
         self._ready = False
+
+    def _first(self) -> list[str]:
+        """Where modules are looked for first."""
+        return [str(self.checkout / "python")] if self.name == BEFORE and self.checkout else []
 
     def _await_start(self) -> None:
         """Learn whether the peer is there."""

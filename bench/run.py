@@ -14,9 +14,9 @@ from typing import Any
 
 from sparsetir.bench.limits import Machine
 from sparsetir.bench.operators import make
-from sparsetir.bench.peers import FLOAT32, OURS, PEERS
+from sparsetir.bench.peers import BEFORE, FLOAT32, OURS, PEERS
 from sparsetir.bench.problems import Problem, chosen, problems, too_large
-from sparsetir.bench.report import circumstances, write
+from sparsetir.bench.report import circumstances, commit, write
 from sparsetir.bench.rounds import Worker, compare, shared
 from sparsetir.bench.summary import show, summarise
 from sparsetir.bench.timing import progress
@@ -37,13 +37,20 @@ def run(args: argparse.Namespace) -> None:
     unknown = set(args.peers or ()) - set(PEERS)
     if unknown:
         raise SystemExit(f"--peers: expected {', '.join(PEERS)}, got {', '.join(unknown)}")
-    names = [OURS, FLOAT32, *(p for p in args.peers or PEERS if p not in (OURS, FLOAT32))]
+    if args.before and not (args.before / "python" / "sparsetir").is_dir():
+        raise SystemExit(f"--before: {args.before} is no checkout of this project")
+    names = [
+        OURS,
+        *([BEFORE] if args.before else []),
+        FLOAT32,
+        *(p for p in args.peers or PEERS if p not in (OURS, FLOAT32)),
+    ]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparsetir-bench-")))
         options = {"tune": "1"} if args.tune else {}
         if args.yardstick:
             options |= compiled(args.yardstick, folder)
-        bench = Bench(threads, names, options, folder, args.quick, args.rounds)
+        bench = Bench(threads, names, options, folder, args.quick, args.rounds, args.before)
         stack.callback(bench.close)
         given = problems(args.graph, args.pruned, args.layers, chosen(args.synthetic))
         cells = list(bench.cells(given, args))
@@ -53,6 +60,7 @@ def run(args: argparse.Namespace) -> None:
         "settings": {
             "rounds": bench.rounds, "turn_seconds": bench.seconds, "tune": args.tune,
             "peak_flops_per_second": peaks,
+            **({"before": commit(args.before)} if args.before else {}),
         },
         "cells": cells, "summary": summarise(cells), "workers": totals,
         "compilations": sum(w["compilations"] for w in totals),
@@ -103,11 +111,11 @@ class Bench:
 
     def __init__(
         self, threads: list[int], names: list[str], options: dict[str, str], folder: Path,
-        quick: bool, rounds: int | None = None,
+        quick: bool, rounds: int | None = None, before: Path | None = None,
     ) -> None:  # fmt: skip
         self.rounds, self.seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
         self.rounds = rounds or self.rounds
-        self.workers = {t: [Worker(n, t, options) for n in names] for t in threads}
+        self.workers = {t: [Worker(n, t, options, before) for n in names] for t in threads}
         self.machines = [Machine(t, 0.02 if quick else 0.2) for t in threads]
         self.folder, self.quick, self.peers = folder, quick, len(names)
 

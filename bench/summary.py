@@ -7,11 +7,11 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from sparsetir.bench.peers import FLOAT32, OURS
+from sparsetir.bench.peers import BEFORE, FLOAT32, OURS
 from sparsetir.bench.report import table
 
 # What nobody would call instead: what the hardware can do, and sparsetir itself.
-NO_PEERS = ("yardstick", FLOAT32)
+NO_PEERS = ("yardstick", FLOAT32, BEFORE)
 BEST = "best peer"
 
 

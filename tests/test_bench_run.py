@@ -67,7 +67,7 @@ def test_a_run(tmp_path):
     words = [
         "--op", "spmm", "sddmm", "--graph", f"{tmp_path}/second.mtx:T",
         "--pruned", tmp_path / "weights.npz", "--feat", 16, "--peers", "scipy", "yardstick",
-        "--threads", "one", "--quick", "--plot", "--out", tmp_path / "out",
+        "--threads", "one", "--quick", "--plot", "--out", tmp_path / "out", "--before", ROOT,
     ]  # fmt: skip
     if shutil.which("g++"):
         (tmp_path / "naive.cpp").write_text(NAIVE)
@@ -92,7 +92,9 @@ def test_a_run(tmp_path):
     assert [c["class"] for c in cells[::2]] == ["graph", "pruned"]
     assert (cells[0]["m"], cells[0]["n"]) == (35, 25)
     for cell in cells:
-        assert {"sparsetir", "scipy"} <= set(cell["peers"]) and cell["limit"]["seconds"] > 0
+        assert {"sparsetir", "before", "scipy"} <= set(cell["peers"]) and cell["limit"][
+            "seconds"
+        ] > 0
         assert ("yardstick" in cell["peers"]) == (
             cell["op"] == "spmm" and "naive.cpp" in str(words)
         )
@@ -331,6 +333,26 @@ def test_judge_ends_with_a_status(tmp_path, capsys, seconds, status):
             run(args)
         assert caught.value.code == status
     assert f"{int(status == 1)} slower" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seconds, status", [(1.01, None), (1.5, 1)])
+def test_judge_of_a_run_with_another_version(tmp_path, capsys, seconds, status):
+    from sparsetir.bench.judge import run
+
+    held = cell("p", seconds, 2.0)
+    held["peers"]["before"] = {"min": 1.0, "median": 1.0, "noise": 0.0}
+    record = {"command": "run-spmm", "cpu": "x", "results": {"cells": [held, cell("q", 1.0, 2.0)]}}
+    (tmp_path / "a").write_text(json.dumps(record))
+    args = argparse.Namespace(before=tmp_path / "a", after=None, least=0.05)
+    if status is None:
+        run(args)
+    else:
+        with pytest.raises(SystemExit) as caught:
+            run(args)
+        assert caught.value.code == status
+    printed = capsys.readouterr().out
+    assert f"{int(status == 1)} slower" in printed
+    assert f"{1 / seconds:.3f}" in printed.split("geometric mean")[1]
 
 
 def test_summary():
