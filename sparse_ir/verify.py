@@ -56,24 +56,30 @@ class Problem(NamedTuple):
         return f"{self.span.source_name.name}:{self.span.line}: {self.text}"
 
 
-def verify(func: SparseFunc) -> None:
+def verify(func: SparseFunc, known: Sequence[Any] = ()) -> None:
     """Raise IllFormedError if the function breaks a rule of stage I.
+
+    known : iterations in its body that are known to be right, see `body_problems`
 
     The message is `file:line: in function 'name': what is wrong`, without file and line where the
     function was built by hand.
     """
-    problem = find_problem(func)
+    problem = find_problem(func, known=known)
     if problem is not None:
         raise IllFormedError(str(problem))
 
 
-def find_problem(func: SparseFunc, spans: Mapping[str, Any] | None = None) -> Problem | None:
+def find_problem(
+    func: SparseFunc, spans: Mapping[str, Any] | None = None, known: Sequence[Any] = ()
+) -> Problem | None:
     """The first broken rule, or None.
 
     spans : positions of the axes by name; axes carry none themselves
+    known : as for :func:`verify`
     """
     for rule in RULES:
-        for where, message in rule(func):
+        found = body_problems(func, known) if rule is body_problems else rule(func)
+        for where, message in found:
             span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
             return Problem(span or func.span, f"in function '{func.name}': {message}")
     return None

@@ -43,8 +43,11 @@ def names(axes: Any) -> str:
     return "[" + ", ".join(a.name for a in axes) + "]"
 
 
-def body_problems(func: SparseFunc) -> Found:
-    """The broken rules of the body, in the order of the text."""
+def body_problems(func: SparseFunc, known: Sequence[Any] = ()) -> Found:
+    """The broken rules of the body, in the order of the text.
+
+    known : iterations in it that are right, in a function that declares no more than this one
+    """
     seen: set[str] = set()
     for iteration in sparse_iterations(func):
         if iteration.name in seen:
@@ -53,7 +56,8 @@ def body_problems(func: SparseFunc) -> Found:
                 f"two sparse iterations are named '{iteration.name}'; schedules find them by name",
             )
         seen.add(iteration.name)
-    for site in sites(Site(func, func.body, defined={*func.params, *_buffer_vars(func)})):
+    defined = {*func.params, *_buffer_vars(func)}
+    for site in sites(Site(func, func.body, defined=defined, known=frozenset(known))):
         for rule in ITERATION if isinstance(site.stmt, SparseIteration) else STATEMENT:
             yield from rule(site)
 

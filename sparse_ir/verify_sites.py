@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -50,6 +50,7 @@ class Site:
     defined : scalar variables, handles and buffers that it may use
     reduced : for a variable that depends on a reduction coordinate, that coordinate's name and
         its iteration's
+    known : iterations that need no look
     """
 
     func: SparseFunc
@@ -58,10 +59,11 @@ class Site:
     init_of: SparseIteration | None = None
     defined: set[Any] = field(default_factory=set)
     reduced: dict[Any, tuple[str, str]] = field(default_factory=dict)
+    known: frozenset[Any] = frozenset()
 
     def at(self, stmt: Any) -> Site:
         """A statement of the same block."""
-        return Site(self.func, stmt, self.iterations, self.init_of, self.defined, self.reduced)
+        return replace(self, stmt=stmt)
 
     def inside(self, stmt: Any) -> Site:
         """A statement of a block of its own, whose definitions end with it."""
@@ -120,7 +122,8 @@ def sites(site: Site) -> Iterator[Site]:
     stmt = site.stmt
     if isinstance(stmt, tirx.SeqStmt):
         for child in stmt.seq:
-            yield from sites(site.at(child))
+            if child not in site.known:
+                yield from sites(site.at(child))
     elif isinstance(stmt, tirx.stmt.Bind):
         site.defined.add(stmt.var)
         for reduced in (site.reduced[v] for v in used_variables(stmt.value) if v in site.reduced):

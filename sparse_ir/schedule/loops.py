@@ -189,7 +189,7 @@ def replaced(
         body=body,
     )
     try:
-        verify(out)
+        verify(out, [s for s in getattr(func.body, "seq", ()) if isinstance(s, SparseIteration)])
     except IllFormedError as err:
         reason = str(err).split(f"sp_iter '{it.name}': ", 1)[-1]
         raise ScheduleError(f"{who}: {reason}\n{show(it)}") from None

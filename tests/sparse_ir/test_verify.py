@@ -286,6 +286,21 @@ def test_check_can_be_left_out():
         verify(func)
 
 
+def test_iterations_that_are_known_are_not_looked_at_again():
+    """Schedules name those that they leave alone; all others are checked, and names of all."""
+    bad = 'with T.sp_iter([J], "S", "{}") as [j]:\n    T.evaluate(0)\n'
+    text = source(bad.format("one") + bad.format("two"))
+    func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
+    one, two = func.body.seq
+    verify(func, [one, two])
+    with pytest.raises(IllFormedError, match="sp_iter 'two'"):
+        verify(func, [one])
+    text = text.replace('"two"', '"one"')
+    func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
+    with pytest.raises(IllFormedError, match="two sparse iterations are named 'one'"):
+        verify(func, list(func.body.seq))
+
+
 def test_decorated_function_names_this_file():
     with pytest.raises(DiagnosticError) as err:
 
