@@ -105,7 +105,8 @@ class Schedule:
         A dense axis is cut by coordinates, see :mod:`sparsetir.sparse_ir.schedule.split`; other
         loops by positions, see :mod:`sparsetir.sparse_ir.schedule.split_positions`.
         """
-        return self._apply(split, loop, list(factors), tail=tail)
+        given = list(factors) if isinstance(factors, Sequence) else factors
+        return self._apply(split, loop, given, tail=tail)
 
     def pos(self, loop: SpIter) -> None:
         """Let later cuts of a loop cut positions; see :mod:`sparsetir.sparse_ir.schedule.pos`."""
@@ -213,20 +214,24 @@ class Schedule:
         return self._stage_two
 
     def rewrite(self, change: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Apply a pass to the lowered function; the `tvm.s_tir.Schedule` of the result.
+        """Apply a pass to the lowered function; the schedule of :meth:`lower`, which goes on from it.
 
         change : `change(PrimFunc, *arguments, **options)`, which gives a PrimFunc
+
+        Handles of blocks and loops that the schedule gave before are not known to it any more.
         """
-        func = next(iter(self.lower().mod.functions.values()))
-        changed = s_tir.Schedule(change(func, *arguments, **options))
-        return self._go_on("rewrite", changed, change, *arguments, **options)
+        stage_two = self.lower()
+        func = next(iter(stage_two.mod.functions.values()))
+        # The same object from here on: of two, one would be scheduled and not built.
+        stage_two.__move_handle_from__(s_tir.Schedule(change(func, *arguments, **options)))
+        return self._go_on("rewrite", stage_two, change, *arguments, **options)
 
     # -- internals ----------------------------------------------------------------------------
 
     def _go_on(self, primitive: str, stage_two: Any, *inputs: Any, **options: Any) -> Any:
         """Schedule this from now on, and note it in the trace."""
         self._stage_two = stage_two
-        step = Instruction(primitive, list(inputs), [], options, stage_two=stage_two)
+        step = Instruction(primitive, list(inputs), [], options, stage_two=stage_two.trace)
         self.trace.instructions.append(step)
         return stage_two
 
