@@ -69,8 +69,8 @@ def prefetch_gathered(
     depth = [n for n, loop in enumerate(loops) if loop.loop_var in free_vars(position)]
     if not depth:
         raise ScheduleError(
-            f"prefetch_gathered: argument 'iteration': '{block}' must read '{index.source.name}' at "
-            f"one of its loops, got {position}"
+            f"prefetch_gathered: argument 'iteration': '{block}' must read "
+            f"'{index.source.name}' at one of its loops, got {position}"
         )
     inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
     at = {var: substitute(value, inner) for var, value in at.items()}

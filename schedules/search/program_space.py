@@ -245,7 +245,8 @@ def _choices(
 def _gathered(func: SparseFunc, nest: _Nest) -> list[str]:
     """Buffers whose rows the innermost sum finds by the indices of a sparse axis."""
     inner = nest.sums[-1]
-    if not isinstance(getattr(inner.node, "axis", inner.node), Axis) or len(inner.vars) != 1:
+    visited = getattr(inner.node, "axis", inner.node)
+    if not isinstance(visited, Axis) or not visited.is_sparse or len(inner.vars) != 1:
         return []
     found: list[str] = []
     for buffer in func.buffers:

@@ -348,8 +348,8 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (
         lambda s, it, i, j, k: s.parallelize(j, race="temporary"),
         "parallelize: race=\"temporary\" of the reduction loop 'J': legal are loops free of races, "
-        "['I', 'K'], or, after sparse_fuse of 'I' and 'J' and split of the fused loop, the first of "
-        'the loops made, with race="temporary"',
+        "['I', 'K'], or, after sparse_fuse of 'I' and 'J' and split of the fused loop, the first "
+        'of the loops made, with race="temporary"',
     ),
     (
         lambda s, it, i, j, k: s.parallelize(s.split(j, [None, 4])[0], race="temporary"),
