@@ -138,7 +138,7 @@ class Schedule:
         by : "positions", equally many in each; "work", equally many elements under them;
             "coordinates", ranges of what a sparse axis stores. Positions by default
         cost : of a coordinate, in elements, for "work"
-        default : the number of parts that have a name
+        default : how many there are by a name until somebody says another number
 
         More: `help("sparsetir.sparse_ir.schedule.divide")`.
         """
@@ -153,7 +153,7 @@ class Schedule:
         loop : over a dense axis fused with the sparse one under it
         parts : ranges of columns to go through one after the other, as `divide` takes them; None
             for the order of storage
-        default : the number of parts that have a name
+        default : how many there are by a name until somebody says another number
 
         More: `help("sparsetir.sparse_ir.schedule.positions")`.
         """
