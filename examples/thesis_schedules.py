@@ -29,7 +29,7 @@ from thesis_inputs import COLUMNS, best, problem
 
 import sparsetir
 from sparsetir import Schedule, build
-from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 
 # isort: split
@@ -362,9 +362,7 @@ def tuned_mttkrp(sch: Schedule, config: Tuned) -> None:
         in_vectors(stage_two, step)
     if config.prefetch:
         last = "CDEF"[len(inner) - 1]
-        # Each sparse loop under another is in a block of its own; the last one computes.
-        leaf = stage_two.get(innermost_block(stage_two, reduce)).name_hint
-        sch.rewrite(prefetch_gathered, leaf, last, config.prefetch, COLUMNS)
+        sch.rewrite(prefetch_gathered, reduce, last, config.prefetch, COLUMNS)
 
 
 def main() -> None:

@@ -316,7 +316,8 @@ class Kernel:
             expected = self.signature.expected_shape(i, values)
             shape = [int(s) for s in array.shape]
             if shape != expected:
-                raise ValueError(f"{who}: expected shape {tuple(expected)}, got {tuple(shape)}")
+                why = self.signature.why_exactly(expected, shape)
+                raise ValueError(f"{who}: expected shape {tuple(expected)}{why}, got {(*shape,)}")
             if not is_contiguous(array):
                 raise ValueError(
                     f"{who}: expected a contiguous array, got strides {strides(array)}"

@@ -152,6 +152,13 @@ class Signature:
         sizes = [Analyzer().simplify(substitute(s, mapping)) for s in self.shapes[array] or []]
         return [int(s) if isinstance(s, tirx.IntImm) else str(s) for s in sizes]
 
+    def why_exactly(self, expected: list[Any], got: list[int]) -> str:
+        """Which promises ask for the lengths of a shape that it has not; "" for none."""
+        exact = {p["value"]: p["param"] for p in self.promises if _is_exact(p)}
+        other = [e for e, g in zip(expected, got, strict=False) if e != g and e in exact]
+        said = " and ".join(f"'{exact[n]}' is {n}" for n in dict.fromkeys(other))
+        return f", as its schedule promises that {said}" if said else ""
+
 
 def _is_exact(promise: dict[str, Any]) -> bool:
     return promise["kind"] == "exact"

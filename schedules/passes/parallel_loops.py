@@ -17,6 +17,7 @@ from tvm_ffi.structural import WalkResult
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, walk
 from sparsetir.sparse_ir.races import FREE, RACES
+from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
@@ -37,7 +38,7 @@ LEGAL = 'pass race="ignore" where visits meet by atomics or not at all'
 def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
     """Run a loop of stage II in parallel; :func:`apply_kinds` does it when all else is done.
 
-    sch : tvm.s_tir.Schedule of a stage-II function
+    sch : tvm.s_tir.Schedule of a stage-II function, or a sparsetir.Schedule that has gone on to it
     loop : one of its loops
     kind : "parallel", "vectorized", or a thread dimension such as "threadIdx.x"
     race : "none" asks for the proof; "ignore" takes the caller's word, where what the loop visits
@@ -60,42 +61,72 @@ def run_in_parallel(sch: Any, loop: Any, kind: str, race: str = "none") -> None:
         raise ValueError(
             f"run_in_parallel: argument 'race': expected 'none' or 'ignore', got {race!r}"
         )
-    problem = _race(sch, loop, kind) if race == "none" else ""
-    if problem:
-        node = sch.get(loop)
-        raise ScheduleError(
-            f"run_in_parallel: loop '{node.loop_var.name}' as {kind}: {problem}\n"
-            f"  in for {node.loop_var.name} in range({node.extent})"
-        )
+    sch = _of_stage_two("run_in_parallel", sch)
+    if race == "none":
+        _refuse_race("run_in_parallel", sch, loop, kind)
     sch.annotate(loop, KIND, kind)
 
 
 def in_vectors(sch: Any, block: Any, loops: int = 2) -> None:
     """Straight code of vectors: the innermost loop of a block in lanes, those around it unrolled.
 
+    sch : as of :func:`run_in_parallel`
     block : of stage II, or a sparse iteration, by its reference or name: its innermost block
     loops : how many of the block's loops, counted from the innermost; of constant extents
 
     An init inside of the block gets loops of its own before, in vectors too. The last loop is only
     to be free of races, which is less than TVM's `vectorize` asks for. Raises ScheduleError where
-    that is not proven.
+    that is not proven, and where there are no such loops.
     """
+    who = "in_vectors"
+    sch = _of_stage_two(who, sch)
     if not isinstance(block, s_tir.schedule.SBlockRV):
-        block = innermost_block(sch, block)
+        block = innermost_block(sch, block, who)
+    name = sch.get(block).name_hint
+    chosen = sch.get_loops(block)[-loops:]
+    if not chosen:
+        raise ScheduleError(
+            f"{who}: argument 'block': block '{name}' is in no loop of its own, so that it has no "
+            "lanes; leave it out"
+        )
+    for loop in map(sch.get, chosen):
+        if not isinstance(loop.extent, tirx.IntImm):
+            raise ScheduleError(
+                f"{who}: argument 'loops': expected constant extents of the innermost {loops} of "
+                f"block '{name}', got {loop.extent} of '{loop.loop_var.name}'; split its axis, or "
+                "bound it, in stage I, or take fewer loops"
+            )
+    *straight, lanes = chosen
+    _refuse_race(who, sch, lanes, "vectorized")
     if sch.get(block).init is not None:
         in_vectors(sch, sch.decompose_reduction(block, sch.get_loops(block)[0]), loops)
-    *straight, lanes = sch.get_loops(block)[-loops:]
     for loop in straight:
         sch.unroll(loop)
-    run_in_parallel(sch, lanes, "vectorized")
+    sch.annotate(lanes, KIND, "vectorized")
 
 
-def innermost_block(sch: Any, iteration: Any) -> Any:
+def _of_stage_two(who: str, sch: Any) -> Any:
+    """The schedule of stage II behind one that has gone on to it."""
+    if not isinstance(sch, Schedule):
+        return sch
+    if sch.stage_two is None:
+        raise ScheduleError(
+            f"{who}: argument 'sch': expected a schedule of stage II; call its lower() before"
+        )
+    return sch.stage_two
+
+
+def innermost_block(sch: Any, iteration: Any, who: str = "innermost_block") -> Any:
     """The innermost block of a sparse iteration, which has one for each level of ragged loops.
 
+    sch : tvm.s_tir.Schedule
     iteration : its reference or name
+    who : asks, for the message of the ScheduleError where there is no such iteration
     """
     name = iteration if isinstance(iteration, str) else iteration.name
+    have = _iterations(sch.mod)
+    if name not in have:
+        raise ScheduleError(f"{who}: expected a sparse iteration among {have}, got '{name}'")
     level, block = 0, sch.get_sblock(f"{name}0")
     while any(
         str(sch.get(b).name_hint) == f"{name}{level + 1}" for b in sch.get_child_blocks(block)
@@ -103,6 +134,29 @@ def innermost_block(sch: Any, iteration: Any) -> Any:
         level += 1
         block = sch.get_sblock(f"{name}{level}")
     return block
+
+
+def _iterations(mod: Any) -> list[str]:
+    """The names of the blocks of the outermost levels of iterations."""
+    found: list[str] = []
+
+    def visit(node: Any) -> None:
+        if isinstance(node, s_tir.SBlock) and str(node.name_hint).endswith("0"):
+            found.append(str(node.name_hint)[:-1])
+
+    for func in mod.functions.values():
+        walk(func.body, visit)
+    return found
+
+
+def _refuse_race(who: str, sch: Any, loop: Any, kind: str) -> None:
+    problem = _race(sch, loop, kind)
+    if problem:
+        node = sch.get(loop)
+        raise ScheduleError(
+            f"{who}: loop '{node.loop_var.name}' as {kind}: {problem}\n"
+            f"  in for {node.loop_var.name} in range({node.extent})"
+        )
 
 
 def is_free(sch: Any, loop: Any) -> bool:

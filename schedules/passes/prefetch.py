@@ -7,7 +7,7 @@ index array is read in order, so the address some elements ahead is known. Befor
         for k in T.vectorized(16):
             with T.sblock("sum0"): ...                # acc[k] += A[vi, j] * B[J_indices[vi, j], k]
 
-After `prefetch_gathered(func, "sum0", "B", distance=8, span=16)`, with lines of 64 bytes::
+After `prefetch_gathered(func, "sum", "B", distance=8, span=16)`, with lines of 64 bytes::
 
     for j in range(J_indptr[vi + 1] - J_indptr[vi]):
         prefetch(address of B[J_indices[vi, min(j + 8, nnz - 1 - J_indptr[vi])], 0])
@@ -22,8 +22,9 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-from tvm import ir, tirx
+from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
@@ -35,20 +36,26 @@ CACHE_LINE = 64
 
 
 def prefetch_gathered(
-    func: tirx.PrimFunc, block: str, buffer: str, distance: int, span: int
+    func: tirx.PrimFunc, iteration: Any, buffer: str, distance: int, span: int
 ) -> tirx.PrimFunc:
-    """Prefetch what a block reads of a buffer at a loaded index; one of the last steps.
+    """Prefetch what an iteration reads of a buffer at a loaded index; one of the last steps.
 
     func : a stage-II function; the one given is left as it is
-    block : name of a block that reads `buffer` at `indices[..., j]`, where j is one of its loops
-    distance : how many iterations of that loop ahead
-    span : how many elements of a row, from the first that the block reads, one iteration needs
+    iteration : a sparse iteration, by its reference or name, whose innermost block reads `buffer`
+        at `indices[..., j]`, where j is one of its loops
+    distance : how many visits of that loop ahead
+    span : how many elements of a row, from the first that the block reads, one visit needs
 
     Raises ScheduleError where the block has no such read.
     """
-    realize = _find(func.body, block)
-    if realize is None:
-        raise ScheduleError(f"prefetch_gathered: argument 'block': there is no block '{block}'")
+    for what, value in (("distance", distance), ("span", span)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ScheduleError(
+                f"prefetch_gathered: argument '{what}': expected a positive integer, got {value!r}"
+            )
+    sch = s_tir.Schedule(func)
+    realize = _find(func.body, sch.get(innermost_block(sch, iteration, "prefetch_gathered")))
+    block = realize.block.name_hint
     load = next((x for x in gathering_loads(realize.block.body) if x.source.name == buffer), None)
     if load is None:
         raise ScheduleError(
@@ -62,8 +69,8 @@ def prefetch_gathered(
     depth = [n for n, loop in enumerate(loops) if loop.loop_var in free_vars(position)]
     if not depth:
         raise ScheduleError(
-            f"prefetch_gathered: argument 'block': '{block}' must read '{index.source.name}' at "
-            f"one of its loops, got {position}"
+            f"prefetch_gathered: argument 'iteration': '{block}' must read "
+            f"'{index.source.name}' at one of its loops, got {position}"
         )
     inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
     at = {var: substitute(value, inner) for var, value in at.items()}
@@ -123,15 +130,15 @@ def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any
     return tirx.min(further, as_dtype(size, dtype) - as_dtype(1, dtype) - as_dtype(begin, dtype))
 
 
-def _find(body: Any, name: str) -> Any:
+def _find(body: Any, block: Any) -> Any:
     found: list[Any] = []
 
     def visit(node: Any) -> None:
-        if hasattr(node, "iter_values") and node.block.name_hint == name:
+        if isinstance(node, s_tir.SBlockRealize) and node.block.same_as(block):
             found.append(node)
 
     walk(body, visit)
-    return found[0] if found else None
+    return found[0]
 
 
 def gathering_loads(body: Any) -> list[Any]:

@@ -34,7 +34,7 @@ import tvm
 from tvm import ir
 
 from sparsetir.schedules.default import l2_bytes
-from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
+from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize import vectorize_innermost
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
@@ -179,11 +179,9 @@ class _Tiled:
         config = self.config
         if not config["ahead"]:
             return
-        lowered = self.sch.lower()
-        block = lowered.get(innermost_block(lowered, self.innermost)).name_hint
         span = config["vectors"] * config["lanes"]
         for buffer in self.gathered:
-            self.sch.rewrite(prefetch_gathered, block, buffer, config["ahead"], span)
+            self.sch.rewrite(prefetch_gathered, self.innermost, buffer, config["ahead"], span)
 
 
 def _nests(func: SparseFunc) -> Iterator[_Nest]:
@@ -247,7 +245,8 @@ def _choices(
 def _gathered(func: SparseFunc, nest: _Nest) -> list[str]:
     """Buffers whose rows the innermost sum finds by the indices of a sparse axis."""
     inner = nest.sums[-1]
-    if not isinstance(getattr(inner.node, "axis", inner.node), Axis) or len(inner.vars) != 1:
+    visited = getattr(inner.node, "axis", inner.node)
+    if not isinstance(visited, Axis) or not visited.is_sparse or len(inner.vars) != 1:
         return []
     found: list[str] = []
     for buffer in func.buffers:

@@ -137,7 +137,7 @@ def apply(sch: Schedule, config: RowBlocks) -> None:
         in_vectors(stage_two, step, len(vectors))
     if config.prefetch:
         gathered = f"{found.gathered}_ws" if config.pack else found.gathered
-        sch.rewrite(prefetch_gathered, f"{steps[1].name}0", gathered, config.prefetch, config.tile)
+        sch.rewrite(prefetch_gathered, steps[1], gathered, config.prefetch, config.tile)
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:

@@ -54,7 +54,7 @@ def bound(func: SparseFunc, loop: SpIter, n: int, kind: str) -> tuple[SparseFunc
     kind : the length is n ("exact"), at most n ("max"), at least n ("min"), a multiple of n
     """
     it = iteration_of(WHO, func, loop)
-    node = loops_of(it)[place_of(WHO, it, loop)].node
+    node = loops_of(it)[place_of(WHO, func, it, loop)].node
     if not isinstance(node, Axis):
         raise ScheduleError(
             f"{WHO}: expected a loop over one axis, got '{loop.name}', whose extent is no length"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
@@ -41,14 +41,9 @@ def precompute_operand(
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
     """The function with a copy of an operand's tile for each visit of the outer loops."""
 
-    def refuse(message: str) -> None:
+    def refuse(message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
 
-    if it.init is not None:
-        refuse(
-            f"a copy of '{operand.name}' would part the iteration from its init; expected its "
-            "result to be precomputed first"
-        )
     loads = loads_of(it.body, operand.var)
     if not loads or operand.axes is None:
         refuse(f"'{operand.name}' is not read here as a buffer over axes")
@@ -68,10 +63,11 @@ def precompute_operand(
         elif isinstance(item, str) and item in whole:
             axis, place = whole[item]
         else:
-            have = list(dict.fromkeys([*within, *whole]))
-            raise ScheduleError(
-                f"{WHO}: argument 'axes': expected loops inside of the place of the copy, or names "
-                f"of axes of '{operand.name}', from {have}, got {label!r}\n{show(it)}"
+            handles = [x.name for x in within.values() if _is_dense(x.node)]
+            refuse(
+                "argument 'axes': expected handles of loops inside of the place of the copy, among "
+                f"{handles}, or names of axes of '{operand.name}', among {list(whole)}, got "
+                f"{'the name ' if isinstance(item, str) else 'a handle of '}{label!r}"
             )
         if axis.kind != "dense_fixed":
             refuse(
@@ -83,6 +79,11 @@ def precompute_operand(
         axes.append(axis)
         places.append(place)
         copies.append(var)
+    if it.init is not None:
+        refuse(
+            f"a copy of '{operand.name}' would part the iteration from its init; expected its "
+            "result to be precomputed first"
+        )
     by_name = {
         a.name: v for a, v, item in zip(axes, copies, over, strict=True) if isinstance(item, str)
     }
@@ -118,6 +119,10 @@ def precompute_operand(
         buffers=[SparseBuffer(var=ws, axes=axes, handle=None)],
     )  # fmt: skip
     return out, [SparseIterationRef(copy.name)]
+
+
+def _is_dense(node: Any) -> bool:
+    return isinstance(node, Axis) and node.kind == "dense_fixed"
 
 
 def _loops_around_reads(

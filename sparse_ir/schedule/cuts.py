@@ -24,6 +24,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.workers import divided
 
 __all__ = ["Cut", "is_path"]
 
@@ -81,6 +82,12 @@ class Cut:
 
     def done(self, made: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
         """The function with the loops made instead of the one that is cut, and their handles."""
+        for names in divided(self.it):
+            if self.loop.name in names:
+                self.refuse(
+                    f"{names} is divided among workers and has to stay as it is; expected "
+                    f"{self.who} before parallelize"
+                )
         loops = loops_of(self.it)
         place = [loop.axes for loop in loops].index(self.loop.axes)
         new = changed(self.it, [*loops[:place], *made, *loops[place + 1 :]], **fields)

@@ -81,7 +81,7 @@ def distribute(
         raise ScheduleError(f"{WHO}: argument 'loop': expected one or more loops, got none")
     it = iteration_of(WHO, func, handles[0])
     loops = loops_of(it)
-    places = [place_of(WHO, it, handle) for handle in handles]
+    places = [place_of(WHO, func, it, handle) for handle in handles]
     outer = loops[: len(loops) - len(places)]
     if places != list(range(len(outer), len(loops))) or not outer:
         raise ScheduleError(

@@ -61,7 +61,7 @@ def divide(
     Three handles, of chunks, pieces of rows and elements, for rows and elements fused as "SR".
     """
     it = iteration_of(WHO, func, loop)
-    chosen = loops_of(it)[place_of(WHO, it, loop)]
+    chosen = loops_of(it)[place_of(WHO, func, it, loop)]
     if by is None:
         sparse = isinstance(chosen.node, Axis) and chosen.node.is_sparse
         by = space_of(it, chosen) if sparse else "positions"

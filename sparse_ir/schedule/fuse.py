@@ -38,7 +38,7 @@ def sparse_fuse(
 ) -> tuple[SparseFunc, SpIter]:
     """The function with neighbouring loops of an iteration as one, and its handle."""
     it = find_iteration(func, name_of(WHO, iteration))
-    places = [place_of(WHO, it, handle) for handle in axes]
+    places = [place_of(WHO, func, it, handle) for handle in axes]
     if len(places) < 2:
         raise ScheduleError(f"{WHO}: expected at least two axes, got {len(places)}\n{show(it)}")
     if places != list(range(places[0], places[0] + len(places))):

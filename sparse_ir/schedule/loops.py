@@ -142,13 +142,24 @@ def iteration_of(who: str, func: SparseFunc, handle: Any) -> SparseIteration:
     return find_iteration(func, handle.iteration)
 
 
-def place_of(who: str, it: SparseIteration, handle: Any) -> int:
-    """Which loop of the iteration a handle stands for."""
-    have = [loop.axes for loop in loops_of(it)]
+def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> int:
+    """Which loop of the iteration a handle stands for.
+
+    Raises ScheduleError where it has none such, with those of the function that have, as
+    primitives move loops from one to another.
+    """
+    have = _axes_of(it)
     if not isinstance(handle, SpIter) or handle.axes not in have:
-        name = getattr(handle, "name", handle)
-        raise ScheduleError(f"{who}: '{name}' is not an axis of this iteration\n{show(it)}")
+        name, now = getattr(handle, "name", handle), ""
+        if isinstance(handle, SpIter):
+            others = [o.name for o in sparse_iterations(func) if handle.axes in _axes_of(o)]
+            now = f", but of {others}, whose get_sp_iters gives its handle" if others else ""
+        raise ScheduleError(f"{who}: '{name}' is not an axis of this iteration{now}\n{show(it)}")
     return have.index(handle.axes)
+
+
+def _axes_of(it: SparseIteration) -> list[tuple[str, ...]]:
+    return [loop.axes for loop in loops_of(it)]
 
 
 def handle_of(it: SparseIteration, loop: Loop) -> SpIter:

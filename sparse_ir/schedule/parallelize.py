@@ -84,7 +84,7 @@ def parallelize(
     if not handles:
         raise ScheduleError(f"{WHO}: argument 'loop': expected one or more loops, got none")
     it = iteration_of(WHO, func, handles[0])
-    places = [place_of(WHO, it, handle) for handle in handles]
+    places = [place_of(WHO, func, it, handle) for handle in handles]
     _refuse_words(it, unit, race)
     if places != list(range(places[0], places[0] + len(places))):
         raise ScheduleError(

@@ -64,7 +64,7 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     multiple : what the length of the first loop is a multiple of; the other is shorter than it
     """
     it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, it, loop)
+    place = place_of(WHO, func, it, loop)
     loops = loops_of(it)
     old = loops[place]
     if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 < multiple < 2**31:

@@ -51,7 +51,7 @@ def coord(func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, None]:
 
 def _chosen(who: str, func: SparseFunc, handle: SpIter, space: str) -> tuple[SparseFunc, None]:
     it = iteration_of(who, func, handle)
-    loop = loops_of(it)[place_of(who, it, handle)]
+    loop = loops_of(it)[place_of(who, func, it, handle)]
     node = loop.node
     if space == "coordinates" and not isinstance(node, Axis):
         raise ScheduleError(

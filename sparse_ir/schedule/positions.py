@@ -79,7 +79,7 @@ def positions(
         one, as in the function attribute "computed"
     """
     it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, it, loop)
+    place = place_of(WHO, func, it, loop)
     return _Positions(func, it, place).run(parts, default)
 
 

@@ -103,7 +103,7 @@ def precompute(
         it, place = find_iteration(func, at.name), -1
     else:
         it = iteration_of(WHO, func, at)
-        place = place_of(WHO, it, at)
+        place = place_of(WHO, func, it, at)
     found = [b for b in func.buffers if b.name == buffer]
     if not found:
         raise ScheduleError(
@@ -119,8 +119,8 @@ def precompute(
     target = found[0]
     options = (scope, dtype or target.dtype, name)
     if any(s.buffer.same_as(target.var) for s in stores_of(it.body, it.init)):
-        held = [_inside(it, inner, handle) for handle in axes]
-        kept = [_inside(it, inner, handle) for handle in lanes]
+        held = [_inside(func, it, inner, handle) for handle in axes]
+        kept = [_inside(func, it, inner, handle) for handle in lanes]
         return precompute_result(func, it, target, outer, inner, held, kept, *options, hoist)
     if lanes or hoist:
         what = "lanes" if lanes else "hoist"
@@ -130,8 +130,8 @@ def precompute(
     return precompute_operand(func, it, target, outer, inner, list(axes), *options)
 
 
-def _inside(it: SparseIteration, inner: list[Any], handle: Any) -> Any:
-    loop = loops_of(it)[place_of(WHO, it, handle)]
+def _inside(func: SparseFunc, it: SparseIteration, inner: list[Any], handle: Any) -> Any:
+    loop = loops_of(it)[place_of(WHO, func, it, handle)]
     if loop.axes not in [other.axes for other in inner]:
         raise ScheduleError(
             f"{WHO}: expected loops inside of the place of the workspace, "

@@ -38,7 +38,7 @@ def sparse_reorder(
     """The function with the loops of an iteration in another order."""
     it = find_iteration(func, name_of(WHO, iteration))
     loops = loops_of(it)
-    places = [place_of(WHO, it, handle) for handle in order]
+    places = [place_of(WHO, func, it, handle) for handle in order]
     if sorted(places) != list(range(len(loops))):
         have = [loop.name for loop in loops]
         got: list[Any] = [getattr(h, "name", h) for h in order]

@@ -9,6 +9,7 @@ scheduled after :meth:`Schedule.lower`, with TVM's own primitives.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -80,17 +81,20 @@ class Schedule:
         return self._noted("get_sp_iters", [iteration], {}, handles)
 
     def sparse_reorder(self, iteration: SparseIterationRef, order: Sequence[SpIter]) -> None:
-        """Visit the iteration's axes in another order; an axis stays behind its parent.
+        """Visit an iteration's axes in another order; an axis stays behind its parent.
 
-        See :mod:`sparsetir.sparse_ir.schedule.reorder`.
+        order : handles of all of its loops, outermost first
+
+        More: `help("sparsetir.sparse_ir.schedule.reorder")`.
         """
         self._apply(sparse_reorder, iteration, list(order))
 
     def sparse_fuse(self, iteration: SparseIterationRef, axes: Sequence[SpIter]) -> SpIter:
         """Iterate neighbouring axes as one loop over their joint positions; its handle.
 
-        Each axis must follow its parent or be a dense_fixed axis. See
-        :mod:`sparsetir.sparse_ir.schedule.fuse`.
+        axes : handles of neighbours, each over a dense_fixed axis or behind its parent
+
+        More: `help("sparsetir.sparse_ir.schedule.fuse")`.
         """
         return self._apply(sparse_fuse, iteration, list(axes))
 
@@ -99,95 +103,157 @@ class Schedule:
     ) -> list[SpIter]:
         """Cut a loop into tiles; the loops made, outermost first.
 
-        factors : an extent for each, of which the first may be None
-        tail : "guard", "shift" or "exact"
+        loop : over a dense axis, which is cut by coordinates, or over what is stored, by positions
+        factors : an extent for each loop made; None as the first is as many as it takes
+        tail : what becomes of coordinates beyond the axis: "guard" leaves them out, with
+            conditions; "shift" lets the last tile begin earlier; "repeat" visits the last
+            coordinate again; "exact" promises that there are none. By positions "guard" alone
 
-        A dense axis is cut by coordinates, see :mod:`sparsetir.sparse_ir.schedule.split`; other
-        loops by positions, see :mod:`sparsetir.sparse_ir.schedule.split_positions`.
+        More: `help("sparsetir.sparse_ir.schedule.split")`, and `split_positions` beside it.
         """
-        return self._apply(split, loop, list(factors), tail=tail)
+        given = list(factors) if isinstance(factors, Sequence) else factors
+        return self._apply(split, loop, given, tail=tail)
 
     def pos(self, loop: SpIter) -> None:
-        """Let later cuts of a loop cut positions; see :mod:`sparsetir.sparse_ir.schedule.pos`."""
+        """Let later cuts of a loop cut positions.
+
+        More: `help("sparsetir.sparse_ir.schedule.pos")`.
+        """
         self._apply(pos, loop)
 
     def coord(self, loop: SpIter) -> None:
-        """Let later cuts of a loop cut coordinates; see :mod:`sparsetir.sparse_ir.schedule.pos`."""
+        """Let later cuts of a loop cut coordinates.
+
+        More: `help("sparsetir.sparse_ir.schedule.pos")`.
+        """
         self._apply(coord, loop)
 
-    def divide(self, loop: SpIter, parts: int | str, **options: Any) -> list[SpIter]:
+    def divide(
+        self, loop: SpIter, parts: int | str, *, by: str | None = None, cost: int = 2,
+        default: int = 16,
+    ) -> list[SpIter]:  # fmt: skip
         """Cut a loop where the structure says; the loops over the parts and over what is in one.
 
-        Options and meaning: :func:`sparsetir.sparse_ir.schedule.divide.divide`.
-        """
-        return self._apply(divide, loop, parts, **options)
+        parts : how many, or a name, by which the number can be chosen without compiling again
+        by : "positions", equally many in each; "work", equally many elements under them;
+            "coordinates", ranges of what a sparse axis stores. Positions by default
+        cost : of a coordinate, in elements, for "work"
+        default : how many there are by a name until somebody says another number
 
-    def positions(self, loop: SpIter, **options: Any) -> SpIter:
+        More: `help("sparsetir.sparse_ir.schedule.divide")`.
+        """
+        return self._apply(divide, loop, parts, by=by, cost=cost, default=default)
+
+    def positions(
+        self, loop: SpIter, *, parts: int | str | None = None,
+        default: int | dict[str, Any] = 16,
+    ) -> SpIter:  # fmt: skip
         """Go through the elements of fused axes by position; the handle of the loop.
 
-        Options and meaning: :func:`sparsetir.sparse_ir.schedule.positions.positions`.
+        loop : over a dense axis fused with the sparse one under it
+        parts : ranges of columns to go through one after the other, as `divide` takes them; None
+            for the order of storage
+        default : how many there are by a name until somebody says another number
+
+        More: `help("sparsetir.sparse_ir.schedule.positions")`.
         """
-        return self._apply(positions, loop, **options)
+        return self._apply(positions, loop, parts=parts, default=default)
 
     def peel(self, loop: SpIter, multiple: int) -> tuple[SpIter, SpIter]:
         """Part the coordinates that fill no whole tile off, as an iteration of their own.
 
-        Returns the loop over the others, and that of the iteration made. See
-        :mod:`sparsetir.sparse_ir.schedule.peel`.
+        loop : over a dense axis
+        multiple : what the length that is left is a multiple of
+
+        Returns the loop over the others, and that of the iteration made.
+        More: `help("sparsetir.sparse_ir.schedule.peel")`.
         """
         return self._apply(peel, loop, multiple)
 
     def distribute(self, loop: SpIter | Sequence[SpIter]) -> list[SparseIterationRef]:
         """Move the innermost loops of an iteration into each of its steps; handles of the steps.
 
-        See :mod:`sparsetir.sparse_ir.schedule.distribute`.
+        More: `help("sparsetir.sparse_ir.schedule.distribute")`.
         """
         return self._apply(distribute, loop if isinstance(loop, SpIter) else list(loop))
 
     def parallelize(
-        self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", **options: Any
+        self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", *, race: str = "none"
     ) -> list[SparseIterationRef] | None:
-        """Divide a loop, or neighbouring ones as one, among workers.
+        """Divide a loop, or neighbouring ones as one, among workers; the last thing done to it.
 
-        Options and meaning: :func:`sparsetir.sparse_ir.schedule.parallelize.parallelize`.
+        unit : "cpu", the threads of a CPU; those of a GPU are bound after `lower`
+        race : "none", refused where visits may meet; "ignore", on your word that they do not;
+            "temporary", of chunks of rows and elements fused: those of rows of others are kept,
+            and added afterwards. Gives handles of the iterations that keep, carry and add
+
+        More: `help("sparsetir.sparse_ir.schedule.parallelize")`.
         """
         handles = loop if isinstance(loop, SpIter) else list(loop)
-        return self._apply(parallelize, handles, unit, **options)
+        return self._apply(parallelize, handles, unit, race=race)
 
     def bound(self, loop: SpIter, n: int, kind: str) -> None:
-        """Promise that the extent of a loop is n ("exact"), at most ("max"), at least ("min") n or
+        """Promise something about the extent of a loop, which kernels check in every call.
 
-        a "multiple" of it; kernels check it. See :mod:`sparsetir.sparse_ir.schedule.bound`.
+        kind : the extent is n ("exact"), at most n ("max"), at least n ("min"), or a multiple of n
+            ("multiple")
+
+        More: `help("sparsetir.sparse_ir.schedule.bound")`.
         """
         self._apply(bound, loop, n, kind)
 
     def assume(self, fact: str, *, axis: str, buffer: str | None = None) -> None:
-        """Say what the program does not: `buffer` holds "coordinates" of `axis`, or `axis` is
+        """Say what the program does not: the word of whoever schedules it.
 
-        "filled". See :mod:`sparsetir.sparse_ir.schedule.assume`.
+        fact : "coordinates", `buffer` holds coordinates of `axis`; "filled", no slot of `axis` is
+            padding
+
+        More: `help("sparsetir.sparse_ir.schedule.assume")`.
         """
-        options = {"axis": axis} if buffer is None else {"axis": axis, "buffer": buffer}
-        self._apply(assume, fact, **options)
+        self._apply(assume, fact, axis=axis, buffer=buffer)
 
     def precompute(
         self,
         buffer: str,
         at: SpIter | SparseIterationRef,
         axes: Sequence[SpIter | str],
-        **options: Any,
+        *,
+        lanes: Sequence[SpIter] = (),
+        scope: str = "local",
+        dtype: str | None = None,
+        hoist: bool = False,
+        name: str | None = None,
     ) -> list[SparseIterationRef]:
         """Let a result, or a tile of an operand, go through a workspace; the iterations made.
 
-        Options and meaning: :func:`sparsetir.sparse_ir.schedule.precompute.precompute`.
+        buffer : name of what the iteration writes (a result) or only reads (an operand)
+        at : the innermost of the loops whose visits have a workspace each; the iteration for one
+        axes : what the workspace is over. Of a result all spatial loops inside `at`; of an operand
+            such loops, by their handles, and its own axes as a whole, by their names
+        lanes : reduction loops inside `at` that keep sums of their own, added up at the end
+        scope : "local" (registers; of constant extents), "shared" or "global"
+        dtype : of the workspace, where it is not that of the buffer
+        hoist : multiply factors that stand still during a visit once, at its end
+        name : of the workspace
+
+        Handles: of a reduction start, reduce, (with lanes) sums and write; of another result value
+        and write; of an operand the copy. More: `help("sparsetir.sparse_ir.schedule.precompute")`.
         """
-        return self._apply(precompute, buffer, at, list(axes), **options)
+        return self._apply(
+            precompute, buffer, at, list(axes),
+            lanes=list(lanes), scope=scope, dtype=dtype, hoist=hoist, name=name,
+        )  # fmt: skip
 
     def meet(
         self, iterations: Sequence[SparseIterationRef], *, race: str
     ) -> list[SparseIterationRef]:
         """Say how pieces of a row meet that iterations add to; handles of what adds atomically.
 
-        race : "atomics" or "ignore". See :mod:`sparsetir.sparse_ir.schedule.meet`.
+        iterations : all that add to a result
+        race : "atomics", rows of several pieces are added to so; "ignore", on your word there are
+            no such rows
+
+        More: `help("sparsetir.sparse_ir.schedule.meet")`.
         """
         return self._apply(meet, list(iterations), race=race)
 
@@ -213,20 +279,24 @@ class Schedule:
         return self._stage_two
 
     def rewrite(self, change: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        """Apply a pass to the lowered function; the `tvm.s_tir.Schedule` of the result.
+        """Apply a pass to the lowered function; the schedule of :meth:`lower`, now of the result.
 
         change : `change(PrimFunc, *arguments, **options)`, which gives a PrimFunc
+
+        Handles of blocks and loops that the schedule gave before are not known to it any more.
         """
-        func = next(iter(self.lower().mod.functions.values()))
-        changed = s_tir.Schedule(change(func, *arguments, **options))
-        return self._go_on("rewrite", changed, change, *arguments, **options)
+        stage_two = self.lower()
+        func = next(iter(stage_two.mod.functions.values()))
+        # The same object from here on: of two, one would be scheduled and not built.
+        stage_two.__move_handle_from__(s_tir.Schedule(change(func, *arguments, **options)))
+        return self._go_on("rewrite", stage_two, change, *arguments, **options)
 
     # -- internals ----------------------------------------------------------------------------
 
     def _go_on(self, primitive: str, stage_two: Any, *inputs: Any, **options: Any) -> Any:
         """Schedule this from now on, and note it in the trace."""
         self._stage_two = stage_two
-        step = Instruction(primitive, list(inputs), [], options, stage_two=stage_two)
+        step = Instruction(primitive, list(inputs), [], options, stage_two=stage_two.trace)
         self.trace.instructions.append(step)
         return stage_two
 
@@ -237,6 +307,9 @@ class Schedule:
                 f"{primitive.__name__}: the schedule has gone on to stage II, which TVM's "
                 "primitives schedule; expected it before lower()"
             )
+        # What a primitive does by itself is not said, so that traces stay short.
+        given = inspect.signature(primitive).parameters
+        options = {n: v for n, v in options.items() if v not in (given[n].default, [])}
         func, output = primitive(self._func, *inputs, **options)
         self._func = func
         return self._noted(primitive.__name__, list(inputs), options, output)

@@ -77,7 +77,7 @@ def split(
     factors : one extent per loop made, of which the first may be None: as many as it takes
     """
     it = iteration_of(WHO, func, loop)
-    place = place_of(WHO, it, loop)
+    place = place_of(WHO, func, it, loop)
     loops = loops_of(it)
     old = loops[place]
     if space_of(it, old) == "positions" or is_stored(old.node):

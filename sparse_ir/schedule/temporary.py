@@ -265,13 +265,34 @@ class _Temporaries(Cut):
                 return found
         if "R" in self.loop.kinds:
             self.refuse(
-                f"race=\"temporary\" of the reduction loop '{self.loop.name}': "
-                "precompute(.., lanes=[loop]) gives each visit a sum of its own, and parallelize "
-                "then takes the loop without a race"
+                f"race=\"temporary\" of the reduction loop '{self.loop.name}': {self._instead()}"
             )
         self.refuse(
             'race="temporary" expects the loop over the chunks that split or divide made of fused '
             f"rows and elements, got '{self.loop.name}'"
+        )
+
+    def _instead(self) -> str:
+        """What is legal for a reduction loop, or instead of it."""
+        axis = self.chunks
+        if isinstance(axis, Axis) and axis.kind == "dense_fixed":
+            return (
+                "precompute(.., lanes=[loop]) gives each visit a sum of its own, and parallelize "
+                "then takes the loop without a race"
+            )
+        private = private_buffers(self.func).get(self.it.name, set())
+        loops = loops_of(self.it)
+        facts = races_of(plain_accesses(self.it, self.func), private)
+        free = [x.name for x, fact in zip(loops, facts, strict=True) if fact == FREE]
+        legal = f"legal are loops free of races, {free}"
+        rows = [x.name for x in loops if isinstance(x.node, Axis) and x.kinds == "S"]
+        if not isinstance(axis, Axis) or not axis.is_variable or axis.parent.name not in rows:
+            return legal
+        if axis.parent.kind != "dense_fixed" or str(axis.indptr.name) in self.computed:
+            return legal
+        return (
+            f"{legal}, or, after sparse_fuse of '{axis.parent.name}' and '{axis.name}' and split "
+            'of the fused loop, the first of the loops made, with race="temporary"'
         )
 
     def _refuse_stores(self) -> None:

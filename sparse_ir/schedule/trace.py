@@ -34,7 +34,7 @@ class Instruction:
     """One applied primitive: what it was called with and the handles it gave.
 
     several : whether it gives a list of handles, which may hold just one
-    stage_two : the `tvm.s_tir.Schedule` that it went on to, whose own trace follows
+    stage_two : TVM's own trace of the `tvm.s_tir.Schedule` that it went on to, which follows
     """
 
     primitive: str
@@ -104,7 +104,7 @@ class Trace:
             for old, new in zip(step.outputs, results, strict=False):
                 renamed[id(old)] = new
             if step.stage_two is not None:
-                step.stage_two.trace.apply_to_schedule(result, remove_postproc=False)
+                step.stage_two.apply_to_schedule(result, remove_postproc=False)
         return sch
 
     def __str__(self) -> str:
@@ -115,7 +115,7 @@ def _lines_of(stage_two: Any) -> list[str]:
     """The instructions of TVM's trace."""
     if stage_two is None:
         return []
-    found = [str(line) for line in stage_two.trace.as_python()]
+    found = [str(line) for line in stage_two.as_python()]
     return [re.sub(r"^((?:[\w, ]+ = )?)sch\.", rf"\1{STAGE_TWO}.", line) for line in found]
 
 

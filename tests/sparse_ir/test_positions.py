@@ -347,7 +347,13 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     ),
     (
         lambda s, it, i, j, k: s.parallelize(j, race="temporary"),
-        "parallelize: race=\"temporary\" of the reduction loop 'J': precompute(.., lanes=[loop])",
+        "parallelize: race=\"temporary\" of the reduction loop 'J': legal are loops free of races, "
+        "['I', 'K'], or, after sparse_fuse of 'I' and 'J' and split of the fused loop, the first "
+        'of the loops made, with race="temporary"',
+    ),
+    (
+        lambda s, it, i, j, k: s.parallelize(s.split(j, [None, 4])[0], race="temporary"),
+        "the reduction loop 'J_tiles0': legal are loops free of races, ['I', 'K']\n",
     ),
     (
         lambda s, it, i, j, k: s.parallelize(i, race="temporary"),
@@ -370,6 +376,16 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
         'do not meet, and race="temporary" of this one',
     ),
 ]
+
+
+def test_a_dense_reduction_is_told_of_lanes() -> None:
+    sch, _, (_, j, k) = opened("sddmm")
+    k0, k1 = sch.split(k, [None, 4], tail="exact")
+    with pytest.raises(ScheduleError, match=r"loop 'K1': precompute\(.., lanes=\[loop\]\) gives"):
+        sch.parallelize(k1, race="temporary")
+    _, reduce, *_ = sch.precompute("OUT", j, [], lanes=[k1])
+    sch.parallelize(sch.get_sp_iters(reduce)[1])  # as it says
+    assert '"loops": ["K1"]' in sch.func.script()
 
 
 @pytest.mark.parametrize(("apply", "message"), REFUSED)

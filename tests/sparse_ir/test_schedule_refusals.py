@@ -34,7 +34,7 @@ def refused(act: Callable[..., Any], message: str, head: str = HEAD, func: Any =
 
 def test_split_refuses_words_and_numbers() -> None:
     expected = "two or more positive integers, the first of which may be None"
-    for factors in ([4], [None, None], [None, 0], [None, True], [2, -1], ["4", 4]):
+    for factors in ([4], [None, None], [None, 0], [None, True], [2, -1], ["4", 4], 16):
         refused(
             lambda s, it, i, j, k, f=factors: s.split(k, f),
             f"split: argument 'factors': expected {expected}, got {factors!r}",
@@ -230,14 +230,34 @@ def test_precompute_refuses_copies() -> None:
     )
     refused(
         lambda s, it, i, j, k: first(s, i, k, ["J"]),
-        "precompute: argument 'axes': expected loops inside of the place of the copy, or names of "
-        "axes of 'B', from ['J', 'K', 'J_'], got 'J'",
+        "precompute: argument 'axes': expected handles of loops inside of the place of the copy, "
+        "among ['K'], or names of axes of 'B', among ['J_', 'K'], got the name 'J'",
         head,
+    )
+    refused(
+        lambda s, it, i, j, k: s.precompute("B", i, ["J__", k]),  # before what an init needs
+        "precompute: argument 'axes': expected handles of loops inside of the place of the copy, "
+        "among ['K'], or names of axes of 'B', among ['J_', 'K'], got the name 'J__'",
     )
     refused(
         lambda s, it, i, j, k: first(s, i, k, [j, k]),
         "precompute: argument 'axes': expected dense axes to copy over, got 'J' (sparse_variable)",
         head,
+    )
+
+
+def test_loops_that_went_elsewhere() -> None:
+    def copied(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+        sch.sparse_reorder(it, [k, i, j])
+        sch.precompute("C", i, [])
+        sch.precompute("B", k, ["J_"], scope="global")
+        sch.parallelize(i)
+
+    refused(
+        copied,
+        "parallelize: 'I' is not an axis of this iteration, but of ['spmm_rest'], whose "
+        "get_sp_iters gives its handle",
+        '  in T.sp_iter([K], "S", "spmm")',
     )
 
 
@@ -349,6 +369,10 @@ def test_what_is_divided_stays_as_it_is() -> None:
 
     stays = "is divided among workers and has to stay as it is; expected"
     refused(cut, f"split: ['K'] {stays} split before parallelize")
+    refused(
+        lambda s, it, i, j, k: s.parallelize(i) or s.divide(i, 4),
+        f"divide: ['I'] {stays} divide before parallelize",
+    )
     refused(fuse, f"sparse_fuse: ['I'] {stays} sparse_fuse before parallelize")
     refused(
         move,

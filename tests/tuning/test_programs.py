@@ -7,6 +7,8 @@ import json
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
+from tvm.script import sparse_tir as T
 
 import sparsetir
 from fake_measurer import install
@@ -84,6 +86,47 @@ def test_a_made_space_goes_by_what_the_program_is():
     assert spmm["spmm.lanes"] == (8,) and spmm["spmm.inner"] == ("",)
     assert spmm["spmm.blocks"] == (0, 8, 32) and spmm["spmm.parallel"] == (True, False)
     assert space_of(PROGRAMS["csf_sum"].make("float32", "int32"), {}, 512, 1) == {}
+
+
+@T.prim_func
+def two_products(
+    a: T.handle, x: T.handle, w: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, inner: T.int32, feat: T.int32,
+):  # fmt: skip
+    """C = A (X W), where A alone is sparse."""
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    J_ = T.dense_fixed(n)
+    R = T.dense_fixed(inner)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    X = T.match_sparse_buffer(x, (J_, R), "float32")
+    W = T.match_sparse_buffer(w, (R, K), "float32")
+    C = T.match_sparse_buffer(c, (I, K), "float32")
+    H = T.alloc_sparse_buffer((J_, K), "float32")
+    with T.sp_iter([J_, R, K], "SRS", "dense") as [j, r, k]:
+        with T.init():
+            H[j, k] = 0.0
+        H[j, k] = H[j, k] + X[j, r] * W[r, k]
+    with T.sp_iter([I, J, K], "SRS", "sparse") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * H[j, k]
+
+
+def test_nothing_is_prefetched_where_nothing_is_gathered():
+    space = space_of(two_products, {"feat": 16}, 128, 2)
+    assert space["dense.ahead"] == (0,) and space["sparse.ahead"] == (0, 4, 16)
+    rng = np.random.default_rng(0)
+    a = sp.random(20, 30, 0.2, "csr", "float32", random_state=0)
+    a.sort_indices()
+    x, w = rng.random((30, 5), dtype="float32"), rng.random((5, 16), dtype="float32")
+    for at in (0, -1):
+        c = np.full((20, 16), np.nan, "float32")
+        config = {name: values[at] for name, values in space.items()}
+        kernel = sparsetir.build(two_products, schedule=program_space.apply, config=config)
+        kernel(a.data, x, w, c, a.indptr, a.indices)
+        np.testing.assert_allclose(c, a @ (x @ w), rtol=1e-5)
 
 
 def test_a_made_schedule_without_choices_changes_nothing():
