@@ -208,8 +208,8 @@ def test_a_number_of_parts_by_name() -> None:
     tested = PROGRAMS["spmm"]
     arguments = tested.inputs(np.random.default_rng(0), "small", "float32", "int32")
     expected = tested.oracle(arguments)["c"]
-    for given, parts in ((None, 3), ({"blocks": 5}, 5)):
-        made = kernel.compute(arguments, given=given)
+    for overrides, parts in ((None, 3), ({"blocks": 5}, 5)):
+        made = kernel.compute(arguments, overrides=overrides)
         assert made["blocks"] == parts and len(made["I_ptr"]) == parts + 1
         arguments["c"][:] = np.nan
         names = [str(p.name) for p in kernel.signature.func.params]
