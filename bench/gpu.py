@@ -19,7 +19,7 @@ import numpy as np
 import sparsetir
 from sparsetir.bench.cusparse import CuSparse
 from sparsetir.bench.limits import limit
-from sparsetir.bench.operators import Case, Reference, make, rows_of
+from sparsetir.bench.operators import Case, Reference, features, make, rows_of
 from sparsetir.bench.ours import describe
 from sparsetir.bench.peers import OURS
 from sparsetir.bench.problems import chosen, problems
@@ -99,12 +99,12 @@ class Bench:
     def cells(self, given: Iterator[Any]) -> Iterator[dict[str, Any]]:
         """Measure everything, one problem at a time."""
         args = self.args
-        features = args.feat or ([32] if args.quick else FEATURES)
+        sizes = args.feat or ([32] if args.quick else FEATURES)
         peaks = {d: self._peak(d) for d in args.dtype}
         for problem in given:
             matrix = problem.load()
             for op in args.op:
-                for feat in features if op != "spmv" else [1]:
+                for feat in features(op, sizes):
                     for dtype in args.dtype:
                         progress(f"{problem.name}: {op}, d = {feat}, {dtype}")
                         case = make(op, matrix, feat, dtype)

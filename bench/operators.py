@@ -10,7 +10,9 @@ With heads, all dense arrays have them as a first dimension, and share the matri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +31,8 @@ from sparsetir.schedules.operators.operands import (
 from sparsetir.schedules.operators.problems import CsrPattern
 
 __all__ = [
-    "CHUNK", "Case", "Reference", "aligned", "gathered", "load", "make", "rounded", "rows_of",
-    "save",
+    "CHUNK", "Case", "Reference", "aligned", "features", "gathered", "load", "make", "rounded",
+    "rows_of", "save",
 ]  # fmt: skip
 
 CACHE_LINE = 64
@@ -68,19 +70,24 @@ class Case:
     @property
     def bytes(self) -> int:
         """Each array once: indices, values that are read, dense operands and the result."""
-        a, each = self.matrix, BYTES[self.dtype]
+        a, each, operator = self.matrix, BYTES[self.dtype], OPERATORS[self.op]
         dense = sum(x.size for x in self.operands)
-        out = a.shape[0] * self.feat if self.op != "sddmm" else a.nnz
-        out *= self.heads or 1
-        values = a.nnz if self.op != "sddmm" else 0
+        out = prod(operator.shapes(a.shape, a.nnz, self.feat, self.heads)["out"])
+        values = a.nnz if operator.reads_values else 0
         return a.indptr.nbytes + a.indices.nbytes + each * (dense + out + values)
+
+
+def features(op: str, sizes: Sequence[int]) -> Sequence[int]:
+    """The feature sizes to measure an operator at: those, or 1 where operands are vectors."""
+    return [1] if OPERATORS[op].vectors else sizes
 
 
 def make(
     op: str, matrix: Any, feat: int, dtype: str, reduce: str = "sum", heads: int | None = None
 ) -> Case:
     """Random operands; the matrix with its values rounded to the dtype."""
-    case = Case(op, matrix, 1 if op == "spmv" else feat, dtype, (), reduce, heads)
+    (feat,) = features(op, [feat])
+    case = Case(op, matrix, feat, dtype, (), reduce, heads)
     rng = np.random.default_rng(1)
     operands = OPERATORS[op].operands(case.problem, matrix.shape, case.feat, heads, rng)
     if dtype != "float32":

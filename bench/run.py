@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.bench.limits import Machine
-from sparsetir.bench.operators import make
+from sparsetir.bench.operators import features, make
 from sparsetir.bench.peers import BEFORE, FLOAT32, OURS, PEERS
 from sparsetir.bench.problems import Problem, chosen, problems, too_large
 from sparsetir.bench.report import circumstances, commit, write
@@ -121,9 +121,9 @@ class Bench:
 
     def cells(self, given: Iterator[Problem], args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         """Measure everything, one problem at a time."""
-        features = args.feat or ([32] if self.quick else list(FEATURES))
+        sizes = args.feat or ([32] if self.quick else list(FEATURES))
         for problem in given:
-            reason = too_large(problem, max(features), self.peers)
+            reason = too_large(problem, max(sizes), self.peers)
             if reason:
                 print(f"skipped: {problem.name}: {reason}")
                 yield {"problem": problem.name, "class": problem.kind, "skipped": reason}
@@ -131,7 +131,7 @@ class Bench:
             progress(f"{problem.name}: loading")
             matrix = problem.load()
             for op in args.op:
-                for feat in features if op != "spmv" else [1]:
+                for feat in features(op, sizes):
                     for dtype in args.dtype:
                         yield from self._measured(problem, matrix, op, feat, dtype)
 

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import sparsetir
+from sparsetir.bench.operators import features
 from sparsetir.bench.problems import chosen, problems
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.run import thread_counts
@@ -27,7 +28,7 @@ def run(args: argparse.Namespace) -> None:
     for problem in problems(args.graph, args.pruned, args.layers, chosen(args.synthetic)):
         matrix = problem.load()
         for op in args.op:
-            for feat in [1] if op == "spmv" else args.feat or FEATURES:
+            for feat in features(op, args.feat or FEATURES):
                 found = measured(op, matrix, feat, threads, args.quick)
                 cells.append({"problem": problem.name, "op": op, "feat": feat, **found})
                 show(cells[-1:])

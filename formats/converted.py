@@ -51,6 +51,8 @@ class ConvertedFormat:
     parts : the arrays of each rule
     """
 
+    keeps_order = False  # of the pattern: values have places in parts
+
     def __init__(
         self, name: str, pattern: Pattern, operand: Operand, parts: list[FormatPart]
     ) -> None:

@@ -79,12 +79,12 @@ def reads(how: Mapping[str, Any]) -> list[str]:
 
 
 def compute(
-    func: SparseFunc, arguments: Mapping[str, Any], given: Mapping[str, Any] | None = None
+    func: SparseFunc, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The values of all computed parameters of a function, in order.
 
     arguments : by name, at least what the recipes read: arrays as NumPy, numbers
-    given : values for some computed parameters, such as a number of blocks; those that are made
+    overrides : values for some computed parameters, such as a number of blocks; those that are made
         of them follow
 
     Returns Python integers, and arrays of the type of the axis (idtype) or buffer (dtype) that
@@ -94,7 +94,7 @@ def compute(
     not hold, ValueError for a broken promise, and what recipes raise.
     """
     recipes, dtypes = computed_parameters(func), _dtypes(func)
-    chosen, values, found = dict(given or {}), dict(arguments), {}
+    chosen, values, found = dict(overrides or {}), dict(arguments), {}
     for name in chosen:
         if name not in recipes:
             raise TypeError(

@@ -19,13 +19,11 @@ After::
                         C[vi, vk] = 0.0
                     C[vi, vk] = C[vi, vk] + A[vi, vj] * B[J_indices[vi, vj], vk]
 
-An iteration becomes levels of loops. A level ends, with a block boundary, before a loop whose
-extent depends on a position of that level, and after the loop that completes what a search needs.
+An iteration becomes levels of loops, a block each: see :mod:`sparsetir.sparse_ir.levels`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import tvm
@@ -36,12 +34,12 @@ from sparsetir.sparse_ir.assumptions import ASSUMED
 from sparsetir.sparse_ir.atomics import with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     make_func,
     sparse_iterations,
-    substitute,
     walk,
 )
 from sparsetir.sparse_ir.position_space import (
@@ -97,14 +95,6 @@ def LowerSparseIter() -> Any:
         return tvm.IRModule(functions, attrs=mod.attrs)
 
     return run
-
-
-@dataclass
-class _Level:
-    """Loops around one block, and the searches that its body starts with."""
-
-    units: list[Unit] = field(default_factory=list)
-    searches: list[Search] = field(default_factory=list)
 
 
 class _Lowering:
@@ -264,7 +254,7 @@ class _Lowering:
         if it.init is not None and init is None:
             before.append(self._iteration(separate_init(it, self.func, outer.visits), outer))
         body = _guarded([c for u in units for c in u.pads], self._stmt(it.body, scope))
-        levels, prelude = self._levels(units, scope)
+        levels, prelude = levels_of(units, scope)
         in_body = [
             v for _, s in scope.searches if isinstance(s.stmt, tirx.Evaluate) for v in s.locals
         ]
@@ -277,39 +267,12 @@ class _Lowering:
             whole = self._block(f"{it.name}_search", [], whole, None, outer_locals, {})
         return whole
 
-    # -- levels -------------------------------------------------------------------------------
-
-    def _levels(self, units: list[Unit], scope: Scope) -> tuple[list[_Level], list[Search]]:
-        """Cut the loops into levels; also the searches that need none of the loops."""
-        defined_by: dict[Any, int] = {}
-        at: dict[int, list[Search]] = {}
-        for number, unit in enumerate(units):
-            defined_by[unit.var] = number
-            for search in unit.searches:
-                defined_by[search.result] = number
-                at.setdefault(number, []).append(search)
-        prelude: list[Search] = []
-        for _, search in scope.searches:
-            if isinstance(search.stmt, tirx.Evaluate):  # made in the body, in place
-                continue
-            number = max((defined_by.get(v, -1) for v in search.uses), default=-1)
-            defined_by[search.result] = number
-            (prelude if number < 0 else at.setdefault(number, [])).append(search)
-        levels = [_Level()]
-        for number, unit in enumerate(units):
-            here = {u.var for u in levels[-1].units}
-            if levels[-1].searches or free_vars(unit.extent) & here:
-                levels.append(_Level())
-            levels[-1].units.append(unit)
-            levels[-1].searches.extend(at.get(number, []))
-        if levels[-1].searches:
-            levels.append(_Level())
-        return levels, prelude
+    # -- blocks -------------------------------------------------------------------------------
 
     def _emit(
         self,
         it: SparseIteration,
-        levels: list[_Level],
+        levels: list[Level],
         body: tirx.Stmt,
         init: tirx.Stmt | None,
         body_locals: list[Any],
@@ -341,24 +304,12 @@ class _Lowering:
                 allocs += outward
             here = None
             if init is not None and number == init_level:
-                here = self._init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
+                here = init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
             annotations = {str(k): v for k, v in it.annotations.items() if str(k) not in STAGE_ONE}
             annotations[RACES] = {str(u.var.name): races[id(u)] for u in level.units}
             stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
             stmt = loops_around(stmt, level.units, workers)
         return stmt
-
-    @staticmethod
-    def _init_loops(init: tirx.Stmt, inner: list[Unit]) -> tirx.Stmt:
-        """Loops around an init for the spatial loops that lie inside the reduction's level."""
-        used = free_vars(init)
-        for unit in reversed(inner):
-            if set(unit.kinds) == {"S"} and unit.var in used:
-                loop = tirx.Var(unit.loop.name, dtype_of(unit.loop))
-                init = substitute(init, {unit.var: loop})
-                zero = as_dtype(0, dtype_of(loop))
-                init = tirx.For(loop, zero, unit.extent, tirx.ForKind.SERIAL, init)
-        return init
 
     def _block(
         self,

@@ -145,17 +145,18 @@ class Kernel:
         self._run(*values)
 
     def compute(
-        self, arguments: Mapping[str, Any], given: Mapping[str, Any] | None = None
+        self, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """The computed parameters, for :meth:`run_unchecked`: NumPy arrays and integers by name.
 
         arguments : by name, at least what the recipes read
-        given : values for some of them, such as a number of blocks; what is made of them follows
+        overrides : values for some of them, such as a number of blocks; what is made of them
+            follows
 
         Raises as :func:`sparsetir.sparse_ir.computed.compute`.
         """
         numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items()}
-        return compute(self.signature.func, numbers, given)
+        return compute(self.signature.func, numbers, overrides)
 
     def source(self, kind: str | None = None) -> str:
         """Generated code.

@@ -69,20 +69,14 @@ def lower(
 def lower_template(template: Any, problem: Any, config: Any, target: Any = "llvm") -> Stages:
     """All stages of the kernel that a template makes of a problem and a config.
 
-    template : a :class:`sparsetir.schedules.templates.registry.Template`, or a module that has
-        `program(problem, config)` and `schedule(stage-II function, problem, config, target)`
+    template : a :class:`sparsetir.schedules.templates.registry.Template`, or what else has its
+        `program(problem, config)` and `apply(sch, config)`, such as a module
     config : what of it kernels do not depend on is left out here (its `compiled`)
 
     Raises ScheduleError for a config that does not serve the problem or the target.
     """
-    target, config = resolve_target(target), getattr(config, "compiled", config)
-    func = template.program(problem, config)
-    apply = getattr(template, "apply", None)
-    if apply is not None:
-        return lower(func, apply, config, target)
-    stages = {"I": func, "II": lower_sparse_iter(func)}
-    stages["II scheduled"] = template.schedule(stages["II"], problem, config, target)
-    return _finished(stages, stages["II scheduled"], target)
+    config = getattr(config, "compiled", config)
+    return lower(template.program(problem, config), template.apply, config, target)
 
 
 def name_of(func: Any) -> str:

@@ -134,10 +134,10 @@ class Plan:
         start = time.perf_counter()
         arranged = template.arrange(wanted.pattern, problem, config)
         self.convert_seconds = time.perf_counter() - start
-        self.padding = arranged.padding
+        self.padding = arranged.stored.padding
         self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
-        self.arranges_values = arranged.spread is not None
-        self._spread = arranged.spread or (lambda values: {"a": values})
+        self._stored = arranged.stored
+        self.arranges_values = not self._stored.keeps_order
         operator = wanted.operator
         shape = matrix.shape[0], matrix.shape[1]
         self._operands = operator.names
@@ -167,7 +167,7 @@ class Plan:
         if operator.reads_values and isinstance(matrix, SparseMatrix):
             values = np.broadcast_to(matrix.values, self._shapes["a"])
             self._planned = np.ascontiguousarray(values, problem.dtype)
-            self._put(self._spread(self._planned))
+            self._put(self._stored.values(A=self._planned))
 
     def _put(self, arguments: Mapping[str, Any]) -> None:
         """Keep arguments for all runs, arrays where the kernel runs."""
@@ -259,8 +259,8 @@ class Plan:
                 f"{self.op}: argument 'values': expected dtype {self.problem.dtype}, got "
                 f"{dtype_name(values)}"
             )
-        spread = self._spread(values)
-        return {name: self._view(name, self._on_device(x)) for name, x in spread.items()}
+        stored = self._stored.values(A=values)
+        return {name: self._view(name, self._on_device(x)) for name, x in stored.items()}
 
     def _view(self, name: str, array: Any) -> Any:
         """An array as the kernel takes it: it has no heads of its own, and no vectors."""

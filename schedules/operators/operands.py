@@ -248,7 +248,8 @@ class Check:
         self.direction = None
         features = operands[0].shape[-1]
         products = len(pattern.indices) * features * (len(operands[0]) if problem.batched else 1)
-        summed = operator.name == "spmm" and problem.reduce != "max"
+        of_features = "k" in operator.dims["out"] and not operator.vectors
+        summed = of_features and problem.reduce != "max"
         if not summed or products <= most_exact:
             self.exact, self.scale = operator.reference(problem, pattern, values, operands)
             self.shape = self.exact.shape

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from tvm import tirx
@@ -23,7 +23,9 @@ __all__ = [
     "CsrPattern",
     "Sddmm",
     "Spmm",
+    "Stored",
     "greater",
+    "in_csr",
     "one_of",
     "vector_lanes",
 ]
@@ -65,27 +67,63 @@ class CsrPattern(_Csr):
         """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
         return format.convert(self.coordinates, operand)
 
+    # What a ConvertedFormat says of itself:
+
+    padding = 0.0
+    keeps_order = True
+
+    def arguments(self) -> dict[str, Any]:
+        """Index arrays and sizes, by the names of the parameters of operators."""
+        m, n = self.shape
+        return {"indptr": self.indptr, "indices": self.indices, "m": m, "n": n, "nnz": self.nnz}
+
+    def values(self, /, **stored: Any) -> dict[str, Any]:
+        """Values as they are, by the parameters of operators: of buffer `A` the parameter `a`."""
+        return {name.lower(): array for name, array in stored.items()}
+
+
+class Stored(Protocol):
+    """A matrix in a format: a CsrPattern, a ConvertedFormat, or what a template has of its own."""
+
+    @property
+    def padding(self) -> float:
+        """Share of the places that hold no element."""
+        ...
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether kernels take values as they are, in the order of the matrix."""
+        ...
+
+    def values(self, /, **stored: Any) -> Mapping[str, Any]:
+        """The kernel's arrays of values by parameter, of (nnz,) values of buffers by name."""
+        ...
+
 
 class Arranged(NamedTuple):
-    """A pattern as a kernel takes it.
+    """What a kernel takes of a matrix.
 
-    arguments : arrays and numbers by the name of the parameter
-    spread : (nnz,) values -> the kernel's arrays of values by name; None where they are `a` as
-        they are
-    padding : places without an element, as a fraction of all
-    given : numbers that kernels leave open, such as how many blocks of rows there are
+    stored : the matrix in the format of the kernel, which is asked for arrays of values
+    arguments : arrays and numbers that depend on the pattern alone, by parameter
+    overrides : computed parameters that the config chooses, such as how many blocks of rows there
+        are; those that a kernel does not have play no part
     """
 
+    stored: Stored
     arguments: Mapping[str, Any]
-    spread: Callable[[Any], Mapping[str, Any]] | None = None
-    padding: float = 0.0
-    given: Mapping[str, Any] = {}
+    overrides: Mapping[str, Any] = {}
 
     def computed(self, func: SparseFunc, sizes: Mapping[str, Any]) -> dict[str, Any]:
         """The computed parameters of a kernel's function, on this pattern."""
-        open_ones = computed_parameters(func)
-        given = {name: value for name, value in self.given.items() if name in open_ones}
-        return compute(func, {**sizes, **self.arguments}, given)
+        there = computed_parameters(func)
+        overrides = {name: value for name, value in self.overrides.items() if name in there}
+        return compute(func, {**sizes, **self.arguments}, overrides)
+
+
+def in_csr(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
+    """Of a template whose kernels take CSR as it is, and leave no numbers open."""
+    del problem, config
+    return Arranged(matrix, matrix.arguments())
 
 
 @dataclass(frozen=True)

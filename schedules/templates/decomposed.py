@@ -187,4 +187,4 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
         )
     m, n = matrix.shape
     out = {**converted.arguments(config.filled), "m": int(m), "n": int(n)}
-    return Arranged(out, lambda values: converted.values(A=values), converted.padding)
+    return Arranged(converted, out)

@@ -6,9 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvm import tirx
-
-from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm
+from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm, in_csr
 from sparsetir.schedules.operators.sddmm import program as sddmm_operator
 from sparsetir.schedules.operators.spmm import program as spmm_operator
 from sparsetir.schedules.templates import (
@@ -30,29 +28,25 @@ class Template:
     """How a kernel is made of a config, and its arguments of a pattern.
 
     program : (problem, config) -> stage-I function
-    schedule : (stage-II function, problem, config, target) -> scheduled stage-II function; of
-        templates that have no `apply`
-    arrange : (CsrPattern, problem, config) -> Arranged
+    apply : (Schedule of that function, config), which schedules it by primitives, in both stages
     problem : Spmm or Sddmm
+    arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
         :mod:`sparsetir.schedules.search.spaces`; for templates of plug-in modules
-    apply : (stage-I Schedule, config), which schedules the program by primitives, in both stages;
-        in place of `schedule`
 
     Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
     the argument of that name, which raises ScheduleError for feature sizes they do not serve.
     """
 
     program: Callable[..., SparseFunc]
-    schedule: Callable[..., tirx.PrimFunc] | None
-    arrange: Callable[..., Arranged]
+    apply: Callable[..., Any]
     problem: type
+    arrange: Callable[..., Arranged] = in_csr
     gpu: bool | None = False
     vectors: bool = False
     configs: Callable[..., Sequence[Any]] | None = None
-    apply: Callable[..., Any] | None = None
 
     def fits(self, problem: Any, gpu: bool) -> bool:
         """Whether it is for a problem's operator, and for GPUs or CPUs."""
@@ -61,20 +55,14 @@ class Template:
 
 # Of configs; others may add theirs.
 TEMPLATES: dict[type, Template] = {
-    spmm.RowBlocks: Template(spmm_operator, None, spmm.arrange, Spmm, apply=spmm.apply),
-    spmv.SlicedRows: Template(spmv.program, spmv.schedule, spmv.arrange, Spmm, vectors=True),
-    sddmm.SddmmGroups: Template(sddmm_operator, None, sddmm.arrange, Sddmm, apply=sddmm.apply),
-    sddmm_gpu.FusedNonzeros: Template(
-        sddmm_operator, None, sddmm_gpu.arrange, Sddmm, gpu=True, apply=sddmm_gpu.apply
-    ),
-    spmm_gpu.RowSplit: Template(
-        spmm_operator, None, spmm_gpu.arrange, Spmm, gpu=True, apply=spmm_gpu.apply
-    ),
-    spmm_hyb.HybRows: Template(
-        spmm_hyb.program, None, spmm_hyb.arrange, Spmm, gpu=True, apply=spmm_hyb.apply
-    ),
+    spmm.RowBlocks: Template(spmm_operator, spmm.apply, Spmm, spmm.arrange),
+    spmv.SlicedRows: Template(spmv.program, spmv.apply, Spmm, spmv.arrange, vectors=True),
+    sddmm.SddmmGroups: Template(sddmm_operator, sddmm.apply, Sddmm, sddmm.arrange),
+    sddmm_gpu.FusedNonzeros: Template(sddmm_operator, sddmm_gpu.apply, Sddmm, gpu=True),
+    spmm_gpu.RowSplit: Template(spmm_operator, spmm_gpu.apply, Spmm, gpu=True),
+    spmm_hyb.HybRows: Template(spmm_hyb.program, spmm_hyb.apply, Spmm, spmm_hyb.arrange, gpu=True),
     decomposed.Decomposed: Template(
-        decomposed.program, None, decomposed.arrange, Spmm, gpu=None, apply=decomposed.apply
+        decomposed.program, decomposed.apply, Spmm, decomposed.arrange, gpu=None
     ),
 }
 

@@ -272,8 +272,6 @@ def _in_tiles(
 
 
 def arrange(matrix: CsrPattern, problem: Sddmm, config: SddmmGroups) -> Arranged:
-    """The arguments that depend on the pattern alone, and the numbers that kernels leave open."""
+    """CSR as it is, in as many parts of the columns."""
     del problem
-    indptr, indices, (m, n) = matrix
-    found = {"indptr": indptr, "indices": indices, "m": m, "n": n, "nnz": len(indices)}
-    return Arranged(found, given={"parts": config.parts})
+    return Arranged(matrix, matrix.arguments(), {"parts": config.parts})

@@ -18,7 +18,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Sddmm, accumulator
+from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, in_vectors, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
@@ -31,7 +31,7 @@ from sparsetir.schedules.templates.shapes import element_reduction
 from sparsetir.sparse_ir.nodes import map_expr
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["FusedNonzeros", "apply", "arrange"]
+__all__ = ["FusedNonzeros", "apply"]
 
 WARP = 32
 MAX_THREADS = 1024  # of a block
@@ -181,10 +181,3 @@ def with_occupancy(func: tirx.PrimFunc, blocks: int) -> tirx.PrimFunc:
 
     bound = apply_kinds(func)
     return bound.with_body(map_expr(bound.body, [(tirx.For, visit)]))
-
-
-def arrange(matrix: CsrPattern, problem: Sddmm, config: FusedNonzeros) -> Arranged:
-    """The arguments that depend on the pattern alone."""
-    del problem, config
-    indptr, indices, (m, n) = matrix
-    return Arranged({"indptr": indptr, "indices": indices, "m": m, "n": n, "nnz": len(indices)})

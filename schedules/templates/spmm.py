@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
@@ -141,11 +139,7 @@ def apply(sch: Schedule, config: RowBlocks) -> None:
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
-    """The arguments that depend on the pattern alone, and the numbers that kernels leave open."""
+    """CSR as it is, in as many blocks of rows and parts of the columns."""
     del problem
-    indptr, indices, (m, n) = matrix
-    found: dict[str, np.ndarray | int] = {
-        "indptr": indptr, "indices": indices, "m": m, "n": n, "nnz": len(indices),
-    }  # fmt: skip
-    blocks = max(1, min(config.blocks, m))
-    return Arranged(found, given={"blocks": blocks, "parts": config.parts})
+    blocks = max(1, min(config.blocks, matrix.shape[0]))
+    return Arranged(matrix, matrix.arguments(), {"blocks": blocks, "parts": config.parts})

@@ -24,7 +24,6 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
@@ -42,7 +41,7 @@ from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["RowSplit", "apply", "arrange"]
+__all__ = ["RowSplit", "apply"]
 
 MAX_THREADS = 1024  # of a block
 MAX_OCCUPANCY = 2048
@@ -175,13 +174,6 @@ def _bind(loops: Any, block: str, config: RowSplit) -> None:
     run_in_parallel(loops, tiles, "blockIdx.y")
     run_in_parallel(loops, rows, "blockIdx.x")
     run_in_parallel(loops, threads, "threadIdx.x")
-
-
-def arrange(matrix: CsrPattern, problem: Spmm, config: RowSplit) -> Arranged:
-    """The arguments that depend on the pattern alone."""
-    del problem, config
-    indptr, indices, (m, n) = matrix
-    return Arranged({"indptr": indptr, "indices": indices, "m": m, "n": n, "nnz": len(indices)})
 
 
 def _cache_rows(loops: Any, rows: str, elements: str) -> int:

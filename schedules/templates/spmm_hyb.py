@@ -181,7 +181,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
     rows = {"mean": inverse_counts, "max": least_of_rows}.get(problem.reduce)
     if rows is not None:
         out["row"] = rows(matrix.indptr).astype(problem.accumulator)
-    return Arranged(out, lambda values: converted.values(A=values), converted.padding)
+    return Arranged(converted, out)
 
 
 def apply(sch: Schedule, config: HybRows) -> None:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 import tvm_ffi
-from tvm import s_tir, tirx
+from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.formats.index_arrays import starts
@@ -29,8 +29,9 @@ from sparsetir.schedules.passes.prefetch_streams import prefetch_streams
 from sparsetir.sparse_ir.computed import equal_work
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["SlicedRows", "arrange", "program", "schedule", "serves"]
+__all__ = ["SlicedRows", "apply", "arrange", "program", "serves"]
 
 # Steps that take as long as to begin a slice or a long row, and to write it.
 STORE_COST = 3
@@ -221,6 +222,30 @@ def program(problem: Spmm, config: SlicedRows) -> SparseFunc:
     return cast(Any, spmv).replace(params=[p for p in spmv.params if p.name not in unused])
 
 
+@dataclass(frozen=True)
+class Slices:
+    """Where the slots of slices take their values: what a ConvertedFormat says of itself.
+
+    order : (steps, lanes) place in `a` of each slot
+    padding : share of the slots and of the elements of long rows that hold no element
+    packed : as of SlicedRows
+    """
+
+    order: np.ndarray
+    padding: float
+    packed: bool
+
+    @property
+    def keeps_order(self) -> bool:
+        """Whether the values of the matrix are all that is taken."""
+        return not self.packed
+
+    def values(self, /, **stored: Any) -> dict[str, Any]:
+        """`a`, the values of A as they are, and `packed_a`, those of the slots; with `packed`."""
+        a = stored["A"]
+        return {"a": a, "packed_a": _taken(a, self.order)} if self.packed else {"a": a}
+
+
 def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
     """A pattern as :func:`program` takes it, with `order` in any case."""
     del problem
@@ -264,11 +289,8 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
     found = {k: v.astype(indptr.dtype, copy=False) for k, v in arrays.items()}
     places = steps * lanes + int(counts[long_rows].sum())
     padding = 1 - len(indices) / places if places else 0.0
-
-    def spread(values: Any) -> dict[str, Any]:
-        return {"a": values, "packed_a": _taken(values, found["order"])}
-
-    return Arranged({**found, **sizes}, spread if config.packed else None, padding)
+    stored = Slices(found["order"], padding, config.packed)
+    return Arranged(stored, {**found, **sizes})
 
 
 def _taken(values: Any, order: np.ndarray) -> Any:
@@ -307,24 +329,22 @@ def _sliced(counts: np.ndarray, config: SlicedRows) -> tuple[np.ndarray, np.ndar
     return slices, np.sort(np.concatenate([whole[~even].ravel(), rest]))
 
 
-def schedule(
-    func: tirx.PrimFunc, problem: Spmm, config: SlicedRows, target: Any = None
-) -> tirx.PrimFunc:
-    """Schedule the stage-II form of :func:`program`; the function given is left as it is."""
-    del problem, target
-    trusted = trust_indices(func, "A", "B", "ORDER", "INDICES", "ROWS", "LONG_ROWS")
-    sch = s_tir.Schedule(s_tir.renew_defs(trusted))
+def apply(sch: Schedule, config: SlicedRows) -> None:
+    """Schedule the stage-II form of :func:`program`: vectors of the rows of a slice, and along long
+    rows; blocks over threads; streams that are asked for ahead.
+    """
+    stage_two = sch.rewrite(trust_indices, "A", "B", "ORDER", "INDICES", "ROWS", "LONG_ROWS")
     if config.blocks > 1:
         # Free of races, as a row is in one block; the lowering cannot know what `rows` holds.
-        run_in_parallel(sch, sch.get_loops(sch.get_sblock("blocks0"))[0], "parallel", "ignore")
+        blocks = stage_two.get_loops(stage_two.get_sblock("blocks0"))[0]
+        run_in_parallel(stage_two, blocks, "parallel", "ignore")
     for name in ("sum0", "long_sum0"):
-        block = sch.get_sblock(name)
-        sch.vectorize(sch.get_loops(block)[-1])
-        init = sch.decompose_reduction(block, sch.get_loops(block)[0])
-        sch.vectorize(sch.get_loops(init)[-1])
-    sch.unroll(sch.get_loops(sch.get_sblock("write0"))[-1])
-    out = apply_kinds(sch.mod["main"])
-    if not config.prefetch:
-        return out
-    streams = ("PACKED" if config.packed else "ORDER", "COLUMNS")
-    return prefetch_streams(out, "sum0_update", streams, config.prefetch)
+        block = stage_two.get_sblock(name)
+        stage_two.vectorize(stage_two.get_loops(block)[-1])
+        init = stage_two.decompose_reduction(block, stage_two.get_loops(block)[0])
+        stage_two.vectorize(stage_two.get_loops(init)[-1])
+    stage_two.unroll(stage_two.get_loops(stage_two.get_sblock("write0"))[-1])
+    if config.prefetch:
+        sch.rewrite(apply_kinds)
+        streams = ("PACKED" if config.packed else "ORDER", "COLUMNS")
+        sch.rewrite(prefetch_streams, "sum0_update", streams, config.prefetch)

@@ -12,7 +12,8 @@ After `divide(i, 16, by="work")`, sixteen blocks of rows with about as many non-
     with T.sp_iter([I_parts, T.part(I, I_part), J, K], "SSRS", "spmm") as [i_parts, i, j, k]:
 
 The coordinates stay those of the axis, so the body and what hangs under the axis stay as they are.
-Where parts begin is a computed parameter: kernels are called as before. After `divide(j, 4,
+Where parts begin is a computed parameter: kernels are called as before. Another iteration over the
+same rows that is divided alike has the same `I_parts` and `I_part`. After `divide(j, 4,
 by="coordinates")`, four ranges of columns, whose elements lie together in each row::
 
     J_parts = T.sparse_fixed(I, (4, 4), J_ids)
@@ -28,7 +29,9 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import tirx
+from tvm_ffi import structural_equal
 
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
 from sparsetir.sparse_ir.position_recipes import equal_parts_of_rows
@@ -110,12 +113,15 @@ class _Division(Cut):
             how = {"recipe": "equal_work", "indptr": f"${self._children()}", "cost": cost}
         else:
             how = {"recipe": "equal_parts", "length": self.named(size)}
-        parts = self.axis("parts", kind="dense_fixed", length=self.count)
-        ptr = self.array("ptr", {**how, "parts": self.parts})
-        part = self.axis(
-            "part", kind="dense_variable", length=size, parent=parts, nnz=size, indptr=ptr
-        )
-        return self._loops(parts, part, "S" if "S" in self.loop.kinds else "R")
+        how["parts"] = self.parts
+        part = self._declared(how, size) if by == "work" else None
+        if part is None:
+            parts = self.axis("parts", kind="dense_fixed", length=self.count)
+            ptr = self.array("ptr", how)
+            part = self.axis(
+                "part", kind="dense_variable", length=size, parent=parts, nnz=size, indptr=ptr
+            )
+        return self._loops(part.parent, part, "S" if "S" in self.loop.kinds else "R")
 
     def is_under_a_root(self) -> bool:
         """Whether the loop is over one variable axis right under a root."""
@@ -173,6 +179,17 @@ class _Division(Cut):
         self.parts, self.count = parts, as_dtype(parts, self.idtype)
 
     # -- declarations -------------------------------------------------------------------------
+
+    def _declared(self, how: dict[str, Any], size: Any) -> Axis | None:
+        """The axis of the same parts, if another iteration was cut into them."""
+        recipes = computed_parameters(self.func)
+        for axis in self.func.axes:
+            if axis.kind != "dense_variable" or axis.parent.kind != "dense_fixed":
+                continue
+            same = axis.idtype == self.idtype and structural_equal(axis.length, size)
+            if same and recipes.get(str(axis.indptr.name)) == how:
+                return axis
+        return None
 
     def _loops(self, parts: Axis, part: Axis, kind: str) -> list[Loop]:
         outer = Loop(parts, [tirx.Var(f"{self.loop.vars[0].name}_parts", self.idtype)], kind)

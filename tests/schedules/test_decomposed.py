@@ -190,7 +190,7 @@ def test_the_default_schedule_of_gpus(fmt):
         given = operands(matrix, problem, 12)
         arranged = decomposed.arrange(matrix, problem, config)
         out = np.full((matrix.shape[0], 12), np.nan, "float32")
-        args = {**arranged.arguments, **arranged.spread(given["a"]), "feat": 12}
+        args = {**arranged.arguments, **arranged.stored.values(A=given["a"]), "feat": 12}
         found = run_opencl(made, {**args, "b": given["b"], "out": out})["out"]
         wanted = oracle(matrix, problem, given["a"], given["b"])
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)

@@ -19,7 +19,7 @@ from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros, apply, arrange
+from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros, apply
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from spmm_gpu_common import (
@@ -46,7 +46,7 @@ def run(mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros) -> N
         x[..., 1, 0], x[..., 4, -1], x[..., 5, 0] = np.nan, np.inf, -np.inf
     x, y = x.astype(as_dtype(problem.dtype)), y.astype(as_dtype(problem.dtype))
     pattern = of_mask(mask, problem.idtype)
-    arranged = arrange(pattern, problem, config)
+    arranged = TEMPLATE.arrange(pattern, problem, config)
     out = np.full((*before, pattern.nnz), np.nan).astype(x.dtype)
     args: dict[str, Any] = {"x": x, "y": y, "out": out, "heads": HEADS, "feat": feat}
     args |= arranged.arguments

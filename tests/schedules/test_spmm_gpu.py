@@ -24,7 +24,7 @@ from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm_gpu import RowSplit, apply, arrange
+from sparsetir.schedules.templates.spmm_gpu import RowSplit, apply
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.promises import promises_of
 from spmm_gpu_common import MASKS, compile_cuda, kernel, of_mask, run_opencl
@@ -43,7 +43,7 @@ def run(
     """Run, and compare with the oracle."""
     heads = 3
     stored = spmm_gpu_common.operands(matrix, problem, feat, heads, special)
-    arranged = arrange(matrix, problem, config)
+    arranged = TEMPLATE.arrange(matrix, problem, config)
     sizes = {"feat": feat, "heads": heads}
     func = scheduled(problem, config).attrs[SIGNATURE]
     args: dict[str, Any] = {**sizes, **arranged.arguments, **stored}

@@ -37,8 +37,8 @@ def run(
     """Run, and compare with the oracle."""
     stored = spmm_gpu_common.operands(matrix, problem, feat, special=special)
     arranged = arrange(matrix, problem, config)
-    assert arranged.spread is not None
-    args: dict[str, Any] = {**arranged.arguments, **arranged.spread(stored["a"])}
+    assert not arranged.stored.keeps_order
+    args: dict[str, Any] = {**arranged.arguments, **arranged.stored.values(A=stored["a"])}
     args |= {"b": stored["b"], "feat": feat}
     args |= arranged.computed(scheduled(problem, config).attrs[SIGNATURE], {"feat": feat})
     args["out"] = np.full((matrix.shape[0], feat), np.nan, stored["b"].dtype)

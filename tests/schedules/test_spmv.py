@@ -16,9 +16,9 @@ from sparsetir.schedules.passes.prefetch_streams import prefetch_streams
 from sparsetir.schedules.templates.spmv import (
     STORE_COST,
     SlicedRows,
+    apply,
     arrange,
     program,
-    schedule,
     serves,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -51,8 +51,8 @@ _kernels = {}
 def kernel_of(problem, config):
     key = (problem, config.compiled)
     if key not in _kernels:
-        stage_two = sparsetir.lower_sparse_iter(program(problem, config.compiled))
-        _kernels[key] = build(schedule(stage_two, problem, config.compiled))
+        func = program(problem, config.compiled)
+        _kernels[key] = build(func, schedule=apply, config=config.compiled)
     return _kernels[key]
 
 
@@ -64,9 +64,8 @@ def arranged(a, config, idtype="int32"):
 def product(a, values, x, config, dtype="float32", idtype="int32"):
     """A x by the kernel, of torch tensors."""
     found = arranged(a, config, idtype)
-    spread = found.spread or (lambda values: {"a": values})
     out = torch.full((a.shape[0],), float("nan"), dtype=x.dtype)
-    given = {**found.arguments, **spread(values), "b": x, "out": out}
+    given = {**found.arguments, **found.stored.values(A=values), "b": x, "out": out}
     kernel = kernel_of(Spmm(dtype=dtype, idtype=idtype), config)
     kernel(**{name: given[name] for name in kernel.signature.names})
     return out
@@ -173,8 +172,8 @@ def test_little_is_padded():
     """Sorted rows of a window differ by the longest in all; windows meet at equal lengths."""
     a = random(20000, 300, 0.03)
     found = arranged(a, SlicedRows())
-    assert found.padding == 1 - a.nnz / (found.arguments["steps"] * 16)
-    assert 0 < found.padding < 0.02
+    assert found.stored.padding == 1 - a.nnz / (found.arguments["steps"] * 16)
+    assert 0 < found.stored.padding < 0.02
 
 
 def test_blocks_have_equal_work():
@@ -237,16 +236,16 @@ def test_feature_sizes_that_it_does_not_serve():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16"])
-def test_values_of_all_kinds_of_arrays_are_spread(dtype):
+def test_values_of_all_kinds_of_arrays_are_packed(dtype):
     a = ZOO["uneven"]
     values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(getattr(torch, dtype))
     found = arranged(a, SlicedRows())
     want = values[torch.from_numpy(found.arguments["order"]).long()]
     kinds = [values, tvm_ffi.from_dlpack(values)]
     for given in kinds if dtype == "bfloat16" else [*kinds, values.numpy()]:
-        spread = found.spread(given)
-        assert spread["a"] is given
-        assert torch.equal(torch.from_dlpack(spread["packed_a"]), want)
+        stored = found.stored.values(A=given)
+        assert stored["a"] is given
+        assert torch.equal(torch.from_dlpack(stored["packed_a"]), want)
 
 
 def test_streams_that_are_not_there():

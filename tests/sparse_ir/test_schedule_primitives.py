@@ -208,13 +208,38 @@ def test_a_number_of_parts_by_name() -> None:
     tested = PROGRAMS["spmm"]
     arguments = tested.inputs(np.random.default_rng(0), "small", "float32", "int32")
     expected = tested.oracle(arguments)["c"]
-    for given, parts in ((None, 3), ({"blocks": 5}, 5)):
-        made = kernel.compute(arguments, given=given)
+    for overrides, parts in ((None, 3), ({"blocks": 5}, 5)):
+        made = kernel.compute(arguments, overrides=overrides)
         assert made["blocks"] == parts and len(made["I_ptr"]) == parts + 1
         arguments["c"][:] = np.nan
         names = [str(p.name) for p in kernel.signature.func.params]
         kernel.run_unchecked([{**arguments, **made}[name] for name in names])
         np.testing.assert_allclose(arguments["c"], expected, **tolerance("float32"))
+
+
+@pytest.mark.parametrize("case", ["small", "empty", "dense_row"])
+def test_iterations_that_are_divided_alike_share_their_parts(case: str) -> None:
+    sch = sparsetir.Schedule(program("normalized_rows"))
+    for name in ("degree", "divide"):
+        i, _ = sch.get_sp_iters(sch.get_sparse_iteration(name))
+        parts, _ = sch.divide(i, 4, by="work")
+        sch.parallelize(parts)
+    text = sch.func.script()
+    assert text.count("T.sp_iter([I_parts, T.part(I, I_part), J]") == 2
+    assert text.count("equal_work") == 1 and "_1 =" not in text
+    assert tvm_ffi.structural_equal(sparsetir.from_source(text), sch.func, map_free_vars=True)
+    assert "T.parallel" in run(sch, "normalized_rows", case)
+
+
+@pytest.mark.parametrize("other", [{"parts": 5}, {"parts": 4, "cost": 9}, {"parts": "blocks"}])
+def test_iterations_that_are_divided_otherwise_have_parts_of_their_own(other: Any) -> None:
+    sch = sparsetir.Schedule(program("normalized_rows"))
+    for name, how in (("degree", {"parts": 4}), ("divide", other)):
+        i, _ = sch.get_sp_iters(sch.get_sparse_iteration(name))
+        sch.divide(i, by="work", **how)
+    assert "T.sp_iter([I_parts_1, T.part(I, I_part_1), J]" in sch.func.script()
+    assert sch.func.script().count("equal_work") == 2
+    run(sch, "normalized_rows")
 
 
 @pytest.mark.parametrize("case", ["small", "empty", "dense_row", "single_column"])

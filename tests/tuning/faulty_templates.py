@@ -81,8 +81,15 @@ def _hang(config: Hanging, arranged: Arranged) -> Arranged:
         pass
 
 
+class _OneMore(CsrPattern):
+    """A pattern whose values are each one more than they were."""
+
+    def values(self, /, **stored: Any) -> dict[str, Any]:
+        return {"a": stored["A"] + 1}
+
+
 def _wrong(config: Wrong, arranged: Arranged) -> Arranged:
-    return arranged._replace(spread=lambda values: {"a": values + 1})
+    return arranged._replace(stored=_OneMore(*arranged.stored))
 
 
 def _unwritten(config: Unwritten, arranged: Arranged) -> Arranged:
@@ -96,7 +103,7 @@ def _stray(config: Wild, arranged: Arranged) -> Arranged:
 def _ending(arranged: Arranged, row: int) -> Arranged:
     """One block of rows, which ends where it should not."""
     ends = np.array([0, row], arranged.arguments["indptr"].dtype)
-    return arranged._replace(given={"blocks": 1, "I_ptr": ends})
+    return arranged._replace(overrides={"blocks": 1, "I_ptr": ends})
 
 
 def _fill(config: Hungry, arranged: Arranged) -> Arranged:
@@ -125,4 +132,4 @@ for _kind, _act in {
     Crashing: _crash, Hanging: _hang, Wrong: _wrong, Unwritten: _unwritten, Wild: _stray,
     Hungry: _fill, Loud: _print,
 }.items():  # fmt: skip
-    TEMPLATES[_kind] = Template(program, None, _arranging(_act), Spmm, apply=_apply)
+    TEMPLATES[_kind] = Template(program, _apply, Spmm, _arranging(_act))

@@ -109,6 +109,7 @@ def add(commands: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
+    from sparsetir.schedules.operators.operands import OPERATORS
     from sparsetir.tuning.records import Records
 
     if is_file(args.op):
@@ -122,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     for name in ("arg", "schedule", "space"):
         if getattr(args, name) is not None:
             raise UsageError(f"argument --{name}: expected none for an operator")
-    feats = args.feat or [1 if args.op == "spmv" else 32]
+    feats = args.feat or [1 if OPERATORS[args.op].vectors else 32]
     if len(set(feats)) != len(feats):
         raise UsageError("argument --feat: expected each size once")
     name, matrix = arguments.graph(args.graph)

@@ -262,12 +262,12 @@ def compiled(case: Case, config: Any) -> Compiled:
     if wanted.operator.reads_values:
         shape = case.matrix.nnz if heads is None else (heads, case.matrix.nnz)
         values = np.broadcast_to(case.matrix.values, shape)
-        arguments |= (arranged.spread or (lambda a: {"a": a}))(values)
+        arguments |= arranged.stored.values(A=values)
     every = [*signature.names, *signature.computed]
     dtypes = dict(zip(every, signature.dtypes, strict=True))
     size = sum(x.size * itemsize(dtypes[n]) for n, x in arguments.items() if is_array(x))
     return Compiled(
-        executable, signature, arguments, size, arranged.padding,
+        executable, signature, arguments, size, arranged.stored.padding,
         count_launches(stages["II scheduled"]) if wanted.gpu else 1, compile_seconds,
         convert_seconds,
     )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.fingerprint import fingerprint, shape_class, statistics
 
@@ -93,7 +94,7 @@ class Task:
         """See :class:`Tunable`."""
         m, n = self.matrix.shape
         on = f" on {name}" if name else ""
-        words = [f"{self.feat} features"] if self.op != "spmv" else []
+        words = [] if OPERATORS[self.op].vectors else [f"{self.feat} features"]
         words += [self.reduce] if self.reduce != "sum" else []
         words += [f"{self.heads} heads"] if self.heads is not None else []
         words += [self.dtype, *of_threads(self)]

@@ -1,0 +1,73 @@
+"""The levels of loops that an iteration becomes, each around one block.
+
+A level ends, with a block boundary, before a loop whose extent depends on a position of that level,
+and after the loop that completes what a search needs. (SparseTIR, section 3.3.1, step 3.) Of an
+iteration over I, J and K, where J is variable::
+
+    for i in range(m):  # the first level
+        with T.sblock("spmm0"):
+            for j, k in T.grid(J_indptr[vi + 1] - J_indptr[vi], feat):  # the second
+                with T.sblock("spmm1"):
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.nodes import substitute
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.translate import Scope, Search, free_vars
+from sparsetir.sparse_ir.units import Unit
+
+__all__ = ["Level", "init_loops", "levels_of"]
+
+
+@dataclass
+class Level:
+    """Loops around one block, and the searches that its body starts with."""
+
+    units: list[Unit] = field(default_factory=list)
+    searches: list[Search] = field(default_factory=list)
+
+
+def levels_of(units: list[Unit], scope: Scope) -> tuple[list[Level], list[Search]]:
+    """Cut the loops of an iteration into levels; also the searches that need none of the loops."""
+    defined_by: dict[Any, int] = {}
+    at: dict[int, list[Search]] = {}
+    for number, unit in enumerate(units):
+        defined_by[unit.var] = number
+        for search in unit.searches:
+            defined_by[search.result] = number
+            at.setdefault(number, []).append(search)
+    prelude: list[Search] = []
+    for _, search in scope.searches:
+        if isinstance(search.stmt, tirx.Evaluate):  # made in the body, in place
+            continue
+        number = max((defined_by.get(v, -1) for v in search.uses), default=-1)
+        defined_by[search.result] = number
+        (prelude if number < 0 else at.setdefault(number, [])).append(search)
+    levels = [Level()]
+    for number, unit in enumerate(units):
+        here = {u.var for u in levels[-1].units}
+        if levels[-1].searches or free_vars(unit.extent) & here:
+            levels.append(Level())
+        levels[-1].units.append(unit)
+        levels[-1].searches.extend(at.get(number, []))
+    if levels[-1].searches:
+        levels.append(Level())
+    return levels, prelude
+
+
+def init_loops(init: tirx.Stmt, inner: list[Unit]) -> tirx.Stmt:
+    """Loops around an init for the spatial loops that lie inside the reduction's level."""
+    used = free_vars(init)
+    for unit in reversed(inner):
+        if set(unit.kinds) == {"S"} and unit.var in used:
+            loop = tirx.Var(unit.loop.name, dtype_of(unit.loop))
+            init = substitute(init, {unit.var: loop})
+            zero = as_dtype(0, dtype_of(loop))
+            init = tirx.For(loop, zero, unit.extent, tirx.ForKind.SERIAL, init)
+    return init
