@@ -9,6 +9,9 @@ equal numbers of non-zeros. (SparseTIR, section 4.2.1; Senanayake et al., sectio
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm import s_tir
 
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
 from sparsetir.schedules.passes.parallel_loops import in_vectors
@@ -131,11 +134,23 @@ def apply(sch: Schedule, config: RowBlocks) -> None:
     if config.parallel:
         sch.parallelize(outer)
     stage_two = sch.lower()
+    if config.parts > 1:
+        # Parts hang under rows in stage I; here one part of all rows of a block comes first.
+        row, part = _loops_around(stage_two, f"{steps[0].name}0")[-len(inner) :][:2]
+        stage_two.reorder(part, row)
     for step in steps:
         in_vectors(stage_two, step, len(vectors))
     if config.prefetch:
         gathered = f"{found.gathered}_ws" if config.pack else found.gathered
         sch.rewrite(prefetch_gathered, steps[1], gathered, config.prefetch, config.tile)
+
+
+def _loops_around(stage_two: Any, block: str) -> list[Any]:
+    """The loops of the block that a block is in."""
+    ref = stage_two.get_sref(stage_two.get_sblock(block)).parent
+    while not isinstance(ref.stmt, s_tir.SBlock):
+        ref = ref.parent
+    return list(stage_two.get_loops(stage_two.get_sblock(ref.stmt.name_hint)))
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:

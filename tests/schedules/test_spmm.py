@@ -2,6 +2,8 @@
 
 # pyright: reportAttributeAccessIssue=false
 
+import re
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -112,6 +114,15 @@ def test_one_kernel_serves_all_patterns_of_a_tile():
     check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=2))
     check(ZOO["random"], 48, config=RowBlocks(tile=48, prefetch=3, parts=7))
     assert sparsetir.compilations() == before + 1
+
+
+@pytest.mark.parametrize("tiles_first, pack", [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_part_of_the_columns_is_gone_through_for_all_rows(parallel, tiles_first, pack):
+    """Or else what it gathers would not stay in cache."""
+    config = RowBlocks(16, 8, parts=2, parallel=parallel, tiles_first=tiles_first, pack=pack)
+    text = sparsetir.lower(program(Spmm()), apply, config)["II scheduled"].script()
+    assert re.search(r"for .*\bat_1_parts, at_0\b.* in T.grid\(", text)
 
 
 def test_int64_indices():
