@@ -18,6 +18,7 @@ import numpy as np
 from sparsetir.bench.names import THREADS
 from sparsetir.bench.operators import Case, Reference, save
 from sparsetir.bench.peers import BEFORE, OURS
+from sparsetir.extras import WITHOUT_TORCH
 
 PRIORITY = -15  # over other processes, where the user may say so
 LEAST = 3  # calls in a turn
@@ -25,6 +26,8 @@ QUIET = 4  # turns without disturbance that are wanted, and then count alone
 LONGEST = 2  # times as many rounds, at most, until there are so many
 TRIALS = 3  # turns after which a way of a peer that takes LATER times its best has no more
 LATER = 1.5
+WITH_TORCH = ("torch", "torch_sparse")  # peers; to import it takes the others half of their start
+LAUNCH = "import runpy; runpy.run_module('sparsetir.bench.worker', run_name='__main__')"
 
 
 class Failed(Exception):
@@ -60,9 +63,9 @@ class Worker:
             "PYTHONPATH": os.pathsep.join([*self._first(), *(p for p in sys.path if p)]),
             "SPARSETIR_RECORDS": "",  # a default is what it is without any
         }  # fmt: skip
-        module = "sparsetir.bench.worker"
         name = OURS if self.name == BEFORE else self.name
-        command = [sys.executable, "-m", module, name, str(self.threads), *words]
+        code = "; ".join(["import sys", *([] if name in WITH_TORCH else [WITHOUT_TORCH]), LAUNCH])
+        command = [sys.executable, "-c", code, name, str(self.threads), *words]
         self._process = subprocess.Popen(
             command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from importlib import import_module
 
-__all__ = ["need"]
+__all__ = ["WITHOUT_TORCH", "need"]
+
+# Begins the code of a process that needs no torch, after `import sys`: TVM would import it, which
+# takes longer than all else.
+WITHOUT_TORCH = "sys.modules['torch'] = None; import sparsetir; del sys.modules['torch']"
 
 
 def need(who: str, package: str, extra: str, title: str = "") -> None:

@@ -16,6 +16,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning import measure
@@ -216,7 +217,7 @@ def test_an_end_by_the_system_is_for_want_of_memory(tmp_path: Path, monkeypatch)
 def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
     """Also where it hangs, and is not told."""
     program = f"""
-import sys; {measure.WITHOUT_TORCH}
+import sys; {WITHOUT_TORCH}
 import numpy as np, scipy.sparse as sp
 from sparsetir.tuning.measure import Measurer
 from sparsetir.tuning.task import Task

@@ -18,6 +18,7 @@ from typing import Any
 
 from sparsetir.bench.names import THREADS
 from sparsetir.bench.rounds import PRIORITY
+from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
 from sparsetir.targets import resolve_target
@@ -29,8 +30,6 @@ __all__ = ["Measurer", "cores_for"]
 START_LIMIT = 600.0  # seconds until a worker has loaded everything and knows the exact result
 # What errors and last words say, in small letters, where there was no memory.
 OUT_OF_MEMORY = ("bad_alloc", "out of memory", "memoryerror", "out_of_memory", "cannot allocate")
-# A CPU's worker needs no torch, which TVM would import and which takes longer than all else.
-WITHOUT_TORCH = "sys.modules['torch'] = None; import sparsetir; del sys.modules['torch']"
 LAUNCH = "from sparsetir.tuning.worker import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
 LAST = 4096  # bytes at the end of what a worker printed that its last lines are looked for in
 
