@@ -92,16 +92,16 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
     feat = func.axis(found.features.name).length
     by_positions(sch, found, in_parts=True)
     lowered = lower_sparse_iter(sch.func)
-    scheduled = default_schedule(lowered, target)
     lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
     group = min(GROUP, lanes)
     constant = isinstance(feat, tirx.IntImm)
-    if constant and int(feat) < lanes or lanes == 1:
-        return {"I": sch.func, "II": lowered, "II scheduled": scheduled}
-    if constant:
+    if constant and int(feat) >= lanes > 1:
         straight = SddmmGroups.vectors_of(int(feat), lanes)
         config = SddmmGroups(lanes, group, straight, int(feat), parts=2)
         return {"I": sch.func, "II": lowered, "II scheduled": _in_groups(func, config)}
+    scheduled = default_schedule(lowered, target)
+    if constant or lanes == 1:
+        return {"I": sch.func, "II": lowered, "II scheduled": scheduled}
     (size,) = _of_lowered([feat], scheduled)
     half, few, many = lanes // 2, 2 * lanes, TILE_VECTORS * lanes
     versions = [
@@ -121,8 +121,13 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
 def _in_groups(func: SparseFunc, config: SddmmGroups) -> tirx.PrimFunc:
     sch = Schedule(func)
     apply(sch, config)
-    assert sch.stage_two is not None
-    return apply_kinds(next(iter(sch.stage_two.mod.functions.values())))
+    return apply_kinds(_stage_two(sch))
+
+
+def _stage_two(sch: Schedule) -> tirx.PrimFunc:
+    """The function that a schedule has come to in stage II."""
+    (func,) = sch.lower().mod.functions.values()
+    return func
 
 
 def _by_rows(
@@ -179,10 +184,9 @@ def _narrow(
         steps = sch.precompute(found.result, tiles, straight, hoist=found.reduces)
         if parallel:
             sch.parallelize(outer[0])
-        stage_two = sch.lower()
         for step in steps:
-            in_vectors(stage_two, step)
-        version = apply_kinds(next(iter(stage_two.mod.functions.values())))
+            in_vectors(sch.lower(), step)
+        version = apply_kinds(_stage_two(sch))
         (_, _, feat) = _sizes(func, found, version)
         wide = feat >= _int64(vectors * lanes)
         done = _either(wide, version, done, (f"tiles_of_{vectors}", "less"))
@@ -201,10 +205,9 @@ def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: A
     assert found.gathered is not None and found.gathered_axis is not None
     whole = [found.gathered_axis, *vectors]
     copies = sch.precompute(found.gathered, panels, whole, scope="global")
-    stage_two = sch.lower()
     for step in (*steps, *copies):
-        in_vectors(stage_two, step)
-    return default_schedule(next(iter(stage_two.mod.functions.values())), target, VECTORS // 2)
+        in_vectors(sch.lower(), step)
+    return default_schedule(_stage_two(sch), target, VECTORS // 2)
 
 
 def _sizes(func: SparseFunc, found: RowReduction, lowered: tirx.PrimFunc) -> list[Any]:

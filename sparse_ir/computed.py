@@ -41,6 +41,7 @@ __all__ = [
     "greatest_of_rows",
     "in_order",
     "inverse_counts",
+    "keyword",
     "least_of_rows",
     "number",
     "order_by_column_parts",
@@ -71,6 +72,13 @@ def computed_parameters(func: SparseFunc) -> dict[str, dict[str, Any]]:
     found = {str(name): dict(how) for name, how in func.attrs[COMPUTED].items()}
     names = [str(p.name) for p in func.params]  # JSON does not keep the order of a dict
     return {name: found[name] for name in names if name in found}
+
+
+def keyword(size: Any) -> int | str | None:
+    """A size as a recipe takes it; None for one that is neither a number nor a parameter."""
+    if isinstance(size, tirx.IntImm):
+        return int(size)
+    return f"${size.name}" if isinstance(size, ir.Var) else None
 
 
 def reads(how: Mapping[str, Any]) -> list[str]:

@@ -20,6 +20,7 @@ from tvm_ffi import Object
 from tvm_ffi.dataclasses import field, py_class
 
 __all__ = [
+    "accesses_of",
     "AttachedAxis",
     "Axis",
     "FusedAxis",
@@ -341,6 +342,12 @@ def stores_of(*statements: Any) -> list[Any]:
 def loads_of(tree: Any, buffer: Any) -> list[Any]:
     """The loads of a buffer in a statement or expression."""
     return [load for load in nodes_of(ir.TensorLoad, tree) if load.source.same_as(buffer)]
+
+
+def accesses_of(tree: Any, buffer: Any) -> list[Any]:
+    """The loads and stores of a buffer in a statement; None counts as an empty one."""
+    stores = [s for s in stores_of(tree) if s.buffer.same_as(buffer)]
+    return [*loads_of(tree, buffer), *stores]
 
 
 def same_indices(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -30,6 +30,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    accesses_of,
     flat_axes,
     loads_of,
     sparse_iterations,
@@ -77,14 +78,14 @@ def private_buffers(func: SparseFunc) -> dict[str, set[Any]]:
     An iteration's are also those of the iterations nested in it.
     """
     candidates = [b for b in func.buffers if b.handle is None]
-    uses = {b.var: _uses(func.body, b.var) for b in candidates}
+    uses = {b.var: len(accesses_of(func.body, b.var)) for b in candidates}
     out: dict[str, set[Any]] = {}
     for it in sparse_iterations(func):
         out[it.name] = {
             b.var
             for b in candidates
             if uses[b.var]
-            and _uses(it.body, b.var) == uses[b.var]
+            and len(accesses_of(it.body, b.var)) == uses[b.var]
             and _Flow(b).reads_what_is_written(it.body)
         }
     return out
@@ -156,11 +157,6 @@ class _Flow:
                 return False  # its other rows are not stored
             used.add(index)
         return self.buf.axes is not None
-
-
-def _uses(stmt: Any, var: Any) -> int:
-    """How many loads and stores of a buffer there are."""
-    return len(_loads([stmt], var)) + len(_stores(stmt, var))
 
 
 def _loads(parts: Iterable[Any], var: Any) -> list[Any]:

@@ -22,6 +22,7 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseIteration,
+    accesses_of,
     loads_of,
     same_indices,
     stores_of,
@@ -30,19 +31,14 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import taken_apart
 
-__all__ = ["accesses", "same_again", "sets_before_reading"]
-
-
-def accesses(stmt: Any, var: Any) -> list[Any]:
-    """The loads and stores of a buffer."""
-    return [*loads_of(stmt, var), *(s for s in stores_of(stmt) if s.buffer.same_as(var))]
+__all__ = ["same_again", "sets_before_reading"]
 
 
 def same_again(it: SparseIteration, workspaces: set[Any]) -> bool:
     """Whether a further visit of an iteration leaves the same in all workspaces that it writes."""
     written = {s.buffer for s in stores_of(it.body, it.init)} & workspaces
     return all(
-        _begins_anew(it.body, var) and not (it.init is not None and accesses(it.init, var))
+        _begins_anew(it.body, var) and not (it.init is not None and accesses_of(it.init, var))
         for var in written
     )
 
@@ -55,10 +51,10 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     All accesses must be at the same place, told by coordinates of axes: of the iteration and those
     around it, or of axes that nested iterations visit, the first of which stores without a load.
     """
-    if it.init is not None and accesses(it.init, var):
+    if it.init is not None and accesses_of(it.init, var):
         return False
     parts = list(it.body.seq) if isinstance(it.body, tirx.SeqStmt) else [it.body]
-    stmt = next(s for s in parts if accesses(s, var))
+    stmt = next(s for s in parts if accesses_of(s, var))
     first: dict[str, Any] = {}  # the coordinate over each axis that the first store visits
     while isinstance(stmt, SparseIteration):
         plain = all(isinstance(node, Axis) for node in stmt.axes)
@@ -82,7 +78,7 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     walk(it.body, visit)
     return all(
         same_indices([substitute(i, same) for i in other.indices], store.indices)
-        for other in accesses(it.body, var)
+        for other in accesses_of(it.body, var)
     )
 
 
@@ -94,13 +90,13 @@ def _begins_anew(nest: Any, var: Any) -> bool:
     """
     while True:
         if isinstance(nest, tirx.SeqStmt):
-            parts = [s for s in nest.seq if accesses(s, var)]
+            parts = [s for s in nest.seq if accesses_of(s, var)]
             first = parts[0]
             if len(parts) > 1:
                 return not loads_of(first, var) or _init_sets(first, var)
             nest = first
         elif isinstance(nest, SparseIteration):
-            if nest.init is not None and accesses(nest.init, var):
+            if nest.init is not None and accesses_of(nest.init, var):
                 return _init_sets(nest, var)
             nest = nest.body
         elif isinstance(nest, tirx.IfThenElse) and nest.else_case is None:
@@ -121,7 +117,7 @@ def _init_sets(stmt: Any, var: Any) -> bool:
     return (
         not loads_of(init.value, var)
         and indices & set(stmt.vars) <= spatial
-        and all(same_indices(other.indices, init.indices) for other in accesses(stmt.body, var))
+        and all(same_indices(other.indices, init.indices) for other in accesses_of(stmt.body, var))
     )
 
 

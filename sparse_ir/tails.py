@@ -35,6 +35,7 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
+    accesses_of,
     flat_axes,
     loads_of,
     map_expr,
@@ -44,7 +45,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
-from sparsetir.sparse_ir.set_anew import accesses, same_again, sets_before_reading
+from sparsetir.sparse_ir.set_anew import same_again, sets_before_reading
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import divided
@@ -122,7 +123,7 @@ def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
         return func, set()
     private = {b.var for b in func.buffers if b.handle is None}
     for var in list(private):
-        if sum(bool(accesses(n, var)) for n in nests) > 1:
+        if sum(bool(accesses_of(n, var)) for n in nests) > 1:
             private.discard(var)
     lengths = {b.var: [a.length for a in b.axes or ()] for b in func.buffers}
     in_turn: set[Any] = set()

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tvm import ir, tirx
 
 from sparsetir.schedules.operators.problems import (
     Arranged,
@@ -25,7 +24,7 @@ from sparsetir.schedules.passes.lane_sums import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
-from sparsetir.sparse_ir.computed import cache_parts
+from sparsetir.sparse_ir.computed import cache_parts, keyword
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 __all__ = ["SddmmGroups", "apply", "arrange", "by_positions"]
@@ -209,19 +208,12 @@ def by_positions(sch: Schedule, found: ElementReduction, in_parts: bool) -> SpIt
         "m": row.length, "n": column.length, "nnz": column.nnz,
         "feat": sch.func.axis(found.features.name).length,
     }  # fmt: skip
-    named = {name: _named(size) for name, size in sizes.items()}
+    named = {name: keyword(size) for name, size in sizes.items()}
     known = {"itemsize": np.dtype(found.dtype).itemsize, "cache": PART_BYTES}
     default: Any = {"recipe": "cache_parts", **named, **known}
     return sch.positions(
         found.elements, parts="parts", default=1 if None in named.values() else default
     )
-
-
-def _named(size: Any) -> int | str | None:
-    """A size as recipes take it; None for one that is neither a number nor a parameter."""
-    if isinstance(size, tirx.IntImm):
-        return int(size)
-    return f"${size.name}" if isinstance(size, ir.Var) else None
 
 
 def _grouped(

@@ -6,6 +6,7 @@ from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -74,11 +75,10 @@ class Cut:
 
     def named(self, size: Any) -> Any:
         """A size or an array as a recipe takes it."""
-        if isinstance(size, tirx.IntImm):
-            return int(size)
-        if isinstance(size, ir.Var):
-            return f"${size.name}"
-        return self.refuse(f"expected a size that is a number or a parameter, got {size}")
+        found = keyword(size)
+        if found is None:
+            self.refuse(f"expected a size that is a number or a parameter, got {size}")
+        return found
 
     def done(self, made: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
         """The function with the loops made instead of the one that is cut, and their handles."""

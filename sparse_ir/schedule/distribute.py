@@ -102,7 +102,7 @@ def distribute(
         notes = changed(notes, annotations=without_choice(notes, gone))
     whole = changed(notes, outer, body=steps.of(body, []))
     buffers = [expanded.get(b.var, b) for b in func.buffers]
-    out = replaced(WHO, func.replace(buffers=buffers), it, whole)
+    out = replaced(WHO, func.replace(buffers=buffers), it, whole, trusted=False)
     return out, [SparseIterationRef(name) for name in steps.names]
 
 

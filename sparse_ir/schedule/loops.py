@@ -18,7 +18,6 @@ from sparsetir.sparse_ir.nodes import (
     map_expr,
     nodes_of,
     sparse_iterations,
-    walk,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.verify import verify
@@ -176,14 +175,17 @@ def replaced(
     axes: Sequence[Axis] = (),
     buffers: Sequence[Any] = (),
     params: Sequence[Any] = (),
+    trusted: bool = True,
 ) -> SparseFunc:
     """The function with a statement for one of its iterations, and more declarations; verified.
+
+    trusted : whether `func` was verified as it is; False where its other iterations, or buffers
+        that these may use, were changed since, so that they are verified too
 
     Raises ScheduleError where the result breaks a rule of the language, and where loops that are
     divided among workers are no longer there.
     """
-    kept: list[list[str]] = []
-    walk(stmt, lambda n: kept.extend(divided(n)) if isinstance(n, SparseIteration) else None)
+    kept = [names for n in nodes_of(SparseIteration, stmt) for names in divided(n)]
     for names in divided(it):
         if names not in kept:
             raise ScheduleError(
@@ -200,7 +202,8 @@ def replaced(
         body=body,
     )
     try:
-        verify(out, [s for s in getattr(func.body, "seq", ()) if isinstance(s, SparseIteration)])
+        around_it = getattr(func.body, "seq", ()) if trusted else ()
+        verify(out, [s for s in around_it if isinstance(s, SparseIteration)])
     except IllFormedError as err:
         reason = str(err).split(f"sp_iter '{it.name}': ", 1)[-1]
         raise ScheduleError(f"{who}: {reason}\n{show(it)}") from None

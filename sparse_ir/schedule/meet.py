@@ -33,18 +33,18 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_DTYPES
-from sparsetir.sparse_ir.computed import shared_rows
+from sparsetir.sparse_ir.computed import keyword, shared_rows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    accesses_of,
     buffer_var,
     loads_of,
     map_expr,
     same_indices,
-    stores_of,
 )
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
@@ -120,11 +120,11 @@ def _with(
         made = [changed(it, **first), *(over_fresh_vars(changed(it, **m)) for m in more)]
         return tirx.SeqStmt(made) if more else made[0]
 
-    last = writes[-1]  # which `replaced` verifies the others with
+    last = writes[-1]
     body = map_expr(
         func.body, [(SparseIteration, lambda n: n if n.name == last.name else visit(n))]
     )
-    return replaced(WHO, func.replace(body=body), last, visit(last))
+    return replaced(WHO, func.replace(body=body), last, visit(last), trusted=False)
 
 
 def _refuse(it: SparseIteration, message: str) -> NoReturn:
@@ -167,14 +167,15 @@ def _refuse_others(func: SparseFunc, writes: list[SparseIteration], target: Spar
     init = _first(func, target)
     if init is None:
         _refuse(writes[0], f"expected an iteration that sets '{target.name}' before it is added to")
-    if _accesses(func.body, target) != sum(_accesses(it, target) for it in [init, *writes]):
+    own = sum(len(accesses_of(it, target.var)) for it in [init, *writes])
+    if len(accesses_of(func.body, target.var)) != own:
         names = [it.name for it in writes]
         _refuse(writes[0], f"'{target.name}' is accessed outside of {names} and '{init.name}'")
 
 
 def _first(func: SparseFunc, target: SparseBuffer) -> SparseIteration | None:
     """The first iteration that accesses a buffer, if it sets elements and reads none."""
-    first = next((s for s in _statements(func) if _accesses(s, target)), None)
+    first = next((s for s in _statements(func) if accesses_of(s, target.var)), None)
     if not isinstance(first, SparseIteration) or first.init is not None:
         return None
     _, store = taken_apart(first.body)
@@ -229,11 +230,10 @@ def _with_flags(
         _refuse(writes[0], f"expected '{target.name}' to be over a dense axis of rows")
     name = fresh_name(func, f"{target.name}_shared")
     handle = ir.Var(name.lower(), ir.PointerType(ir.PrimType("void")))
-    length = axis.length
-    how: dict[str, Any] = {
-        "recipe": shared_rows.__name__,
-        "length": int(length) if isinstance(length, tirx.IntImm) else f"${length.name}",
-    }
+    length, size = axis.length, keyword(axis.length)
+    if size is None:
+        _refuse(writes[0], f"expected a number of rows that is a parameter, got {length}")
+    how: dict[str, Any] = {"recipe": shared_rows.__name__, "length": size}
     for number, (_, over) in enumerate(rows):
         how[f"rows{number}"] = f"${over.indices.name}"
     computed = {**dict(func.attrs.get("computed", {}).items()), str(handle.name): how}
@@ -245,9 +245,3 @@ def _with_flags(
 def _statements(func: SparseFunc) -> list[Any]:
     body = func.body
     return list(body.seq) if isinstance(body, tirx.SeqStmt) else [body]
-
-
-def _accesses(stmt: Any, target: SparseBuffer) -> int:
-    """How many loads and stores of a buffer there are."""
-    stores = [s for s in stores_of(stmt) if s.buffer.same_as(target.var)]
-    return len(stores) + len(loads_of(stmt, target.var))

@@ -35,13 +35,12 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    accesses_of,
     buffer_var,
     flat_axes,
-    loads_of,
     map_expr,
     same_indices,
     sparse_iterations,
-    stores_of,
     substitute,
 )
 from sparsetir.sparse_ir.schedule.cuts import Cut
@@ -127,8 +126,9 @@ class _Positions(Cut):
         buffers = [moved.get(b.var, b) for b in self.func.buffers]
         func = self.func.replace(buffers=buffers).with_attr("computed", self.computed)
         out = replaced(
-            WHO, func, it, iteration, axes=[self.positions], buffers=self.arrays, params=self.params
-        )
+            WHO, func, it, iteration, axes=[self.positions], buffers=self.arrays,
+            params=self.params, trusted=False,
+        )  # fmt: skip
         return out, handle_of(it, new)
 
     def _path(self) -> tuple[Axis, Axis]:
@@ -187,8 +187,8 @@ class _Positions(Cut):
     def _refuse_accesses(self, buffer: SparseBuffer, at: int) -> None:
         """Refuse accesses of a buffer over both axes that are not at the element visited."""
         here = [self.it.body, *([] if self.it.init is None else [self.it.init])]
-        accesses = [list(x.indices) for part in here for x in _accesses(part, buffer.var)]
-        if len(accesses) != len(_accesses(self.func.body, buffer.var)):
+        accesses = [list(x.indices) for part in here for x in accesses_of(part, buffer.var)]
+        if len(accesses) != len(accesses_of(self.func.body, buffer.var)):
             self.refuse(f"buffer '{buffer.name}' is accessed outside of this iteration too")
         for indices in accesses:
             if not same_indices(indices[at : at + 2], self.old.vars):
@@ -253,9 +253,3 @@ class _Positions(Cut):
         var = buffer_var([self.positions.length], self.positions.idtype, name)
         self.arrays.append(SparseBuffer(var=var, axes=[self.positions], handle=handle))
         return self.arrays[-1]
-
-
-def _accesses(tree: Any, buffer: Any) -> list[Any]:
-    """All loads and stores of a buffer."""
-    stores = [s for s in stores_of(tree) if s.buffer.same_as(buffer)]
-    return [*loads_of(tree, buffer), *stores]

@@ -8,7 +8,7 @@ from tvm import tirx
 from tvm.error import DiagnosticError
 
 from sparsetir.sparse_ir import script as T
-from sparsetir.sparse_ir.errors import IllFormedError
+from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -18,6 +18,7 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     make_func,
 )
+from sparsetir.sparse_ir.schedule.loops import replaced
 from sparsetir.sparse_ir.script import from_source
 from sparsetir.sparse_ir.verify import verify
 
@@ -299,6 +300,20 @@ def test_iterations_that_are_known_are_not_looked_at_again():
     func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
     with pytest.raises(IllFormedError, match="two sparse iterations are named 'one'"):
         verify(func, list(func.body.seq))
+
+
+def test_what_changed_beside_a_replaced_iteration_is_looked_at_again():
+    """Primitives that change more than one iteration say so."""
+    good, bad = (
+        f'with T.sp_iter([{axis}], "S", "{name}") as [i]:\n    T.evaluate(0)\n'
+        for axis, name in (("I", "one"), ("J", "two"))
+    )
+    text = source(good + bad).replace("@T.prim_func", "@T.prim_func(check_well_formed=False)")
+    func = from_source(text)
+    one, _ = func.body.seq
+    replaced("somebody", func, one, one)
+    with pytest.raises(ScheduleError, match="somebody: .*sp_iter 'two'"):
+        replaced("somebody", func, one, one, trusted=False)
 
 
 def test_decorated_function_names_this_file():
