@@ -11,7 +11,8 @@ of each non-zero. It adds them as parameters, after all others, and says in the 
 
 A keyword is a number, a string, or "$name": the value of that parameter, an array of NumPy or an
 integer; it may be a computed one that comes before. A kernel computes them when it first sees a
-structure, so that it is called the same whatever its schedule.
+structure, so that it is called the same whatever its schedule. What recipe "packed" makes follows
+the values that it reads, and is made in every call.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ __all__ = [
     "keyword",
     "least_of_rows",
     "number",
+    "of_values",
     "order_by_column_parts",
+    "packed",
     "part_numbers",
     "reads",
     "recipe",
@@ -86,12 +89,18 @@ def reads(how: Mapping[str, Any]) -> list[str]:
     return [v[1:] for v in how.values() if isinstance(v, str) and v.startswith("$")]
 
 
+def of_values(func: SparseFunc) -> list[str]:
+    """The computed parameters that are made of values, not of a structure."""
+    return [n for n, how in computed_parameters(func).items() if how["recipe"] == packed.__name__]
+
+
 def compute(
     func: SparseFunc, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """The values of all computed parameters of a function, in order.
 
-    arguments : by name, at least what the recipes read: arrays as NumPy, numbers
+    arguments : by name, at least what the recipes read: arrays as NumPy, numbers. Without values,
+        what is made of these is left out
     overrides : values for some computed parameters, such as a number of blocks; those that are made
         of them follow
 
@@ -110,6 +119,8 @@ def compute(
             )
     for name, how in recipes.items():
         who = f"{func.name}: computed parameter '{name}'"
+        if how["recipe"] == packed.__name__ and values.get(str(how["values"])[1:]) is None:
+            continue
         value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
         found[name] = values[name] = _fitted(who, value, *dtypes[name])
     check_promises(func.name, promises_of(func), found)
@@ -315,6 +326,20 @@ def row_of_position(indptr: np.ndarray, order: np.ndarray | None = None) -> np.n
 def in_order(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     """(nnz,) values[order]: what is kept of each non-zero, in another order."""
     return values[order]
+
+
+@recipe
+def packed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """values[order]: values in the order in which they are read, of the shape of `order`.
+
+    Raises ScheduleError for what is no position.
+    """
+    if order.size and not 0 <= order.min() <= order.max() < len(values):
+        raise ScheduleError(
+            f"packed: argument 'order': expected positions below {len(values)}, got "
+            f"{order.min()} to {order.max()}"
+        )
+    return values.take(order)
 
 
 @recipe

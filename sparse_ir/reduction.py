@@ -12,7 +12,7 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.nodes import loads_of, map_expr, same_indices
 from sparsetir.sparse_ir.position_space import dtype_of
 
-__all__ = ["Reduction", "factors_of", "is_tail", "reduction_of", "taken_apart", "widened"]
+__all__ = ["Reduction", "factors_of", "is_tail", "reduction_of", "taken_apart", "where", "widened"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,18 @@ def reduction_of(body: Any) -> Reduction | None:
     if found is None or loads_of(found[0], store.buffer):
         return None
     return Reduction(conditions, store, *found)
+
+
+def where(reduction: Reduction, test: Any) -> Any:
+    """The store of a reduction, without its conditions, that takes a term only where `test` holds:
+
+    the operator's identity stands for the others.
+    """
+    store, dtype = reduction.store, dtype_of(reduction.term)
+    term = tirx.Select(test, reduction.term, reduction.identity(dtype))
+    held = tirx.BufferLoad(store.buffer, store.indices)
+    value = reduction.combine(_as(held, dtype), term)
+    return tirx.BufferStore(store.buffer, _as(value, dtype_of(store.value)), store.indices)
 
 
 def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], Any]] | None:

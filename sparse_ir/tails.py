@@ -44,7 +44,7 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart, where
 from sparsetir.sparse_ir.set_anew import same_again, sets_before_reading
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
@@ -221,12 +221,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         if found is None or not (workspace or all(kind == "R" for kind in over)):
             # To add nothing is to write: another worker may own the element.
             return _under([*rest, *tails], stmt)
-        test = tirx.all(*(c.args[0] for c in tails))
-        dtype = str(found.term.ty.dtype)
-        term = tirx.Select(test, found.term, found.identity(dtype))
-        held = tirx.BufferLoad(stmt.buffer, stmt.indices)
-        value = found.combine(_cast(held, dtype), term)
-        store = tirx.BufferStore(stmt.buffer, _cast(value, str(stmt.value.ty.dtype)), stmt.indices)
+        store = where(found, tirx.all(*(c.args[0] for c in tails)))
         return _under(rest, store)
 
     return _map_chains(nest, branch)
@@ -380,7 +375,3 @@ def _under(conditions: list[Any], stmt: Any) -> Any:
     for condition in reversed(conditions):
         stmt = tirx.IfThenElse(condition, stmt, None)
     return stmt
-
-
-def _cast(expr: Any, dtype: str) -> Any:
-    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)

@@ -226,6 +226,19 @@ class Translator:
             return []
         analyzer = Analyzer()
         ranges: dict[Any, Any] = {}
+
+        def loaded(node: Any) -> Any:
+            """A variable for what is known to lie in a range."""
+            most = self._domains.get(node.source)
+            if most is None:
+                return node
+            var = tirx.Var("loaded", dtype_of(node))
+            first, end = as_dtype(0, dtype_of(node)), as_dtype(most, dtype_of(node))
+            analyzer.bind(var, ir.Range(first, end))
+            ranges[var] = sym.IntervalSet(first, end - as_dtype(1, dtype_of(node)))
+            return var
+
+        asked = map_expr(coord, [(ir.TensorLoad, loaded)])
         not_empty: set[Any] = set()  # sizes of axes of which a coordinate is visited here
         for var, axis in scope.axis_of_var.items():
             if var in free_vars(coord):
@@ -240,13 +253,14 @@ class Translator:
             least = max(self._least[var], int(var in not_empty))
             analyzer.bind(var, ir.Range(as_dtype(least, dtype), most))
         if tvm.DataType(dtype_of(coord)).bits < tvm.DataType(dtype_of(length)).bits:
-            coord = as_dtype(coord, dtype_of(length))  # a length need not fit the narrower type
+            # A length need not fit the narrower type.
+            coord, asked = (as_dtype(x, dtype_of(length)) for x in (coord, asked))
         length = as_dtype(length, dtype_of(coord))
-        lower = [] if analyzer.can_prove(coord >= 0) else [coord >= 0]
-        upper = [] if analyzer.can_prove(coord < length) else [coord < length]
+        lower = [] if analyzer.can_prove(asked >= 0) else [coord >= 0]
+        upper = [] if analyzer.can_prove(asked < length) else [coord < length]
         if upper and ranges:
             # The last coordinate, where bounds are symbols: p * 8 + l < n * 8 for p < n, l < 8.
-            last = analyzer.int_set(coord, ranges).max_value
+            last = analyzer.int_set(asked, ranges).max_value
             ends = (free_vars(r.max_value) for r in ranges.values())
             known = set().union(free_vars(length), *ends)
             if free_vars(last) <= known and analyzer.can_prove(last < length):

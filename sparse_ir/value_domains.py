@@ -15,10 +15,11 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.assumptions import assumed_coordinates
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, walk
+from sparsetir.sparse_ir.position_space import as_dtype
 
 __all__ = ["as_if_in_order", "permutations", "value_domains"]
 
-PERMUTATIONS = ("order_by_column_parts",)
+PERMUTATIONS = ("order_by_column_parts", "rows_of_slices", "long_rows", "left_rows")
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:
@@ -48,7 +49,7 @@ def value_domains(func: SparseFunc) -> dict[Any, Any]:
 
 
 def permutations(func: SparseFunc) -> set[Any]:
-    """Stage-I variables of the buffers that hold each of their positions once."""
+    """Stage-I variables of the buffers that hold no value twice."""
     made = {n for n, how in computed_parameters(func).items() if how["recipe"] in PERMUTATIONS}
     return {b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made}
 
@@ -108,6 +109,21 @@ def _places(how: Mapping[str, Any], _: Any, __: Any, by_indices: Mapping[str, Ax
     return None if axis is None else axis.nnz
 
 
+def _last_vectors(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any) -> Any:
+    """Where vectors begin of elements that are all there."""
+    axis = by_indptr.get(str(how["indptr"])[1:])
+    return None if axis is None else axis.nnz - as_dtype(how["lanes"] - 1, axis.idtype)
+
+
+def _positions(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any) -> Any:
+    axis = by_indptr.get(str(how["indptr"])[1:])
+    return None if axis is None else axis.nnz
+
+
+def _some(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: Any) -> Any:
+    return known.get(str(how["order"])[1:])
+
+
 def _same_values(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: Any) -> Any:
     return known.get(str(how["values"])[1:])
 
@@ -117,4 +133,12 @@ _RECIPES: dict[str, Callable[..., Any]] = {
     "row_of_position": _rows,
     "order_by_column_parts": _places,
     "in_order": _same_values,
+    "row_order": _rows,
+    "rows_of_slices": _some,
+    "long_rows": _some,
+    "left_rows": _some,
+    "slice_slots": _positions,
+    "positions_of_rows": _positions,
+    "row_starts": _positions,
+    "last_vectors": _last_vectors,
 }

@@ -14,6 +14,7 @@ from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.loops import loops_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
 from sparsetir.sparse_ir.schedule.precompute import SCOPES, precompute
+from sparsetir.sparse_ir.schedule.slices import slices
 from sparsetir.sparse_ir.schedule.split import TAILS, split
 
 __all__ = ["schedule_at_random"]
@@ -171,6 +172,18 @@ def _distribute(d: _Drawing) -> None:
     d.sch.distribute(d.loops[-d.choose((1, 2)) :])
 
 
+def _slices(d: _Drawing) -> None:
+    if len(d.loops) < 2:
+        raise _Skipped
+    options = {"longest": d.choose((4, 5, 9, "longest")), "window": d.choose((1, 3, 4096))}
+    lanes = d.choose((1, 2, 4))
+    d.apply(slices, d.loop(), d.loop(), lanes, **options, filled=d.choose((1, 90, 101)))
+
+
+def _pack(d: _Drawing) -> None:
+    d.sch.pack(d.choose([b.name for b in d.sch.func.buffers]), d.ref)
+
+
 def _annotate(d: _Drawing) -> None:
     d.sch.annotate(d.ref, "note", "kept")
 
@@ -178,6 +191,7 @@ def _annotate(d: _Drawing) -> None:
 MOVES = (
     _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
     _reorder, _split, _split, _result, _result, _distribute,
+    _slices, _slices, _pack, _pack,
 )  # fmt: skip
 
 

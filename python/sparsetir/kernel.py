@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,8 @@ class Kernel:
 
     Parameters that its schedule computes (see :mod:`sparsetir.sparse_ir.computed`) are none of the
     caller's: they are made when a set of index arrays is first seen, checked or not, and kept as
-    long. What a schedule promises about scalars is checked in every call.
+    long; those that are made of values, in every call. What a schedule promises about scalars is
+    checked in every call.
 
     Raises TypeError or ValueError naming function and argument, StructureError and its subclasses
     for invalid structure.
@@ -104,7 +105,7 @@ class Kernel:
         self.computed = signature.computed
         # By ids of index arrays that passed, and the sizes they were checked for: places of these
         # arrays with references to them, and the computed arguments.
-        self._passed: dict[tuple[Any, ...], tuple[Any, list[Any]]] = {}
+        self._passed: dict[tuple[Any, ...], tuple[Any, list[Any], dict[str, Any]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
         """Run the kernel; see the class."""
@@ -124,7 +125,7 @@ class Kernel:
             seen = self._passed.get(key)
             if seen is None or any(ref() is not values[i] for i, ref in seen[0]):
                 seen = self._meet(values, key)
-            values += seen[1]
+            values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
         try:
             shared = self._shared(values)
             if shared is None:
@@ -157,6 +158,21 @@ class Kernel:
         """
         numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items()}
         return compute(self.signature.func, numbers, overrides)
+
+    def of_values(
+        self, arguments: Mapping[str, Any], computed: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The computed parameters that are made of values: NumPy arrays by name.
+
+        arguments : by name, at least the arrays of values that recipes read
+        computed : the other ones, as :meth:`compute` gives them
+        """
+        names = self.signature.of_values
+        if not names:
+            return {}
+        read = {str(self.computed[name]["values"])[1:] for name in names}
+        found = self.compute({name: arguments[name] for name in read}, computed)
+        return {name: found[name] for name in names}
 
     def source(self, kind: str | None = None) -> str:
         """Generated code.
@@ -255,7 +271,9 @@ class Kernel:
                     f"{self._who(i)} is missing, and no array's shape implies it: expected a number"
                 )
 
-    def _meet(self, values: list[Any], key: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+    def _meet(
+        self, values: list[Any], key: tuple[Any, ...]
+    ) -> tuple[Any, list[Any], dict[str, Any]]:
         """Check index arrays that were not seen together with these sizes, and compute of them."""
         self._refuse(values)
         names = self.signature.names
@@ -263,16 +281,29 @@ class Kernel:
         arguments |= {names[i]: values[i] for i in self._scalars}
         if self.check:
             check_structure(self.signature.func, arguments)
-        made = compute(self.signature.func, arguments).values() if self.computed else ()
+        made = compute(self.signature.func, arguments) if self.computed else {}
         forget = _forgetting(self, key) if self.computed else None
         references = tuple((i, reference(values[i], forget)) for i in self._index)
+        kept = made if self.signature.of_values else {}
+        seen = references, self._placed(values, made.values()), kept
+        # A new dictionary each time: other threads may be reading the old one.
+        self._passed = {**dict(list(self._passed.items())[1 - REMEMBERED :]), key: seen}
+        return seen
+
+    def _placed(self, values: list[Any], made: Iterable[Any]) -> list[Any]:
+        """What was computed, where the arguments are."""
         arrays = [values[i] for i in self._arrays]
         kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
-        seen = references, [placed(v, kind, arrays) if is_array(v) else v for v in made]
-        # A new dictionary each time: other threads may be reading the old one.
-        kept = dict(list(self._passed.items())[1 - REMEMBERED :])
-        self._passed = {**kept, key: seen}
-        return seen
+        return [placed(v, kind, arrays) if is_array(v) else v for v in made]
+
+    def _with_values(self, values: list[Any], steady: list[Any], made: dict[str, Any]) -> list[Any]:
+        """All computed arguments, in order: the steady ones, and those made of these values."""
+        self._refuse(values)
+        arguments = {self.signature.names[i]: values[i] for i in self._arrays}
+        found = self.of_values(arguments, made)
+        every = dict(zip(made, steady, strict=True))
+        every |= zip(found, self._placed(values, found.values()), strict=True)
+        return [every[name] for name in self.computed]
 
     def _refuse_broken_promise(self, values: list[Any]) -> None:
         named = {self.signature.names[i]: values[i] for i in self._scalars}

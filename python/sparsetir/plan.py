@@ -113,7 +113,6 @@ class Plan:
     arranges_values : whether values are brought into another order, on the host, before the kernel
         takes them: for those of a run in each run
     launches : kernels started by a call
-    padding : places that are stored beside the elements, as a fraction of all places
     needs_values : whether each run is to be given values
     """
 
@@ -133,8 +132,6 @@ class Plan:
         self.compile_seconds = time.perf_counter() - start
         start = time.perf_counter()
         arranged = template.arrange(wanted.pattern, problem, config)
-        self.convert_seconds = time.perf_counter() - start
-        self.padding = arranged.stored.padding
         self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
         self._stored = arranged.stored
         self.arranges_values = not self._stored.keeps_order
@@ -156,7 +153,9 @@ class Plan:
         self._planned: Any = None  # the values, unless the caller gives others
         self.needs_values = operator.reads_values and isinstance(matrix, CsrPattern)
         sizes = {"heads": wanted.heads or 1, "tiles": tiles, "feat": wanted.feat}
-        given = {**sizes, **arranged.arguments, **arranged.computed(signature.func, sizes)}
+        computed = arranged.computed(signature.func, sizes)
+        self._computed = computed if signature.of_values else {}
+        given = {**sizes, **arranged.arguments, **computed}
         # Of what kernels take in another shape than the caller gives it.
         numbers = [given.get(name) for name in signature.names]
         # Values that are arranged have other names.
@@ -167,7 +166,13 @@ class Plan:
         if operator.reads_values and isinstance(matrix, SparseMatrix):
             values = np.broadcast_to(matrix.values, self._shapes["a"])
             self._planned = np.ascontiguousarray(values, problem.dtype)
-            self._put(self._stored.values(A=self._planned))
+            self._put(self._arranged(self._planned))
+        self.convert_seconds = time.perf_counter() - start
+
+    @property
+    def padding(self) -> float:
+        """Places that are stored beside the elements, as a fraction of all places."""
+        return self._stored.padding
 
     def _put(self, arguments: Mapping[str, Any]) -> None:
         """Keep arguments for all runs, arrays where the kernel runs."""
@@ -259,8 +264,13 @@ class Plan:
                 f"{self.op}: argument 'values': expected dtype {self.problem.dtype}, got "
                 f"{dtype_name(values)}"
             )
+        arrays = self._arranged(values)
+        return {name: self._view(name, self._on_device(x)) for name, x in arrays.items()}
+
+    def _arranged(self, values: Any) -> dict[str, Any]:
+        """The kernel's arrays of values, those that its schedule makes of them too."""
         stored = self._stored.values(A=values)
-        return {name: self._view(name, self._on_device(x)) for name, x in stored.items()}
+        return {**stored, **self.kernel.of_values(stored, self._computed)}
 
     def _view(self, name: str, array: Any) -> Any:
         """An array as the kernel takes it: it has no heads of its own, and no vectors."""

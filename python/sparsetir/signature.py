@@ -13,7 +13,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.computed import computed_parameters, reads
+from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
 from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace, dtype_of
 from sparsetir.sparse_ir.promises import promises_of
@@ -40,6 +40,7 @@ class Signature:
     names : the parameters that callers give, in order
     computed : recipe and keywords of each computed parameter, by name, in the order in which they
         follow the others
+    of_values : those of the computed parameters that follow values, and are made in every call
     promises : what the schedule takes for granted about scalars
     position : place of each parameter by name, computed ones too
     shapes : natural shape of each array parameter, None for scalars
@@ -59,6 +60,7 @@ class Signature:
         self.params = list(func.params)
         self.name = func.name
         self.computed = computed_parameters(func)
+        self.of_values = of_values(func)
         self.promises = promises_of(func)
         self.position = {str(p.name): i for i, p in enumerate(func.params)}
         self.names = [n for n in self.position if n not in self.computed]
@@ -84,7 +86,8 @@ class Signature:
             shape = list(var.ty.shape) if layout is None else _storage(layout).natural_shape()
             self.shapes[i] = shape
             self.dtypes[i] = str(var.ty.dtype)
-        read = [name for how in self.computed.values() for name in reads(how)]
+        steady = [how for name, how in self.computed.items() if name not in self.of_values]
+        read = [name for how in steady for name in reads(how)]
         arrays = [h.name for a in self.func.axes for h in (a.indptr, a.indices) if h is not None]
         sizes: set[str] = set()
         for axis in self.func.axes:
@@ -206,6 +209,7 @@ class PlainSignature(Signature):
         self.name = name
         self.names = [str(p.name) for p in prim.params]
         self.computed = {}
+        self.of_values = []
         self.promises = []
         self.position = {n: i for i, n in enumerate(self.names)}
         is_array = [tirx.is_buffer_var(p) for p in prim.params]

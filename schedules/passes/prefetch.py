@@ -26,11 +26,11 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["gathering_loads", "prefetch", "prefetch_gathered", "row_ahead"]
+__all__ = ["gathering_loads", "prefetch", "prefetch_gathered", "prefetch_streams", "row_ahead"]
 
 CACHE_LINE = 64
 
@@ -82,6 +82,64 @@ def prefetch_gathered(
         body = tirx.SeqStmt([*asks, loop.body])
         head = (loop.loop_var, loop.min, loop.extent, loop.kind)
         return tirx.For(*head, body, None, loop.annotations)
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx.PrimFunc:
+    """Prefetch what an iteration reads in order; one of the last steps.
+
+    Hardware sees such streams by itself, but looks no further than the end of a page, and asks for
+    little at a time. Before::
+
+        for s in range(S_indptr[vg + 1] - S_indptr[vg]):
+            for l in T.vectorized(16):
+                with T.sblock("sum0"): ...                # acc[l] += A[vg, s, l] * ...
+
+    After `prefetch_streams(func, "sum", distance=32)`::
+
+        for s in range(S_indptr[vg + 1] - S_indptr[vg]):
+            prefetch(address of A[vg, s + 32, 0])
+            for l in T.vectorized(16):
+                with T.sblock("sum0"): ...
+
+    The address may be past the end of the buffer: to prefetch from there does nothing.
+
+    func : a stage-II function; the one given is left as it is
+    iteration : a sparse iteration, by its reference or name, whose innermost block is in two loops
+        of its own, of which the inner one is a vector that reads at most a cache line of a buffer
+    distance : how many visits of the outer one ahead
+
+    Raises ScheduleError where the block reads nothing in order.
+    """
+    who = "prefetch_streams"
+    sch = s_tir.Schedule(func)
+    realize = _find(func.body, sch.get(innermost_block(sch, iteration, who)))
+    loops = _loops_around(func.body, realize)
+    at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    reads = [
+        tirx.BufferLoad(load.source, [substitute(i, at) for i in load.indices])
+        for load in nodes_of(ir.TensorLoad, realize.block.body)
+        if not nodes_of(ir.TensorLoad, load.indices[-2:])
+    ]
+    s, l = (loop.loop_var for loop in loops[-2:]) if len(loops) > 1 else (None, None)
+    streams = [x for x in reads if s is not None and {s, l} <= free_vars(x)]
+    if not streams:
+        raise ScheduleError(
+            f"{who}: argument 'iteration': expected '{realize.block.name_hint}' to read at two "
+            f"loops of its own, got {[str(x) for x in reads]}"
+        )
+    ahead = {s: s + as_dtype(distance, dtype_of(s)), l: as_dtype(0, dtype_of(l))}
+    asks = [
+        prefetch(tirx.BufferLoad(x.source, [substitute(i, ahead) for i in x.indices]))
+        for x in streams
+    ]
+
+    def visit(loop: Any) -> Any:
+        if not loop.loop_var.same_as(s):
+            return loop
+        body = tirx.SeqStmt([*asks, loop.body])
+        return tirx.For(s, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 

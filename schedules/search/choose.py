@@ -13,12 +13,13 @@ import numpy as np
 
 from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
+from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
-from sparsetir.schedules.templates.spmv import SlicedRows, serves
+from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
 
 __all__ = ["Statistics", "candidates", "choose"]

@@ -19,6 +19,7 @@ from sparsetir.formats import Format, Pattern
 from sparsetir.formats.library import places
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.operators.spmv import serves as slices_serve
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
@@ -30,7 +31,6 @@ from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows
-from sparsetir.schedules.templates.spmv import serves as slices_serve
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 

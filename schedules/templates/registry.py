@@ -9,6 +9,7 @@ from typing import Any
 from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm, in_csr
 from sparsetir.schedules.operators.sddmm import program as sddmm_operator
 from sparsetir.schedules.operators.spmm import program as spmm_operator
+from sparsetir.schedules.operators.spmv import program as spmv_operator
 from sparsetir.schedules.templates import (
     decomposed,
     sddmm,
@@ -56,7 +57,7 @@ class Template:
 # Of configs; others may add theirs.
 TEMPLATES: dict[type, Template] = {
     spmm.RowBlocks: Template(spmm_operator, spmm.apply, Spmm, spmm.arrange),
-    spmv.SlicedRows: Template(spmv.program, spmv.apply, Spmm, spmv.arrange, vectors=True),
+    spmv.SlicedRows: Template(spmv_operator, spmv.apply, Spmm, spmv.arrange, vectors=True),
     sddmm.SddmmGroups: Template(sddmm_operator, sddmm.apply, Sddmm, sddmm.arrange),
     sddmm_gpu.FusedNonzeros: Template(sddmm_operator, sddmm_gpu.apply, Sddmm, gpu=True),
     spmm_gpu.RowSplit: Template(spmm_operator, spmm_gpu.apply, Spmm, gpu=True),

@@ -22,12 +22,14 @@ __all__ = [
     "DenseLoops",
     "ElementReduction",
     "RowReduction",
+    "RowSum",
     "dense_loops",
     "element_reduction",
     "gathered_operand",
     "refuse_shape",
     "row_reduction",
     "row_results",
+    "row_sum",
 ]
 
 
@@ -227,6 +229,44 @@ def _row_result(sch: Schedule, who: str, it: Any) -> RowReduction:
         handle(features[0]), result.name, *gathered, result.dtype,
         reduction_of(it.body) is not None,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """Terms of what rows store, reduced over it.
+
+    rows, columns : over a dense axis, and over the sparse_variable axis under it
+    result, stored : names of the buffers of the result, and of those over both axes
+    dtype : of the result
+    """
+
+    rows: SpIter
+    columns: SpIter
+    result: str
+    stored: list[str]
+    dtype: str
+
+
+def row_sum(sch: Schedule, who: str) -> RowSum:
+    """The loops of a program that reduces over what rows store, and of nothing else.
+
+    who : the template, for messages
+    Raises ScheduleError where the program looks different, and says how.
+    """
+    func = sch.func
+    iterations = list(sparse_iterations(func))
+    if len(iterations) != 1:
+        refuse_shape(who, func, f"one iteration, got {[it.name for it in iterations]}")
+    it = iterations[0]
+    if it.kinds != "SR" or reduction_of(it.body) is None or it.init is None:
+        refuse_shape(who, func, f"'{it.name}' to reduce over what rows store")
+    names = [loop.name for loop in loops_of(it)]
+    rows, columns = sch.get_sp_iters(sch.get_sparse_iteration(it.name))
+    over = {b.name: [a.name for a in b.axes or ()] for b in func.buffers}
+    _, store = taken_apart(it.body)
+    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    stored = [name for name, axes in over.items() if axes == names]
+    return RowSum(rows, columns, result.name, stored, result.dtype)
 
 
 def gathered_operand(func: Any, it: Any, feature: Any, columns: list[Any]) -> tuple[Any, Any]:

@@ -27,28 +27,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import tirx
 
+from sparsetir.sparse_ir.computed import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
     SparseBuffer,
     SparseFunc,
     SparseIteration,
-    accesses_of,
-    buffer_var,
     flat_axes,
-    map_expr,
-    same_indices,
-    sparse_iterations,
-    substitute,
 )
 from sparsetir.sparse_ir.schedule.cuts import Cut
+from sparsetir.sparse_ir.schedule.elements import Elements
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
-    fresh_name,
     handle_of,
     iteration_of,
     loops_of,
@@ -82,152 +77,54 @@ def positions(
     return _Positions(func, it, place).run(parts, default)
 
 
-class _Positions(Cut):
+class _Positions(Elements):
     def __init__(self, func: SparseFunc, it: SparseIteration, place: int) -> None:
-        super().__init__(WHO, func, it, loops_of(it)[place])
-        self.place, self.old = place, self.loop
-        self.arrays: list[SparseBuffer] = []
-        self.row, self.column = self._path()
-        name = fresh_name(func, self.old.name)
-        column = self.column
-        self.positions = Axis(
-            name=name, kind="dense_fixed", length=column.nnz, idtype=column.idtype
-        )
+        self.place, self.old = place, loops_of(it)[place]
+        row, column = _path(Cut(WHO, func, it, self.old), self.old)
+        super().__init__(WHO, func, it, self.old, row, column, self.old.vars)
         self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
 
     def run(self, parts: int | str | None, default: Any) -> tuple[SparseFunc, SpIter]:
         """The rewritten function and the handle of the loop."""
         row, column, it = self.row, self.column, self.it
-        rows: dict[str, Any] = {"recipe": "row_of_position", "indptr": f"${column.indptr.name}"}
+        rows: dict[str, Any] = {"indptr": f"${column.indptr.name}"}
         at: Any = self.var
         if parts is None:
-            held = self._coordinates(row, "at", rows), self._bound(column, "at", column.indices)
+            held = (
+                self._coordinates(row, "at", row_of_position, **rows),
+                self.bound(f"{column.name}_at", [self.positions], column.indices),
+            )
         else:
             order = self._order(self._parts(parts, default))
             given = f"${order.handle.name}"
-            columns = {
-                "recipe": "in_order", "values": f"${column.indices.name}", "order": given
-            }  # fmt: skip
+            values = f"${column.indices.name}"
             held = (
-                self._coordinates(row, "at", {**rows, "order": given}),
-                self._coordinates(column, "at", columns),
+                self._coordinates(row, "at", row_of_position, **rows, order=given),
+                self._coordinates(column, "at", in_order, values=values, order=given),
             )
             at = tirx.BufferLoad(order.var, [self.var])
         coordinates = [tirx.BufferLoad(b.var, [self.var]) for b in held]
-        moved = self._moved_buffers()
         new = Loop(self.positions, [self.var], self.old.kinds[0])
         loops = loops_of(it)
         iteration = changed(
             it,
             [*loops[: self.place], new, *loops[self.place + 1 :]],
-            init=None if it.init is None else self._rewritten(it.init, moved, at, coordinates),
-            body=self._rewritten(it.body, moved, at, coordinates),
+            init=None if it.init is None else self.rewritten(it.init, at, coordinates),
+            body=self.rewritten(it.body, at, coordinates),
         )
-        buffers = [moved.get(b.var, b) for b in self.func.buffers]
-        func = self.func.replace(buffers=buffers).with_attr("computed", self.computed)
         out = replaced(
-            WHO, func, it, iteration, axes=[self.positions], buffers=self.arrays,
+            WHO, self.moved_function(), it, iteration, axes=self.axes, buffers=self.buffers,
             params=self.params, trusted=False,
         )  # fmt: skip
         return out, handle_of(it, new)
 
-    def _path(self) -> tuple[Axis, Axis]:
-        """The axes of the loop: rows and columns."""
-        axes, node = flat_axes([self.old.node]), self.old.node
-        fits = (
-            isinstance(node, FusedAxis)
-            and len(axes) == 2
-            and axes[0].kind == "dense_fixed"
-            and axes[1].kind == "sparse_variable"
-            and axes[1].parent.name == axes[0].name
-        )
-        if not fits:
-            self.refuse(
-                "expected a loop over a dense axis fused with a sparse_variable axis under it, got "
-                f"'{self.old.name}'; sparse_fuse makes such a loop"
-            )
-        if len(set(self.old.kinds)) > 1:
-            self.refuse(
-                f"expected axes of one kind, got '{self.old.kinds}' for '{self.old.name}'; divide "
-                "cuts such a loop at rows, or at positions"
-            )
-        column = axes[1]
-        for other in sparse_iterations(self.func):
-            if other.name != self.it.name and column.name in {
-                a.name for a in flat_axes(other.axes)
-            }:
-                self.refuse(
-                    f"sp_iter '{other.name}' visits '{column.name}' too; expected it to be visited "
-                    "here alone"
-                )
-        return axes[0], column
-
-    def _moved_buffers(self) -> dict[Any, SparseBuffer]:
-        """By its variable, each buffer over both axes as one over positions."""
-        out: dict[Any, SparseBuffer] = {}
-        pair = [self.row.name, self.column.name]
-        for b in self.func.buffers:
-            names = [a.name for a in b.axes or ()]
-            if self.column.name not in names:
-                continue
-            at = names.index(self.column.name) - 1
-            if names[at : at + 2] != pair or any(
-                a.parent is not None and a.parent.name == self.column.name for a in b.axes or ()
-            ):
-                self.refuse(
-                    f"buffer '{b.name}' over {names} does not lie over the elements of {pair} alone"
-                )
-            axes = [*(b.axes or ())[:at], self.positions, *(b.axes or ())[at + 2 :]]
-            scope = b.var.ty.storage_scope
-            var = buffer_var([a.length for a in axes], b.dtype, b.name, scope)
-            out[b.var] = SparseBuffer(var=var, axes=axes, handle=b.handle)
-            self._refuse_accesses(b, at)
-        return out
-
-    def _refuse_accesses(self, buffer: SparseBuffer, at: int) -> None:
-        """Refuse accesses of a buffer over both axes that are not at the element visited."""
-        here = [self.it.body, *([] if self.it.init is None else [self.it.init])]
-        accesses = [list(x.indices) for part in here for x in accesses_of(part, buffer.var)]
-        if len(accesses) != len(accesses_of(self.func.body, buffer.var)):
-            self.refuse(f"buffer '{buffer.name}' is accessed outside of this iteration too")
-        for indices in accesses:
-            if not same_indices(indices[at : at + 2], self.old.vars):
-                self.refuse(
-                    f"buffer '{buffer.name}' is accessed at {indices}, which is not the element "
-                    "visited"
-                )
-
-    def _rewritten(self, tree: Any, moved: Any, at: Any, coordinates: list[Any]) -> Any:
-        """A statement with accesses by position, and coordinates that are loaded."""
-
-        def indices(node: Any, buffer: Any) -> list[Any]:
-            old = next(b for b in self.func.buffers if b.var.same_as(buffer))
-            first = [a.name for a in old.axes or ()].index(self.row.name)
-            return [*node.indices[:first], at, *node.indices[first + 2 :]]
-
-        def load(node: Any) -> Any:
-            if node.source not in moved:
-                return node
-            return tirx.BufferLoad(moved[node.source].var, indices(node, node.source))
-
-        def store(node: Any) -> Any:
-            if node.buffer not in moved:
-                return node
-            where = indices(node, node.buffer)
-            return tirx.BufferStore(moved[node.buffer].var, node.value, where)
-
-        tree = map_expr(tree, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
-        return substitute(tree, dict(zip(self.old.vars, coordinates, strict=True)))
-
-    # -- declarations -------------------------------------------------------------------------
-
     def _order(self, parts: Any) -> SparseBuffer:
         """The position that is visited at each place of the order."""
-        how = {
-            "recipe": "order_by_column_parts", "indices": f"${self.column.indices.name}",
-            "n": self.named(self.column.length), "parts": parts,
-        }  # fmt: skip
-        return self._coordinates(self.positions, "order", how)
+        column = self.column
+        return self._coordinates(
+            self.positions, "order", order_by_column_parts,
+            indices=f"${column.indices.name}", n=self.named(column.length), parts=parts,
+        )  # fmt: skip
 
     def _parts(self, parts: int | str, default: Any) -> Any:
         """The number of parts as a recipe takes it."""
@@ -239,17 +136,29 @@ class _Positions(Cut):
             self.refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")
         return parts
 
-    def _coordinates(self, of: Axis, what: str, how: dict[str, Any]) -> SparseBuffer:
+    def _coordinates(self, of: Axis, what: str, recipe: Any, **how: Any) -> SparseBuffer:
         """A computed array over the positions."""
-        name = fresh_name(self.func, f"{of.name}_{what}".lower())
-        handle = ir.Var(name, ir.PointerType(ir.PrimType("void")))
-        self.params.append(handle)
-        self.computed[name] = how
-        return self._bound(of, what, handle)
+        return self.table(f"{of.name}_{what}", [self.positions], recipe.__name__, **how)
 
-    def _bound(self, of: Axis, what: str, handle: Any) -> SparseBuffer:
-        """A buffer over the positions, of coordinates."""
-        name = fresh_name(self.func, f"{of.name}_{what}")
-        var = buffer_var([self.positions.length], self.positions.idtype, name)
-        self.arrays.append(SparseBuffer(var=var, axes=[self.positions], handle=handle))
-        return self.arrays[-1]
+
+def _path(cut: Cut, loop: Loop) -> tuple[Axis, Axis]:
+    """The axes of a loop: rows and columns."""
+    axes, node = flat_axes([loop.node]), loop.node
+    fits = (
+        isinstance(node, FusedAxis)
+        and len(axes) == 2
+        and axes[0].kind == "dense_fixed"
+        and axes[1].kind == "sparse_variable"
+        and axes[1].parent.name == axes[0].name
+    )
+    if not fits:
+        cut.refuse(
+            "expected a loop over a dense axis fused with a sparse_variable axis under it, got "
+            f"'{loop.name}'; sparse_fuse makes such a loop"
+        )
+    if len(set(loop.kinds)) > 1:
+        cut.refuse(
+            f"expected axes of one kind, got '{loop.kinds}' for '{loop.name}'; divide cuts such a "
+            "loop at rows, or at positions"
+        )
+    return axes[0], axes[1]

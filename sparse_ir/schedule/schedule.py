@@ -28,12 +28,14 @@ from sparsetir.sparse_ir.schedule.fuse import sparse_fuse
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration, handle_of, loops_of, name_of
 from sparsetir.sparse_ir.schedule.meet import meet
+from sparsetir.sparse_ir.schedule.pack import pack
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
 from sparsetir.sparse_ir.schedule.peel import peel
 from sparsetir.sparse_ir.schedule.pos import coord, pos
 from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
+from sparsetir.sparse_ir.schedule.slices import slices
 from sparsetir.sparse_ir.schedule.split import split
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
 
@@ -159,6 +161,16 @@ class Schedule:
         """
         return self._apply(positions, loop, parts=parts, default=default)
 
+    def pack(self, buffer: str, iteration: SparseIterationRef) -> str:
+        """Bring values into the order in which an iteration reads them; the name of their buffer.
+
+        buffer : name of what the iteration reads at an array of positions, as after `slices`
+
+        A plan does it once, a kernel in every call. More:
+        `help("sparsetir.sparse_ir.schedule.pack")`.
+        """
+        return self._apply(pack, buffer, iteration)
+
     def peel(self, loop: SpIter, multiple: int) -> tuple[SpIter, SpIter]:
         """Part the coordinates that fill no whole tile off, as an iteration of their own.
 
@@ -169,6 +181,24 @@ class Schedule:
         More: `help("sparsetir.sparse_ir.schedule.peel")`.
         """
         return self._apply(peel, loop, multiple)
+
+    def slices(
+        self, rows: SpIter, columns: SpIter, lanes: int, *, longest: int | str = 256,
+        window: int | str = 4096, filled: int | str = 90,
+    ) -> list[SpIter]:  # fmt: skip
+        """Lay rows of about the same length side by side, one element of each at a time.
+
+        rows, columns : over a dense axis, and the sparse axis under it, a reduction
+        lanes : rows of a slice, and elements of a vector of a long row
+        longest, window, filled : elements of a long row, rows sorted together, percent of a slice's
+            slots that long rows must fill; numbers, or names by which they can be chosen later
+
+        Handles: slices, steps, lanes; long rows, vectors, their lanes; other rows, elements. More:
+        `help("sparsetir.sparse_ir.schedule.slices")`.
+        """
+        return self._apply(
+            slices, rows, columns, lanes, longest=longest, window=window, filled=filled
+        )
 
     def distribute(self, loop: SpIter | Sequence[SpIter]) -> list[SparseIterationRef]:
         """Move the innermost loops of an iteration into each of its steps; handles of the steps.

@@ -274,10 +274,10 @@ class _Result:
                     f'expected loops of constant extent for a workspace in scope "local", got '
                     f"'{loop.name}' of {loop.node.length}; split it first"
                 )
-        for names in divided(self.it):
-            if not {x.name for x in self.inner}.isdisjoint(names):
+        for group in divided(self.it):
+            if not {x.name for x in self.inner}.isdisjoint(group):
                 self._refuse(
-                    f"{names} inside is divided among workers; expected {WHO} before parallelize"
+                    f"{group} inside is divided among workers; expected {WHO} before parallelize"
                 )
         for loop in self.lanes:
             if loop.kinds != "R":

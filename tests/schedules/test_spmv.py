@@ -10,17 +10,13 @@ import tvm_ffi
 
 import sparsetir
 from csr_zoo import CLOSE, ZOO, random
+from programs import PROGRAMS
+from sparsetir.arrays import is_array, plain_view
 from sparsetir.build import build
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.passes.prefetch_streams import prefetch_streams
-from sparsetir.schedules.templates.spmv import (
-    STORE_COST,
-    SlicedRows,
-    apply,
-    arrange,
-    program,
-    serves,
-)
+from sparsetir.schedules.operators.spmv import program, serves
+from sparsetir.schedules.passes.prefetch import prefetch_streams
+from sparsetir.schedules.templates.spmv import STORE_COST, SlicedRows, apply, arrange
 from sparsetir.sparse_ir.errors import ScheduleError
 
 RNG = np.random.default_rng(0)
@@ -61,14 +57,28 @@ def arranged(a, config, idtype="int32"):
     return arrange(pattern, Spmm(idtype=idtype), config)
 
 
+def computed(a, config, idtype="int32"):
+    """The computed parameters of a kernel, those that a plan makes of the pattern."""
+    kernel = kernel_of(Spmm(idtype=idtype), config)
+    return arranged(a, config, idtype).computed(kernel.signature.func, {})
+
+
 def product(a, values, x, config, dtype="float32", idtype="int32"):
     """A x by the kernel, of torch tensors."""
     found = arranged(a, config, idtype)
     out = torch.full((a.shape[0],), float("nan"), dtype=x.dtype)
-    given = {**found.arguments, **found.stored.values(A=values), "b": x, "out": out}
     kernel = kernel_of(Spmm(dtype=dtype, idtype=idtype), config)
-    kernel(**{name: given[name] for name in kernel.signature.names})
+    given = {**found.arguments, **found.stored.values(A=values), "b": x, "out": out}
+    made = found.computed(kernel.signature.func, {})
+    made |= kernel.of_values(given, made)
+    every = {**given, **{n: _tensor(v) for n, v in made.items()}}
+    names = [*kernel.signature.names, *kernel.computed]
+    kernel.run_unchecked([_tensor(every[name]) for name in names])
     return out
+
+
+def _tensor(value):
+    return tvm_ffi.from_dlpack(plain_view(value)) if is_array(value) else value
 
 
 def check(a, config, dtype="float32", idtype="int32"):
@@ -135,53 +145,42 @@ def test_one_kernel_serves_all_patterns():
         check(ZOO["uneven"], other)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_each_element_has_a_slot_or_is_in_a_long_row(config):
-    a = ZOO["uneven"]
-    found = arranged(a, config).arguments
-    begin, lengths, starts = found["step_ptr"], found["lengths"], a.indptr
-    seen = {}
-    for g, lane in np.ndindex(found["slices"], config.lanes):
-        row, length = found["rows"][g, lane], lengths[g, lane]
-        places = found["order"][begin[g] : begin[g] + length, lane].tolist()
-        assert places == list(range(starts[row], starts[row + 1]))
-        assert row not in seen or row == found["rows"][g, lane - 1]  # fills up a slice
-        seen[row] = places
-    for row, start, length in zip(
-        found["long_rows"], found["long_starts"], found["long_lengths"], strict=True
-    ):
-        assert length >= config.long and row not in seen
-        assert (start, start + length) == (starts[row], starts[row + 1])
-        seen[row] = []
-    assert sorted(seen) == list(range(a.shape[0]))
-    for ptr, last in (("slice_ptr", "slices"), ("long_ptr", "longs")):
-        assert found[ptr][0] == 0 and found[ptr][-1] == found[last]
-        assert (np.diff(found[ptr]) >= 0).all()
-
-
-def test_long_rows_of_about_one_length_are_sliced():
-    lengths = np.array([*range(300, 332), 1000, 400, 900, 500])
-    a = sp.csr_array(np.arange(1000) < lengths[:, None], dtype="float32")
-    found = arranged(a, SlicedRows()).arguments
-    assert found["slices"] == 2 and found["steps"] == 315 + 331
-    assert found["long_rows"].tolist() == [32, 33, 34, 35]
-    check(a, SlicedRows())
-
-
 def test_little_is_padded():
     """Sorted rows of a window differ by the longest in all; windows meet at equal lengths."""
     a = random(20000, 300, 0.03)
-    found = arranged(a, SlicedRows())
-    assert found.stored.padding == 1 - a.nnz / (found.arguments["steps"] * 16)
-    assert 0 < found.stored.padding < 0.02
+    stored = arranged(a, SlicedRows()).stored
+    places = computed(a, SlicedRows())["I_steps_count"] * 16
+    assert stored.padding == pytest.approx(1 - a.nnz / places)
+    assert 0 < stored.padding < 0.02
+    assert arranged(ZOO["long rows alone"], SlicedRows(lanes=4, long=4)).stored.padding == 0
 
 
 def test_blocks_have_equal_work():
     a = random(20000, 300, 0.03)
-    config = SlicedRows(blocks=4)
-    found = arranged(a, config).arguments
-    work = np.diff(found["step_ptr"][found["slice_ptr"]] + STORE_COST * found["slice_ptr"])
-    assert work.max() < 1.02 * work.min()
+    found = computed(a, SlicedRows(blocks=4))
+    at = found["I_slices_ptr"]
+    work = np.diff(found["I_steps_ptr"][at] + STORE_COST * at)
+    assert len(work) == 4 and work.max() < 1.02 * work.min()
+
+
+def test_a_program_of_ones_own():
+    """The test program of SpMV, whose names are others, by the template's schedule."""
+    case = PROGRAMS["spmv"]
+    config = SlicedRows(lanes=4, long=8)
+    kernel = build(case.make("float32", "int32"), schedule=apply, config=config)
+    for which in case.cases:
+        given = case.inputs(np.random.default_rng(1), which, "float32", "int32")
+        want = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
+        kernel(**given)
+        sparsetir.interpret(case.make("float32", "int32"), want)
+        for output in case.outputs:
+            np.testing.assert_allclose(given[output], want[output], rtol=1e-4, atol=1e-5)
+
+
+def test_programs_that_look_otherwise():
+    for name in ("spmm", "elementwise"):
+        with pytest.raises(ScheduleError, match="SlicedRows: argument 'sch': expected 'spmm|elem"):
+            build(PROGRAMS[name].make("float32", "int32"), schedule=apply, config=SlicedRows())
 
 
 def test_the_config_for_a_pattern():
@@ -239,18 +238,19 @@ def test_feature_sizes_that_it_does_not_serve():
 def test_values_of_all_kinds_of_arrays_are_packed(dtype):
     a = ZOO["uneven"]
     values = torch.from_numpy(RNG.standard_normal(a.nnz)).to(getattr(torch, dtype))
-    found = arranged(a, SlicedRows())
-    want = values[torch.from_numpy(found.arguments["order"]).long()]
+    kernel = kernel_of(Spmm(dtype=dtype), SlicedRows())
+    made = arranged(a, SlicedRows()).computed(kernel.signature.func, {})
+    want = values[torch.from_numpy(made["i_slots"]).long()].double().numpy()
     kinds = [values, tvm_ffi.from_dlpack(values)]
     for given in kinds if dtype == "bfloat16" else [*kinds, values.numpy()]:
-        stored = found.stored.values(A=given)
-        assert stored["a"] is given
-        assert torch.equal(torch.from_dlpack(stored["packed_a"]), want)
+        found = kernel.of_values({"a": given}, made)
+        assert [*found] == ["a_packed"] and str(found["a_packed"].dtype) == dtype
+        assert (found["a_packed"].astype("float64") == want).all()
 
 
 def test_streams_that_are_not_there():
-    func = sparsetir.lower_sparse_iter(program(Spmm(), SlicedRows()))
-    with pytest.raises(ScheduleError, match="argument 'block': no two loops around a block 'sum9'"):
-        prefetch_streams(func, "sum9", ("PACKED",), 4)
-    with pytest.raises(ScheduleError, match="argument 'buffers': block 'sum0' reads no 'ORDER'"):
-        prefetch_streams(func, "sum0", ("ORDER",), 4)
+    func = sparsetir.lower_sparse_iter(program(Spmm()))
+    with pytest.raises(ScheduleError, match="prefetch_streams: expected a sparse iteration among"):
+        prefetch_streams(func, "sums", 4)
+    with pytest.raises(ScheduleError, match="expected 'spmv1' to read at two loops of its own"):
+        prefetch_streams(func, "spmv", 4)

@@ -256,13 +256,14 @@ def compiled(case: Case, config: Any) -> Compiled:
     compile_seconds = time.perf_counter() - start
     start = time.perf_counter()
     arranged = template.arrange(wanted.pattern, wanted.problem, config)
-    convert_seconds = time.perf_counter() - start
     signature = signature_of(stages)
-    arguments = {**sizes, **arranged.arguments, **arranged.computed(signature.func, sizes)}
+    arguments: dict[str, Any] = {**sizes, **arranged.arguments}
     if wanted.operator.reads_values:
         shape = case.matrix.nnz if heads is None else (heads, case.matrix.nnz)
         values = np.broadcast_to(case.matrix.values, shape)
         arguments |= arranged.stored.values(A=values)
+    arguments |= arranged.computed(signature.func, arguments)
+    convert_seconds = time.perf_counter() - start
     every = [*signature.names, *signature.computed]
     dtypes = dict(zip(every, signature.dtypes, strict=True))
     size = sum(x.size * itemsize(dtypes[n]) for n, x in arguments.items() if is_array(x))

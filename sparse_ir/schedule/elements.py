@@ -1,0 +1,136 @@
+"""What primitives need that visit stored elements by their positions: buffers over positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    accesses_of,
+    buffer_var,
+    flat_axes,
+    map_expr,
+    same_indices,
+    sparse_iterations,
+    substitute,
+)
+from sparsetir.sparse_ir.schedule.cuts import Cut
+from sparsetir.sparse_ir.schedule.loops import Loop, fresh_name
+
+__all__ = ["Elements"]
+
+
+class Elements(Cut):
+    """An iteration over rows and what they store, whose elements are visited in another way.
+
+    loop : names what is declared
+    row, column : a dense axis, and the sparse_variable axis under it
+    over : the coordinates of both
+    positions : a dense axis of all elements, which buffers over the two axes lie over from now on
+    buffers : those that the primitive declares
+    """
+
+    def __init__(
+        self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop,
+        row: Axis, column: Axis, over: list[Any],
+    ) -> None:  # fmt: skip
+        super().__init__(who, func, it, loop)
+        self.row, self.column, self.over = row, column, over
+        for other in sparse_iterations(func):
+            if other.name != it.name and column.name in {a.name for a in flat_axes(other.axes)}:
+                self.refuse(
+                    f"sp_iter '{other.name}' visits '{column.name}' too; expected it to be visited "
+                    "here alone"
+                )
+        name = fresh_name(func, f"{row.name}_{column.name}")
+        self.positions = Axis(
+            name=name, kind="dense_fixed", length=column.nnz, idtype=column.idtype
+        )
+        self.axes.append(self.positions)
+        self.buffers: list[SparseBuffer] = []
+        self.moved = self._moved_buffers()
+
+    def bound(self, name: str, axes: list[Axis], handle: Any) -> SparseBuffer:
+        """A buffer of integers over some axes."""
+        var = buffer_var([a.length for a in axes], self.idtype, self._buffer_name(name))
+        self.buffers.append(SparseBuffer(var=var, axes=axes, handle=handle))
+        return self.buffers[-1]
+
+    def table(self, name: str, axes: list[Axis], recipe: str, **how: Any) -> SparseBuffer:
+        """A buffer over some axes of what a recipe makes, a new parameter."""
+        lower = fresh_name(self.func, name.lower())
+        handle = ir.Var(lower, ir.PointerType(ir.PrimType("void")))
+        self.params.append(handle)
+        self.computed[lower] = {"recipe": recipe, **how}
+        return self.bound(name, axes, handle)
+
+    def rewritten(self, tree: Any, at: Any, coordinates: list[Any]) -> Any:
+        """A statement at another position, and at the coordinates of its element."""
+
+        def indices(node: Any, buffer: Any) -> list[Any]:
+            old = next(b for b in self.func.buffers if b.var.same_as(buffer))
+            first = [a.name for a in old.axes or ()].index(self.row.name)
+            return [*node.indices[:first], at, *node.indices[first + 2 :]]
+
+        def load(node: Any) -> Any:
+            if node.source not in self.moved:
+                return node
+            return tirx.BufferLoad(self.moved[node.source].var, indices(node, node.source))
+
+        def store(node: Any) -> Any:
+            if node.buffer not in self.moved:
+                return node
+            where = indices(node, node.buffer)
+            return tirx.BufferStore(self.moved[node.buffer].var, node.value, where)
+
+        tree = map_expr(tree, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
+        return substitute(tree, dict(zip(self.over, coordinates, strict=True)))
+
+    def moved_function(self) -> SparseFunc:
+        """The function with its buffers over positions, and what is computed."""
+        buffers = [self.moved.get(b.var, b) for b in self.func.buffers]
+        return self.func.replace(buffers=buffers).with_attr("computed", self.computed)
+
+    def _buffer_name(self, wish: str) -> str:
+        name, taken = fresh_name(self.func, wish), {b.name for b in self.buffers}
+        return name if name not in taken else self._name(wish, [*taken])
+
+    def _moved_buffers(self) -> dict[Any, SparseBuffer]:
+        """By its variable, each buffer over both axes as one over positions."""
+        out: dict[Any, SparseBuffer] = {}
+        pair = [self.row.name, self.column.name]
+        for b in self.func.buffers:
+            names = [a.name for a in b.axes or ()]
+            if self.column.name not in names:
+                continue
+            at = names.index(self.column.name) - 1
+            if names[at : at + 2] != pair or any(
+                a.parent is not None and a.parent.name == self.column.name for a in b.axes or ()
+            ):
+                self.refuse(
+                    f"buffer '{b.name}' over {names} does not lie over the elements of {pair} alone"
+                )
+            axes = [*(b.axes or ())[:at], self.positions, *(b.axes or ())[at + 2 :]]
+            scope = b.var.ty.storage_scope
+            var = buffer_var([a.length for a in axes], b.dtype, b.name, scope)
+            out[b.var] = SparseBuffer(var=var, axes=axes, handle=b.handle)
+            self._refuse_accesses(b, at)
+        return out
+
+    def _refuse_accesses(self, buffer: SparseBuffer, at: int) -> None:
+        """Refuse accesses of a buffer over both axes that are not at the element visited."""
+        here = [self.it.body, *([] if self.it.init is None else [self.it.init])]
+        accesses = [list(x.indices) for part in here for x in accesses_of(part, buffer.var)]
+        if len(accesses) != len(accesses_of(self.func.body, buffer.var)):
+            self.refuse(f"buffer '{buffer.name}' is accessed outside of this iteration too")
+        for indices in accesses:
+            if not same_indices(indices[at : at + 2], self.over):
+                self.refuse(
+                    f"buffer '{buffer.name}' is accessed at {indices}, which is not the element "
+                    "visited"
+                )

@@ -1,0 +1,108 @@
+"""Bring what an iteration reads into the order in which it is read.
+
+Before, after `slices`, where values are gathered::
+
+    C[..] = C[..] + T.Select(.., A[I_slots[s, w, l]] * B[J_slots[s, w, l]], 0.0)
+
+After `pack("A", iteration)`, where they come one after the other::
+
+    T.func_attr({"computed": {"a_packed": {"recipe": "packed", "values": "$a", ...}}})
+    A_packed = T.match_sparse_buffer(a_packed, (I_slices, I_steps, I_lanes), "float32")
+
+    C[..] = C[..] + T.Select(.., A_packed[s, w, l] * B[J_slots[s, w, l]], 0.0)
+
+The packed values are a computed parameter, but of values and not of a structure: a kernel makes
+them in every call, a plan once for the values that it is made with. So it is for values that stay.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from tvm import ir, tirx
+from tvm_ffi import structural_equal
+
+from sparsetir.sparse_ir.computed import COMPUTED, packed
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    SparseBuffer,
+    SparseFunc,
+    buffer_var,
+    loads_of,
+    map_expr,
+    same_indices,
+    stores_of,
+)
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.loops import (
+    around,
+    changed,
+    find_iteration,
+    fresh_name,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.value_domains import value_domains
+
+__all__ = ["pack"]
+
+WHO = "pack"
+
+
+def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[SparseFunc, str]:
+    """The function with values in the order of an iteration, and the name of their buffer.
+
+    buffer : name of a parameter's buffer over one dense axis, which the iteration only reads, and
+        only at `TABLE[..]`, an array at coordinates of the axes that this is over, which is known
+        to hold positions: such as recipes make, or columns
+    iteration : whose order it is
+    """
+    it = find_iteration(func, iteration.name)
+
+    def refuse(message: str) -> NoReturn:
+        raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
+
+    found = [b for b in func.buffers if b.name == buffer]
+    if not found or found[0].handle is None or len(found[0].axes or ()) != 1:
+        names = [b.name for b in func.buffers if b.handle is not None and len(b.axes or ()) == 1]
+        refuse(f"argument 'buffer': expected a parameter over one axis, {names}, got {buffer!r}")
+    values = found[0]
+    loads = loads_of(it, values.var)
+    written = any(s.buffer.same_as(values.var) for s in stores_of(func.body))
+    if not loads or written:
+        refuse(f"argument 'buffer': expected '{buffer}' to be read here, and nowhere written")
+    at = loads[0].indices[0]
+    by_var = {b.var: b for b in func.buffers}
+    table = by_var.get(at.source) if isinstance(at, ir.TensorLoad) else None
+    axes_of = {v: a for x in [*around(func, it), it] for a, v, _ in x.axis_of()}
+    fits = (
+        table is not None and table.handle is not None and len(table.axes or ()) == len(at.indices)
+    )
+    if not fits or not all(same_indices(x.indices, [at]) for x in loads):
+        refuse(
+            f"expected all reads of '{buffer}' at one table, got {[x.indices[0] for x in loads]}"
+        )
+    assert table is not None and table.axes is not None and table.handle is not None
+    over = [axes_of.get(i) if isinstance(i, ir.Var) else None for i in at.indices]
+    if [a and a.name for a in over] != [a.name for a in table.axes]:
+        refuse(f"expected '{table.name}' at coordinates of its axes, got {list(at.indices)}")
+    if not structural_equal(value_domains(func).get(table.var), values.var.ty.shape[0]):
+        refuse(f"expected '{table.name}' to be known to hold positions of '{buffer}'")
+    name = fresh_name(func, f"{buffer}_packed")
+    handle = ir.Var(fresh_name(func, name.lower()), ir.PointerType(ir.PrimType("void")))
+    var = buffer_var([a.length for a in table.axes], values.dtype, name)
+    how: dict[str, Any] = {
+        "recipe": packed.__name__, "values": f"${values.handle.name}",
+        "order": f"${table.handle.name}",
+    }  # fmt: skip
+    computed = {**dict(func.attrs.get(COMPUTED, {}).items()), str(handle.name): how}
+
+    def load(node: Any) -> Any:
+        return tirx.BufferLoad(var, at.indices) if node.source.same_as(values.var) else node
+
+    body = map_expr(it.body, [(ir.TensorLoad, load)])
+    out = replaced(
+        WHO, func.with_attr(COMPUTED, computed), it, changed(it, body=body), params=[handle],
+        buffers=[SparseBuffer(var=var, axes=table.axes, handle=handle)],
+    )  # fmt: skip
+    return out, name

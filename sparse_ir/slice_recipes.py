@@ -1,0 +1,194 @@
+"""Recipes of computed parameters for rows of about the same length, side by side in slices.
+
+Rows are parted in three: those of slices, `lanes` to each, one element of every row at a time; long
+ones, gone through in vectors of `lanes` elements; and what fills no slice, fewer than `lanes` rows.
+See :mod:`sparsetir.sparse_ir.schedule.slices`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsetir.sparse_ir.computed import recipe
+from sparsetir.sparse_ir.errors import ScheduleError
+
+__all__ = [
+    "last_vectors",
+    "left_count",
+    "left_rows",
+    "lengths_of_rows",
+    "long_count",
+    "long_rows",
+    "offsets_of_rows",
+    "positions_of_rows",
+    "row_order",
+    "row_starts",
+    "rows_of_slices",
+    "slice_count",
+    "slice_ptr",
+    "slice_slots",
+    "vector_ptr",
+]
+
+
+# -- which rows -------------------------------------------------------------------------------
+
+
+@recipe
+def row_order(indptr: np.ndarray, lanes: int, longest: int, window: int, filled: int) -> np.ndarray:
+    """(m,) the rows, each once: those of slices, slice by slice, then long ones, then the others.
+
+    indptr : (m + 1,) where rows begin
+    lanes : rows of a slice
+    longest : elements from which on a row is a long one, at least `lanes`
+    window : rows that are sorted by length together
+    filled : long rows are in slices too where elements are in this many percent of the slots
+    """
+    if window < 1:
+        raise ScheduleError(f"slices: argument 'window': expected 1 or more, got {window}")
+    lengths, short, long = _parted(indptr, lanes, longest)
+    number = short // window
+    # Lengths go up in one window and down in the next, for slices that reach over both.
+    order = np.lexsort((np.where(number % 2, -lengths[short], lengths[short]), number))
+    left, rest = np.split(short[order], [len(short) % lanes])
+    whole, even, others = _even(lengths, long, lanes, filled)
+    others = np.sort(np.concatenate([whole[~even].ravel(), others]))
+    return np.concatenate([rest, whole[even].ravel(), others, left])
+
+
+@recipe
+def slice_count(indptr: np.ndarray, lanes: int, longest: int, filled: int) -> int:
+    """How many slices there are; arguments as of :func:`row_order`."""
+    lengths, short, long = _parted(indptr, lanes, longest)
+    return len(short) // lanes + int(_even(lengths, long, lanes, filled)[1].sum())
+
+
+@recipe
+def left_count(indptr: np.ndarray, lanes: int, longest: int) -> int:
+    """How many rows fill no slice."""
+    return len(_parted(indptr, lanes, longest)[1]) % lanes
+
+
+@recipe
+def long_count(indptr: np.ndarray, slices: int, lanes: int, left: int) -> int:
+    """How many rows are long and in no slice."""
+    return len(indptr) - 1 - slices * lanes - left
+
+
+@recipe
+def rows_of_slices(order: np.ndarray, slices: int, lanes: int) -> np.ndarray:
+    """(slices * lanes,) the rows of the slices, of those in the order of :func:`row_order`."""
+    return order[: slices * lanes]
+
+
+@recipe
+def long_rows(order: np.ndarray, left: int, longs: int) -> np.ndarray:
+    """(longs,) the long rows, increasing."""
+    return order[len(order) - left - longs : len(order) - left]
+
+
+@recipe
+def left_rows(order: np.ndarray, left: int) -> np.ndarray:
+    """(left,) the rows that fill no slice."""
+    return order[len(order) - left :]
+
+
+@recipe
+def lengths_of_rows(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(rows,) how many elements some rows have."""
+    return indptr[rows + 1] - indptr[rows]
+
+
+# -- slices: one element of each row at a time ------------------------------------------------
+
+
+@recipe
+def slice_ptr(lengths: np.ndarray, lanes: int) -> np.ndarray:
+    """(slices + 1,) the first step of each slice, which has as many as its longest row elements.
+
+    lengths : (slices * lanes,) elements of each row
+    """
+    return _starts(lengths.reshape(-1, lanes).max(axis=1, initial=0))
+
+
+@recipe
+def slice_slots(
+    indptr: np.ndarray, rows: np.ndarray, lengths: np.ndarray, ptr: np.ndarray, lanes: int
+) -> np.ndarray:
+    """(steps, lanes) the position of each element in a slot; any where a row has ended.
+
+    rows, lengths, ptr : as :func:`rows_of_slices`, :func:`lengths_of_rows`, :func:`slice_ptr`
+    """
+    step = _within(ptr)[:, None]
+    slices = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
+    first = indptr[rows].reshape(-1, lanes)[slices]
+    return np.where(step < lengths.reshape(-1, lanes)[slices], first + step, 0)
+
+
+# -- long rows: vectors of their elements -----------------------------------------------------
+
+
+@recipe
+def vector_ptr(indptr: np.ndarray, rows: np.ndarray, lanes: int) -> np.ndarray:
+    """(rows + 1,) the first vector of each row, of as many as it takes."""
+    return _starts(-(-lengths_of_rows(indptr, rows) // lanes))
+
+
+@recipe
+def row_starts(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(rows,) the position of the first element of some rows, which have elements."""
+    return indptr[rows]
+
+
+@recipe
+def last_vectors(indptr: np.ndarray, rows: np.ndarray, lanes: int) -> np.ndarray:
+    """(rows,) where the last vector of some rows begins, which ends with the row.
+
+    rows : of `lanes` elements or more
+    """
+    return indptr[rows + 1] - lanes
+
+
+# -- rows as they are -------------------------------------------------------------------------
+
+
+@recipe
+def offsets_of_rows(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """(rows + 1,) where some rows begin if they lie one after the other."""
+    return _starts(lengths_of_rows(indptr, rows))
+
+
+@recipe
+def positions_of_rows(indptr: np.ndarray, rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """The positions of the elements of some rows; `offsets` as of :func:`offsets_of_rows`."""
+    return np.repeat(indptr[rows], np.diff(offsets)) + _within(offsets)
+
+
+def _parted(
+    indptr: np.ndarray, lanes: int, longest: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How many elements each row has, the rows of fewer than `longest`, and the others."""
+    if longest < lanes:
+        raise ScheduleError(f"slices: argument 'longest': expected {lanes} or more, got {longest}")
+    lengths = np.diff(indptr)
+    return lengths, np.flatnonzero(lengths < longest), np.flatnonzero(lengths >= longest)
+
+
+def _even(
+    lengths: np.ndarray, long: np.ndarray, lanes: int, filled: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(slices, lanes) rows by length, which of them are about as long; and rows that are over."""
+    order = long[np.argsort(lengths[long], kind="stable")]
+    whole, over = np.split(order, [len(order) // lanes * lanes])
+    whole = whole.reshape(-1, lanes)
+    slots = lanes * lengths[whole].max(axis=1, initial=0)
+    return whole, 100 * lengths[whole].sum(axis=1) >= filled * slots, over
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts, dtype="int64")])
+
+
+def _within(ptr: np.ndarray) -> np.ndarray:
+    """The number of each step within its own part."""
+    return np.arange(ptr[-1]) - np.repeat(ptr[:-1], np.diff(ptr))

@@ -1,0 +1,280 @@
+"""slices and pack: what they make, that it means the same, and what they refuse."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+import tvm_ffi
+
+import sparsetir
+from positions_common import relations, scaled, twice
+from programs import PROGRAMS, tolerance
+from schedule_common import opened, program
+from sparsetir import ScheduleError
+from sparsetir.sparse_ir import slice_recipes as recipes
+from sparsetir.sparse_ir.computed import compute, of_values, packed
+from sparsetir.sparse_ir.nodes import sparse_iterations
+
+RNG = np.random.default_rng(0)
+# Test programs of one iteration, whose first loops are over rows and what they store.
+SLICED = ["spmv", "spmm", "row_sum", "spmm_bsr", "relational", "row_max"]
+OPTIONS = [
+    {},
+    {"longest": 4, "window": 3},
+    {"longest": 5, "filled": 101},
+    {"longest": "long", "window": "window", "filled": "filled"},
+]
+
+
+def sliced(func: Any, lanes: int = 4, **options: Any) -> tuple[Any, list[Any]]:
+    """A schedule of a program of one iteration over rows I and columns J."""
+    sch = sparsetir.Schedule(func)
+    (it,) = sparse_iterations(func)
+    handles = {h.name: h for h in sch.get_sp_iters(sch.get_sparse_iteration(it.name))}
+    return sch, sch.slices(handles["I"], handles["J"], lanes, **options)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("name", SLICED)
+def test_the_result_stays(name: str, options: dict[str, Any]) -> None:
+    """Interpreted on every case; the text parses back and the trace replays."""
+    func, sch = _sliced_rows(name, 1 if options.get("filled") == 101 else 4, options)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
+    assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
+    _check(name, func, lambda given: sparsetir.interpret(sch.func, given))
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_kernels_give_the_same(name: str) -> None:
+    func, sch = _sliced_rows(name, 4, OPTIONS[1])
+    kernel = sparsetir.build(sch)
+    _check(name, func, lambda given: kernel(**given))
+
+
+def _sliced_rows(name: str, lanes: int, options: dict[str, Any]) -> tuple[Any, Any]:
+    func = PROGRAMS[name].make("float32", "int32")
+    sch = sparsetir.Schedule(func)
+    (it,) = sparse_iterations(func)
+    rows, columns = sch.get_sp_iters(sch.get_sparse_iteration(it.name))[:2]
+    sch.slices(rows, columns, lanes, **options)
+    return func, sch
+
+
+def _check(name: str, func: Any, run: Any) -> None:
+    program = PROGRAMS[name]
+    for case in program.cases:
+        given = program.inputs(np.random.default_rng(1), case, "float32", "int32")
+        want, got = _copied(given), _copied(given)
+        sparsetir.interpret(func, want)
+        run(got)
+        for output in program.outputs:
+            np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
+
+
+def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+
+
+def test_rows_and_elements_are_each_somewhere_once() -> None:
+    """On rows of 0 to 79 elements: positions of all three iterations, and what slots are for."""
+    lengths = RNG.permutation(np.repeat(np.arange(80), 3))
+    indptr = np.concatenate([[0], np.cumsum(lengths)]).astype("int32")
+    lanes = 8
+    for longest, filled in ((80, 101), (30, 101), (30, 90), (8, 50)):
+        how = {"lanes": lanes, "longest": longest, "filled": filled}
+        order = recipes.row_order(indptr, window=40, **how)
+        assert sorted(order) == [*range(240)]
+        count = recipes.slice_count(indptr, **how)
+        left = recipes.left_count(indptr, lanes, longest)
+        longs = recipes.long_count(indptr, count, lanes, left)
+        assert (count * lanes + longs + left, left < lanes) == (240, True)
+        rows = recipes.rows_of_slices(order, count, lanes)
+        tall = recipes.lengths_of_rows(indptr, rows)
+        ptr = recipes.slice_ptr(tall, lanes)
+        slots = recipes.slice_slots(indptr, rows, tall, ptr, lanes)
+        assert slots.shape == (ptr[-1], lanes)
+        positions = []
+        for s, lane in np.ndindex(count, lanes):
+            row = rows[s * lanes + lane]
+            here = slots[ptr[s] : ptr[s] + lengths[row], lane].tolist()
+            assert here == [*range(indptr[row], indptr[row + 1])]
+            positions += here
+        many = recipes.long_rows(order, left, longs)
+        assert (lengths[many] >= longest).all() and (np.diff(many) > 0).all()
+        vectors = recipes.vector_ptr(indptr, many, lanes)
+        ends = recipes.last_vectors(indptr, many, lanes)
+        for row, count_of, begin, end in zip(
+            many, np.diff(vectors), recipes.row_starts(indptr, many), ends, strict=True
+        ):
+            seen = set()
+            for u in range(count_of):
+                seen |= {*range(min(begin + u * lanes, end), min(begin + u * lanes, end) + lanes)}
+            assert seen == {*range(indptr[row], indptr[row + 1])}
+            positions += seen
+        few = recipes.left_rows(order, left)
+        offsets = recipes.offsets_of_rows(indptr, few)
+        positions += recipes.positions_of_rows(indptr, few, offsets).tolist()
+        assert sorted(positions) == [*range(len(range(indptr[-1])))]
+
+
+def test_long_rows_of_about_one_length_are_in_slices() -> None:
+    lengths = np.array([*range(300, 332), 1000, 400, 900, 500])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    how = {"lanes": 16, "longest": 256}
+    assert recipes.slice_count(indptr, **how, filled=90) == 2
+    assert recipes.slice_count(indptr, **how, filled=101) == 0
+    order = recipes.row_order(indptr, **how, window=1, filled=90)
+    assert recipes.long_rows(order, 0, 4).tolist() == [32, 33, 34, 35]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"longest": 3}, "slices: argument 'longest': expected 4 or more, got 3"),
+        ({"longest": 4, "window": 0}, "slices: argument 'window': expected 1 or more, got 0"),
+    ],
+)
+def test_numbers_that_cannot_be(options: dict[str, int], message: str) -> None:
+    how = {"lanes": 4, "window": 1, "filled": 90, **options}
+    with pytest.raises(ScheduleError, match=message):
+        recipes.row_order(np.array([0, 1, 2]), **how)
+
+
+def test_no_loop_needs_a_guard_and_all_are_free_of_races() -> None:
+    sch, (s, _, lane, p, _, vector, q, _) = sliced(program("spmm"))
+    sch.precompute("C", s, [lane, *_features(sch, "spmm")], scope="global")
+    sch.parallelize(s)
+    sch.parallelize(p)
+    sch.parallelize(q)
+    text = sparsetir.lower_sparse_iter(sch.func).script()
+    assert "if_then_else" not in text and "search" not in text
+    assert vector.name == "I_vector_lanes"
+
+
+def _features(sch: Any, name: str) -> list[Any]:
+    return sch.get_sp_iters(sch.get_sparse_iteration(name))[3:]
+
+
+def refused(make: Any, message: str) -> None:
+    with pytest.raises(ScheduleError, match=message) as caught:
+        make()
+    assert "in T.sp_iter([" in str(caught.value)
+
+
+def test_what_slices_refuses() -> None:
+    func = program("spmm")
+    sch, _, (i, j, k) = opened(func)
+    refused(lambda: sch.slices(i, j, 0), "slices: argument 'lanes': expected a positive integer")
+    refused(lambda: sch.slices(i, j, 4, longest=0), "argument 'longest': expected a positive")
+    refused(lambda: sch.slices(i, j, 4, window="a b"), "argument 'window': expected a positive")
+    refused(lambda: sch.slices(i, k, 4), "expected a spatial loop over a dense axis and a reduct")
+    refused(lambda: sch.slices(j, i, 4), "got 'J' and 'I'")
+    sch.annotate(sch.get_sparse_iteration("spmm"), "note", "kept")
+    refused(lambda: sch.slices(i, j, 4), "without nested ones and annotations")
+    sch, _, (i, j, k) = opened(func)
+    blocks, i = sch.divide(i, 2)
+    refused(lambda: sch.slices(blocks, j, 4), "got 'I_parts' and 'J'")
+    sch, _, (k, _) = opened(scaled, "scaled")
+    refused(lambda: sch.slices(k, k, 4), "got 'K' and 'K'")
+    sch, _, loops = opened(twice, "second")
+    refused(lambda: sch.slices(loops[0], loops[1], 4), "got 'I' and 'J'")
+
+
+# -- pack -------------------------------------------------------------------------------------
+
+
+def packed_spmm(longest: int = 5) -> tuple[Any, str]:
+    sch, (s, _, lane, *_) = sliced(program("spmm"), longest=longest)
+    steps = sch.precompute("C", s, [lane, *_features(sch, "spmm")], scope="global")
+    return sch, sch.pack("A", steps[1])
+
+
+def matrix(seed: int = 0) -> dict[str, Any]:
+    a = sp.random_array((13, 9), density=0.4, format="csr", rng=seed)
+    a.sort_indices()
+    return {
+        "a": np.random.default_rng(seed).random(a.nnz, dtype="float32"),
+        "b": np.random.default_rng(seed).random((9, 5), dtype="float32"),
+        "c": np.full((13, 5), np.nan, "float32"),
+        "indptr": a.indptr.astype("int32"), "indices": a.indices.astype("int32"),
+    }  # fmt: skip
+
+
+def exact(args: dict[str, Any]) -> np.ndarray:
+    return sp.csr_array((args["a"], args["indices"], args["indptr"]), shape=(13, 9)) @ args["b"]
+
+
+def test_packed_values_follow_those_that_are_given() -> None:
+    """In every call, for an array that is changed in place too; interpreted and compiled."""
+    sch, name = packed_spmm()
+    assert name == "A_packed" and of_values(sch.func) == ["a_packed"]
+    assert "A_packed[i_slice, i_step, i_lane]" in sch.func.script()
+    kernel = sparsetir.build(sch)
+    for seed in range(3):
+        args = matrix(seed)
+        for change in (0.0, 1.0):
+            args["a"] += change
+            kernel(**args)
+            np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5)
+            args["c"][:] = np.nan
+        sizes = {"m": 13, "n": 9, "nnz": len(args["a"]), "feat": 5}
+        sparsetir.interpret(sch.func, {**args, **sizes})
+        np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5)
+
+
+def test_packed_values_of_torch_in_all_types() -> None:
+    for dtype in ("float16", "bfloat16", "float64"):
+        sch, (s, _, lane, *_) = sliced(program("spmm", dtype), longest=5)
+        steps = sch.precompute("C", s, [lane, *_features(sch, "spmm")], scope="global")
+        sch.pack("A", steps[1])
+        args = {k: torch.from_numpy(v) for k, v in matrix().items()}
+        kind = getattr(torch, dtype)
+        args |= {k: args[k].to(kind) for k in ("a", "b", "c")}
+        sparsetir.build(sch)(**args)
+        numbers = {k: v.double().numpy() if v.is_floating_point() else v.numpy()
+                   for k, v in args.items()}  # fmt: skip
+        close = 1e-10 if dtype == "float64" else 0.05
+        np.testing.assert_allclose(numbers["c"], exact(numbers), rtol=close, atol=close)
+
+
+def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any) -> None:
+    kernel = sparsetir.build(packed_spmm()[0])
+    kernel.export(tmp_path / "k.so")
+    loaded = sparsetir.load(tmp_path / "k.so")
+    args = matrix(4)
+    loaded(**args)
+    np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5)
+    with pytest.raises(ValueError, match=r"spmm: argument 'b': expected shape \(9, 5\), got \(8,"):
+        loaded(**{**args, "b": args["b"][:8]}, n=9)
+    with pytest.raises(TypeError, match="argument 'a': expected a torch, NumPy or TVM array, got"):
+        loaded(**{**args, "a": "values"})
+
+
+def test_what_is_made_of_values_is_left_out_without_them() -> None:
+    sch, _ = packed_spmm()
+    args = {k: v for k, v in matrix().items() if k in ("indptr", "indices")}
+    args |= {"m": 13, "n": 9, "nnz": len(args["indices"]), "feat": 5}
+    made = compute(sch.func, args)
+    assert "a_packed" not in made
+    whole = compute(sch.func, {**args, "a": np.arange(args["nnz"], dtype="float32")}, made)
+    assert (whole["a_packed"] == made["i_slots"]).all()
+
+
+def test_what_pack_refuses() -> None:
+    sch, _ = sliced(program("spmm"))
+    ref = sch.get_sparse_iteration("spmm")
+    long = sch.get_sparse_iteration("spmm_long")
+    refused(lambda: sch.pack("Z", ref), "pack: argument 'buffer': expected a parameter over one")
+    refused(lambda: sch.pack("B", ref), "pack: argument 'buffer': expected a parameter over one")
+    refused(lambda: sch.pack("I_left_rows", ref), "expected 'I_left_rows' to be read here, and")
+    refused(lambda: sch.pack("A", long), "pack: expected all reads of 'A' at one table, got")
+    refused(lambda: sch.pack("I_lengths", ref), "expected all reads of 'I_lengths' at one table")
+    sch, ref, _ = opened(relations, "relations")
+    refused(lambda: sch.pack("W", ref), "expected 'ETYPE' to be known to hold positions of 'W'")
+    sch.assume("coordinates", buffer="ETYPE", axis="R")
+    assert sch.pack("W", ref) == "W_packed"
+    for order in ([0, 3], [-1, 0]):
+        with pytest.raises(ScheduleError, match="packed: argument 'order': expected positions bel"):
+            packed(np.ones(3), np.array(order))
