@@ -67,7 +67,12 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     equal = commands.add_parser(
         "equal_work", parents=[fixed], help="SpMM by chunks across rows, beside blocks of rows"
     )
-    for command in (convert, formats, equal):
+    hops = commands.add_parser(
+        "two_hop", parents=[fixed], help="a program that no template names: default and tuned"
+    )
+    hops.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 64 128)")
+    hops.add_argument("--trials", type=int, default=40, help="of the search (default: 40)")
+    for command in (convert, formats, equal, hops):
         command.add_argument("--graph", nargs="+", default=[], help="graphs beside Cora")
     formats.add_argument(
         "--pruned", nargs="+", default=[], help="npz files of weights by layer; or file.npz:layer"

@@ -81,6 +81,26 @@ def sddmm(
         OUT[i, j] = OUT[i, j] + X[i, k] * Y[j, k]
 """
 
+# Y[v] = sum over the edges v to e, and those e to w, of X[w].
+TWO_HOP = """
+@T.prim_func
+def two_hop(
+    x: T.handle, y: T.handle, there_ptr: T.handle, there_idx: T.handle, back_ptr: T.handle,
+    back_idx: T.handle, m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+) -> None:
+    V = T.dense_fixed(m, "int32")
+    E = T.dense_fixed(n, "int32")
+    VE = T.sparse_variable(V, (n, nnz), (there_ptr, there_idx), "int32")
+    EW = T.sparse_variable(E, (m, nnz), (back_ptr, back_idx), "int32")
+    F = T.dense_fixed(feat, "int32")
+    X = T.match_sparse_buffer(x, (V, F), "float32")
+    Y = T.match_sparse_buffer(y, (V, F), "float32")
+    with T.sp_iter([V, VE, T.attach(EW, VE), F], "SRRS", "two_hop") as [v, e, w, f]:
+        with T.init():
+            Y[v, f] = 0.0
+        Y[v, f] = Y[v, f] + X[w, f]
+"""
+
 # Y[i] = sum over relations r and neighbours j of A[r, i, j] X[j] W[r].
 RELATIONAL = """
 @T.prim_func

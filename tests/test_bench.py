@@ -248,3 +248,11 @@ def test_equal_work(tmp_path):
         ("even", 32), ("even", 128), ("skewed", 32), ("cora", 32), ("cora", 128),
     ]  # fmt: skip
     assert all(0 <= e < 1e-4 for c in cells for e in c["errors"].values())
+
+
+def test_two_hop(tmp_path):
+    threads = str(len(os.sched_getaffinity(0)))
+    printed = bench("two_hop", "--quick", "--out", tmp_path, **dict.fromkeys(THREADS, threads))
+    assert "default / tuned" in printed
+    (cell,) = record(tmp_path)["results"]["cells"]
+    assert (cell["graph"], cell["feat"]) == ("cora", 8) and cell["speedup"] > 0
