@@ -23,27 +23,25 @@ it begins takes long beside the row, and to wake other threads beside them all::
             for i in T.parallel(m): ...                 # tiles of 128 features and less
 
 Sums over features for each stored element are versions of
-:class:`sparsetir.schedules.templates.sddmm.SddmmGroups`, for numbers of features that whole tiles
-make up, and for others.
+:class:`sparsetir.schedules.templates.sddmm.SddmmGroups` by how many vectors the features fill, as
+code that is straight takes half as many instructions as a loop over so few. A last vector that is
+not filled begins earlier. The last group of elements does, too, so that each version has one body.
 """
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import Any
 
 import tvm
 from tvm import s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, vector_bits
+from sparsetir.schedules.operators.problems import Sddmm
+from sparsetir.schedules.passes.known_tiles import known_tiles
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, in_vectors
-from sparsetir.schedules.templates.sddmm import (
-    GROUP,
-    TILE_VECTORS,
-    SddmmGroups,
-    apply,
-    by_positions,
-)
+from sparsetir.schedules.templates.sddmm import GROUP, SddmmGroups, apply, by_positions
 from sparsetir.schedules.templates.shapes import RowReduction, element_reduction, row_reduction
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
@@ -61,6 +59,11 @@ PACK_FEATURES = 64
 WORK_OF_THREADS = 1 << 20
 VECTORS = 2  # of a panel
 TILES = (2, 4)  # vectors of tiles where there are few features
+# Of sums for elements: vectors of a row that are written out; where they are more, vectors of a
+# tile and elements that take turns in it, whose two addresses each stay in registers.
+STRAIGHT = 7
+TILE = 2
+TURNS = 4
 
 
 def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
@@ -92,30 +95,67 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
     feat = func.axis(found.features.name).length
     by_positions(sch, found, in_parts=True)
     lowered = lower_sparse_iter(sch.func)
-    lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
-    group = min(GROUP, lanes)
-    constant = isinstance(feat, tirx.IntImm)
-    if constant and int(feat) >= lanes > 1:
-        straight = SddmmGroups.vectors_of(int(feat), lanes)
-        config = SddmmGroups(lanes, group, straight, int(feat), parts=2)
-        return {"I": sch.func, "II": lowered, "II scheduled": _in_groups(func, config)}
-    scheduled = default_schedule(lowered, target)
-    if constant or lanes == 1:
-        return {"I": sch.func, "II": lowered, "II scheduled": scheduled}
-    (size,) = _of_lowered([feat], scheduled)
-    half, few, many = lanes // 2, 2 * lanes, TILE_VECTORS * lanes
-    versions = [
-        (size >= _int64(half),
-         SddmmGroups(half, min(group, half), 1, parts=2, any_size=True), "any"),
-        (size >= _int64(few), SddmmGroups(lanes, group, 2, parts=2, any_size=True), "more"),
-        (size == _int64(few), SddmmGroups(lanes, group, 2, few, parts=2), "few"),
-        (tirx.all(size > _int64(0), tirx.floormod(size, _int64(many)) == _int64(0)),
-         SddmmGroups(lanes, group, parts=2), "tiles"),
-    ]  # fmt: skip
-    for condition, config, name in versions:
-        version = _in_groups(func, config)
-        scheduled = _either(condition, version, scheduled, (name, f"not_{name}"))
+    bits = vector_bits(target)
+    lanes = bits // tvm.DataType(found.dtype).bits
+    if not isinstance(feat, tirx.IntImm):
+        scheduled = default_schedule(lowered, target)
+        if lanes > 1:
+            (nnz,) = _of_lowered([func.axis(found.elements.axes[1]).nnz], scheduled)
+            scheduled = _by_vectors(func, feat, nnz, lanes, scheduled)
+    elif int(feat) > 1 < lanes:
+        config = SddmmGroups.for_features(Sddmm(found.dtype), int(feat), bits)
+        scheduled = _in_groups(func, replace(config, parts=2))
+    else:
+        scheduled = default_schedule(lowered, target)
     return {"I": sch.func, "II": lowered, "II scheduled": scheduled}
+
+
+def _by_vectors(
+    func: SparseFunc, feat: Any, nnz: Any, lanes: int, scalar: tirx.PrimFunc
+) -> tirx.PrimFunc:
+    """Versions by how many vectors the features fill, halves of vectors where they fill none.
+
+    The code for so many vectors is straight; above `STRAIGHT` it goes by tiles.
+
+    feat : of the stage-I function
+    nnz : as a parameter of `scalar`
+    scalar : what is left for fewer features or elements than a version takes
+    """
+    (size,) = _of_lowered([feat], scalar)
+    half = lanes // 2
+    straight = [(half, 1, half), (half, 2, lanes - 1)] if half > 1 else []
+    straight += [(lanes, count, lanes * count) for count in range(1, STRAIGHT + 1)]
+    made: dict[int, tirx.PrimFunc] = {}
+    versions: list[tuple[str, int, tirx.PrimFunc]] = []
+    for width, count, most in straight:
+        if width not in made:
+            config = SddmmGroups(width, min(GROUP, width), 1, parts=2, any_size=True)
+            made[width] = _in_groups(func, config)
+        version = known_tiles(made[width], feat, width, count)
+        versions.append((f"vectors_{width}x{count}", most, version))
+    tiles = SddmmGroups(lanes, min(GROUP, lanes), parts=2)
+    shifted = SddmmGroups(lanes, min(TURNS, lanes), TILE, parts=2, any_size=True)
+    whole = tirx.floormod(size, _int64(tiles.tile)) == _int64(0)
+    wide = _either(whole, _in_groups(func, tiles), _in_groups(func, shifted), ("tiles", "shifted"))
+    versions.append(("wide", 0, wide))
+    least = straight[0][0]
+    fits = tirx.all(nnz >= _int64(GROUP), size >= _int64(least))
+    _, groups = _up_to(size, versions)
+    return _either(fits, groups, scalar, ("groups", "scalar"))
+
+
+def _up_to(size: Any, versions: list[tuple[str, int, tirx.PrimFunc]]) -> tuple[str, tirx.PrimFunc]:
+    """One function of versions by the largest size of each, the last for all above; and a name.
+
+    Which one is found by halving.
+    """
+    if len(versions) == 1:
+        ((name, _, version),) = versions
+        return name, version
+    middle = len(versions) // 2
+    _, most, _ = versions[middle - 1]
+    (few, yes), (many, no) = (_up_to(size, part) for part in (versions[:middle], versions[middle:]))
+    return f"around_{most}", _either(size <= _int64(most), yes, no, (few, many))
 
 
 def _in_groups(func: SparseFunc, config: SddmmGroups) -> tirx.PrimFunc:

@@ -96,10 +96,21 @@ def _ramp(lanes: int) -> Any:
 
 
 def _tree(rows: list[Any], lanes: int, dtype: str) -> Any:
-    """The sums of the lanes of `rows`, in one vector in their order."""
+    """The sums of the lanes of `rows`, in one vector in their order.
+
+    What is shuffled twice has a name: as an expression in two places, of which each holds two of
+    the step before, it would double with each step for all passes to come.
+    """
     segment = min(lanes, SEGMENT_BITS // tvm.DataType(dtype).bits)
     within = segment.bit_length() - 1
+    named: list[tuple[Any, Any]] = []
+
+    def name(vector: Any) -> Any:
+        named.append((tirx.Var(f"lanes{len(named)}", str(vector.ty.dtype)), vector))
+        return named[-1][0]
+
     for step in range(lanes.bit_length() - 1):
+        rows = [name(row) for row in rows]
         width = _lanes(rows[0])
         unit = 1 if step < within else segment  # lanes that move together
         pairs = [rows[i : i + 2] for i in range(0, len(rows), 2)]
@@ -115,7 +126,10 @@ def _tree(rows: list[Any], lanes: int, dtype: str) -> Any:
         rows = [_shuffle(p, places) + _shuffle(p, [i + unit for i in places]) for p in pairs]
         if step < within and len(pairs[0]) == 1:
             segment //= 2
-    return rows[0]
+    total = rows[0]
+    for var, vector in reversed(named):
+        total = tirx.Let(var, vector, total)
+    return total
 
 
 def _shuffle(vectors: list[Any], places: list[int]) -> Any:

@@ -56,8 +56,8 @@ class SddmmGroups(Tiled):
         stay in cache; how many is not compiled in
     pack : first copy X and Y, so that their rows begin at whole vectors, in the type that sums are
         in; with `feat`
-    any_size : with `feat` None: serve every number of features from a tile on, where the last tile
-        may overlap the one before
+    any_size : with `feat` None: serve every number of features from a tile on, and of elements from
+        a group on, where the last tile and the last group may overlap those before
     """
 
     lanes: int = 16
@@ -127,8 +127,12 @@ class SddmmGroups(Tiled):
 
     @property
     def sums_first(self) -> bool:
-        """Whether all tiles of a sum are gone through before those of the next."""
-        return self.feat is None and not self.any_size
+        """Whether all tiles of a sum are gone through before those of the next.
+
+        Tiles of one vector may be written out: see
+        :mod:`sparsetir.schedules.passes.known_tiles`.
+        """
+        return self.feat is None and not (self.any_size and self.vectors > 1)
 
     @property
     def row_vectors(self) -> int:
@@ -166,11 +170,11 @@ def apply(sch: Schedule, config: SddmmGroups) -> None:
     else:
         sch.bound(found.features, config.feat, "exact")
         sch.split(found.features, [None, config.lanes], tail="shift")
-    if config.group > 1:
+    if config.group > 1 and not config.any_size:
         elements, rest = sch.peel(elements, config.group)
         groups = [_grouped(sch, found, elements, config.group), _grouped(sch, found, rest, 1)]
     else:
-        groups = [_grouped(sch, found, elements, 1)]
+        groups = [_grouped(sch, found, elements, config.group)]
     main = sch.get_sparse_iteration(elements.iteration)
     sch.parallelize(sch.get_sp_iters(main)[-1])
     copies = _packed(sch, found, groups[0]) if config.pack else []
@@ -221,7 +225,7 @@ def _grouped(
 ) -> list[SparseIterationRef]:
     """Let non-zeros share registers, `size` at a time; the steps of one such group."""
     lanes = sch.get_sp_iters(sch.get_sparse_iteration(elements.iteration))[-1]
-    groups, group = sch.split(elements, [None, size])
+    groups, group = sch.split(elements, [None, size], tail="shift")
     return sch.precompute(
         found.result, groups, [group], lanes=[lanes], dtype=accumulator(found.dtype)
     )
@@ -247,7 +251,7 @@ def _in_tiles(
     sch: Schedule, reduction: SparseIterationRef, config: SddmmGroups
 ) -> list[SparseIterationRef]:
     """Go through many vectors of a row in a loop over tiles; the iterations, tiles first."""
-    if config.any_size:
+    if config.any_size and not config.sums_first:
         group, *tiles = sch.get_sp_iters(reduction)
         sch.sparse_reorder(reduction, [tiles[0], group, *tiles[1:]])
     if config.feat is None or config.row_vectors <= config.vectors:

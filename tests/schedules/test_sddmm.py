@@ -223,6 +223,14 @@ def test_vectors_of_the_whole_width_and_no_allocation():
     assert "TVMBackendAllocWorkspace(" not in llvm.split("define")[-1]
 
 
+def test_sums_of_lanes_read_each_vector_once():
+    """What is shuffled twice is not written twice: it would double with each halving."""
+    text = kernel(Sddmm(), SddmmGroups(16, 8)).stages["III"].script()
+    (total,) = (line for line in text.splitlines() if "OUT_ws_sum[0:8] = " in line)
+    assert total.count("OUT_ws[") == 8
+    assert total.count("T.Shuffle(") == 2 * (4 + 2 + 1 + 1)
+
+
 def test_lanes_of_no_such_block_are_refused():
     func = kernel(Sddmm(), SddmmGroups()).stages["II"]
     with pytest.raises(ScheduleError, match="add_lanes: .* no loops around a block 'totals0'"):

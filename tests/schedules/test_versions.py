@@ -12,8 +12,10 @@ import scipy.sparse as sp
 import sparsetir
 from csr_zoo import ZOO
 from programs import PROGRAMS
+from sparsetir.schedules.passes.known_tiles import known_tiles
 from sparsetir.schedules.versions import PACK_DEGREE, WORK_OF_THREADS
 from sparsetir.sparse_ir.computed import RECIPES
+from sparsetir.sparse_ir.errors import ScheduleError
 
 VERSIONS = ("panels", "rows", "narrow", "wide")
 
@@ -115,7 +117,11 @@ def test_a_reduction_over_two_axes_has_no_panels():
 
 # -- sums over features for each element ------------------------------------------------------
 
-BY_FEATURES = ("tiles", "few", "more", "any")
+BY_FEATURES = (
+    "scalar", "vectors_8x1", "vectors_8x2", *(f"vectors_16x{n}" for n in range(1, 8)), "tiles",
+    "shifted",
+)  # fmt: skip
+AVX512 = {"kind": "llvm", "mcpu": "skylake-avx512"}
 
 
 @functools.cache
@@ -138,7 +144,10 @@ def check_sampled(built, matrix, feat, dtype="float32"):
         np.testing.assert_allclose(out, expected, rtol=1e-5 if dtype == "float32" else 1e-12)
 
 
-@pytest.mark.parametrize("feat", [0, 1, 7, 8, 15, 16, 31, 32, 33, 64, 100, 127, 128, 129, 256])
+FEATURES = [0, 1, 7, 8, 9, 15, 16, 17, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 100, 112, 113, 127]
+
+
+@pytest.mark.parametrize("feat", [*FEATURES, 128, 129, 256])
 @pytest.mark.parametrize("name", ["sddmm", "sddmm_fused"])
 def test_sampled_products_on_both_sides_of_each_choice(name, feat):
     check_sampled(sampled(name), ZOO["random"], feat)
@@ -163,10 +172,52 @@ def test_sampled_products_in_parts_of_the_columns():
     check_sampled(built, matrix, 300)
 
 
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17])
+def test_sampled_products_of_few_elements(count):
+    """Fewer than a group, and groups of which the last one begins earlier."""
+    at = np.arange(count)
+    matrix = sp.csr_array((np.ones(count, "float32"), (at // 4, at)), shape=(5, 20))
+    for feat in (3, 8, 33, 150):
+        check_sampled(sampled(), matrix, feat)
+
+
 def test_a_plain_sddmm_has_versions_by_features():
+    func = PROGRAMS["sddmm_fused"].make("float32", "int32")
+    text = sparsetir.lower(func, target=AVX512)["II scheduled"].script()
+    found = re.findall(r'T.sblock\("(vectors_\w+|scalar|tiles|shifted)"\)', text)
+    assert sorted(found) == sorted(BY_FEATURES)
+
+
+def test_vectors_of_a_version_are_written_out():
+    """The last one may begin earlier, the others never do; one vector is whole."""
+    func = PROGRAMS["sddmm_fused"].make("float32", "int32")
+    text = sparsetir.lower(func, target=AVX512)["III"].script()
+
+    def sums_of(name):
+        return text.split(f'"{name}"')[1].split("sddmm_sums0")[0]
+
+    three, one = sums_of("vectors_16x3"), sums_of("vectors_16x1")
+    assert (
+        "in T.unroll(3)" in three
+        and "T.Select(vk0 < 2, vk0 * 16, T.min(vk0 * 16, feat - 16))" in three
+    )
+    assert "in T.unroll(1)" in one and "feat - 16" not in one
+    assert "feat - 16" in text
+
+
+def test_tiles_that_are_not_there_are_refused():
+    func = PROGRAMS["sddmm_fused"].make("float32", "int32")
+    (feat,) = (axis.length for axis in func.axes if axis.name == "K")
+    lowered = sparsetir.lower_sparse_iter(func)
+    with pytest.raises(ScheduleError) as error:
+        known_tiles(lowered, feat, 16, 3)
+    assert str(error.value) == (
+        "known_tiles: argument 'tile': expected a loop over tiles of 16 of feat, got none"
+    )
+
+
+def test_a_plain_sddmm_is_called_as_before():
     built = sampled()
-    text = built.stages["II scheduled"].script()
-    assert [n for n in BY_FEATURES if f'T.sblock("{n}")' in text] == [*BY_FEATURES]
     assert list(built.computed) == ["parts", "i_j_order", "i_at", "j_at"]
     names = [str(p.name) for p in PROGRAMS["sddmm_fused"].make("float32", "int32").params]
     assert built.signature.names == names
