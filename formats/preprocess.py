@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, make_func, walk
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, make_func, stores_of, walk
 
 __all__ = ["COPY", "extract_preprocess", "is_copy", "statements"]
 
@@ -30,15 +30,12 @@ def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
     rest = [p for p in parts if not is_copy(p)]
     local = {b.var: b.name for b in func.buffers if b.handle is None}
 
-    def filled(node: Any) -> None:
-        if isinstance(node, tirx.BufferStore) and node.buffer in local:
+    for store in stores_of(*copies):
+        if store.buffer in local:
             raise ValueError(
-                f"extract_preprocess: '{local[node.buffer]}' is allocated in '{func.name}', so "
+                f"extract_preprocess: '{local[store.buffer]}' is allocated in '{func.name}', so "
                 "that what one function fills is lost to the other; give it a parameter"
             )
-
-    for copy in copies:
-        walk(copy, filled)
     return (
         _only_what_is_used(func, copies, f"{func.name}_preprocess"),
         _only_what_is_used(func, rest, func.name),

@@ -3,6 +3,9 @@
 `tvm.compile` for a CPU takes a tenth of a second to a second, and writes nothing that depends on
 anything but its argument, the target and TVM. What it made is kept as a shared library under
 `.pytest_cache/kernels`, by a hash of these; `make clean` removes them. Text for GPUs is not kept.
+
+LLVM's optimisations take two thirds of that time, and `Cache.quick` leaves them out of the library;
+what is asked of a kernel's text is compiled with all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import tvm
 import tvm_ffi
 
 UNUSED = 14 * 24 * 3600  # seconds after which a library that no test asked for is removed
-LINKER = "cc"
+LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 
 
 class Kept:
@@ -43,11 +46,13 @@ class Cache:
 
     folder : made when the first library is written
     real : what compiles, `tvm.compile` or the like
+    quick : whether libraries are made without LLVM's optimisations
     """
 
     def __init__(self, folder: Path, real: Callable[..., Any]) -> None:
         self.folder = folder
         self._real = real
+        self.quick = False
 
     def compile(self, mod: Any, target: Any = None, **options: Any) -> Any:
         """As `tvm.compile`; for a CPU from the folder, or into it."""
@@ -57,23 +62,26 @@ class Cache:
         def again() -> Any:
             return self._real(mod, target=target)
 
-        library = self.folder / f"{key(mod, target)}.so"
-        if not library.exists():
-            made = again()
-            return Kept(library, lambda: made) if self._write(made.mod, library) else made
-        os.utime(library)
-        return Kept(library, again)
+        used = _without_optimisations(target) if self.quick else target
+        library = self.folder / f"{key(mod, used)}.so"
+        if library.exists():
+            os.utime(library)
+            return Kept(library, again)
+        made = self._real(mod, target=used)
+        if not self._write(made.mod, library):
+            return made
+        return Kept(library, again if self.quick else lambda: made)
 
     def _write(self, module: Any, library: Path) -> bool:
         """Link a shared library; other processes see all of it or nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder) as made:
             module.write_to_file(f"{made}/kernel.o", "o")
-            command = [LINKER, "-shared", "-o", f"{made}/kernel.so", f"{made}/kernel.o", "-lm"]
+            command = [*LINKER, "-o", f"{made}/kernel.so", f"{made}/kernel.o"]
             try:
                 subprocess.run(command, check=True, capture_output=True)
             except (OSError, subprocess.CalledProcessError):
-                return False  # no compiler driver here: nothing is kept
+                return False  # no linker here: nothing is kept
             os.replace(f"{made}/kernel.so", library)
         return True
 
@@ -88,6 +96,10 @@ def key(mod: Any, target: Any) -> str:
     """Of everything that decides what `tvm.compile` writes."""
     parts = (tvm.__version__, tvm_ffi.__version__, str(target), tvm.ir.save_json(mod))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _without_optimisations(target: Any) -> Any:
+    return tvm.target.Target({**target.export(), "opt-level": 0})
 
 
 def _kept(mod: Any, target: Any) -> bool:

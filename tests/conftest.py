@@ -5,6 +5,7 @@ The table has a row per program and a column per step.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,12 @@ OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"
 FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 
 
+# Folders whose tests are of many kernels each: these are compiled without LLVM's optimisations,
+# unless slow tests run too. Every program and template has kernels with them in other folders.
+QUICK = ("formats", "schedules", "sparse_ir")
+CACHE = pytest.StashKey[Any]()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Each distinct kernel is compiled once for all processes that run tests."""
     if getattr(session.config.option, "dist", "no") != "no" and not hasattr(
@@ -51,6 +58,20 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cache = Cache(session.config.rootpath / ".pytest_cache" / "kernels", tvm.compile)
     cache.forget_unused()
     tvm.compile = cache.compile
+    session.config.stash[CACHE] = cache
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: garbage is looked for among the rest, in a tenth of the time."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """How kernels are compiled, also those of fixtures for several tests."""
+    quick = item.config.option.markexpr == "not slow" and item.path.parent.name in QUICK
+    item.config.stash[CACHE].quick = quick
 
 
 @pytest.fixture(autouse=True)
