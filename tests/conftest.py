@@ -39,9 +39,12 @@ OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"
 FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 
 
-# Folders whose tests are of many kernels each: these are compiled without LLVM's optimisations,
-# unless slow tests run too. Every program and template has kernels with them in other folders.
-QUICK = ("formats", "schedules", "sparse_ir")
+# Folders and files whose tests are of many kernels each: these are compiled without LLVM's
+# optimisations, unless slow tests run too. tests/README.md says what is compiled with them.
+QUICK = {
+    "formats", "nn", "schedules", "sparse_ir", "test_kernel_refusals.py", "test_lower.py",
+    "test_random_programs.py", "test_shapes.py", "test_thesis.py",
+}  # fmt: skip
 CACHE = pytest.StashKey[Any]()
 
 
@@ -70,8 +73,10 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """How kernels are compiled, also those of fixtures for several tests."""
-    quick = item.config.option.markexpr == "not slow" and item.path.parent.name in QUICK
-    item.config.stash[CACHE].quick = quick
+    places = {item.path.parent.name, item.path.name}
+    item.config.stash[CACHE].quick = item.config.option.markexpr == "not slow" and bool(
+        places & QUICK
+    )
 
 
 @pytest.fixture(autouse=True)

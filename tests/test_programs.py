@@ -27,7 +27,7 @@ from gpu_runner import (
     requires_opencl,
 )
 from programs import PROGRAMS, tolerance
-from sparsetir.sparse_ir.nodes import SparseIteration, walk
+from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, walk
 from sparsetir.sparse_ir.position_space import LAYOUTS
 
 TYPES = [("float32", "int32"), ("float64", "int64"), ("float16", "int32")]
@@ -164,9 +164,7 @@ def test_lower_sparse_iter(name, dtype, idtype):
     assert isinstance(lowered, tirx.PrimFunc)
     assert verify_well_formed(lowered)
     s_tir.Schedule(lowered)
-    left: list[Any] = []
-    walk(lowered, lambda n: left.append(n) if isinstance(n, SparseIteration) else None)
-    assert not left
+    assert not nodes_of(SparseIteration, lowered)
 
 
 @each_program
@@ -240,7 +238,8 @@ def test_llvm(name, dtype, idtype):
 def test_llvm_without_a_schedule(name):
     """Inits of reductions run although no schedule moved them out of their loops."""
     func = stage_one(name)
-    run = tvm.compile(sparsetir.lower_sparse_buffer(stage_two(name)), target="llvm")
+    mod = tvm.IRModule({"main": sparsetir.lower_sparse_buffer(stage_two(name))})
+    run = tvm.compile(mod, target=tvm.target.Target("llvm"))["main"]
 
     def run_flat(args):
         values = [args[p.name] for p in func.params]
