@@ -6,7 +6,15 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, make_func, stores_of, walk
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    make_func,
+    nodes_of,
+    stores_of,
+    walk,
+)
 
 __all__ = ["COPY", "extract_preprocess", "is_copy", "statements"]
 
@@ -63,21 +71,17 @@ def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFu
         elif isinstance(node, Axis):
             axes[node.name] = node
 
-    walk(stmt, visit)
+    walk(stmt, visit, ir.Var, Axis)
     buffers = [b for b in func.buffers if b.var in used]
     for buf in buffers:
         for part in [*(buf.axes or ()), *buf.var.ty.shape]:
-            walk(part, visit)
+            walk(part, visit, ir.Var, Axis)
     kept_axes = [a for a in func.axes if a.name in axes]
     for axis in kept_axes:
-        walk(axis, visit)
+        walk(axis, visit, ir.Var, Axis)
     used |= {b.handle for b in buffers if b.handle is not None}
     # Parameters that nothing uses stay: a format's lengths, where they follow from others.
-    anywhere: set[Any] = set()
-    walk(
-        [func.body, list(func.axes), list(func.buffers)],
-        lambda n: anywhere.add(n) if isinstance(n, ir.Var) else None,
-    )
+    anywhere = set(nodes_of(ir.Var, func.body, list(func.axes), list(func.buffers)))
     params = [p for p in func.params if p in used or p not in anywhere]
     attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}
     return make_func(name, params, kept_axes, buffers, stmt, attrs, func.span)

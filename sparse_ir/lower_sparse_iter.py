@@ -349,11 +349,11 @@ class _Lowering:
     def _relax(self, region: Any) -> Any:
         """A region without what cannot stand in it: there, the whole dimension."""
         ranges = []
-        made_here = self.translate.written_now()
         for rng, size in zip(region.region, region.source.ty.shape, strict=True):
             used = free_vars(rng.min) | free_vars(rng.extent)
             # TVM cannot bound what is loaded where a block of this function made the region.
-            loaded = region.source in made_here and any(tirx.is_buffer_var(v) for v in used)
+            loads = any(tirx.is_buffer_var(v) for v in used)
+            loaded = loads and region.source in self.translate.written_now()
             if used & self.closed or loaded:
                 rng = ir.Range.from_min_extent(as_dtype(0, dtype_of(size)), size)
             ranges.append(rng)

@@ -62,10 +62,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cache.forget_unused()
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
+    gc.disable()  # until all tests are collected, of which nothing is garbage
 
 
 def pytest_collection_finish() -> None:
     """What is there by now stays: garbage is looked for among the rest, in a tenth of the time."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -104,7 +104,7 @@ class LoopNest:
         self.threads: dict[str, int] = {}
         self.blocks: list[str] = []
         self._attributes: list[Any] = []
-        walk(stmt, self._visit)
+        walk(stmt, self._visit, s_tir.SBlock, tirx.For, tirx.AttrStmt)
         self.name = self.blocks[0] if self.blocks else str(type(stmt).__name__)
         uses = _Uses(stmt, aliases)
         self.accesses = uses.found
