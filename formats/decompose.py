@@ -51,9 +51,9 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     map_expr,
+    nodes_of,
     sparse_iterations,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.separate_init import separate_init
 from sparsetir.sparse_ir.verify import verify
@@ -386,16 +386,11 @@ class _Decomposition:
 
     def _elsewhere(self, it: SparseIteration, own: list[Any]) -> Any:
         """Indices of an access to a target other than the iteration's own coordinates, or None."""
-        found: list[Any] = []
-
-        def visit(node: Any) -> None:
-            if isinstance(node, ir.TensorLoad | tirx.BufferStore):
-                buf = node.source if isinstance(node, ir.TensorLoad) else node.buffer
-                if self._target(buf) is not None and not are(node.indices, own):
-                    found.append(list(node.indices))
-
-        walk([n for n in (it.init, it.body) if n is not None], visit)
-        return found[0] if found else None
+        for node in nodes_of((ir.TensorLoad, tirx.BufferStore), it.init, it.body):
+            buf = node.source if isinstance(node, ir.TensorLoad) else node.buffer
+            if self._target(buf) is not None and not are(node.indices, own):
+                return list(node.indices)
+        return None
 
     def _target(self, var: Any) -> str | None:
         return next((n for n, b in self.targets.items() if b.var.same_as(var)), None)

@@ -22,7 +22,6 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     sparse_iterations,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.parallel import has_own_place, written_accesses
 
@@ -268,9 +267,7 @@ def _holds_iterations(stmt: Any) -> bool:
 
 def _variables(expr: Any, known: list[Any]) -> list[Any]:
     """The variables of an expression, without the known ones."""
-    found: list[Any] = []
-    walk(expr, lambda n: found.append(n) if isinstance(n, ir.Var) and n not in known else None)
-    return found
+    return [var for var in nodes_of(ir.Var, expr) if var not in known]
 
 
 def _is(a: Any, b: Any) -> bool:

@@ -6,7 +6,15 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, make_func, walk
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    make_func,
+    nodes_of,
+    stores_of,
+    walk,
+)
 
 __all__ = ["COPY", "extract_preprocess", "is_copy", "statements"]
 
@@ -30,15 +38,12 @@ def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
     rest = [p for p in parts if not is_copy(p)]
     local = {b.var: b.name for b in func.buffers if b.handle is None}
 
-    def filled(node: Any) -> None:
-        if isinstance(node, tirx.BufferStore) and node.buffer in local:
+    for store in stores_of(*copies):
+        if store.buffer in local:
             raise ValueError(
-                f"extract_preprocess: '{local[node.buffer]}' is allocated in '{func.name}', so "
+                f"extract_preprocess: '{local[store.buffer]}' is allocated in '{func.name}', so "
                 "that what one function fills is lost to the other; give it a parameter"
             )
-
-    for copy in copies:
-        walk(copy, filled)
     return (
         _only_what_is_used(func, copies, f"{func.name}_preprocess"),
         _only_what_is_used(func, rest, func.name),
@@ -66,21 +71,17 @@ def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFu
         elif isinstance(node, Axis):
             axes[node.name] = node
 
-    walk(stmt, visit)
+    walk(stmt, visit, ir.Var, Axis)
     buffers = [b for b in func.buffers if b.var in used]
     for buf in buffers:
         for part in [*(buf.axes or ()), *buf.var.ty.shape]:
-            walk(part, visit)
+            walk(part, visit, ir.Var, Axis)
     kept_axes = [a for a in func.axes if a.name in axes]
     for axis in kept_axes:
-        walk(axis, visit)
+        walk(axis, visit, ir.Var, Axis)
     used |= {b.handle for b in buffers if b.handle is not None}
     # Parameters that nothing uses stay: a format's lengths, where they follow from others.
-    anywhere: set[Any] = set()
-    walk(
-        [func.body, list(func.axes), list(func.buffers)],
-        lambda n: anywhere.add(n) if isinstance(n, ir.Var) else None,
-    )
+    anywhere = set(nodes_of(ir.Var, func.body, list(func.axes), list(func.buffers)))
     params = [p for p in func.params if p in used or p not in anywhere]
     attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}
     return make_func(name, params, kept_axes, buffers, stmt, attrs, func.span)

@@ -6,7 +6,14 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import SparseBuffer, SparseIteration, buffer_var, walk
+from sparsetir.sparse_ir.nodes import (
+    SparseBuffer,
+    SparseIteration,
+    buffer_var,
+    nodes_of,
+    stores_of,
+    walk,
+)
 
 __all__ = ["are", "fresh_definitions", "fresh_name", "sets_all", "stored_by", "stores", "uses"]
 
@@ -20,17 +27,12 @@ def are(indices: Any, variables: list[Any]) -> bool:
 
 def uses(node: Any, variables: list[Any]) -> bool:
     """Whether any of the variables occurs."""
-    found: list[Any] = []
-    if not isinstance(node, int):
-        walk(node, lambda n: found.append(n) if isinstance(n, ir.Var) and n in variables else None)
-    return bool(found)
+    return not isinstance(node, int) and any(v in variables for v in nodes_of(ir.Var, node))
 
 
 def stored_by(node: Any) -> list[Any]:
     """The buffers that a statement writes."""
-    found: list[Any] = []
-    walk(node, lambda n: found.append(n.buffer) if isinstance(n, tirx.BufferStore) else None)
-    return found
+    return [store.buffer for store in stores_of(node)]
 
 
 def stores(node: Any, var: Any) -> bool:

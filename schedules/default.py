@@ -25,7 +25,7 @@ from sparsetir.schedules.passes.parallel_loops import (
     thread_axis,
 )
 from sparsetir.schedules.passes.vectorize import VECTORS, vectorize_innermost
-from sparsetir.sparse_ir.nodes import walk
+from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.position_space import as_dtype
 
 __all__ = ["binds_threads", "default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
@@ -94,14 +94,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def _is_divided(nest: Any) -> bool:
     """Whether a nest has a parallel loop already; threads do not nest."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.For) and node.kind == tirx.ForKind.PARALLEL:
-            found.append(node)
-
-    walk(nest, visit)
-    return bool(found)
+    return any(loop.kind == tirx.ForKind.PARALLEL for loop in nodes_of(tirx.For, nest))
 
 
 def _is_unit(loop: Any) -> bool:
@@ -222,15 +215,8 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 def binds_threads(stmt: Any) -> bool:
     """Whether anything in a statement runs on GPU threads."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        bound = isinstance(node, tirx.For) and node.kind == tirx.ForKind.THREAD_BINDING
-        if bound or (isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent"):
-            found.append(node)
-
-    walk(stmt, visit)
-    return bool(found)
+    bound = any(n.kind == tirx.ForKind.THREAD_BINDING for n in nodes_of(tirx.For, stmt))
+    return bound or any(n.attr_key == "thread_extent" for n in nodes_of(tirx.AttrStmt, stmt))
 
 
 def _single_thread(stmt: tirx.Stmt) -> tirx.Stmt:

@@ -25,8 +25,8 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
+    nodes_of,
     visited_node,
-    walk,
 )
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 
@@ -242,9 +242,7 @@ class _Interpreter(Evaluator):
 
     def _used_in_init(self, node: SparseIteration) -> list[bool]:
         """Whether the init uses each coordinate; it may use those of spatial axes."""
-        used: set[int] = set()
-        if node.init is not None:
-            walk(node.init, lambda n: used.add(hash(n)) if isinstance(n, ir.Var) else None)
+        used = {hash(var) for var in nodes_of(ir.Var, node.init)}
         for axis, var, kind in node.axis_of():
             if kind != "S" and hash(var) in used:
                 raise ValueError(

@@ -195,8 +195,9 @@ class _Flattening:
 
     def _rename(self, expr: Any) -> Any:
         """Sizes in attributes name the parameters of the function as it was before scheduling."""
-        by_name = {p.name: p for p in self.func.params}
-        return substitute(expr, {v: by_name[v.name] for v in free_vars(expr) if v.name in by_name})
+        sizes = free_vars(expr)
+        by_name = {p.name: p for p in self.func.params} if sizes else {}
+        return substitute(expr, {v: by_name[v.name] for v in sizes if v.name in by_name})
 
     def _aligned(self, param: Any) -> Any:
         """A dense buffer parameter, with no more alignment than its elements have."""

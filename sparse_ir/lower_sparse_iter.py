@@ -40,7 +40,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     make_func,
     sparse_iterations,
-    walk,
+    stores_of,
 )
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
@@ -107,8 +107,7 @@ class _Lowering:
         func = with_atomic_calls(func)
         self.func = func
         self.space = PositionSpace(func)
-        written: set[Any] = set()
-        walk(func.body, lambda n: written.add(n.buffer) if _is_store(n) else None)
+        written = {store.buffer for store in stores_of(func.body)}
         self.translate = Translator(self.space, written)
         self.units = Units(self.space, self.translate)
         self.closed: set[Any] = set()  # locals of blocks that are finished
@@ -350,19 +349,15 @@ class _Lowering:
     def _relax(self, region: Any) -> Any:
         """A region without what cannot stand in it: there, the whole dimension."""
         ranges = []
-        made_here = self.translate.written_now()
         for rng, size in zip(region.region, region.source.ty.shape, strict=True):
             used = free_vars(rng.min) | free_vars(rng.extent)
             # TVM cannot bound what is loaded where a block of this function made the region.
-            loaded = region.source in made_here and any(tirx.is_buffer_var(v) for v in used)
+            loads = any(tirx.is_buffer_var(v) for v in used)
+            loaded = loads and region.source in self.translate.written_now()
             if used & self.closed or loaded:
                 rng = ir.Range.from_min_extent(as_dtype(0, dtype_of(size)), size)
             ranges.append(rng)
         return tirx.BufferRegion(region.source, ranges)
-
-
-def _is_store(node: Any) -> bool:
-    return isinstance(node, tirx.BufferStore)
 
 
 def _guarded(conditions: list[Any], stmt: tirx.Stmt) -> tirx.Stmt:

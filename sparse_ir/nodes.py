@@ -308,6 +308,8 @@ def walk(node: Any, callback: Callable[[Any], None], *kinds: Any) -> None:
 def nodes_of(kind: Any, *trees: Any) -> list[Any]:
     """The nodes of a class in TIR or stage-I trees, parents first; None counts as an empty tree.
 
+    kind : a class, or a tuple of classes
+
     Quicker than :func:`walk`, as nothing is called on other nodes.
     """
     found: list[Any] = []

@@ -33,7 +33,6 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     nodes_of,
     visited_node,
-    walk,
 )
 from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
 
@@ -93,8 +92,7 @@ def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> Sparse
     visited : names of the axes that enclosing iterations stand on
     """
     spatial = {var: axis for axis, var, kind in it.axis_of() if kind == "S"}
-    used: set[Any] = set()
-    walk(it.init, lambda n: used.add(n) if isinstance(n, ir.Var) and n in spatial else None)
+    used = {var for var in nodes_of(ir.Var, it.init) if var in spatial}
     axes = _axes_of_the_store(it, func, spatial, used, visited)
     if axes is None:
         axes = {

@@ -7,7 +7,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import SparseIteration, walk
+from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
 from sparsetir.sparse_ir.reduction import is_tail
 
 __all__ = ["limits_of"]
@@ -40,11 +40,8 @@ def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
             collect(node, limits)
 
     def collect(tree: Any, limits: list[Any]) -> None:
-        def access(node: Any) -> None:
-            if isinstance(node, tirx.BufferStore | ir.TensorLoad):
-                found.append((list(node.indices), limits))
-
-        walk(tree, access)
+        accesses = nodes_of((tirx.BufferStore, ir.TensorLoad), tree)
+        found.extend((list(node.indices), limits) for node in accesses)
 
     visit(tree, [])
     under = [limits for index in accesses for at, limits in found if _same_nodes(at, index)]

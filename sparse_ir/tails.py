@@ -41,7 +41,6 @@ from sparsetir.sparse_ir.nodes import (
     map_expr,
     nodes_of,
     stores_of,
-    walk,
 )
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart, where
@@ -84,13 +83,8 @@ def as_if_unshifted(tree: Any) -> Any:
 
 def _length(coordinate: Any, start: Any) -> Any:
     """The length of the axis that a shifted tile is of; None where it is not seen."""
-    ends: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.Min) and tvm_ffi.structural_equal(node.a, start):
-            ends.append(node.b)
-
-    walk(coordinate, visit)
+    least = nodes_of(tirx.Min, coordinate)
+    ends = [node.b for node in least if tvm_ffi.structural_equal(node.a, start)]
     tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
     return Analyzer().simplify(ends[0] + tile) if ends else None
 
@@ -316,14 +310,7 @@ def _at(store: Any, coordinates: list[Any]) -> Any:
 
 
 def _shifted(stmt: Any) -> bool:
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.IfThenElse) and _start(node.condition) is not None:
-            found.append(node)
-
-    walk(stmt, visit)
-    return bool(found)
+    return any(_start(n.condition) is not None for n in nodes_of(tirx.IfThenElse, stmt))
 
 
 def _with_starts(stmt: Any, starts: list[Any]) -> Any:

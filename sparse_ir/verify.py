@@ -247,11 +247,12 @@ def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
 
 
 def _buffer_handle(func: SparseFunc) -> Found:
+    params = set(func.params)
     for buffer in func.buffers:
         where, handle = buffer.var.span, buffer.handle
         if handle is None and buffer.axes is None:
             yield Broken(where, f"buffer '{buffer.name}' has neither axes nor a handle")
-        if handle is not None and handle not in set(func.params):
+        if handle is not None and handle not in params:
             yield Broken(
                 where,
                 f"buffer '{buffer.name}': its handle '{handle.name}' is not a parameter of "

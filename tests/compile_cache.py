@@ -3,6 +3,9 @@
 `tvm.compile` for a CPU takes a tenth of a second to a second, and writes nothing that depends on
 anything but its argument, the target and TVM. What it made is kept as a shared library under
 `.pytest_cache/kernels`, by a hash of these; `make clean` removes them. Text for GPUs is not kept.
+
+LLVM's optimisations take two thirds of that time, and `Cache.quick` leaves them out of the library;
+what is asked of a kernel's text is compiled with all of them.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from typing import Any
 
 import tvm
 import tvm_ffi
+from tvm.tirx.build import codegen_build
 
 UNUSED = 14 * 24 * 3600  # seconds after which a library that no test asked for is removed
-LINKER = "cc"
+LINKER = ("ld", "-shared")  # a compiler driver takes four times as long to call it
 
 
 class Kept:
@@ -43,11 +47,13 @@ class Cache:
 
     folder : made when the first library is written
     real : what compiles, `tvm.compile` or the like
+    quick : whether libraries are made without LLVM's optimisations
     """
 
     def __init__(self, folder: Path, real: Callable[..., Any]) -> None:
         self.folder = folder
         self._real = real
+        self.quick = False
 
     def compile(self, mod: Any, target: Any = None, **options: Any) -> Any:
         """As `tvm.compile`; for a CPU from the folder, or into it."""
@@ -57,25 +63,24 @@ class Cache:
         def again() -> Any:
             return self._real(mod, target=target)
 
-        library = self.folder / f"{key(mod, target)}.so"
-        if not library.exists():
-            made = again()
-            return Kept(library, lambda: made) if self._write(made.mod, library) else made
-        os.utime(library)
-        return Kept(library, again)
+        used = _without_optimisations(target) if self.quick else target
+        library = self.folder / f"{key(mod, used)}.so"
+        if library.exists():
+            os.utime(library)
+            return Kept(library, again)
+        made = self._real(mod, target=used)
+        if not self._write(made.mod, library):
+            return made
+        return Kept(library, again if self.quick else lambda: made)
 
     def _write(self, module: Any, library: Path) -> bool:
         """Link a shared library; other processes see all of it or nothing."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=self.folder) as made:
-            module.write_to_file(f"{made}/kernel.o", "o")
-            command = [LINKER, "-shared", "-o", f"{made}/kernel.so", f"{made}/kernel.o", "-lm"]
-            try:
-                subprocess.run(command, check=True, capture_output=True)
-            except (OSError, subprocess.CalledProcessError):
-                return False  # no compiler driver here: nothing is kept
-            os.replace(f"{made}/kernel.so", library)
-        return True
+            linked = _linked(module, made)
+            if linked is not None:
+                os.replace(linked, library)
+        return linked is not None
 
     def forget_unused(self) -> None:
         """Remove what no test has asked for in a while."""
@@ -84,10 +89,36 @@ class Cache:
                 library.unlink(missing_ok=True)
 
 
+def quickly(mod: Any) -> Any:
+    """What runs the functions of a module that TVM has lowered for a CPU, the sooner the better.
+
+    TVM's own way, in memory, takes three times as long.
+    """
+    module = codegen_build(mod, _without_optimisations(tvm.target.Target("llvm")))
+    with tempfile.TemporaryDirectory() as made:
+        linked = _linked(module, made)
+        return module if linked is None else tvm.runtime.load_module(linked)
+
+
+def _linked(module: Any, folder: str) -> str | None:
+    """A shared library in a folder; None where there is no linker."""
+    module.write_to_file(f"{folder}/kernel.o", "o")
+    command = [*LINKER, "-o", f"{folder}/kernel.so", f"{folder}/kernel.o"]
+    try:
+        subprocess.run(command, check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{folder}/kernel.so"
+
+
 def key(mod: Any, target: Any) -> str:
     """Of everything that decides what `tvm.compile` writes."""
     parts = (tvm.__version__, tvm_ffi.__version__, str(target), tvm.ir.save_json(mod))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def _without_optimisations(target: Any) -> Any:
+    return tvm.target.Target({**target.export(), "opt-level": 0})
 
 
 def _kept(mod: Any, target: Any) -> bool:

@@ -5,6 +5,7 @@ The table has a row per program and a column per step.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,15 @@ OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"
 FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 
 
+# Folders and files whose tests are of many kernels each: these are compiled without LLVM's
+# optimisations, unless slow tests run too. tests/README.md says what is compiled with them.
+QUICK = {
+    "formats", "nn", "schedules", "sparse_ir", "test_kernel_refusals.py", "test_lower.py",
+    "test_random_programs.py", "test_shapes.py", "test_thesis.py",
+}  # fmt: skip
+CACHE = pytest.StashKey[Any]()
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Each distinct kernel is compiled once for all processes that run tests."""
     if getattr(session.config.option, "dist", "no") != "no" and not hasattr(
@@ -51,6 +61,24 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cache = Cache(session.config.rootpath / ".pytest_cache" / "kernels", tvm.compile)
     cache.forget_unused()
     tvm.compile = cache.compile
+    session.config.stash[CACHE] = cache
+    gc.disable()  # until all tests are collected, of which nothing is garbage
+
+
+def pytest_collection_finish() -> None:
+    """What is there by now stays: garbage is looked for among the rest, in a tenth of the time."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """How kernels are compiled, also those of fixtures for several tests."""
+    places = {item.path.parent.name, item.path.name}
+    item.config.stash[CACHE].quick = item.config.option.markexpr == "not slow" and bool(
+        places & QUICK
+    )
 
 
 @pytest.fixture(autouse=True)

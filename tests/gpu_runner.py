@@ -38,6 +38,8 @@ import tvm_ffi
 from tvm import tirx
 from tvm.tirx.build import codegen_build, split_host_device_mods
 
+from compile_cache import quickly
+
 # The limits of a CUDA device, so that a schedule which is legal there is legal here.
 # A warp of one thread makes TVM reduce across threads through shared memory.
 OPENCL_TARGET = {
@@ -157,7 +159,7 @@ class OpenCLFunction:
             for var, kernel in device[0].functions.items():
                 self.kernel_names.append(var.name_hint)
                 self._kernels[var.name_hint] = self._launcher(program, var.name_hint, kernel)
-        self._module = codegen_build(host, tvm.target.Target("llvm"))
+        self._module = quickly(host)
         # TVM looks each kernel up when it is first called, in a table shared by the
         # process, where another function's kernels may have the same names.
         self._host = self._module[name]

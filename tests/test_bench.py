@@ -14,16 +14,20 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.bench.names import THREADS
+from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import CSF, CSR, Pattern
 
 ROOT = Path(__file__).parents[1]
 
 
-def bench(*words, **environment):
+def bench(*words):
+    """The command with the environment that it wants; else it starts itself again."""
+    code = f"import runpy, sys; {WITHOUT_TORCH}; runpy.run_module('bench', run_name='__main__')"
     path = os.pathsep.join([str(Path(sparsetir.__file__).parents[1]), str(ROOT)])
+    threads = 1 if words[0] in ("run", "tune", "mttkrp") else len(os.sched_getaffinity(0))
+    env = {**os.environ, "PYTHONPATH": path, **dict.fromkeys(THREADS, str(threads))}
     done = subprocess.run(
-        [sys.executable, "-m", "bench", *map(str, words)],
-        cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **environment}, capture_output=True,
+        [sys.executable, "-c", code, *map(str, words)], cwd=ROOT, env=env, capture_output=True,
         text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -41,6 +45,34 @@ def record(folder):
     assert {"date", "commit", "cpu", "threads", "versions"} <= set(out)
     assert str(ROOT) not in path.read_text()
     return out
+
+
+@pytest.mark.parametrize("words, threads", [
+    (["steps", "--quick"], len(os.sched_getaffinity(0))),
+    (["convert", "--threads", "7"], 7),
+    (["run", "--threads", "7"], 1),  # of its workers
+])  # fmt: skip
+def test_it_starts_itself_again_where_libraries_have_read_another_environment(
+    monkeypatch, words, threads
+):
+    from sparsetir.bench.__main__ import main
+
+    class Started(Exception):
+        pass
+
+    def start(program, command, environment):
+        assert program == sys.executable
+        raise Started(command[1:], {n: environment[n] for n in THREADS}, environment["PATH"])
+
+    monkeypatch.setattr(os, "execve", start)
+    monkeypatch.setenv(THREADS[-1], "99")
+    with pytest.raises(Started) as started:
+        main(words)
+    expected = ["-m", "sparsetir.bench", *words], dict.fromkeys(THREADS, str(threads))
+    assert started.value.args == (*expected, os.environ["PATH"])
+    with pytest.raises(Started) as started:
+        main(words, ("sparsetir", "bench"))
+    assert started.value.args[0] == ["-m", "sparsetir", "bench", *words]
 
 
 @pytest.mark.slow  # many kernels
@@ -103,10 +135,8 @@ def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path, monkeypatch):
 def test_convert(tmp_path):
     matrix = sp.random_array((60, 90), density=0.1, format="csr", dtype="float32", rng=0)
     sp.save_npz(tmp_path / "first.npz", sp.csr_matrix(matrix))
-    threads = str(len(os.sched_getaffinity(0)))  # with these it need not start itself again
     printed = bench("convert", "--quick", "--out", tmp_path / "out",
-                    "--graph", tmp_path / "first.npz",
-                    **dict.fromkeys(THREADS, threads))  # fmt: skip
+                    "--graph", tmp_path / "first.npz")  # fmt: skip
     for line in ("CSR to BSR", "Padding of Hyb(c, k)", "2048 x 512", "Formats on cora", "Growth"):
         assert line in printed
     results = record(tmp_path / "out")["results"]
@@ -240,8 +270,7 @@ def test_files_that_hold_no_weights_or_relations(bench_on_path, tmp_path, option
 
 
 def test_equal_work(tmp_path):
-    threads = str(len(os.sched_getaffinity(0)))  # with these it need not start itself again
-    printed = bench("equal_work", "--quick", "--out", tmp_path, **dict.fromkeys(THREADS, threads))
+    printed = bench("equal_work", "--quick", "--out", tmp_path)
     assert "equal work takes at most 1.1 times as long as row blocks" in printed
     cells = record(tmp_path)["results"]["cells"]
     assert [(c["matrix"], c["feat"]) for c in cells] == [

@@ -19,6 +19,7 @@ import sparsetir
 from fake_measurer import install
 from sparsetir.cli import arguments, main
 from sparsetir.cli.tune import report_path
+from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_tensor import SparseMatrix
@@ -488,7 +489,7 @@ def process(*words, **options):
 
 def test_start_imports_nothing_that_only_some_commands_need():
     """`python -m sparsetir --version`, and what was loaded for it."""
-    code = "import runpy, sys; sys.argv[1:] = ['--version']\n"
+    code = f"import runpy, sys; sys.argv[1:] = ['--version']; {WITHOUT_TORCH}\n"
     code += "try: runpy.run_module('sparsetir', run_name='__main__')\n"
     code += "finally: print(sorted(sys.modules))"
     out, err = process("-c", code).communicate(timeout=120)

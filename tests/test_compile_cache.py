@@ -6,14 +6,14 @@ import os
 import time
 from typing import Any
 
+import numpy as np
 import pytest
 import tvm
+from tvm.script import tirx as T
 
 import compile_cache
 import sparsetir
 from compile_cache import Cache, Kept
-from kernel_common import arguments, check
-from programs import PROGRAMS
 
 
 class Counting:
@@ -28,61 +28,79 @@ class Counting:
 
 
 @pytest.fixture
-def compiled(tmp_path, monkeypatch):
-    real = Counting()
-    monkeypatch.setattr(tvm, "compile", Cache(tmp_path / "kernels", real).compile)
-    return real
+def cache(tmp_path, monkeypatch):
+    made = Cache(tmp_path / "kernels", Counting())
+    monkeypatch.setattr(tvm, "compile", made.compile)
+    return made
 
 
-def spmm(dtype: str = "float32", target: Any = "llvm") -> Any:
-    return sparsetir.build(PROGRAMS["spmm"].make(dtype, "int32"), target)
+def doubling(dtype: str = "float32", target: Any = "llvm") -> Any:
+    @T.prim_func(s_tir=True)
+    def double(x: T.Buffer((64,), dtype)):
+        for i in range(64):
+            with T.sblock("double"):
+                vi = T.axis.spatial(64, i)
+                x[vi] = x[vi] + x[vi]
+
+    return sparsetir.build(double, target)
 
 
-def test_the_second_is_not_compiled_and_computes_the_same(compiled):
+def check(kernel: Any) -> None:
+    x = np.arange(64, dtype="float32")
+    kernel(x)
+    np.testing.assert_array_equal(x, 2 * np.arange(64))
+
+
+def test_the_second_is_not_compiled_and_computes_the_same(cache):
     for _ in range(2):
-        args = arguments()
-        kernel = spmm()
-        assert isinstance(kernel._module, Kept) and compiled.count == 1
-        kernel(**args)
-        check(args)
+        kernel = doubling()
+        assert isinstance(kernel._module, Kept) and cache._real.count == 1
+        check(kernel)
 
 
-def test_another_dtype_and_another_target_are_other_kernels(compiled):
-    spmm(), spmm("float64"), spmm(target={"kind": "llvm", "mcpu": "x86-64"})
-    assert compiled.count == 3
+def test_another_dtype_and_another_target_are_other_kernels(cache):
+    doubling(), doubling("float64"), doubling(target={"kind": "llvm", "mcpu": "x86-64"})
+    assert cache._real.count == 3
 
 
-def test_another_version_of_tvm_compiles_anew(compiled, monkeypatch):
-    spmm()
+def test_another_version_of_tvm_compiles_anew(cache, monkeypatch):
+    doubling()
     monkeypatch.setattr(tvm, "__version__", "0")
-    spmm()
-    assert compiled.count == 2
+    doubling()
+    assert cache._real.count == 2
 
 
-def test_text_and_export_compile_once(compiled, tmp_path):
-    spmm()
-    kernel = spmm()
-    assert compiled.count == 1
+def test_text_and_export_compile_once(cache, tmp_path):
+    doubling()
+    kernel = doubling()
+    assert cache._real.count == 1
     assert "define" in kernel.source("ll") and kernel.source("asm")
-    kernel.export(tmp_path / "spmm.so")
-    assert compiled.count == 2
-    args = arguments()
-    sparsetir.load(tmp_path / "spmm.so")(**args)
-    check(args)
+    kernel.export(tmp_path / "double.so")
+    assert cache._real.count == 2
+    check(sparsetir.load(tmp_path / "double.so"))
 
 
-def test_other_options_of_the_compiler_are_not_kept(compiled):
+def test_a_quick_kernel_is_another_and_its_text_the_same(cache):
+    text = doubling().source("asm")
+    assert cache._real.count == 1
+    cache.quick = True
+    for _ in range(2):
+        kernel = doubling()
+        check(kernel)
+        assert cache._real.count == 2
+    assert kernel.source("asm") == text and cache._real.count == 3
+
+
+def test_other_options_of_the_compiler_are_not_kept(cache):
     with tvm.transform.PassContext(opt_level=1):
-        assert not isinstance(spmm()._module, Kept)
+        assert not isinstance(doubling()._module, Kept)
 
 
-def test_without_a_linker_nothing_is_kept(compiled, monkeypatch):
-    monkeypatch.setattr(compile_cache, "LINKER", "no-such-linker")
+def test_without_a_linker_nothing_is_kept(cache, monkeypatch):
+    monkeypatch.setattr(compile_cache, "LINKER", ("no-such-linker",))
     for count in (1, 2):
-        args = arguments()
-        spmm()(**args)
-        check(args)
-        assert compiled.count == count
+        check(doubling())
+        assert cache._real.count == count
 
 
 def test_what_is_not_used_is_removed(tmp_path):

@@ -15,6 +15,7 @@ import tvm
 import sparsetir
 from kernel_common import arguments, check, expected, kernel
 from programs import PROGRAMS
+from sparsetir.extras import WITHOUT_TORCH
 from test_build import scale
 
 pytestmark = pytest.mark.skipif(
@@ -54,10 +55,10 @@ def test_loaded_kernel_refuses_the_same(saved):
         loaded(**args)
 
 
-WITHOUT_A_COMPILER = """
-import sys
+WITHOUT_A_COMPILER = f"""
+import sys; {WITHOUT_TORCH}
 import numpy as np
-import sparsetir, tvm
+import tvm
 
 def refuse(*args, **kwargs):
     raise AssertionError("compiling")

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from zoo import MATRICES, TENSORS
 
 from sparsetir import SparseMatrix, plot
+from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import BSR, CSR, EnumeratedPatterns, Hyb, Mixture, Pattern, by_block_fill
 from sparsetir.formats.coo import COO
 from sparsetir.formats.csc import CSC
@@ -380,7 +381,7 @@ def test_missing_matplotlib(monkeypatch):
 
 def test_matplotlib_is_imported_late_and_without_pyplot():
     code = (
-        "import sys, numpy, sparsetir, sparsetir.plot as plot\n"
+        f"import sys, numpy; {WITHOUT_TORCH}; import sparsetir.plot as plot\n"
         "from sparsetir.formats import BSR, Pattern\n"
         "assert 'matplotlib' not in sys.modules\n"
         "pattern = Pattern([numpy.arange(3), numpy.arange(3)], (3, 3))\n"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import zlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ from gpu_runner import (
     requires_opencl,
 )
 from programs import PROGRAMS, tolerance
-from sparsetir.sparse_ir.nodes import SparseIteration, walk
+from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
 from sparsetir.sparse_ir.position_space import LAYOUTS
 
 TYPES = [("float32", "int32"), ("float64", "int64"), ("float16", "int32")]
@@ -102,22 +101,30 @@ def check_run(name, dtype, idtype, cases, run, bounds=None):
                 np.testing.assert_array_equal(result, before[key], err_msg=where)
 
 
+def _type_key(kind: type) -> str:
+    return getattr(kind, "__tvm_ffi_type_info__", None).type_key
+
+
+def _classes(kind: type) -> set[type]:
+    return {kind}.union(*map(_classes, kind.__subclasses__()))
+
+
+OURS = tuple(
+    kind
+    for kind in _classes(tvm_ffi.Object)
+    if "__tvm_ffi_type_info__" in vars(kind) and _type_key(kind).startswith("sparsetir")
+)
+
+
 def traces_of_ours(func: tirx.PrimFunc) -> set[str]:
     """What is left of sparsetir in a function: type keys, keys of attributes and annotations."""
-    names: set[str] = {str(key) for key in func.attrs.keys()}
-
-    def visit(node: Any) -> None:
-        info = getattr(type(node), "__tvm_ffi_type_info__", None)  # strings have none
-        if info is not None:
-            names.add(info.type_key)
-        if isinstance(node, tirx.For | s_tir.SBlock):
-            names.update(str(key) for key in node.annotations.keys())
-        elif isinstance(node, tirx.AttrStmt):
-            names.add(str(node.attr_key))
-
-    walk(func, visit)
-    for _, value in func.attrs.items():  # the walk over the function leaves its attributes out
-        walk(value, visit)
+    # A walk over the function leaves its attributes out.
+    trees = [func, *(value for _, value in func.attrs.items())]
+    names = {str(key) for key in func.attrs.keys()}
+    for node in nodes_of((tirx.For, s_tir.SBlock), *trees):
+        names.update(str(key) for key in node.annotations.keys())
+    names.update(str(node.attr_key) for node in nodes_of(tirx.AttrStmt, *trees))
+    names.update(_type_key(type(node)) for node in nodes_of(OURS, *trees))
     return {name for name in names if name.startswith("sparsetir")}
 
 
@@ -164,9 +171,7 @@ def test_lower_sparse_iter(name, dtype, idtype):
     assert isinstance(lowered, tirx.PrimFunc)
     assert verify_well_formed(lowered)
     s_tir.Schedule(lowered)
-    left: list[Any] = []
-    walk(lowered, lambda n: left.append(n) if isinstance(n, SparseIteration) else None)
-    assert not left
+    assert not nodes_of(SparseIteration, lowered)
 
 
 @each_program
@@ -240,7 +245,8 @@ def test_llvm(name, dtype, idtype):
 def test_llvm_without_a_schedule(name):
     """Inits of reductions run although no schedule moved them out of their loops."""
     func = stage_one(name)
-    run = tvm.compile(sparsetir.lower_sparse_buffer(stage_two(name)), target="llvm")
+    mod = tvm.IRModule({"main": sparsetir.lower_sparse_buffer(stage_two(name))})
+    run = tvm.compile(mod, target=tvm.target.Target("llvm"))["main"]
 
     def run_flat(args):
         values = [args[p.name] for p in func.params]

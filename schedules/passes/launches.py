@@ -16,7 +16,7 @@ from tvm.sym import Analyzer
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
-from sparsetir.sparse_ir.nodes import nodes_of, walk
+from sparsetir.sparse_ir.nodes import nodes_of, stores_of, walk
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["Accesses", "LoopNest", "aliases", "count_launches", "top_level"]
@@ -37,13 +37,10 @@ def top_level(func: tirx.PrimFunc) -> list[Any]:
 def aliases(func: tirx.PrimFunc) -> dict[Any, Any]:
     """The buffers that are declared on the memory of others, each with that other."""
     found: dict[Any, Any] = {}
-
-    def visit(node: Any) -> None:
+    for node in nodes_of(tirx.DeclBuffer, func.body):
         owner = next((b for b in free_vars(node.data) if tirx.is_buffer_var(b)), None)
         if owner is not None:
             found[node.buffer] = owner
-
-    walk(func.body, lambda n: visit(n) if isinstance(n, tirx.DeclBuffer) else None)
     return found
 
 
@@ -107,7 +104,7 @@ class LoopNest:
         self.threads: dict[str, int] = {}
         self.blocks: list[str] = []
         self._attributes: list[Any] = []
-        walk(stmt, self._visit)
+        walk(stmt, self._visit, s_tir.SBlock, tirx.For, tirx.AttrStmt)
         self.name = self.blocks[0] if self.blocks else str(type(stmt).__name__)
         uses = _Uses(stmt, aliases)
         self.accesses = uses.found
@@ -307,22 +304,12 @@ def _reductions(stmt: Any, loops: list[Any]) -> list[tuple[str, Any]]:
     """The blocks that reduce over some of these loops, each with the tag of the loop."""
     tags = {loop.loop_var: str(loop.thread_binding.thread_tag) for loop in loops}
     found: list[tuple[str, Any]] = []
-
-    def visit(realize: Any) -> None:
+    for realize in nodes_of(s_tir.SBlockRealize, stmt):
         for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
             if iter_var.iter_type == tirx.IterVar.CommReduce:
                 found.extend((tags[v], realize) for v in free_vars(value) & set(tags))
-
-    walk(stmt, lambda n: visit(n) if isinstance(n, s_tir.SBlockRealize) else None)
     return found
 
 
 def _stores_to_memory(block: Any) -> bool:
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.BufferStore) and node.buffer.ty.storage_scope in ("", "global"):
-            found.append(node)
-
-    walk(block, visit)
-    return bool(found)
+    return any(s.buffer.ty.storage_scope in ("", "global") for s in stores_of(block))

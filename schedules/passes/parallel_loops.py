@@ -15,7 +15,7 @@ from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr, walk
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.translate import free_vars
@@ -138,15 +138,9 @@ def innermost_block(sch: Any, iteration: Any, who: str = "innermost_block") -> A
 
 def _iterations(mod: Any) -> list[str]:
     """The names of the blocks of the outermost levels of iterations."""
-    found: list[str] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, s_tir.SBlock) and str(node.name_hint).endswith("0"):
-            found.append(str(node.name_hint)[:-1])
-
-    for func in mod.functions.values():
-        walk(func.body, visit)
-    return found
+    bodies = [func.body for func in mod.functions.values()]
+    names = [str(block.name_hint) for block in nodes_of(s_tir.SBlock, *bodies)]
+    return [name[:-1] for name in names if name.endswith("0")]
 
 
 def _refuse_race(who: str, sch: Any, loop: Any, kind: str) -> None:
@@ -178,13 +172,7 @@ def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
             how, thread = tirx.ForKind.THREAD_BINDING, thread_axis(str(kind))
         return tirx.For(loop.loop_var, loop.min, loop.extent, how, loop.body, thread, rest)
 
-    marked: list[Any] = []
-
-    def collect(node: Any) -> None:
-        if isinstance(node, tirx.For) and KIND in node.annotations:
-            marked.append(node)
-
-    walk(func.body, collect)
+    marked = any(KIND in loop.annotations for loop in nodes_of(tirx.For, func.body))
     return func.with_body(map_expr(func.body, [(tirx.For, visit)])) if marked else func
 
 
@@ -290,15 +278,8 @@ def _extent(atom: Any, extents: dict[Any, Any]) -> int | None:
 
 def _is_fused_whole(values: list[Any], loop_var: Any) -> bool:
     """Whether a loop made of several is told by them all: quotients come with remainders."""
-    kinds: set[type] = set()
-
-    def visit(node: Any) -> None:
-        if isinstance(node, tirx.FloorDiv | tirx.FloorMod) and loop_var in free_vars(node.a):
-            kinds.add(type(node))
-
-    for value in values:
-        walk(value, visit)
-    return len(kinds) != 1
+    parts = nodes_of((tirx.FloorDiv, tirx.FloorMod), *values)
+    return len({type(part) for part in parts if loop_var in free_vars(part.a)}) != 1
 
 
 def _extents_around(sch: Any, loop: Any) -> dict[Any, Any]:

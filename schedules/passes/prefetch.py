@@ -26,7 +26,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute, walk
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 from sparsetir.sparse_ir.translate import free_vars
 
@@ -189,40 +189,23 @@ def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any
 
 
 def _find(body: Any, block: Any) -> Any:
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, s_tir.SBlockRealize) and node.block.same_as(block):
-            found.append(node)
-
-    walk(body, visit)
-    return found[0]
+    return next(n for n in nodes_of(s_tir.SBlockRealize, body) if n.block.same_as(block))
 
 
 def gathering_loads(body: Any) -> list[Any]:
     """The loads of a block's body at an index that it loads."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.TensorLoad):
-            if any(isinstance(i, ir.TensorLoad) for i in node.indices):
-                found.append(node)
-
-    walk(body, visit)
-    return found
+    loads = nodes_of(ir.TensorLoad, body)
+    return [n for n in loads if any(isinstance(i, ir.TensorLoad) for i in n.indices)]
 
 
 def _loops_around(body: Any, realize: Any) -> list[Any]:
     """The loops between a block and the one around it, from the outside in."""
     found: list[Any] = []
-
-    def visit(node: Any) -> None:
+    for node in nodes_of(tirx.For, body):
         loops: list[Any] = []
         while isinstance(node, tirx.For):
             loops.append(node)
             node = node.body
         if node.same_as(realize) and len(loops) > len(found):
-            found[:] = loops
-
-    walk(body, lambda node: visit(node) if isinstance(node, tirx.For) else None)
+            found = loops
     return found

@@ -29,7 +29,7 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute, walk
+from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 
 __all__ = ["VECTORS", "vectorize_innermost"]
@@ -115,15 +115,8 @@ class _Nest:
         init = self.block.init
         if not isinstance(init, tirx.BufferStore) or not _equal(init.indices, self.store.indices):
             return False
-        same = True
-
-        def visit(node: Any) -> None:
-            nonlocal same
-            if isinstance(node, ir.TensorLoad) and node.source.same_as(self.store.buffer):
-                same = same and _equal(node.indices, self.store.indices)
-
-        walk(self.block.body, visit)
-        return same
+        loads = loads_of(self.block.body, self.store.buffer)
+        return all(_equal(load.indices, self.store.indices) for load in loads)
 
     def in_vectors(self, lanes: int) -> tirx.Stmt:
         """The contiguous loop in vectors, and its rest."""
@@ -262,17 +255,9 @@ def _equal(a: Any, b: Any) -> bool:
 
 def _contiguous_in(var: Any, body: Any) -> bool:
     """Whether every access that depends on `var` goes along it by its last index alone."""
-    accesses: list[list[Any]] = []
-    conditions: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.TensorLoad | tirx.BufferStore):
-            accesses.append(list(node.indices))
-        elif isinstance(node, tirx.IfThenElse):
-            conditions.append(node.condition)
-
-    walk(body, visit)
-    return not any(_uses(c, var) for c in conditions) and all(
+    accesses = [list(n.indices) for n in nodes_of((ir.TensorLoad, tirx.BufferStore), body)]
+    branches = nodes_of(tirx.IfThenElse, body)
+    return not any(_uses(n.condition, var) for n in branches) and all(
         not any(_uses(i, var) for i in index[:-1])
         and (not index or _is_along(index[-1], var) or not _uses(index[-1], var))
         for index in accesses
@@ -287,9 +272,7 @@ def _is_along(index: Any, var: Any) -> bool:
 
 
 def _uses(expr: Any, var: Any) -> bool:
-    found: list[Any] = []
-    walk(expr, lambda n: found.append(n) if _same(n, var) else None)
-    return bool(found)
+    return any(_same(n, var) for n in nodes_of(ir.Var, expr))
 
 
 def _vectors_and_rest(loop: Any, lanes: int) -> tirx.Stmt:

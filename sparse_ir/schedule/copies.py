@@ -15,9 +15,9 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     loads_of,
     map_expr,
+    nodes_of,
     same_indices,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
@@ -129,15 +129,9 @@ def _loops_around_reads(
     it: SparseIteration, outer: list[Loop], operand: SparseBuffer
 ) -> list[Loop]:
     """The loops between the place of the copy and the reads of the operand."""
-    found: list[Loop] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, SparseIteration) and loads_of(node, operand.var):
-            found.extend(loops_of(node))
-
-    walk(it, visit)
+    reading = [node for node in nodes_of(SparseIteration, it) if loads_of(node, operand.var)]
     names = [x.name for x in outer]
-    return [x for x in found if x.name not in names]
+    return [x for node in reading for x in loops_of(node) if x.name not in names]
 
 
 def _reading(stmt: Any, operand: SparseBuffer, ws: Any, places: list[Any]) -> Any:

@@ -42,8 +42,8 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
     map_expr,
+    nodes_of,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
@@ -157,7 +157,7 @@ class _Steps:
         if (
             isinstance(stmt, tirx.IfThenElse)
             and stmt.else_case is None
-            and not _loads(stmt.condition)
+            and not nodes_of(ir.TensorLoad, stmt.condition)
         ):
             return self.of(stmt.then_case, [*conditions, stmt.condition])
         if isinstance(stmt, tirx.BufferStore):
@@ -190,17 +190,11 @@ class _Steps:
     def _under(self, conditions: list[Any], stmt: Any) -> Any:
         """A statement under conditions, but for what can do no harm and needs nothing in range."""
         if isinstance(stmt, tirx.BufferStore) and stmt.buffer in self.own:
-            if all(load.source in self.own for load in _loads(stmt.value)):
+            if all(load.source in self.own for load in nodes_of(ir.TensorLoad, stmt.value)):
                 return stmt
         for condition in reversed(conditions):
             stmt = tirx.IfThenElse(condition, stmt, None)
         return stmt
-
-
-def _loads(expr: Any) -> list[Any]:
-    found: list[Any] = []
-    walk(expr, lambda n: found.append(n) if isinstance(n, ir.TensorLoad) else None)
-    return found
 
 
 def _at_places(stmt: Any, buffers: dict[Any, Any], more: list[Any]) -> Any:

@@ -39,9 +39,9 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     loads_of,
     map_expr,
+    nodes_of,
     stores_of,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.reduction import is_tail, taken_apart
@@ -212,22 +212,12 @@ def _as_sum(index: Any, coords: list[Any]) -> dict[Any, int] | None:
 
 def _variables(exprs: list[Any], axes: dict[Any, Axis]) -> list[Any]:
     """The coordinates in some expressions, in the order in which they occur."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.Var) and node in axes and node not in found:
-            found.append(node)
-
-    for expr in exprs:
-        walk(expr, visit)
-    return found
+    return list(dict.fromkeys(var for var in nodes_of(ir.Var, *exprs) if var in axes))
 
 
 def _before(body: Any, iteration: str, buffer: Any) -> SparseIteration | None:
     """The last statement before an iteration, in its sequence, that accesses a buffer."""
-    sequences: list[Any] = []
-    walk(body, lambda n: sequences.append(n.seq) if isinstance(n, tirx.SeqStmt) else None)
-    for seq in sequences:
+    for seq in (node.seq for node in nodes_of(tirx.SeqStmt, body)):
         place = [n for n, s in enumerate(seq) if _is_named(s, iteration)]
         for stmt in reversed(list(seq)[: place[0]] if place else []):
             stored = any(s.buffer.same_as(buffer) for s in stores_of(stmt))

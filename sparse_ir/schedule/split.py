@@ -40,9 +40,9 @@ from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
+    nodes_of,
     stores_of,
     substitute,
-    walk,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.handles import SpIter
@@ -163,14 +163,8 @@ def _splittable(it: SparseIteration, func: SparseFunc, loop: Loop) -> Axis:
 
 def _visited(it: SparseIteration, axis: Axis) -> bool:
     """Whether an iteration, or one inside it, visits an axis."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, SparseIteration):
-            found.extend(a.name for a, _, _ in node.axis_of())
-
-    walk(it, visit)
-    return axis.name in found
+    inside = nodes_of(SparseIteration, it)
+    return any(a.name == axis.name for node in inside for a, _, _ in node.axis_of())
 
 
 def _extents(it: SparseIteration, factors: Any) -> list[int]:

@@ -117,9 +117,7 @@ def test_tensor(r: Any, density: float) -> None:
     check(r, coordinates(np.random.default_rng(4), shape, density), shape)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(st.data())
-def test_random_coordinates(data: Any) -> None:
+def check_coordinates(data: Any) -> None:
     name = data.draw(st.sampled_from(sorted(MATRIX)))
     shape = data.draw(st.tuples(st.integers(1, 9), st.integers(1, 9)))
     cell = st.tuples(*(st.integers(0, s - 1) for s in shape))
@@ -128,9 +126,7 @@ def test_random_coordinates(data: Any) -> None:
     check(matrix(name), coords, shape)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(st.data())
-def test_random_tensors(data: Any) -> None:
+def check_tensors(data: Any) -> None:
     order = data.draw(st.integers(3, 4))
     names = "IJKL"[:order]
     shape = data.draw(st.tuples(*[st.integers(1, 5)] * order))
@@ -141,6 +137,32 @@ def test_random_tensors(data: Any) -> None:
     blocked = data.draw(st.booleans())
     r = blocked_csf(names, data.draw(st.integers(1, 3))) if blocked else csf(names, permutation)
     check(r, coords, shape)
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_coordinates(data: Any) -> None:
+    check_coordinates(data)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(st.data())
+def test_random_tensors(data: Any) -> None:
+    check_tensors(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.data())
+def test_more_random_coordinates(data: Any) -> None:
+    check_coordinates(data)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.data())
+def test_more_random_tensors(data: Any) -> None:
+    check_tensors(data)
 
 
 def random_csr(shape: Any = (37, 29), density: float = 0.15) -> Any:

@@ -508,14 +508,25 @@ INT_EXPRS = st.recursive(INTS.map(lambda v: _typed(v, "int32")), _ints, max_leav
 FLOAT_EXPRS = st.recursive(FLOATS.map(lambda v: _typed(v, "float32")), _floats, max_leaves=8)
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(INT_EXPRS, FLOAT_EXPRS)
-def test_random_expressions(index, value):
+def check_expressions(index, value):
     try:
         body_trip(f"A[i, {index}] = {value}")
     except tvm.error.DiagnosticError as err:  # TVM refuses to fold a division by zero
         if "zero" not in str(err):
             raise
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(INT_EXPRS, FLOAT_EXPRS)
+def test_random_expressions(index, value):
+    check_expressions(index, value)
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(INT_EXPRS, FLOAT_EXPRS)
+def test_more_random_expressions(index, value):
+    check_expressions(index, value)
 
 
 def test_operators_on_numbers_beside_other_dialects():

@@ -180,10 +180,12 @@ def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> N
     assert capfd.readouterr() == ("", "")
 
 
-def ended(folder: Path, code: str) -> tuple[str, str]:
-    """State and message for a process that runs `code`."""
+def ended(folder: Path, code: str, before: bool = False) -> tuple[str, str]:
+    """State and message for a process that runs `code`, and may have ended before it is asked."""
     process = measure._Process(code, folder, dict(os.environ), None)
     try:
+        if before:
+            process._popen.wait()
         with pytest.raises(measure._Ended) as error:
             process.ask({}, 20)
     finally:
@@ -203,8 +205,9 @@ ENDS = {
 
 @pytest.mark.parametrize("code", ENDS)
 def test_how_a_process_ended(tmp_path: Path, code: str) -> None:
-    state, message = ended(tmp_path, code)
-    assert state == ENDS[code][0] and ENDS[code][1] in message and "\n" not in message
+    for before in (True, False):
+        state, message = ended(tmp_path, code, before)
+        assert state == ENDS[code][0] and ENDS[code][1] in message and "\n" not in message
 
 
 def test_an_end_by_the_system_is_for_want_of_memory(tmp_path: Path, monkeypatch) -> None:

@@ -19,6 +19,7 @@ import scipy.sparse as sp
 from optuna.storages import RDBStorage
 
 from fake_measurer import install, seconds_of, text
+from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Branch, Space
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -34,9 +35,8 @@ MATRIX = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32"
 TRIALS = 11
 # Tunes as `run` below does. Arguments: the file of records, and the number of the measurement that
 # never ends, 0 for none. Says what it measures.
-SCRIPT = """
-import sys, time
-import sparsetir
+SCRIPT = f"""
+import sys, time; {WITHOUT_TORCH}
 sparsetir.tune
 assert "optuna" not in sys.modules  # slow to import, and may not be there
 import pytest

@@ -201,6 +201,8 @@ class _Process:
         cores: tuple[int, ...] | None,
     ) -> None:
         self._printed = folder / "printed.txt"
+        self._printed.write_bytes(b"")  # of another process in the same folder
+        self._asked = False
         self._answers, write = os.pipe()
         self._oom_kills = _oom_kills()
         command = [sys.executable, "-c", code, str(os.getpid()), str(write)]
@@ -230,7 +232,9 @@ class _Process:
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """The first answer to a request; raises as `answer`."""
-        os.truncate(self._printed, 0)
+        if self._asked:  # what it printed before the first is of its start, which may have failed
+            os.truncate(self._printed, 0)
+        self._asked = True
         assert self._popen.stdin is not None
         with suppress(BrokenPipeError):  # told by the missing answer
             self._popen.stdin.write(json.dumps(request).encode() + b"\n")
