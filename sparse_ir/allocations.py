@@ -33,7 +33,7 @@ from sparsetir.sparse_ir.nodes import map_expr, nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["allocate_in_visits", "allocate_outside_of_threads", "block_with"]
+__all__ = ["allocate_in_visits", "allocate_outside_of_threads", "block_with", "loop_with"]
 
 
 def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, list[Any]]:
@@ -79,6 +79,12 @@ def block_with(block: Any, **changes: Any) -> Any:
     fields = ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
               "match_buffers", "annotations", "span")  # fmt: skip
     return s_tir.SBlock(*(changes.get(f, getattr(block, f)) for f in fields))
+
+
+def loop_with(loop: Any, **changes: Any) -> Any:
+    """A loop with some fields changed."""
+    fields = ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations")
+    return tirx.For(*(changes.get(f, getattr(loop, f)) for f in fields))
 
 
 def _visits_are_independent(stmt: tirx.Stmt) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 
 __all__ = ["ROW_COST", "Tile", "bind_threads"]
@@ -33,13 +34,9 @@ class Tile:
     gpu: bool = False
 
     def __post_init__(self) -> None:
-        tile = self.tile
-        if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1 or tile & (tile - 1):
-            raise ValueError(f"Tile: argument 'tile': expected a power of two, got {tile!r}")
-        if self.blocks < 1:
-            raise ValueError(f"Tile: argument 'blocks': expected 1 or more, got {self.blocks}")
-        if self.gpu and self.parallel:
-            raise ValueError("Tile: argument 'gpu': expected False with 'parallel', got True")
+        expect(self, "tile", is_power_of_two(self.tile), "a power of two")
+        expect_at_least(self, blocks=1)
+        expect(self, "gpu", not (self.gpu and self.parallel), "False with 'parallel'")
 
     @staticmethod
     def for_features(feat: int, parallel: bool = False, most: int = MAX_TILE) -> Tile:
