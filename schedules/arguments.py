@@ -30,8 +30,8 @@ def expect_integers(
         value = getattr(of, name)
         if value is None and name in optional:
             continue
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        fits = whole and (1 if positive else -(2**31)) <= value < 2**31
+        allowed = range(1 if positive else -(2**31), 2**31)
+        fits = isinstance(value, int) and not isinstance(value, bool) and value in allowed
         expect(of, name, fits, "a positive integer" if positive else "an integer")
 
 

@@ -55,6 +55,7 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype
 from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["PACK_DEGREE", "PACK_FEATURES", "WORK_OF_THREADS", "for_all_sizes"]
@@ -256,19 +257,12 @@ def _either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc, names: Any) -
     condition = substitute(condition, same)
     bodies = substitute(yes.body, same), no.body
     parts = [
-        s_tir.SBlockRealize([], True, _named(body.block, name))
+        s_tir.SBlockRealize([], True, block_with(body.block, name_hint=name))
         for body, name in zip(bodies, names, strict=True)
     ]
     root = s_tir.SBlock([], [], [], "root", tirx.IfThenElse(condition, *parts))
     layouts = {**dict(yes.attrs[LAYOUTS].items()), **dict(no.attrs[LAYOUTS].items())}
     return no.with_body(s_tir.SBlockRealize([], True, root)).with_attr(LAYOUTS, layouts)
-
-
-def _named(block: Any, name: str) -> Any:
-    return s_tir.SBlock(
-        block.iter_vars, block.reads, block.writes, name, block.body, block.init,
-        alloc_buffers=block.alloc_buffers, annotations=block.annotations,
-    )  # fmt: skip
 
 
 def _int64(value: int) -> Any:

@@ -8,24 +8,19 @@ matrix. On a CPU the two scopes mean the same memory.
 
 from __future__ import annotations
 
-from typing import Any
-
 from tvm import s_tir, tirx
 
-from sparsetir.sparse_ir.nodes import buffer_var, substitute, walk
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 
 __all__ = ["locals_on_stack"]
 
 
 def locals_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Give every block-allocated buffer of scope "local" the scope "global"."""
-    mapping: dict[Any, Any] = {}
-
-    def visit(node: Any) -> None:
-        if isinstance(node, s_tir.SBlock):
-            for var in node.alloc_buffers:
-                if var.ty.storage_scope == "local":
-                    mapping[var] = buffer_var(var.ty.shape, var.ty.dtype, var.name)
-
-    walk(func.body, visit)
+    mapping = {
+        var: buffer_var(var.ty.shape, var.ty.dtype, var.name)
+        for block in nodes_of(s_tir.SBlock, func.body)
+        for var in block.alloc_buffers
+        if var.ty.storage_scope == "local"
+    }
     return func.with_body(substitute(func.body, mapping)) if mapping else func

@@ -26,8 +26,9 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr, substitute, walk
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["gathering_loads", "prefetch", "prefetch_gathered", "row_ahead"]
@@ -54,7 +55,9 @@ def prefetch_gathered(
                 f"prefetch_gathered: argument '{what}': expected a positive integer, got {value!r}"
             )
     sch = s_tir.Schedule(func)
-    realize = _find(func.body, sch.get(innermost_block(sch, iteration, "prefetch_gathered")))
+    found = sch.get(innermost_block(sch, iteration, "prefetch_gathered"))
+    realizes = nodes_of(s_tir.SBlockRealize, func.body)
+    realize = next(r for r in realizes if r.block.same_as(found))
     block = realize.block.name_hint
     load = next((x for x in gathering_loads(realize.block.body) if x.source.name == buffer), None)
     if load is None:
@@ -79,9 +82,7 @@ def prefetch_gathered(
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(loops[depth[-1]].loop_var):
             return loop
-        body = tirx.SeqStmt([*asks, loop.body])
-        head = (loop.loop_var, loop.min, loop.extent, loop.kind)
-        return tirx.For(*head, body, None, loop.annotations)
+        return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body]))
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
@@ -130,41 +131,18 @@ def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any
     return tirx.min(further, as_dtype(size, dtype) - as_dtype(1, dtype) - as_dtype(begin, dtype))
 
 
-def _find(body: Any, block: Any) -> Any:
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, s_tir.SBlockRealize) and node.block.same_as(block):
-            found.append(node)
-
-    walk(body, visit)
-    return found[0]
-
-
 def gathering_loads(body: Any) -> list[Any]:
     """The loads of a block's body at an index that it loads."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        if isinstance(node, ir.TensorLoad):
-            if any(isinstance(i, ir.TensorLoad) for i in node.indices):
-                found.append(node)
-
-    walk(body, visit)
-    return found
+    loads = nodes_of(ir.TensorLoad, body)
+    return [x for x in loads if any(isinstance(i, ir.TensorLoad) for i in x.indices)]
 
 
 def _loops_around(body: Any, realize: Any) -> list[Any]:
     """The loops between a block and the one around it, from the outside in."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> None:
-        loops: list[Any] = []
-        while isinstance(node, tirx.For):
-            loops.append(node)
-            node = node.body
-        if node.same_as(realize) and len(loops) > len(found):
-            found[:] = loops
-
-    walk(body, lambda node: visit(node) if isinstance(node, tirx.For) else None)
-    return found
+    for node in nodes_of(tirx.For, body):
+        loops = [node]
+        while isinstance(loops[-1].body, tirx.For):
+            loops.append(loops[-1].body)
+        if loops[-1].body.same_as(realize):
+            return loops
+    return []

@@ -95,7 +95,7 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
     fits = nest.it.init is not None and len(columns) == len(features) == 1
     fits = fits and getattr(features[0].node, "kind", "") == "dense_fixed"
     fits = fits and all(isinstance(x.node, Axis | FusedAxis) for x in nest.loops)
-    rows = columns[0].parent if columns else None
+    rows: Any = columns[0].parent if columns else None
     if found is None or not fits or rows.name not in axes or rows.kind != "dense_fixed":
         nest.refuse("to reduce over features for each stored element")
     pair = (rows.name, columns[0].name)
@@ -247,8 +247,8 @@ class Nest:
 
     def along(self) -> list[Loop]:
         """The loop along contiguous elements of the result, if there is one."""
-        last = self.store.indices[-1] if self.store.indices else None
-        return [x for x in self.loops if isinstance(last, ir.Var) and last.same_as(x.var)]
+        last: Any = self.store.indices[-1] if self.store.indices else None
+        return [x for x in self.loops if isinstance(last, ir.Var) and x.var.same_as(last)]
 
     def is_free(self, loop: Loop) -> bool:
         """Whether visits of a loop are proven not to race."""
