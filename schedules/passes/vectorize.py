@@ -38,7 +38,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import block_with, loop_over
+from sparsetir.sparse_ir.statements import block_with, loop_over, loop_with
 
 __all__ = ["VECTORS", "vectorize_innermost"]
 
@@ -120,13 +120,9 @@ class _Nest:
 
     def _accumulates(self) -> bool:
         """Whether the store updates one element per position of `along`, from an init."""
-        init = self.block.init
-        if not isinstance(init, tirx.BufferStore) or not same_indices(
-            init.indices, self.store.indices
-        ):
-            return False
-        own = loads_of(self.block.body, self.store.buffer)
-        return all(same_indices(load.indices, self.store.indices) for load in own)
+        init, at = self.block.init, self.store.indices
+        own = [init, *loads_of(self.block.body, self.store.buffer)]
+        return isinstance(init, tirx.BufferStore) and all(same_indices(x.indices, at) for x in own)
 
     def in_vectors(self, lanes: int) -> tirx.Stmt:
         """The contiguous loop in vectors, and its rest."""
@@ -206,7 +202,8 @@ class _Nest:
             asks = self._asks(placed(as_dtype(0, dtype)), width, cache)
             inner = tirx.SeqStmt([*asks, inner]) if asks else inner
         for loop in reversed(self.others):
-            inner = loop_over(fresh[loop.loop_var], substitute(loop.extent, fresh), inner)
+            extent = substitute(loop.extent, fresh)
+            inner = loop_with(loop, loop_var=fresh[loop.loop_var], extent=extent, body=inner)
         body = tirx.SeqStmt([first, inner, lanes_of(write)])
         block = s_tir.SBlock(
             [], [], [], f"{self.block.name_hint}_tile{width}", body, alloc_buffers=[acc]
