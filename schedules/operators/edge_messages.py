@@ -18,7 +18,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.messages import DIMS, combined, dims
-from sparsetir.schedules.operators.problems import Problem
+from sparsetir.schedules.operators.problems import Problem, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -120,8 +120,7 @@ def program(problem: EdgeMessages, config: Any = None) -> SparseFunc:
         "lhs_nodes": not (with_lhs and lhs_node),
         "rhs_nodes": not (with_rhs and rhs_node),
     }
-    func: Any = gsddmm
-    func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
+    func = with_parameters(gsddmm, unused)
     for buffer, axis in (("LHS_OF", "LN"), ("RHS_OF", "RN")):
         if any(b.name == buffer for b in func.buffers):
             func, _ = assume(func, "coordinates", buffer=buffer, axis=axis)

@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
-from sparsetir.schedules.operators.problems import Problem
+from sparsetir.schedules.operators.problems import Problem, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -28,8 +28,6 @@ OPS = ("copy_u", "copy_e", "add", "sub", "mul", "div")
 REDUCTIONS = ("sum", "mean", "max", "min")
 # Dimensions that an operand may have beside its nodes or edges: heads and features.
 DIMS = ("", "h", "f", "hf")
-# What rows begin with, or their sums are multiplied with.
-ROWS = {"mean": "inverse_counts", "max": "least_of_rows", "min": "greatest_of_rows"}
 
 
 @dataclass(frozen=True)
@@ -194,10 +192,7 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
         "order": not ordered,
         "arg_out": not arg,
     }
-    func: Any = gspmm
-    func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
-    if with_row:
-        func = func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
+    func = with_parameters(gspmm, unused, reduce)
     if ordered and with_e:
         func, _ = assume(func, "coordinates", buffer="ORDER", axis="EDGE")
     return func

@@ -29,11 +29,14 @@ __all__ = [
     "greater",
     "in_csr",
     "vector_lanes",
+    "with_parameters",
 ]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 IDTYPES = ("int32", "int64")
 REDUCTIONS = ("sum", "mean", "max")
+# What rows begin with, or their sums are multiplied with.
+ROWS = {"mean": "inverse_counts", "max": "least_of_rows", "min": "greatest_of_rows"}
 
 
 class _Csr(NamedTuple):
@@ -179,6 +182,17 @@ class Sddmm(Problem):
 
     def __post_init__(self) -> None:
         expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
+
+
+def with_parameters(func: Any, unused: Mapping[str, bool], reduce: str = "sum") -> SparseFunc:
+    """A program without the parameters that a problem does not use; `row` is a computed one.
+
+    unused : by the names of parameters
+    """
+    func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
+    if unused.get("row", True):
+        return func
+    return func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
 
 
 def accumulator(dtype: str) -> str:
