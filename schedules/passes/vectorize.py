@@ -82,6 +82,8 @@ class _Nest:
         self.block = realize.block
         self.others = [lp for lp in loops if not lp.same_as(along)]
         self.reduces = bool(self.others)
+        values = zip(self.block.iter_vars, realize.iter_values, strict=True)
+        self.var_of = {value: v.var for v, value in values}
 
     @staticmethod
     def of(loop: Any, func: Any) -> _Nest | None:
@@ -167,10 +169,8 @@ class _Nest:
         def placed(lane: Any) -> dict[Any, Any]:
             """What block variables are at an element of the tile."""
             at = start + tile * as_dtype(width, dtype) + lane
-            return {
-                v.var: at if _same(value, self.along.loop_var) else fresh[value]
-                for v, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
-            }
+            places = {**fresh, self.along.loop_var: at}
+            return {var: places[value] for value, var in self.var_of.items()}
 
         def lanes_of(make: Any) -> tirx.Stmt:
             """`make(lane, mapping)` for every element of the tile; `mapping` places block vars."""
@@ -217,11 +217,7 @@ class _Nest:
         """Prefetches of rows that the innermost reduction gathers, where they may be far."""
         layouts = {str(k): v for k, v in self.func.attrs[LAYOUTS].items()}
         inner = self.others[-1].loop_var
-        var_of = {
-            value: v.var
-            for v, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
-        }
-        reduced, along = var_of[inner], var_of[self.along.loop_var]
+        reduced, along = self.var_of[inner], self.var_of[self.along.loop_var]
         out: list[tirx.Stmt] = []
         for load in gathering_loads(self.block.body):
             index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
