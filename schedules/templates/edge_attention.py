@@ -58,7 +58,7 @@ def apply(sch: Schedule, config: AttentionTiles) -> None:
         rows = rows_in_blocks(sch, found.rows, keys)
         sch.sparse_reorder(found.iteration, [*rows, *found.others])
         sch.parallelize(rows[0])
-    finish(sch, keys, [found.iteration], vectors, sums, exponentials=True)
+    finish(sch, keys, [found.iteration], vectors, sums)
 
 
 def _in_lanes(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationRef]:

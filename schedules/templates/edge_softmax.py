@@ -44,4 +44,4 @@ def apply(sch: Schedule, config: Tile) -> None:
     steps = sch.distribute(vectors)
     if config.parallel:
         sch.parallelize(rows[:1])
-    finish(sch, config, [found.iteration], steps, exponentials=True)
+    finish(sch, config, [found.iteration], steps)

@@ -76,22 +76,18 @@ def finish(
     outer: Sequence[SparseIterationRef],
     vectors: Sequence[SparseIterationRef],
     sums: Sequence[SparseIterationRef] = (),
-    *,
-    exponentials: bool = False,
 ) -> None:
     """All that is done in stage II.
 
     outer : iterations whose outermost loop is divided among the threads of a GPU
     vectors, sums : on a CPU, those over vectors of a tile, and those that add up lanes
-    exponentials : whether there are some, which a CPU computes in vectors
     """
     stage_two = sch.lower()
     if tile.gpu:
         for step in outer:
             _bind_threads(stage_two, f"{step.name}0")
         return
-    if exponentials:
-        stage_two = sch.rewrite(inline_exponentials)
+    stage_two = sch.rewrite(inline_exponentials)
     for step in vectors:
         in_vectors(stage_two, step)
     for step in sums if tile.lanes > 1 else ():
