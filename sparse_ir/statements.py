@@ -26,7 +26,8 @@ def loop_over(
 
 def loop_with(loop: Any, **changes: Any) -> tirx.For:
     """A loop with some fields changed."""
-    fields = ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations")
+    fields = ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations",
+              "step", "span")  # fmt: skip
     return tirx.For(*(changes.get(f, getattr(loop, f)) for f in fields))
 
 
