@@ -12,12 +12,10 @@ from functools import cache, lru_cache
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
-from tvm_ffi import Object
-from tvm_ffi.structural import WalkResult
 
+from sparsetir.schedules.passes.launches import binds_threads
 from sparsetir.schedules.passes.parallel_loops import (
     apply_kinds,
     is_free,
@@ -25,10 +23,10 @@ from sparsetir.schedules.passes.parallel_loops import (
     thread_axis,
 )
 from sparsetir.schedules.passes.vectorize import VECTORS, vectorize_innermost
-from sparsetir.sparse_ir.nodes import nodes_of
-from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.nodes import nodes_of, stores_of
+from sparsetir.sparse_ir.statements import block_with, loop_over
 
-__all__ = ["binds_threads", "default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
+__all__ = ["default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
 
 GPU_THREADS = 128
 GPU_WARP = 32
@@ -167,17 +165,8 @@ def _only_leaf(sch: Any, top: Any) -> Any:
 
 def _stores(body: Any) -> bool:
     """Whether a block's body stores, other than in the blocks inside it."""
-    found: list[Any] = []
-
-    def visit(node: Any) -> Any:
-        if isinstance(node, s_tir.SBlock):
-            return WalkResult.SKIP
-        if isinstance(node, tirx.BufferStore):
-            found.append(node)
-        return WalkResult.ADVANCE
-
-    tvm_ffi.structural_walk(body, (Object, visit), order="pre")
-    return bool(found)
+    inside = stores_of(*nodes_of(s_tir.SBlock, body, nested=False))
+    return len(stores_of(body)) > len(inside)
 
 
 def _is_search(block: Any) -> bool:
@@ -205,23 +194,12 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
     body: list[tirx.Stmt] = [tirx.Evaluate(buffer_data(v)) for v in root.alloc_buffers]
     body += [p if binds_threads(p) else _single_thread(p) for p in parts]
-    block = s_tir.SBlock(
-        [], root.reads, root.writes, root.name_hint,
-        tirx.SeqStmt(body) if len(body) > 1 else body[0],
-        alloc_buffers=root.alloc_buffers,
-    )  # fmt: skip
+    block = block_with(root, body=tirx.SeqStmt(body) if len(body) > 1 else body[0])
     return func.with_body(s_tir.SBlockRealize([], True, block))
-
-
-def binds_threads(stmt: Any) -> bool:
-    """Whether anything in a statement runs on GPU threads."""
-    bound = any(n.kind == tirx.ForKind.THREAD_BINDING for n in nodes_of(tirx.For, stmt))
-    return bound or any(n.attr_key == "thread_extent" for n in nodes_of(tirx.AttrStmt, stmt))
 
 
 def _single_thread(stmt: tirx.Stmt) -> tirx.Stmt:
     for tag in ("threadIdx.x", "blockIdx.x"):
-        zero, one = as_dtype(0, "int32"), as_dtype(1, "int32")
         loop = tirx.Var(tag.replace(".", "_"), "int32")
-        stmt = tirx.For(loop, zero, one, tirx.ForKind.THREAD_BINDING, stmt, thread_axis(tag))
+        stmt = loop_over(loop, 1, stmt, tirx.ForKind.THREAD_BINDING, thread_axis(tag))
     return stmt

@@ -42,12 +42,18 @@ from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.passes.known_tiles import known_tiles
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, in_vectors
 from sparsetir.schedules.templates.sddmm import GROUP, SddmmGroups, apply, by_positions
-from sparsetir.schedules.templates.shapes import RowReduction, element_reduction, row_reduction
+from sparsetir.schedules.templates.shapes import (
+    RowReduction,
+    ShapeError,
+    element_reduction,
+    row_reduction,
+)
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc, substitute
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype
 from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["PACK_DEGREE", "PACK_FEATURES", "WORK_OF_THREADS", "for_all_sizes"]
@@ -73,13 +79,16 @@ def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
 
     Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions have in common.
     """
-    with contextlib.suppress(ScheduleError):
-        return _by_elements(func, target)
+    # What its author has said of a loop stays, and the default schedule does the rest.
+    begun = any(it.annotations for it in sparse_iterations(func))
+    if not begun:
+        with contextlib.suppress(ShapeError):
+            return _by_elements(func, target)
     lowered = lower_sparse_iter(func)
     scheduled = default_schedule(lowered, target)
-    # Of another shape, or one whose author has begun to schedule it.
-    with contextlib.suppress(ScheduleError):
-        scheduled = _by_rows(func, lowered, scheduled, target)
+    if not begun:
+        with contextlib.suppress(ShapeError):
+            scheduled = _by_rows(func, lowered, scheduled, target)
     return {"I": func, "II": lowered, "II scheduled": scheduled}
 
 
@@ -91,9 +100,12 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
     sch = Schedule(func)
     found = element_reduction(sch, "for_all_sizes")
     if found.dtype not in ("float32", "float64"):
-        raise ScheduleError("for_all_sizes: sums are kept in the result's type")
+        raise ShapeError("for_all_sizes: sums are kept in the result's type")
     feat = func.axis(found.features.name).length
-    by_positions(sch, found, in_parts=True)
+    try:
+        by_positions(sch, found, in_parts=True)
+    except ScheduleError as refused:  # such as for buffers over more than the elements
+        raise ShapeError(str(refused)) from refused
     lowered = lower_sparse_iter(sch.func)
     bits = vector_bits(target)
     lanes = bits // tvm.DataType(found.dtype).bits
@@ -182,6 +194,8 @@ def _by_rows(
     """
     sch = Schedule(func)
     found = row_reduction(sch, "for_all_sizes")
+    if not found.free:
+        raise ShapeError("for_all_sizes: rows may write the same elements")
     if any(a.name == found.features.name and a.kind != "dense_fixed" for a in func.axes):
         return rows
     nnz, n, feat = _sizes(func, found, rows)
@@ -283,19 +297,12 @@ def _either(condition: Any, yes: tirx.PrimFunc, no: tirx.PrimFunc, names: Any) -
     condition = substitute(condition, same)
     bodies = substitute(yes.body, same), no.body
     parts = [
-        s_tir.SBlockRealize([], True, _named(body.block, name))
+        s_tir.SBlockRealize([], True, block_with(body.block, name_hint=name))
         for body, name in zip(bodies, names, strict=True)
     ]
     root = s_tir.SBlock([], [], [], "root", tirx.IfThenElse(condition, *parts))
     layouts = {**dict(yes.attrs[LAYOUTS].items()), **dict(no.attrs[LAYOUTS].items())}
     return no.with_body(s_tir.SBlockRealize([], True, root)).with_attr(LAYOUTS, layouts)
-
-
-def _named(block: Any, name: str) -> Any:
-    return s_tir.SBlock(
-        block.iter_vars, block.reads, block.writes, name, block.body, block.init,
-        alloc_buffers=block.alloc_buffers, annotations=block.annotations,
-    )  # fmt: skip
 
 
 def _int64(value: int) -> Any:

@@ -31,9 +31,10 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES
+from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["allocate_in_visits", "allocate_outside_of_threads", "block_with"]
+__all__ = ["allocate_in_visits", "allocate_outside_of_threads"]
 
 
 def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, list[Any]]:
@@ -72,13 +73,6 @@ def allocate_outside_of_threads(body: Any, buffers: Any) -> Any:
         body=tirx.SeqStmt([*addresses, body.block.body]),
     )
     return s_tir.SBlockRealize(body.iter_values, body.predicate, root, body.span)
-
-
-def block_with(block: Any, **changes: Any) -> Any:
-    """A block with some fields changed."""
-    fields = ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
-              "match_buffers", "annotations", "span")  # fmt: skip
-    return s_tir.SBlock(*(changes.get(f, getattr(block, f)) for f in fields))
 
 
 def _visits_are_independent(stmt: tirx.Stmt) -> bool:

@@ -31,6 +31,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["hoist_init"]
@@ -53,17 +54,7 @@ def _visit(stmt: Any, path: list[Any]) -> tuple[tirx.Stmt, _Pending]:
     """Rewrite a statement below the loops `path` of its block; also the inits to place above."""
     if isinstance(stmt, tirx.For):
         body, pending = _visit(stmt.body, [*path, stmt])
-        loop = tirx.For(
-            stmt.loop_var,
-            stmt.min,
-            stmt.extent,
-            stmt.kind,
-            body,
-            stmt.thread_binding,
-            stmt.annotations,
-            stmt.step,
-            stmt.span,
-        )
+        loop = loop_with(stmt, body=body)
         here = [init for target, init in pending if target is stmt]
         return _before(here, loop), [(t, i) for t, i in pending if t is not stmt]
     if isinstance(stmt, tirx.SeqStmt):
@@ -195,15 +186,8 @@ def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:
     nest: tirx.Stmt = s_tir.SBlockRealize(values, predicate, init_block)
     for loop in reversed(loops):
         var = renamed.get(loop.loop_var, loop.loop_var)
-        nest = tirx.For(
-            var,
-            loop.min,
-            substitute(loop.extent, renamed),
-            loop.kind,
-            nest,
-            loop.thread_binding,
-            loop.annotations,
-        )
+        extent = substitute(loop.extent, renamed)
+        nest = loop_with(loop, loop_var=var, extent=extent, body=nest)
     return (reduce_loops[0] if reduce_loops else None), nest
 
 

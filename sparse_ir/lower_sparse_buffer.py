@@ -20,7 +20,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.allocations import allocate_outside_of_threads, block_with
+from sparsetir.sparse_ir.allocations import allocate_outside_of_threads
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
@@ -36,6 +36,7 @@ from sparsetir.sparse_ir.position_space import (
 from sparsetir.sparse_ir.promises import promised_steps
 from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
+from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.storage import Storage, is_one
 from sparsetir.sparse_ir.translate import free_vars
 

@@ -305,18 +305,21 @@ def walk(node: Any, callback: Callable[[Any], None], *kinds: Any) -> None:
     tvm_ffi.structural_walk(node, (kinds or Object, visit), order="pre")
 
 
-def nodes_of(kind: Any, *trees: Any) -> list[Any]:
+def nodes_of(kind: Any, *trees: Any, nested: bool = True) -> list[Any]:
     """The nodes of a class in TIR or stage-I trees, parents first; None counts as an empty tree.
 
     kind : a class, or a tuple of classes
+    nested : also those inside of others
 
     Quicker than :func:`walk`, as nothing is called on other nodes.
     """
     found: list[Any] = []
+    result = tvm_ffi.structural.WalkResult
+    go_on = result.ADVANCE if nested else result.SKIP
 
     def visit(value: Any) -> Any:
         found.append(value)
-        return tvm_ffi.structural.WalkResult.ADVANCE
+        return go_on
 
     for tree in trees:
         if tree is not None:

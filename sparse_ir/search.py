@@ -12,6 +12,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import loop_over
 
 __all__ = ["find_last_start", "find_sorted", "find_unsorted", "scalar_buffer"]
 
@@ -102,13 +103,7 @@ def find_unsorted(
     hit = tirx.all(
         _load(result) < 0, tirx.BufferLoad(indices, [*parents, at]) == target, target >= 0
     )
-    scan = tirx.For(
-        at,
-        as_dtype(0, dtype),
-        extent,
-        tirx.ForKind.SERIAL,
-        tirx.IfThenElse(hit, _store(result, at), None),
-    )
+    scan = loop_over(at, extent, tirx.IfThenElse(hit, _store(result, at), None))
     body = [_store(result, as_dtype(-1, dtype)), scan]
     return _block(name, [*reads, _row_region(indices, parents, extent)], [result], body)
 

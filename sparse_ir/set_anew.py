@@ -66,13 +66,12 @@ def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], 
     fits = isinstance(store, tirx.BufferStore) and store.buffer.same_as(var)
     if not fits or loads_of(store.value, var) or not all(ignored(c) for c in conditions):
         return False
-    same: dict[Any, Any] = {}
-
-    for node in nodes_of(SparseIteration, it.body):
-        for entry in node.axes:
-            if isinstance(entry, Axis) and entry.name in first:
-                place = [a.name for a, _, _ in node.axis_of()].index(entry.name)
-                same[node.vars[place]] = first[entry.name]
+    same = {
+        v: first[axis.name]
+        for nested in nodes_of(SparseIteration, it.body)
+        for axis, v, _ in nested.axis_of()
+        if axis.name in first and axis.name in {n.name for n in nested.axes if isinstance(n, Axis)}
+    }
     return all(
         same_indices([substitute(i, same) for i in other.indices], store.indices)
         for other in accesses_of(it.body, var)
@@ -109,7 +108,7 @@ def _init_sets(stmt: Any, var: Any) -> bool:
     init = stmt.init
     if not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(var):
         return False
-    indices = {v for i in init.indices for v in nodes_of(ir.Var, i)}
+    indices = set(nodes_of(ir.Var, *init.indices))
     spatial = {v for _, v, kind in stmt.axis_of() if kind == "S"}
     return (
         not loads_of(init.value, var)

@@ -10,7 +10,7 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
 from sparsetir.sparse_ir.reduction import is_tail
 
-__all__ = ["limits_of"]
+__all__ = ["limits_of", "with_conditions"]
 
 
 def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
@@ -18,32 +18,11 @@ def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
 
     accesses : lists of indices of loads and stores in `tree`
     """
-    found: list[tuple[Any, Any]] = []  # indices of an access, the conditions that it is under
-
-    def visit(node: Any, limits: list[Any]) -> None:
-        if isinstance(node, tirx.IfThenElse):
-            collect(node.condition, limits)
-            here = [node.condition] if _limit(node.condition) else []
-            visit(node.then_case, [*limits, *here])
-            if node.else_case is not None:
-                visit(node.else_case, limits)
-        elif isinstance(node, SparseIteration):
-            for part in (node.init, node.body):
-                if part is not None:
-                    visit(part, limits)
-        elif isinstance(node, tirx.SeqStmt):
-            for part in node.seq:
-                visit(part, limits)
-        elif isinstance(node, tirx.For | tirx.While):
-            visit(node.body, limits)
-        else:
-            collect(node, limits)
-
-    def collect(tree: Any, limits: list[Any]) -> None:
-        accesses = nodes_of((tirx.BufferStore, ir.TensorLoad), tree)
-        found.extend((list(node.indices), limits) for node in accesses)
-
-    visit(tree, [])
+    found = [
+        (list(access.indices), [c for c in conditions if _limit(c)])
+        for part, conditions in with_conditions(tree)
+        for access in [*nodes_of(tirx.BufferStore, part), *nodes_of(ir.TensorLoad, part)]
+    ]
     under = [limits for index in accesses for at, limits in found if _same_nodes(at, index)]
     if len(under) < len(accesses):
         return []
@@ -53,6 +32,30 @@ def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
         if all(any(tvm_ffi.structural_equal(c, o) for o in other) for other in under)
     ]
     return [(c.args[0].a, int(c.args[0].b)) for c in every]
+
+
+def with_conditions(tree: Any) -> list[tuple[Any, list[Any]]]:
+    """The innermost statements of a tree, and its conditions, each with those that it is under."""
+    out: list[tuple[Any, list[Any]]] = []
+
+    def visit(node: Any, conditions: list[Any]) -> None:
+        if isinstance(node, tirx.IfThenElse):
+            out.append((node.condition, conditions))
+            visit(node.then_case, [*conditions, node.condition])
+            visit(node.else_case, conditions)
+        elif isinstance(node, SparseIteration):
+            visit(node.init, conditions)
+            visit(node.body, conditions)
+        elif isinstance(node, tirx.SeqStmt):
+            for part in node.seq:
+                visit(part, conditions)
+        elif isinstance(node, tirx.For | tirx.While):
+            visit(node.body, conditions)
+        elif node is not None:
+            out.append((node, conditions))
+
+    visit(tree, [])
+    return out
 
 
 def _limit(condition: Any) -> bool:

@@ -45,6 +45,8 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart, where
 from sparsetir.sparse_ir.set_anew import same_again, sets_before_reading
+from sparsetir.sparse_ir.statements import loop_with
+from sparsetir.sparse_ir.tail_limits import with_conditions
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import divided
@@ -83,8 +85,8 @@ def as_if_unshifted(tree: Any) -> Any:
 
 def _length(coordinate: Any, start: Any) -> Any:
     """The length of the axis that a shifted tile is of; None where it is not seen."""
-    least = nodes_of(tirx.Min, coordinate)
-    ends = [node.b for node in least if tvm_ffi.structural_equal(node.a, start)]
+    nodes = nodes_of(tirx.Min, coordinate)
+    ends = [node.b for node in nodes if tvm_ffi.structural_equal(node.a, start)]
     tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
     return Analyzer().simplify(ends[0] + tile) if ends else None
 
@@ -252,11 +254,7 @@ def _map_chains(stmt: Any, change: Any) -> Any:
     if isinstance(stmt, tirx.SeqStmt):
         return tirx.SeqStmt([_map_chains(s, change) for s in stmt.seq])
     if isinstance(stmt, tirx.For):
-        body = _map_chains(stmt.body, change)
-        return tirx.For(
-            stmt.loop_var, stmt.min, stmt.extent, stmt.kind, body, stmt.thread_binding,
-            stmt.annotations,
-        )  # fmt: skip
+        return loop_with(stmt, body=_map_chains(stmt.body, change))
     if isinstance(stmt, tirx.IfThenElse):
         _, inner = taken_apart(stmt)
         if stmt.else_case is None and isinstance(inner, tirx.BufferStore):
@@ -310,7 +308,7 @@ def _at(store: Any, coordinates: list[Any]) -> Any:
 
 
 def _shifted(stmt: Any) -> bool:
-    return any(_start(n.condition) is not None for n in nodes_of(tirx.IfThenElse, stmt))
+    return any(_start(node.condition) is not None for node in nodes_of(tirx.IfThenElse, stmt))
 
 
 def _with_starts(stmt: Any, starts: list[Any]) -> Any:
@@ -335,27 +333,7 @@ def _conditions_of_stores(nest: Any, private: set[Any]) -> list[list[Any]]:
 
 def _stores_with_conditions(nest: Any) -> list[tuple[Any, list[Any]]]:
     """Each store of a nest, and the conditions that it is under."""
-    out: list[tuple[Any, list[Any]]] = []
-
-    def visit(stmt: Any, conditions: list[Any]) -> None:
-        if isinstance(stmt, SparseIteration):
-            for part in (stmt.init, stmt.body):
-                if part is not None:
-                    visit(part, conditions)
-        elif isinstance(stmt, tirx.SeqStmt):
-            for part in stmt.seq:
-                visit(part, conditions)
-        elif isinstance(stmt, tirx.IfThenElse):
-            visit(stmt.then_case, [*conditions, stmt.condition])
-            if stmt.else_case is not None:
-                visit(stmt.else_case, conditions)
-        elif isinstance(stmt, tirx.For | tirx.While):
-            visit(stmt.body, conditions)
-        elif isinstance(stmt, tirx.BufferStore):
-            out.append((stmt, conditions))
-
-    visit(nest, [])
-    return out
+    return [(s, under) for s, under in with_conditions(nest) if isinstance(s, tirx.BufferStore)]
 
 
 def _under(conditions: list[Any], stmt: Any) -> Any:

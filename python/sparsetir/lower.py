@@ -11,9 +11,10 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from sparsetir.schedules.default import binds_threads, default_schedule, is_gpu
+from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
+from sparsetir.schedules.passes.launches import binds_threads
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.sparse_ir.atomics import ATOMIC

@@ -17,14 +17,14 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import accumulator, greater
+from sparsetir.schedules.operators.problems import Problem, greater
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["EdgeAttention", "program"]
 
 
 @dataclass(frozen=True)
-class EdgeAttention:
+class EdgeAttention(Problem):
     """What a kernel is compiled for.
 
     dtype : of Q, K, V and OUT; scores and sums are in float32 (float64 for float64)
@@ -33,11 +33,6 @@ class EdgeAttention:
 
     dtype: str = "float32"
     idtype: str = "int32"
-
-    @property
-    def accumulator(self) -> str:
-        """The type that scores and sums are in."""
-        return accumulator(self.dtype)
 
 
 def program(problem: EdgeAttention, config: Any = None) -> SparseFunc:

@@ -16,8 +16,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
+from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.messages import DIMS, combined, dims
-from sparsetir.schedules.operators.problems import accumulator, one_of
+from sparsetir.schedules.operators.problems import Problem, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -27,7 +28,7 @@ OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
 
 
 @dataclass(frozen=True)
-class EdgeMessages:
+class EdgeMessages(Problem):
     """What a kernel is compiled for.
 
     op : one of OPS
@@ -46,16 +47,8 @@ class EdgeMessages:
     idtype: str = "int32"
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("op", OPS), ("lhs", DIMS), ("rhs", DIMS),
-            ("lhs_at", ("node", "edge")), ("rhs_at", ("node", "edge")),
-        ):  # fmt: skip
-            one_of("EdgeMessages", name, getattr(self, name), allowed)
-
-    @property
-    def accumulator(self) -> str:
-        """The type that sums are in."""
-        return accumulator(self.dtype)
+        ends = ("node", "edge")
+        expect_one_of(self, op=OPS, lhs=DIMS, rhs=DIMS, lhs_at=ends, rhs_at=ends)
 
 
 def program(problem: EdgeMessages, config: Any = None) -> SparseFunc:
@@ -127,8 +120,7 @@ def program(problem: EdgeMessages, config: Any = None) -> SparseFunc:
         "lhs_nodes": not (with_lhs and lhs_node),
         "rhs_nodes": not (with_rhs and rhs_node),
     }
-    func: Any = gsddmm
-    func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
+    func = with_parameters(gsddmm, unused)
     for buffer, axis in (("LHS_OF", "LN"), ("RHS_OF", "RN")):
         if any(b.name == buffer for b in func.buffers):
             func, _ = assume(func, "coordinates", buffer=buffer, axis=axis)

@@ -16,14 +16,15 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import greater, one_of
+from sparsetir.schedules.arguments import expect_one_of
+from sparsetir.schedules.operators.problems import Problem, greater
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["EdgeSoftmax", "program"]
 
 
 @dataclass(frozen=True)
-class EdgeSoftmax:
+class EdgeSoftmax(Problem):
     """What a kernel is compiled for.
 
     dtype : "float32" or "float64"
@@ -36,7 +37,7 @@ class EdgeSoftmax:
     backward: bool = False
 
     def __post_init__(self) -> None:
-        one_of("EdgeSoftmax", "dtype", self.dtype, ("float32", "float64"))
+        expect_one_of(self, dtype=("float32", "float64"))
 
 
 def program(problem: EdgeSoftmax, config: Any = None) -> SparseFunc:

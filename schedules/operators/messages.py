@@ -16,7 +16,8 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import accumulator, one_of
+from sparsetir.schedules.arguments import expect, expect_one_of
+from sparsetir.schedules.operators.problems import Problem, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -27,12 +28,10 @@ OPS = ("copy_u", "copy_e", "add", "sub", "mul", "div")
 REDUCTIONS = ("sum", "mean", "max", "min")
 # Dimensions that an operand may have beside its nodes or edges: heads and features.
 DIMS = ("", "h", "f", "hf")
-# What rows begin with, or their sums are multiplied with.
-ROWS = {"mean": "inverse_counts", "max": "least_of_rows", "min": "greatest_of_rows"}
 
 
 @dataclass(frozen=True)
-class Messages:
+class Messages(Problem):
     """What a kernel is compiled for.
 
     op : one of OPS
@@ -58,25 +57,15 @@ class Messages:
     given: bool = False
 
     def __post_init__(self) -> None:
-        for name, allowed in (("op", OPS), ("reduce", REDUCTIONS), ("u", DIMS), ("e", DIMS)):
-            one_of("Messages", name, getattr(self, name), allowed)
-        if self.arg and (self.reduce not in ("max", "min") or not self.ordered):
-            raise ValueError(
-                "Messages: argument 'arg': expected False without 'ordered' and a maximum or "
-                "minimum, got True"
-            )
-        if self.given and not self.arg:
-            raise ValueError("Messages: argument 'given': expected False without 'arg', got True")
-        if self.arg and self.dtype == "bfloat16" and not self.op.startswith("copy"):
-            raise ValueError(  # TVM does not round to it what is only compared
-                f"Messages: argument 'dtype': expected no bfloat16 with 'arg' and {self.op!r}, got "
-                "'bfloat16'"
-            )
-
-    @property
-    def accumulator(self) -> str:
-        """The type that sums are in."""
-        return accumulator(self.dtype)
+        expect_one_of(self, op=OPS, reduce=REDUCTIONS, u=DIMS, e=DIMS)
+        extremum = self.reduce in ("max", "min") and self.ordered
+        wanted = "False without 'ordered' and a maximum or minimum"
+        expect(self, "arg", extremum or not self.arg, wanted)
+        expect(self, "given", self.arg or not self.given, "False without 'arg'")
+        # TVM does not round to bfloat16 what is only compared.
+        rounds = self.dtype != "bfloat16" or self.op.startswith("copy")
+        wanted = f"no bfloat16 with 'arg' and {self.op!r}"
+        expect(self, "dtype", rounds or not self.arg, wanted)
 
     def reduced(self, total: Any, term: Any) -> Any:
         """The expression of one more term."""
@@ -203,10 +192,7 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
         "order": not ordered,
         "arg_out": not arg,
     }
-    func: Any = gspmm
-    func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
-    if with_row:
-        func = func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
+    func = with_parameters(gspmm, unused, reduce)
     if ordered and with_e:
         func, _ = assume(func, "coordinates", buffer="ORDER", axis="EDGE")
     return func

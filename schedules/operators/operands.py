@@ -37,8 +37,6 @@ class Operator:
     dims : of the dense operands by name, then of the result "out": "m" and "n" are the rows and
         columns of the matrix, "e" its elements, "k" features
     reads_values : whether values of the matrix play a part: the argument "a", of dims "e"
-    operands : (problem, shape of the matrix, feat, heads or None, rng) -> the dense operands,
-        uniform in [-1, 1)
     reference : (problem, CsrPattern, values, operands) -> (exact, scale), both float64 and of the
         result's shape: the result, and the sum of the absolute values that each of its elements
         is made of (for a maximum their largest), in units of which errors are measured
@@ -51,7 +49,6 @@ class Operator:
     title: str
     dims: Mapping[str, str]
     reads_values: bool
-    operands: Callable[..., tuple[np.ndarray, ...]]
     reference: Callable[..., tuple[np.ndarray, np.ndarray]]
     reductions: tuple[str, ...] = REDUCTIONS
     vectors: bool = False
@@ -75,16 +72,20 @@ class Operator:
 
         shape, nnz : of the matrix
         """
-        found = self._sized(shape, nnz, () if self.vectors else (feat,))
-        return {name: (*_heads(heads), *own) for name, own in found.items()}
-
-    def _sized(
-        self, shape: tuple[int, int], nnz: int, features: tuple[int, ...]
-    ) -> dict[str, tuple[int, ...]]:
-        """Shapes without heads."""
-        sizes = {"m": (shape[0],), "n": (shape[1],), "e": (nnz,), "k": features}
+        sizes = {"m": shape[0], "n": shape[1], "e": nnz, "k": feat}
         dims = {**self.dims, "a": "e"} if self.reads_values else self.dims
-        return {name: sum((sizes[d] for d in own), ()) for name, own in dims.items()}
+        left_out = "k" if self.vectors else ""
+        return {
+            name: (*_heads(heads), *(sizes[d] for d in own if d != left_out))
+            for name, own in dims.items()
+        }
+
+    def operands(
+        self, problem: Any, shape: tuple[int, int], feat: int, heads: int | None, rng: Any
+    ) -> tuple[np.ndarray, ...]:
+        """Random dense operands for a matrix of this shape, uniform in [-1, 1)."""
+        shapes = self.shapes(shape, 0, feat, heads)
+        return tuple(_random(problem.dtype, shapes[name], rng) for name in self.names)
 
     def values(self, problem: Any, nnz: int, heads: int | None, rng: Any) -> np.ndarray:
         """Random values of a matrix, (nnz,) or (heads, nnz), like the operands."""
@@ -108,24 +109,6 @@ def _random(dtype: str, shape: tuple[int, ...], rng: Any) -> np.ndarray:
 
 def _heads(heads: int | None) -> tuple[int, ...]:
     return () if heads is None else (heads,)
-
-
-def _spmm_operands(
-    problem: Spmm, shape: tuple[int, int], feat: int, heads: int | None, rng: Any
-) -> tuple[np.ndarray, ...]:
-    return (_random(problem.dtype, (*_heads(heads), shape[1], feat), rng),)
-
-
-def _spmv_operands(
-    problem: Spmm, shape: tuple[int, int], feat: int, heads: int | None, rng: Any
-) -> tuple[np.ndarray, ...]:
-    return (_random(problem.dtype, (*_heads(heads), shape[1]), rng),)
-
-
-def _sddmm_operands(
-    problem: Sddmm, shape: tuple[int, int], feat: int, heads: int | None, rng: Any
-) -> tuple[np.ndarray, ...]:
-    return tuple(_random(problem.dtype, (*_heads(heads), s, feat), rng) for s in shape)
 
 
 def _each_head(
@@ -211,16 +194,15 @@ OPERATORS: Mapping[str, Operator] = {
     op.name: op
     for op in (
         Operator(
-            "spmm", Spmm, "sparse times dense", {"b": "nk", "out": "mk"}, True, _spmm_operands,
-            _each_head(_spmm),
+            "spmm", Spmm, "sparse times dense", {"b": "nk", "out": "mk"}, True, _each_head(_spmm),
         ),
         Operator(
-            "spmv", Spmm, "sparse times a vector", {"b": "nk", "out": "mk"}, True, _spmv_operands,
+            "spmv", Spmm, "sparse times a vector", {"b": "nk", "out": "mk"}, True,
             _each_head(_spmm), vectors=True,
         ),
         Operator(
             "sddmm", Sddmm, "dense times dense where a matrix stores elements",
-            {"x": "mk", "y": "nk", "out": "e"}, False, _sddmm_operands, _each_head(_sddmm),
+            {"x": "mk", "y": "nk", "out": "e"}, False, _each_head(_sddmm),
             reductions=("sum",),
         ),
     )

@@ -12,6 +12,7 @@ from tvm import tirx
 
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
+from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -21,18 +22,21 @@ __all__ = [
     "REDUCTIONS",
     "Arranged",
     "CsrPattern",
+    "Problem",
     "Sddmm",
     "Spmm",
     "Stored",
     "greater",
     "in_csr",
-    "one_of",
     "vector_lanes",
+    "with_parameters",
 ]
 
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 IDTYPES = ("int32", "int64")
 REDUCTIONS = ("sum", "mean", "max")
+# What rows begin with, or their sums are multiplied with.
+ROWS = {"mean": "inverse_counts", "max": "least_of_rows", "min": "greatest_of_rows"}
 
 
 class _Csr(NamedTuple):
@@ -126,8 +130,19 @@ def in_csr(matrix: CsrPattern, problem: Any, config: Any) -> Arranged:
     return Arranged(matrix, matrix.arguments())
 
 
+class Problem:
+    """What a kernel is compiled for, of values of type `dtype`."""
+
+    dtype: str
+
+    @property
+    def accumulator(self) -> str:
+        """The type that sums are in."""
+        return accumulator(self.dtype)
+
+
 @dataclass(frozen=True)
-class Spmm:
+class Spmm(Problem):
     """C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; a feature size of 1 is SpMV.
 
     dtype : of A's values, of B and of C; sums are in float32 (float64 for float64)
@@ -143,14 +158,7 @@ class Spmm:
     batched: bool = False
 
     def __post_init__(self) -> None:
-        one_of("Spmm", "dtype", self.dtype, DTYPES)
-        one_of("Spmm", "idtype", self.idtype, IDTYPES)
-        one_of("Spmm", "reduce", self.reduce, REDUCTIONS)
-
-    @property
-    def accumulator(self) -> str:
-        """The type that sums are in."""
-        return accumulator(self.dtype)
+        expect_one_of(self, dtype=DTYPES, idtype=IDTYPES, reduce=REDUCTIONS)
 
     def combine(self, total: Any, term: Any) -> Any:
         """The expression of one more term of a reduction; a maximum is NaN if one of them is."""
@@ -160,7 +168,7 @@ class Spmm:
 
 
 @dataclass(frozen=True)
-class Sddmm:
+class Sddmm(Problem):
     """OUT[i, j] = sum over k of X[i, k] * Y[j, k] where an element is stored.
 
     dtype : of X, Y and OUT; sums are in float32 (float64 for float64)
@@ -173,13 +181,18 @@ class Sddmm:
     batched: bool = False
 
     def __post_init__(self) -> None:
-        one_of("Sddmm", "dtype", self.dtype, DTYPES)
-        one_of("Sddmm", "idtype", self.idtype, IDTYPES)
+        expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
 
-    @property
-    def accumulator(self) -> str:
-        """The type that sums are in."""
-        return accumulator(self.dtype)
+
+def with_parameters(func: Any, unused: Mapping[str, bool], reduce: str = "sum") -> SparseFunc:
+    """A program without the parameters that a problem does not use; `row` is a computed one.
+
+    unused : by the names of parameters
+    """
+    func = func.replace(params=[p for p in func.params if not unused.get(p.name)])
+    if unused.get("row", True):
+        return func
+    return func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
 
 
 def accumulator(dtype: str) -> str:
@@ -195,11 +208,3 @@ def greater(total: Any, term: Any) -> Any:
 def vector_lanes(problem: Spmm | Sddmm, vector_bits: int) -> int:
     """Sums in a vector register of a CPU, at least one."""
     return max(1, vector_bits // (8 * np.dtype(problem.accumulator).itemsize))
-
-
-def one_of(who: str, argument: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError for an argument that is none of what is allowed."""
-    if value not in allowed:
-        raise ValueError(
-            f"{who}: argument '{argument}': expected one of {', '.join(allowed)}, got {value!r}"
-        )

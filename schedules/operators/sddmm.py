@@ -10,7 +10,7 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Sddmm
+from sparsetir.schedules.operators.problems import Sddmm, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["program"]
@@ -62,6 +62,4 @@ def program(problem: Sddmm, config: Any = None) -> SparseFunc:
                 OUT[(*at[:-1],)], X[(*at[:-3], at[-3], at[-1])], Y[(*at[:-3], at[-2], at[-1])]
             )
 
-    func: Any = sddmm
-    unused = set() if batched else {"heads"}
-    return func.replace(params=[p for p in func.params if p.name not in unused])
+    return with_parameters(sddmm, {"heads": not batched})

@@ -10,13 +10,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.problems import Spmm, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["program"]
-
-# What a row begins with, or its sum is multiplied with.
-ROWS = {"mean": "inverse_counts", "max": "least_of_rows"}
 
 
 def program(problem: Spmm, config: Any = None) -> SparseFunc:
@@ -78,9 +75,4 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
                 dtype,
             )
 
-    unused = {"row"} if reduce == "sum" else set()
-    unused |= set() if batched else {"heads"}
-    func: Any = spmm.replace(params=[p for p in spmm.params if p.name not in unused])
-    if reduce != "sum":
-        func = func.with_attr("computed", {"row": {"recipe": ROWS[reduce], "indptr": "$indptr"}})
-    return func
+    return with_parameters(spmm, {"row": reduce == "sum", "heads": not batched}, reduce)

@@ -51,10 +51,10 @@ from sparsetir.schedules.passes.launches import (
     top_level,
 )
 from sparsetir.schedules.passes.parallel_loops import thread_axis
-from sparsetir.sparse_ir.allocations import block_with
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import block_with, loop_over
 
 __all__ = ["horizontal_fuse"]
 
@@ -231,15 +231,8 @@ def _fuse(nests: list[LoopNest]) -> tirx.Stmt:
         body = grid.select_by_loops()
     else:
         body = grid.select_by_branches()
-    return tirx.For(
-        grid.block,
-        as_dtype(0, BLOCK_DTYPE),
-        grid.total,
-        tirx.ForKind.THREAD_BINDING,
-        body,
-        thread_axis("blockIdx.x"),
-        grid.annotations,
-    )
+    kind, axis = tirx.ForKind.THREAD_BINDING, thread_axis("blockIdx.x")
+    return loop_over(grid.block, grid.total, body, kind, axis, grid.annotations)
 
 
 class _Grid:
@@ -294,8 +287,7 @@ class _Grid:
         for start, end, body in zip(self._starts, self._ends, self._bodies, strict=True):
             own = self.block < end if not steps else tirx.all(start <= self.block, self.block < end)
             count, step = tirx.Var("own", "int32"), tirx.Var("step", "int32")
-            loop = tirx.For(step, as_dtype(0, "int32"), count, tirx.ForKind.SERIAL, body)
-            steps += [tirx.Bind(count, tirx.Cast("int32", own)), loop]
+            steps += [tirx.Bind(count, tirx.Cast("int32", own)), loop_over(step, count, body)]
         return tirx.SeqStmt(steps)
 
     def _placed(self, nest: LoopNest, start: Any) -> tirx.Stmt:
@@ -334,8 +326,7 @@ class _Grid:
         if dtype_of(var) != dtype_of(extent):
             var = tirx.Var(var.name, dtype_of(extent))
             body = substitute(body, {loop.loop_var: as_dtype(var, dtype_of(loop.loop_var))})
-        zero = as_dtype(0, dtype_of(var))
-        return tirx.For(var, zero, extent, loop.kind, body, thread_axis(tag), loop.annotations)
+        return loop_over(var, extent, body, loop.kind, thread_axis(tag), loop.annotations)
 
     def _for_fewer_threads(self, stmt: tirx.Stmt, fewer: dict[str, int]) -> tirx.Stmt:
         """A statement below the condition that a thread is among the first ones."""
@@ -344,9 +335,8 @@ class _Grid:
             own = [v < as_dtype(fewer[tag], dtype_of(v)) for tag, v in threads.items()]
             stmt = tirx.IfThenElse(tirx.all(*own), stmt, None)
         for tag, var in threads.items():
-            zero, extent = (as_dtype(n, dtype_of(var)) for n in (0, self.shape[tag]))
             kind = tirx.ForKind.THREAD_BINDING
-            stmt = tirx.For(var, zero, extent, kind, stmt, thread_axis(tag))
+            stmt = loop_over(var, self.shape[tag], stmt, kind, thread_axis(tag))
         return stmt
 
 

@@ -16,10 +16,10 @@ from tvm.sym import Analyzer
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
-from sparsetir.sparse_ir.nodes import nodes_of, stores_of, walk
+from sparsetir.sparse_ir.nodes import nodes_of, stores_of
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["Accesses", "LoopNest", "aliases", "count_launches", "top_level"]
+__all__ = ["Accesses", "LoopNest", "aliases", "binds_threads", "count_launches", "top_level"]
 
 BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
@@ -99,28 +99,18 @@ class LoopNest:
 
     def __init__(self, stmt: Any, params: Any, aliases: Mapping[Any, Any]) -> None:
         self.stmt = stmt
-        self.loops: list[Any] = []
+        self.loops: list[Any] = [loop for loop in nodes_of(tirx.For, stmt) if _binds(loop)]
         self.grid: dict[str, Any] = {}
         self.threads: dict[str, int] = {}
-        self.blocks: list[str] = []
-        self._attributes: list[Any] = []
-        walk(stmt, self._visit, s_tir.SBlock, tirx.For, tirx.AttrStmt)
+        self.blocks = [str(block.name_hint) for block in nodes_of(s_tir.SBlock, stmt)]
         self.name = self.blocks[0] if self.blocks else str(type(stmt).__name__)
         uses = _Uses(stmt, aliases)
         self.accesses = uses.found
         self.problem = self._problem(set(params))
         self.cooperation = "" if self.problem else _cooperation(stmt, self.loops, uses)
 
-    def _visit(self, node: Any) -> None:
-        if isinstance(node, s_tir.SBlock):
-            self.blocks.append(str(node.name_hint))
-        elif isinstance(node, tirx.For) and _binds(node):
-            self.loops.append(node)
-        elif _binds(node):
-            self._attributes.append(node)
-
     def _problem(self, params: set[Any]) -> str:
-        if self._attributes:
+        if any(map(_binds, nodes_of(tirx.AttrStmt, self.stmt))):
             return "expected loops bound to threads, got a 'thread_extent' attribute"
         if not self.loops:
             return "expected loops bound to blocks and threads, got none (host code)"
@@ -134,7 +124,7 @@ class LoopNest:
                 return f"expected its loop over {tag} to start at 0, got {loop.min}"
             if tag in BLOCK_TAGS:
                 known = self.grid.setdefault(tag, loop.extent)
-                if _loads(loop.extent) or not free_vars(loop.extent) <= params:
+                if nodes_of(ir.TensorLoad, loop.extent) or not free_vars(loop.extent) <= params:
                     return (
                         f"expected a number of blocks ({tag}) that follows from the parameters, "
                         f"got {loop.extent}"
@@ -153,15 +143,15 @@ class LoopNest:
         return ""
 
 
+def binds_threads(stmt: Any) -> bool:
+    """Whether anything in a statement runs on GPU threads."""
+    return any(map(_binds, [*nodes_of(tirx.For, stmt), *nodes_of(tirx.AttrStmt, stmt)]))
+
+
 def _binds(node: Any) -> bool:
     if isinstance(node, tirx.For):
         return node.kind == tirx.ForKind.THREAD_BINDING
     return isinstance(node, tirx.AttrStmt) and node.attr_key == "thread_extent"
-
-
-def _loads(expr: Any) -> bool:
-    found = nodes_of(ir.TensorLoad, expr)
-    return bool(found)
 
 
 def _outside_of_threads(stmt: Any) -> str:
@@ -303,12 +293,13 @@ def _cooperation(stmt: Any, loops: list[Any], uses: _Uses) -> str:
 def _reductions(stmt: Any, loops: list[Any]) -> list[tuple[str, Any]]:
     """The blocks that reduce over some of these loops, each with the tag of the loop."""
     tags = {loop.loop_var: str(loop.thread_binding.thread_tag) for loop in loops}
-    found: list[tuple[str, Any]] = []
-    for realize in nodes_of(s_tir.SBlockRealize, stmt):
-        for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-            if iter_var.iter_type == tirx.IterVar.CommReduce:
-                found.extend((tags[v], realize) for v in free_vars(value) & set(tags))
-    return found
+    return [
+        (tags[var], realize)
+        for realize in nodes_of(s_tir.SBlockRealize, stmt)
+        for iter_var, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if iter_var.iter_type == tirx.IterVar.CommReduce
+        for var in free_vars(value) & set(tags)
+    ]
 
 
 def _stores_to_memory(block: Any) -> bool:

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import tvm_ffi
 from tvm import ir, s_tir, tirx
-from tvm_ffi import Object
-from tvm_ffi.structural import WalkResult
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
@@ -138,9 +136,8 @@ def innermost_block(sch: Any, iteration: Any, who: str = "innermost_block") -> A
 
 def _iterations(mod: Any) -> list[str]:
     """The names of the blocks of the outermost levels of iterations."""
-    bodies = [func.body for func in mod.functions.values()]
-    names = [str(block.name_hint) for block in nodes_of(s_tir.SBlock, *bodies)]
-    return [name[:-1] for name in names if name.endswith("0")]
+    blocks = nodes_of(s_tir.SBlock, *(func.body for func in mod.functions.values()))
+    return [str(b.name_hint)[:-1] for b in blocks if str(b.name_hint).endswith("0")]
 
 
 def _refuse_race(who: str, sch: Any, loop: Any, kind: str) -> None:
@@ -167,10 +164,10 @@ def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
             return loop
         rest = {k: v for k, v in loop.annotations.items() if k != KIND}
         if kind in LOOPS:
-            how, thread = LOOPS[kind], None
-        else:
-            how, thread = tirx.ForKind.THREAD_BINDING, thread_axis(str(kind))
-        return tirx.For(loop.loop_var, loop.min, loop.extent, how, loop.body, thread, rest)
+            return loop_with(loop, kind=LOOPS[kind], annotations=rest)
+        axis = thread_axis(str(kind))
+        how = tirx.ForKind.THREAD_BINDING
+        return loop_with(loop, kind=how, thread_binding=axis, annotations=rest)
 
     marked = any(KIND in loop.annotations for loop in nodes_of(tirx.For, func.body))
     return func.with_body(map_expr(func.body, [(tirx.For, visit)])) if marked else func
@@ -184,7 +181,7 @@ def thread_axis(tag: str) -> Any:
 def _race(sch: Any, loop: Any, kind: str) -> str:
     """Why visits of a loop may meet, and what would be legal; "" if they do not."""
     node, extents = sch.get(loop), _extents_around(sch, loop)
-    for realize in _blocks_below(node.body):
+    for realize in nodes_of(s_tir.SBlockRealize, node.body, nested=False):
         problem = _race_in(realize, node, kind, extents)
         if problem:
             return f"block '{realize.block.name_hint}': {problem}"
@@ -278,38 +275,18 @@ def _extent(atom: Any, extents: dict[Any, Any]) -> int | None:
 
 def _is_fused_whole(values: list[Any], loop_var: Any) -> bool:
     """Whether a loop made of several is told by them all: quotients come with remainders."""
-    parts = nodes_of((tirx.FloorDiv, tirx.FloorMod), *values)
-    return len({type(part) for part in parts if loop_var in free_vars(part.a)}) != 1
+    divisions = [*nodes_of(tirx.FloorDiv, *values), *nodes_of(tirx.FloorMod, *values)]
+    return len({type(d) for d in divisions if loop_var in free_vars(d.a)}) != 1
 
 
 def _extents_around(sch: Any, loop: Any) -> dict[Any, Any]:
-    """The extents of the loops of one level, by variable."""
-    out: dict[Any, Any] = {}
+    """The extents of the loops around, up to the next block, and inside, by variable."""
+    out = {inner.loop_var: inner.extent for inner in nodes_of(tirx.For, sch.get(loop))}
     ref = sch.get_sref(loop)
     while ref is not None and isinstance(ref.stmt, tirx.For):
         out[ref.stmt.loop_var] = ref.stmt.extent
         ref = ref.parent
-
-    def visit(node: Any) -> Any:
-        if isinstance(node, tirx.For):
-            out[node.loop_var] = node.extent
-        return WalkResult.SKIP if isinstance(node, s_tir.SBlockRealize) else WalkResult.ADVANCE
-
-    tvm_ffi.structural_walk(sch.get(loop), (Object, visit), order="pre")
     return out
-
-
-def _blocks_below(stmt: Any) -> list[Any]:
-    found: list[Any] = []
-
-    def visit(node: Any) -> Any:
-        if isinstance(node, s_tir.SBlockRealize):
-            found.append(node)
-            return WalkResult.SKIP
-        return WalkResult.ADVANCE
-
-    tvm_ffi.structural_walk(stmt, (Object, visit), order="pre")
-    return found
 
 
 def _is_local(region: Any) -> bool:

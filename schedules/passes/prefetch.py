@@ -28,6 +28,7 @@ from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["gathering_loads", "prefetch", "prefetch_gathered", "prefetch_streams", "row_ahead"]
@@ -53,8 +54,7 @@ def prefetch_gathered(
             raise ScheduleError(
                 f"prefetch_gathered: argument '{what}': expected a positive integer, got {value!r}"
             )
-    sch = s_tir.Schedule(func)
-    realize = _find(func.body, sch.get(innermost_block(sch, iteration, "prefetch_gathered")))
+    realize, loops, at = _visits(func, iteration, "prefetch_gathered")
     block = realize.block.name_hint
     load = next((x for x in gathering_loads(realize.block.body) if x.source.name == buffer), None)
     if load is None:
@@ -62,10 +62,8 @@ def prefetch_gathered(
             f"prefetch_gathered: argument 'buffer': block '{block}' reads no '{buffer}' at an "
             "index that it loads"
         )
-    at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
     index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
     position = substitute(index.indices[-1], at)
-    loops = _loops_around(func.body, realize)
     depth = [n for n, loop in enumerate(loops) if loop.loop_var in free_vars(position)]
     if not depth:
         raise ScheduleError(
@@ -79,9 +77,7 @@ def prefetch_gathered(
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(loops[depth[-1]].loop_var):
             return loop
-        body = tirx.SeqStmt([*asks, loop.body])
-        head = (loop.loop_var, loop.min, loop.extent, loop.kind)
-        return tirx.For(*head, body, None, loop.annotations)
+        return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body]))
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
@@ -112,11 +108,7 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
 
     Raises ScheduleError where the block reads nothing in order.
     """
-    who = "prefetch_streams"
-    sch = s_tir.Schedule(func)
-    realize = _find(func.body, sch.get(innermost_block(sch, iteration, who)))
-    loops = _loops_around(func.body, realize)
-    at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    realize, loops, at = _visits(func, iteration, "prefetch_streams")
     reads = [
         tirx.BufferLoad(load.source, [substitute(i, at) for i in load.indices])
         for load in nodes_of(ir.TensorLoad, realize.block.body)
@@ -126,8 +118,8 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
     streams = [x for x in reads if s is not None and {s, l} <= free_vars(x)]
     if not streams:
         raise ScheduleError(
-            f"{who}: argument 'iteration': expected '{realize.block.name_hint}' to read at two "
-            f"loops of its own, got {[str(x) for x in reads]}"
+            f"prefetch_streams: argument 'iteration': expected '{realize.block.name_hint}' to read "
+            f"at two loops of its own, got {[str(x) for x in reads]}"
         )
     ahead = {s: s + as_dtype(distance, dtype_of(s)), l: as_dtype(0, dtype_of(l))}
     asks = [
@@ -138,8 +130,7 @@ def prefetch_streams(func: tirx.PrimFunc, iteration: Any, distance: int) -> tirx
     def visit(loop: Any) -> Any:
         if not loop.loop_var.same_as(s):
             return loop
-        body = tirx.SeqStmt([*asks, loop.body])
-        return tirx.For(s, loop.min, loop.extent, loop.kind, body, None, loop.annotations)
+        return loop_with(loop, body=tirx.SeqStmt([*asks, loop.body]))
 
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
@@ -188,24 +179,27 @@ def _ahead(func: tirx.PrimFunc, index: Any, position: Any, distance: int) -> Any
     return tirx.min(further, as_dtype(size, dtype) - as_dtype(1, dtype) - as_dtype(begin, dtype))
 
 
-def _find(body: Any, block: Any) -> Any:
-    return next(n for n in nodes_of(s_tir.SBlockRealize, body) if n.block.same_as(block))
+def _visits(func: tirx.PrimFunc, iteration: Any, who: str) -> tuple[Any, list[Any], dict[Any, Any]]:
+    """An iteration's innermost block, the loops around it, and the values of its variables."""
+    sch = s_tir.Schedule(func)
+    block = sch.get(innermost_block(sch, iteration, who))
+    realize = next(r for r in nodes_of(s_tir.SBlockRealize, func.body) if r.block.same_as(block))
+    at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    return realize, _loops_around(func.body, realize), at
 
 
 def gathering_loads(body: Any) -> list[Any]:
     """The loads of a block's body at an index that it loads."""
     loads = nodes_of(ir.TensorLoad, body)
-    return [n for n in loads if any(isinstance(i, ir.TensorLoad) for i in n.indices)]
+    return [x for x in loads if any(isinstance(i, ir.TensorLoad) for i in x.indices)]
 
 
 def _loops_around(body: Any, realize: Any) -> list[Any]:
     """The loops between a block and the one around it, from the outside in."""
-    found: list[Any] = []
     for node in nodes_of(tirx.For, body):
-        loops: list[Any] = []
-        while isinstance(node, tirx.For):
-            loops.append(node)
-            node = node.body
-        if node.same_as(realize) and len(loops) > len(found):
-            found = loops
-    return found
+        loops = [node]
+        while isinstance(loops[-1].body, tirx.For):
+            loops.append(loops[-1].body)
+        if loops[-1].body.same_as(realize):
+            return loops
+    return []

@@ -24,13 +24,21 @@ from __future__ import annotations
 from typing import Any
 
 import tvm
-import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
-from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import (
+    buffer_var,
+    loads_of,
+    map_expr,
+    nodes_of,
+    same_indices,
+    stores_of,
+    substitute,
+)
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import block_with, loop_over, loop_with
 
 __all__ = ["VECTORS", "vectorize_innermost"]
 
@@ -74,6 +82,8 @@ class _Nest:
         self.block = realize.block
         self.others = [lp for lp in loops if not lp.same_as(along)]
         self.reduces = bool(self.others)
+        values = zip(self.block.iter_vars, realize.iter_values, strict=True)
+        self.var_of = {value: v.var for v, value in values}
 
     @staticmethod
     def of(loop: Any, func: Any) -> _Nest | None:
@@ -112,11 +122,9 @@ class _Nest:
 
     def _accumulates(self) -> bool:
         """Whether the store updates one element per position of `along`, from an init."""
-        init = self.block.init
-        if not isinstance(init, tirx.BufferStore) or not _equal(init.indices, self.store.indices):
-            return False
-        loads = loads_of(self.block.body, self.store.buffer)
-        return all(_equal(load.indices, self.store.indices) for load in loads)
+        init, at = self.block.init, self.store.indices
+        own = [init, *loads_of(self.block.body, self.store.buffer)]
+        return isinstance(init, tirx.BufferStore) and all(same_indices(x.indices, at) for x in own)
 
     def in_vectors(self, lanes: int) -> tirx.Stmt:
         """The contiguous loop in vectors, and its rest."""
@@ -161,19 +169,15 @@ class _Nest:
         def placed(lane: Any) -> dict[Any, Any]:
             """What block variables are at an element of the tile."""
             at = start + tile * as_dtype(width, dtype) + lane
-            return {
-                v.var: at if _same(value, self.along.loop_var) else fresh[value]
-                for v, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
-            }
+            places = {**fresh, self.along.loop_var: at}
+            return {var: places[value] for value, var in self.var_of.items()}
 
         def lanes_of(make: Any) -> tirx.Stmt:
             """`make(lane, mapping)` for every element of the tile; `mapping` places block vars."""
-            zero, extent = as_dtype(0, dtype), as_dtype(width, dtype)
-            lane = tirx.Var(f"{name}_lane", dtype) if width > 1 else zero
-            stmt = make(lane, placed(lane))
             if width == 1:
-                return stmt
-            return tirx.For(lane, zero, extent, tirx.ForKind.VECTORIZED, stmt)
+                return make(as_dtype(0, dtype), placed(as_dtype(0, dtype)))
+            lane = tirx.Var(f"{name}_lane", dtype)
+            return loop_over(lane, width, make(lane, placed(lane)), tirx.ForKind.VECTORIZED)
 
         def update(lane: Any, mapping: Any) -> tirx.Stmt:
             def load(node: Any) -> Any:
@@ -199,7 +203,7 @@ class _Nest:
             inner = tirx.SeqStmt([*asks, inner]) if asks else inner
         for loop in reversed(self.others):
             extent = substitute(loop.extent, fresh)
-            inner = tirx.For(fresh[loop.loop_var], loop.min, extent, tirx.ForKind.SERIAL, inner)
+            inner = loop_with(loop, loop_var=fresh[loop.loop_var], extent=extent, body=inner)
         body = tirx.SeqStmt([first, inner, lanes_of(write)])
         block = s_tir.SBlock(
             [], [], [], f"{self.block.name_hint}_tile{width}", body, alloc_buffers=[acc]
@@ -207,19 +211,13 @@ class _Nest:
         known = {r.source: r.source for r in [*self.block.reads, *self.block.writes]}
         reads, writes = s_tir.analysis.get_sblock_read_write_region(block, known)
         block = s_tir.SBlock([], reads, writes, block.name_hint, body, alloc_buffers=[acc])
-        zero = as_dtype(0, dtype)
-        realize = s_tir.SBlockRealize([], True, block)
-        return tirx.For(tile, zero, count, tirx.ForKind.SERIAL, realize)
+        return loop_over(tile, count, s_tir.SBlockRealize([], True, block))
 
     def _asks(self, at: dict[Any, Any], width: int, cache: int) -> list[tirx.Stmt]:
         """Prefetches of rows that the innermost reduction gathers, where they may be far."""
         layouts = {str(k): v for k, v in self.func.attrs[LAYOUTS].items()}
         inner = self.others[-1].loop_var
-        var_of = {
-            value: v.var
-            for v, value in zip(self.block.iter_vars, self.realize.iter_values, strict=True)
-        }
-        reduced, along = var_of[inner], var_of[self.along.loop_var]
+        reduced, along = self.var_of[inner], self.var_of[self.along.loop_var]
         out: list[tirx.Stmt] = []
         for load in gathering_loads(self.block.body):
             index = next(i for i in load.indices if isinstance(i, ir.TensorLoad))
@@ -247,17 +245,11 @@ def _same(a: Any, b: Any) -> bool:
     return isinstance(a, ir.Var) and isinstance(b, ir.Var) and a.same_as(b)
 
 
-def _equal(a: Any, b: Any) -> bool:
-    return len(a) == len(b) and all(
-        tvm_ffi.structural_equal(x, y) for x, y in zip(a, b, strict=True)
-    )
-
-
 def _contiguous_in(var: Any, body: Any) -> bool:
     """Whether every access that depends on `var` goes along it by its last index alone."""
-    accesses = [list(n.indices) for n in nodes_of((ir.TensorLoad, tirx.BufferStore), body)]
-    branches = nodes_of(tirx.IfThenElse, body)
-    return not any(_uses(n.condition, var) for n in branches) and all(
+    accesses = [list(n.indices) for n in [*nodes_of(ir.TensorLoad, body), *stores_of(body)]]
+    conditions = [branch.condition for branch in nodes_of(tirx.IfThenElse, body)]
+    return not any(_uses(c, var) for c in conditions) and all(
         not any(_uses(i, var) for i in index[:-1])
         and (not index or _is_along(index[-1], var) or not _uses(index[-1], var))
         for index in accesses
@@ -272,24 +264,19 @@ def _is_along(index: Any, var: Any) -> bool:
 
 
 def _uses(expr: Any, var: Any) -> bool:
-    return any(_same(n, var) for n in nodes_of(ir.Var, expr))
+    return any(_same(v, var) for v in nodes_of(ir.Var, expr))
 
 
 def _vectors_and_rest(loop: Any, lanes: int) -> tirx.Stmt:
     dtype = dtype_of(loop.loop_var)
-    width, zero = as_dtype(lanes, dtype), as_dtype(0, dtype)
-    name = loop.loop_var.name
+    width, name = as_dtype(lanes, dtype), loop.loop_var.name
     whole = tirx.floordiv(loop.extent, width)
-    k0, k1 = tirx.Var(f"{name}_0", dtype), tirx.Var(f"{name}_1", dtype)
-    lane = tirx.For(k1, zero, width, tirx.ForKind.VECTORIZED, _copy(loop, k0 * width + k1, ""))
-    vectors = tirx.For(k0, zero, whole, tirx.ForKind.SERIAL, lane)
+    k0, k1, rest = (tirx.Var(f"{name}_{suffix}", dtype) for suffix in (0, 1, "rest"))
+    lane = loop_over(k1, width, _copy(loop, k0 * width + k1, ""), tirx.ForKind.VECTORIZED)
+    vectors = loop_over(k0, whole, lane)
     if isinstance(loop.extent, tirx.IntImm) and int(loop.extent) % lanes == 0:
         return vectors
-    rest = tirx.Var(f"{name}_rest", dtype)
-    left = loop.extent - whole * width
-    tail = tirx.For(
-        rest, zero, left, tirx.ForKind.SERIAL, _copy(loop, whole * width + rest, "_rest")
-    )
+    tail = loop_over(rest, loop.extent - whole * width, _copy(loop, whole * width + rest, "_rest"))
     return tirx.SeqStmt([vectors, tail])
 
 
@@ -301,9 +288,9 @@ def _copy(loop: Any, value: Any, suffix: str) -> tirx.Stmt:
     reads, writes = (list(substitute(part, fresh)) for part in (block.reads, block.writes))
     body = substitute(block.body, fresh)
     init = None if block.init is None else substitute(block.init, fresh)
-    copied = s_tir.SBlock(
-        iter_vars, reads, writes, block.name_hint + suffix, body, init,
-        annotations=block.annotations,
+    copied = block_with(
+        block, iter_vars=iter_vars, reads=reads, writes=writes,
+        name_hint=block.name_hint + suffix, body=body, init=init,
     )  # fmt: skip
     values = [substitute(v, {loop.loop_var: value}) for v in realize.iter_values]
     return s_tir.SBlockRealize(values, realize.predicate, copied)

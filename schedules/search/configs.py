@@ -86,8 +86,10 @@ def _plain(who: str, where: str, value: Any) -> Any:
         return _to_data(who, "format", value)
     if isinstance(value, tuple | list):
         return [_plain(who, where, v) for v in value]
-    if isinstance(value, np.generic):
-        value = value.item()
+    return _scalar(who, where, value.item() if isinstance(value, np.generic) else value)
+
+
+def _scalar(who: str, where: str, value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ValueError(f"{who}: {where}: expected a value that JSON holds, got {value!r}")
@@ -124,6 +126,4 @@ def _value(who: str, where: str, value: Any) -> Any:
         return _from_data(who, "format", value)
     if isinstance(value, list | tuple):
         return tuple(_value(who, where, v) for v in value)
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise ValueError(f"{who}: {where}: expected a value that JSON holds, got {value!r}")
+    return _scalar(who, where, value)

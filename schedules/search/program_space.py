@@ -45,6 +45,7 @@ from sparsetir.sparse_ir.schedule.loops import Loop, find_iteration, loops_of
 
 __all__ = ["apply", "space_of"]
 
+CHOICES = ("vectors", "lanes", "order", "size", "inner", "blocks", "parallel", "ahead")
 VECTORS = (1, 2, 4, 8, 16)  # of a tile
 AHEAD = (0, 4, 16)  # elements that gathered rows are asked for ahead
 BLOCKS = (4, 16)  # of equal work, for each thread
@@ -117,19 +118,7 @@ class _Tiled:
 
     def __init__(self, sch: Schedule, nest: _Nest, config: Mapping[str, Any]) -> None:
         self.sch, self.nest = sch, nest
-        self.config = {
-            name: config[f"{nest.it.name}.{name}"]
-            for name in (
-                "vectors",
-                "lanes",
-                "order",
-                "size",
-                "inner",
-                "blocks",
-                "parallel",
-                "ahead",
-            )
-        }
+        self.config = {name: config[f"{nest.it.name}.{name}"] for name in CHOICES}
         dtype = next(b.dtype for b in sch.func.buffers if b.name == nest.result)
         self.bits = self.config["lanes"] * tvm.DataType(dtype).bits
         self.gathered = _gathered(sch.func, nest)

@@ -130,7 +130,7 @@ def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> 
     gpu = is_gpu(target)
     others = _plugged_in(problem, pattern, given, target)
     if isinstance(problem, Sddmm):
-        return Space((_fused_nonzeros(known, given) if gpu else _groups(known, given), *others))
+        return Space((_fused_nonzeros(known) if gpu else _groups(known, given), *others))
     stored = _decomposed(problem, pattern, given.feat, 0 if gpu else _lanes(known))
     if gpu:
         branches = [_row_split(known, given), _hyb_rows(known, problem), stored]
@@ -229,10 +229,8 @@ def _row_split(known: list[Any], given: Statistics) -> Branch:
     default, feat = rows[0], given.feat
     widths = [t for t in (8, 16, 32, 64) if t <= 2 * (feat // default.vector)]
 
-    def make(
-        threads: int, rows: int, vector: int, coarsen: int, row_cache: bool, occupancy: int | None
-    ) -> RowSplit:
-        return RowSplit(threads, rows, vector, coarsen, feat, row_cache, occupancy)
+    def make(rows: int, **others: Any) -> RowSplit:
+        return replace(default, rows_per_block=rows, **others)
 
     choices = {
         "threads": _sorted(default.threads, *widths),
@@ -253,11 +251,8 @@ def _hyb_rows(known: list[Any], problem: Spmm) -> Branch | None:
     default, shares = found[0], shares_rows(problem)
     near = (max(0, default.k - 1), default.k + 1) if shares else ()
 
-    def make(c: int, k: int, rows: int, coarsen: int, unroll: int, occupancy: int | None) -> Any:
-        return replace(
-            default, c=c, k=k, rows_per_block=rows, coarsen=coarsen, unroll=unroll,
-            occupancy=occupancy,
-        )  # fmt: skip
+    def make(rows: int, **others: Any) -> HybRows:
+        return replace(default, rows_per_block=rows, **others)
 
     choices = {
         "c": (1, 2, 4) if shares else (1,),
@@ -270,12 +265,11 @@ def _hyb_rows(known: list[Any], problem: Spmm) -> Branch | None:
     return Branch("HybRows", choices, make)
 
 
-def _fused_nonzeros(known: list[FusedNonzeros], given: Statistics) -> Branch:
+def _fused_nonzeros(known: list[FusedNonzeros]) -> Branch:
     default = known[0]
 
-    def make(threads: int, work: int, vector: int, coarsen: int, occupancy: int | None) -> Any:
-        groups = THREADS_OF_A_BLOCK // threads
-        return FusedNonzeros(threads, groups, work, vector, coarsen, given.feat, occupancy)
+    def make(threads: int, **others: Any) -> FusedNonzeros:
+        return replace(default, threads=threads, groups=THREADS_OF_A_BLOCK // threads, **others)
 
     choices = {
         "threads": _sorted(4, 8, 16, 32, default.threads),

@@ -13,10 +13,11 @@ from typing import Any
 from sparsetir.formats import Format, Operand, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
+from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.feature_tiles import in_tiles
+from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
 from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -27,7 +28,7 @@ __all__ = ["Decomposed", "apply", "arrange", "program", "refusal", "serves"]
 
 
 @dataclass(frozen=True)
-class Decomposed:
+class Decomposed(Tiled):
     """What the matrix is stored in, and how features are gone through.
 
     format : of the library, for matrices
@@ -45,19 +46,14 @@ class Decomposed:
     filled: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.format, Format):
-            raise ValueError(
-                f"Decomposed: argument 'format': expected a format, got {self.format!r}"
-            )
+        expect(self, "format", isinstance(self.format, Format), "a format")
         if self.format.order not in (None, 2):
             raise ValueError(
                 "Decomposed: argument 'format': expected a format of matrices, got "
                 f"'{self.format.name}' of {self.format.order} axes"
             )
-        if self.tile is None and (self.lanes, self.feat) != (1, None):
-            raise ValueError(
-                "Decomposed: argument 'tile': expected a number beside 'lanes' or 'feat', got None"
-            )
+        alone = (self.lanes, self.feat) == (1, None)
+        expect(self, "tile", self.tile is not None or alone, "a number beside 'lanes' or 'feat'")
         _ = self.features  # which checks the others
 
     @property
@@ -66,11 +62,6 @@ class Decomposed:
         if self.tile is None:
             return None
         return RowBlocks(tile=self.tile, lanes=self.lanes, feat=self.feat)
-
-    @property
-    def compiled(self) -> Decomposed:
-        """What a kernel depends on: all of it, and no pattern."""
-        return self
 
     def tiles(self, feat: int) -> int:
         """The argument `tiles` of the kernel; raises ScheduleError for sizes it is not made for.

@@ -11,10 +11,12 @@ from typing import Any
 
 from sparsetir.schedules.operators.edge_attention import EdgeAttention, program
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.passes.exponential import inline_exponentials
-from sparsetir.schedules.passes.lane_sums import add_lanes
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.message_tiles import ROW_COST, Tile, bind_threads
+from sparsetir.schedules.templates.message_tiles import (
+    Tile,
+    features_in_tiles,
+    finish,
+    rows_in_blocks,
+)
 from sparsetir.schedules.templates.row_shapes import RowStep, row_steps
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -53,24 +55,16 @@ def apply(sch: Schedule, config: AttentionTiles) -> None:
         elif step.reduces == "columns" and step.features is not None:
             vectors += _in_registers(sch, step, config.values)
     if keys.parallel:
-        blocks, rows = sch.divide(found.rows, keys.blocks, by="work", cost=ROW_COST)
-        sch.sparse_reorder(found.iteration, [blocks, rows, *found.others])
-        sch.parallelize(blocks)
-    stage_two = sch.lower()
-    if keys.gpu:
-        bind_threads(stage_two, f"{found.iteration.name}0")
-        return
-    stage_two = sch.rewrite(inline_exponentials)
-    for step in vectors:
-        in_vectors(stage_two, step)
-    for step in sums if keys.lanes > 1 else ():
-        sch.rewrite(add_lanes, f"{step.name}0")
+        rows = rows_in_blocks(sch, found.rows, keys)
+        sch.sparse_reorder(found.iteration, [*rows, *found.others])
+        sch.parallelize(rows[0])
+    finish(sch, keys, [found.iteration], vectors, sums)
 
 
 def _in_lanes(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationRef]:
     """Sum over features in the lanes of a vector for each element; the steps of it."""
     features: Any = step.features
-    *outer, lanes = sch.split(features, [None, tile.vectors, tile.lanes], tail="shift")
+    *outer, lanes = features_in_tiles(sch, features, tile)
     sch.sparse_reorder(step.iteration, [step.columns, *outer, lanes])
     return sch.precompute(
         step.result, step.columns, [], lanes=[lanes], dtype=accumulator(step.dtype), hoist=True
@@ -80,6 +74,6 @@ def _in_lanes(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationR
 def _in_registers(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationRef]:
     """Sum over what the row stores in registers for a tile of features; the steps of it."""
     features: Any = step.features
-    tiles, *inner = sch.split(features, [None, tile.vectors, tile.lanes], tail="shift")
+    tiles, *inner = features_in_tiles(sch, features, tile)
     sch.sparse_reorder(step.iteration, [tiles, step.columns, *inner])
     return sch.precompute(step.result, tiles, inner, dtype=accumulator(step.dtype), hoist=True)

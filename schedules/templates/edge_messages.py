@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from sparsetir.schedules.operators.edge_messages import OPS, EdgeMessages, program
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.passes.lane_sums import add_lanes
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.message_tiles import Tile, bind_threads
-from sparsetir.schedules.templates.shapes import DenseLoops, dense_loops
-from sparsetir.sparse_ir.schedule import Schedule, SpIter
+from sparsetir.schedules.templates.message_tiles import Tile, features_in_tiles, finish
+from sparsetir.schedules.templates.shapes import dense_loops
+from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["OPS", "EdgeMessages", "apply", "program"]
 
@@ -27,36 +25,16 @@ def apply(sch: Schedule, config: Tile) -> None:
         with T.sp_iter([E, H, K0, K1, K2], "SSSSS", "gsddmm") as [e, h, k0, k1, k2]: ...
     """
     found = dense_loops(sch, "edge_messages")
-    tiles = sch.split(found.features, [None, config.vectors, config.lanes], tail="shift")
-    if found.reduces:
-        _sums(sch, found, config, tiles)
-        return
+    (first, *heads), vectors, sums = found.outer, [found.iteration], []
+    tiles = features_in_tiles(sch, found.features, config)
+    if found.reduces:  # in the lanes of one vector for each edge
+        first, one = sch.split(first, [None, 1])
+        outer = [first, *heads]
+        sch.sparse_reorder(found.iteration, [*outer, one, *tiles])
+        *vectors, total, _ = sch.precompute(
+            found.result, outer[-1], [one], lanes=tiles[-1:], dtype=accumulator(found.dtype)
+        )
+        sums = [total]
     if config.parallel:
-        sch.parallelize(found.outer[0])
-    stage_two = sch.lower()
-    if config.gpu:
-        bind_threads(stage_two, f"{found.iteration.name}0")
-    else:
-        in_vectors(stage_two, found.iteration)
-
-
-def _sums(sch: Schedule, found: DenseLoops, config: Tile, tiles: list[SpIter]) -> None:
-    """Sums over features in the lanes of one vector for each edge."""
-    edges, *heads = found.outer
-    edges, one = sch.split(edges, [None, 1])
-    outer = [edges, *heads]
-    sch.sparse_reorder(found.iteration, [*outer, one, *tiles])
-    steps = sch.precompute(
-        found.result, outer[-1], [one], lanes=tiles[-1:], dtype=accumulator(found.dtype)
-    )
-    if config.parallel:
-        sch.parallelize(edges)
-    stage_two = sch.lower()
-    if config.gpu:
-        bind_threads(stage_two, f"{found.iteration.name}0")
-        return
-    start, reduce, sums, _ = steps
-    for step in (start, reduce):
-        in_vectors(stage_two, step)
-    if config.lanes > 1:
-        sch.rewrite(add_lanes, f"{sums.name}0")
+        sch.parallelize(first)
+    finish(sch, config, [found.iteration], vectors, sums)

@@ -7,9 +7,12 @@ get rows with equal numbers of elements.
 from __future__ import annotations
 
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax, program
-from sparsetir.schedules.passes.exponential import inline_exponentials
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.message_tiles import ROW_COST, Tile, bind_threads
+from sparsetir.schedules.templates.message_tiles import (
+    Tile,
+    features_in_tiles,
+    finish,
+    rows_in_blocks,
+)
 from sparsetir.schedules.templates.row_shapes import row_steps
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
@@ -34,20 +37,11 @@ def apply(sch: Schedule, config: Tile) -> None:
             f"edge_softmax: argument 'sch': expected a loop of '{found.iteration.name}' to be "
             f"contiguous in all results in '{sch.func.name}'"
         )
-    tiles, *vectors = sch.split(found.features, [None, config.vectors, config.lanes], tail="shift")
-    outer, rows = [], found.rows
-    if config.parallel:
-        block, rows = sch.divide(rows, config.blocks, by="work", cost=ROW_COST)
-        outer.append(block)
+    tiles, *vectors = features_in_tiles(sch, found.features, config)
+    rows = rows_in_blocks(sch, found.rows, config)
     others = [x for x in found.others if x != found.features]
-    sch.sparse_reorder(found.iteration, [*outer, rows, *others, tiles, *vectors])
+    sch.sparse_reorder(found.iteration, [*rows, *others, tiles, *vectors])
     steps = sch.distribute(vectors)
     if config.parallel:
-        sch.parallelize(outer)
-    stage_two = sch.lower()
-    if config.gpu:
-        bind_threads(stage_two, f"{found.iteration.name}0")
-        return
-    stage_two = sch.rewrite(inline_exponentials)
-    for step in steps:
-        in_vectors(stage_two, step)
+        sch.parallelize(rows[:1])
+    finish(sch, config, [found.iteration], steps)

@@ -20,6 +20,11 @@ class Tiled:
     feat: Any
     tile: Any
 
+    @property
+    def compiled(self) -> Any:
+        """What of it a kernel depends on: all, where a config does not say otherwise."""
+        return self
+
     def tiles(self, feat: int) -> int:
         """Tiles of a feature size; raises ScheduleError for a size that the config does not serve.
 

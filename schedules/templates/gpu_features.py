@@ -12,29 +12,71 @@ from typing import Any, NamedTuple
 import numpy as np
 from tvm import tirx
 
-from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.passes.parallel_loops import apply_kinds
+from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+from sparsetir.sparse_ir.statements import loop_with
 
 __all__ = [
-    "FeaturePlaces",
+    "GpuTiled",
     "RowSums",
-    "check_target",
-    "check_vector",
     "feature_loops",
     "in_registers",
+    "occupy",
     "reads_of_elements",
     "row_sums",
     "vector_width",
-    "with_occupancy",
 ]
 
 VECTOR_BYTES = 16  # the widest load
 MAX_BLOCKS = 32  # on a multiprocessor
 MIN_BLOCKS = "tirx.launch_bounds_min_blocks_per_sm"
+
+
+class GpuTiled(Tiled):
+    """A config that spreads the features of a tile over threads.
+
+    threads : that share a tile
+    vector : neighbouring features in one load, a power of two; of at most 16 bytes
+    coarsen : vectors of a thread, `threads` vectors apart
+    feat : the feature size as a constant of the kernel, a multiple of `vector`. None: it is any
+        multiple of `tile`, known when the kernel runs
+    occupancy : threads that a multiprocessor is to hold, which leaves each 65536 / occupancy
+        registers. None: nvcc decides, which then takes few, and has fewer loads under way
+    """
+
+    threads: int
+    vector: int
+    coarsen: int
+    occupancy: int | None
+
+    def check(self, *integers: str) -> None:
+        """Raise ValueError for fields above, or other integers, that cannot be."""
+        own = ("threads", "vector", "coarsen", "feat", "occupancy")
+        optional = ("feat", "occupancy")
+        expect_integers(self, *integers, *own, positive=True, optional=optional)
+        expect(self, "vector", self.vector in (1, 2, 4, 8), "1, 2, 4 or 8")
+        fits = self.feat is None or self.feat % self.vector == 0
+        expect(self, "feat", fits, f"a multiple of vector = {self.vector}")
+
+    @property
+    def tile(self) -> int:
+        """Features that `threads` threads go through in one step."""
+        return self.threads * self.coarsen * self.vector
+
+    def check_vector(self, dtype: str) -> None:
+        """Raise ScheduleError for vectors that no single load takes."""
+        widest = VECTOR_BYTES // np.dtype(dtype).itemsize
+        if self.vector > widest:
+            raise ScheduleError(
+                f"{type(self).__name__}: argument 'config': expected vectors of at most {widest} "
+                f"{dtype}, got {self.vector}"
+            )
 
 
 def vector_width(feat: int, dtype: str) -> int:
@@ -45,62 +87,24 @@ def vector_width(feat: int, dtype: str) -> int:
     return width
 
 
-class FeaturePlaces:
-    """Where the features of a thread lie: vector `w` of thread `x` in tile `p`.
-
-    Sizes that the tiles do not divide leave lanes over. Those load the last vector again, and the
-    writes check :meth:`stored`.
-    """
-
-    def __init__(self, config: Any) -> None:
-        self.threads, self.vector = config.threads, config.vector
-        self.step = config.threads * config.coarsen
-        self.feat = config.feat
-        self.whole = config.feat is None or config.feat % config.tile == 0
-
-    def size(self, tiles: Any) -> Any:
-        """Number of features."""
-        return tiles * self.step * self.vector if self.feat is None else self.feat
-
-    def tiles(self, tiles: Any) -> Any:
-        """Number of tiles."""
-        return tiles if self.feat is None else -(-self.feat // (self.step * self.vector))
-
-    def number(self, p: Any, w: Any, x: Any) -> Any:
-        """Number of the vector."""
-        return p * self.step + w * self.threads + x
-
-    def load(self, p: Any, w: Any, x: Any, lane: Any) -> Any:
-        """A feature to load."""
-        number = self.number(p, w, x)
-        if not self.whole:
-            number = tirx.min(number, self.feat // self.vector - 1)
-        return number * self.vector + lane
-
-    def stored(self, p: Any, w: Any, x: Any) -> Any:
-        """Whether the lane has a vector of its own."""
-        return True if self.whole else self.number(p, w, x) < self.feat // self.vector
-
-
 def feature_loops(
-    sch: Schedule, features: SpIter, config: Any
-) -> tuple[SpIter, SpIter, list[SpIter]]:
-    """The loops over tiles of features, over threads, and over a thread's vectors and their lanes.
+    sch: Schedule, features: SpIter, config: GpuTiled, tail: str = "shift"
+) -> list[SpIter]:
+    """The loops over tiles of features, a thread's vectors, threads, and the lanes of a vector.
 
-    A tile that is larger than all features together is made smaller; the last of several begins
-    earlier where it would reach too far.
+    tail : of the last tile. With "shift" it begins earlier where it would reach too far, and a tile
+        that is larger than all features together is made smaller
     """
+    threads, coarsen = config.threads, config.coarsen
     if config.feat is None:
-        factors = [None, config.coarsen, config.threads, config.vector]
-        tiles, w, x, lane = sch.split(features, factors, tail="exact")
-        return tiles, x, [w, lane]
+        return sch.split(features, [None, coarsen, threads, config.vector], tail="exact")
     sch.bound(features, config.feat, "exact")
     vectors, lane = sch.split(features, [None, config.vector], tail="exact")
-    count = config.feat // config.vector
-    threads = min(config.threads, count)
-    coarsen = min(config.coarsen, count // threads)
-    tiles, w, x = sch.split(vectors, [None, coarsen, threads], tail="shift")
-    return tiles, x, [w, lane]
+    if tail == "shift":
+        count = config.feat // config.vector
+        threads = min(threads, count)
+        coarsen = min(coarsen, count // threads)
+    return [*sch.split(vectors, [None, coarsen, threads], tail=tail), lane]
 
 
 class RowSums(NamedTuple):
@@ -117,7 +121,7 @@ class RowSums(NamedTuple):
     write: SparseIterationRef
 
 
-def row_sums(sch: Schedule, rows: RowReduction, config: Any) -> RowSums:
+def row_sums(sch: Schedule, rows: RowReduction, config: GpuTiled) -> RowSums:
     """Sums of rows, and what is gathered for an element, in registers of threads.
 
     Before, and after::
@@ -130,7 +134,8 @@ def row_sums(sch: Schedule, rows: RowReduction, config: Any) -> RowSums:
                 ...  # B_ws_copy, spmm_reduce_rest
             ...  # spmm_write
     """
-    tiles, threads, lanes = feature_loops(sch, rows.features, config)
+    tiles, w, threads, lane = feature_loops(sch, rows.features, config)
+    lanes = [w, lane]
     order = [tiles, *rows.heads, rows.rows, threads, *rows.columns, *lanes]
     sch.sparse_reorder(rows.iteration, order)
     total = accumulator(rows.dtype)
@@ -150,21 +155,6 @@ def reads_of_elements(loops: Any, block: Any) -> list[int]:
     return [number for number, place in enumerate(places) if place.same_as(element)]
 
 
-def check_vector(who: str, vector: int, dtype: str) -> None:
-    """Refuse vectors that no single load takes."""
-    widest = VECTOR_BYTES // np.dtype(dtype).itemsize
-    if vector > widest:
-        raise ScheduleError(
-            f"{who}: argument 'config': expected vectors of at most {widest} {dtype}, got {vector}"
-        )
-
-
-def check_target(who: str, target: Any) -> None:
-    """Refuse a target that is no GPU."""
-    if target is not None and not is_gpu(target):
-        raise ScheduleError(f"{who}: argument 'target': expected a GPU, got {target.kind.name}")
-
-
 def in_registers(sch: Any, block: Any, vectors: bool) -> None:
     """Unroll the loops over a thread's features, or make the innermost one a vector."""
     *_, outer, inner = sch.get_loops(block)
@@ -175,20 +165,25 @@ def in_registers(sch: Any, block: Any, vectors: bool) -> None:
         sch.unroll(inner)
 
 
-def with_occupancy(func: tirx.PrimFunc, config: Any) -> tirx.PrimFunc:
-    """Tell nvcc how many blocks a multiprocessor is to hold, by `config.occupancy` in threads."""
-    if config.occupancy is None:
-        return func
-    blocks = config.occupancy // (config.threads * config.rows_per_block)
-    number = tirx.IntImm("int32", min(max(blocks, 1), MAX_BLOCKS))
+def occupy(sch: Schedule, config: GpuTiled, threads: int, tag: str = "threadIdx.x") -> None:
+    """Tell nvcc how many blocks of so many threads a multiprocessor is to hold.
+
+    tag : of the loops over threads at which it is said
+    """
+    if config.occupancy is not None:
+        blocks = config.occupancy // threads
+        sch.rewrite(with_occupancy, min(max(blocks, 1), MAX_BLOCKS), tag)
+
+
+def with_occupancy(func: tirx.PrimFunc, blocks: int, tag: str) -> tirx.PrimFunc:
+    """A function of which a multiprocessor is to hold so many blocks; said at loops over `tag`."""
+    number = tirx.IntImm("int32", blocks)
 
     def visit(loop: Any) -> Any:
-        if loop.thread_binding is None or str(loop.thread_binding.thread_tag) != "threadIdx.x":
+        if loop.thread_binding is None or str(loop.thread_binding.thread_tag) != tag:
             return loop
         body = tirx.AttrStmt(loop.loop_var, MIN_BLOCKS, number, loop.body)
-        return tirx.For(
-            loop.loop_var, loop.min, loop.extent, loop.kind, body, loop.thread_binding,
-            loop.annotations,
-        )  # fmt: skip
+        return loop_with(loop, body=body)
 
-    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    bound = apply_kinds(func)
+    return bound.with_body(map_expr(bound.body, [(tirx.For, visit)]))

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsetir.schedules.passes.parallel_loops import run_in_parallel
+from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.passes.exponential import inline_exponentials
+from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["ROW_COST", "Tile", "bind_threads"]
+__all__ = ["Tile", "features_in_tiles", "finish", "rows_in_blocks"]
 
 MAX_LANES = 16
 MAX_TILE = 128
@@ -33,13 +38,9 @@ class Tile:
     gpu: bool = False
 
     def __post_init__(self) -> None:
-        tile = self.tile
-        if isinstance(tile, bool) or not isinstance(tile, int) or tile < 1 or tile & (tile - 1):
-            raise ValueError(f"Tile: argument 'tile': expected a power of two, got {tile!r}")
-        if self.blocks < 1:
-            raise ValueError(f"Tile: argument 'blocks': expected 1 or more, got {self.blocks}")
-        if self.gpu and self.parallel:
-            raise ValueError("Tile: argument 'gpu': expected False with 'parallel', got True")
+        expect(self, "tile", is_power_of_two(self.tile), "a power of two")
+        expect_at_least(self, blocks=1)
+        expect(self, "gpu", not (self.gpu and self.parallel), "False with 'parallel'")
 
     @staticmethod
     def for_features(feat: int, parallel: bool = False, most: int = MAX_TILE) -> Tile:
@@ -57,7 +58,43 @@ class Tile:
         return self.tile // self.lanes
 
 
-def bind_threads(sch: Any, name: str) -> None:
+def features_in_tiles(sch: Schedule, features: SpIter, tile: Tile) -> list[SpIter]:
+    """Cut a loop over features: the loop over tiles, those over the vectors of a tile and lanes."""
+    return sch.split(features, [None, tile.vectors, tile.lanes], tail="shift")
+
+
+def rows_in_blocks(sch: Schedule, rows: SpIter, tile: Tile) -> list[SpIter]:
+    """The loop over rows, with threads below one over blocks of rows with about equal work."""
+    if not tile.parallel:
+        return [rows]
+    return sch.divide(rows, tile.blocks, by="work", cost=ROW_COST)
+
+
+def finish(
+    sch: Schedule,
+    tile: Tile,
+    outer: Sequence[SparseIterationRef],
+    vectors: Sequence[SparseIterationRef],
+    sums: Sequence[SparseIterationRef] = (),
+) -> None:
+    """All that is done in stage II.
+
+    outer : iterations whose outermost loop is divided among the threads of a GPU
+    vectors, sums : on a CPU, those over vectors of a tile, and those that add up lanes
+    """
+    stage_two = sch.lower()
+    if tile.gpu:
+        for step in outer:
+            _bind_threads(stage_two, f"{step.name}0")
+        return
+    stage_two = sch.rewrite(inline_exponentials)
+    for step in vectors:
+        in_vectors(stage_two, step)
+    for step in sums if tile.lanes > 1 else ():
+        sch.rewrite(add_lanes, f"{step.name}0")
+
+
+def _bind_threads(sch: Any, name: str) -> None:
     """Divide the outermost loop of a block among the threads of a GPU."""
     blocks, threads = sch.split(sch.get_loops(sch.get_sblock(name))[0], [None, GPU_THREADS])
     run_in_parallel(sch, blocks, "blockIdx.x")

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from sparsetir.schedules.operators.messages import Messages, program
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.message_tiles import ROW_COST, Tile, bind_threads
+from sparsetir.schedules.templates.message_tiles import (
+    Tile,
+    features_in_tiles,
+    finish,
+    rows_in_blocks,
+)
 from sparsetir.schedules.templates.shapes import RowReduction, row_results
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -28,26 +32,17 @@ def apply(sch: Schedule, config: Tile) -> None:
     """
     results = row_results(sch, "messages")
     steps = [step for found in results for step in _tiled(sch, found, config)]
-    stage_two = sch.lower()
-    if config.gpu:
-        for found in results:
-            bind_threads(stage_two, f"{found.iteration.name}0")
-        return
-    for step in steps:
-        in_vectors(stage_two, step)
+    finish(sch, config, [found.iteration for found in results], steps)
 
 
 def _tiled(sch: Schedule, found: RowReduction, config: Tile) -> list[SparseIterationRef]:
     """Reduce a tile of features in registers, in rows over threads; the steps of a tile."""
-    tiles, *vectors = sch.split(found.features, [None, config.vectors, config.lanes], tail="shift")
-    outer, rows = [], found.rows
-    if config.parallel:
-        block, rows = sch.divide(rows, config.blocks, by="work", cost=ROW_COST)
-        outer.append(block)
-    inner = [rows, *found.heads, tiles]
-    sch.sparse_reorder(found.iteration, [*outer, *inner, *found.columns, *vectors])
+    tiles, *vectors = features_in_tiles(sch, found.features, config)
+    rows = rows_in_blocks(sch, found.rows, config)
+    order = [*rows, *found.heads, tiles, *found.columns, *vectors]
+    sch.sparse_reorder(found.iteration, order)
     wide = accumulator(found.dtype) if found.reduces else None
     steps = sch.precompute(found.result, tiles, vectors, dtype=wide, hoist=found.reduces)
     if config.parallel:
-        sch.parallelize(outer)
+        sch.parallelize(rows[:1])
     return steps

@@ -10,20 +10,14 @@ from tvm import ir, tirx
 
 from sparsetir.schedules.templates.shapes import (
     DenseLoops,
+    Nest,
     RowReduction,
-    gathered_operand,
+    over_rows,
     refuse_shape,
 )
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    SparseIteration,
-    sparse_iterations,
-    stores_of,
-)
-from sparsetir.sparse_ir.races import FREE, races_of
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.nodes import Axis, SparseIteration, sparse_iterations, stores_of
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import inside, loops_of
+from sparsetir.sparse_ir.schedule.loops import Loop, inside, loops_of
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
@@ -65,7 +59,7 @@ def row_sums(sch: Schedule, who: str) -> list[RowSums]:
     """The loops of the iterations of a program that make sums, such as of one that is decomposed.
 
     who : the template, for messages
-    Raises ScheduleError where one of them looks different, and says how.
+    Raises ShapeError where one of them looks different, and says how.
     """
     found = [sch.func.body, *getattr(sch.func.body, "seq", [])]
     iterations = [it for it in found if isinstance(it, SparseIteration)]
@@ -78,34 +72,26 @@ def row_sums(sch: Schedule, who: str) -> list[RowSums]:
     ]
 
 
-def _row_sum(sch: Schedule, who: str, it: Any) -> RowSums:
-    func, loops = sch.func, loops_of(it)
-    _, store = taken_apart(it.body)
-    plain = isinstance(store, tirx.BufferStore) and all(isinstance(x.node, Axis) for x in loops)
-    last = store.indices[-1] if plain and store.indices else None
-    features = [x for x in loops if isinstance(last, ir.Var) and x.var.same_as(last)]
-    if len(features) != 1 or "R" in features[0].kinds:
-        refuse_shape(who, func, f"'{it.name}' to store features side by side")
-    columns = [x for x in loops if x.kinds == "R"]
-    if columns and reduction_of(it.body) is None:
-        refuse_shape(who, func, f"'{it.name}' to be a reduction")
+def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
+    nest = Nest(sch, who, it)
+    features, columns = nest.along() if nest.plain else [], nest.of_kind("R")
+    if len(features) != 1 or features[0] in columns:
+        nest.refuse("to store features side by side")
+    if columns and nest.reduction is None:
+        nest.refuse("to be a reduction")
     summed = {x.name for x in columns}
-    parents = {a.name for x in loops for a in x.node.ancestors()[:-1]}
-    block: list[Any] = []
-    rows: list[Any] = []
-    for loop in loops:
+    parents = {a.name for x in nest.loops for a in x.node.ancestors()[:-1]}
+    block: list[Loop] = []
+    rows: list[Loop] = []
+    for loop in nest.loops:
         if loop in columns or loop in features:
             continue
         if summed & {a.name for a in loop.node.ancestors()}:
-            refuse_shape(who, func, f"the rows of '{it.name}' to come before their columns")
-        inner = loop.name not in parents and _is_part(loop, store, rows)
+            refuse_shape(who, sch.func, f"the rows of '{it.name}' to come before their columns")
+        inner = loop.name not in parents and _is_part(loop, nest.store, rows)
         (block if columns and inner else rows).append(loop)
-    facts = dict(zip((x.name for x in loops), races_of(it, set()), strict=True))
     many = [x for x in rows if _length(x) != 1]
-    free = bool(many) and facts[many[0].name] == FREE
-    ref = sch.get_sparse_iteration(it.name)
-    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
-    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    ref, handles = nest.handles()
     return RowSums(
         iteration=ref,
         rows=[handles[x.axes] for x in rows],
@@ -113,8 +99,8 @@ def _row_sum(sch: Schedule, who: str, it: Any) -> RowSums:
         block=[handles[x.axes] for x in block],
         block_rows=math.prod(int(x.node.length) for x in block),
         features=handles[features[0].axes],
-        result=result.name,
-        threads=handles[many[0].axes] if free else None,
+        result=nest.result,
+        threads=handles[many[0].axes] if many and nest.is_free(many[0]) else None,
     )
 
 
@@ -170,7 +156,7 @@ def row_steps(sch: Schedule, who: str) -> RowSteps:
     """The loops of a program of steps for each row.
 
     who : the template, for messages
-    Raises ScheduleError where the program looks different, and says how.
+    Raises ShapeError where the program looks different, and says how.
     """
     func = sch.func
     it = func.body
@@ -186,33 +172,28 @@ def row_steps(sch: Schedule, who: str) -> RowSteps:
     results = {b.var for b in func.buffers if b.handle is not None}
     last = [store.indices[-1] for store in stores_of(it.body) if store.buffer in results]
     found = [x for x in loops if all(isinstance(i, ir.Var) and i.same_as(x.var) for i in last)]
-    ref = sch.get_sparse_iteration(it.name)
-    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    ref, handles = Nest(sch, who, it).handles()
     own = [handles[x.axes] for x in loops if x not in rows]
-    steps = [made for step in nested if (made := _row_step(sch, step, rows[0])) is not None]
+    made = [_row_step(Nest(sch, who, step), rows[0]) for step in nested]
     first = handles[found[0].axes] if found else None
+    steps = [step for step in made if step is not None]
     return RowSteps(ref, handles[rows[0].axes], own, first, steps)
 
 
-def _row_step(sch: Schedule, step: SparseIteration, rows: Any) -> RowStep | None:
+def _row_step(nest: Nest, rows: Loop) -> RowStep | None:
     """What a step looks like; None where it has other loops."""
-    loops = loops_of(step)
-    _, store = taken_apart(step.body)
-    plain = isinstance(store, tirx.BufferStore) and all(isinstance(x.node, Axis) for x in loops)
-    columns = [x for x in loops if plain and x.node.parent is not None]
-    features = [x for x in loops if x not in columns]
+    columns = [x for x in nest.loops if nest.plain and x.node.parent is not None]
+    features = [x for x in nest.loops if x not in columns]
     under = len(columns) == 1 and columns[0].node.parent.name == rows.name
     if not under or len(features) > 1:
         return None
-    reduced = [x for x in loops if x.kinds == "R"]
-    fits = reduction_of(step.body) is not None and step.init is not None and len(reduced) == 1
-    ref = sch.get_sparse_iteration(step.name)
-    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
-    result = next(b for b in sch.func.buffers if b.var.same_as(store.buffer))
+    reduced = nest.of_kind("R")
+    fits = nest.reduction is not None and nest.it.init is not None and len(reduced) == 1
+    ref, handles = nest.handles()
     return RowStep(
         ref, handles[columns[0].axes], handles[features[0].axes] if features else None,
         ("columns" if reduced == columns else "features") if fits else None,
-        result.name, result.dtype,
+        nest.result, nest.dtype,
     )  # fmt: skip
 
 
@@ -234,48 +215,27 @@ def row_pieces(sch: Schedule, who: str) -> RowPieces:
     """The loops of a program that sets a result, then adds parts of its rows to it.
 
     who : the template, for messages
-    Raises ScheduleError where the program looks different, and says how.
+    Raises ShapeError where the program looks different, and says how.
     """
-    func = sch.func
-    first, *rest = sparse_iterations(func)
-    _, store = taken_apart(first.body)
-    loops = loops_of(first)
-    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
-    sets = dense and first.init is None and isinstance(store, tirx.BufferStore)
-    if not sets or not rest or not loops[-1].var.same_as(store.indices[-1]):
-        refuse_shape(who, func, "an iteration that sets the result, and others that add to it")
+    first, *rest = (Nest(sch, who, it) for it in sparse_iterations(sch.func))
+    sets = first.dense and first.it.init is None
+    if not sets or not rest or first.along() != first.loops[-1:]:
+        refuse_shape(who, sch.func, "an iteration that sets the result, and others that add to it")
     parts: list[RowReduction] = []
     operators: set[str] = set()
-    for it in rest:
-        found = reduction_of(it.body)
-        if found is None or not found.store.buffer.same_as(store.buffer) or it.init is not None:
-            refuse_shape(who, func, f"'{it.name}' to add to '{store.buffer.name}'")
-        assert found is not None
-        operators.add(found.operator)
-        parts.append(_row_part(sch, who, it, found.store))
+    for nest in rest:
+        adds = nest.reduction is not None and nest.it.init is None
+        if nest.reduction is None or not adds or nest.result != first.result:
+            nest.refuse(f"to add to '{first.result}'")
+        operators.add(nest.reduction.operator)
+        columns = nest.of_kind("R")
+        under = columns[0].node.parent if nest.plain and len(columns) == 1 else None
+        parts.append(
+            over_rows(nest, [x for x in nest.loops if under is not None and x.name == under.name])
+        )
     if len(operators) > 1:
-        refuse_shape(who, func, f"one operator, got {sorted(operators)}")
-    ref = sch.get_sparse_iteration(first.name)
-    *outer, features = sch.get_sp_iters(ref)
-    result, dtype = parts[0].result, parts[0].dtype
-    return RowPieces(DenseLoops(ref, outer, features, result, dtype, False), parts, *operators)
-
-
-def _row_part(sch: Schedule, who: str, it: Any, store: Any) -> RowReduction:
-    """The loops of an iteration that reduces over the elements of a piece of a row."""
-    func, loops = sch.func, loops_of(it)
-    columns = [x for x in loops if x.kinds == "R"]
-    features = [x for x in loops if x.kinds == "S" and x.var.same_as(store.indices[-1])]
-    plain = all(isinstance(x.node, Axis) for x in loops) and len(columns) == len(features) == 1
-    rows = [x for x in loops if plain and columns[0].node.parent.name == x.name]
-    if len(rows) != 1:
-        refuse_shape(who, func, f"'{it.name}' to visit rows, what they store, and features")
-    heads = [x for x in loops if x.kinds == "S" and x not in (features[0], rows[0])]
-    gathered = gathered_operand(func, it, features[0].var, [columns[0].var])
-    ref = sch.get_sparse_iteration(it.name)
-    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
-    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
-    return RowReduction(
-        ref, [handles[x.axes] for x in heads], handles[rows[0].axes], [handles[columns[0].axes]],
-        handles[features[0].axes], result.name, *gathered, result.dtype, True,
-    )  # fmt: skip
+        refuse_shape(who, sch.func, f"one operator, got {sorted(operators)}")
+    ref, handles = first.handles()
+    *outer, features = handles.values()
+    set_first = DenseLoops(ref, outer, features, first.result, first.dtype, False)
+    return RowPieces(set_first, parts, *operators)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -69,17 +70,15 @@ class SddmmGroups(Tiled):
     any_size: bool = False
 
     def __post_init__(self) -> None:
-        lanes, group, vectors, feat = self.lanes, self.group, self.vectors, self.feat
-        _expect("lanes", lanes > 0 and not lanes & (lanes - 1), "a power of two", lanes)
-        fits = lanes == 1 or 1 <= group <= lanes
-        wanted = f"a power of two up to lanes = {lanes}"
-        _expect("group", group > 0 and fits and not group & (group - 1), wanted, group)
-        _expect("vectors", vectors >= 1, "1 or more", vectors)
-        least = max(lanes, lanes * (vectors - 1) + 1)
-        _expect("feat", feat is None or feat >= least, f"{least} or more features", feat)
-        _expect("parts", self.parts >= 1, "1 or more", self.parts)
-        _expect("any_size", feat is None or not self.any_size, "False with 'feat'", self.any_size)
-        _expect("pack", feat is not None or not self.pack, "False where 'feat' is None", self.pack)
+        lanes, group, feat = self.lanes, self.group, self.feat
+        expect(self, "lanes", is_power_of_two(lanes), "a power of two")
+        fits = is_power_of_two(group) and (lanes == 1 or group <= lanes)
+        expect(self, "group", fits, f"a power of two up to lanes = {lanes}")
+        expect_at_least(self, vectors=1, parts=1)
+        least = max(lanes, lanes * (self.vectors - 1) + 1)
+        expect(self, "feat", feat is None or feat >= least, f"{least} or more features")
+        expect(self, "any_size", feat is None or not self.any_size, "False with 'feat'")
+        expect(self, "pack", feat is not None or not self.pack, "False where 'feat' is None")
 
     @staticmethod
     def for_features(problem: Sddmm, feat: int, vector_bits: int = 512) -> SddmmGroups:
@@ -143,11 +142,6 @@ class SddmmGroups(Tiled):
     def compiled(self) -> SddmmGroups:
         """What of the config the kernel depends on: that there are parts, not how many."""
         return replace(self, parts=min(self.parts, 2))
-
-
-def _expect(argument: str, condition: bool, wanted: str, got: Any) -> None:
-    if not condition:
-        raise ValueError(f"SddmmGroups: argument '{argument}': expected {wanted}, got {got}")
 
 
 def apply(sch: Schedule, config: SddmmGroups) -> None:

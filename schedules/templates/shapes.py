@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    loads_of,
-    sparse_iterations,
-)
+from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseIteration, loads_of, sparse_iterations
+from sparsetir.sparse_ir.races import FREE, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.loops import handle_of, loops_of
+from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
     "DenseLoops",
     "ElementReduction",
+    "Nest",
     "RowReduction",
     "RowSum",
+    "ShapeError",
     "dense_loops",
     "element_reduction",
-    "gathered_operand",
+    "only_nest",
+    "over_rows",
     "refuse_shape",
     "row_reduction",
     "row_results",
@@ -45,6 +45,7 @@ class RowReduction:
     gathered_axis : the axis of the gathered operand that columns index
     dtype : of the result
     reduces : whether terms are combined by an operator; else elements are looked at in their order
+    free : whether visits of the outermost one of heads and rows are proven not to race
     """
 
     iteration: SparseIterationRef
@@ -57,6 +58,7 @@ class RowReduction:
     gathered_axis: str | None
     dtype: str
     reduces: bool
+    free: bool
 
 
 @dataclass(frozen=True)
@@ -84,41 +86,41 @@ def element_reduction(sch: Schedule, who: str) -> ElementReduction:
 
     who : the template, for messages
 
-    Rows and columns that are visited by a loop each are fused. Raises ScheduleError where the
-    program looks different, and says how.
+    Features come last, and rows and columns that are visited by a loop each are fused. Raises
+    ShapeError where the program looks different, and says how.
     """
-    func = sch.func
-    iterations = list(sparse_iterations(func))
-    if len(iterations) != 1:
-        refuse_shape(who, func, f"one iteration, got {[it.name for it in iterations]}")
-    it = iterations[0]
-    found = reduction_of(it.body)
-    axes = {axis.name: (var, kind) for axis, var, kind in it.axis_of()}
-    columns = [a for a, _, kind in it.axis_of() if kind == "S" and a.kind == "sparse_variable"]
-    features = [x for x in loops_of(it) if x.kinds == "R"]
-    fits = found is not None and it.init is not None and len(columns) == len(features) == 1
-    if not fits or columns[0].parent.name not in axes:
-        refuse_shape(who, func, f"'{it.name}' to reduce over features for each stored element")
-    assert found is not None
-    pair = (columns[0].parent.name, columns[0].name)
+    nest = only_nest(sch, who)
+    found = nest.reduction
+    axes = {axis.name: var for axis, var, kind in nest.it.axis_of() if kind == "S"}
+    columns = [a for a, _, kind in nest.it.axis_of() if kind == "S" and a.kind == "sparse_variable"]
+    features = nest.of_kind("R")
+    fits = nest.it.init is not None and len(columns) == len(features) == 1
+    fits = fits and getattr(features[0].node, "kind", "") == "dense_fixed"
+    fits = fits and all(isinstance(x.node, Axis | FusedAxis) for x in nest.loops)
+    rows: Any = columns[0].parent if columns else None
+    if found is None or not fits or rows.name not in axes or rows.kind != "dense_fixed":
+        nest.refuse("to reduce over features for each stored element")
+    pair = (rows.name, columns[0].name)
     operands: list[tuple[str, str]] = []
-    for buffer in func.buffers:
+    for buffer in sch.func.buffers:
         for load in loads_of(found.term, buffer.var):
             if buffer.axes is None or features[0].var not in free_vars(load.indices[-1]):
                 continue
             for axis, index in zip(buffer.axes, load.indices, strict=True):
-                if isinstance(index, ir.Var) and any(index.same_as(axes[n][0]) for n in pair):
+                if isinstance(index, ir.Var) and any(index.same_as(axes[n]) for n in pair):
                     operands.append((buffer.name, axis.name))
-    ref = sch.get_sparse_iteration(it.name)
-    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+    ref, handles = nest.handles()
+    both: list[SpIter] = []
     if pair not in handles:
         if any((name,) not in handles for name in pair):
-            refuse_shape(who, func, f"loops of their own, or one loop, over {list(pair)}")
-        handles[pair] = sch.sparse_fuse(ref, [handles[(name,)] for name in pair])
-    result = next(b for b in func.buffers if b.var.same_as(found.store.buffer))
-    return ElementReduction(
-        ref, handles[pair], handles[features[0].axes], result.name, operands, result.dtype
-    )
+            refuse_shape(who, sch.func, f"loops of their own, or one loop, over {list(pair)}")
+        both = [handles.pop((name,)) for name in pair]
+    summed = handles.pop(features[0].axes)
+    order = [*(h for h in handles.values() if h.axes != pair), *(both or [handles[pair]]), summed]
+    if order != sch.get_sp_iters(ref):
+        sch.sparse_reorder(ref, order)
+    elements = sch.sparse_fuse(ref, both) if both else handles[pair]
+    return ElementReduction(ref, elements, summed, nest.result, operands, nest.dtype)
 
 
 @dataclass(frozen=True)
@@ -144,48 +146,36 @@ def dense_loops(sch: Schedule, who: str) -> DenseLoops:
     """The loops of a program of one iteration over dense axes.
 
     who : the template, for messages
-    Raises ScheduleError where the program looks different, and says how.
+    Raises ShapeError where the program looks different, and says how.
     """
-    func = sch.func
-    iterations = list(sparse_iterations(func))
-    if len(iterations) != 1:
-        refuse_shape(who, func, f"one iteration, got {[it.name for it in iterations]}")
-    it = iterations[0]
-    loops = loops_of(it)
-    _, store = taken_apart(it.body)
-    dense = all(isinstance(x.node, Axis) and x.node.kind == "dense_fixed" for x in loops)
-    if not dense or len(loops) < 2 or not isinstance(store, tirx.BufferStore):
-        refuse_shape(
-            who, func, f"'{it.name}' to store one value in two or more loops over dense axes"
-        )
-    summed = [x.kinds == "R" for x in loops]
-    last = store.indices[-1]
-    fits = reduction_of(it.body) is not None and it.init is not None
+    nest = only_nest(sch, who)
+    if not nest.dense or len(nest.loops) < 2:
+        nest.refuse("to store one value in two or more loops over dense axes")
+    summed = [x.kinds == "R" for x in nest.loops]
+    fits = nest.reduction is not None and nest.it.init is not None
     if not any(summed):
-        fits = isinstance(last, ir.Var) and last.same_as(loops[-1].var)
+        fits = nest.along() == nest.loops[-1:]
     if any(summed[:-1]) or not fits:
         refuse_shape(
-            who, func, f"the last loop of '{it.name}' to be over features, or to sum over them"
+            who,
+            sch.func,
+            f"the last loop of '{nest.it.name}' to be over features, or to sum over them",
         )
-    ref = sch.get_sparse_iteration(it.name)
-    *outer, features = sch.get_sp_iters(ref)
-    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
-    return DenseLoops(ref, outer, features, result.name, result.dtype, summed[-1])
+    ref, handles = nest.handles()
+    *outer, features = handles.values()
+    return DenseLoops(ref, outer, features, nest.result, nest.dtype, summed[-1])
 
 
 def row_reduction(sch: Schedule, who: str) -> RowReduction:
     """The loops of a program that reduces over what rows store, found by what they are.
 
     who : the template, for messages
-    Raises ScheduleError where the program looks different, and says how.
+    Raises ShapeError where the program looks different, and says how.
     """
-    func = sch.func
-    iterations = list(sparse_iterations(func))
-    if len(iterations) != 1:
-        refuse_shape(who, func, f"one iteration, got {[it.name for it in iterations]}")
-    if reduction_of(iterations[0].body) is None:
-        refuse_shape(who, func, f"'{iterations[0].name}' to be a reduction")
-    return _row_result(sch, who, iterations[0])
+    nest = only_nest(sch, who)
+    if nest.reduction is None:
+        nest.refuse("to be a reduction")
+    return _row_result(nest)
 
 
 def row_results(sch: Schedule, who: str) -> list[RowReduction]:
@@ -196,38 +186,31 @@ def row_results(sch: Schedule, who: str) -> list[RowReduction]:
     iterations = list(sparse_iterations(sch.func))
     if not iterations:
         refuse_shape(who, sch.func, "an iteration")
-    return [_row_result(sch, who, it) for it in iterations]
+    return [_row_result(Nest(sch, who, it)) for it in iterations]
 
 
-def _row_result(sch: Schedule, who: str, it: Any) -> RowReduction:
-    func, loops = sch.func, loops_of(it)
-    _, store = taken_apart(it.body)
-    plain = isinstance(store, tirx.BufferStore) and all(isinstance(x.node, Axis) for x in loops)
-    if it.init is None or not plain:
-        refuse_shape(who, func, f"'{it.name}' to be a reduction with an init over plain axes")
-    last = store.indices[-1]
-    features = [x for x in loops if x.kinds == "S" and isinstance(last, ir.Var) and x.var is last]
-    features = features or [
-        x for x in loops if x.kinds == "S" and isinstance(last, ir.Var) and x.var.same_as(last)
-    ]
-    columns = [x for x in loops if x.kinds == "R"]
-    parents = {x.node.parent.name for x in loops if x.node.parent is not None}
-    rows = [x for x in loops if x.kinds == "S" and x.name in parents and x.node.parent is None]
-    if len(features) != 1 or len(rows) != 1 or features == rows or not columns:
-        refuse_shape(who, func, f"'{it.name}' to visit rows, what they store, and features")
-    heads = [x for x in loops if x.kinds == "S" and x not in (features[0], rows[0])]
-    gathered = gathered_operand(func, it, features[0].var, [x.var for x in columns])
-    ref = sch.get_sparse_iteration(it.name)
-    handles = {h.axes: h for h in sch.get_sp_iters(ref)}
+def _row_result(nest: Nest) -> RowReduction:
+    if nest.it.init is None or not nest.plain:
+        nest.refuse("to be a reduction with an init over plain axes")
+    parents = {x.node.parent.name for x in nest.loops if x.node.parent is not None}
+    roots = [x for x in nest.of_kind("S") if x.node.parent is None]
+    return over_rows(nest, [x for x in roots if x.name in parents])
 
-    def handle(loop: Any) -> SpIter:
-        return handles[handle_of(it, loop).axes]
 
-    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
+    """A nest over these rows, of which there must be one, what they store, and features."""
+    spatial, columns = nest.of_kind("S"), nest.of_kind("R")
+    features = [x for x in nest.along() if x in spatial]
+    heads = [x for x in spatial if x not in (*features, *rows)]
+    dense = all(x.node.kind == "dense_fixed" for x in heads)
+    if len(features) != 1 or len(rows) != 1 or features == rows or not columns or not dense:
+        nest.refuse("to visit rows, what they store, and features")
+    gathered = _gathered_operand(nest, features[0].var, {x.var for x in columns})
+    ref, handles = nest.handles()
     return RowReduction(
-        ref, [handle(x) for x in heads], handle(rows[0]), [handle(x) for x in columns],
-        handle(features[0]), result.name, *gathered, result.dtype,
-        reduction_of(it.body) is not None,
+        ref, [handles[x.axes] for x in heads], handles[rows[0].axes],
+        [handles[x.axes] for x in columns], handles[features[0].axes], nest.result, *gathered,
+        nest.dtype, nest.reduction is not None, nest.is_free([*heads, *rows][0]),
     )  # fmt: skip
 
 
@@ -251,36 +234,93 @@ def row_sum(sch: Schedule, who: str) -> RowSum:
     """The loops of a program that reduces over what rows store, and of nothing else.
 
     who : the template, for messages
-    Raises ScheduleError where the program looks different, and says how.
+    Raises ShapeError where the program looks different, and says how.
     """
-    func = sch.func
-    iterations = list(sparse_iterations(func))
-    if len(iterations) != 1:
-        refuse_shape(who, func, f"one iteration, got {[it.name for it in iterations]}")
-    it = iterations[0]
-    if it.kinds != "SR" or reduction_of(it.body) is None or it.init is None:
-        refuse_shape(who, func, f"'{it.name}' to reduce over what rows store")
-    names = [loop.name for loop in loops_of(it)]
-    rows, columns = sch.get_sp_iters(sch.get_sparse_iteration(it.name))
-    over = {b.name: [a.name for a in b.axes or ()] for b in func.buffers}
-    _, store = taken_apart(it.body)
-    result = next(b for b in func.buffers if b.var.same_as(store.buffer))
+    nest = only_nest(sch, who)
+    names = [x.name for x in nest.loops]
+    parents = [getattr(getattr(x.node, "parent", None), "name", None) for x in nest.loops]
+    if nest.it.kinds != "SR" or nest.reduction is None or parents[1:] != names[:1]:
+        nest.refuse("to reduce over what rows store, without features")
+    rows, columns = nest.handles()[1].values()
+    over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
     stored = [name for name, axes in over.items() if axes == names]
-    return RowSum(rows, columns, result.name, stored, result.dtype)
+    return RowSum(rows, columns, nest.result, stored, nest.dtype)
 
 
-def gathered_operand(func: Any, it: Any, feature: Any, columns: list[Any]) -> tuple[Any, Any]:
+def _gathered_operand(nest: Nest, feature: Any, columns: set[Any]) -> tuple[Any, Any]:
     """The dense operand whose rows columns point to: its name, and the axis that is indexed."""
-    for buffer in func.buffers:
-        for load in loads_of(it.body, buffer.var):
+    for buffer in nest.sch.func.buffers:
+        for load in loads_of(nest.it.body, buffer.var):
             if buffer.axes is None or not any(feature in free_vars(i) for i in load.indices):
                 continue
             for axis, index in zip(buffer.axes, load.indices, strict=True):
-                if free_vars(index) & set(columns) and axis.kind == "dense_fixed":
+                if free_vars(index) & columns and axis.kind == "dense_fixed":
                     return buffer.name, axis.name
     return None, None
 
 
-def refuse_shape(who: str, func: Any, expected: str) -> None:
-    """Raise ScheduleError: `who` expected a function to look otherwise."""
-    raise ScheduleError(f"{who}: argument 'sch': expected {expected} in '{func.name}'")
+class Nest:
+    """An iteration that a template looks at, and what it stores.
+
+    store : the one store in it, maybe under conditions; None for other bodies
+    plain, dense : whether there is a store, in loops over one axis each, or dense axes
+    reduction : what the body is as a reduction; None for other bodies
+    """
+
+    def __init__(self, sch: Schedule, who: str, it: SparseIteration) -> None:
+        self.sch, self.who, self.it = sch, who, it
+        self.loops = loops_of(it)
+        _, store = taken_apart(it.body)
+        self.store: Any = store if isinstance(store, tirx.BufferStore) else None
+        self.plain = self.store is not None and all(isinstance(x.node, Axis) for x in self.loops)
+        self.dense = self.plain and all(x.node.kind == "dense_fixed" for x in self.loops)
+        self.reduction = reduction_of(it.body)
+
+    def of_kind(self, kind: str) -> list[Loop]:
+        """The loops that are spatial, "S", or reductions, "R"."""
+        return [x for x in self.loops if x.kinds == kind]
+
+    def along(self) -> list[Loop]:
+        """The loop along contiguous elements of the result, if there is one."""
+        last: Any = self.store.indices[-1] if self.store.indices else None
+        return [x for x in self.loops if isinstance(last, ir.Var) and x.var.same_as(last)]
+
+    def is_free(self, loop: Loop) -> bool:
+        """Whether visits of a loop are proven not to race."""
+        return races_of(self.it, set())[self.loops.index(loop)] == FREE
+
+    def handles(self) -> tuple[SparseIterationRef, dict[tuple[str, ...], SpIter]]:
+        """That of the iteration, and those of its loops by the names of their axes."""
+        ref = self.sch.get_sparse_iteration(self.it.name)
+        return ref, {h.axes: h for h in self.sch.get_sp_iters(ref)}
+
+    @property
+    def result(self) -> str:
+        """The name of the buffer that is stored to."""
+        return str(self.store.buffer.name)
+
+    @property
+    def dtype(self) -> str:
+        """Of the result."""
+        return str(self.store.buffer.ty.dtype)
+
+    def refuse(self, expected: str) -> NoReturn:
+        """Raise ShapeError: the iteration was expected otherwise."""
+        refuse_shape(self.who, self.sch.func, f"'{self.it.name}' {expected}")
+
+
+def only_nest(sch: Schedule, who: str) -> Nest:
+    """The one iteration of a program; raises ShapeError where there are others."""
+    iterations = list(sparse_iterations(sch.func))
+    if len(iterations) != 1:
+        refuse_shape(who, sch.func, f"one iteration, got {[it.name for it in iterations]}")
+    return Nest(sch, who, iterations[0])
+
+
+class ShapeError(ScheduleError):
+    """A program looks different from those that a template is for."""
+
+
+def refuse_shape(who: str, func: Any, expected: str) -> NoReturn:
+    """Raise ShapeError: `who` expected a function to look otherwise."""
+    raise ShapeError(f"{who}: argument 'sch': expected {expected} in '{func.name}'")

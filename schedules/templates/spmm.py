@@ -13,6 +13,12 @@ from typing import Any
 
 from tvm import s_tir
 
+from sparsetir.schedules.arguments import (
+    expect,
+    expect_at_least,
+    expect_integers,
+    is_power_of_two,
+)
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
@@ -57,42 +63,19 @@ class RowBlocks(Tiled):
     parallel: bool = True
 
     def __post_init__(self) -> None:
-        who = "RowBlocks"
-        for name in ("tile", "lanes", "prefetch", "parts", "blocks"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value >= 2**31:
-                raise ValueError(f"{who}: argument '{name}': expected an integer, got {value!r}")
-        if not 1 <= self.tile <= MAX_TILE:
-            raise ValueError(f"{who}: argument 'tile': expected 1 to {MAX_TILE}, got {self.tile}")
-        if self.lanes < 1 or self.lanes & (self.lanes - 1) or self.lanes > self.tile:
-            raise ValueError(
-                f"{who}: argument 'lanes': expected a power of two up to tile = {self.tile}, "
-                f"got {self.lanes}"
-            )
-        if self.feat is None and self.tile % self.lanes:
-            raise ValueError(
-                f"{who}: argument 'tile': expected a multiple of lanes = {self.lanes} where 'feat' "
-                f"is not given, got {self.tile}"
-            )
-        if self.feat is not None and self.feat < self.tile:
-            raise ValueError(
-                f"{who}: argument 'feat': expected at least tile = {self.tile}, got {self.feat}"
-            )
-        for name, least in (("prefetch", 0), ("parts", 1), ("blocks", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"{who}: argument '{name}': expected {least} or more, got {getattr(self, name)}"
-                )
-
-        if self.pack and not self.tiles_first:
-            raise ValueError(
-                f"{who}: argument 'pack': expected False without 'tiles_first', got True"
-            )
-        if self.parts > 1 and self.feat is not None and self.feat % self.tile:
-            raise ValueError(
-                f"{who}: argument 'parts': expected 1 where tiles of {self.tile} features overlap, "
-                f"as {self.feat} is no multiple, got {self.parts}"
-            )
+        tile, lanes, feat = self.tile, self.lanes, self.feat
+        expect_integers(self, "tile", "lanes", "prefetch", "parts", "blocks")
+        expect(self, "tile", 1 <= tile <= MAX_TILE, f"1 to {MAX_TILE}")
+        fits = is_power_of_two(lanes) and lanes <= tile
+        expect(self, "lanes", fits, f"a power of two up to tile = {tile}")
+        wanted = f"a multiple of lanes = {lanes} where 'feat' is not given"
+        expect(self, "tile", feat is not None or tile % lanes == 0, wanted)
+        expect(self, "feat", feat is None or feat >= tile, f"at least tile = {tile}")
+        expect_at_least(self, prefetch=0, parts=1, blocks=1)
+        expect(self, "pack", self.tiles_first or not self.pack, "False without 'tiles_first'")
+        whole = feat is None or feat % tile == 0
+        wanted = f"1 where tiles of {tile} features overlap, as {feat} is no multiple"
+        expect(self, "parts", whole or self.parts == 1, wanted)
 
     @property
     def compiled(self) -> RowBlocks:

@@ -24,22 +24,22 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
-    check_vector,
+    GpuTiled,
     in_registers,
+    occupy,
     reads_of_elements,
     row_sums,
     vector_width,
-    with_occupancy,
 )
 from sparsetir.schedules.templates.shapes import row_reduction
-from sparsetir.sparse_ir.allocations import block_with
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.statements import block_with
 
 __all__ = ["RowSplit", "apply"]
 
@@ -50,18 +50,14 @@ MAX_SUMS = 64  # sums of a thread: more would not stay in registers
 
 
 @dataclass(frozen=True)
-class RowSplit(Tiled):
+class RowSplit(GpuTiled):
     """How rows and features are spread over threads.
 
     threads : threads of a row
     rows_per_block : rows of a thread block
-    vector : neighbouring features in one load, a power of two; of at most 16 bytes
-    coarsen : vectors of a thread, `threads` vectors apart
-    feat : the feature size as a constant of the kernel, a multiple of `vector`. None: it is
-        any multiple of `tile`, known when the kernel runs
+    vector, coarsen, feat, occupancy : as in
+        :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
     row_cache : stage column indices and values in shared memory; with one row per block
-    occupancy : threads that a multiprocessor is to hold, which leaves each 65536 / occupancy
-        registers. None: nvcc decides, which then takes few, and has fewer loads under way
     """
 
     threads: int = 32
@@ -73,43 +69,17 @@ class RowSplit(Tiled):
     occupancy: int | None = 1024
 
     def __post_init__(self) -> None:
-        for name in ("threads", "rows_per_block", "vector", "coarsen", "feat", "occupancy"):
-            value = getattr(self, name)
-            if name in ("feat", "occupancy") and value is None:
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(
-                    f"RowSplit: argument '{name}': expected a positive integer, got {value!r}"
-                )
-        self._expect(
-            self.threads * self.rows_per_block <= MAX_THREADS, "rows_per_block",
-            f"threads * rows_per_block to be at most {MAX_THREADS}",
-            self.threads * self.rows_per_block,
-        )  # fmt: skip
-        self._expect(self.vector in (1, 2, 4, 8), "vector", "1, 2, 4 or 8", self.vector)
-        self._expect(
-            (self.occupancy or 1) <= MAX_OCCUPANCY,
-            "occupancy",
-            f"at most {MAX_OCCUPANCY}",
-            self.occupancy,
-        )
-        sums = self.coarsen * self.vector
-        self._expect(
-            sums <= MAX_SUMS, "coarsen", f"coarsen * vector to be at most {MAX_SUMS}", sums
-        )
-        self._expect(
-            self.feat is None or self.feat % self.vector == 0, "feat",
-            f"a multiple of vector = {self.vector}", self.feat,
-        )  # fmt: skip
-        self._expect(
-            not self.row_cache or self.rows_per_block == 1, "row_cache",
-            "rows_per_block = 1, since barriers lie in the loop over a row", self.rows_per_block,
-        )  # fmt: skip
-
-    @staticmethod
-    def _expect(holds: bool, argument: str, expected: str, got: object) -> None:
-        if not holds:
-            raise ValueError(f"RowSplit: argument '{argument}': expected {expected}, got {got!r}")
+        self.check("rows_per_block")
+        threads, sums = self.threads * self.rows_per_block, self.coarsen * self.vector
+        wanted = f"threads * rows_per_block to be at most {MAX_THREADS}"
+        expect(self, "rows_per_block", threads <= MAX_THREADS, wanted, threads)
+        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
+        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
+        wanted = f"coarsen * vector to be at most {MAX_SUMS}"
+        expect(self, "coarsen", sums <= MAX_SUMS, wanted, sums)
+        alone = not self.row_cache or self.rows_per_block == 1
+        wanted = "rows_per_block = 1, since barriers lie in the loop over a row"
+        expect(self, "row_cache", alone, wanted, self.rows_per_block)
 
     @classmethod
     def for_features(cls, feat: int, dtype: str = "float32") -> RowSplit:
@@ -124,16 +94,6 @@ class RowSplit(Tiled):
             threads = 32
         return cls(threads, max(1, 128 // threads), vector, feat=feat)
 
-    @property
-    def compiled(self) -> RowSplit:
-        """What a kernel depends on: all of it."""
-        return self
-
-    @property
-    def tile(self) -> int:
-        """Features that the threads of a row compute."""
-        return self.threads * self.coarsen * self.vector
-
 
 def apply(sch: Schedule, config: RowSplit) -> None:
     """Schedule a program that reduces over what rows store, by primitives of both stages.
@@ -142,7 +102,7 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     Raises ScheduleError for a program of another shape, and for vectors of more than 16 bytes.
     """
     found = row_reduction(sch, "RowSplit")
-    check_vector("RowSplit", config.vector, found.dtype)
+    config.check_vector(found.dtype)
     if sch.func.axis(found.rows.name).idtype == "int64":
         sch.bound(found.rows, MAX_ROWS, "max")
     sums = row_sums(sch, found, config)
@@ -154,8 +114,7 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     _bind(loops, block, config)
     sch.rewrite(apply_kinds)
     sch.rewrite(in_one_piece, block)
-    if config.occupancy is not None:
-        sch.rewrite(with_occupancy, config)
+    occupy(sch, config, config.threads * config.rows_per_block)
     if chunk is not None:
         sch.rewrite(_in_chunks, chunk)
 

@@ -22,19 +22,19 @@ from tvm import s_tir, tirx
 
 from sparsetir.formats import Hyb, Operand
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.schedules.arguments import expect, is_power_of_two
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.gpu_features import (
-    check_vector,
+    GpuTiled,
     feature_loops,
     in_registers,
+    occupy,
     reads_of_elements,
     row_sums,
-    with_occupancy,
 )
 from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
@@ -52,7 +52,7 @@ SLOT_VECTOR = 4  # columns or values in a load
 
 
 @dataclass(frozen=True)
-class HybRows(Tiled):
+class HybRows(GpuTiled):
     """The format, and how a bucket's rows and the features are spread over threads.
 
     c, k : column parts and largest bucket of :class:`sparsetir.formats.Hyb`
@@ -79,18 +79,9 @@ class HybRows(Tiled):
         _ = self.format, self.split  # which check the other fields
         for name in ("unroll", "work"):
             value = getattr(self, name)
-            if value is not None and (
-                not isinstance(value, int) or value < 1 or value & (value - 1)
-            ):
-                raise ValueError(
-                    f"HybRows: argument '{name}': expected a power of two, got {value!r}"
-                )
+            expect(self, name, value is None or is_power_of_two(value), "a power of two")
         parts = self.c * (self.k + 1)
-        if parts > MAX_PARTS:
-            raise ValueError(
-                f"HybRows: argument 'c': expected c * (k + 1) to be at most {MAX_PARTS}, "
-                f"got {parts}"
-            )
+        expect(self, "c", parts <= MAX_PARTS, f"c * (k + 1) to be at most {MAX_PARTS}", parts)
 
     @classmethod
     def for_features(cls, feat: int, dtype: str = "float32", c: int = 1, k: int = 5) -> HybRows:
@@ -110,16 +101,6 @@ class HybRows(Tiled):
             self.threads, self.rows_per_block, self.vector, self.coarsen, self.feat,
             occupancy=self.occupancy,
         )  # fmt: skip
-
-    @property
-    def compiled(self) -> HybRows:
-        """What a kernel depends on: all of it."""
-        return self
-
-    @property
-    def tile(self) -> int:
-        """Features that the threads of a row compute."""
-        return self.split.tile
 
     def rows_in_turn(self, slots: int) -> int:
         """Rows of so many slots that a row of threads goes through."""
@@ -198,7 +179,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
     Raises ScheduleError for vectors of more than 16 bytes.
     """
     found = row_pieces(sch, "HybRows")
-    check_vector("HybRows", config.vector, found.first.dtype)
+    config.check_vector(found.first.dtype)
     parts = [row_sums(sch, part, config) for part in found.parts]
     shares = found.operator == "sum" and found.first.dtype in ATOMIC_DTYPES
     adds = sch.meet([p.write for p in parts], race="atomics" if shares else "ignore")
@@ -223,15 +204,14 @@ def apply(sch: Schedule, config: HybRows) -> None:
     sch.rewrite(apply_kinds)
     sch.rewrite(in_one_piece, first, *(f"{p.write.name}0" for p in parts))
     sch.rewrite(horizontal_fuse, names, independent=(found.first.result,))
-    if config.occupancy is not None:
-        sch.rewrite(with_occupancy, config)
+    occupy(sch, config, config.threads * config.rows_per_block)
 
 
 def _first(sch: Schedule, first: DenseLoops, config: HybRows) -> list[SparseIterationRef]:
     """What the result begins with, in registers."""
-    tiles, threads, lanes = feature_loops(sch, first.features, config)
-    sch.sparse_reorder(first.iteration, [tiles, *first.outer, threads, *lanes])
-    return sch.precompute(first.result, threads, lanes)
+    tiles, w, threads, lane = feature_loops(sch, first.features, config)
+    sch.sparse_reorder(first.iteration, [tiles, *first.outer, threads, w, lane])
+    return sch.precompute(first.result, threads, [w, lane])
 
 
 def _hide(func: tirx.PrimFunc, blocks: list[str], buffer: str) -> tirx.PrimFunc:

@@ -12,6 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparsetir.schedules.arguments import (
+    expect,
+    expect_at_least,
+    expect_integers,
+    is_power_of_two,
+)
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -62,14 +68,9 @@ class SlicedRows:
     packed: bool = True
 
     def __post_init__(self) -> None:
-        who, lanes = "SlicedRows", self.lanes
-        if lanes < 1 or lanes & (lanes - 1):
-            raise ValueError(f"{who}: argument 'lanes': expected a power of two, got {lanes}")
-        for name, least in (("long", lanes), ("window", 1), ("blocks", 1), ("prefetch", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(
-                    f"{who}: argument '{name}': expected {least} or more, got {getattr(self, name)}"
-                )
+        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
+        expect_integers(self, "long", "window", "blocks", "prefetch")
+        expect_at_least(self, long=self.lanes, window=1, blocks=1, prefetch=0)
 
     @staticmethod
     def for_pattern(

@@ -109,6 +109,39 @@ def test_a_schedule_that_is_begun_is_gone_on_with(marked):
         check(built, 60, 50, 600, 64)
 
 
+def test_an_annotation_keeps_the_one_version_that_has_it():
+    def noted(sch):
+        sch.annotate(sch.get_sparse_iteration("spmm"), "note", "kept")
+
+    built = sparsetir.build(PROGRAMS["spmm"].make("float32", "int32"), schedule=noted)
+    assert versions_of(built) == () and 'note": "kept"' in built.stages["I"].script()
+
+
+def test_rows_that_write_the_same_elements_have_one_version():
+    """Heads that are a part of a block's rows, of which the last is there again."""
+
+    def cut(sch):
+        ref = sch.get_sparse_iteration("spmm")
+        *_, ii, _, _ = sch.get_sp_iters(ref)
+        sch.split(ii, [None, 4])
+
+    built = sparsetir.build(PROGRAMS["spmm_bsr"].make("float32", "int32"), schedule=cut)
+    assert versions_of(built) == ()
+
+
+@pytest.mark.parametrize("name", ["spmm", "sddmm"])
+def test_a_mistake_of_a_version_is_not_hidden(name, monkeypatch):
+    """The plain default is for programs of another shape, not for what is refused on the way."""
+
+    def refuse(*_):
+        raise sparsetir.ScheduleError("in_vectors: refused")
+
+    for module in ("versions", "templates.sddmm"):
+        monkeypatch.setattr(f"sparsetir.schedules.{module}.in_vectors", refuse)
+    with pytest.raises(sparsetir.ScheduleError, match="in_vectors: refused"):
+        sparsetir.lower(PROGRAMS[name].make("float32", "int32"))
+
+
 def test_a_reduction_over_two_axes_has_no_panels():
     """How often its rows are gathered is not what one size says."""
     built = sparsetir.build(PROGRAMS["mttkrp"].make("float32", "int32"))
@@ -151,6 +184,19 @@ FEATURES = [0, 1, 7, 8, 9, 15, 16, 17, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 1
 @pytest.mark.parametrize("name", ["sddmm", "sddmm_fused"])
 def test_sampled_products_on_both_sides_of_each_choice(name, feat):
     check_sampled(sampled(name), ZOO["random"], feat)
+
+
+def test_features_that_come_first_are_brought_behind_the_elements():
+    def features_first(sch):
+        ref = sch.get_sparse_iteration("sddmm")
+        i, j, k = sch.get_sp_iters(ref)
+        sch.sparse_reorder(ref, [k, i, j])
+
+    program = PROGRAMS["sddmm"].make("float32", "int32")
+    built = sparsetir.build(program, schedule=features_first)
+    text = built.stages["II scheduled"].script()
+    assert all(f'T.sblock("{name}")' in text for name in BY_FEATURES)
+    check_sampled(built, ZOO["random"], 33)
 
 
 @pytest.mark.parametrize("case", [c for c in ZOO if c not in ("no rows", "no columns")])

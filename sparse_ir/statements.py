@@ -1,0 +1,38 @@
+"""Loops and blocks of stage II, made and changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import s_tir, tirx
+
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+
+__all__ = ["block_with", "loop_over", "loop_with"]
+
+
+def loop_over(
+    var: Any,
+    extent: Any,
+    body: Any,
+    kind: Any = tirx.ForKind.SERIAL,
+    thread: Any = None,
+    annotations: Any = None,
+) -> tirx.For:
+    """A loop from 0 on. extent : an expression of the variable's type, or an int"""
+    start, extent = as_dtype(0, dtype_of(var)), as_dtype(extent, dtype_of(var))
+    return tirx.For(var, start, extent, kind, body, thread, annotations)
+
+
+def loop_with(loop: Any, **changes: Any) -> tirx.For:
+    """A loop with some fields changed."""
+    fields = ("loop_var", "min", "extent", "kind", "body", "thread_binding", "annotations",
+              "step", "span")  # fmt: skip
+    return tirx.For(*(changes.get(f, getattr(loop, f)) for f in fields))
+
+
+def block_with(block: Any, **changes: Any) -> Any:
+    """A block with some fields changed."""
+    fields = ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
+              "match_buffers", "annotations", "span")  # fmt: skip
+    return s_tir.SBlock(*(changes.get(f, getattr(block, f)) for f in fields))
