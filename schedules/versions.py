@@ -68,6 +68,8 @@ TILES = (2, 4)  # vectors of tiles where there are few features
 # Of sums for elements: vectors of a row that are written out; where they are more, vectors of a
 # tile and elements that take turns in it, whose two addresses each stay in registers.
 STRAIGHT = 7
+# Vectors of rows that are common, and short enough for a condition on the last to take a third.
+EXACT = 2
 TILE = 2
 TURNS = 4
 
@@ -144,6 +146,10 @@ def _by_vectors(
             config = SddmmGroups(width, min(GROUP, width), 1, parts=2, any_size=True)
             made[width] = _in_groups(func, config)
         version = known_tiles(made[width], feat, width, count)
+        if (width, count) == (lanes, EXACT):
+            whole = SddmmGroups(lanes, min(GROUP, lanes), EXACT, lanes * EXACT, parts=2)
+            holds = size == _int64(lanes * EXACT)
+            version = _either(holds, _in_groups(func, whole), version, ("whole", "begun_earlier"))
         versions.append((f"vectors_{width}x{count}", most, version))
     tiles = SddmmGroups(lanes, min(GROUP, lanes), parts=2)
     shifted = SddmmGroups(lanes, min(TURNS, lanes), TILE, parts=2, any_size=True)
