@@ -33,6 +33,7 @@ STEPS = {
     "test_llvm_without_a_schedule": "llvm",
     "test_cuda_text": "CUDA text",
     "test_opencl": "OpenCL",
+    "test_cuda_run": "CUDA run",
 }
 # Of several outcomes in a cell, the first of these shows.
 OUTCOMES = {"error": "FAIL", "failed": "FAIL", "skipped": "skip", "passed": "ok"}

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import re
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +17,34 @@ import tvm
 import tvm_ffi
 
 import gpu_runner
+from cuda_runner import CudaFunction, requires_cuda_text
 from sparsetir import lower_sparse_buffer
 from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.sparse_ir.position_space import SIGNATURE
+
+# What a kernel is run as: values of `as_cuda` of :func:`kernel`.
+RUNNERS = [
+    pytest.param(False, marks=gpu_runner.requires_opencl, id="OpenCL"),
+    pytest.param(True, marks=requires_cuda_text, id="CUDA"),
+]
+
+
+def on_runners(cases: Sequence[tuple[Any, ...]], by_default: Collection[int]) -> list[Any]:
+    """Parameters (*case, as_cuda): all as OpenCL; as CUDA, those of other places are slow."""
+    params = [pytest.param(*case, False, marks=gpu_runner.requires_opencl) for case in cases]
+    for place, case in enumerate(cases):
+        slow = [] if place in by_default else [pytest.mark.slow]
+        params.append(pytest.param(*case, True, marks=[requires_cuda_text, *slow]))
+    return params
+
+
+def name_of(value: Any) -> str:
+    """What a test's name says of a parameter."""
+    if isinstance(value, bool):
+        return "CUDA" if value else "OpenCL"
+    return str(getattr(value, "name", type(value).__name__))
+
 
 GPU = tvm.target.Target(gpu_runner.OPENCL_TARGET)
 
@@ -33,23 +57,42 @@ def scheduled(template: Any, problem: Any, config: Any) -> Any:
 
 @functools.cache
 def kernel(
-    template: Any, problem: Any, config: Any, prelude: str = ""
-) -> tuple[gpu_runner.OpenCLFunction, dict[str, str]]:
-    """The kernel, and what its flat parameters are called in the program."""
+    template: Any, problem: Any, config: Any, prelude: str = "", as_cuda: bool = False
+) -> tuple[gpu_runner.OpenCLFunction | CudaFunction, dict[str, str]]:
+    """The kernel, as OpenCL or CUDA, and what its flat parameters are called in the program."""
     func = scheduled(template, problem, config)
     flat = lower_sparse_buffer(func)
     names = [str(p.name) for p in func.attrs[SIGNATURE].params]
     by_flat = dict(zip((str(p.name) for p in flat.params), names, strict=True))
-    return gpu_runner.OpenCLFunction(flat, prelude), by_flat
+    made = CudaFunction(flat) if as_cuda else gpu_runner.OpenCLFunction(flat, prelude)
+    return made, by_flat
 
 
-def run_opencl(
-    kernel: tuple[gpu_runner.OpenCLFunction, dict[str, str]], args: dict[str, Any]
+@contextlib.contextmanager
+def edited(what: str, instead: str) -> Iterator[None]:
+    """Kernels that are made as CUDA have one text in place of another."""
+
+    def edit(source: str) -> str:
+        assert what in source
+        return source.replace(what, instead)
+
+    kernel.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        made = functools.partial(CudaFunction, edit=edit)
+        patch.setitem(kernel.__wrapped__.__globals__, "CudaFunction", made)
+        yield
+    kernel.cache_clear()
+
+
+def run_kernel(
+    kernel: tuple[gpu_runner.OpenCLFunction | CudaFunction, dict[str, str]],
+    args: dict[str, Any],
+    **options: Any,
 ) -> dict[str, np.ndarray]:
     """Run a :func:`kernel`; arguments and arrays by their names in the program."""
     function, names = kernel
     with bfloat16_arrays():
-        out = function({flat: args[name] for flat, name in names.items()})
+        out = function({flat: args[name] for flat, name in names.items()}, **options)
     return {names[flat]: array for flat, array in out.items()}
 
 

@@ -15,6 +15,7 @@ import pytest
 import tvm_ffi
 from tvm import s_tir
 
+from cuda_runner import run_cuda
 from gpu_runner import cuda_source, run_opencl
 from programs import PROGRAMS, tolerance
 from sparsetir import build, lower_sparse_buffer, lower_sparse_iter
@@ -51,14 +52,19 @@ def run_cpu(sch, args):
     return args
 
 
-def run_gpu(sch, args):
+def run_gpu(sch, args, run=run_opencl):
     """The arrays after a run of the GPU schedule as OpenCL; its CUDA text exists, too."""
     flat = lower_sparse_buffer(sch)
     assert "__global__" in cuda_source(flat)
     names = [p.name for p in only(sch).attrs[SIGNATURE].params]
     flat_names = [p.name for p in flat.params]
-    out = run_opencl(flat, {f: args[n] for n, f in zip(names, flat_names)})
+    out = run(flat, {f: args[n] for n, f in zip(names, flat_names)})
     return {n: out[f] for n, f in zip(names, flat_names) if f in out}
+
+
+def run_gpu_as_cuda(sch, args):
+    """The arrays after a run of the GPU schedule's CUDA text on the CPU."""
+    return run_gpu(sch, args, run_cuda)
 
 
 def check(name, sch, run, cases=CASES):

@@ -18,6 +18,7 @@ from tvm.s_tir.analysis import verify_well_formed
 from tvm.script import tirx as T
 
 import sparsetir
+from cuda_runner import CudaFunction, requires_cuda_text
 from gpu_runner import (
     OPENCL_TARGET,
     OpenCLFunction,
@@ -45,6 +46,16 @@ def kernels(turn: int) -> pytest.MarkDecorator:
     for number, name in enumerate(PROGRAMS):
         for at, types in enumerate(TYPES):
             slow = [pytest.mark.slow] if at == 1 + (number + turn) % 2 else []
+            params.append(pytest.param(name, *types, marks=slow, id=f"{name}-{'-'.join(types)}"))
+    return pytest.mark.parametrize(("name", "dtype", "idtype"), params)
+
+
+def one_type() -> pytest.MarkDecorator:
+    """Each program in one type, by turns; the two others are slow."""
+    params = []
+    for number, name in enumerate(PROGRAMS):
+        for at, types in enumerate(TYPES):
+            slow = [pytest.mark.slow] if at != number % len(TYPES) else []
             params.append(pytest.param(name, *types, marks=slow, id=f"{name}-{'-'.join(types)}"))
     return pytest.mark.parametrize(("name", "dtype", "idtype"), params)
 
@@ -268,13 +279,14 @@ def test_nvcc(name, dtype):
     assert nvcc_compile(cuda_text(name, dtype, "sm_90"), "sm_90")
 
 
-@requires_opencl
-@kernels(1)
-def test_opencl(name, dtype, idtype):
-    func, target = stage_one(name, dtype, idtype), tvm.target.Target(OPENCL_TARGET)
-    scheduled = sparsetir.default_schedule(stage_two(name, dtype, idtype), target)
+def check_on_threads(name, dtype, idtype, target, make, bounds=None):
+    """Run the default schedule for a GPU as `make(stage III)` runs it."""
+    func = stage_one(name, dtype, idtype)
+    scheduled = sparsetir.default_schedule(
+        stage_two(name, dtype, idtype), tvm.target.Target(target)
+    )
     flat = sparsetir.lower_sparse_buffer(scheduled)
-    kernel = OpenCLFunction(flat)
+    kernel = make(flat)
     ours = {p.name: q.name for p, q in zip(func.params, flat.params, strict=True)}
 
     def run(args):
@@ -282,6 +294,20 @@ def test_opencl(name, dtype, idtype):
         return {k: after[ours[k]] for k, v in args.items() if isinstance(v, np.ndarray)}
 
     cases = PROGRAMS[name].cases if dtype == "float32" else ("small",)
+    check_run(name, dtype, idtype, cases, run, bounds)
+
+
+@requires_opencl
+@kernels(1)
+def test_opencl(name, dtype, idtype):
     # TVM writes constants into OpenCL text with seven digits; these two hold the least float64.
     rounded = dtype == "float64" and name in ("row_max", "row_max_ell")
-    check_run(name, dtype, idtype, cases, run, {"rtol": 1e-6} if rounded else None)
+    bounds = {"rtol": 1e-6} if rounded else None
+    check_on_threads(name, dtype, idtype, OPENCL_TARGET, OpenCLFunction, bounds)
+
+
+@requires_cuda_text
+@one_type()
+def test_cuda_run(name, dtype, idtype):
+    target = {"kind": "cuda", "arch": "sm_90"}
+    check_on_threads(name, dtype, idtype, target, CudaFunction)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import gpu_runner
 import sparsetir
+from cuda_runner import requires_cuda_text, run_cuda
 from sparsetir.schedules.default import default_schedule
 
 KINDS = ("dense_variable", "sparse_variable", "sparse_fixed")
@@ -250,8 +251,16 @@ def test_more_gpu_schedules(drawn: Drawn) -> None:
     check_on_gpu(drawn)
 
 
-def check_on_gpu(drawn: Drawn) -> None:
-    """The default schedule for GPUs, as OpenCL."""
+@pytest.mark.slow
+@requires_cuda_text
+@settings(max_examples=20, **COMMON)
+@given(programs())
+def test_gpu_schedules_as_cuda(drawn: Drawn) -> None:
+    check_on_gpu(drawn, run_cuda)
+
+
+def check_on_gpu(drawn: Drawn, run: Any = gpu_runner.run_opencl) -> None:
+    """The default schedule for GPUs, as OpenCL or CUDA."""
     func = sparsetir.from_source(drawn.text)
     expected = _expected(func, drawn.arguments)
     stage_two = default_schedule(sparsetir.lower_sparse_iter(func), tvm.target.Target("opencl"))
@@ -261,7 +270,7 @@ def check_on_gpu(drawn: Drawn) -> None:
         p.name: drawn.arguments[name]
         for p, name in zip(stage_three.params, given_names, strict=True)
     }
-    got = gpu_runner.run_opencl(stage_three, values)
+    got = run(stage_three, values)
     out = stage_three.params[given_names.index("out")].name
     # TVM writes float constants into device text with seven digits.
     np.testing.assert_allclose(got[out].reshape(expected.shape), expected, rtol=1e-6)

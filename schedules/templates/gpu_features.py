@@ -21,6 +21,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.statements import loop_with
+from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
     "GpuTiled",
@@ -155,10 +156,27 @@ def reads_of_elements(loops: Any, block: Any) -> list[int]:
     return [number for number, place in enumerate(places) if place.same_as(element)]
 
 
+def _takes_one_float(block: Any) -> bool:
+    """Whether a block reads a float32 that its innermost loop does not choose."""
+    lane = block.iter_vars[-1].var
+    return any(
+        str(read.source.dtype) == "float32"
+        and not any(lane in free_vars(part.min) for part in read.region)
+        for read in block.reads
+    )
+
+
 def in_registers(sch: Any, block: Any, vectors: bool) -> None:
-    """Unroll the loops over a thread's features, or make the innermost one a vector."""
+    """Unroll the loops over a thread's features, or make the innermost one a vector.
+
+    A vector that takes a float32 for all its lanes is of four: TVM prints eight of one value as
+    `make_ulonglong4` of eight arguments, which no compiler takes.
+    """
     *_, outer, inner = sch.get_loops(block)
     sch.unroll(outer)
+    if vectors and int(sch.get(inner).extent) > 4 and _takes_one_float(sch.get(block)):
+        halves, inner = sch.split(inner, [None, 4])
+        sch.unroll(halves)
     if vectors:
         sch.vectorize(inner)
     else:

@@ -1,8 +1,9 @@
-"""Decomposed programs on GPU threads: run as OpenCL on a CPU, and compiled as CUDA."""
+"""Decomposed programs on GPU threads: run as OpenCL and as CUDA on a CPU."""
 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import tvm
 import zoo
 
 import sparsetir
+from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import cuda_source, requires_opencl, run_opencl
 from programs import PROGRAMS
 from sparsetir.formats import (
@@ -44,10 +46,16 @@ FORMATS = [
 ]
 
 
-@requires_opencl
+RUNNERS = [
+    pytest.param(run_opencl, marks=requires_opencl, id="OpenCL"),
+    pytest.param(run_cuda, marks=[requires_cuda_text, pytest.mark.slow], id="CUDA"),
+]
+
+
+@pytest.mark.parametrize("run", RUNNERS)
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("name", ["random", "one dense row"])
-def test_spmm(fmt: Format, name: str) -> None:
+def test_spmm(fmt: Format, name: str, run: Any) -> None:
     pattern = zoo.MATRICES[name]
     rng = np.random.default_rng(2)
     stored = rng.standard_normal(pattern.nnz).astype("float32")
@@ -63,7 +71,7 @@ def test_spmm(fmt: Format, name: str) -> None:
     arguments["c"] = np.full((m, feat), np.nan, "float32")
     names = [str(p.name) for p in compute.params]
     values = {p.name: arguments[name] for p, name in zip(stage_three.params, names, strict=True)}
-    out = run_opencl(stage_three, values)[stage_three.params[names.index("c")].name]
+    out = run(stage_three, values)[stage_three.params[names.index("c")].name]
     a = sp.coo_array((stored, tuple(pattern.coords)), pattern.shape)
     np.testing.assert_allclose(out.reshape(m, feat), a @ b, rtol=1e-4, atol=1e-5)
 

@@ -8,7 +8,6 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from gpu_runner import requires_opencl
 from sparsetir.formats import (
     BSR,
     COO,
@@ -29,7 +28,17 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed, refusal
 from sparsetir.sparse_ir.errors import ScheduleError
-from spmm_gpu_common import MASKS, kernel, of_mask, operands, oracle, run_opencl, scheduled
+from spmm_gpu_common import (
+    MASKS,
+    kernel,
+    name_of,
+    of_mask,
+    on_runners,
+    operands,
+    oracle,
+    run_kernel,
+    scheduled,
+)
 
 FORMATS = (
     CSR(), DCSR(), CSC(), COO(), ELL(), Ragged(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2),
@@ -180,18 +189,19 @@ def test_too_much_padding_is_refused_before_converting(monkeypatch):
         sparsetir.plan("spmm", csr(one_row), 8, config=Decomposed(ELL()))
 
 
-@requires_opencl
-@pytest.mark.parametrize("fmt", [BSR(3, 4), CSC(), Hyb(1, 2)], ids=lambda f: f.name)
-def test_the_default_schedule_of_gpus(fmt):
+@pytest.mark.parametrize(
+    "fmt, as_cuda", on_runners([(BSR(3, 4),), (CSC(),), (Hyb(1, 2),)], (1,)), ids=name_of
+)
+def test_the_default_schedule_of_gpus(fmt, as_cuda):
     config, problem = Decomposed(fmt), Spmm()
-    made = kernel(decomposed, problem, config)
+    made = kernel(decomposed, problem, config, as_cuda=as_cuda)
     for name in ("empty rows", "one dense row"):
         matrix = of_mask(MASKS[name], "int32")
         given = operands(matrix, problem, 12)
         arranged = decomposed.arrange(matrix, problem, config)
         out = np.full((matrix.shape[0], 12), np.nan, "float32")
         args = {**arranged.arguments, **arranged.stored.values(A=given["a"]), "feat": 12}
-        found = run_opencl(made, {**args, "b": given["b"], "out": out})["out"]
+        found = run_kernel(made, {**args, "b": given["b"], "out": out})["out"]
         wanted = oracle(matrix, problem, given["a"], given["b"])
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
     with pytest.raises(ScheduleError, match="scheduled for no threads"):

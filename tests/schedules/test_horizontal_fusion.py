@@ -18,6 +18,7 @@ from tvm import ir, s_tir, tirx
 from tvm.script import tirx as TIR
 
 import sparsetir
+from cuda_runner import CudaFunction, requires_cuda_text
 from gpu_runner import (
     ATOMIC_ADD_PRELUDE,
     OpenCLFunction,
@@ -36,6 +37,10 @@ from sparsetir.sparse_ir.nodes import map_expr
 from stage2 import golden, plain_text
 
 GPU = tvm.target.Target("opencl")
+RUNNERS = [
+    pytest.param(OpenCLFunction, marks=requires_opencl, id="OpenCL"),
+    pytest.param(CudaFunction, marks=requires_cuda_text, id="CUDA"),
+]
 
 
 def run(function: OpenCLFunction, args: list[Any]) -> list[Any]:
@@ -94,9 +99,9 @@ def test_golden() -> None:
     assert tvm_ffi.structural_hash(three) == before
 
 
-@requires_opencl
-def test_nests_of_different_shapes() -> None:
-    fused = OpenCLFunction(horizontal_fuse(three))
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_nests_of_different_shapes(kind: Any) -> None:
+    fused = kind(horizontal_fuse(three))
     for m, n, w in [(5, 3, 2), (9, 0, 4), (0, 2, 3), (4, 3, 0), (0, 0, 0)]:
         x = np.random.default_rng(m).random((m, 32), "float32")
         args = [x, np.zeros_like(x), np.zeros((n * w, 8), "float32"), np.zeros(m, "float32")]
@@ -159,9 +164,9 @@ def together(
                     PLAIN[vi, vk] = TIR.float32(2)
 
 
-@requires_opencl
-def test_shared_memory_and_reductions_over_threads() -> None:
-    fused = OpenCLFunction(horizontal_fuse(together))
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_shared_memory_and_reductions_over_threads(kind: Any) -> None:
+    fused = kind(horizontal_fuse(together))
     for m, n in [(3, 2), (4, 0), (0, 3), (0, 0)]:
         x = np.random.default_rng(m).random((m, 64), "float32")
         args = [x, np.zeros_like(x), np.zeros(m, "float32"), np.zeros((n, 64), "float32"), m, n]

@@ -2,6 +2,7 @@
 
 # pyright: reportAttributeAccessIssue=false
 
+import functools
 import re
 from dataclasses import replace
 
@@ -9,12 +10,18 @@ import numpy as np
 import pytest
 
 import sparsetir
+from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import OPENCL_TARGET, requires_opencl, run_opencl
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.targets import resolve_target
 
+# Last tiles that begin earlier compute some results twice, and equal.
+RUNNERS = [
+    pytest.param(run_opencl, marks=requires_opencl, id="OpenCL"),
+    pytest.param(functools.partial(run_cuda, equal=True), marks=requires_cuda_text, id="CUDA"),
+]
 M, N, HEADS = 6, 5, 2
 STEPS_WITHOUT_ROWS = sparsetir.from_source("""
 @T.prim_func
@@ -62,8 +69,8 @@ def check(template, problem, config, arguments, outputs, atol=1e-5):
         assert not np.isnan(found[name].astype("float64")).all()
 
 
-def check_on_threads(template, problem, config, arguments, outputs):
-    """The kernel for GPUs, run as OpenCL on a CPU, gives what the interpreter gives."""
+def check_on_threads(template, problem, config, arguments, outputs, run):
+    """The kernel for GPUs, run on a CPU, gives what the interpreter gives."""
     program = template.program(problem, config)
     stages = sparsetir.lower(program, template.apply, config, OPENCL_TARGET)
     taken = {p.name: arguments[p.name] for p in program.params}
@@ -71,7 +78,7 @@ def check_on_threads(template, problem, config, arguments, outputs):
     sparsetir.interpret(program, expected)
     last = stages["III"]
     names = dict(zip(taken, (p.name for p in last.params), strict=True))
-    found = run_opencl(last, {names[k]: v for k, v in taken.items()})
+    found = run(last, {names[k]: v for k, v in taken.items()})
     for name in outputs:
         np.testing.assert_allclose(found[names[name]], expected[name], atol=1e-5, rtol=1e-5)
 
@@ -177,12 +184,12 @@ def test_softmax(problem, tile, heads):
         check(edge_softmax, problem, config, arguments, outputs)
 
 
-@requires_opencl
+@pytest.mark.parametrize("run", RUNNERS)
 @pytest.mark.parametrize("backward", [False, True])
-def test_softmax_on_threads(backward):
+def test_softmax_on_threads(backward, run):
     problem = edge_softmax.EdgeSoftmax(backward=backward)
     arguments, outputs = softmax_arguments(problem, 7), ["dx" if backward else "y"]
-    check_on_threads(edge_softmax, problem, Tile(4, gpu=True), arguments, outputs)
+    check_on_threads(edge_softmax, problem, Tile(4, gpu=True), arguments, outputs, run)
 
 
 def attention_arguments(feat, width):
@@ -207,21 +214,21 @@ def test_attention(feat, width, tiles):
         check(edge_attention, problem, config, arguments, ["out"])
 
 
-@requires_opencl
-def test_attention_on_threads():
+@pytest.mark.parametrize("run", RUNNERS)
+def test_attention_on_threads(run):
     tile, problem = Tile(4, gpu=True), edge_attention.EdgeAttention()
     config = edge_attention.AttentionTiles(tile, tile)
-    check_on_threads(edge_attention, problem, config, attention_arguments(6, 5), ["out"])
+    check_on_threads(edge_attention, problem, config, attention_arguments(6, 5), ["out"], run)
 
 
-@requires_opencl
-def test_messages_with_places_on_threads():
+@pytest.mark.parametrize("run", RUNNERS)
+def test_messages_with_places_on_threads(run):
     problem = messages.Messages("mul", "max", "hf", "h", ordered=True, arg=True)
     arguments = message_arguments(problem, 6)
     empty = np.diff(arguments["indptr"]) == 0
     arguments["row"] = np.where(empty, 0, -np.inf).astype("float32")
     outputs = ["out", "arg_out"]
-    check_on_threads(messages, problem, Tile(4, gpu=True), arguments, outputs)
+    check_on_threads(messages, problem, Tile(4, gpu=True), arguments, outputs, run)
 
 
 @pytest.mark.parametrize(

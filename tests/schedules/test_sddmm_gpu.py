@@ -1,4 +1,4 @@
-"""SDDMM on a GPU: run as OpenCL on a CPU, and compiled as CUDA without a GPU."""
+"""SDDMM on a GPU: run as OpenCL and as CUDA on a CPU, and compiled by nvcc."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import spmm_gpu_common
+from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer
 from sparsetir.lower import lower
@@ -24,12 +25,15 @@ from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from spmm_gpu_common import (
     MASKS,
+    RUNNERS,
     as_dtype,
     check,
     compile_cuda,
+    edited,
     kernel,
     of_mask,
-    run_opencl,
+    on_runners,
+    run_kernel,
 )
 
 HEADS = 3
@@ -37,7 +41,9 @@ TEMPLATE = TEMPLATES[FusedNonzeros]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 
 
-def run(mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros) -> None:
+def run(
+    mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros, as_cuda: bool = False
+) -> None:
     """Run on operands with NaN and infinities among them, and compare with float64."""
     rng = np.random.default_rng(5)
     before = (HEADS,) if problem.batched else ()
@@ -51,7 +57,8 @@ def run(mask: np.ndarray, feat: int, problem: Sddmm, config: FusedNonzeros) -> N
     args: dict[str, Any] = {"x": x, "y": y, "out": out, "heads": HEADS, "feat": feat}
     args |= arranged.arguments
     signature = scheduled(problem, config).attrs[SIGNATURE]
-    found = run_opencl(kernel(TEMPLATE, problem, config), args | compute(signature, args))["out"]
+    made = kernel(TEMPLATE, problem, config, as_cuda=as_cuda)
+    found = run_kernel(made, args | compute(signature, args))["out"]
     rows = np.repeat(np.arange(mask.shape[0]), np.diff(pattern.indptr))
     with np.errstate(invalid="ignore"):
         left, right = x.astype("float64")[..., rows, :], y.astype("float64")
@@ -65,37 +72,48 @@ def test_patterns(mask):
     run(mask, 20, Sddmm(), FusedNonzeros.for_features(20))
 
 
+@requires_cuda_text
+def test_patterns_as_cuda():
+    for mask in MASKS.values():
+        run(mask, 20, Sddmm(), FusedNonzeros.for_features(20), as_cuda=True)
+
+
+@requires_cuda_text
+def test_a_broken_bound_is_found():
+    message = r"out of bounds: block \d+, thread .* writes 4 bytes .* OUT, in no buffer"
+    with edited(" < nnz)", " <= nnz)"), pytest.raises(KernelError, match=message):
+        run(MASKS["random"], 20, Sddmm(), FusedNonzeros.for_features(20), as_cuda=True)
+
+
 # One thread for a non-zero, several; vectors of 1 to 4; threads without a vector; several tiles.
-@requires_opencl
-@pytest.mark.parametrize("feat", [1, 18, 100])
-def test_feature_sizes(feat):
-    run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat))
+@pytest.mark.parametrize("feat, as_cuda", on_runners([(1,), (18,), (100,)], (1,)))
+def test_feature_sizes(feat, as_cuda):
+    run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat), as_cuda)
 
 
-@requires_opencl
 @pytest.mark.slow
+@pytest.mark.parametrize("as_cuda", RUNNERS)
 @pytest.mark.parametrize("feat", [2, 3, 5, 8, 16, 24, 31, 32, 47, 64, 250, 256, 602, 1000, 1024])
-def test_more_feature_sizes(feat):
-    run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat))
+def test_more_feature_sizes(feat, as_cuda):
+    run(MASKS["random"], feat, Sddmm(), FusedNonzeros.for_features(feat), as_cuda)
 
 
-@requires_opencl
+@pytest.mark.parametrize("as_cuda", RUNNERS)
 @pytest.mark.parametrize(
     "dtype", ["float16", "bfloat16", pytest.param("float64", marks=pytest.mark.slow)]
 )
-def test_types_and_heads(dtype):
+def test_types_and_heads(dtype, as_cuda):
     problem = Sddmm(dtype, "int64", batched=True)
-    run(MASKS["empty rows"], 24, problem, FusedNonzeros.for_features(24, dtype))
+    run(MASKS["empty rows"], 24, problem, FusedNonzeros.for_features(24, dtype), as_cuda)
 
 
-@requires_opencl
 @pytest.mark.parametrize(
-    "config",
-    [FusedNonzeros(4, 3, 5, 2, 2), FusedNonzeros(2, 8, 2, 4, 1, 20)],
+    "config, as_cuda",
+    on_runners([(FusedNonzeros(4, 3, 5, 2, 2),), (FusedNonzeros(2, 8, 2, 4, 1, 20),)], (1,)),
     ids=str,
 )
-def test_configs(config):
-    run(MASKS["random"], config.feat or 3 * config.tile, Sddmm(), config)
+def test_configs(config, as_cuda):
+    run(MASKS["random"], config.feat or 3 * config.tile, Sddmm(), config, as_cuda)
 
 
 def test_one_launch():

@@ -1,4 +1,4 @@
-"""The row split template: run as OpenCL on a CPU, and compiled as CUDA without a GPU."""
+"""The row split template: run as OpenCL and as CUDA on a CPU, and compiled by nvcc."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
@@ -15,6 +15,7 @@ from tvm import s_tir
 
 import gpu_runner
 import spmm_gpu_common
+from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.lower import lower
@@ -27,7 +28,16 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm_gpu import RowSplit, apply
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.promises import promises_of
-from spmm_gpu_common import MASKS, compile_cuda, kernel, of_mask, run_opencl
+from spmm_gpu_common import (
+    MASKS,
+    compile_cuda,
+    edited,
+    kernel,
+    name_of,
+    of_mask,
+    on_runners,
+    run_kernel,
+)
 
 TEMPLATE = TEMPLATES[RowSplit]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
@@ -39,6 +49,8 @@ def run(
     matrix: CsrPattern,
     feat: int,
     special: bool = False,
+    as_cuda: bool = False,
+    **options: Any,
 ) -> None:
     """Run, and compare with the oracle."""
     heads = 3
@@ -50,8 +62,15 @@ def run(
     args |= arranged.computed(func, sizes)
     before = (heads,) if problem.batched else ()
     args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, stored["b"].dtype)
-    c = run_opencl(kernel(TEMPLATE, problem, config), args)["out"]
+    made = kernel(TEMPLATE, problem, config, as_cuda=as_cuda)
+    c = run_kernel(made, args, **options)["out"]
     spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
+
+
+@requires_cuda_text
+def test_matrices_as_cuda() -> None:
+    for mask in MASKS.values():
+        run(Spmm(), RowSplit(8, 4, 4), of_mask(mask, "int32"), 32, as_cuda=True)
 
 
 @requires_opencl
@@ -80,21 +99,54 @@ def test_configs(case: str) -> None:
         run(Spmm(), config, of_mask(MASKS[name], "int32"), feat)
 
 
+@requires_cuda_text
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=[] if "row cache" in case else pytest.mark.slow) for case in CONFIGS],
+)
+def test_configs_as_cuda(case: str) -> None:
+    """Tiles that overlap write some sums twice, and equal."""
+    config, feat = CONFIGS[case]
+    overlap = "lanes left over" in case
+    matrix = of_mask(MASKS["random"], "int32")
+    run(Spmm(), config, matrix, feat, as_cuda=True, equal=overlap)
+    if overlap:
+        with pytest.raises(KernelError, match=r"race: block .* writes C\[.*which block"):
+            run(Spmm(), config, matrix, feat, as_cuda=True)
+
+
+@requires_cuda_text
+def test_a_missing_barrier_is_found() -> None:
+    """Each of the two: before columns are written again, and before they are read.
+
+    Without the second, a thread takes a column from where none is yet, which holds -1.
+    """
+    matrix = of_mask(MASKS["one dense row"], "int32")
+    for after, message in (
+        ("if", r"race: block \d+, thread .* \w+_shared_ptr\["),
+        ("for", r"out of bounds: block \d+, thread .* at -64 from the begin of B"),
+    ):
+        with edited(f"__syncthreads();\n    {after}", after):
+            with pytest.raises(KernelError, match=message):
+                run(Spmm(), RowSplit(8, 1, 2, row_cache=True), matrix, 16, as_cuda=True)
+
+
 PROBLEMS = [
     (Spmm("float16"), RowSplit(4, 4, 8)),
     (Spmm("bfloat16", reduce="max"), RowSplit(4, 4, 8)),
     (Spmm("float64", "int64"), RowSplit(4, 4, 2)),
     (Spmm(idtype="int64", reduce="mean", batched=True), RowSplit(4, 4, 4)),
-    (Spmm("float16", reduce="mean"), RowSplit(4, 1, 4, row_cache=True)),
+    (Spmm("float16", reduce="mean"), RowSplit(4, 1, 8, row_cache=True)),
     (Spmm(reduce="max", batched=True), RowSplit(4, 1, 4, row_cache=True)),
 ]
 
 
-@requires_opencl
-@pytest.mark.parametrize("problem, config", PROBLEMS, ids=lambda x: type(x).__name__)
-def test_problems(problem: Spmm, config: RowSplit) -> None:
+# As CUDA: bfloat16, float64 and 64-bit offsets, shared memory with vectors of eight.
+@pytest.mark.parametrize("problem, config, as_cuda", on_runners(PROBLEMS, (1, 2, 4)), ids=name_of)
+def test_problems(problem: Spmm, config: RowSplit, as_cuda: bool) -> None:
     for name in ("random", "empty rows"):
-        run(problem, config, of_mask(MASKS[name], problem.idtype), config.tile * 2)
+        matrix = of_mask(MASKS[name], problem.idtype)
+        run(problem, config, matrix, config.tile * 2, as_cuda=as_cuda)
 
 
 @requires_opencl
@@ -231,7 +283,7 @@ def test_a_program_of_a_user(config: RowSplit) -> None:
     }  # fmt: skip
     flat = (str(p.name) for p in func.params)
     names = dict(zip(flat, (str(p.name) for p in program.params), strict=True))
-    out = run_opencl((gpu_runner.OpenCLFunction(func), names), args)["out"]
+    out = run_kernel((gpu_runner.OpenCLFunction(func), names), args)["out"]
     sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
     np.testing.assert_allclose(out, np.outer(sums, w), rtol=1e-5)
 

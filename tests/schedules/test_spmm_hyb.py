@@ -1,4 +1,4 @@
-"""The hyb template: run as OpenCL on a CPU, and compiled as CUDA without a GPU."""
+"""The hyb template: run as OpenCL and as CUDA on a CPU, and compiled by nvcc."""
 
 # pyright: reportAttributeAccessIssue=false, reportArgumentType=false
 
@@ -13,6 +13,7 @@ import pytest
 import tvm_ffi
 
 import spmm_gpu_common
+from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer
 from sparsetir.lower import lower_template
@@ -25,14 +26,29 @@ from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.script.parser import from_source
-from spmm_gpu_common import MASKS, compile_cuda, kernel, of_mask, run_opencl
+from spmm_gpu_common import (
+    MASKS,
+    compile_cuda,
+    edited,
+    kernel,
+    name_of,
+    of_mask,
+    on_runners,
+    run_kernel,
+)
 
 TEMPLATE = TEMPLATES[HybRows]
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
 
 
 def run(
-    problem: Spmm, config: HybRows, matrix: CsrPattern, feat: int, special: bool = False
+    problem: Spmm,
+    config: HybRows,
+    matrix: CsrPattern,
+    feat: int,
+    special: bool = False,
+    as_cuda: bool = False,
+    **options: Any,
 ) -> None:
     """Run, and compare with the oracle."""
     stored = spmm_gpu_common.operands(matrix, problem, feat, special=special)
@@ -42,7 +58,8 @@ def run(
     args |= {"b": stored["b"], "feat": feat}
     args |= arranged.computed(scheduled(problem, config).attrs[SIGNATURE], {"feat": feat})
     args["out"] = np.full((matrix.shape[0], feat), np.nan, stored["b"].dtype)
-    c = run_opencl(kernel(TEMPLATE, problem, config, ATOMIC_ADD_PRELUDE), args)["out"]
+    made = kernel(TEMPLATE, problem, config, ATOMIC_ADD_PRELUDE, as_cuda)
+    c = run_kernel(made, args, **options)["out"]
     spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
 
 
@@ -51,6 +68,12 @@ def run(
 def test_matrices(name: str) -> None:
     """Buckets of up to four: rows are stored whole, and in many pieces."""
     run(Spmm(), HybRows(1, 2, 8, 2, 4), of_mask(MASKS[name], "int32"), 32)
+
+
+@requires_cuda_text
+def test_matrices_as_cuda() -> None:
+    for mask in MASKS.values():
+        run(Spmm(), HybRows(1, 2, 8, 2, 4), of_mask(mask, "int32"), 32, as_cuda=True)
 
 
 CONFIGS = {
@@ -68,6 +91,30 @@ def test_configs(case: str) -> None:
     run(Spmm(), config, of_mask(MASKS["random"], "int32"), feat)
 
 
+@requires_cuda_text
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if case == "lanes left over" else pytest.mark.slow)
+        for case in CONFIGS
+    ],
+)
+def test_configs_as_cuda(case: str) -> None:
+    """Tiles that overlap write some sums twice, and equal."""
+    config, feat = CONFIGS[case]
+    overlap = "lanes left over" in case
+    matrix = of_mask(MASKS["random"], "int32")
+    run(Spmm(), config, matrix, feat, as_cuda=True, equal=overlap)
+
+
+@requires_cuda_text
+def test_a_missing_atomic_is_found() -> None:
+    matrix = of_mask(MASKS["one dense row"], "int32")
+    with edited("atomicAdd(", "[](float* at, float x) { *at += x; }("):
+        with pytest.raises(KernelError, match=r"race: block \d+, thread .* C\["):
+            run(Spmm(), HybRows(1, 2, 8, 2, 4), matrix, 32, as_cuda=True)
+
+
 PROBLEMS = [
     (Spmm("float64", "int64"), HybRows(1, 1, 4, 2, 2)),
     (Spmm(reduce="mean"), HybRows(1, 1, 4, 2, 4)),
@@ -77,15 +124,15 @@ PROBLEMS = [
 ]
 
 
-@requires_opencl
-@pytest.mark.parametrize("problem, config", PROBLEMS, ids=lambda x: type(x).__name__)
-def test_problems(problem: Spmm, config: HybRows) -> None:
+# As CUDA: atomics of float64, vectors of eight.
+@pytest.mark.parametrize("problem, config, as_cuda", on_runners(PROBLEMS, (0, 3)), ids=name_of)
+def test_problems(problem: Spmm, config: HybRows, as_cuda: bool) -> None:
     mask = MASKS["empty rows"].copy()
     mask[:, 4:] = False  # rows of up to four elements
     matrix = of_mask(mask, problem.idtype)
-    run(problem, config, matrix, config.tile)
+    run(problem, config, matrix, config.tile, as_cuda=as_cuda)
     if problem.dtype == "float32":
-        run(problem, config, matrix, config.tile, special=True)
+        run(problem, config, matrix, config.tile, special=True, as_cuda=as_cuda)
 
 
 @requires_opencl

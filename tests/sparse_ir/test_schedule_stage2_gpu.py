@@ -6,10 +6,11 @@
 import pytest
 import tvm
 
+from cuda_runner import requires_cuda_text
 from gpu_runner import cuda_source, requires_opencl
 from programs import PROGRAMS
 from sparsetir import LoweringError, lower_sparse_buffer
-from stage2 import check, loops, on, run_gpu, schedule
+from stage2 import check, loops, on, run_gpu, run_gpu_as_cuda, schedule
 
 GPU = []
 
@@ -160,6 +161,13 @@ def row_per_thread_with_temporaries_in_memory(s, b, i):
 @pytest.mark.parametrize("program, steps", GPU)
 def test_gpu(program, steps):
     check(program, schedule(PROGRAMS[program].make("float32", "int32"), steps), run_gpu)
+
+
+@pytest.mark.slow
+@requires_cuda_text
+@pytest.mark.parametrize("program, steps", GPU)
+def test_gpu_as_cuda(program, steps):
+    check(program, schedule(PROGRAMS[program].make("float32", "int32"), steps), run_gpu_as_cuda)
 
 
 def test_decomposed_reduction_over_threads_is_refused():

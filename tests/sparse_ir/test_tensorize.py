@@ -17,12 +17,13 @@ from tvm import s_tir
 from tvm.s_tir import TensorIntrin
 from tvm.script import tirx as TIR
 
+from cuda_runner import requires_cuda_text
 from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
 from programs import PROGRAMS
 from sparsetir import LoweringError, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr
-from stage2 import loops, run_cpu, schedule
+from stage2 import loops, run_cpu, run_gpu_as_cuda, schedule
 
 
 def make_bsr(dtype):
@@ -268,6 +269,15 @@ def test_wmma_compiles_to_tensor_core_instructions(arch, tmp_path):
         pytest.skip("compiled; no nvdisasm to look at the instructions with")
     done = subprocess.run([disassembler, str(cubin)], capture_output=True, text=True, check=True)
     assert "HMMA.16816.F32" in done.stdout
+
+
+@requires_cuda_text
+def test_wmma_runs():
+    """Its CUDA text on a CPU; rows of no block are zero."""
+    sch = schedule(make_bsr("float16"), wmma)
+    args = bsr_args("float16")
+    out = run_gpu_as_cuda(sch, args)
+    np.testing.assert_allclose(out["c"], bsr_oracle(args), rtol=1e-3)
 
 
 def test_the_wmma_schedule_without_tensor_cores():
