@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,7 +12,16 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.nodes import loads_of, map_expr, same_indices
 from sparsetir.sparse_ir.position_space import dtype_of
 
-__all__ = ["Reduction", "factors_of", "is_tail", "reduction_of", "taken_apart", "where", "widened"]
+__all__ = [
+    "Reduction",
+    "factors_of",
+    "is_tail",
+    "reduction_of",
+    "taken_apart",
+    "under",
+    "where",
+    "widened",
+]
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,13 @@ def taken_apart(stmt: Any) -> tuple[list[Any], Any]:
         conditions.append(stmt.condition)
         stmt = stmt.then_case
     return conditions, stmt
+
+
+def under(conditions: Sequence[Any], stmt: Any) -> Any:
+    """A statement with conditions around it, which :func:`taken_apart` takes off again."""
+    for condition in reversed(conditions):
+        stmt = tirx.IfThenElse(condition, stmt, None)
+    return stmt
 
 
 def is_tail(condition: Any) -> bool:

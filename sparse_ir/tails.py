@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
 )
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart, where
+from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart, under, where
 from sparsetir.sparse_ir.set_anew import same_again, sets_before_reading
 from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.tail_limits import with_conditions
@@ -207,18 +207,18 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         tails = [c for c in conditions if _start(c) is not None and tiles(c) in kept]
         tails = [c for c in tails if workspace or not _repeats(c)]
         if not tails:
-            return _under(rest, stmt)
+            return under(rest, stmt)
         starts = [_start(c) for c in tails]
         if workspace and all(harmless(c, stmt) for c in tails):
-            if all(_contains(under, starts) for under in written_under):
-                return _under(rest, stmt)  # what it adds to is not written a second time
+            if all(_contains(each, starts) for each in written_under):
+                return under(rest, stmt)  # what it adds to is not written a second time
         found = reduction_of(stmt)
         over = [bound_by[v][1] for start in starts for v in free_vars(start) if v in bound_by]
         if found is None or not (workspace or all(kind == "R" for kind in over)):
             # To add nothing is to write: another worker may own the element.
-            return _under([*rest, *tails], stmt)
+            return under([*rest, *tails], stmt)
         store = where(found, tirx.all(*(c.args[0] for c in tails)))
-        return _under(rest, store)
+        return under(rest, store)
 
     return _map_chains(nest, branch)
 
@@ -334,9 +334,3 @@ def _conditions_of_stores(nest: Any, private: set[Any]) -> list[list[Any]]:
 def _stores_with_conditions(nest: Any) -> list[tuple[Any, list[Any]]]:
     """Each store of a nest, and the conditions that it is under."""
     return [(s, under) for s, under in with_conditions(nest) if isinstance(s, tirx.BufferStore)]
-
-
-def _under(conditions: list[Any], stmt: Any) -> Any:
-    for condition in reversed(conditions):
-        stmt = tirx.IfThenElse(condition, stmt, None)
-    return stmt

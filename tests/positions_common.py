@@ -97,3 +97,19 @@ def relations(
         with T.init():
             OUT[i] = 0.0
         OUT[i] = OUT[i] + W[ETYPE[i, j]]
+
+
+@T.prim_func
+def positive(
+    a: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32,
+) -> None:  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    OUT = T.match_sparse_buffer(out, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "positive") as [i, j]:
+        with T.init():
+            OUT[i] = 0.0
+        if A[i, j] > 0.0:
+            OUT[i] = OUT[i] + A[i, j]

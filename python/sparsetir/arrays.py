@@ -143,12 +143,12 @@ def to_numpy(array: Any) -> np.ndarray:
     """The same numbers on the CPU; no copy if they are there already."""
     if isinstance(array, np.ndarray):
         return array
+    if is_torch(array):
+        array = array.detach().cpu()
     if dtype_name(array) == "bfloat16" and device_name(array) == "cpu":  # none of DLPack's to NumPy
-        plain: Any = tvm_ffi.from_dlpack(array.detach() if is_torch(array) else array)
+        plain: Any = tvm_ffi.from_dlpack(array)
         bits = np.from_dlpack(plain._create_view(plain.shape, "uint16"))
         return bits.view(np.dtype("bfloat16"))
-    if is_torch(array):
-        return array.detach().cpu().numpy()
     return array.numpy()
 
 

@@ -28,7 +28,7 @@ from sparsetir.arrays import (
 )
 from sparsetir.kernel_file import write_library
 from sparsetir.signature import Signature
-from sparsetir.sparse_ir.computed import compute
+from sparsetir.sparse_ir.computed import compute, reads
 from sparsetir.sparse_ir.promises import check_promises, promised_range
 from sparsetir.sparse_ir.structure import check_structure
 
@@ -164,13 +164,13 @@ class Kernel:
     ) -> dict[str, Any]:
         """The computed parameters that are made of values: NumPy arrays by name.
 
-        arguments : by name, at least the arrays of values that recipes read
+        arguments : by name, at least the arrays that recipes read and that are not computed
         computed : the other ones, as :meth:`compute` gives them
         """
         names = self.signature.of_values
         if not names:
             return {}
-        read = {str(self.computed[name]["values"])[1:] for name in names}
+        read = {n for name in names for n in reads(self.computed[name])} - computed.keys()
         found = self.compute({name: arguments[name] for name in read}, computed)
         return {name: found[name] for name in names}
 
@@ -305,13 +305,19 @@ class Kernel:
         self, values: list[Any], steady: list[Any], orders: dict[str, Any]
     ) -> list[Any]:
         """All computed arguments, in order: the steady ones, and those made of these values."""
-        given = [self.signature.position[str(self.computed[n]["values"])[1:]] for n in orders]
-        try:
-            arrays = [to_numpy(values[i]) for i in given]
-            found = [a.take(o) for a, o in zip(arrays, orders.values(), strict=True)]
-        except Exception:
-            self._refuse(values)
-            raise
+        found: list[Any] = []
+        for name, order in orders.items():
+            at = self.signature.position[str(self.computed[name]["values"])[1:]]
+            try:
+                found.append(to_numpy(values[at]).take(order))
+            except Exception as error:
+                self._refuse(values)
+                if not isinstance(error, IndexError):
+                    raise
+                raise ValueError(
+                    f"{self._who(at)}: expected {order.max() + 1} elements or more, which it is "
+                    f"packed of, got {len(values[at])}"
+                ) from None
         made = dict(zip(orders, self._placed(values, found), strict=True))
         rest = iter(steady)
         return [made[name] if name in made else next(rest) for name in self.computed]

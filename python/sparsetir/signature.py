@@ -86,8 +86,11 @@ class Signature:
             shape = list(var.ty.shape) if layout is None else _storage(layout).natural_shape()
             self.shapes[i] = shape
             self.dtypes[i] = str(var.ty.dtype)
-        steady = [how for name, how in self.computed.items() if name not in self.of_values]
-        read = [name for how in steady for name in reads(how)]
+        structure = [
+            {**how, "values": None} if name in self.of_values else how
+            for name, how in self.computed.items()
+        ]
+        read = [name for how in structure for name in reads(how)]
         arrays = [h.name for a in self.func.axes for h in (a.indptr, a.indices) if h is not None]
         sizes: set[str] = set()
         for axis in self.func.axes:

@@ -56,7 +56,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_recipes import last_of
 from sparsetir.sparse_ir.position_space import as_dtype
-from sparsetir.sparse_ir.reduction import reduction_of, where
+from sparsetir.sparse_ir.reduction import reduction_of, under, where
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements
 from sparsetir.sparse_ir.schedule.handles import SpIter
@@ -257,8 +257,9 @@ class _Slices(Elements):
 
         row, column : coordinates of the element
         """
-        body = self.it.body if valid is None else where(self.reduction, valid)
-        init = self.it.init
+        body, init = self.it.body, self.it.init
+        if valid is not None:
+            body = under(self.reduction.conditions, where(self.reduction, valid))
         body = self.rewritten(body, position, [row, column])
         init = None if init is None else self.rewritten(init, position, [row, column])
         fresh = {v: tirx.Var(v.name, v.ty.dtype) for x in self.rest for v in x.vars}

@@ -49,7 +49,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_recipes import piece_rest
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
-from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, fresh_name, loops_of, replaced
@@ -213,7 +213,7 @@ class _Temporaries(Cut):
             term = self.reduction.combine(first, term)
         value = _cast(term, self.target.dtype)
         store = tirx.BufferStore(self.target.var, value, self.store.indices)
-        return func, changed(self.update, body=_under(self.conditions, store))
+        return func, changed(self.update, body=under(self.conditions, store))
 
     def _keep(self, rest: SparseBuffer) -> SparseIteration:
         """The part of a row that another chunk owns."""
@@ -222,7 +222,7 @@ class _Temporaries(Cut):
         if self.whole is not self.it:  # the sum itself, not a workspace
             init = tirx.BufferStore(rest.var, self.reduction.identity(rest.dtype), place)
             value = self.reduction.combine(tirx.BufferLoad(rest.var, place), value)
-        body = _under(self.conditions, tirx.BufferStore(rest.var, value, place))
+        body = under(self.conditions, tirx.BufferStore(rest.var, value, place))
         name = fresh_name(self.func, f"{self.it.name}_keep")
         return over_fresh_vars(changed(self.update, init=init, body=body, name=name))
 
@@ -241,7 +241,7 @@ class _Temporaries(Cut):
         coords = {v for x in over for v in x.vars} | {self.row, self.loop.var}
         moving = {v for x in loops_of(self.update) for v in x.vars} - coords
         steady = [c for c in self.conditions if not free_vars(c) & moving]
-        inner: Any = _under(steady, tirx.BufferStore(self.target.var, total, indices))
+        inner: Any = under(steady, tirx.BufferStore(self.target.var, total, indices))
         inner = substitute(inner, {self.row: row, self.loop.var: chunk})
         if over:
             name = fresh_name(self.func, f"{self.it.name}_add")
@@ -337,12 +337,6 @@ class _Temporaries(Cut):
 def _parts(stmt: Any) -> list[Any]:
     """The statements of a sequence."""
     return [p for s in stmt.seq for p in _parts(s)] if isinstance(stmt, tirx.SeqStmt) else [stmt]
-
-
-def _under(conditions: list[Any], stmt: Any) -> Any:
-    for condition in reversed(conditions):
-        stmt = tirx.IfThenElse(condition, stmt, None)
-    return stmt
 
 
 def _cast(expr: Any, dtype: str) -> Any:

@@ -25,6 +25,7 @@ from sparsetir.sparse_ir.reduction import (
     is_tail,
     reduction_of,
     taken_apart,
+    under,
     widened,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
@@ -152,9 +153,7 @@ class _Result:
             value = self.reduction.combine(total, self._wide(term))
         else:
             value = self._wide(store.value)
-        body: Any = tirx.BufferStore(self.ws.var, value, place)
-        for condition in reversed(conditions):
-            body = tirx.IfThenElse(condition, body, None)
+        body = under(conditions, tirx.BufferStore(self.ws.var, value, place))
         kinds = ["S" * len(x.kinds) if x in self.lanes else x.kinds for x in self.inner]
         loops = [Loop(x.node, x.vars, k) for x, k in zip(self.inner, kinds, strict=True)]
         return changed(self.it, loops, name=self._name(step), init=None, body=body)
@@ -190,9 +189,8 @@ class _Result:
             assert self.reduction is not None
             held = tirx.BufferLoad(target.var, indices)
             value = self.reduction.combine(_cast(held, self.dtype), value)
-        body: Any = tirx.BufferStore(target.var, _cast(value, target.dtype), indices)
-        for condition in reversed(self.steady):
-            body = tirx.IfThenElse(condition, body, None)
+        store = tirx.BufferStore(target.var, _cast(value, target.dtype), indices)
+        body = under(self.steady, store)
         return self._iteration("write", self.held, "S" * len(self.held), body)
 
     def _place(self) -> list[Any]:

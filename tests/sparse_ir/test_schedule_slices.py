@@ -9,7 +9,7 @@ import torch
 import tvm_ffi
 
 import sparsetir
-from positions_common import relations, scaled, twice
+from positions_common import positive, relations, scaled, twice
 from programs import PROGRAMS, tolerance
 from schedule_common import opened, program
 from sparsetir import ScheduleError
@@ -75,6 +75,19 @@ def _check(name: str, func: Any, run: Any) -> None:
 
 def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
     return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+
+
+@pytest.mark.parametrize("longest", [6, 256])
+def test_conditions_of_the_body_stay(longest: int) -> None:
+    a = sp.random_array((30, 20), density=0.3, format="csr", rng=0)
+    a.data -= 0.5
+    index = {"indptr": a.indptr.astype("int32"), "indices": a.indices.astype("int32")}
+    sch, _ = sliced(positive, longest=longest)
+    kernel = sparsetir.build(sch)
+    for run in (lambda x: sparsetir.interpret(sch.func, x), lambda x: kernel(**x)):
+        given = {"a": a.data.astype("float32"), "out": np.full(30, np.nan, "float32"), **index}
+        run({**given, "m": 30, "n": 20, "nnz": a.nnz})
+        np.testing.assert_allclose(given["out"], np.maximum(a.toarray(), 0).sum(1), rtol=1e-5)
 
 
 def test_rows_and_elements_are_each_somewhere_once() -> None:
@@ -248,8 +261,27 @@ def test_a_packed_kernel_is_exported_and_refuses_what_is_no_array(tmp_path: Any)
     np.testing.assert_allclose(args["c"], exact(args), rtol=1e-5)
     with pytest.raises(ValueError, match=r"spmm: argument 'b': expected shape \(9, 5\), got \(8,"):
         loaded(**{**args, "b": args["b"][:8]}, n=9)
+    with pytest.raises(ValueError, match="spmm: argument 'a': expected shape"):
+        loaded(**{**args, "a": args["a"][:-1]}, m=13, n=9, nnz=len(args["a"]), feat=5)
     with pytest.raises(TypeError, match="argument 'a': expected a torch, NumPy or TVM array, got"):
         loaded(**{**args, "a": "values"})
+
+
+def test_packed_values_that_are_too_few() -> None:
+    """Of a buffer whose length no index array tells."""
+    sch, ref, _ = opened(relations, "relations")
+    sch.assume("coordinates", buffer="ETYPE", axis="R")
+    sch.pack("W", ref)
+    kernel = sparsetir.build(sch)
+    args = {
+        "etype": np.array([[0, 3], [2, 1]], "int32").ravel(), "out": np.zeros(2, "float32"),
+        "indices": np.array([0, 1, 0, 1], "int32"),
+    }  # fmt: skip
+    sizes = {"m": 2, "n": 2, "slots": 2}
+    kernel(w=np.arange(4, dtype="float32"), **args, **sizes, r=4)
+    np.testing.assert_array_equal(args["out"], [3, 3])
+    with pytest.raises(ValueError, match="argument 'w': expected 4 elements or more, which it is"):
+        kernel(w=np.arange(3, dtype="float32"), **args, **sizes, r=3)
 
 
 def test_what_is_made_of_values_is_left_out_without_them() -> None:
