@@ -137,7 +137,7 @@ def _ready(kernel: Any, values: dict[str, Any]) -> Callable[[], Any]:
     """A call of the kernel alone, without the checks of each call (some 20 microseconds)."""
     values = {**values, **kernel.compute(values)}
     arrays = {n: tvm_ffi.from_dlpack(v) if hasattr(v, "shape") else v for n, v in values.items()}
-    ordered = [arrays[p.name] for p in kernel.signature.func.params]
+    ordered = [arrays[name] for name in kernel.signature.passed]
     return partial(kernel.run_unchecked, ordered)
 
 

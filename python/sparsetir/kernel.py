@@ -103,6 +103,8 @@ class Kernel:
         self._index = (*signature.index_arrays,)
         self._index_sizes = tuple(signature.index_sizes)
         self.computed = signature.computed
+        self._made = signature.passed[self._count :]
+        self._steady = [name for name in self._made if name not in signature.of_values]
         # By ids of index arrays that passed, and the sizes they were checked for: places of these
         # arrays with references to them, and the computed arguments.
         self._passed: dict[tuple[Any, ...], tuple[Any, list[Any], dict[str, Any]]] = {}
@@ -142,13 +144,15 @@ class Kernel:
         self._run_plain_views(values, refusal)
 
     def run_unchecked(self, values: Sequence[Any]) -> None:
-        """Run on all arguments in order, computed ones last; only what TVM checks is checked."""
+        """Run on the arguments that `signature.passed` names, in order; only TVM checks them."""
         self._run(*values)
 
     def compute(
         self, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The computed parameters, for :meth:`run_unchecked`: NumPy arrays and integers by name.
+        """The computed parameters: NumPy arrays and integers by name.
+
+        :meth:`run_unchecked` takes those of them that `signature.passed` names.
 
         arguments : by name, at least what the recipes read
         overrides : values for some of them, such as a number of blocks; what is made of them
@@ -162,7 +166,7 @@ class Kernel:
     def of_values(
         self, arguments: Mapping[str, Any], computed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The computed parameters that are made of values: NumPy arrays by name.
+        """The computed arguments that are made of values: NumPy arrays by name.
 
         arguments : by name, at least the arrays that recipes read and that are not computed
         computed : the other ones, as :meth:`compute` gives them
@@ -290,7 +294,7 @@ class Kernel:
             self.of_values({names[i]: values[i] for i in self._arrays}, made)
             how = {n: str(self.computed[n]["order"])[1:] for n in self.signature.of_values}
             orders = {n: {**arguments, **made}[order].astype(np.intp) for n, order in how.items()}
-        seen = references, self._placed(values, made.values()), orders
+        seen = references, self._placed(values, [made[n] for n in self._steady]), orders
         # A new dictionary each time: other threads may be reading the old one.
         self._passed = {**dict(list(self._passed.items())[1 - REMEMBERED :]), key: seen}
         return seen
@@ -320,7 +324,7 @@ class Kernel:
                 ) from None
         made = dict(zip(orders, self._placed(values, found), strict=True))
         rest = iter(steady)
-        return [made[name] if name in made else next(rest) for name in self.computed]
+        return [made[name] if name in made else next(rest) for name in self._made]
 
     def _refuse_broken_promise(self, values: list[Any]) -> None:
         named = {self.signature.names[i]: values[i] for i in self._scalars}

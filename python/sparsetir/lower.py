@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.passes.cpu_locals import locals_on_stack
@@ -17,11 +17,13 @@ from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.launches import binds_threads
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
 from sparsetir.schedules.versions import for_all_sizes
+from sparsetir.signature import natural_shapes
 from sparsetir.sparse_ir.atomics import ATOMIC
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.targets import resolve_target
@@ -50,7 +52,8 @@ def lower(
     target : as for :func:`sparsetir.build`
 
     "III" has been through the last passes of the target (locals on the stack for CPUs, constants
-    that print exactly for GPUs). Functions given are left as they are.
+    that print exactly for GPUs), and has only the computed parameters that it needs. Functions
+    given are left as they are.
 
     Raises LoweringError or ScheduleError, TypeError for what is none of these functions,
     ValueError for a schedule beside what is scheduled, and a config without a schedule.
@@ -123,7 +126,44 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
     finish = exact_constants if gpu else locals_on_stack
     if "II scheduled" in stages:
         stages = {**stages, "II scheduled": marked}
-    return {**stages, "III": finish(lower_sparse_buffer(marked))}
+    last = finish(lower_sparse_buffer(marked))
+    return {**stages, "III": _without_unread(last, marked) if SIGNATURE in marked.attrs else last}
+
+
+def _without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFunc:
+    """Stage III without the computed parameters that it does not need.
+
+    Arrays that nothing reads, which are there for recipes or were made needless by a later step of
+    the schedule, and numbers that nothing reads or that are the length of an array which stays: TVM
+    takes them from there. Each would take time in every call. Before::
+
+        def scatter(C: Buffer((m,)), m: int32, order: Buffer((m,)), count: int32,
+                    rows: Buffer((count,))):
+            for i in range(count):
+                C[rows[i]] = 1.0
+
+    After::
+
+        def scatter(C: Buffer((m,)), m: int32, rows: Buffer((count,))):
+            ...
+
+    What callers give stays.
+    """
+    given = scheduled.attrs[SIGNATURE]
+    computed = computed_parameters(given)
+    argument = {v.name: str(p.name) for v, p in zip(scheduled.params, given.params, strict=True)}
+    made = {p for p in func.params if argument[p.name] in computed}
+    needed, shapes = set(nodes_of(ir.Var, func.body)), natural_shapes(scheduled)
+    lengths = set[Any]()
+    for array in filter(tirx.is_buffer_var, func.params):
+        if array in needed or array not in made:
+            for size in (*array.ty.shape, *shapes[array.name][1]):
+                needed |= set(nodes_of(ir.Var, size))
+        if array in needed and array in made:
+            lengths |= {size for size in array.ty.shape if isinstance(size, ir.Var)}
+    dropped = made - (needed - lengths)
+    params = [p for p in func.params if p not in dropped]
+    return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs, func.span)
 
 
 def _check(func: Any, schedule: Any, config: Any) -> None:

@@ -141,10 +141,9 @@ class Plan:
         self._shapes = operator.shapes(shape, matrix.nnz, wanted.feat, wanted.heads)
         self._bytes = itemsize(problem.dtype)
         signature = self.kernel.signature
-        names = [*signature.names, *self.kernel.computed]
-        self._place = {name: at for at, name in enumerate(names)}
+        self._place = {name: at for at, name in enumerate(signature.passed)}
         self._nothing = 0 in self._shapes["out"]
-        self._args: list[Any] = [None] * len(names)
+        self._args: list[Any] = [None] * len(signature.passed)
         # Values of a run's own may take another kernel, made when it is first wanted.
         unpacked = getattr(config, "unpacked", config)
         self._for_values: Any = None

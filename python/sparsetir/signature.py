@@ -21,6 +21,9 @@ from sparsetir.sparse_ir.storage import Storage
 
 __all__ = ["Inference", "Signature", "natural_shapes", "signature_of"]
 
+# Attribute of a signature's function: computed parameters that the compiled function does not have.
+NOT_PASSED = "not_passed"
+
 
 @dataclass(frozen=True)
 class Inference:
@@ -39,8 +42,10 @@ class Signature:
     func : the stage-I function without its body (its axes say how index arrays are checked)
     names : the parameters that callers give, in order
     computed : recipe and keywords of each computed parameter, by name, in the order in which they
-        follow the others
-    of_values : those of the computed parameters that follow values, and are made in every call
+        are made
+    passed : what the compiled function takes, in order: `names`, then the computed parameters that
+        it needs (the others are there for recipes alone, or are lengths of these)
+    of_values : the passed ones that follow values, and are made in every call
     promises : what the schedule takes for granted about scalars
     position : place of each parameter by name, computed ones too
     shapes : natural shape of each array parameter, None for scalars
@@ -60,10 +65,14 @@ class Signature:
         self.params = list(func.params)
         self.name = func.name
         self.computed = computed_parameters(func)
-        self.of_values = of_values(func)
         self.promises = promises_of(func)
         self.position = {str(p.name): i for i, p in enumerate(func.params)}
         self.names = [n for n in self.position if n not in self.computed]
+        absent = (
+            {str(n) for n in func.attrs[NOT_PASSED]} if NOT_PASSED in func.attrs else set[str]()
+        )
+        self.passed = [n for n in self.position if n not in absent]
+        self.of_values = [n for n in of_values(func) if n not in absent]
         self.shapes: list[list[Any] | None] = [None] * len(self.params)
         self.dtypes = ["handle"] * len(self.params)
         self._fill()
@@ -86,8 +95,9 @@ class Signature:
             shape = list(var.ty.shape) if layout is None else _storage(layout).natural_shape()
             self.shapes[i] = shape
             self.dtypes[i] = str(var.ty.dtype)
+        follow_values = of_values(self.func)
         structure = [
-            {**how, "values": None} if name in self.of_values else how
+            {**how, "values": None} if name in follow_values else how
             for name, how in self.computed.items()
         ]
         read = [name for how in structure for name in reads(how)]
@@ -196,9 +206,13 @@ def _storage(layout: Any, rename: Any = lambda e: e) -> Storage:
 def signature_of(stages: dict[str, Any]) -> Signature:
     """The signature of a lowered function, or of a plain PrimFunc that never was a stage-I one."""
     scheduled = stages.get("II scheduled")
-    if scheduled is not None:
-        return Signature(scheduled.attrs[SIGNATURE])
-    return PlainSignature(stages["III"])
+    if scheduled is None:
+        return PlainSignature(stages["III"])
+    func = scheduled.attrs[SIGNATURE]
+    there = {p.name for p in stages["III"].params}
+    pairs = zip(scheduled.params, func.params, strict=True)
+    absent = [str(argument.name) for param, argument in pairs if param.name not in there]
+    return Signature(func.with_attr(NOT_PASSED, absent))
 
 
 class PlainSignature(Signature):
@@ -211,6 +225,7 @@ class PlainSignature(Signature):
         self.params = list(prim.params)
         self.name = name
         self.names = [str(p.name) for p in prim.params]
+        self.passed = self.names
         self.computed = {}
         self.of_values = []
         self.promises = []

@@ -72,7 +72,7 @@ def product(a, values, x, config, dtype="float32", idtype="int32"):
     made = found.computed(kernel.signature.func, {})
     made |= kernel.of_values(given, made)
     every = {**given, **{n: _tensor(v) for n, v in made.items()}}
-    names = [*kernel.signature.names, *kernel.computed]
+    names = kernel.signature.passed
     kernel.run_unchecked([_tensor(every[name]) for name in names])
     return out
 

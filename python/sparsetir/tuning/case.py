@@ -99,7 +99,8 @@ class Case:
 
 def stored_bytes(made: Plan) -> int:
     """Of the arrays that hold the matrix as a plan arranged it, each memory once."""
-    dtypes = made.kernel.signature.dtypes
+    signature = made.kernel.signature
+    dtypes = [signature.dtypes[signature.position[name]] for name in signature.passed]
     pairs = zip(made._args, dtypes, strict=True)
     return sum(dict(memory(x, itemsize(d)) for x, d in pairs if is_array(x)).values())
 

@@ -62,10 +62,11 @@ class ProgramCase:
         kernel, compile_seconds = self._kernels[config]
         begin = time.perf_counter()
         computed = kernel.compute(self.task.arguments) if kernel.computed else {}
+        passed = [x for name, x in computed.items() if name in kernel.signature.passed]
         convert_seconds = time.perf_counter() - begin
         arguments = {**self._on(device), **self._outputs(device)}
         values = [arguments[name] for name in kernel.signature.names]
-        held = [x for x in (*self.task.arguments.values(), *computed.values()) if is_array(x)]
+        held = [x for x in (*self.task.arguments.values(), *passed) if is_array(x)]
         about = {
             "compile_seconds": compile_seconds, "convert_seconds": convert_seconds,
             "bytes": sum(int(x.nbytes) for x in held),

@@ -198,13 +198,13 @@ class RemoteDevice:
         names = _request_of(self.case).operator.names
         operands = dict(zip(names, self.case.operands, strict=True))
         given = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
-        values = [given[name] for name in [*signature.names, *signature.computed]]
-        for i, value in enumerate(values):
+        values = [given[name] for name in signature.passed]
+        for i, (name, value) in enumerate(zip(signature.passed, values, strict=True)):
             if is_array(value):
                 value = np.asarray(value)
                 if i < len(signature.names):  # the others come as kernels take them
                     value = value.reshape(signature.expected_shape(i, values))
-                values[i] = array(value, signature.dtypes[i], device)
+                values[i] = array(value, signature.dtypes[signature.position[name]], device)
         return values, values[signature.names.index("out")]
 
     def _timer(self, module: Any, arguments: list[Any]) -> Timer:
@@ -264,9 +264,8 @@ def compiled(case: Case, config: Any) -> Compiled:
         arguments |= arranged.stored.values(A=values)
     arguments |= arranged.computed(signature.func, arguments)
     convert_seconds = time.perf_counter() - start
-    every = [*signature.names, *signature.computed]
-    dtypes = dict(zip(every, signature.dtypes, strict=True))
-    size = sum(x.size * itemsize(dtypes[n]) for n, x in arguments.items() if is_array(x))
+    places = {n: signature.position[n] for n in signature.passed if is_array(arguments.get(n))}
+    size = sum(arguments[n].size * itemsize(signature.dtypes[i]) for n, i in places.items())
     return Compiled(
         executable, signature, arguments, size, arranged.stored.padding,
         count_launches(stages["II scheduled"]) if wanted.gpu else 1, compile_seconds,
