@@ -12,7 +12,12 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from gpu_runner import requires_opencl, run_opencl
+from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.templates.spmv import SlicedRows
+from sparsetir.tuning.program import ProgramTask, bound_arguments
+from sparsetir.tuning.program_case import ProgramCase
+from spmm_gpu_common import GPU
 
 ORDER = {"recipe": "order_by_column_parts", "indices": "$indices", "n": "$n", "parts": "$parts"}
 # OUT[p] = W[p] * X[row of p] * Y[column of p], the non-zeros in order of column parts.
@@ -66,9 +71,13 @@ linker = pytest.mark.skipif(
 )
 
 
+def program() -> Any:
+    return sparsetir.from_source(PRODUCTS.replace("COMPUTED", str(COMPUTED)))
+
+
 @pytest.fixture(scope="module")
 def built() -> Any:
-    return sparsetir.build(sparsetir.from_source(PRODUCTS.replace("COMPUTED", str(COMPUTED))))
+    return sparsetir.build(program())
 
 
 def arguments(seed: int = 0) -> dict[str, Any]:
@@ -164,3 +173,24 @@ def test_a_plan() -> None:
     assert signature.passed == compiled_names(plan.kernel)
     np.testing.assert_allclose(plan(b), a @ b, rtol=1e-4)
     np.testing.assert_allclose(plan(b, values=a.data * 2), a @ b * 2, rtol=1e-4)
+
+
+@requires_opencl
+def test_a_kernel_for_gpus(built: Any) -> None:
+    args = arguments()
+    sizes = {"m": 7, "n": 9, "nnz": len(args["w"])}
+    every = {**args, **sizes, **built.compute({**args, **sizes})}
+    func = sparsetir.lower(program(), target=GPU)["III"]
+    names = dict(zip((str(p.name) for p in func.params), TAKEN, strict=True))
+    found = run_opencl(func, {flat: every[name] for flat, name in names.items()})
+    check({**args, "out": found["OUT"]})
+
+
+def test_a_tuned_program(tmp_path: Path) -> None:
+    args, func = arguments(), program()
+    case = ProgramCase(ProgramTask(func, bound_arguments(func, args)), tmp_path)
+    made = case.prepared(Choices())
+    made.call()
+    assert made.wrong() is None
+    given = sum(args[name].nbytes for name in ("w", "x", "y", "out", "indptr", "indices"))
+    assert made.about["bytes"] == given + 3 * args["w"].nbytes  # rows, columns, packed values

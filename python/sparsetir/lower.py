@@ -156,11 +156,12 @@ def _without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimF
     needed, shapes = set(nodes_of(ir.Var, func.body)), natural_shapes(scheduled)
     lengths = set[Any]()
     for array in filter(tirx.is_buffer_var, func.params):
+        flat, natural = array.ty.shape, shapes[array.name][1]
         if array in needed or array not in made:
-            for size in (*array.ty.shape, *shapes[array.name][1]):
+            for size in (*flat, *natural):
                 needed |= set(nodes_of(ir.Var, size))
         if array in needed and array in made:
-            lengths |= {size for size in array.ty.shape if isinstance(size, ir.Var)}
+            lengths |= {n for n in flat if isinstance(n, ir.Var) and n in set(natural)}
     dropped = made - (needed - lengths)
     params = [p for p in func.params if p not in dropped]
     return tirx.PrimFunc(params, func.body, func.ret_type, func.attrs, func.span)
