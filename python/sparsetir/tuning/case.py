@@ -102,7 +102,8 @@ def stored_bytes(made: Plan) -> int:
     signature = made.kernel.signature
     dtypes = [signature.dtypes[signature.position[name]] for name in signature.passed]
     pairs = zip(made._args, dtypes, strict=True)
-    return sum(dict(memory(x, itemsize(d)) for x, d in pairs if is_array(x)).values())
+    places = (memory(x, itemsize(d)) for x, d in pairs if is_array(x))
+    return sum({at: size for at, size in places if size}.values())  # empty ones may share theirs
 
 
 def array(values: np.ndarray, dtype: str, device: Any = None) -> Any:
