@@ -259,32 +259,34 @@ def _narrow(func: SparseFunc, lanes: int, parallel: bool) -> tirx.PrimFunc:
 
     Where features fill one vector, that is all there is, and how far rows are apart is known.
     """
-    done = _in_tiles(func, [None, 1, 1], parallel)
+    done = _in_tiles(func, None, [1, 1], parallel)
     *_, feat = _sizes(func, row_reduction(Schedule(func), "for_all_sizes"), done)
     width = 2
     while width <= lanes:
-        two, one = (_in_tiles(func, [count, width], parallel) for count in (2, 1))
+        two, one = (_in_tiles(func, count, [width], parallel) for count in (2, 1))
         both = _either(feat > _int64(width), two, one, ("two", "one"))
         done = _either(feat >= _int64(width), both, done, (f"vectors_of_{width}", "fewer"))
         width *= 2
     for vectors in TILES:
-        version = _in_tiles(func, [None, vectors, lanes], parallel)
+        version = _in_tiles(func, None, [vectors, lanes], parallel)
         wide = feat >= _int64(vectors * lanes)
         done = _either(wide, version, done, (f"tiles_of_{vectors}", "less"))
     return done
 
 
-def _in_tiles(func: SparseFunc, factors: list[int | None], parallel: bool) -> tirx.PrimFunc:
-    """All features of a tile are summed up in registers, two loops of them, or one vector.
+def _in_tiles(
+    func: SparseFunc, count: int | None, tile: list[int], parallel: bool
+) -> tirx.PrimFunc:
+    """Rows by tiles of features, which are summed up in registers.
 
-    factors : of the loop over features
+    count : tiles, all summed up at once, where it is known; of one the length is known, too
+    tile : its vectors, if it has more than one, and their lanes
     """
     sch = Schedule(func)
     found = row_reduction(sch, "for_all_sizes")
-    count, *_, width = factors
     if count == 1:
-        sch.bound(found.features, width, "exact")
-    loops = sch.split(found.features, factors, tail="shift")
+        sch.bound(found.features, tile[-1], "exact")
+    loops = sch.split(found.features, [count, *tile], tail="shift")
     outer, straight = [*found.heads, found.rows, *loops[:-2]], loops[-2:]
     sch.sparse_reorder(found.iteration, [*outer, *found.columns, *straight])
     steps = sch.precompute(found.result, outer[-1], straight, hoist=found.reduces)
