@@ -18,7 +18,9 @@ it begins takes long beside the row, and to wake other threads beside them all::
             else:
                 if feat >= 64: ...                      # tiles of 64 features, the last shifted
                 elif feat >= 32: ...                    # tiles of 32 features
-                else: ...                               # vectors of falling width
+                elif feat > 16: ...                     # two vectors of 16, the last shifted
+                elif feat == 16: ...                    # one vector, rows of known length
+                elif feat > 8: ...                      # two vectors of 8, and so on
         else:
             for i in T.parallel(m): ...                 # tiles of 128 features and less
 
@@ -26,6 +28,8 @@ Sums over features for each stored element are versions of
 :class:`sparsetir.schedules.templates.sddmm.SddmmGroups` by how many vectors the features fill, as
 code that is straight takes half as many instructions as a loop over so few. A last vector that is
 not filled begins earlier. The last group of elements does, too, so that each version has one body.
+Where features are one vector at most, it is there twice: for elements in parts of the columns, and
+in the order of their storage, as the order takes about as long as the sum.
 """
 
 from __future__ import annotations
@@ -35,11 +39,12 @@ from dataclasses import replace
 from typing import Any
 
 import tvm
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.default import default_schedule, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.passes.known_tiles import known_tiles
+from sparsetir.schedules.passes.one_part import one_part
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, in_vectors
 from sparsetir.schedules.templates.sddmm import GROUP, SddmmGroups, apply, by_positions
 from sparsetir.schedules.templates.shapes import (
@@ -48,10 +53,11 @@ from sparsetir.schedules.templates.shapes import (
     element_reduction,
     row_reduction,
 )
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
-from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype
+from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.translate import free_vars
@@ -113,9 +119,9 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
     lanes = bits // tvm.DataType(found.dtype).bits
     if not isinstance(feat, tirx.IntImm):
         scheduled = default_schedule(lowered, target)
-        if lanes > 1:
+        if lanes > 1 and isinstance(feat, ir.Var):
             (nnz,) = _of_lowered([func.axis(found.elements.axes[1]).nnz], scheduled)
-            scheduled = _by_vectors(func, feat, nnz, lanes, scheduled)
+            scheduled = _by_vectors(func, sch.func, feat, nnz, lanes, scheduled)
     elif int(feat) > 1 < lanes:
         config = SddmmGroups.for_features(Sddmm(found.dtype), int(feat), bits)
         scheduled = _in_groups(func, replace(config, parts=2))
@@ -125,20 +131,28 @@ def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
 
 
 def _by_vectors(
-    func: SparseFunc, feat: Any, nnz: Any, lanes: int, scalar: tirx.PrimFunc
+    func: SparseFunc,
+    positions: SparseFunc,
+    feat: Any,
+    nnz: Any,
+    lanes: int,
+    scalar: tirx.PrimFunc,
 ) -> tirx.PrimFunc:
-    """Versions by how many vectors the features fill, halves of vectors where they fill none.
+    """Versions by how many vectors the features fill, of shorter vectors where they fill none.
 
     The code for so many vectors is straight; above `STRAIGHT` it goes by tiles.
+
+    positions : `func`, by positions in parts
 
     feat : of the stage-I function
     nnz : as a parameter of `scalar`
     scalar : what is left for fewer features or elements than a version takes
     """
     (size,) = _of_lowered([feat], scalar)
-    half = lanes // 2
-    straight = [(half, 1, half), (half, 2, lanes - 1)] if half > 1 else []
+    widths = [w for w in (lanes // 4, lanes // 2) if w > 1]
+    straight = [x for w in widths for x in ((w, 1, w), (w, 2, 2 * w - 1))]
     straight += [(lanes, count, lanes * count) for count in range(1, STRAIGHT + 1)]
+    parts, order = _parts_and_order(positions, scalar)
     made: dict[int, tirx.PrimFunc] = {}
     versions: list[tuple[str, int, tirx.PrimFunc]] = []
     for width, count, most in straight:
@@ -150,6 +164,9 @@ def _by_vectors(
             whole = SddmmGroups(lanes, min(GROUP, lanes), EXACT, lanes * EXACT, parts=2)
             holds = size == _int64(lanes * EXACT)
             version = _either(holds, _in_groups(func, whole), version, ("whole", "begun_earlier"))
+        if most <= lanes:
+            holds, stored = parts == as_dtype(1, dtype_of(parts)), one_part(version, order)
+            version = _either(holds, stored, version, ("one_part", "in_parts"))
         versions.append((f"vectors_{width}x{count}", most, version))
     tiles = SddmmGroups(lanes, min(GROUP, lanes), parts=2)
     shifted = SddmmGroups(lanes, min(TURNS, lanes), TILE, parts=2, any_size=True)
@@ -160,6 +177,15 @@ def _by_vectors(
     fits = tirx.all(nnz >= _int64(GROUP), size >= _int64(least))
     _, groups = _up_to(size, versions)
     return _either(fits, groups, scalar, ("groups", "scalar"))
+
+
+def _parts_and_order(func: SparseFunc, lowered: tirx.PrimFunc) -> tuple[Any, str]:
+    """The lowered parameter that holds the number of parts, and the name of their order."""
+    computed = computed_parameters(func)
+    (handle,) = [n for n, how in computed.items() if how["recipe"] == "order_by_column_parts"]
+    (order,) = [b.name for b in func.buffers if b.handle is not None and b.handle.name == handle]
+    (parts,) = [p for p in lowered.params if f"${p.name}" == computed[handle]["parts"]]
+    return parts, order
 
 
 def _up_to(size: Any, versions: list[tuple[str, int, tirx.PrimFunc]]) -> tuple[str, tirx.PrimFunc]:
@@ -202,15 +228,16 @@ def _by_rows(
     found = row_reduction(sch, "for_all_sizes")
     if not found.free:
         raise ShapeError("for_all_sizes: rows may write the same elements")
-    if any(a.name == found.features.name and a.kind != "dense_fixed" for a in func.axes):
-        return rows
+    axis = func.axis(found.features.name)
+    if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):
+        return rows  # nothing can be promised about its length
     nnz, n, feat = _sizes(func, found, rows)
     threads = tvm.get_global_func("runtime.NumThreads")()
     lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
     if not isinstance(feat, tirx.IntImm):
-        narrow = _narrow(func, lowered, target, lanes, True)
+        narrow = _narrow(func, lanes, True)
         if nnz is not None and threads > 1:
-            small = _narrow(func, lowered, target, lanes, False)
+            small = _narrow(func, lanes, False)
             narrow = _either(nnz * feat < _int64(WORK_OF_THREADS), small, narrow, ("small", "more"))
         rows = _either(feat < _int64(8 * lanes), narrow, rows, ("narrow", "wide"))
     elif int(feat) <= PACK_FEATURES:
@@ -227,30 +254,47 @@ def _by_rows(
     return _either(pays, panels, rows, ("panels", "rows"))
 
 
-def _narrow(
-    func: SparseFunc, lowered: tirx.PrimFunc, target: Any, lanes: int, parallel: bool
-) -> tirx.PrimFunc:
-    """Versions for few features: in tiles as wide as these, of which the last begins earlier.
+def _narrow(func: SparseFunc, lanes: int, parallel: bool) -> tirx.PrimFunc:
+    """Versions for few features: two vectors, or tiles, of which the last begins earlier.
 
-    Fewer than a tile take the default schedule, in vectors of falling width.
+    Where features fill one vector, that is all there is, and how far rows are apart is known.
     """
-    done = default_schedule(lowered, target, min(TILES), parallel)
+    done = _in_tiles(func, None, [1, 1], parallel)
+    *_, feat = _sizes(func, row_reduction(Schedule(func), "for_all_sizes"), done)
+    width = 2
+    while width <= lanes:
+        two, one = (_in_tiles(func, count, [width], parallel) for count in (2, 1))
+        both = _either(feat > _int64(width), two, one, ("two", "one"))
+        done = _either(feat >= _int64(width), both, done, (f"vectors_of_{width}", "fewer"))
+        width *= 2
     for vectors in TILES:
-        sch = Schedule(func)
-        found = row_reduction(sch, "for_all_sizes")
-        tiles, *straight = sch.split(found.features, [None, vectors, lanes], tail="shift")
-        outer = [*found.heads, found.rows, tiles]
-        sch.sparse_reorder(found.iteration, [*outer, *found.columns, *straight])
-        steps = sch.precompute(found.result, tiles, straight, hoist=found.reduces)
-        if parallel:
-            sch.parallelize(outer[0])
-        for step in steps:
-            in_vectors(sch.lower(), step)
-        version = apply_kinds(_stage_two(sch))
-        (_, _, feat) = _sizes(func, found, version)
+        version = _in_tiles(func, None, [vectors, lanes], parallel)
         wide = feat >= _int64(vectors * lanes)
         done = _either(wide, version, done, (f"tiles_of_{vectors}", "less"))
     return done
+
+
+def _in_tiles(
+    func: SparseFunc, count: int | None, tile: list[int], parallel: bool
+) -> tirx.PrimFunc:
+    """Rows by tiles of features, which are summed up in registers.
+
+    count : tiles, all summed up at once, where it is known; of one the length is known, too
+    tile : its vectors, if it has more than one, and their lanes
+    """
+    sch = Schedule(func)
+    found = row_reduction(sch, "for_all_sizes")
+    if count == 1:
+        sch.bound(found.features, tile[-1], "exact")
+    loops = sch.split(found.features, [count, *tile], tail="shift")
+    outer, straight = [*found.heads, found.rows, *loops[:-2]], loops[-2:]
+    sch.sparse_reorder(found.iteration, [*outer, *found.columns, *straight])
+    steps = sch.precompute(found.result, outer[-1], straight, hoist=found.reduces)
+    if parallel:
+        sch.parallelize(outer[0])
+    for step in steps:
+        in_vectors(sch.lower(), step)
+    return apply_kinds(_stage_two(sch))
 
 
 def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: Any) -> Any:

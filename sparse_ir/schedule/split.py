@@ -24,6 +24,9 @@ The last of the outermost loop's tiles may reach too far. `tail` says what happe
     Loads need no guards, whatever the length.
 "exact" : it does not: the length is a multiple of the tile. A length that is no number is promised
     to be one, which kernels check when they are called.
+
+Factors without None are as many tiles whatever the length: `split(k, [2, 16], tail="shift")` has
+straight code for 16 to 32 coordinates. A length that is no number is promised not to be larger.
 """
 
 from __future__ import annotations
@@ -74,7 +77,8 @@ def split(
 
     loop : over one dense_fixed axis that no other axis hangs under; other loops are cut by
         positions, see :mod:`sparsetir.sparse_ir.schedule.split_positions`
-    factors : one extent per loop made, of which the first may be None: as many as it takes
+    factors : one extent per loop made, of which the first may be None: as many as it takes; else
+        their product is at least the length, with "exact" the length, which then is a number
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, func, it, loop)
@@ -100,7 +104,7 @@ def split(
     if factors[0] is not None:
         visited = int(factors[0]) * tile
         _refuse_other_than(it, axis, visited, tail)
-        whole = whole and visited == int(length)
+        whole = whole and isinstance(length, tirx.IntImm) and visited == int(length)
     new = _new_loops(func, old, [count, *(as_dtype(e, idtype) for e in extents)])
     start, first = _start(new[0].var, tile, length, idtype, tail == "shift" and not whole)
     coordinate, weight = first, tile
@@ -134,6 +138,8 @@ def split(
     kind = {"exact": "multiple", "shift": "min"}.get(tail)
     if kind is not None and not whole and not isinstance(length, tirx.IntImm):
         out = promised(WHO, out, it, length, kind, tile)
+    if factors[0] is not None and not isinstance(length, tirx.IntImm):
+        out = promised(WHO, out, it, length, "max", visited)
     return out, [handle_of(it, made) for made in new]
 
 
@@ -201,8 +207,8 @@ def _refuse_tail(it: SparseIteration, axis: Axis, tile: int, tail: str, whole: b
 
 def _refuse_other_than(it: SparseIteration, axis: Axis, visited: int, tail: str) -> None:
     """Refuse factors whose product leaves coordinates out, or goes beyond them unguarded."""
-    length = int(axis.length) if isinstance(axis.length, tirx.IntImm) else None
-    if length is not None and (length == visited or length < visited and tail != "exact"):
+    length = int(axis.length) if isinstance(axis.length, tirx.IntImm) else 0
+    if length == visited or length < visited and tail != "exact":
         return
     what = "be" if tail == "exact" else "reach"
     raise ScheduleError(

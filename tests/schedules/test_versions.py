@@ -13,6 +13,7 @@ import sparsetir
 from csr_zoo import ZOO
 from programs import PROGRAMS
 from sparsetir.schedules.passes.known_tiles import known_tiles
+from sparsetir.schedules.passes.one_part import one_part
 from sparsetir.schedules.versions import PACK_DEGREE, WORK_OF_THREADS
 from sparsetir.sparse_ir.computed import RECIPES
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -52,17 +53,21 @@ def check(built, m, n, nnz, feat):
     np.testing.assert_allclose(c, sp.csr_array((a, indices, indptr), shape=(m, n)) @ b, rtol=1e-4)
 
 
-@pytest.mark.parametrize("feat", [1, 7, 16, 33, 63, 64, 65, 96, 100, 127, 128, 160, 259])
+FEW = [0, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32]
+
+
+@pytest.mark.parametrize("feat", [*FEW, 33, 63, 64, 65, 96, 100, 127, 128, 160, 259])
 @pytest.mark.parametrize("degree", [PACK_DEGREE - 1, PACK_DEGREE])
 def test_results_on_both_sides_of_each_choice(feat, degree):
     """Rows that are gathered often and not, and features around each of the widths."""
     check(kernel(), 60, 50, 50 * degree, feat)
 
 
-def test_results_where_the_work_is_for_threads():
+@pytest.mark.parametrize("feat", [4, 7, 16, 31, 48])
+def test_results_where_the_work_is_for_threads(feat):
     """Narrow ones, as small as one thread takes and larger."""
-    for nnz in (WORK_OF_THREADS // 48 - 1, WORK_OF_THREADS // 48 + 1):
-        check(kernel(), 300, 1000, nnz, 48)
+    for nnz in (WORK_OF_THREADS // feat - 1, WORK_OF_THREADS // feat + 1):
+        check(kernel(), 300, 1000, nnz, feat)
 
 
 def test_results_where_rows_are_asked_for_ahead():
@@ -79,11 +84,32 @@ def test_a_plain_spmm_has_all_versions():
     assert list(built.computed) == []
 
 
+def test_few_features_have_versions_by_vectors():
+    """Of each width one vector, and two of which the last may begin earlier."""
+    func = PROGRAMS["spmm"].make("float32", "int32")
+    text = sparsetir.lower(func, target=AVX512)["II scheduled"].script()
+    for width in (2, 4, 8, 16):
+        _, _, version = text.partition(f'T.sblock("vectors_of_{width}")')
+        two, _, one = version.partition('T.sblock("one")')
+        assert f"T.min(vk0 * {width}, feat - {width})" in two.partition('T.sblock("two")')[2]
+        own = one.partition('T.sblock("fewer")')[0]
+        assert f"T.vectorized({width})" in own and "T.min" not in own
+
+
 def test_known_sizes_choose_when_it_is_built():
     """64 features are too few for panels, and no fewer than that."""
     built = sparsetir.build(of_64_features())
     assert versions_of(built) == ()
     check(built, 60, 50, 50 * PACK_DEGREE, 64)
+
+
+@pytest.mark.parametrize("name", ["spmm", "sddmm"])
+def test_features_that_no_parameter_counts_have_one_version(name):
+    """Versions take something for granted about their number."""
+    text = PROGRAMS[name].make("float32", "int32").script()
+    func = sparsetir.from_source(text.replace("dense_fixed(feat", "dense_fixed(feat * 2"))
+    text = sparsetir.lower(func)["II scheduled"].script()
+    assert not any(f'T.sblock("{version}")' in text for version in (*VERSIONS, "groups"))
 
 
 def test_programs_of_other_shapes_have_one_version():
@@ -151,8 +177,8 @@ def test_a_reduction_over_two_axes_has_no_panels():
 # -- sums over features for each element ------------------------------------------------------
 
 BY_FEATURES = (
-    "scalar", "vectors_8x1", "vectors_8x2", *(f"vectors_16x{n}" for n in range(1, 8)), "tiles",
-    "shifted",
+    "scalar", "vectors_4x1", "vectors_4x2", "vectors_8x1", "vectors_8x2",
+    *(f"vectors_16x{n}" for n in range(1, 8)), "tiles", "shifted",
 )  # fmt: skip
 AVX512 = {"kind": "llvm", "mcpu": "skylake-avx512"}
 
@@ -177,7 +203,33 @@ def check_sampled(built, matrix, feat, dtype="float32"):
         np.testing.assert_allclose(out, expected, rtol=1e-5 if dtype == "float32" else 1e-12)
 
 
-FEATURES = [0, 1, 7, 8, 9, 15, 16, 17, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 100, 112, 113, 127]
+FEATURES = [
+    0,
+    1,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+    15,
+    16,
+    17,
+    32,
+    33,
+    48,
+    49,
+    64,
+    65,
+    80,
+    81,
+    96,
+    97,
+    100,
+    112,
+    113,
+    127,
+]
 
 
 @pytest.mark.parametrize("feat", [*FEATURES, 128, 129, 256])
@@ -218,12 +270,44 @@ def test_sampled_products_in_parts_of_the_columns():
     check_sampled(built, matrix, 300)
 
 
+@pytest.mark.parametrize("feat", [4, 7, 8, 15, 16])
+def test_sampled_products_of_few_features_in_parts(feat):
+    """In one part they are visited in the order of storage, which nothing is loaded for."""
+    matrix = sp.random_array((4, 60_000), density=0.01, format="csr", dtype="float32", rng=0)
+    sizes = {"m": 4, "n": 60_000, "nnz": matrix.nnz, "feat": feat}
+    how = sampled().computed["parts"]
+    known = {k: v for k, v in how.items() if k in ("itemsize", "cache")}
+    assert RECIPES[how["recipe"]](**sizes, **known) > 1
+    check_sampled(sampled(), matrix, feat)
+
+
+def test_one_part_takes_positions_for_their_order():
+    func = PROGRAMS["sddmm_fused"].make("float32", "int32")
+    text = sparsetir.lower(func, target=AVX512)["II scheduled"].script()
+    assert text.count('T.sblock("one_part")') == text.count('T.sblock("in_parts")') == 5
+    for version in text.split('T.sblock("one_part")')[1:]:
+        stored, _, ordered = version.partition('T.sblock("in_parts")')
+        write = "] = OUT_ws_sum[vij1]"
+        (line,) = [x for x in stored.splitlines() if write in x]
+        assert "order" not in line and "nnz - " in line
+        assert "OUT[I_J_order[" in next(x for x in ordered.splitlines() if write in x)
+
+
+def test_an_order_that_is_not_there_is_refused():
+    func = sparsetir.lower_sparse_iter(PROGRAMS["sddmm_fused"].make("float32", "int32"))
+    with pytest.raises(ScheduleError) as error:
+        one_part(func, "I_J_order")
+    assert str(error.value) == (
+        "one_part: argument 'order': expected an array that is loaded from, got 'I_J_order'"
+    )
+
+
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 15, 16, 17])
 def test_sampled_products_of_few_elements(count):
     """Fewer than a group, and groups of which the last one begins earlier."""
     at = np.arange(count)
     matrix = sp.csr_array((np.ones(count, "float32"), (at // 4, at)), shape=(5, 20))
-    for feat in (3, 8, 33, 150):
+    for feat in (3, 4, 6, 8, 33, 150):
         check_sampled(sampled(), matrix, feat)
 
 

@@ -15,6 +15,7 @@ import tvm_ffi
 import sparsetir
 from programs import PROGRAMS, tolerance
 from schedule_common import opened, program
+from sparsetir.sparse_ir.promises import promises_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -278,6 +279,27 @@ def test_more_tiles_than_it_takes(tail: str) -> None:
     k0, k1 = sch.split(k, [None, 2])
     sch.split(k1, [4, 2], tail=tail)
     run(sch)
+
+
+@pytest.mark.parametrize("tail", ["guard", "shift", "repeat"])
+def test_as_many_tiles_whatever_the_length(tail: str) -> None:
+    """What the length is promised to be lets a workspace have them all."""
+    sch, it, (i, j, k) = opened()
+    tiles = sch.split(k, [5, 2], tail=tail)
+    sch.precompute("C", i, tiles)
+    assert "C_ws = T.alloc_sparse_buffer((K0, K1)" in sch.func.script()
+    run(sch)
+    tested = PROGRAMS["spmm"]
+    arguments = tested.inputs(np.random.default_rng(0), "small", "float32", "int32")
+    expected = tested.oracle(arguments)["c"]
+    sparsetir.interpret(sch.func, arguments)
+    np.testing.assert_allclose(arguments["c"], expected, **tolerance("float32"))
+    promises = [(p["kind"], p["value"]) for p in promises_of(sch.func)]
+    assert promises == ([("min", 2)] if tail == "shift" else []) + [("max", 10)]
+    arguments |= {"feat": 11, "b": np.ones((arguments["n"], 11), "float32")}
+    arguments["c"] = np.ones((arguments["m"], 11), "float32")
+    with pytest.raises(ValueError, match=r"'feat': expected at most 10, .* got 11"):
+        sparsetir.build(sch)(**arguments)
 
 
 @pytest.mark.parametrize("case", ["small", "empty", "dense_row", "single_column"])

@@ -44,8 +44,8 @@ def test_split_refuses_words_and_numbers() -> None:
         "split: argument 'tail': expected one of guard, shift, repeat, exact, got 'cut'",
     )
     refused(
-        lambda s, it, i, j, k: s.split(k, [2, 4]),
-        "split: argument 'factors': expected their product to reach the length of axis 'K', feat, "
+        lambda s, it, i, j, k: s.split(k, [2, 4], tail="exact"),
+        "split: argument 'factors': expected their product to be the length of axis 'K', feat, "
         "got 8; None as the first is as many as it takes",
     )
 

@@ -1,0 +1,49 @@
+"""Elements that are visited in the order they are stored in need no order to be loaded.
+
+`one_part(func, "I_J_order")`, on the word of who calls it that the order is 0, 1, 2 and so on, as
+that of `positions` is for one part. Before::
+
+    for p1 in T.unroll(8):
+        OUT[I_J_order[p0 * 8 + p1]] = S[p1]
+
+After, where LLVM makes one vector of the stores::
+
+    for p1 in T.unroll(8):
+        OUT[p0 * 8 + p1] = S[p1]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import map_expr
+
+__all__ = ["one_part"]
+
+
+def one_part(func: tirx.PrimFunc, order: str) -> tirx.PrimFunc:
+    """The function with positions instead of what an array says about them.
+
+    func : of stage II; the one given is left as it is
+    order : name of the array, a parameter, which remains
+
+    Raises ScheduleError where nothing is loaded from it.
+    """
+    func = s_tir.renew_defs(func)
+    found: list[Any] = []
+
+    def load(node: Any) -> Any:
+        if node.source.name != order:
+            return node
+        found.append(node)
+        return node.indices[0]
+
+    body = map_expr(func.body, [(ir.TensorLoad, load)])
+    if not found:
+        raise ScheduleError(
+            f"one_part: argument 'order': expected an array that is loaded from, got '{order}'"
+        )
+    return func.with_body(body)
