@@ -19,7 +19,6 @@ it begins takes long beside the row, and to wake other threads beside them all::
                 if feat >= 64: ...                      # tiles of 64 features, the last shifted
                 elif feat >= 32: ...                    # tiles of 32 features
                 elif feat > 16: ...                     # two vectors of 16, the last shifted
-                elif feat == 16: ...                    # one vector, rows of known length
                 elif feat > 8: ...                      # two vectors of 8, and so on
         else:
             for i in T.parallel(m): ...                 # tiles of 128 features and less
@@ -56,10 +55,10 @@ from sparsetir.schedules.templates.shapes import (
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
+from sparsetir.sparse_ir.nodes import SparseFunc, map_expr, sparse_iterations, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.statements import block_with
+from sparsetir.sparse_ir.statements import block_with, loop_with
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["PACK_DEGREE", "PACK_FEATURES", "WORK_OF_THREADS", "for_all_sizes"]
@@ -235,9 +234,9 @@ def _by_rows(
     threads = tvm.get_global_func("runtime.NumThreads")()
     lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
     if not isinstance(feat, tirx.IntImm):
-        narrow = _narrow(func, lanes, True)
+        narrow = _narrow(func, lanes)
         if nnz is not None and threads > 1:
-            small = _narrow(func, lanes, False)
+            small = _on_one_thread(narrow)
             narrow = _either(nnz * feat < _int64(WORK_OF_THREADS), small, narrow, ("small", "more"))
         rows = _either(feat < _int64(8 * lanes), narrow, rows, ("narrow", "wide"))
     elif int(feat) <= PACK_FEATURES:
@@ -254,44 +253,45 @@ def _by_rows(
     return _either(pays, panels, rows, ("panels", "rows"))
 
 
-def _narrow(func: SparseFunc, lanes: int, parallel: bool) -> tirx.PrimFunc:
-    """Versions for few features: two vectors, or tiles, of which the last begins earlier.
-
-    Where features fill one vector, that is all there is, and how far rows are apart is known.
-    """
-    done = _in_tiles(func, None, [1, 1], parallel)
+def _narrow(func: SparseFunc, lanes: int) -> tirx.PrimFunc:
+    """Versions for few features: two vectors, or tiles, of which the last begins earlier."""
+    done = _in_tiles(func, None, [1, 1])
     *_, feat = _sizes(func, row_reduction(Schedule(func), "for_all_sizes"), done)
     width = 2
     while width <= lanes:
-        two, one = (_in_tiles(func, count, [width], parallel) for count in (2, 1))
-        both = _either(feat > _int64(width), two, one, ("two", "one"))
-        done = _either(feat >= _int64(width), both, done, (f"vectors_of_{width}", "fewer"))
+        two = _in_tiles(func, 2, [width])
+        done = _either(feat > _int64(width), two, done, (f"vectors_of_{width}", "fewer"))
         width *= 2
     for vectors in TILES:
-        version = _in_tiles(func, None, [vectors, lanes], parallel)
+        version = _in_tiles(func, None, [vectors, lanes])
         wide = feat >= _int64(vectors * lanes)
         done = _either(wide, version, done, (f"tiles_of_{vectors}", "less"))
     return done
 
 
-def _in_tiles(
-    func: SparseFunc, count: int | None, tile: list[int], parallel: bool
-) -> tirx.PrimFunc:
+def _on_one_thread(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function whose parallel loops are not."""
+
+    def visit(loop: Any) -> Any:
+        parallel = loop.kind == tirx.ForKind.PARALLEL
+        return loop_with(loop, kind=tirx.ForKind.SERIAL) if parallel else loop
+
+    return s_tir.renew_defs(func.with_body(map_expr(func.body, [(tirx.For, visit)])))
+
+
+def _in_tiles(func: SparseFunc, count: int | None, tile: list[int]) -> tirx.PrimFunc:
     """Rows by tiles of features, which are summed up in registers.
 
-    count : tiles, all summed up at once, where it is known; of one the length is known, too
+    count : tiles, all summed up at once, where it is known
     tile : its vectors, if it has more than one, and their lanes
     """
     sch = Schedule(func)
     found = row_reduction(sch, "for_all_sizes")
-    if count == 1:
-        sch.bound(found.features, tile[-1], "exact")
     loops = sch.split(found.features, [count, *tile], tail="shift")
     outer, straight = [*found.heads, found.rows, *loops[:-2]], loops[-2:]
     sch.sparse_reorder(found.iteration, [*outer, *found.columns, *straight])
     steps = sch.precompute(found.result, outer[-1], straight, hoist=found.reduces)
-    if parallel:
-        sch.parallelize(outer[0])
+    sch.parallelize(outer[0])
     for step in steps:
         in_vectors(sch.lower(), step)
     return apply_kinds(_stage_two(sch))
