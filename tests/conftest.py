@@ -45,8 +45,9 @@ FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 # Folders and files whose tests are of many kernels each: these are compiled without LLVM's
 # optimisations, unless slow tests run too. tests/README.md says what is compiled with them.
 QUICK = {
-    "formats", "nn", "schedules", "sparse_ir", "test_kernel_refusals.py", "test_lower.py",
-    "test_random_programs.py", "test_shapes.py", "test_thesis.py",
+    "formats", "nn", "schedules", "sparse_ir", "test_build.py", "test_kernel.py",
+    "test_kernel_refusals.py", "test_lower.py", "test_plan.py", "test_random_programs.py",
+    "test_shapes.py", "test_thesis.py",
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
 
@@ -57,6 +58,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config, "workerinput"
     ):
         return  # it runs no tests itself, and TVM takes seconds to import
+    gc.disable()  # until all tests are collected, of which nothing is garbage
     import tvm
 
     from compile_cache import Cache
@@ -66,7 +68,6 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
     _look_through_frames_alone()
-    gc.disable()  # until all tests are collected, of which nothing is garbage
 
 
 def _look_through_frames_alone() -> None:
