@@ -179,6 +179,10 @@ class _Interpreter(Evaluator):
         attached = {a.name: a.to.name for a in entries if isinstance(a, AttachedAxis)}
         axes = flat_axes(node.axes)
         parts = {flat_axes([a])[0].name: a for a in node.axes if isinstance(a, PartAxis)}
+        # What the visits need of each axis: fields of TVM's objects take long to read.
+        names = [str(a.name) for a in axes]
+        indices = [np.dtype(a.idtype).type for a in axes]
+        counts = [len(flat_axes([parts[n]])) if n in parts else 1 for n in names]
         variables = [self.variable(v) for v in node.vars]
         body = self.stmt(node.body)
         init = None if node.init is None else self.stmt(node.init)
@@ -197,19 +201,18 @@ class _Interpreter(Evaluator):
             return self.current[axis.parent.name].position
 
         def stand(level: int, parent: int, position: int, coordinate: int) -> None:
-            axis, variable = axes[level], variables[level]
-            variable.value = np.dtype(axis.idtype).type(coordinate)
-            variable.axis, variable.parent, variable.position = axis.name, parent, position
-            self.current[axis.name] = variable
+            name, variable = names[level], variables[level]
+            variable.value = indices[level](coordinate)
+            variable.axis, variable.parent, variable.position = name, parent, position
+            self.current[name] = variable
 
         def visit(level: int, stop: int, action: Thunk) -> None:
             if level == stop:
                 action()
                 return
-            part = parts.get(axes[level].name)
-            count = len(flat_axes([part])) if part else 1
-            here = axes[level : level + count]
-            outer = {a.name: self.current[a.name] for a in here if a.name in self.current}
+            part, count = parts.get(names[level]), counts[level]
+            here, known = axes[level : level + count], names[level : level + count]
+            outer = {name: self.current[name] for name in known if name in self.current}
             if part is None or not isinstance(part.axis, FusedAxis):
                 parent = parent_position(here[0])
                 if part is None:
@@ -224,8 +227,8 @@ class _Interpreter(Evaluator):
                     for n, place in enumerate(path):
                         stand(level + n, *place)
                     visit(level + count, stop, action)
-            for axis in here:
-                self.current.pop(axis.name, None)
+            for name in known:
+                self.current.pop(name, None)
             self.current |= outer
 
         def run() -> None:

@@ -38,6 +38,12 @@ class Storage:
     dims: list[int]
     leaves: list[str] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        # Name of each axis and of its parent: fields of TVM's objects take long to read.
+        self.levels = [
+            (str(a.name), None if a.parent is None else str(a.parent.name)) for a in self.axes or ()
+        ]
+
     def offset(self, positions: Sequence[int]) -> int:
         """Row-major offset of one position per dimension."""
         out = 0
@@ -64,15 +70,19 @@ class Structure:
 
     def stored(self, axis: Axis, parent: int) -> Iterator[tuple[int, int]]:
         """(position, coordinate) of what `axis` stores under the parent at that position."""
-        name = axis.name
-        if axis.is_variable:
-            start, stop = (int(p) for p in self.indptr[name][parent : parent + 2])
-        elif axis.is_sparse:
+        return self._stored(str(axis.name), parent)
+
+    def _stored(self, name: str, parent: int) -> Iterator[tuple[int, int]]:
+        if name in self.indptr:
+            start, stop = self.indptr[name][parent : parent + 2].tolist()
+        elif name in self.width:
             start, stop = parent * self.width[name], (parent + 1) * self.width[name]
         else:
             start, stop = 0, self.length[name]
-        for position in range(start, stop):
-            coordinate = int(self.indices[name][position]) if axis.is_sparse else position - start
+        if name not in self.indices:
+            yield from zip(range(start, stop), range(stop - start), strict=True)
+            return
+        for position, coordinate in enumerate(self.indices[name][start:stop].tolist(), start):
             if coordinate >= 0:  # negative: a padded slot
                 yield position, coordinate
 
@@ -110,13 +120,13 @@ class Structure:
     def _positions(self, by: Axis, part: int) -> range:
         return range(*(int(p) for p in self.indptr[by.name][part : part + 2]))
 
-    def find(self, axis: Axis, parent: int, coordinate: int) -> int | None:
-        """The position of a coordinate, the first one of several; None if it is absent."""
-        if not 0 <= coordinate < self.length[axis.name]:
+    def find(self, name: str, parent: int, coordinate: int) -> int | None:
+        """The position of a coordinate on an axis, the first of several; None if it is absent."""
+        if not 0 <= coordinate < self.length[name]:
             return None
-        if not axis.is_variable and not axis.is_sparse:
+        if name not in self.indptr and name not in self.indices:
             return coordinate
-        return next((p for p, c in self.stored(axis, parent) if c == coordinate), None)
+        return next((p for p, c in self._stored(name, parent) if c == coordinate), None)
 
     def locate(
         self, storage: Storage, coordinates: list[int], variables: list[Variable | None]
@@ -131,16 +141,17 @@ class Structure:
                     )
             return storage.offset(coordinates)
         positions: dict[str, int] = {}
-        for axis, coordinate, variable in zip(storage.axes, coordinates, variables, strict=True):
-            parent = positions[axis.parent.name] if axis.parent is not None else 0
+        levels = zip(storage.levels, coordinates, variables, strict=True)
+        for (name, above), coordinate, variable in levels:
+            parent = 0 if above is None else positions[above]
             position: int | None
-            if variable and variable.axis == axis.name and variable.parent == parent:
+            if variable and variable.axis == name and variable.parent == parent:
                 position = variable.position
             else:
-                position = self.find(axis, parent, coordinate)
+                position = self.find(name, parent, coordinate)
             if position is None:
                 return None
-            positions[axis.name] = position
+            positions[name] = position
         return storage.offset([positions[leaf] for leaf in storage.leaves])
 
 

@@ -19,6 +19,8 @@ from tvm import ir, tirx
 from tvm_ffi import Object
 from tvm_ffi.dataclasses import field, py_class
 
+from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
+
 __all__ = [
     "accesses_of",
     "AttachedAxis",
@@ -300,9 +302,9 @@ def walk(node: Any, callback: Callable[[Any], None], *kinds: Any) -> None:
 
     def visit(value: Any) -> Any:
         callback(value)
-        return tvm_ffi.structural.WalkResult.ADVANCE
+        return ADVANCE
 
-    tvm_ffi.structural_walk(node, (kinds or Object, visit), order="pre")
+    visit_nodes(node, [(kind, visit) for kind in kinds or (Object,)])
 
 
 def nodes_of(kind: Any, *trees: Any, nested: bool = True) -> list[Any]:
@@ -314,22 +316,17 @@ def nodes_of(kind: Any, *trees: Any, nested: bool = True) -> list[Any]:
     Quicker than :func:`walk`, as nothing is called on other nodes.
     """
     found: list[Any] = []
-    result = tvm_ffi.structural.WalkResult
-    go_on = result.ADVANCE if nested else result.SKIP
+    go_on = ADVANCE if nested else SKIP
 
     def visit(value: Any) -> Any:
         found.append(value)
         return go_on
 
+    rules = [(k, visit) for k in (kind if isinstance(kind, tuple) else (kind,))]
     for tree in trees:
         if tree is not None:
-            tvm_ffi.structural_walk(tree, (kind, visit), order="pre")
+            visit_nodes(tree, rules)
     return found
-
-
-def map_expr(node: Any, callbacks: Any) -> Any:
-    """Rewrite a TIR or stage-I tree bottom-up with (type, function) callbacks."""
-    return tvm_ffi.structural_map(node, callbacks)
 
 
 def substitute(node: Any, mapping: dict[Any, Any]) -> Any:

@@ -29,11 +29,11 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
-from tvm_ffi.structural import WalkResult
 
 from sparsetir.sparse_ir.nodes import map_expr, substitute
 from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of, in_one_row
 from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 
 __all__ = ["keep_in_rows"]
 
@@ -87,18 +87,18 @@ def _unconditional(body: tirx.Stmt, layouts: dict[Any, Layout]) -> list[tuple[An
     found: list[tuple[Any, list[Any]]] = []
 
     def stop(_: Any) -> Any:
-        return WalkResult.SKIP
+        return SKIP
 
     def call(node: Any) -> Any:
         conditional = getattr(node.op, "name", "").endswith(".if_then_else")
-        return WalkResult.SKIP if conditional else WalkResult.ADVANCE
+        return SKIP if conditional else ADVANCE
 
     def access(buf: Any, index: Any) -> Any:
         if buf in layouts:
             found.append((buf, list(index)))
-        return WalkResult.ADVANCE
+        return ADVANCE
 
-    tvm_ffi.structural_walk(
+    visit_nodes(
         body,
         [
             (s_tir.SBlockRealize, stop),
@@ -110,7 +110,6 @@ def _unconditional(body: tirx.Stmt, layouts: dict[Any, Layout]) -> list[tuple[An
             (ir.TensorLoad, lambda n: access(n.source, n.indices)),
             (tirx.BufferStore, lambda n: access(n.buffer, n.indices)),
         ],
-        order="pre",
     )
     return found
 

@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration
+from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 
 __all__ = ["STATEMENTS", "Broken", "Found", "Site", "loads", "sites", "used_variables"]
-
-SKIP, ADVANCE = tvm_ffi.structural.WalkResult.SKIP, tvm_ffi.structural.WalkResult.ADVANCE
 
 # statement -> the fields that hold its own expressions, without those of nested statements
 STATEMENTS: dict[type, tuple[str, ...]] = {
@@ -99,7 +97,7 @@ def used_variables(expr: Any) -> list[Any]:
             found.append(var)
         return SKIP  # a buffer's type mentions variables that the expression does not use
 
-    tvm_ffi.structural_walk(expr, (ir.Var, visit), order="pre")
+    visit_nodes(expr, [(ir.Var, visit)])
     return found
 
 
@@ -111,8 +109,7 @@ def loads(expr: Any) -> list[Any]:
         found.append(load)
         return ADVANCE
 
-    skip = (ir.Var, lambda var: SKIP)
-    tvm_ffi.structural_walk(expr, [skip, (ir.TensorLoad, visit)], order="pre")
+    visit_nodes(expr, [(ir.Var, lambda var: SKIP), (ir.TensorLoad, visit)])
     return found
 
 

@@ -112,8 +112,16 @@ def _linked(module: Any, folder: str) -> str | None:
 
 
 def key(mod: Any, target: Any) -> str:
-    """Of everything that decides what `tvm.compile` writes."""
-    parts = (tvm.__version__, tvm_ffi.__version__, str(target), tvm.ir.save_json(mod))
+    """Of everything that decides what `tvm.compile` writes.
+
+    TVM's hash of the functions leaves out names alone, of which messages have those of parameters.
+    """
+    names = sorted(
+        [str(gv.name_hint), *(str(p.name) for p in func.params)]
+        for gv, func in mod.functions.items()
+    )
+    number = tvm_ffi.structural_hash(mod)
+    parts = (tvm.__version__, tvm_ffi.__version__, str(target), str(names), str(number))
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 

@@ -6,9 +6,11 @@ The table has a row per program and a column per step.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,8 +45,9 @@ FILES = ("tests/test_programs.py", "tests/sparse_ir/test_interpret.py")
 # Folders and files whose tests are of many kernels each: these are compiled without LLVM's
 # optimisations, unless slow tests run too. tests/README.md says what is compiled with them.
 QUICK = {
-    "formats", "nn", "schedules", "sparse_ir", "test_kernel_refusals.py", "test_lower.py",
-    "test_random_programs.py", "test_shapes.py", "test_thesis.py",
+    "formats", "nn", "schedules", "sparse_ir", "test_build.py", "test_kernel.py",
+    "test_kernel_refusals.py", "test_lower.py", "test_plan.py", "test_random_programs.py",
+    "test_shapes.py", "test_thesis.py",
 }  # fmt: skip
 CACHE = pytest.StashKey[Any]()
 
@@ -55,6 +58,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         session.config, "workerinput"
     ):
         return  # it runs no tests itself, and TVM takes seconds to import
+    gc.disable()  # until all tests are collected, of which nothing is garbage
     import tvm
 
     from compile_cache import Cache
@@ -63,7 +67,18 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     cache.forget_unused()
     tvm.compile = cache.compile
     session.config.stash[CACHE] = cache
-    gc.disable()  # until all tests are collected, of which nothing is garbage
+    _look_through_frames_alone()
+
+
+def _look_through_frames_alone() -> None:
+    """TVM's decorators ask `inspect.stack`, which looks through all modules for each frame."""
+    from tvm.script.parser.ir import entry as of_modules
+    from tvm.tirx.script.parser import entry as of_functions
+
+    from sparsetir.sparse_ir.script.parser import outer_frames
+
+    for entry in (of_modules, of_functions):
+        entry.inspect = SimpleNamespace(**{**vars(inspect), "stack": outer_frames})
 
 
 def pytest_collection_finish() -> None:

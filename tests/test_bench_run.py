@@ -61,13 +61,17 @@ def exact_result(it):
     return a @ it.operands[0]
 
 
-def test_a_run(tmp_path):
+@pytest.mark.parametrize("ops", [
+    ["spmm"],
+    pytest.param(["spmm", "sddmm"], marks=pytest.mark.slow),  # a process for each op and peer
+], ids=" ".join)  # fmt: skip
+def test_a_run(ops, tmp_path):
     scipy.io.mmwrite(tmp_path / "second.mtx", random_matrix(25, 35, 1))
     weight = random_matrix(16, 24, 2)
     arrays = {"fc.shape": weight.shape, "fc.indptr": weight.indptr, "fc.indices": weight.indices}
     np.savez(tmp_path / "weights.npz", **arrays)
     words = [
-        "--op", "spmm", "sddmm", "--graph", f"{tmp_path}/second.mtx:T",
+        "--op", *ops, "--graph", f"{tmp_path}/second.mtx:T",
         "--pruned", tmp_path / "weights.npz", "--feat", 16, "--peers", "scipy", "yardstick",
         "--threads", "one", "--quick", "--plot", "--out", tmp_path / "out", "--before", ROOT,
     ]  # fmt: skip
@@ -90,10 +94,8 @@ def test_a_run(tmp_path):
     assert record["threads"] == [1] and "scipy" in record["versions"]
     cells = record["results"]["cells"]
     names = ["second:T", "weights:fc"]
-    assert [(c["problem"], c["op"]) for c in cells] == [
-        (n, op) for n in names for op in ("spmm", "sddmm")
-    ]
-    assert [c["class"] for c in cells[::2]] == ["graph", "pruned"]
+    assert [(c["problem"], c["op"]) for c in cells] == [(n, op) for n in names for op in ops]
+    assert [c["class"] for c in cells[:: len(ops)]] == ["graph", "pruned"]
     assert (cells[0]["m"], cells[0]["n"]) == (35, 25)
     for cell in cells:
         assert {"sparsetir", "before", "scipy"} <= set(cell["peers"]) and cell["limit"][
@@ -109,7 +111,7 @@ def test_a_run(tmp_path):
     kinds = {line["class"] for line in record["results"]["summary"]}
     assert kinds == {"all", "graph", "pruned"}
     pictures = list((tmp_path / "out").glob("*.png"))
-    assert len(pictures) == 2 and all(p.stat().st_size > 5000 for p in pictures)
+    assert len(pictures) == len(ops) and all(p.stat().st_size > 5000 for p in pictures)
 
 
 class Pretender:
@@ -265,6 +267,18 @@ def test_torch(op, dtype):
     calls = peer.prepare(it)
     if dtype == "bfloat16":  # its products refuse, and gathering works
         calls = {"gather": calls["gather"]} if op == "sddmm" else {}
+    for call in calls.values():
+        assert Reference(it).error(peer.to_numpy(call())) is None
+
+
+@pytest.mark.parametrize("name, op", [("sparsetir", "sddmm"), ("scipy", "sddmm")])
+def test_peers_that_a_run_has_for_other_operators(name, op):
+    from sparsetir.bench.operators import Reference
+    from sparsetir.bench.peers import PEERS
+
+    it, peer = case(op), PEERS[name](1, {})
+    calls = peer.prepare(it)
+    assert calls
     for call in calls.values():
         assert Reference(it).error(peer.to_numpy(call())) is None
 

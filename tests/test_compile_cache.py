@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import tirx
 from tvm.script import tirx as T
 
 import compile_cache
@@ -61,6 +62,29 @@ def test_the_second_is_not_compiled_and_computes_the_same(cache):
 def test_another_dtype_and_another_target_are_other_kernels(cache):
     doubling(), doubling("float64"), doubling(target={"kind": "llvm", "mcpu": "x86-64"})
     assert cache._real.count == 3
+
+
+def adding(names: str = "xyi", constant: float = 1.0, bound: int = 8, index: int = 0) -> Any:
+    """`y = x + constant` in a loop, as a module."""
+    x = tirx.decl_buffer((8,), "float32", names[0])
+    y = tirx.decl_buffer((8,), "float32", names[1])
+    i = tirx.Var(names[2], "int32")
+    store = tirx.BufferStore(y, x[i + index] + tirx.const(constant, "float32"), [i])
+    body = tirx.For(i, 0, bound, tirx.ForKind.SERIAL, store)
+    return tvm.IRModule({"main": tirx.PrimFunc([x, y], body)})
+
+
+def test_a_kernel_of_other_names_inside_is_the_same():
+    assert compile_cache.key(adding(), "llvm") == compile_cache.key(adding("xyj"), "llvm")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"names": "zyi"}, {"constant": 1.5}, {"bound": 7}, {"index": 1}, {"names": "yxi"}],
+    ids=str,
+)
+def test_a_kernel_that_computes_or_says_something_else_is_another(other):
+    assert compile_cache.key(adding(), "llvm") != compile_cache.key(adding(**other), "llvm")
 
 
 def test_another_version_of_tvm_compiles_anew(cache, monkeypatch):

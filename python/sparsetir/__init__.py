@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sparsetir import _versions
 
 _versions.check()
+_versions.load()
 
 from sparsetir.build import build  # noqa: E402
 from sparsetir.formats.decompose import decompose_format  # noqa: E402

@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from tvm.error import DiagnosticError
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import ir as ir_builder
-from tvm.script.parser._core import Parser, dispatch, doc, utils
+from tvm.script.parser._core import dispatch, doc, utils
 from tvm.script.parser.core.diagnostics import Source
 from tvm.tirx.script.parser import parser as tir_parser
 
@@ -25,9 +25,10 @@ from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import SparseBuffer, make_func
 from sparsetir.sparse_ir.script import axes, builder
 from sparsetir.sparse_ir.script.context import capture, context, function_context
+from sparsetir.sparse_ir.script.parser_expr import QuickParser
 from sparsetir.sparse_ir.verify import find_problem
 
-__all__ = ["from_source", "ir_module", "prim_func"]
+__all__ = ["from_source", "ir_module", "outer_frames", "prim_func"]
 
 TOKEN = "sparse_tir"
 _TIR_ASSIGN = dispatch.ParseVTable["tirx", "Assign"]
@@ -40,7 +41,7 @@ def prim_func(func: Any = None, private: bool = False, check_well_formed: bool =
     check_well_formed : run :func:`sparsetir.verify` after parsing
     Returns a :class:`SparseFunc`. Raises tvm.error.DiagnosticError with file and line.
     """
-    outer_stack = _outer_frames()
+    outer_stack = outer_frames()
 
     def wrapper(func: Any) -> Any:
         if not inspect.isfunction(func):
@@ -60,7 +61,7 @@ def prim_func(func: Any = None, private: bool = False, check_well_formed: bool =
 setattr(prim_func, "dispatch_token", TOKEN)  # noqa: B010
 
 
-def _outer_frames() -> list[Any]:
+def outer_frames() -> list[Any]:
     """The caller's frames, innermost first, as TVM's helpers want them.
 
     `inspect.stack` gives the same, but looks through every loaded module for it.
@@ -106,7 +107,7 @@ def ir_module(cls: Any = None) -> Any:
     Functions under `@T.prim_func` of this dialect become stage-I functions, those under TVM's own
     `prim_func` ordinary ones. (TVM's `I.ir_module` takes no functions of other dialects.)
     """
-    outer_stack = _outer_frames()
+    outer_stack = outer_frames()
 
     def wrapper(cls: Any) -> Any:
         if not inspect.isclass(cls):
@@ -119,7 +120,7 @@ def ir_module(cls: Any = None) -> Any:
 
 
 def _parse(source: Source, annotations: dict[str, Any], names: dict[str, Any]) -> Any:
-    parser: Any = Parser(source, annotations)
+    parser: Any = QuickParser(source, annotations)
     parser.sparse_functions = {}
     with IRBuilder() as irb:
         try:

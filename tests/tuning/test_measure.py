@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -28,6 +29,15 @@ from sparsetir.tuning.worker import Local
 from tuning import faulty_templates as faulty
 
 MODULES = ("tuning.faulty_templates",)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_other_tests_left_is_no_garbage() -> None:
+    """Each measurement begins with a look for garbage, at all that a process holds."""
+    gc.collect()
+    gc.freeze()
+
+
 MEGABYTE = 2**20
 FEAT = 32
 

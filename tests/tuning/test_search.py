@@ -408,14 +408,20 @@ def test_without_optuna(monkeypatch):
         run()
 
 
-def test_optuna_is_quiet_and_as_it_was(monkeypatch, tmp_path, caplog, capfd):
+def test_optuna_is_quiet_and_as_it_was(monkeypatch, tmp_path, capfd):
     install(monkeypatch)
+    root, handler, records = logging.getLogger(), logging.Handler(), []
+    monkeypatch.setattr(handler, "emit", records.append)
+    monkeypatch.setattr(root, "handlers", [handler])
     optuna.logging.enable_propagation()
     before = optuna.logging.get_verbosity()
-    with warnings.catch_warnings(), caplog.at_level(logging.INFO):
+    logging.getLogger("optuna").warning("heard")
+    assert [r.getMessage() for r in records] == ["heard"]
+    capfd.readouterr()
+    with warnings.catch_warnings():
         warnings.simplefilter("error")
         run(records=tmp_path / "records.sqlite", sampler="tpe", trials=14)
     optuna.logging.disable_propagation()
     assert optuna.logging.get_verbosity() == before
-    assert not caplog.records
+    assert len(records) == 1
     assert capfd.readouterr() == ("", "")
