@@ -86,9 +86,13 @@ def mttkrp_scipy(args: dict[str, Any]) -> Callable[[], Any]:
 
 
 def problem(
-    program: str, scale: float, dtype: str = "float32", idtype: str = "int32", seed: int = 0
-) -> tuple[dict[str, Any], str, Any, Callable[[], Any]]:
-    """(arguments, name of the result, exact result, scipy) of a random input with empty rows."""
+    program: str, scale: float, dtype: str = "float32", idtype: str = "int32", seed: int = 0,
+    columns: int = 37,
+) -> tuple[dict[str, Any], str, Any, Callable[[], Any]]:  # fmt: skip
+    """(arguments, name of the result, exact result, scipy) of a random input with empty rows.
+
+    columns : of the dense operand of SpMM
+    """
     rng = np.random.default_rng(seed)
     if program in ("spmv", "spmm"):
         m, n = int(20011 * scale) + 3, int(17011 * scale) + 5
@@ -97,7 +101,7 @@ def problem(
         matrix.eliminate_zeros()
         matrix.sort_indices()
         args = {"indptr": matrix.indptr.astype(idtype), "indices": matrix.indices.astype(idtype)}
-        right = rng.random(n if program == "spmv" else (n, 37)).astype(dtype)
+        right = rng.random(n if program == "spmv" else (n, columns)).astype(dtype)
         names = ("x", "y") if program == "spmv" else ("b", "c")
         exact = matrix.astype("float64") @ right
         args |= {"a": matrix.data, names[0]: right, names[1]: np.full(exact.shape, np.nan, dtype)}

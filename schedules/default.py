@@ -25,6 +25,7 @@ from sparsetir.schedules.passes.parallel_loops import (
 from sparsetir.schedules.passes.vectorize import VECTORS, vectorize_innermost
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of
 from sparsetir.sparse_ir.statements import block_with, loop_over
+from sparsetir.sparse_ir.workers import KIND
 
 __all__ = ["default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
 
@@ -95,6 +96,12 @@ def _is_divided(nest: Any) -> bool:
     return any(loop.kind == tirx.ForKind.PARALLEL for loop in nodes_of(tirx.For, nest))
 
 
+def _is_bound(nest: Any) -> bool:
+    """Whether a loop of a nest is bound to blocks or threads."""
+    loops = nodes_of(tirx.For, nest)
+    return any(x.thread_binding or "Idx" in str(x.annotations.get(KIND, "")) for x in loops)
+
+
 def _is_unit(loop: Any) -> bool:
     return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
@@ -107,6 +114,8 @@ def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
     sch = s_tir.Schedule(func)
     for top in _top_blocks(sch):
         loops = sch.get_loops(top)
+        if loops and _is_bound(sch.get(loops[0])):
+            continue  # stage I has said what threads do
         free = [n for n, loop in enumerate(loops) if is_free(sch, loop)]
         mixed = _is_mixed(sch.get(top))
         if mixed:

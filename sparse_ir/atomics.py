@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
+from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
@@ -26,18 +26,19 @@ from sparsetir.sparse_ir.nodes import (
     map_expr,
     sparse_iterations,
 )
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart, under
 
-__all__ = ["ATOMIC", "ATOMIC_DTYPES", "with_atomic_calls"]
+__all__ = ["ATOMIC", "ATOMIC_DTYPES", "as_call", "atomic_update", "with_atomic_calls"]
 
 # Annotation of an iteration.
 ATOMIC = "atomic"
 # Of sums; of 16 bits, each addition would be rounded.
 ATOMIC_DTYPES = ("float32", "float64", "int32")
+ADD = "atomicAdd"
 
 
 def with_atomic_calls(func: SparseFunc) -> SparseFunc:
-    """The function with calls for the stores of atomic iterations.
+    """The function with atomic updates for the stores of atomic iterations.
 
     Raises LoweringError for an atomic iteration that stores something else than a sum.
     """
@@ -48,16 +49,34 @@ def with_atomic_calls(func: SparseFunc) -> SparseFunc:
         if it.name not in atomic:
             return it
         found = atomic[it.name]
-        place = tirx.BufferLoad(found.store.buffer, found.store.indices)
-        dtype = str(found.store.value.ty.dtype)
-        add = tirx.call_extern(dtype, "atomicAdd", tirx.address_of(place), found.term)
-        body: Any = tirx.Evaluate(add)
-        for condition in reversed(found.conditions):
-            body = tirx.IfThenElse(condition, body, None)
+        body = under(found.conditions, atomic_update(found.store, found.term))
         names = ("span", "axes", "kinds", "name", "vars", "init", "annotations")
         return SparseIteration(body=body, **{n: getattr(it, n) for n in names})
 
     return func.replace(body=map_expr(func.body, [(SparseIteration, visit)])) if atomic else func
+
+
+def atomic_update(store: Any, term: Any) -> Any:
+    """A store as :func:`as_call` knows it, which adds a term."""
+    dtype = str(store.value.ty.dtype)
+    return tirx.BufferStore(store.buffer, tirx.call_extern(dtype, ADD, term), store.indices)
+
+
+def as_call(stmt: Any) -> Any:
+    """The call for an atomic update, which may be under the conditions that its element exists."""
+    conditions, store = taken_apart(stmt)
+    value: Any = getattr(store, "value", None)
+    if not isinstance(store, tirx.BufferStore) or not _is_add(value):
+        return stmt
+    place = tirx.BufferLoad(store.buffer, store.indices)
+    dtype = str(place.ty.dtype)
+    add = tirx.call_extern(dtype, ADD, tirx.address_of(place), value.args[1])
+    return under(conditions, tirx.Evaluate(add))
+
+
+def _is_add(value: Any) -> bool:
+    name: Any = value.args[0] if isinstance(value, ir.Call) and len(value.args) == 2 else None
+    return isinstance(name, ir.StringImm) and str(name.value) == ADD
 
 
 def _sum(it: SparseIteration) -> Reduction:

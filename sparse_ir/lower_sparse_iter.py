@@ -31,9 +31,10 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.allocations import allocate_in_visits
 from sparsetir.sparse_ir.assumptions import ASSUMED
-from sparsetir.sparse_ir.atomics import with_atomic_calls
+from sparsetir.sparse_ir.atomics import ATOMIC, as_call, with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.groups import GROUP, with_group_calls
 from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -56,12 +57,21 @@ from sparsetir.sparse_ir.tails import plain_accesses, settle_tails
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
-from sparsetir.sparse_ir.workers import STAGE_ONE, loops_around, workers_of
+from sparsetir.sparse_ir.workers import (
+    CUT,
+    WORKERS,
+    loops_around,
+    thread_tags,
+    with_spatial_workers,
+    workers_of,
+)
 
 __all__ = ["LowerSparseIter", "lower_sparse_iter"]
 
 # Attributes that go with the signature.
 SAID = (COMPUTED, PROMISES, ASSUMED)
+# Annotations of iterations that blocks do not carry on.
+STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP)
 
 
 def lower_sparse_iter(func_or_mod: Any) -> Any:
@@ -104,7 +114,8 @@ class _Lowering:
         self.plain = {it.name: plain_accesses(it, func) for it in sparse_iterations(func)}
         self.orders = permutations(func)
         func, self.in_turn = settle_tails(func)
-        func = with_atomic_calls(func)
+        self.tags = thread_tags(func)
+        func = with_spatial_workers(with_atomic_calls(with_group_calls(func)))
         self.func = func
         self.space = PositionSpace(func)
         written = {store.buffer for store in stores_of(func.body)}
@@ -178,7 +189,7 @@ class _Lowering:
                 ),
             )
         if isinstance(stmt, tirx.BufferStore):
-            return self._with_searches(scope, lambda: self.translate.store(stmt, scope))
+            return self._with_searches(scope, lambda: as_call(self.translate.store(stmt, scope)))
         if isinstance(stmt, tirx.Evaluate):
             return self._with_searches(
                 scope, lambda: tirx.Evaluate(self.translate.expr(stmt.value, scope))
@@ -286,7 +297,7 @@ class _Lowering:
         own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in own if v not in self.placed)]
         self.placed.update(own)
-        workers = workers_of(it, [level.units for level in levels])
+        workers = workers_of(it, [level.units for level in levels], self.tags)
         outward: list[Any] = []
         stmt = body
         for number in reversed(range(len(levels))):

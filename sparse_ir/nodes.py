@@ -369,3 +369,15 @@ def _by_name(items: Any, name: str, what: str) -> Any:
         if item.name == name:
             return item
     raise KeyError(f"no {what} '{name}'; there are {[i.name for i in items]}")
+
+
+def without_iteration(body: Any, name: str) -> Any:
+    """A body without the sparse iteration of that name, which is one of several statements."""
+
+    def visit(node: Any) -> Any:
+        kept = [s for s in node.seq if not (isinstance(s, SparseIteration) and s.name == name)]
+        if len(kept) == 1:
+            return kept[0]
+        return node if len(kept) == len(node.seq) else tirx.SeqStmt(kept)
+
+    return map_expr(body, [(tirx.SeqStmt, visit)])

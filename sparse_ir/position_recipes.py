@@ -22,6 +22,7 @@ __all__ = [
     "piece_ptr",
     "piece_rest",
     "piece_starts",
+    "row_lasts",
     "tile_count",
     "tile_cuts",
     "tile_ids",
@@ -108,6 +109,12 @@ def tile_ids(indptr: np.ndarray, size: int, indices: np.ndarray, within: int = 0
     """(tiles,) the number of each tile's range, counted within ranges of the size `within`."""
     numbers = indices[tile_starts(indptr, size, indices)[:-1]] // size
     return numbers % (within // size) if within else numbers
+
+
+@recipe
+def row_lasts(indptr: np.ndarray) -> np.ndarray:
+    """(m,) the position of each row's last element; that before it, or 0, for a row without one."""
+    return np.maximum(indptr[1:] - 1, 0)
 
 
 # -- pieces of rows in chunks of non-zeros ----------------------------------------------------

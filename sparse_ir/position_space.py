@@ -100,7 +100,7 @@ class PositionSpace:
         self._aux: dict[tuple[str, str], Any] = {}
         self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}
         by_handle: dict[Any, Any] = {}
-        # Coordinates of an axis that is not visited, as values of a buffer (`positions`).
+        # Coordinates and offsets of an axis that is not visited, as values (`positions`, `steps`).
         self._as_values = {b.handle for b in func.buffers if b.handle is not None}
         for axis in func.axes:
             self._materialise(axis, by_handle)
@@ -153,7 +153,7 @@ class PositionSpace:
 
     def _materialise(self, axis: Axis, by_handle: dict[Any, Any]) -> None:
         ancestors = axis.ancestors()
-        if axis.indptr is not None:
+        if axis.indptr is not None and axis.indptr not in self._as_values:
             dims = [positional_size(a) for a in ancestors[:-1]]
             dims[-1] = dims[-1] + 1
             self._declare_aux(axis, "indptr", axis.indptr, dims, ancestors[:-1], by_handle)

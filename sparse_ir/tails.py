@@ -201,9 +201,11 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         conditions, stmt = taken_apart(node)
         workspace = stmt.buffer in private
         stay = [c for c in conditions if _repeats(c) and not workspace]
-        stmt = _at(stmt, [_start(c) for c in stay])
+        moved = _at(stmt, [_start(c) for c in stay])
+        gone = [_discarded(c, moved, lengths) for c in stay]
+        stmt = _at(stmt, [_start(c) for c, g in zip(stay, gone, strict=True) if g])
         rest = [c for c in conditions if _start(c) is None]
-        rest += [c for c in stay if not _discarded(c, stmt, lengths)]
+        rest += [c for c, g in zip(stay, gone, strict=True) if not g]
         tails = [c for c in conditions if _start(c) is not None and tiles(c) in kept]
         tails = [c for c in tails if workspace or not _repeats(c)]
         if not tails:

@@ -33,6 +33,7 @@ def value_domains(func: SparseFunc) -> dict[Any, Any]:
             by_indices[str(axis.indices.name)] = axis
         if axis.indptr is not None:
             by_indptr[str(axis.indptr.name)] = axis
+            known[str(axis.indptr.name)] = axis.nnz + as_dtype(1, axis.idtype)
     for name, how in computed_parameters(func).items():
         rule = _RECIPES.get(how["recipe"])
         length = None if rule is None else rule(how, known, by_indptr, by_indices)
@@ -139,6 +140,7 @@ _RECIPES: dict[str, Callable[..., Any]] = {
     "left_rows": _some,
     "slice_slots": _positions,
     "positions_of_rows": _positions,
+    "row_lasts": _positions,
     "row_starts": _positions,
     "last_vectors": _last_vectors,
 }

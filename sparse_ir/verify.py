@@ -226,21 +226,27 @@ def _handle_once(func: SparseFunc) -> Found:
 
 
 def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
-    """Whether a buffer holds the coordinates of an axis that nothing else uses.
+    """Whether a buffer holds the coordinates, or the offsets, of an axis that nothing else uses.
 
     The axis says then what the array must hold, which structure checks look at.
     """
-    of = [a for a in func.axes if a.indices is not None and a.indices.same_as(buffer.handle)]
+    of = [a for a in func.axes if any(h is not None and h.same_as(buffer.handle)
+                                      for h in (a.indices, a.indptr))]  # fmt: skip
     over = list(buffer.axes or ())
     if len(of) != 1 or of[0].kind != "sparse_variable" or len(over) != 1:
         return False
     (axis,), (mine,) = of, over
+    length = axis.nnz
+    if axis.indptr is not None and axis.indptr.same_as(buffer.handle):
+        if axis.parent.kind != "dense_fixed":
+            return False
+        length = axis.parent.length + 1
     used = {a.name for b in func.buffers for a in b.axes or ()}
     used |= {a.name for it in sparse_iterations(func) for a in flat_axes(it.axes)}
     return (
         mine.kind == "dense_fixed"
         and mine.idtype == axis.idtype == buffer.dtype
-        and tvm_ffi.structural_equal(mine.length, axis.nnz)
+        and tvm_ffi.structural_equal(mine.length, length)
         and axis.name not in used
         and not any(s.buffer.same_as(buffer.var) for s in stores_of(func.body))
     )

@@ -2,38 +2,162 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.atomics import ATOMIC
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.nodes import SparseIteration, flat_axes, substitute
+from sparsetir.sparse_ir.nodes import (
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    map_expr,
+    nodes_of,
+    sparse_iterations,
+    substitute,
+)
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.units import Unit
 
-__all__ = ["CUT", "STAGE_ONE", "WORKERS", "divided", "loops_around", "workers_of"]
+__all__ = [
+    "CUT", "GPU_UNITS", "KIND", "THREAD_UNITS", "WORKERS", "Workers",
+    "divided", "entries_of", "loops_around", "thread_tags", "units_of", "with_spatial_workers",
+    "workers_of",
+]  # fmt: skip
 
-# Annotation of an iteration: [{"loops": [names], "unit": "cpu", "race": ...}, ...]
+# Annotation of an iteration: [{"loops": [names], "unit": "cpu", "race": ...}, ...], and
+# "per_block", the visits that a block of threads has of a loop over blocks and threads.
 WORKERS = "parallel"
 # Annotation of an iteration: {loop: what a later cut of it cuts}
 CUT = "cut"
-STAGE_ONE = (WORKERS, CUT, ATOMIC)  # what blocks do not carry on
+# Annotation of a loop of stage II: what it becomes when all else is done.
+KIND = "sparsetir.kind"
+THREAD_UNITS = ("warp", "thread")
+GPU_UNITS = ("block", *THREAD_UNITS)
+DIMENSIONS = "xyz"
+
+
+class Workers(NamedTuple):
+    """Loops that are one parallel loop.
+
+    kinds : "parallel", "vectorized", or the thread dimension that it is bound to; for a loop over
+        blocks and threads both
+    """
+
+    units: list[Unit]
+    kinds: list[str]
+    per_block: int
+
+
+def entries_of(it: SparseIteration) -> list[dict[str, Any]]:
+    """What the annotation of an iteration says."""
+    return [dict(entry.items()) for entry in it.annotations.get(WORKERS, [])]
 
 
 def divided(it: SparseIteration) -> list[list[str]]:
     """The names of the loops that are one parallel loop each, by the annotation."""
-    return [[str(name) for name in entry["loops"]] for entry in it.annotations.get(WORKERS, [])]
+    return [[str(name) for name in entry["loops"]] for entry in entries_of(it)]
 
 
-def workers_of(it: SparseIteration, levels: list[list[Unit]]) -> list[list[Unit]]:
+def units_of(it: SparseIteration) -> set[str]:
+    """What the loops of an iteration are divided among."""
+    return {str(entry["unit"]) for entry in entries_of(it)}
+
+
+def with_spatial_workers(func: SparseFunc) -> SparseFunc:
+    """The function in which loops over blocks and threads are spatial, also those of a reduction.
+
+    How their visits add up has been settled (:mod:`sparsetir.sparse_ir.schedule.gpu_races`).
+    """
+
+    def visit(it: Any) -> Any:
+        names = {
+            str(name)
+            for entry in entries_of(it)
+            if str(entry["unit"]) in GPU_UNITS
+            for name in entry["loops"]
+        }
+        kinds = [
+            "S" * len(flat_axes([node])) if _named(node) in names else it.kinds[at:end]
+            for node, at, end in _places(it)
+        ]
+        if "".join(kinds) == it.kinds:
+            return it
+        fields = ("span", "axes", "name", "vars", "init", "body", "annotations")
+        return SparseIteration(kinds="".join(kinds), **{f: getattr(it, f) for f in fields})
+
+    return func.replace(body=map_expr(func.body, [(SparseIteration, visit)]))
+
+
+def _places(it: SparseIteration) -> list[tuple[Any, int, int]]:
+    """(node, first, end) of the coordinates of each loop."""
+    out: list[tuple[Any, int, int]] = []
+    for node in it.axes:
+        at = out[-1][2] if out else 0
+        out.append((node, at, at + len(flat_axes([node]))))
+    return out
+
+
+def _named(node: Any) -> str:
+    return "_".join(a.name for a in flat_axes([node]))
+
+
+def thread_tags(func: SparseFunc) -> dict[tuple[str, ...], list[str]]:
+    """The kinds of the loops of a function, by (iteration, names of loops).
+
+    Of the loops over threads, and of those over blocks, the innermost is x, the one around it y.
+    Raises LoweringError where CUDA has no dimension left.
+    """
+    nested = {n.name for it in sparse_iterations(func) for n in nodes_of(SparseIteration, it.body)}
+    out: dict[tuple[str, ...], list[str]] = {}
+    for it in sparse_iterations(func):
+        if it.name not in nested:
+            _tag(it, out)
+    return out
+
+
+def _tag(it: SparseIteration, out: dict[tuple[str, ...], list[str]]) -> tuple[int, int]:
+    """Tag the loops of a nest; how many dimensions of blocks and of threads it takes."""
+    below = [_tag(n, out) for n in nodes_of(SparseIteration, it.body, nested=False)]
+    blocks, threads = (max((b[n] for b in below), default=0) for n in (0, 1))
+    place = {_named(node): n for n, node in enumerate(it.axes)}
+    entries = sorted(entries_of(it), key=lambda e: -place.get(str(e["loops"][0]), 0))
+    for entry in entries:
+        unit, kinds = str(entry["unit"]), []
+        if unit == "block" or entry.get("per_block"):
+            kinds.append(f"blockIdx.{_dimension(it, blocks)}")
+            blocks += 1
+        if unit in THREAD_UNITS:
+            kinds.append(f"threadIdx.{_dimension(it, threads)}")
+            threads += 1
+        if unit in ("cpu", "vector"):
+            kinds = ["parallel" if unit == "cpu" else "vectorized"]
+        out[(it.name, *map(str, entry["loops"]))] = kinds
+    return blocks, threads
+
+
+def _dimension(it: SparseIteration, number: int) -> str:
+    if number >= len(DIMENSIONS):
+        raise LoweringError(
+            f"sp_iter '{it.name}': annotation '{WORKERS}': expected at most three loops over "
+            "blocks and three over threads, as CUDA has, got more; parallelize neighbouring loops "
+            "as one"
+        )
+    return DIMENSIONS[number]
+
+
+def workers_of(
+    it: SparseIteration, levels: list[list[Unit]], tags: dict[tuple[str, ...], list[str]]
+) -> list[Workers]:
     """The groups of loops that are one parallel loop each, outermost first.
 
     Raises LoweringError for names that are none, and a group whose loops depend on each other.
     """
-    by_name = {_name(unit): unit for units in levels for unit in units}
-    groups: list[list[Unit]] = []
-    for names in divided(it):
+    by_name = {_named(unit.node): unit for units in levels for unit in units}
+    groups: list[Workers] = []
+    for entry in entries_of(it):
+        names = [str(name) for name in entry["loops"]]
         unknown = [name for name in names if name not in by_name]
         if unknown:
             raise LoweringError(
@@ -46,30 +170,59 @@ def workers_of(it: SparseIteration, levels: list[list[Unit]]) -> list[list[Unit]
                 f"sp_iter '{it.name}': the parallel loops {names} cannot be one loop, as the "
                 "extent of one of them depends on another"
             )
-        groups.append(group)
+        kinds = tags.get((it.name, *names), ["parallel"])
+        groups.append(Workers(group, kinds, int(entry.get("per_block", 0) or 0)))
     return groups
 
 
-def loops_around(stmt: tirx.Stmt, units: list[Unit], workers: list[list[Unit]]) -> tirx.Stmt:
+def loops_around(stmt: Any, units: list[Unit], workers: list[Workers]) -> tirx.Stmt:
     """The loops of a level around its block."""
     done: set[int] = set()
     for unit in reversed(units):
-        group = next((g for g in workers if any(u is unit for u in g)), [unit])
+        found = next((w for w in workers if any(u is unit for u in w.units)), None)
+        group = [unit] if found is None else found.units
         if id(unit) in done:
             continue
         done |= {id(u) for u in group}
-        parallel = any(g is group for g in workers)
-        kind = tirx.ForKind.PARALLEL if parallel else tirx.ForKind.SERIAL
-        if len(group) > 1:
-            stmt = _fused(stmt, group, kind)
-        else:
+        if found is None:
             zero = as_dtype(0, dtype_of(unit.loop))
-            stmt = tirx.For(unit.loop, zero, unit.extent, kind, stmt)
+            stmt = tirx.For(unit.loop, zero, unit.extent, tirx.ForKind.SERIAL, stmt)
+            continue
+        var, extent, stmt = _fused(stmt, group)
+        if found.per_block:
+            stmt = _over_blocks(stmt, var, extent, found)
+        elif found.kinds == ["parallel"]:
+            stmt = loop_over(var, extent, stmt, tirx.ForKind.PARALLEL)
+        else:
+            stmt = loop_over(var, extent, stmt, annotations={KIND: found.kinds[0]})
     return stmt
 
 
-def _fused(stmt: tirx.Stmt, group: list[Unit], kind: Any) -> tirx.Stmt:
-    """One loop for several, over the product of their extents."""
+def _over_blocks(stmt: Any, var: Any, extent: Any, workers: Workers) -> tirx.Stmt:
+    """Loops over blocks, and over the threads of one, which leave out what is beyond the last."""
+    dtype = dtype_of(var)
+    size = as_dtype(workers.per_block, dtype)
+    outer, inner = (tirx.Var(f"{var.name}_{n}", dtype) for n in range(2))
+    place = outer * size + inner
+    stmt = substitute(_under(stmt, var < as_dtype(extent, dtype)), {var: place})
+    blocks = tirx.floordiv(extent + as_dtype(workers.per_block - 1, dtype), size)
+    block, thread = workers.kinds
+    stmt = loop_over(inner, size, stmt, annotations={KIND: thread})
+    return loop_over(outer, blocks, stmt, annotations={KIND: block})
+
+
+def _under(stmt: Any, condition: Any) -> Any:
+    """A nest whose block is under a condition."""
+    if isinstance(stmt, tirx.For):
+        return loop_with(stmt, body=_under(stmt.body, condition))
+    predicate = tirx.all(stmt.predicate, condition)
+    return type(stmt)(stmt.iter_values, predicate, stmt.block)
+
+
+def _fused(stmt: Any, group: list[Unit]) -> tuple[Any, Any, Any]:
+    """(variable, extent, what is inside) of one loop for several, over the product of extents."""
+    if len(group) == 1:
+        return group[0].loop, group[0].extent, stmt
     dtype = "int64" if any(dtype_of(u.loop) == "int64" for u in group) else "int32"
     fused = tirx.Var("_".join(str(u.loop.name) for u in group), dtype)
     rest: Any = fused
@@ -82,8 +235,4 @@ def _fused(stmt: tirx.Stmt, group: list[Unit], kind: Any) -> tirx.Stmt:
         places[unit.loop] = as_dtype(place, dtype_of(unit.loop))
         rest = rest if last else tirx.floordiv(rest, size)
         extent = size if number == 0 else extent * size
-    return tirx.For(fused, as_dtype(0, dtype), extent, kind, substitute(stmt, places))
-
-
-def _name(unit: Unit) -> str:
-    return "_".join(a.name for a in flat_axes([unit.node]))
+    return fused, extent, substitute(stmt, places)

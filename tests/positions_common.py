@@ -113,3 +113,19 @@ def positive(
             OUT[i] = 0.0
         if A[i, j] > 0.0:
             OUT[i] = OUT[i] + A[i, j]
+
+
+@T.prim_func
+def rows_reduced(
+    a: T.handle, b: T.handle, indptr: T.handle, indices: T.handle, m: T.int32, n: T.int32,
+    nnz: T.int32,
+) -> None:  # fmt: skip
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    N = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (N,), "float32")
+    with T.sp_iter([I, J], "RS", "sums") as [i, j]:
+        with T.init():
+            B[j] = T.float32(0)
+        B[j] = B[j] + A[i, j]

@@ -16,6 +16,7 @@ from sparsetir.sparse_ir.schedule.parallelize import parallelize
 from sparsetir.sparse_ir.schedule.precompute import SCOPES, precompute
 from sparsetir.sparse_ir.schedule.slices import slices
 from sparsetir.sparse_ir.schedule.split import TAILS, split
+from sparsetir.sparse_ir.schedule.steps import steps
 
 __all__ = ["schedule_at_random"]
 
@@ -180,6 +181,17 @@ def _slices(d: _Drawing) -> None:
     d.apply(slices, d.loop(), d.loop(), lanes, **options, filled=d.choose((1, 90, 101)))
 
 
+def _steps(d: _Drawing) -> None:
+    d.apply(steps, d.loop(), d.choose((1, 2, 4)))
+
+
+def _positions(d: _Drawing) -> None:
+    fused = [x for x in d.loops if len(x.axes) > 1]
+    if not fused:
+        raise _Skipped
+    d.sch.positions(d.choose(fused), parts=d.choose((None, 2)))
+
+
 def _pack(d: _Drawing) -> None:
     d.sch.pack(d.choose([b.name for b in d.sch.func.buffers]), d.ref)
 
@@ -191,7 +203,7 @@ def _annotate(d: _Drawing) -> None:
 MOVES = (
     _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
     _reorder, _split, _split, _result, _result, _distribute,
-    _slices, _slices, _pack, _pack,
+    _slices, _slices, _pack, _pack, _steps, _positions,
 )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.workers import GPU_UNITS, units_of
 from sparsetir.targets import resolve_target
 
 __all__ = ["Stages", "lower", "lower_template", "name_of"]
@@ -83,6 +84,11 @@ def lower_template(template: Any, problem: Any, config: Any, target: Any = "llvm
     return lower(template.program(problem, config), template.apply, config, target)
 
 
+def _binds_in_stage_one(func: SparseFunc) -> bool:
+    """Whether `parallelize` has divided loops among blocks and threads."""
+    return any(units_of(it) & set(GPU_UNITS) for it in sparse_iterations(func))
+
+
 def name_of(func: Any) -> str:
     """The name that a function has by itself."""
     return str(func.attrs["global_symbol"]) if "global_symbol" in func.attrs else "main"
@@ -103,7 +109,9 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
         stages = for_all_sizes(sch.func, target)
     else:
         lowered = lower_sparse_iter(sch.func)
-        scheduled = default_schedule(lowered, target) if second is None else _only(second)
+        scheduled = lowered if second is None else _only(second)
+        if second is None or is_gpu(target) and _binds_in_stage_one(sch.func):
+            scheduled = default_schedule(scheduled, target)  # of what is not bound yet
         stages = {"I": sch.func, "II": lowered, "II scheduled": scheduled}
     return _finished(stages, stages["II scheduled"], target)
 

@@ -17,6 +17,7 @@ from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.workers import KIND
 
 __all__ = [
     "apply_kinds",
@@ -27,8 +28,6 @@ __all__ = [
     "thread_axis",
 ]
 
-# Loop annotation: what `apply_kinds` makes of the loop.
-KIND = "sparsetir.kind"
 LOOPS = {"parallel": tirx.ForKind.PARALLEL, "vectorized": tirx.ForKind.VECTORIZED}
 LEGAL = 'pass race="ignore" where visits meet by atomics or not at all'
 

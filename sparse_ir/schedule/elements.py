@@ -29,25 +29,27 @@ class Elements(Cut):
     """An iteration over rows and what they store, whose elements are visited in another way.
 
     loop : names what is declared
-    row, column : a dense axis, and the sparse_variable axis under it
-    over : the coordinates of both
+    path : a dense axis, and sparse_variable axes, each under the one before
+    over : the coordinates of these
     positions : a dense axis of all elements, which buffers over the two axes lie over from now on
     buffers : those that the primitive declares
     """
 
     def __init__(
         self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop,
-        row: Axis, column: Axis, over: list[Any],
+        path: list[Axis], over: list[Any],
     ) -> None:  # fmt: skip
         super().__init__(who, func, it, loop)
-        self.row, self.column, self.over = row, column, over
+        self.path, self.over = path, over
+        self.row, self.column = path[0], path[-1]
+        column = self.column
         for other in sparse_iterations(func):
             if other.name != it.name and column.name in {a.name for a in flat_axes(other.axes)}:
                 self.refuse(
                     f"sp_iter '{other.name}' visits '{column.name}' too; expected it to be visited "
                     "here alone"
                 )
-        name = fresh_name(func, f"{row.name}_{column.name}")
+        name = fresh_name(func, "_".join(a.name for a in path))
         self.positions = Axis(
             name=name, kind="dense_fixed", length=column.nnz, idtype=column.idtype
         )
@@ -75,7 +77,7 @@ class Elements(Cut):
         def indices(node: Any, buffer: Any) -> list[Any]:
             old = next(b for b in self.func.buffers if b.var.same_as(buffer))
             first = [a.name for a in old.axes or ()].index(self.row.name)
-            return [*node.indices[:first], at, *node.indices[first + 2 :]]
+            return [*node.indices[:first], at, *node.indices[first + len(self.path) :]]
 
         def load(node: Any) -> Any:
             if node.source not in self.moved:
@@ -101,21 +103,22 @@ class Elements(Cut):
         return name if name not in taken else self._name(wish, [*taken])
 
     def _moved_buffers(self) -> dict[Any, SparseBuffer]:
-        """By its variable, each buffer over both axes as one over positions."""
+        """By its variable, each buffer over all axes as one over positions."""
         out: dict[Any, SparseBuffer] = {}
-        pair = [self.row.name, self.column.name]
+        path = [a.name for a in self.path]
+        below = len(path) - 1
         for b in self.func.buffers:
             names = [a.name for a in b.axes or ()]
             if self.column.name not in names:
                 continue
-            at = names.index(self.column.name) - 1
-            if names[at : at + 2] != pair or any(
+            at = names.index(self.column.name) - below
+            if names[max(at, 0) : at + len(path)] != path or any(
                 a.parent is not None and a.parent.name == self.column.name for a in b.axes or ()
             ):
                 self.refuse(
-                    f"buffer '{b.name}' over {names} does not lie over the elements of {pair} alone"
+                    f"buffer '{b.name}' over {names} does not lie over the elements of {path} alone"
                 )
-            axes = [*(b.axes or ())[:at], self.positions, *(b.axes or ())[at + 2 :]]
+            axes = [*(b.axes or ())[:at], self.positions, *(b.axes or ())[at + len(path) :]]
             scope = b.var.ty.storage_scope
             var = buffer_var([a.length for a in axes], b.dtype, b.name, scope)
             out[b.var] = SparseBuffer(var=var, axes=axes, handle=b.handle)
@@ -123,13 +126,13 @@ class Elements(Cut):
         return out
 
     def _refuse_accesses(self, buffer: SparseBuffer, at: int) -> None:
-        """Refuse accesses of a buffer over both axes that are not at the element visited."""
+        """Refuse accesses of a buffer over all axes that are not at the element visited."""
         here = [self.it.body, *([] if self.it.init is None else [self.it.init])]
         accesses = [list(x.indices) for part in here for x in accesses_of(part, buffer.var)]
         if len(accesses) != len(accesses_of(self.func.body, buffer.var)):
             self.refuse(f"buffer '{buffer.name}' is accessed outside of this iteration too")
         for indices in accesses:
-            if not same_indices(indices[at : at + 2], self.over):
+            if not same_indices(indices[at : at + len(self.path)], self.over):
                 self.refuse(
                     f"buffer '{buffer.name}' is accessed at {indices}, which is not the element "
                     "visited"

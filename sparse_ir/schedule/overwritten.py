@@ -35,21 +35,25 @@ from tvm.sym import Analyzer, detect_linear_equation
 
 from sparsetir.sparse_ir.nodes import (
     Axis,
+    SparseBuffer,
     SparseFunc,
     SparseIteration,
     loads_of,
     map_expr,
     nodes_of,
+    same_indices,
     stores_of,
     substitute,
+    without_iteration,
 )
+from sparsetir.sparse_ir.position_space import dtype_of
 from sparsetir.sparse_ir.promises import promises_of
-from sparsetir.sparse_ir.reduction import is_tail, taken_apart
-from sparsetir.sparse_ir.schedule.loops import changed, find_iteration
+from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
 from sparsetir.sparse_ir.tails import as_if_unshifted
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["with_init_before", "without_init"]
+__all__ = ["set_before", "with_init_before", "with_plain_init", "without_init"]
 
 
 def without_init(
@@ -85,7 +89,9 @@ def without_init(
     want = [*store.indices, *conditions]
     if len(have) != len(want) or not all(map(tvm_ffi.structural_equal, have, want)):
         return None
-    return func.replace(body=_without(func.body, init.name)), substitute(first.value, renamed)
+    return func.replace(body=without_iteration(func.body, init.name)), substitute(
+        first.value, renamed
+    )
 
 
 def with_init_before(
@@ -123,11 +129,74 @@ def with_init_before(
     lengths = [found[v].length for v in first.indices]
     if not _is_whole(func, store.buffer, lengths) or not _reaches(func, init, spatial, lengths):
         return None
-    out = func.replace(body=_without(func.body, before.name))
+    out = func.replace(body=without_iteration(func.body, before.name))
     merged = changed(it, init=init)
     body = map_expr(out.body, [(SparseIteration, lambda n: merged if n.name == it.name else n)])
     out = out.replace(body=body)
     return out, find_iteration(out, it.name)
+
+
+def set_before(func: SparseFunc, it: SparseIteration, flat: SparseIteration) -> str | None:
+    """The name of the iteration right before that sets all that another one updates.
+
+    it : one of the function's iterations
+    flat : as `it`, but with the update as its body, and loops around it that go to all elements
+
+    None where there is none such, where visits meet, or where it sets something else than what the
+    update's operator leaves as it is.
+    """
+    if "R" in flat.kinds:
+        return None
+    update = reduction_of(flat.body)
+    if update is None:
+        return None
+    axes = {v: axis for axis, v, _ in flat.axis_of()}
+    same = without_init(func, it.name, flat.body, axes)
+    value = None if same is None else same[1]
+    if value is None:
+        body = map_expr(func.body, [(SparseIteration, lambda n: flat if n.name == it.name else n)])
+        found = with_init_before(func.replace(body=body), flat)
+        value = None if found is None else taken_apart(found[1].init)[1].value
+    before = _before(func.body, it.name, update.store.buffer)
+    if value is None or before is None:
+        return None
+    unit = update.identity(dtype_of(value))
+    return before.name if same_indices([value], [unit]) else None
+
+
+def with_plain_init(func: SparseFunc, iteration: str, buffer: SparseBuffer) -> SparseFunc:
+    """The function in which what is set before an iteration is set by loops over its own axes.
+
+    buffer : that the iteration adds to
+
+    Before, and after::
+
+        with T.sp_iter([K0_all, I_all, K1_all], "SSS", "spmm_init") as [k0, i, k1]:
+            C[i, k0 * 4 + k1] = 0.0
+
+        with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+            C[i, k] = 0.0
+
+    As it was where one value is not set everywhere.
+    """
+    init = _before(func.body, iteration, buffer.var)
+    axes = buffer.axes or ()
+    if init is None or init.init is not None or init.annotations:
+        return func
+    _, first = taken_apart(init.body)
+    spatial = {v: axis for axis, v, _ in init.axis_of()}
+    dense = all(a.kind == "dense_fixed" for a in [*axes, *spatial.values()])
+    constant = isinstance(first, tirx.BufferStore) and isinstance(
+        first.value, tirx.IntImm | tirx.FloatImm
+    )
+    lengths = [a.length for a in axes]
+    if not dense or not constant or not _reaches(func, init.body, spatial, lengths):
+        return func
+    loops = [Loop(a, [tirx.Var(a.name.lower(), a.idtype)], "S") for a in axes]
+    body = tirx.BufferStore(buffer.var, first.value, [x.var for x in loops])
+    plain = changed(init, loops, body=body)
+    out = map_expr(func.body, [(SparseIteration, lambda n: plain if n.name == init.name else n)])
+    return func.replace(body=out)
 
 
 def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
@@ -229,16 +298,6 @@ def _before(body: Any, iteration: str, buffer: Any) -> SparseIteration | None:
 def _reads_what_changes(func: SparseFunc, store: Any) -> bool:
     written = [s.buffer for s in stores_of(func.body)]
     return any(loads_of(store.value, b) for b in written)
-
-
-def _without(body: Any, name: str) -> Any:
-    def visit(node: Any) -> Any:
-        kept = [s for s in node.seq if not _is_named(s, name)]
-        if len(kept) == 1:
-            return kept[0]
-        return node if len(kept) == len(node.seq) else tirx.SeqStmt(kept)
-
-    return map_expr(body, [(tirx.SeqStmt, visit)])
 
 
 def _is_named(stmt: Any, name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Run a loop on many workers (Senanayake's thesis, chapter 7).
+"""Run a loop on many workers (Senanayake's thesis, chapter 7; Sgap, section 5).
 
 Before::
 
@@ -9,15 +9,24 @@ After `parallelize([k0, i], "cpu")`, where the two are one parallel loop in stag
     with T.sp_iter([K0, I, J, K1], "SSRS", "spmm") as [k0, i, j, k1]:
         T.sp_iter_attr({"parallel": [{"loops": ["K0", "I"], "unit": "cpu", "race": "none"}]})
 
+On a GPU a loop is over "block", blocks of threads; "thread", the threads of a block; or "warp",
+groups of 32 threads, which loops over threads inside of it make up. The innermost loop over threads
+is `threadIdx.x`, the one around it `threadIdx.y`; so it is with blocks. With `per_block` one loop
+is both: blocks, and so many of its visits in each. Loops over "vector" become vectors.
+
 A loop is free of races where each of its coordinates writes elements of its own, and reads of what
 the iteration writes only those. What a tile that begins earlier computes again is the same again.
-Rows that several visits add to are kept apart by race="temporary", see
-:mod:`sparsetir.sparse_ir.schedule.temporary`.
+Where visits add to the same elements, `race` says how they meet: see
+:mod:`sparsetir.sparse_ir.schedule.gpu_races` for GPUs, and
+:mod:`sparsetir.sparse_ir.schedule.temporary` for CPUs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
@@ -30,11 +39,13 @@ from sparsetir.sparse_ir.nodes import (
     visited_node,
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.schedule import gpu_races
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     around,
     changed,
+    find_iteration,
     inside,
     iteration_of,
     loops_of,
@@ -45,47 +56,55 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.temporary import with_temporaries
 from sparsetir.sparse_ir.tails import plain_accesses
-from sparsetir.sparse_ir.workers import WORKERS, divided
+from sparsetir.sparse_ir.workers import GPU_UNITS, THREAD_UNITS, WORKERS, divided, units_of
 
 __all__ = ["parallelize"]
 
 WHO = "parallelize"
-UNITS = ("cpu",)
-RACES = ("none", "ignore", "temporary")
-ELSEWHERE = {
-    "block": "lower() and bind the loop to a thread axis there",
-    "warp": "lower() and bind the loop to a thread axis there",
-    "thread": "lower() and bind the loop to a thread axis there",
-    "vector": "lower() and vectorize the loop there",
-    "atomics": "a CPU has no atomic update of what several workers add to; legal are loops over "
-    'rows that one worker owns, or race "temporary", where workers have copies that are summed, '
-    "for loops that are cut by their positions",
-}
+UNITS = ("cpu", *GPU_UNITS, "vector")
+RACES = ("none", "ignore", "temporary", "atomics", "group(r)", "segment(r)")
+NO_ATOMICS = (
+    "a CPU has no atomic update of what several workers add to; legal are loops over rows that one "
+    'worker owns, or race "temporary", where workers have copies that are summed, for loops that '
+    "are cut by their positions"
+)
+MAX_THREADS = 1024  # of a block
 
 
 def parallelize(
-    func: SparseFunc, loop: SpIter | Sequence[SpIter], unit: str = "cpu", *, race: str = "none"
+    func: SparseFunc,
+    loop: SpIter | Sequence[SpIter],
+    unit: str = "cpu",
+    *,
+    race: str = "none",
+    per_block: int | None = None,
 ) -> tuple[SparseFunc, list[SparseIterationRef] | None]:
     """The function with a loop, or neighbouring loops as one, divided among workers.
 
-    unit : "cpu", threads of a CPU
+    unit : "cpu", threads of a CPU; "block", "warp" or "thread" of a GPU; "vector"
     race : "none", refused unless it is proven that there is none; "ignore", what several workers
-        write is the same or of no account, which is the caller's word; "temporary", of a loop over
-        chunks of fused rows and elements, alone or among loops free of races: chunks keep what they
-        have of rows of others, which a loop on one worker adds afterwards
+        write is the same or of no account, which is the caller's word. "temporary": of a loop over
+        chunks of fused rows and elements, alone or among loops free of races, chunks keep what they
+        have of rows of others, which a loop on one worker adds afterwards, in an order that does
+        not depend on the workers; of another loop over up to 32 threads of a GPU, these add up what
+        they have and one of them writes. On a GPU also "atomics", visits add atomically;
+        "group(r)", each r threads add up what they have, and one writes; "segment(r)", the first
+        one of each run of threads with the same row writes
+    per_block : of a GPU's loop over "warp" or "thread", how many of its visits a block of threads
+        has; the loop is over blocks, too. None: the loop has a constant extent, within a block
 
-    Threads do not nest: no loop around these, and none inside, may be divided as well. What is
-    divided stays as it is, so that loops are cut and moved before.
+    The threads of a CPU do not nest: no loop around these, and none inside, may be divided as well.
+    What is divided stays as it is, so that loops are cut and moved before.
 
-    For "temporary" the handles are those of the iterations that keep, that go over the chunks
-    afterwards, and that add.
+    For "temporary" of chunks the handles are those of the iterations that keep, that go over the
+    chunks afterwards, and that add; for races of a GPU those of the iterations that write.
     """
     handles = [loop] if isinstance(loop, SpIter) else list(loop)
     if not handles:
         raise ScheduleError(f"{WHO}: argument 'loop': expected one or more loops, got none")
     it = iteration_of(WHO, func, handles[0])
     places = [place_of(WHO, func, it, handle) for handle in handles]
-    _refuse_words(it, unit, race)
+    kind, lanes = _race(it, unit, race)
     if places != list(range(places[0], places[0] + len(places))):
         raise ScheduleError(
             f"{WHO}: argument 'loop': expected neighbours in the order of the iteration, got "
@@ -93,28 +112,61 @@ def parallelize(
         )
     chosen = [loops_of(it)[p] for p in places]
     _refuse_dependent(it, chosen)
-    _refuse_nested(func, it, chosen)
-    if race == "none":
-        _refuse_races(func, it, places)
-    chunks = places[-1:]
-    if race == "temporary":
-        chunks = [p for p in places if _is_over_chunks(func, it, p)] or chunks
-        _refuse_races(func, it, [p for p in places if p not in chunks])
-    new = {"loops": [loop.name for loop in chosen], "unit": unit, "race": race}
-    annotations = {**dict(it.annotations.items()), WORKERS: [new]}
-    if race == "temporary":
-        return with_temporaries(WHO, func, it, chunks[0], annotations)
-    return replaced(WHO, func, it, changed(it, annotations=annotations)), None
+    _refuse_nested(func, it, chosen, unit)
+    if unit in (*THREAD_UNITS, "vector"):
+        _refuse_extent(it, chosen, unit, per_block)
+    elif per_block is not None:
+        raise ScheduleError(
+            f"{WHO}: argument 'per_block': expected None for unit \"{unit}\", whose visits are no "
+            f"threads, got {per_block!r}\n{show(it)}"
+        )
+    new: dict[str, Any] = {"loops": [x.name for x in chosen], "unit": unit, "race": race}
+    if per_block is not None:
+        new["per_block"] = per_block
+    if kind == "none":
+        _refuse_races(func, it, places, unit)
+    chunks = [p for p in places if _is_over_chunks(func, it, p)]
+    if kind == "temporary" and (chunks or unit == "cpu"):
+        chunks = chunks or places[-1:]
+        _refuse_races(func, it, [p for p in places if p not in chunks], unit)
+        return with_temporaries(WHO, func, it, chunks[0], _with_entry(it, new))
+    refs = None
+    if kind in ("atomics", "temporary", "group", "segment"):
+        func, refs = gpu_races.meeting(WHO, func, it, places, kind, lanes)
+        it = find_iteration(func, it.name)
+    return replaced(WHO, func, it, changed(it, annotations=_with_entry(it, new))), refs
 
 
-def _refuse_words(it: SparseIteration, unit: str, race: str) -> None:
-    for name, value, allowed in (("unit", unit, UNITS), ("race", race, RACES)):
-        if value not in allowed:
-            legal = " or ".join(f'"{word}"' for word in allowed)
-            why = f": {ELSEWHERE[value]}" if value in ELSEWHERE else ""
-            raise ScheduleError(
-                f"{WHO}: argument '{name}': expected {legal}, got {value!r}{why}\n{show(it)}"
-            )
+def _with_entry(it: SparseIteration, new: dict[str, Any]) -> dict[str, Any]:
+    """The annotations of an iteration with one more entry."""
+    entries = list(it.annotations.get(WORKERS, []))
+    return {**dict(it.annotations.items()), WORKERS: [*entries, new]}
+
+
+def _race(it: SparseIteration, unit: str, race: str) -> tuple[str, int]:
+    """The strategy, and the lanes of a group."""
+    if unit not in UNITS:
+        legal = " or ".join(f'"{word}"' for word in UNITS)
+        raise ScheduleError(f"{WHO}: argument 'unit': expected {legal}, got {unit!r}\n{show(it)}")
+    kind, lanes = gpu_races.parsed(race)
+    allowed = ["none", "ignore"]
+    if unit == "cpu":
+        allowed += ["temporary"]
+    elif unit in GPU_UNITS:
+        allowed += [
+            "atomics",
+            *(["temporary", "group(r)", "segment(r)"] if unit == "thread" else []),
+        ]
+    if (f"{kind}(r)" if lanes else kind) not in allowed:
+        legal = " or ".join(f'"{word}"' for word in allowed)
+        why = f": {NO_ATOMICS}" if (unit, kind) == ("cpu", "atomics") else ""
+        if any("(r)" in word for word in allowed):
+            why = ", r a power of two up to 32"
+        raise ScheduleError(
+            f"{WHO}: argument 'race': expected {legal} for unit \"{unit}\", got {race!r}{why}"
+            f"\n{show(it)}"
+        )
+    return kind, lanes
 
 
 def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
@@ -135,14 +187,57 @@ def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
         above |= set(loop.axes)
 
 
-def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop]) -> None:
+def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop], unit: str) -> None:
+    """Refuse a loop that is divided already, threads of a CPU in others, and blocks in threads."""
+    place = loops_of(it).index(chosen[0])
     for other in [it, *around(func, it), *inside(it)]:
-        for names in divided(other):
-            where = "" if other is it else f" of '{other.name}'"
+        where = "" if other is it else f" of '{other.name}'"
+        before = [x.name for x in loops_of(it)[:place]] if other is it else []
+        outside = other is not it and it.name in {n.name for n in inside(other)}
+        entries = other.annotations.get(WORKERS, [])
+        for names, entry in zip(divided(other), entries, strict=True):
+            what, own = str(entry["unit"]), other is it and {x.name for x in chosen} & set(names)
+            if own or "cpu" in (unit, what) and "vector" not in (unit, what):
+                raise ScheduleError(
+                    f"{WHO}: {names}{where} is divided among threads already, which do not nest; "
+                    "legal are neighbouring loops as one, such as parallelize([outer, inner])"
+                    f"\n{show(it)}"
+                )
+            is_outer = outside or set(names) <= set(before)
+            wrong = (unit, what) if is_outer else (what, unit)  # (inner, outer)
+            if wrong[0] == "block" and wrong[1] in THREAD_UNITS or wrong[1] == "vector":
+                raise ScheduleError(
+                    f'{WHO}: a loop over "{wrong[0]}" cannot lie in one over "{wrong[1]}", as of '
+                    f"{names}{where} and this; sparse_reorder can change their order\n{show(it)}"
+                )
+
+
+def _refuse_extent(
+    it: SparseIteration, chosen: list[Loop], unit: str, per_block: int | None
+) -> None:
+    """Refuse loops that are longer than a block, or of an extent that is no number."""
+    if per_block is not None:
+        fits = isinstance(per_block, int) and not isinstance(per_block, bool)
+        if unit == "vector" or not fits or not 0 < per_block <= MAX_THREADS:
             raise ScheduleError(
-                f"{WHO}: {names}{where} is divided among threads already, which do not nest; "
-                "legal are neighbouring loops as one, such as parallelize([outer, inner])"
+                f"{WHO}: argument 'per_block': expected None or 1 to {MAX_THREADS} visits of a "
+                f'loop over "warp" or "thread", got {per_block!r} for "{unit}"\n{show(it)}'
+            )
+        return
+    for loop in chosen:
+        axis = loop.node
+        dense = isinstance(axis, Axis) and axis.kind == "dense_fixed"
+        if not dense or not isinstance(axis.length, tirx.IntImm) or len(chosen) > 1:
+            instead = "" if unit == "vector" else ", or per_block=n"
+            raise ScheduleError(
+                f"{WHO}: argument 'loop': expected one loop over a dense axis of constant extent "
+                f'for unit "{unit}", as split makes{instead}, got {[x.name for x in chosen]}'
                 f"\n{show(it)}"
+            )
+        if int(axis.length) > MAX_THREADS and unit in THREAD_UNITS:
+            raise ScheduleError(
+                f"{WHO}: argument 'loop': expected at most {MAX_THREADS} visits, as a block has "
+                f"threads, got {int(axis.length)} of '{loop.name}'; split it\n{show(it)}"
             )
 
 
@@ -151,15 +246,19 @@ def _is_over_chunks(func: SparseFunc, it: SparseIteration, place: int) -> bool:
     return isinstance(node, Axis) and pieces_under(func, it, node) is not None
 
 
-def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int]) -> None:
+def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int], unit: str) -> None:
     plain = plain_accesses(it, func)
     private = private_buffers(func).get(it.name, set())
+    met = gpu_races.met(it) if unit in GPU_UNITS else set()
     facts = races_of(plain, private)
     for place in places:
-        if facts[place] == FREE:
+        if facts[place] == FREE or gpu_races.raced(facts[place]) <= met:
             continue
         name = loops_of(it)[place].name
+        gpu = unit in GPU_UNITS or bool(units_of(it) & set(GPU_UNITS))
         also = ', and race="temporary" of this one' if _is_over_chunks(func, it, place) else ""
+        if gpu:
+            also = ', and race="atomics" of a sum'
         raise ScheduleError(
             f"{WHO}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
             'whose coordinates each write elements of their own, or race="ignore" where you know '

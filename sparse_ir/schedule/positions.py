@@ -18,6 +18,17 @@ After `positions(i_j)`, a loop over a dense axis, with coordinates from arrays::
 Values are the arrays that they were: buffers over these axes lie over the positions. The row of
 each element is a computed parameter, so kernels are called as before.
 
+Where each row reduces its own elements, as in SpMM, visits of the loop add to rows that others add
+to as well, and the init is an iteration of its own, since rows without elements have one too::
+
+    with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+        C[i, k] = 0.0
+    with T.sp_iter([I_J, K], "SS", "spmm") as [ij, k]:
+        C[I_at[ij], k] = C[I_at[ij], k] + A[ij] * B[J_at[ij], k]
+
+Axes of more levels, as those of a tensor in CSF, are gone through in the same way, by arrays for
+the coordinates of each level.
+
 With `parts` the columns are cut into as many ranges, and all elements of a range are visited before
 those of the next, so that what is read by columns stays in cache. The order is a computed parameter
 too, and so are both coordinates in this order: `Out[I_J_order[ij]]`.
@@ -43,13 +54,17 @@ from sparsetir.sparse_ir.schedule.elements import Elements
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
+    around,
     changed,
+    fresh_name,
     handle_of,
     iteration_of,
     loops_of,
     place_of,
     replaced,
 )
+from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
+from sparsetir.sparse_ir.separate_init import separate_init
 
 __all__ = ["positions"]
 
@@ -65,8 +80,9 @@ def positions(
 ) -> tuple[SparseFunc, SpIter]:
     """The function with a loop over the positions of fused axes, and its handle.
 
-    loop : over a dense axis fused with a sparse_variable axis under it, both spatial or both
-        reductions, which no other iteration visits
+    loop : over a dense axis fused with sparse_variable axes, each under the one before, all
+        spatial, all reductions, or a reduction below the dense one; no other iteration visits the
+        last of them
     parts : ranges of columns that are gone through one after the other; None for the order of
         storage. A name makes their number a computed parameter, as in `divide`
     default : the number of parts where whoever makes a plan does not say another, or the recipe of
@@ -80,43 +96,65 @@ def positions(
 class _Positions(Elements):
     def __init__(self, func: SparseFunc, it: SparseIteration, place: int) -> None:
         self.place, self.old = place, loops_of(it)[place]
-        row, column = _path(Cut(WHO, func, it, self.old), self.old)
-        super().__init__(WHO, func, it, self.old, row, column, self.old.vars)
+        path = _path(Cut(WHO, func, it, self.old), self.old)
+        super().__init__(WHO, func, it, self.old, path, self.old.vars)
         self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
 
     def run(self, parts: int | str | None, default: Any) -> tuple[SparseFunc, SpIter]:
         """The rewritten function and the handle of the loop."""
-        row, column, it = self.row, self.column, self.it
-        rows: dict[str, Any] = {"indptr": f"${column.indptr.name}"}
-        at: Any = self.var
-        if parts is None:
-            held = (
-                self._coordinates(row, "at", row_of_position, **rows),
-                self.bound(f"{column.name}_at", [self.positions], column.indices),
-            )
-        else:
+        it, at, order = self.it, self.var, None
+        if parts is not None:
             order = self._order(self._parts(parts, default))
-            given = f"${order.handle.name}"
-            values = f"${column.indices.name}"
-            held = (
-                self._coordinates(row, "at", row_of_position, **rows, order=given),
-                self._coordinates(column, "at", in_order, values=values, order=given),
-            )
             at = tirx.BufferLoad(order.var, [self.var])
+        held = self._levels(order)
         coordinates = [tirx.BufferLoad(b.var, [self.var]) for b in held]
+        mixed = len(set(self.old.kinds)) > 1
         new = Loop(self.positions, [self.var], self.old.kinds[0])
         loops = loops_of(it)
-        iteration = changed(
+        own_init = it.init is not None and not mixed
+        main = changed(
             it,
             [*loops[: self.place], new, *loops[self.place + 1 :]],
-            init=None if it.init is None else self.rewritten(it.init, at, coordinates),
+            init=self.rewritten(it.init, at, coordinates) if own_init else None,
             body=self.rewritten(it.body, at, coordinates),
         )
+        before = self._init() if mixed and it.init is not None else []
         out = replaced(
-            WHO, self.moved_function(), it, iteration, axes=self.axes, buffers=self.buffers,
-            params=self.params, trusted=False,
+            WHO, self.moved_function(), it, tirx.SeqStmt([*before, main]) if before else main,
+            axes=self.axes, buffers=self.buffers, params=self.params, trusted=False,
         )  # fmt: skip
         return out, handle_of(it, new)
+
+    def _init(self) -> list[SparseIteration]:
+        """The init of rows that reduce their own elements, for all rows."""
+        visited = [a.name for x in around(self.func, self.it) for a in flat_axes(x.axes)]
+        first = separate_init(self.it, self.func, visited)
+        known = {a.name for a in self.func.axes}
+        self.axes += [a for a in first.axes if a.name not in known]
+        return [over_fresh_vars(first, name=fresh_name(self.func, first.name))]
+
+    def _levels(self, order: SparseBuffer | None) -> list[SparseBuffer]:
+        """The coordinates of each level: buffers over the positions of the last one.
+
+        order : in which positions are visited, as `in_order` takes it; None for that of storage
+        """
+        *above, last = self.path
+        which: dict[str, Any] = {} if order is None else {"order": f"${order.handle.name}"}
+        visited, below = which, last
+        held: list[SparseBuffer] = []
+        for axis in reversed(above):
+            what = "at" if axis is self.row else "position"
+            indptr = f"${below.indptr.name}"
+            made = self._coordinates(axis, what, row_of_position, indptr=indptr, **which)
+            which, below = {"order": f"${made.handle.name}"}, axis
+            if axis is not self.row:
+                values = f"${axis.indices.name}"
+                made = self._coordinates(axis, "at", in_order, values=values, **which)
+            held.insert(0, made)
+        if order is None:
+            return [*held, self.bound(f"{last.name}_at", [self.positions], last.indices)]
+        values = f"${last.indices.name}"
+        return [*held, self._coordinates(last, "at", in_order, values=values, **visited)]
 
     def _order(self, parts: Any) -> SparseBuffer:
         """The position that is visited at each place of the order."""
@@ -141,24 +179,19 @@ class _Positions(Elements):
         return self.table(f"{of.name}_{what}", [self.positions], recipe.__name__, **how)
 
 
-def _path(cut: Cut, loop: Loop) -> tuple[Axis, Axis]:
-    """The axes of a loop: rows and columns."""
+def _path(cut: Cut, loop: Loop) -> list[Axis]:
+    """The axes of a loop: rows, and levels under them."""
     axes, node = flat_axes([loop.node]), loop.node
-    fits = (
-        isinstance(node, FusedAxis)
-        and len(axes) == 2
-        and axes[0].kind == "dense_fixed"
-        and axes[1].kind == "sparse_variable"
-        and axes[1].parent.name == axes[0].name
-    )
-    if not fits:
+    under = [a.kind == "sparse_variable" for a in axes[1:]]
+    fits = isinstance(node, FusedAxis) and axes[0].kind == "dense_fixed" and all(under)
+    if not fits or any(b.parent.name != a.name for a, b in zip(axes, axes[1:], strict=False)):
         cut.refuse(
-            "expected a loop over a dense axis fused with a sparse_variable axis under it, got "
-            f"'{loop.name}'; sparse_fuse makes such a loop"
+            "expected a loop over a dense axis fused with sparse_variable axes, each under the one "
+            f"before, got '{loop.name}'; sparse_fuse makes such a loop"
         )
-    if len(set(loop.kinds)) > 1:
+    if len(set(loop.kinds)) > 1 and (loop.kinds[0] != "S" or "S" in loop.kinds[1:]):
         cut.refuse(
-            f"expected axes of one kind, got '{loop.kinds}' for '{loop.name}'; divide cuts such a "
-            "loop at rows, or at positions"
+            "expected axes of one kind, or a reduction below the first of them, got "
+            f"'{loop.kinds}' for '{loop.name}'"
         )
-    return axes[0], axes[1]
+    return axes

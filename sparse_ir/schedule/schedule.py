@@ -37,6 +37,7 @@ from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
 from sparsetir.sparse_ir.schedule.slices import slices
 from sparsetir.sparse_ir.schedule.split import split
+from sparsetir.sparse_ir.schedule.steps import steps
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
 
 __all__ = ["Schedule"]
@@ -200,6 +201,16 @@ class Schedule:
             slices, rows, columns, lanes, longest=longest, window=window, filled=filled
         )
 
+    def steps(self, columns: SpIter, lanes: int) -> list[SpIter]:
+        """Go through what each row stores in steps of so many elements side by side.
+
+        columns : over the sparse axis under a dense one, a reduction
+        lanes : elements of a step
+
+        Handles: steps, lanes. More: `help("sparsetir.sparse_ir.schedule.steps")`.
+        """
+        return self._apply(steps, columns, lanes)
+
     def distribute(self, loop: SpIter | Sequence[SpIter]) -> list[SparseIterationRef]:
         """Move the innermost loops of an iteration into each of its steps; handles of the steps.
 
@@ -208,19 +219,24 @@ class Schedule:
         return self._apply(distribute, loop if isinstance(loop, SpIter) else list(loop))
 
     def parallelize(
-        self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", *, race: str = "none"
-    ) -> list[SparseIterationRef] | None:
+        self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", *, race: str = "none",
+        per_block: int | None = None,
+    ) -> list[SparseIterationRef] | None:  # fmt: skip
         """Divide a loop, or neighbouring ones as one, among workers; the last thing done to it.
 
-        unit : "cpu", the threads of a CPU; those of a GPU are bound after `lower`
+        unit : "cpu", the threads of a CPU; "block", "warp" or "thread" of a GPU; "vector"
         race : "none", refused where visits may meet; "ignore", on your word that they do not;
-            "temporary", of chunks of rows and elements fused: those of rows of others are kept,
-            and added afterwards. Gives handles of the iterations that keep, carry and add
+            "temporary", on a CPU of chunks of rows and elements fused: those of rows of others are
+            kept, and added afterwards; of up to 32 threads of a GPU: one writes what all have.
+            Of a GPU also "atomics", "group(r)" and "segment(r)", where r threads add up what they
+            have for one row, or for each run of equal rows. Gives handles of what writes
+        per_block : visits of a GPU's block of threads, where the loop is over blocks, too
 
-        More: `help("sparsetir.sparse_ir.schedule.parallelize")`.
+        More: `help("sparsetir.sparse_ir.schedule.parallelize")`, and `gpu_races` beside it.
         """
         handles = loop if isinstance(loop, SpIter) else list(loop)
-        return self._apply(parallelize, handles, unit, race=race)
+        given = {} if per_block is None else {"per_block": per_block}
+        return self._apply(parallelize, handles, unit, race=race, **given)
 
     def bound(self, loop: SpIter, n: int, kind: str) -> None:
         """Promise something about the extent of a loop, which kernels check in every call.

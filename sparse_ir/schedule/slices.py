@@ -144,7 +144,7 @@ class _Slices(Elements):
         for loop in self.rest:
             if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
                 cut.refuse(f"expected other loops over dense axes, got '{loop.name}'")
-        super().__init__(WHO, func, it, rows, row, column, [rows.var, columns.var])
+        super().__init__(WHO, func, it, rows, [row, column], [rows.var, columns.var])
         self.lanes = lanes
 
     def choice(self, name: str, value: int | str, default: int) -> Any:

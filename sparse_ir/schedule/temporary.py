@@ -246,7 +246,7 @@ class _Temporaries(Cut):
         if over:
             name = fresh_name(self.func, f"{self.it.name}_add")
             inner = changed(self.it, over, name=name, init=None, body=inner, annotations={})
-            inner = over_fresh_vars(inner)
+            inner = over_fresh_vars(changed(inner, annotations={}))  # on one worker
         body = tirx.IfThenElse(row >= 0, inner, None)
         name = fresh_name(self.func, f"{self.it.name}_carry")
         loop = Loop(self.chunks, [chunk], "S")

@@ -362,12 +362,14 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     ),
     (
         lambda s, it, i, j, k: s.parallelize(i, race="atomics"),
-        "got 'atomics': a CPU has no atomic update of what several workers add to; legal are loops "
+        "for unit \"cpu\", got 'atomics': a CPU has no atomic update of what several workers add "
+        "to; legal are loops "
         'over rows that one worker owns, or race "temporary"',
     ),
     (
         lambda s, it, i, j, k: s.parallelize(_fused(s, it, i, j)[0], "block", race="temporary"),
-        "parallelize: argument 'unit': expected \"cpu\", got 'block'",
+        'parallelize: argument \'race\': expected "none" or "ignore" or "atomics" for unit '
+        "\"block\", got 'temporary'",
     ),
     (
         lambda s, it, i, j, k: s.parallelize(_fused(s, it, i, j)[0]),

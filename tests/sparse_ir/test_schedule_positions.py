@@ -8,7 +8,7 @@ import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
-from positions_common import again, neighbours, scaled, total, twice
+from positions_common import again, neighbours, rows_reduced, scaled, total, twice
 from programs import PROGRAMS
 from sparsetir import ScheduleError
 
@@ -113,7 +113,13 @@ def test_structure_of_positions_is_checked() -> None:
 
 
 REFUSED = [
-    (sddmm(), "sddmm", "K", {}, "expected a loop over a dense axis fused with a sparse_variable"),
+    (
+        sddmm(),
+        "sddmm",
+        "K",
+        {},
+        "expected a loop over a dense axis fused with sparse_variable axes",
+    ),
     (twice, "first", "I_J", {}, "sp_iter 'second' visits 'J' too"),
     (neighbours, "shifted", "I_J", {}, "buffer 'A' is accessed at .i, j . 1., which is not the"),
     (sddmm(), "sddmm", "I_J", {"parts": 0}, "'parts': expected a positive integer or a name, got"),
@@ -130,9 +136,28 @@ def test_positions_refused(
         sch.positions(next(x for x in loops if x.name == loop), **options)
 
 
-def test_rows_and_columns_of_different_kinds_are_refused() -> None:
-    sch, it, (i, j, k) = opened(PROGRAMS["spmm"].make("float32", "int32"), "spmm")
-    with pytest.raises(ScheduleError, match="positions: expected axes of one kind, got 'SR'"):
+@pytest.mark.parametrize("parts", [None, 3])
+def test_rows_that_reduce_their_own_elements(parts: int | None) -> None:
+    """The loop adds to rows; the init is of all rows, also of those without elements."""
+    program = PROGRAMS["spmm"]
+    func = program.make("float32", "int32")
+    sch, it, (i, j, _) = opened(func, "spmm")
+    sch.positions(sch.sparse_fuse(it, [i, j]), parts=parts)
+    assert "C[I_at[ij], k] = C[I_at[ij], k] + A[" in sch.func.script()
+    for case in program.cases:
+        given = program.inputs(np.random.default_rng(1), case, "float32", "int32")
+        want, got = (
+            {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
+            for _ in range(2)
+        )
+        sparsetir.interpret(func, want)
+        sparsetir.interpret(sch.func, got)
+        np.testing.assert_allclose(got["c"], want["c"], rtol=1e-5, atol=1e-5)
+
+
+def test_columns_above_rows_that_are_reduced_are_refused() -> None:
+    sch, it, (i, j) = opened(rows_reduced, "sums")
+    with pytest.raises(ScheduleError, match="expected axes of one kind, or a reduction below"):
         sch.positions(sch.sparse_fuse(it, [i, j]))
 
 

@@ -1,0 +1,271 @@
+"""What neighbouring threads of a GPU sum up together before one of them writes (Sgap, section 5).
+
+An iteration with the annotation "group" stores `X[..] = X[..] + term` for each visit of a loop over
+threads, its lanes. The interpreter, and any order of visits, may do that as it stands. Before::
+
+    with T.sp_iter([I, L], "SS", "spmv") as [i, l]:        # l, a loop over 32 threads
+        with T.sp_iter([], "", "spmv_write") as []:
+            T.sp_iter_attr({"group": {"lanes": "L", "size": 32, "runs": 0}})
+            y[i] = y[i] + y_ws[()]
+
+In stage II the lanes add up what they have by shuffles, in log2(32) steps, and the first one of
+each group writes::
+
+    with T.sblock("spmv_write0"):
+        v5 = y_ws[0]
+        v4 = v5 + T.call_extern("float32", "__shfl_down_sync", mask, v5, 16, 32)
+        ...
+        if vl % 32 == 0:
+            y[vi] = v0
+
+With runs, the rows of the lanes differ: neighbours with the same one are a run, whose sum its first
+lane writes. Runs are found by a vote, `__ballot_sync`, once for all columns: a lane that begins one
+says so, and each adds what lies before the next one's bit.
+
+Lanes beyond the end take part, with the operator's identity (Sgap, "zero extension"): conditions
+around the update choose the term instead. Where all of a row's terms are in one group, and nothing
+else is added to it, its first value comes along and the iteration that set it goes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.atomics import ATOMIC, atomic_update
+from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.nodes import (
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    map_expr,
+    nodes_of,
+    sparse_iterations,
+    without_iteration,
+)
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
+from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.workers import THREAD_UNITS, entries_of
+
+__all__ = ["GROUP", "GROUP_DTYPES", "WARP", "with_group_calls"]
+
+# Annotation of an iteration: {"lanes": name of a loop, "size": lanes of a group, "runs": 0 or 1}
+GROUP = "group"
+GROUP_DTYPES = ("float32", "float64", "int32", "int64")  # what shuffles move
+WARP = 32
+
+
+def with_group_calls(func: SparseFunc) -> SparseFunc:
+    """The function with calls for the stores of iterations whose lanes work together.
+
+    Raises LoweringError for such an iteration that stores something else than a reduction, and
+    where the loop over lanes is not over threads.
+    """
+    for it in [x for x in sparse_iterations(func) if GROUP in x.annotations]:
+        func = _Group(func, it).run()
+    return func
+
+
+class _Group:
+    def __init__(self, func: SparseFunc, it: SparseIteration) -> None:
+        self.func, self.it = func, it
+        how = dict(it.annotations[GROUP].items())
+        self.size, self.runs = int(how["size"]), bool(int(how["runs"]))
+        self.instead = "" if ATOMIC in it.annotations else str(how.get("instead", ""))
+        self.around = [*_around(func, it), it]
+        found = [
+            (x, axis, var)
+            for x in self.around
+            for axis, var, _ in x.axis_of()
+            if axis.name == str(how["lanes"])
+        ]
+        reduction = reduction_of(it.body)
+        if not found or reduction is None or it.init is not None:
+            raise LoweringError(
+                f"sp_iter '{it.name}': annotation '{GROUP}': expected X[..] = X[..] + term (or *, "
+                f"max, min) inside a loop '{how['lanes']}', got another statement"
+            )
+        self.owner, self.lanes, self.var = found[-1]
+        self.reduction: Reduction = reduction
+        self.dtype = dtype_of(reduction.term)
+        self.store = reduction.store
+        inner = {v for x in self.around[self.around.index(self.owner) + 1 :] for v in x.vars}
+        self.steady = [c for c in reduction.conditions if not free_vars(c) & inner]
+        self.lane = tirx.Cast(
+            "int32", tirx.floormod(self.var, as_dtype(self.size, dtype_of(self.var)))
+        )
+
+    def run(self) -> SparseFunc:
+        """The function with the calls."""
+        first = tirx.Var("lanes", "uint32")
+        mask: Any = tirx.const(0xFFFFFFFF, "uint32")
+        prepared: list[Any] = []
+        if self.size < WARP:
+            prepared.append(tirx.Bind(first, self._first_lane()))
+            mask = tirx.shift_left(tirx.const((1 << self.size) - 1, "uint32"), first)
+        writes: Any = tirx.EQ(self.lane, tirx.const(0, "int32"))
+        end = None
+        if self.runs:
+            steps, writes, end = self._runs(mask, first)
+            prepared += steps
+        body = self._update(mask, writes, end)
+        if self.instead:
+            body_without = without_iteration(self.func.body, self.instead)
+            self.func = self.func.replace(body=body_without)
+        annotations = {k: v for k, v in self.it.annotations.items() if k not in (GROUP, ATOMIC)}
+        names = ("span", "axes", "kinds", "name", "vars", "init")
+        made: Any = SparseIteration(
+            body=body, annotations=annotations, **{n: getattr(self.it, n) for n in names}
+        )
+        if self.owner is self.it:
+            inside = map_expr(
+                self.func.body,
+                [(SparseIteration, lambda n: _with_body(made, [*prepared, *_parts(body)])
+                  if n.name == self.it.name else n)],
+            )  # fmt: skip
+            return self.func.replace(body=inside)
+        made = tirx.SeqStmt([*prepared, made]) if prepared else made
+        body = map_expr(
+            self.func.body, [(SparseIteration, lambda n: made if n.name == self.it.name else n)]
+        )
+        return self.func.replace(body=body)
+
+    # -- the steps ----------------------------------------------------------------------------
+
+    def _update(self, mask: Any, writes: Any, end: Any) -> Any:
+        """The lanes' terms, added up, and the write."""
+        reduction, conditions = self.reduction, self.reduction.conditions
+        term = reduction.term
+        if conditions:
+            term = tirx.if_then_else(tirx.all(*conditions), term, reduction.identity(self.dtype))
+        held = buffer_var([1], self.dtype, "total", "local")
+        zero = [tirx.const(0, "int32")]
+        total = tirx.BufferLoad(held, zero)
+        steps: list[Any] = [tirx.AllocBuffer(held), tirx.BufferStore(held, term, zero)]
+        distances = [1 << n for n in range(self.size.bit_length() - 1)]
+        for distance in distances if self.runs else reversed(distances):
+            other: Any = tirx.Var(f"lane{distance}", self.dtype)
+            steps.append(tirx.Bind(other, self._shuffled("down", mask, total, distance)))
+            if end is not None:
+                same = self.lane + tirx.const(distance, "int32") < end
+                other = tirx.Select(same, other, reduction.identity(self.dtype))
+            steps.append(tirx.BufferStore(held, reduction.combine(total, other), zero))
+        if ATOMIC in self.it.annotations:
+            store = atomic_update(self.store, total)
+        else:
+            value = total
+            if not self.instead:
+                old = tirx.BufferLoad(self.store.buffer, self.store.indices)
+                value = reduction.combine(_as(old, self.dtype), total)
+            store = tirx.BufferStore(
+                self.store.buffer, _as(value, dtype_of(self.store.value)), self.store.indices
+            )
+        return tirx.SeqStmt([*steps, under([writes, *conditions], store)])
+
+    def _runs(self, mask: Any, first: Any) -> tuple[list[Any], Any, Any]:
+        """Statements, whether a lane begins a run, and the lane at which its run has ended."""
+        steps: list[Any] = []
+        begins: Any = tirx.EQ(self.lane, tirx.const(0, "int32"))
+        for number, index in enumerate(self._rows()):
+            valid = tirx.all(*self.steady) if self.steady else None
+            key = (
+                index
+                if valid is None
+                else tirx.if_then_else(valid, index, as_dtype(-1, dtype_of(index)))
+            )
+            row, above = (tirx.Var(f"{what}{number}", dtype_of(index)) for what in ("row", "above"))
+            steps.append(tirx.Bind(row, key))
+            steps.append(tirx.Bind(above, self._shuffled("up", mask, row, 1)))
+            begins = tirx.Or(begins, tirx.NE(row, above))
+        head, votes, left = (
+            tirx.Var(name, dtype)
+            for name, dtype in (("head", "bool"), ("votes", "uint32"), ("left", "int32"))
+        )
+        steps.append(tirx.Bind(head, begins))
+        vote = tirx.call_extern("uint32", "__ballot_sync", mask, tirx.Cast("int32", head))
+        if self.size < WARP:
+            vote = tirx.shift_right(vote, first)
+        steps.append(tirx.Bind(votes, vote))
+        lane, one = tirx.Cast("uint32", self.lane), tirx.const(1, "uint32")
+        later = tirx.shift_right(tirx.shift_right(votes, lane), one)
+        steps.append(tirx.Bind(left, tirx.call_extern("int32", "__ffs", tirx.Cast("int32", later))))
+        end = tirx.Var("end", "int32")
+        none = tirx.EQ(left, tirx.const(0, "int32"))
+        size = tirx.const(self.size, "int32")
+        steps.append(tirx.Bind(end, tirx.Select(none, size, self.lane + left)))
+        return steps, head, end
+
+    def _rows(self) -> list[Any]:
+        """The indices of the update that differ between lanes."""
+        rows = [i for i in self.store.indices if self.var in free_vars(i)]
+        inner = {v for x in self.around[self.around.index(self.owner) + 1 :] for v in x.vars}
+        if not rows or any(free_vars(i) & inner for i in rows):
+            raise LoweringError(
+                f"sp_iter '{self.it.name}': annotation '{GROUP}': expected an index by the lanes "
+                f"'{self.lanes.name}' alone, got {list(self.store.indices)}"
+            )
+        return rows
+
+    def _shuffled(self, way: str, mask: Any, value: Any, distance: int) -> Any:
+        """What the lane so far up or down has."""
+        by = tirx.const(distance, "uint32")
+        size = tirx.const(self.size, "int32")
+        return tirx.call_extern(dtype_of(value), f"__shfl_{way}_sync", mask, value, by, size)
+
+    def _first_lane(self) -> Any:
+        """The lane of the warp at which a group begins."""
+        place, width = self._place(self.owner, str(self.lanes.name)), 1
+        total: Any = as_dtype(0, "int32")
+        for extent, var in [(int(self.lanes.length), self.var), *place]:
+            total = total + tirx.Cast("int32", var) * tirx.const(width, "int32")
+            width *= extent
+        begin = tirx.floormod(total - self.lane, tirx.const(WARP, "int32"))
+        return tirx.Cast("uint32", begin)
+
+    def _place(self, owner: SparseIteration, lanes: str) -> list[tuple[int, Any]]:
+        """(extent, coordinate) of the loops over threads around the lanes, innermost first."""
+        out: list[tuple[int, Any]] = []
+        for it in self.around[: self.around.index(owner) + 1]:
+            axes = {axis.name: (axis, var) for axis, var, _ in it.axis_of()}
+            for name in [n for n in axes if n != lanes]:
+                for entry in entries_of(it):
+                    if name not in map(str, entry["loops"]) or entry["unit"] not in THREAD_UNITS:
+                        continue
+                    axis, var = axes[name]
+                    size = int(entry.get("per_block", 0) or 0)
+                    if size:
+                        var = tirx.floormod(var, as_dtype(size, dtype_of(var)))
+                    elif isinstance(axis.length, tirx.IntImm):
+                        size = int(axis.length)
+                    if not size or len(entry["loops"]) > 1 or axis.kind != "dense_fixed":
+                        raise LoweringError(
+                            f"sp_iter '{self.it.name}': annotation '{GROUP}': expected other loops "
+                            f"over threads to be over one dense axis each, got '{name}'"
+                        )
+                    out.append((size, var))
+        return out[::-1]
+
+
+def _around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
+    """The iterations that one is nested in, outer ones first."""
+    return [
+        other
+        for other in sparse_iterations(func)
+        if any(n.name == it.name for n in nodes_of(SparseIteration, other.body))
+    ]
+
+
+def _with_body(it: SparseIteration, parts: list[Any]) -> SparseIteration:
+    names = ("span", "axes", "kinds", "name", "vars", "init", "annotations")
+    body = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+    return SparseIteration(body=body, **{n: getattr(it, n) for n in names})
+
+
+def _parts(stmt: Any) -> list[Any]:
+    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
+
+
+def _as(expr: Any, dtype: str) -> Any:
+    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)

@@ -1,0 +1,323 @@
+"""How visits of a GPU's loop that add to the same elements meet; see `parallelize`.
+
+"atomics" : each addition is atomic. Of a loop over chunks of the elements of all rows, rows in one
+    chunk are written plainly (:mod:`sparsetir.sparse_ir.schedule.meet`). Before::
+
+        with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
+            C[i, k] = 0.0
+        with T.sp_iter([I_J0, I_J1, K], "SSS", "spmm") as [ij0, ij1, k]:
+            C[I_at[..], k] = C[I_at[..], k] + A[..] * B[J_at[..], k]
+
+    After `parallelize(ij1, "thread", race="atomics")`::
+
+        with T.sp_iter([I_J0, I_J1, K], "SSS", "spmm") as [ij0, ij1, k]:
+            T.sp_iter_attr({"atomic": 1, "parallel": [...]})
+
+"segment(r)" : each r neighbouring threads add up, for each run of equal rows, what they have, and
+    the first of a run adds it atomically, as the row may go on elsewhere. After
+    `parallelize(ij1, "thread", race="segment(32)")`::
+
+        with T.sp_iter([I_J0, I_J1], "SS", "spmm") as [ij0, ij1]:
+            with T.sp_iter([K], "S", "spmm_write") as [k]:
+                T.sp_iter_attr({"atomic": 1, "group": {"lanes": "I_J1", "size": 32, "runs": 1}})
+                C[I_at[..], k] = C[I_at[..], k] + A[..] * B[J_at[..], k]
+
+"group(r)" : all threads of the loop add to one element, which each r add up; one of these writes,
+    atomically where the loop has more than r. Threads without a term take part.
+"temporary" : group(r) of all threads of a loop, at most 32.
+
+What a group is in stage II, see :mod:`sparsetir.sparse_ir.groups`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_DTYPES
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.groups import GROUP, GROUP_DTYPES, WARP
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    flat_axes,
+    map_expr,
+    stores_of,
+)
+from sparsetir.sparse_ir.position_space import dtype_of
+from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    around,
+    changed,
+    find_iteration,
+    fresh_name,
+    inside,
+    loops_of,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.schedule.meet import meet
+from sparsetir.sparse_ir.schedule.overwritten import set_before, with_plain_init
+from sparsetir.sparse_ir.schedule.pieces import pieces_under
+from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
+from sparsetir.sparse_ir.separate_init import separate_init
+from sparsetir.sparse_ir.tails import plain_accesses
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["meeting", "met", "parsed", "raced"]
+
+GROUPS = re.compile(r"(group|segment)\((1|2|4|8|16|32)\)")
+
+
+def parsed(race: Any) -> tuple[str, int]:
+    """The strategy, and the lanes of its groups, 0 for those without."""
+    found = GROUPS.fullmatch(race) if isinstance(race, str) else None
+    return (found[1], int(found[2])) if found else (str(race), 0)
+
+
+def met(it: SparseIteration) -> set[str]:
+    """The buffers that an iteration changes by atomic additions alone."""
+    stores = [(s.buffer.name, ATOMIC in n.annotations) for n in [it, *inside(it)] for s in _own(n)]
+    return {b for b, _ in stores} - {b for b, atomic in stores if not atomic}
+
+
+def raced(fact: str) -> set[str]:
+    """The buffers that a fact of :func:`races_of` names; "?" where it names none."""
+    return {b.strip() or "?" for b in fact.partition(": ")[2].split(",")}
+
+
+def meeting(
+    who: str, func: SparseFunc, it: SparseIteration, places: list[int], race: str, lanes: int
+) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    """The function in which visits of some loops meet as `race` says, and who writes."""
+    return _Meeting(who, func, it, places).run(race, lanes)
+
+
+class _Meeting:
+    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, places: list[int]) -> None:
+        self.who, self.func, self.it = who, func, it
+        self.loops = [loops_of(it)[p] for p in places]
+
+    def run(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        """The rewritten function and the handles."""
+        func, writes = self._settled(race, lanes)
+        for ref in writes:
+            stores = _own(find_iteration(func, ref.name))
+            buffer = next(b for b in func.buffers if b.var.same_as(stores[0].buffer))
+            func = with_plain_init(func, self.it.name, buffer)
+        return func, writes
+
+    def _settled(self, race: str, lanes: int) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        chunks = [x for x in self.loops if self._is_over_chunks(x)]
+        if race == "atomics" and chunks:
+            return self._chunks()
+        if self.it.init is not None:
+            self._take_init_out()
+        if race != "atomics":
+            (loop,) = self.loops
+            self._nest(loop)
+            size = int(loop.node.length)
+            if race == "temporary":
+                lanes = size
+            self._refuse_lanes(loop, size, lanes, race)
+            return self._groups(loop, size, lanes, race)
+        names = self._raced()
+        for name in names:
+            self._mark(name, {ATOMIC: 1})
+        return self.func, [SparseIterationRef(name) for name in names]
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def _chunks(self) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        """Rows in one chunk are overwritten, others added to atomically."""
+        writes = [n for n in inside(self.it) if self._shared(n)]
+        if not writes or self.it.init is not None:
+            self.refuse(
+                "expected the sum of a piece of a row in a workspace, which precompute makes, got "
+                "one that is added to in place"
+            )
+        refs = [SparseIterationRef(n.name) for n in writes]
+        func, added = meet(self.func, refs, race="atomics")
+        return func, [*refs, *added]
+
+    def _take_init_out(self) -> None:
+        """Let the init be an iteration of its own."""
+        visited = [a.name for x in around(self.func, self.it) for a in flat_axes(x.axes)]
+        first = separate_init(self.it, self.func, visited)
+        known = {a.name for a in self.func.axes}
+        axes = [a for a in first.axes if a.name not in known]
+        first = over_fresh_vars(first, name=fresh_name(self.func, first.name))
+        self._replace([first, changed(self.it, init=None)], axes=axes)
+
+    def _nest(self, loop: Loop) -> None:
+        """Let loops inside of that over lanes be an iteration of their own."""
+        loops = loops_of(self.it)
+        place = [x.axes for x in loops].index(loop.axes) + 1
+        if place == len(loops) or not self._shared(self.it):
+            return
+        if any("R" in x.kinds for x in loops[place:]):
+            names = [x.name for x in loops[place:] if "R" in x.kinds]
+            self.refuse(
+                f"expected the sum over {names} in a workspace, which precompute makes, got one "
+                "that is added to in place"
+            )
+        name = fresh_name(self.func, f"{self.it.name}_write")
+        kept = {k: v for k, v in self.it.annotations.items() if k == ATOMIC}
+        inner = changed(self.it, loops[place:], name=name, annotations=kept)
+        notes = {k: v for k, v in self.it.annotations.items() if k != ATOMIC}
+        self._replace([changed(self.it, loops[:place], body=inner, annotations=notes)])
+
+    def _groups(
+        self, loop: Loop, size: int, lanes: int, race: str
+    ) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        """Lanes add up what they have."""
+        names = self._raced()
+        runs = int(race == "segment")
+        for name in names:
+            update = self._update(find_iteration(self.func, name))
+            differs = any(set(loop.vars) & free_vars(i) for i in update.store.indices)
+            if differs and not runs:
+                self.refuse(
+                    f"lanes of '{loop.name}' add to different elements, "
+                    f'{list(update.store.indices)}; legal is race="segment({lanes})", where each '
+                    "run of lanes with the same one is added up"
+                )
+            if not differs and runs:
+                self.refuse(
+                    f"all lanes of '{loop.name}' add to the same element, "
+                    f'{list(update.store.indices)}; legal is race="group({lanes})"'
+                )
+            self._refuse_loops(name, loop)
+            how: dict[str, Any] = {"lanes": loop.name, "size": lanes, "runs": runs}
+            if runs or lanes < size:
+                self._refuse_atomics(name)
+                self._mark(name, {GROUP: how, ATOMIC: 1})
+                continue
+            first = self._first(loop, find_iteration(self.func, name))
+            self._mark(name, {GROUP: how if first is None else {**how, "instead": first}})
+        if not names:
+            self.refuse(
+                f"visits of '{loop.name}' do not add to the same elements; legal is race=\"none\""
+            )
+        return self.func, [SparseIterationRef(name) for name in names]
+
+    def _first(self, lanes: Loop, update: SparseIteration) -> str | None:
+        """The iteration that sets what a group of all lanes adds to, where nothing else does."""
+        outer = [x for x in loops_of(self.it) if x.name != lanes.name]
+        path = [n for n in inside(self.it) if update.name in {x.name for x in [n, *inside(n)]}]
+        loops = [*outer, *(x for n in path for x in loops_of(n))]
+        flat = changed(self.it, loops, body=update.body, annotations={})
+        return set_before(self.func, self.it, flat)
+
+    def _mark(self, name: str, notes: dict[str, Any]) -> None:
+        it = find_iteration(self.func, name)
+        if ATOMIC in notes:
+            self._refuse_atomics(name)
+        found = changed(it, annotations={**dict(it.annotations.items()), **notes})
+        self.func = replaced(self.who, self.func, it, found)
+        self.it = find_iteration(self.func, self.it.name)
+
+    def _replace(self, parts: list[Any], axes: list[Axis] | tuple[()] = ()) -> None:
+        stmt = parts[0] if len(parts) == 1 else tirx.SeqStmt(parts)
+        self.func = replaced(self.who, self.func, self.it, stmt, axes=axes)
+        self.it = find_iteration(self.func, self.it.name)
+
+    # -- what there is ------------------------------------------------------------------------
+
+    def _is_over_chunks(self, loop: Loop) -> bool:
+        node = loop.node
+        return isinstance(node, Axis) and pieces_under(self.func, self.it, node) is not None
+
+    def _shared(self, it: SparseIteration) -> bool:
+        """Whether an iteration stores, itself, to what visits do not have for themselves."""
+        private = private_buffers(self.func).get(self.it.name, set())
+        return any(s.buffer not in private for s in _own(it))
+
+    def _raced(self) -> list[str]:
+        """The iterations that change what visits of the loops share."""
+        private = private_buffers(self.func).get(self.it.name, set())
+        facts = races_of(plain_accesses(self.it, self.func), private)
+        names = {x.name for x in self.loops}
+        shared = {
+            b
+            for x, fact in zip(loops_of(self.it), facts, strict=True)
+            if x.name in names and fact != FREE
+            for b in raced(fact)
+        }
+        found = [
+            n.name
+            for n in [self.it, *inside(self.it)]
+            if any(s.buffer not in private and s.buffer.name in shared for s in _own(n))
+        ]
+        for name in found:
+            self._update(find_iteration(self.func, name))
+        return found
+
+    def _update(self, it: SparseIteration) -> Reduction:
+        """What an iteration adds."""
+        found = reduction_of(it.body)
+        if found is None or it.init is not None:
+            self.refuse(
+                f"expected '{it.name}' to update by X[..] = X[..] + term (or *, max, min), got "
+                "another statement"
+            )
+        if dtype_of(found.term) not in GROUP_DTYPES:
+            self.refuse(
+                f"expected terms of {', '.join(GROUP_DTYPES)}, got {dtype_of(found.term)} in "
+                f"'{it.name}'; precompute(.., dtype=\"float32\") sums in a wider type"
+            )
+        return found
+
+    # -- refusals -----------------------------------------------------------------------------
+
+    def _refuse_lanes(self, loop: Loop, size: int, lanes: int, race: str) -> None:
+        if race == "temporary" and (size > WARP or size & (size - 1)):
+            self.refuse(
+                f'race="temporary" expects a power of two of threads up to {WARP}, got {size} of '
+                f"'{loop.name}'; legal is race=\"group({WARP})\" of a multiple"
+            )
+        if size % lanes:
+            self.refuse(
+                f"argument 'race': expected a loop over a multiple of {lanes} threads, got {size} "
+                f"of '{loop.name}'"
+            )
+
+    def _refuse_atomics(self, name: str) -> None:
+        it = find_iteration(self.func, name)
+        update = self._update(it)
+        dtype = dtype_of(update.store.value)
+        if update.operator != "sum" or dtype not in ATOMIC_DTYPES:
+            self.refuse(
+                f"atomic additions expect a sum of {' or '.join(ATOMIC_DTYPES)}, got a "
+                f"{update.operator} of {dtype} in '{name}'; legal are groups of all threads that "
+                "share a row"
+            )
+
+    def _refuse_loops(self, name: str, loop: Loop) -> None:
+        """Refuse loops between the lanes and the update that differ between lanes."""
+        for n in inside(self.it):
+            if name != n.name and name not in {x.name for x in inside(n)}:
+                continue
+            for x in loops_of(n):
+                if not isinstance(x.node, Axis) or x.node.kind != "dense_fixed":
+                    self.refuse(
+                        f"lanes go through '{x.name}' of '{n.name}' differently often, and cannot "
+                        "add up inside; expected the sum over it in a workspace, which precompute "
+                        "makes"
+                    )
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise ScheduleError with the iteration."""
+        raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")
+
+
+def _own(it: SparseIteration) -> list[Any]:
+    """The stores of an iteration that are not in nested ones."""
+    none = tirx.Evaluate(0)
+    return stores_of(map_expr(it.body, [(SparseIteration, lambda _: none)]))
