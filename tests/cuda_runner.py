@@ -71,24 +71,25 @@ class Counts(ctypes.Structure):
     instructions : of warps, that touch memory; lanes : of all of them, 32 each at best
     sectors : of 32 bytes of global memory, per instruction of a warp
     conflicts : atomics of a warp's instruction on an address that another of its lanes changes
-    longest_block : most instructions of a block
+    longest_block, longest_warp : most instructions of a block, and of a warp
     """
 
     _fields_ = [
         (name, ctypes.c_uint64)
         for name in (
-            "shuffles",
-            "atomics",
-            "barriers",
-            "switches",
-            "blocks",
-            "instructions",
-            "lanes",
-            "sectors",
-            "conflicts",
-            "longest_block",
-        )  # fmt: skip
-    ]
+            "shuffles", "atomics", "barriers", "switches", "blocks", "instructions", "lanes",
+            "sectors", "conflicts", "longest_block", "longest_warp",
+        )
+    ]  # fmt: skip
+
+    @classmethod
+    def of(cls, launches: Sequence[Counts]) -> Counts:
+        """What launches did together."""
+        out = cls()
+        for name, _ in cls._fields_:
+            total = max if name.startswith("longest") else sum
+            setattr(out, name, total([getattr(x, name) for x in launches] or [0]))
+        return out
 
 
 @functools.cache
@@ -158,6 +159,11 @@ def _runtime() -> ctypes.CDLL:
     library.cuda_add_buffer.argtypes = [ctypes.c_char_p, pointer, size, ctypes.c_uint, ctypes.c_int]
     library.cuda_launch.argtypes = [pointer] * 4 + [size, ctypes.c_uint]
     return library
+
+
+def _counts() -> Counts:
+    """Of what ran since they were reset."""
+    return Counts.from_buffer_copy(_runtime().cuda_counts().contents)
 
 
 def _forget_unused() -> None:
@@ -251,9 +257,10 @@ class CudaFunction(HostFunction):
         arch: str = "sm_90",
         edit: Callable[[str], str] = lambda source: source,
     ) -> None:
-        self._arch, self._edit, self._seed = arch, edit, 0
+        self._arch, self._edit, self._seed, self._count = arch, edit, 0, False
         self._error: KernelError | None = None
         self.counts = Counts()
+        self.launch_counts: list[Counts] = []
         super().__init__(func, {"kind": "cuda", "arch": arch}, SCOPES)
 
     def __call__(
@@ -268,15 +275,16 @@ class CudaFunction(HostFunction):
 
         races : whether races are looked for
         equal : whether two threads may write the same value, as where tiles overlap
-        count : whether the fields of `counts`, which tells of the last run, are all filled
+        count : whether the fields of `counts`, which tells of the last run, are all filled; those of
+            `launch_counts` tell of each of its launches
 
         Arrays that cannot be written to are used where they are, and may only be read.
         Raises `KernelError`, also if results depend on the seed by more than the order of atomics
         explains.
         """
-        results = []
+        results, self._count = [], count
         for self._seed in seeds:
-            self._error = None
+            self._error, self.launch_counts = None, []
             with watched(races, equal, count):
                 try:
                     results.append(self._run(args))
@@ -284,7 +292,7 @@ class CudaFunction(HostFunction):
                     if self._error is not None:
                         raise self._error from None
                     raise
-                self.counts = Counts.from_buffer_copy(_runtime().cuda_counts().contents)
+                self.counts = Counts.of(self.launch_counts)
             _compare(results[0], results[-1], bool(self.counts.atomics))
         return results[-1]
 
@@ -298,11 +306,13 @@ class CudaFunction(HostFunction):
 
         def launch(*args: Any) -> None:
             grid, block, dynamic, values = self._launch(name, kernel, args)
+            _runtime().cuda_reset_counts(int(self._count))
             try:
                 self._text.launch(name, grid, block, values, dynamic, self._seed)
             except KernelError as error:
                 self._error = error
                 raise
+            self.launch_counts.append(_counts())
 
         return launch
 

@@ -44,7 +44,7 @@ def test_instructions_and_lanes():
     assert (found["instructions"], found["lanes"]) == (2, 40)
     found = counts("x[t] = 1; if (blockIdx.x) x[t] = 2;", lanes=64, blocks=3)
     assert (found["instructions"], found["lanes"]) == (2 + 4 + 4, 320)
-    assert (found["longest_block"], found["blocks"]) == (4, 3)
+    assert (found["longest_block"], found["blocks"], found["longest_warp"]) == (4, 3, 2)
 
 
 def test_atomics_and_shuffles():

@@ -345,6 +345,8 @@ def test_what_is_removed_from_a_kernel_is_found(message):
     assert (counts.atomics, counts.blocks, counts.barriers) == (128, 2, 2)
     assert counts.conflicts == 128 - 7 * 4 and counts.shuffles == 0
     assert 0 < counts.sectors <= counts.lanes <= 32 * counts.instructions
+    (alone,) = function.launch_counts
+    assert bytes(alone) == bytes(counts)
 
 
 def test_seeds_must_agree():

@@ -10,6 +10,8 @@
 // Of many readers two are enough, of different warps if there are: whoever writes is not both.
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -278,9 +280,15 @@ void end_block() {
   ++counts.blocks;
   if (!counting) return;
   uint64_t work = instructions.size();
-  for (auto& [_, i] : instructions) counts.lanes += i.lanes;
+  std::array<uint64_t, 64> of_warps{};
+  for (auto& [which, i] : instructions) {
+    counts.lanes += i.lanes;
+    ++of_warps[which >> 58];
+  }
   counts.instructions += work;
-  if (work > counts.longest_block) counts.longest_block = work;
+  counts.longest_block = std::max(counts.longest_block, work);
+  uint64_t most = *std::max_element(of_warps.begin(), of_warps.end());
+  counts.longest_warp = std::max(counts.longest_warp, most);
   instructions.clear();
   visits.clear();
 }

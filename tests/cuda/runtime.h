@@ -69,7 +69,8 @@ void forget_copies();
 
 struct Counts {  // as in cuda_runner.py
   uint64_t shuffles, atomics, barriers, switches, blocks;
-  uint64_t instructions, lanes, sectors, conflicts, longest_block;  // only while counting
+  // Only while counting.
+  uint64_t instructions, lanes, sectors, conflicts, longest_block, longest_warp;
 };
 extern Counts counts;
 extern bool counting;
