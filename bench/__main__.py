@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from sparsetir.bench.names import DTYPES, OPS, THREADS
+from sparsetir.bench.names import DTYPES, OPS, STUDIES, THREADS
 from sparsetir.graphs import KINDS, GraphError
 
 RESULTS = Path("bench/results")
@@ -72,6 +72,7 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     )
     hops.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 64 128)")
     hops.add_argument("--trials", type=int, default=40, help="of the search (default: 40)")
+    _add_study(commands.add_parser("study", parents=[fixed], help="what papers say of schedules"))
     for command in (convert, formats, equal, hops):
         command.add_argument("--graph", nargs="+", default=[], help="graphs beside Cora")
     formats.add_argument(
@@ -103,6 +104,19 @@ def _add_problems(command: argparse.ArgumentParser, features: str) -> None:
         "--synthetic", nargs="+", default=[], help="random graphs by size: cora, ogbn-arxiv, all.."
     )
     command.add_argument("--feat", nargs="+", type=int, help=f"feature sizes (default: {features})")
+
+
+def _add_study(study: argparse.ArgumentParser) -> None:
+    study.add_argument("study", choices=STUDIES, help="which one")
+    study.add_argument(
+        "--counts", action="store_true",
+        help="count what the CUDA text does, on the CPU, where others measure times",
+    )  # fmt: skip
+    study.add_argument("--full", action="store_true", help="sizes as printed")
+    study.add_argument(
+        "--target", choices=("cpu", "cuda"), help="default: cuda where there is a device"
+    )
+    study.add_argument("--data", type=Path, help="of groups: folder of npz and mtx files")
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:

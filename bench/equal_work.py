@@ -59,26 +59,29 @@ def skewed(quick: bool) -> Any:
     return sp.coo_array((values, (places // nnz, places % nnz)), shape=(m, nnz)).tocsr()
 
 
-def row_blocks(parts: int) -> Any:
-    """Each worker has rows of its own, with as much work as the others where rows allow it."""
+def row_blocks(parts: int, tile: int = TILE) -> Any:
+    """Each worker has rows of its own, with as much work as the others where rows allow it.
+
+    tile : columns at a time, a multiple of `LANES`
+    """
     sch = sparsetir.Schedule(sparsetir.from_source(SPMM))
     it = sch.get_sparse_iteration("spmm")
     i, j, k = sch.get_sp_iters(it)
     o, i = sch.divide(i, parts, by="work")
-    p, v, lane = sch.split(k, [None, TILE // LANES, LANES], tail="shift")
+    p, v, lane = sch.split(k, [None, tile // LANES, LANES], tail="shift")
     sch.sparse_reorder(it, [o, i, p, j, v, lane])
     made = sch.precompute("C", p, [v, lane])
     sch.parallelize(o)
     return sparsetir.build(in_registers(sch, made))
 
 
-def equal_work(parts: int) -> Any:
-    """Each worker has a chunk of the elements, whatever their rows."""
+def equal_work(parts: int, tile: int = TILE) -> Any:
+    """Each worker has a chunk of the elements, whatever their rows; `tile` columns at a time."""
     sch = sparsetir.Schedule(sparsetir.from_source(SPMM))
     it = sch.get_sparse_iteration("spmm")
     i, j, k = sch.get_sp_iters(it)
     o, i, j = sch.divide(sch.sparse_fuse(it, [i, j]), parts, by="work")
-    p, v, lane = sch.split(k, [None, TILE // LANES, LANES], tail="shift")
+    p, v, lane = sch.split(k, [None, tile // LANES, LANES], tail="shift")
     sch.sparse_reorder(it, [o, i, p, j, v, lane])
     made = sch.precompute("C", p, [v, lane])
     keep, _, _ = sch.parallelize(o, race="temporary") or []

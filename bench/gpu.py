@@ -1,8 +1,7 @@
 """Operators on an NVIDIA GPU, beside cuSPARSE, torch and a dense product.
 
-Each call is timed by CUDA events after the level-2 cache was overwritten; calls take turns with
-copies of their operands. Writing the cache takes the GPU longer than a launch takes the CPU, so
-launches are not part of a time.
+Each call is timed by CUDA events after the level-2 cache was overwritten, see `gpu_clock`; calls
+take turns with copies of their operands.
 """
 
 from __future__ import annotations
@@ -12,12 +11,14 @@ import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import sparsetir
 from sparsetir.bench.cusparse import CuSparse
+from sparsetir.bench.gpu_clock import Clock
 from sparsetir.bench.limits import limit
 from sparsetir.bench.operators import Case, Reference, features, make, rows_of
 from sparsetir.bench.ours import describe
@@ -91,8 +92,7 @@ class Bench:
         self.torch, self.args = torch, args
         self.rounds = QUICK_ROUNDS if args.quick else ROUNDS
         self.calls = QUICK_CALLS if args.quick else CALLS
-        cache = torch.cuda.get_device_properties(0).L2_cache_size
-        self.flush = torch.empty(2 * cache, dtype=torch.uint8, device="cuda")
+        self.clock = Clock(torch)
         self.library: CuSparse | None = None
         self.bandwidth = self._bandwidth()
 
@@ -223,9 +223,11 @@ class Bench:
         for turn in range(self.rounds):
             start = turn % max(1, len(order))
             for way in order[start:] + order[:start]:
+                calls = [partial(ways[way], copy) for copy in range(COPIES)]
                 for i in range(WARM_UP):
-                    ways[way](i % COPIES)
-                found[way].append([self.seconds(ways[way], i % COPIES) for i in range(self.calls)])
+                    calls[i % COPIES]()
+                taken = [self.clock.seconds(calls[i % COPIES]) for i in range(self.calls)]
+                found[way].append(taken)
         return {
             way: {
                 "min": min(map(min, turns)),
@@ -236,28 +238,17 @@ class Bench:
             for way, turns in found.items()
         }  # fmt: skip
 
-    def seconds(self, call: Call, copy: int) -> float:
-        """Of one call, with nothing of it in the caches."""
-        cuda = self.torch.cuda
-        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
-        self.flush.zero_()
-        start.record()
-        call(copy)
-        end.record()
-        cuda.synchronize()
-        return start.elapsed_time(end) / 1e3
-
     def _bandwidth(self) -> float:
         torch = self.torch
         a, b = (torch.ones(2**28, dtype=torch.float32, device="cuda") for _ in range(2))
-        best = min(self.seconds(lambda _: b.copy_(a), 0) for _ in range(8))
+        best = min(self.clock.seconds(lambda: b.copy_(a)) for _ in range(8))
         return 2 * a.numel() * 4 / best
 
     def _peak(self, dtype: str) -> float:
         torch = self.torch
         kind = getattr(torch, dtype)
         a, b = (torch.ones(PEAK_SIZE, PEAK_SIZE, dtype=kind, device="cuda") for _ in range(2))
-        best = min(self.seconds(lambda _: torch.mm(a, b), 0) for _ in range(8))
+        best = min(self.clock.seconds(lambda: torch.mm(a, b)) for _ in range(8))
         return 2 * PEAK_SIZE**3 / best
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import importlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +20,8 @@ import tvm_ffi
 
 import sparsetir
 from sparsetir import Schedule
-from sparsetir.bench.report import ROOT, circumstances, table, write
+from sparsetir.bench.examples import example
+from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.rounds import PRIORITY
 from sparsetir.bench.timing import progress
 from sparsetir.graphs import GraphError
@@ -38,7 +37,7 @@ Calls = dict[str, Callable[[], Any]]
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
-    thesis, inputs = _examples()
+    thesis, inputs = (example("mttkrp", f"thesis_{name}") for name in ("schedules", "inputs"))
     rounds = 2 if args.quick else args.rounds
     tensors = [(path.stem, *_tensor(path)) for path in args.tensor] or [_random()]
     with suppress(PermissionError):
@@ -156,18 +155,6 @@ def _compiled(folder: Path) -> Any:
     path = folder / "mttkrp.so"
     subprocess.run([*COMPILER, "-o", str(path), str(SOURCE)], check=True)
     return ctypes.CDLL(str(path))
-
-
-def _examples() -> tuple[Any, Any]:
-    """The programs and schedules, which are an example of the checkout."""
-    folder = ROOT / "examples"
-    if not (folder / "thesis_schedules.py").exists():
-        raise SystemExit("mttkrp: takes a checkout of the repository, whose examples/ it measures")
-    sys.path.insert(0, str(folder))
-    try:
-        return importlib.import_module("thesis_schedules"), importlib.import_module("thesis_inputs")
-    finally:
-        sys.path.remove(str(folder))
 
 
 def _tensor(path: Path) -> tuple[tuple[int, ...], Any]:

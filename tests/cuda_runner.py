@@ -275,8 +275,8 @@ class CudaFunction(HostFunction):
 
         races : whether races are looked for
         equal : whether two threads may write the same value, as where tiles overlap
-        count : whether the fields of `counts`, which tells of the last run, are all filled; those of
-            `launch_counts` tell of each of its launches
+        count : whether the fields of `counts`, which tells of the last run, are all filled; so are
+            those of `launch_counts`, which tell of each of its launches
 
         Arrays that cannot be written to are used where they are, and may only be read.
         Raises `KernelError`, also if results depend on the seed by more than the order of atomics

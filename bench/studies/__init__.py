@@ -1,0 +1,1 @@
+"""Studies of papers, as one command each: `python -m bench study load-balance` and others."""

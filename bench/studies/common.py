@@ -1,0 +1,108 @@
+"""What studies share: where they run, how far they are, what they write."""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.bench.gpu_clock import Clock
+from sparsetir.bench.report import circumstances, write
+from sparsetir.bench.timing import progress
+
+BAR = 20  # characters
+NO_GPU = "no CUDA device: GPU times are absent"
+WARM_UP, ROUNDS = 2, 10  # calls of a kernel on a GPU
+TOLERANCE = 1e-4  # in units of the terms of each sum
+
+
+class Steps:
+    """A bar that says how much of the work is done; call it before each step."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._done = total, 0
+
+    def __call__(self, label: str) -> None:
+        filled = BAR * self._done // max(1, self._total)
+        bar = "#" * filled + "." * (BAR - filled)
+        progress(f"[{bar}] {self._done} of {self._total}: {label}")
+        self._done += 1
+
+
+def cuda() -> Any:
+    """torch, where it is installed and finds a CUDA device, else None."""
+    try:
+        import torch
+    except ImportError:
+        return None
+    return torch if torch.cuda.is_available() else None
+
+
+def device(args: argparse.Namespace) -> Any:
+    """torch if the study is to run on a GPU, None if on a CPU.
+
+    Raises SystemExit where a GPU is asked for and there is none.
+    """
+    torch = None if args.target == "cpu" else cuda()
+    if torch is None and args.target == "cuda":
+        raise SystemExit(f"study {args.study}: {NO_GPU}")
+    if torch is None and args.target is None:
+        print(NO_GPU)
+    return torch
+
+
+def finish(args: argparse.Namespace, what: str, results: dict[str, Any], torch: Any = None) -> Path:
+    """Write the JSON file of a study.
+
+    what : "times" or "counts"; torch : that of the GPU which times are of
+    """
+    progress("")
+    where = circumstances(args.threads)
+    if torch is not None:
+        where |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    name = f"study-{args.study}" + ("-counts" if what == "counts" else "")
+    about = {"what": what, "gpu_times": "here" if torch is not None else "absent"}
+    return write(args.out, name, where, {**about, **results})
+
+
+def on_gpu(torch: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a kernel, arrays as tensors on the GPU."""
+    return {
+        name: torch.from_numpy(value).cuda() if isinstance(value, np.ndarray) else value
+        for name, value in arguments.items()
+    }
+
+
+def gpu_seconds(
+    clock: Clock, calls: Mapping[str, Callable[[], Any]], rounds: int = ROUNDS
+) -> dict[str, dict[str, float]]:
+    """Minimum and median in seconds of calls that take turns, nothing of theirs in the caches."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(WARM_UP + rounds):
+        for name, call in calls.items():
+            taken = clock.seconds(call)
+            if turn >= WARM_UP:
+                found[name].append(taken)
+    return {
+        name: {"min": min(t), "median": statistics.median(t), "rounds": rounds}
+        for name, t in found.items()
+    }
+
+
+def check(who: str, found: np.ndarray, exact: np.ndarray, unit: np.ndarray) -> None:
+    """Raise SystemExit for a wrong result.
+
+    unit : the sum of the absolute values that each element is made of
+    """
+    error = (np.abs(found - exact) / np.maximum(unit, 1e-9)).max(initial=0)
+    if not error < TOLERANCE:  # NaN is wrong too
+        raise SystemExit(f"study: {who} is wrong by {error}")
+
+
+def geomean(values: Any) -> float:
+    """Geometric mean of some positive numbers, at least one."""
+    return float(np.exp(np.mean(np.log(list(values)))))

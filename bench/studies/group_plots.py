@@ -1,0 +1,111 @@
+"""Pictures of the study of groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.bench.studies import plots
+from sparsetir.bench.studies.sgap import ONE, ORIGINAL, PART_OF_ROW, Point
+from sparsetir.bench.studies.sgap_tables import gain
+
+# Of a way in a cell, over the elements times N.
+PANELS = {
+    "conflicts of atomics": "conflicts", "atomics": "atomics", "shuffles": "shuffles",
+    "sectors of 32 bytes": "sectors",
+}  # fmt: skip
+
+
+def draw(path: Path) -> Path:
+    """Counts by r; of times the gain by density, as in figure 11 of the paper."""
+    plt, record, results = plots.load(path)
+    if results["what"] == "counts":
+        figure = _counts(plt, results)
+    else:
+        figure = _gains(plt, record, results)
+    return plots.save(plt, figure, path)
+
+
+def _counts(plt: Any, results: dict[str, Any]) -> Any:
+    cells, points = results["cells"], _points(results)
+    work = sum(c["nnz"] * c["N"] for c in cells)
+    sizes = sorted({p.r for p in points})
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(3.1 * len(PANELS), 3.4))
+    for axis, (label, name) in zip(axes, PANELS.items(), strict=True):
+
+        def value(point: Point, name: str = name) -> float:
+            return sum(c["ways"][point.name][name] for c in cells) / work
+
+        found = {}
+        for kind, size in ((ONE, 1), (PART_OF_ROW, 32)):
+            for c in sorted({p.c for p in points}):
+                by_r = {p.r: value(p) for p in points if (p.kind, p.size, p.c) == (kind, size, c)}
+                title = Point(kind, size, c).name.replace(", 1}", ", r}")
+                found[title] = [by_r.get(r, np.nan) for r in sizes]
+        plots.lines(axis, sizes, found)
+        for style, kind in zip((":", "--"), ORIGINAL, strict=True):
+            best = min((p for p in points if p.kind == kind), key=value)
+            axis.axhline(value(best), label=_best(kind), color="#444444", linestyle=style,
+                         linewidth=1)  # fmt: skip
+        axis.set_ylim(0, None)
+        axis.set_title(label, fontsize=9)
+        axis.set_xlabel("r", fontsize=9)
+    axes[0].set_ylabel("count / (elements N)", fontsize=9)
+    names = {c["matrix"] for c in cells}
+    title = (
+        f"SpMM, {len(names)} matrices together, N = {_columns(cells)}; counted on the CUDA text, "
+        "not timed"
+    )
+    plots.legend_on_top(figure, axes[0], title)
+    return figure
+
+
+def _best(kind: str) -> str:
+    return f"least of {{<{kind}, c col>, 1}}"
+
+
+def _gains(plt: Any, record: dict[str, Any], results: dict[str, Any]) -> Any:
+    cells, points = results["cells"], _points(results)
+    families = results["families"]
+    speedup: Callable[[dict[str, Any]], float] = lambda cell: gain(cell, points)  # noqa: E731
+    label = "best new algorithm / best of TACO's"
+    if families:
+        speedup = lambda cell: _least(cell, families["old"]) / _least(cell, families["new"])  # noqa: E731
+        label = f"best {families['new']} / best {families['old']}"
+    columns = sorted({c["N"] for c in cells})
+    figure, axes = plt.subplots(1, len(columns), squeeze=False, sharey=True,
+                                figsize=(max(5.5, 2.6 * len(columns) + 0.8), 3.2))  # fmt: skip
+    highest = max(map(speedup, cells))
+    for axis, n in zip(axes.flat, columns, strict=True):
+        here = [c for c in cells if c["N"] == n]
+        axis.scatter([c["density"] for c in here], [speedup(c) for c in here], s=22,
+                     color="#c8102e", zorder=3)  # fmt: skip
+        for c in here if len(here) < 10 else []:
+            axis.annotate(c["matrix"], (c["density"], speedup(c)), xytext=(4, 4), fontsize=6.5,
+                          textcoords="offset points")  # fmt: skip
+        axis.axhline(1, color="#1f5fa8", linewidth=1.1, zorder=2)
+        axis.set_xscale("log")
+        axis.set_ylim(0, 1.15 * max(1.0, highest))
+        axis.set_title(f"N = {n}", fontsize=9)
+        axis.set_xlabel("density", fontsize=9)
+        plots.plain(axis)
+    axes[0, 0].set_ylabel(f"speed-up,\n{label}", fontsize=8.5)
+    device = record.get("gpu") or f"{record['cpu']}, threads: {record['threads']}"
+    figure.suptitle(f"SpMM, float32, {device}", fontsize=10)
+    figure.tight_layout()
+    return figure
+
+
+def _least(cell: dict[str, Any], family: str) -> float:
+    return min(times["min"] for way, times in cell["ways"].items() if way.startswith(family))
+
+
+def _columns(cells: list[dict[str, Any]]) -> str:
+    return ", ".join(str(n) for n in sorted({c["N"] for c in cells}))
+
+
+def _points(results: dict[str, Any]) -> list[Point]:
+    return [Point(**about) for about in results["points"].values()]

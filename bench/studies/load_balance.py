@@ -1,0 +1,209 @@
+"""Skewed rows (Senanayake's thesis, section 8.4): SpMV by rows, and by equal shares of positions.
+
+On a GPU, and where its instructions are counted: a warp for each row (appendix A.10), a position
+split (A.2), and hyb, whose pieces of rows have at most twice the mean length. On a CPU: SpMM with
+32 features by blocks of rows of equal work, and by chunks of equal work across rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from math import ceil, log2
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+
+import sparsetir
+from sparsetir.bench import equal_work
+from sparsetir.bench.examples import example
+from sparsetir.bench.gpu_clock import Clock
+from sparsetir.bench.report import table
+from sparsetir.bench.studies import common, plots
+from sparsetir.bench.studies.counting import MEANINGS, Counted
+from sparsetir.bench.studies.skew import SIZES, Size, skewed
+from sparsetir.bench.timing import interleaved
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.templates.spmm_hyb import HybRows, arrange
+from sparsetir.schedules.templates.spmm_hyb import apply as apply_hyb
+from sparsetir.schedules.templates.spmm_hyb import program as hyb_program
+
+ROWS, POSITIONS, HYB = "warp per row (A.10)", "position split (A.2)", "hyb"
+MOST_BUCKETS = 9  # of hyb; more take long to compile
+CPU_FEATURES = 32
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command."""
+    what = "counts" if args.counts else "times"
+    torch = None if args.counts else common.device(args)
+    if args.quick or args.full:
+        size = SIZES["quick" if args.quick else "full"]
+    else:
+        size = SIZES["counts" if args.counts else "cpu" if torch is None else "cuda"]
+    if args.counts:
+        print(f"Counted, not timed; {common.NO_GPU}")
+    cells = list(_cells(args, torch, size))
+    show(cells, what, args.threads)
+    note = {
+        "paper": "Senanayake, section 8.4, figure 8-7, which gives no numbers in its text: 400 "
+        "million elements on an NVIDIA V100; the sizes and the values of c here are our choice",
+        "operator": f"SpMM, {CPU_FEATURES} features" if torch is None and not args.counts
+        else "SpMV", "dtype": "float32",
+    }  # fmt: skip
+    meanings = {"meanings": MEANINGS} if args.counts else {}
+    path = common.finish(args, what, {**note, **meanings, "cells": cells}, torch)
+    plots.draw_balance(path)
+
+
+def _cells(args: argparse.Namespace, torch: Any, size: Size) -> Iterator[dict[str, Any]]:
+    measure = (
+        _counting(size) if args.counts
+        else _on_cpu(args) if torch is None
+        else _on_gpu(torch, size, args)
+    )  # fmt: skip
+    factors = size.factors()
+    step = common.Steps(len(factors))
+    for c in factors:
+        step(f"c = {c:.7g}")
+        matrix = skewed(c, size)
+        yield {
+            "c_minus_1": c - 1, "rows": size.rows, "columns": size.columns, "nnz": size.nnz,
+            "longest_over_mean": float(np.diff(matrix.indptr).max() * size.rows / size.nnz),
+            "ways": measure(matrix),
+        }  # fmt: skip
+
+
+# -- on a CPU -------------------------------------------------------------------------------------
+
+
+def _on_cpu(args: argparse.Namespace) -> Any:
+    """What measures a matrix: seconds by way."""
+    seconds = 0.02 if args.quick else 4.0
+    kernels = {
+        "row blocks": equal_work.row_blocks(8 * args.threads),
+        "equal work": equal_work.equal_work(8 * args.threads),
+    }
+
+    def measure(matrix: Any) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        b = rng.random((matrix.shape[1], CPU_FEATURES), dtype="float32")
+        exact = matrix.astype("float64") @ b
+        calls = {}
+        for way, kernel in kernels.items():
+            c = np.full(exact.shape, np.nan, "float32")
+            arrays = [tvm_ffi.from_dlpack(x) for x in (matrix.data, b, c, matrix.indptr,
+                                                       matrix.indices)]  # fmt: skip
+            kernel(*arrays)
+            common.check(way, c, exact, exact)
+            calls[way] = lambda kernel=kernel, arrays=arrays: kernel(*arrays)
+        return interleaved(calls, seconds)
+
+    return measure
+
+
+# -- for a GPU ------------------------------------------------------------------------------------
+
+
+def schedules() -> dict[str, tuple[Any, Any]]:
+    """Programs and schedules of the thesis, by way."""
+    found = {name: (program, apply) for name, program, apply in
+             example("study", "thesis_gpu_schedules").GPU_SCHEDULES}  # fmt: skip
+    return {ROWS: found["A.10"], POSITIONS: found["A.2"]}
+
+
+def hyb_config(size: Size) -> HybRows:
+    """Buckets up to the mean length of a row."""
+    mean = size.nnz / size.rows
+    return HybRows.for_features(1, k=min(MOST_BUCKETS, max(0, ceil(log2(mean)))))
+
+
+def spmv_arguments(matrix: Any) -> tuple[dict[str, Any], np.ndarray]:
+    """Of the thesis's SpMV, and the exact result."""
+    x = np.random.default_rng(0).random(matrix.shape[1], dtype="float32")
+    arguments = {
+        "a": matrix.data, "x": x, "y": np.full(matrix.shape[0], np.nan, "float32"),
+        "indptr": matrix.indptr, "indices": matrix.indices,
+        "m": matrix.shape[0], "n": matrix.shape[1], "nnz": matrix.nnz,
+    }  # fmt: skip
+    return arguments, matrix.astype("float64") @ x
+
+
+def _counting(size: Size) -> Any:
+    """What counts for a matrix: counts by way."""
+    kernels = {way: Counted(program(), apply) for way, (program, apply) in schedules().items()}
+    problem, config = Spmm(), hyb_config(size)
+    hyb = Counted(hyb_program(problem, config), apply_hyb, config)
+
+    def measure(matrix: Any) -> dict[str, Any]:
+        arguments, exact = spmv_arguments(matrix)
+        found = {}
+        for way, kernel in kernels.items():
+            out, found[way] = kernel(arguments)
+            common.check(way, out["y"], exact, exact)
+        pattern = CsrPattern(matrix.indptr, matrix.indices, matrix.shape)
+        arranged = arrange(pattern, problem, config)
+        out, found[HYB] = hyb({
+            **arranged.arguments, **arranged.stored.values(A=matrix.data), "feat": 1,
+            "b": arguments["x"][:, None], "out": np.full((matrix.shape[0], 1), np.nan, "float32"),
+        })  # fmt: skip
+        common.check(HYB, out["out"][:, 0], exact, exact)
+        return found
+
+    return measure
+
+
+def _on_gpu(torch: Any, size: Size, args: argparse.Namespace) -> Any:
+    """What measures a matrix on a GPU: seconds by way."""
+    clock, config = Clock(torch), hyb_config(size)
+    kernels = {
+        way: sparsetir.build(program(), "cuda", schedule=apply)
+        for way, (program, apply) in schedules().items()
+    }
+
+    def measure(matrix: Any) -> dict[str, Any]:
+        arguments, exact = spmv_arguments(matrix)
+        there = common.on_gpu(torch, arguments)
+        y = there["y"]
+        plan = sparsetir.plan("spmm", matrix, 1, target="cuda", config=config)
+        calls = {way: lambda k=kernel: k(**there) for way, kernel in kernels.items()}
+        calls[HYB] = lambda: plan(there["x"][:, None], out=y[:, None])
+        for way, call in calls.items():
+            y.fill_(float("nan"))
+            call()
+            common.check(way, y.cpu().numpy(), exact, exact)
+        return common.gpu_seconds(clock, calls, 2 if args.quick else common.ROUNDS)
+
+    return measure
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+def show(cells: list[dict[str, Any]], what: str, threads: int) -> None:
+    """The tables of the command."""
+    ways = list(cells[0]["ways"])
+    size = f"{cells[0]['rows']} rows, {cells[0]['nnz']} elements"
+    if what == "times":
+        rows = [
+            [f"{1 + c['c_minus_1']:.7g}", f"{c['longest_over_mean']:.1f}",
+             *(f"{1e3 * c['ways'][w]['min']:.3f}" for w in ways),
+             f"{c['ways'][ways[0]]['min'] / c['ways'][ways[1]]['min']:.2f}"]
+            for c in cells
+        ]  # fmt: skip
+        head = ["c", "longest / mean", *ways, f"{ways[0]} / {ways[1]}"]
+        table(f"Skewed rows, {size}, threads: {threads}; shortest times in ms", head, rows)
+        return
+    for name in ("imbalance", "warp_imbalance", "sectors", "active_lanes", "shuffles", "atomics",
+                 "conflicts"):  # fmt: skip
+        rows = [
+            [f"{1 + c['c_minus_1']:.7g}", f"{c['longest_over_mean']:.1f}",
+             *(_text(c["ways"][w][name]) for w in ways)]
+            for c in cells
+        ]  # fmt: skip
+        table(f"{name}: {MEANINGS[name]}; {size}", ["c", "longest / mean", *ways], rows)
+
+
+def _text(value: float) -> str:
+    return f"{value:.2f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,21 @@
+"""`python -m bench study`: what papers say of schedules, measured or counted again."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from sparsetir.bench.names import STUDIES
+
+COUNTED = ("load-balance", "groups")
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command."""
+    if args.counts and args.study not in COUNTED:
+        raise SystemExit(f"study {args.study}: --counts is of {' and '.join(COUNTED)}")
+    if args.data and args.study != "groups":
+        raise SystemExit(f"study {args.study}: --data is of groups; the others make their matrices")
+    assert args.study in STUDIES
+    module = args.study.replace("-", "_")
+    importlib.import_module(f"sparsetir.bench.studies.{module}").run(args)
