@@ -14,6 +14,11 @@ def run(args: argparse.Namespace) -> None:
     """The command."""
     if args.counts and args.study not in COUNTED:
         raise SystemExit(f"study {args.study}: --counts is of {' and '.join(COUNTED)}")
+    if args.counts and args.full:
+        raise SystemExit(
+            f"study {args.study}: --counts is of small sizes, for each access is looked at; leave "
+            "out --full"
+        )
     if args.data and args.study != "groups":
         raise SystemExit(f"study {args.study}: --data is of groups; the others make their matrices")
     assert args.study in STUDIES

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 
 from sparsetir.bench.gpu_clock import Clock
 from sparsetir.bench.report import circumstances, write
-from sparsetir.bench.timing import progress
+from sparsetir.bench.timing import interleaved, progress
 
 BAR = 20  # characters
 NO_GPU = "no CUDA device: GPU times are absent"
@@ -91,6 +93,28 @@ def gpu_seconds(
         name: {"min": min(t), "median": statistics.median(t), "rounds": rounds}
         for name, t in found.items()
     }
+
+
+def cpu_seconds(
+    kernels: Mapping[str, Any], matrix: Any, b: np.ndarray, seconds: float
+) -> dict[str, dict[str, float]]:
+    """The same of kernels of SpMM on the CPU, each of which is checked before.
+
+    kernels : called with (values, b, c, indptr, indices)
+    matrix : CSR
+    seconds : for all of them together
+    """
+    exact = matrix.astype("float64") @ b
+    unit = abs(matrix).astype("float64") @ b
+    calls = {}
+    for way, kernel in kernels.items():
+        c = np.full(exact.shape, np.nan, "float32")
+        given = (matrix.data, b, c, matrix.indptr, matrix.indices)
+        call = partial(kernel, *map(tvm_ffi.from_dlpack, given))
+        call()
+        check(way, c, exact, unit)
+        calls[way] = call
+    return interleaved(calls, seconds)
 
 
 def check(who: str, found: np.ndarray, exact: np.ndarray, unit: np.ndarray) -> None:

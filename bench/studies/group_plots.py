@@ -17,10 +17,11 @@ PANELS = {
     "conflicts of atomics": "conflicts", "atomics": "atomics", "shuffles": "shuffles",
     "sectors of 32 bytes": "sectors",
 }  # fmt: skip
+MOST_NAMES = 12  # of matrices that stand below a picture; more of them are told by density
 
 
 def draw(path: Path) -> Path:
-    """Counts by r; of times the gain by density, as in figure 11 of the paper."""
+    """Counts by r; of times the gain by density, as in figure 11 of the paper, or by name."""
     plt, record, results = plots.load(path)
     if results["what"] == "counts":
         figure = _counts(plt, results)
@@ -76,25 +77,28 @@ def _gains(plt: Any, record: dict[str, Any], results: dict[str, Any]) -> Any:
         speedup = lambda cell: _least(cell, families["old"]) / _least(cell, families["new"])  # noqa: E731
         label = f"best {families['new']} / best {families['old']}"
     columns = sorted({c["N"] for c in cells})
+    names = list(dict.fromkeys(c["matrix"] for c in cells))
+    named = len(names) <= MOST_NAMES
+    wide = 0.3 * len(names) + 1 if named else 2.6
     figure, axes = plt.subplots(1, len(columns), squeeze=False, sharey=True,
-                                figsize=(max(5.5, 2.6 * len(columns) + 0.8), 3.2))  # fmt: skip
-    highest = max(map(speedup, cells))
+                                figsize=(max(5.5, wide * len(columns) + 0.8), 3.4))  # fmt: skip
     for axis, n in zip(axes.flat, columns, strict=True):
         here = [c for c in cells if c["N"] == n]
-        axis.scatter([c["density"] for c in here], [speedup(c) for c in here], s=22,
-                     color="#c8102e", zorder=3)  # fmt: skip
-        for c in here if len(here) < 10 else []:
-            axis.annotate(c["matrix"], (c["density"], speedup(c)), xytext=(4, 4), fontsize=6.5,
-                          textcoords="offset points")  # fmt: skip
+        at = [names.index(c["matrix"]) if named else c["density"] for c in here]
+        axis.scatter(at, [speedup(c) for c in here], s=24, color="#c8102e", zorder=3)
         axis.axhline(1, color="#1f5fa8", linewidth=1.1, zorder=2)
-        axis.set_xscale("log")
-        axis.set_ylim(0, 1.15 * max(1.0, highest))
+        axis.set_ylim(0, 1.15 * max(1.0, *map(speedup, cells)))
         axis.set_title(f"N = {n}", fontsize=9)
-        axis.set_xlabel("density", fontsize=9)
         plots.plain(axis)
+        if named:
+            axis.set_xticks(range(len(names)), names, rotation=35, ha="right", fontsize=8)
+            axis.set_xlim(-0.5, len(names) - 0.5)
+        else:
+            axis.set_xscale("log")
+            axis.set_xlabel("density", fontsize=9)
     axes[0, 0].set_ylabel(f"speed-up,\n{label}", fontsize=8.5)
     device = record.get("gpu") or f"{record['cpu']}, threads: {record['threads']}"
-    figure.suptitle(f"SpMM, float32, {device}", fontsize=10)
+    figure.suptitle(f"SpMM, float32, {device}", fontsize=9.5)
     figure.tight_layout()
     return figure
 

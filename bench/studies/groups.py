@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 
 import sparsetir
 from sparsetir.bench import equal_work
@@ -23,18 +22,16 @@ from sparsetir.bench.studies import common, group_plots, sgap_tables
 from sparsetir.bench.studies.counting import MEANINGS, Counted
 from sparsetir.bench.studies.matrices import folder, generated
 from sparsetir.bench.studies.sgap import NEW, ONE, ORIGINAL, PART_OF_ROW, Point, points
-from sparsetir.bench.timing import interleaved
 
 COLUMNS = 46  # of tables 1 to 3
 TILES = (16, 32, 64)  # of a CPU
-# (rows, mean length) of generated matrices, and N
-SETTINGS: dict[str, tuple[tuple[int, int], tuple[int, ...]]] = {
-    "quick": ((40, 4), (4,)),
-    "counts": ((1_500, 8), (8,)),
-    "cpu": ((20_000, 16), (128, 64)),
-    "cuda": ((50_000, 16), (COLUMNS, 128, 64, 16, 4)),
-    "full": ((500_000, 32), (COLUMNS, 128, 64, 16, 4)),
-}
+# (rows, mean length) of generated matrices
+SIZES = {
+    "quick": (40, 4), "counts": (1_000, 8), "cpu": (20_000, 16), "cuda": (50_000, 16),
+    "full": (500_000, 32),
+}  # fmt: skip
+# N
+WIDTHS = {"counts": (8,), "cpu": (128, 64), "cuda": (COLUMNS, 128, 64, 16, 4)}
 # What measures or counts for a case: a way's figures by its name.
 Measure = Callable[["Case"], dict[str, Any]]
 
@@ -67,18 +64,19 @@ def run(args: argparse.Namespace) -> None:
     what = "counts" if args.counts else "times"
     torch = None if args.counts else common.device(args)
     which = "counts" if args.counts else "cpu" if torch is None else "cuda"
-    size, columns = SETTINGS["quick" if args.quick else "full" if args.full else which]
-    if which == "cpu":
-        columns = SETTINGS["cpu"][1]  # of tiles that fit
     if args.counts:
         print(f"Counted, not timed; {common.NO_GPU}")
+    size = SIZES["quick" if args.quick else "full" if args.full else which]
     matrices = generated(*size) if args.data is None else folder(args.data)
     chosen = [] if which == "cpu" else _quick_points() if args.quick else points(args.full)
-    measure, families = (
-        (_on_cpu(args), {"old": "row blocks", "new": "equal work"}) if which == "cpu"
-        else (_counting(chosen) if args.counts else _on_gpu(torch, chosen, args), {})
-    )  # fmt: skip
-    cells = list(_cells(matrices, columns, measure))
+    families = {}
+    if args.counts:
+        measure = _counting(chosen)
+    elif torch is not None:
+        measure = _on_gpu(torch, chosen, args)
+    else:
+        measure, families = _on_cpu(args), {"old": "row blocks", "new": "equal work"}
+    cells = list(_cells(matrices, WIDTHS[which], measure))
     found = _show(cells, chosen, what, args)
     results = {
         "paper": "Sgap, section 7, tables 1 to 5, of the matrices of DA-SpMM; ours are others",
@@ -92,8 +90,8 @@ def run(args: argparse.Namespace) -> None:
 
 def _quick_points() -> list[Point]:
     """One of each algorithm, and what the tables divide by."""
-    return [p for p in points(columns=(4,)) if p.size in (1, 32) and p.r in (1, 8, 32)
-            and (p.kind != ONE or p.r != 1)]  # fmt: skip
+    some = points(columns=(4,))
+    return [p for p in some if p.size in (1, 32) and p.r in (1, 4, 8, 32) and p != Point(ONE, 1, 4)]
 
 
 def _cells(
@@ -120,17 +118,7 @@ def _on_cpu(args: argparse.Namespace) -> Measure:
     tiles = TILES[-1:] if args.quick else TILES
     kernels = {f"{n}, {c} col": make(parts, c) for n, make in makers.items() for c in tiles}
 
-    def measure(case: Case) -> dict[str, Any]:
-        calls, names = {}, ("a", "b", "c", "indptr", "indices")
-        for way, kernel in kernels.items():
-            arrays = [tvm_ffi.from_dlpack(case.arguments[n]) for n in names]
-            case.arguments["c"][:] = np.nan
-            kernel(*arrays)
-            case.check(way, case.arguments["c"])
-            calls[way] = lambda kernel=kernel, arrays=arrays: kernel(*arrays)
-        return interleaved(calls, seconds)
-
-    return measure
+    return lambda case: common.cpu_seconds(kernels, case.matrix, case.arguments["b"], seconds)
 
 
 def _built(chosen: list[Point], make: Callable[[Any, Point], Any]) -> dict[str, Any]:

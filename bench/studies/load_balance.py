@@ -13,7 +13,6 @@ from math import ceil, log2
 from typing import Any
 
 import numpy as np
-import tvm_ffi
 
 import sparsetir
 from sparsetir.bench import equal_work
@@ -23,7 +22,6 @@ from sparsetir.bench.report import table
 from sparsetir.bench.studies import common, plots
 from sparsetir.bench.studies.counting import MEANINGS, Counted
 from sparsetir.bench.studies.skew import SIZES, Size, skewed
-from sparsetir.bench.timing import interleaved
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.templates.spmm_hyb import HybRows, arrange
 from sparsetir.schedules.templates.spmm_hyb import apply as apply_hyb
@@ -89,16 +87,7 @@ def _on_cpu(args: argparse.Namespace) -> Any:
     def measure(matrix: Any) -> dict[str, Any]:
         rng = np.random.default_rng(0)
         b = rng.random((matrix.shape[1], CPU_FEATURES), dtype="float32")
-        exact = matrix.astype("float64") @ b
-        calls = {}
-        for way, kernel in kernels.items():
-            c = np.full(exact.shape, np.nan, "float32")
-            arrays = [tvm_ffi.from_dlpack(x) for x in (matrix.data, b, c, matrix.indptr,
-                                                       matrix.indices)]  # fmt: skip
-            kernel(*arrays)
-            common.check(way, c, exact, exact)
-            calls[way] = lambda kernel=kernel, arrays=arrays: kernel(*arrays)
-        return interleaved(calls, seconds)
+        return common.cpu_seconds(kernels, matrix, b, seconds)
 
     return measure
 

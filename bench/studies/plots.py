@@ -36,7 +36,7 @@ def lines(axis: Any, at: Sequence[Any], ways: Mapping[str, Sequence[float]]) -> 
     """A line with markers for each way, over places that are spread evenly; NaN is left out."""
     for i, (way, values) in enumerate(ways.items()):
         axis.plot(range(len(at)), values, label=way, color=COLORS[i % 6], marker=MARKERS[i % 6],
-                  markersize=4.5, linewidth=1.4, zorder=3)  # fmt: skip
+                  markersize=7.5 - 0.8 * i, linewidth=1.4, zorder=3)  # fmt: skip
     axis.set_xticks(range(len(at)), [str(x) for x in at])
     plain(axis)
 
@@ -68,10 +68,11 @@ def legend_on_top(figure: Any, axis: Any, title: str, columns: int = 4) -> None:
     height = figure.get_figheight()
     handles, labels = axis.get_legend_handles_labels()
     rows = -(-len(labels) // columns)
-    figure.suptitle(title, fontsize=10, y=1 - 0.1 / height)
+    top = 0.1 + 0.16 * (title.count("\n") + 1)  # inches
+    figure.suptitle(title, fontsize=9.5, y=1 - 0.08 / height).set_in_layout(False)
     figure.legend(handles, labels, ncols=columns, frameon=False, loc="upper center", fontsize=8.5,
-                  bbox_to_anchor=(0.5, 1 - 0.28 / height))  # fmt: skip
-    figure.tight_layout(rect=(0, 0, 1, 1 - (0.24 + 0.2 * rows) / height))
+                  bbox_to_anchor=(0.5, 1 - top / height))  # fmt: skip
+    figure.tight_layout(rect=(0, 0, 1, 1 - (top + 0.08 + 0.2 * rows) / height))
 
 
 def draw_balance(path: Path) -> Path:
@@ -102,6 +103,7 @@ def draw_balance(path: Path) -> Path:
     size = f"{cells[0]['rows']:,} rows, {cells[0]['nnz']:,} elements"
     device = record.get("gpu") or f"{record['cpu']}, threads: {record['threads']}"
     where = device if results["what"] == "times" else "counted, not timed"
-    title = f"{results['operator']}, k c^i elements in row i, {size}; {where}"
+    between = "\n" if len(panels) == 1 else "; "
+    title = f"{results['operator']}, k c^i elements in row i, {size}{between}{where}"
     legend_on_top(figure, axes.flat[0], title)
     return save(plt, figure, path)
