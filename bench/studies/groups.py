@@ -151,7 +151,7 @@ def _on_gpu(torch: Any, chosen: list[Point], args: argparse.Namespace) -> Measur
 
     def measure(case: Case) -> dict[str, Any]:
         there = common.on_gpu(torch, case.arguments)
-        calls = {way: lambda k=kernel: k(**there) for way, kernel in kernels.items()}
+        calls = {way: common.ready(torch, kernel, there) for way, kernel in kernels.items()}
         for way, call in calls.items():
             there["c"].fill_(float("nan"))
             call()

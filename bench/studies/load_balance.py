@@ -156,7 +156,7 @@ def _on_gpu(torch: Any, size: Size, args: argparse.Namespace) -> Any:
         there = common.on_gpu(torch, arguments)
         y = there["y"]
         plan = sparsetir.plan("spmm", matrix, 1, target="cuda", config=config)
-        calls = {way: lambda k=kernel: k(**there) for way, kernel in kernels.items()}
+        calls = {way: common.ready(torch, kernel, there) for way, kernel in kernels.items()}
         calls[HYB] = lambda: plan(there["x"][:, None], out=y[:, None])
         for way, call in calls.items():
             y.fill_(float("nan"))
