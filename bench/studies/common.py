@@ -116,7 +116,7 @@ def cpu_seconds(
     seconds : for all of them together
     """
     exact = matrix.astype("float64") @ b
-    unit = abs(matrix).astype("float64") @ b
+    unit = abs(matrix).astype("float64") @ np.abs(b)
     calls = {}
     for way, kernel in kernels.items():
         c = np.full(exact.shape, np.nan, "float32")

@@ -80,7 +80,9 @@ def draw_balance(path: Path) -> Path:
     plt, record, results = load(path)
     cells = results["cells"]
     ways = list(cells[0]["ways"])
-    at = [f"{1 + c['c_minus_1']:.7g}\n{c['longest_over_mean']:.3g}" for c in cells]
+    longest = [c["longest_over_mean"] for c in cells]
+    shown = [f"{x:.3g}" if x < 1000 else f"{x:.0f}" for x in longest]
+    at = [f"{1 + c['c_minus_1']:.7g}\n{x}" for c, x in zip(cells, shown, strict=True)]
     if results["what"] == "times":
         panels = {"time in ms": lambda w: 1e3 * w["min"]}
     else:
@@ -91,7 +93,7 @@ def draw_balance(path: Path) -> Path:
             "sectors of 32 bytes / element": lambda w: w["sectors"] / nnz,
         }
     figure, axes = plt.subplots(1, len(panels), squeeze=False,
-                                figsize=(4.1 * len(panels) + 0.8, 3.3))  # fmt: skip
+                                figsize=(max(5.8, 4.1 * len(panels) + 0.8), 3.3))  # fmt: skip
     for axis, (label, value) in zip(axes.flat, panels.items(), strict=True):
         found = {w: [value(c["ways"][w]) for c in cells] for w in ways}
         lines(axis, at, found)

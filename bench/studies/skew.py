@@ -17,7 +17,7 @@ import numpy as np
 import scipy.sparse as sp
 
 # c = 1 + s / rows. The longest row then has about s times as many elements as the mean one.
-SKEWS = (0, 1, 4, 16, 64, 256, 1024)
+SKEWS = (0, 1, 4, 16, 64, 256, 1024, 4096)
 
 
 @dataclass(frozen=True)
@@ -29,14 +29,15 @@ class Size:
     nnz: int
 
     def factors(self) -> list[float]:
-        """The values of c of a sweep."""
-        return [1 + s / self.rows for s in SKEWS if s < self.rows]
+        """The values of c of a sweep, as far as the columns hold the longest row."""
+        found = [1 + s / self.rows for s in SKEWS]
+        return [c for c in found if lengths(c, self).max() <= self.columns]
 
 
 SIZES = {
-    "quick": Size(64, 2_000, 2_000),
+    "quick": Size(64, 600, 2_000),
     "counts": Size(4_096, 65_536, 262_144),
-    "cpu": Size(2_000, 400_000, 1_000_000),
+    "cpu": Size(1_000, 200_000, 200_000),
     "cuda": Size(200_000, 400_000, 40_000_000),
     "full": Size(1_000_000, 1_000_000, 400_000_000),
 }
