@@ -192,12 +192,12 @@ def test_mttkrp(tmp_path):
         assert all(0 < seconds < 1 for seconds in cell["seconds"].values())
 
 
-def test_mttkrp_takes_a_checkout(bench_on_path, tmp_path, monkeypatch):
-    from sparsetir.bench import mttkrp
+def test_examples_take_a_checkout(bench_on_path, tmp_path, monkeypatch):
+    from sparsetir.bench import examples
 
-    monkeypatch.setattr(mttkrp, "ROOT", tmp_path)
-    with pytest.raises(SystemExit, match="takes a checkout of the repository"):
-        mttkrp._examples()
+    monkeypatch.setattr(examples, "ROOT", tmp_path)
+    with pytest.raises(SystemExit, match="mttkrp: takes a checkout of the repository"):
+        examples.example("mttkrp", "thesis_schedules")
 
 
 def test_mttkrp_tells_who_is_wrong(bench_on_path):
