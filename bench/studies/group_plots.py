@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsetir.bench.studies import plots
-from sparsetir.bench.studies.sgap import ONE, ORIGINAL, PART_OF_ROW, Point
+from sparsetir.bench.studies.sgap import COLUMNS, ONE, ORIGINAL, PART_OF_ROW, TABLE_3, Point
 from sparsetir.bench.studies.sgap_tables import gain
 
 # Of a way in a cell, over the elements times N.
@@ -17,6 +16,7 @@ PANELS = {
     "conflicts of atomics": "conflicts", "atomics": "atomics", "shuffles": "shuffles",
     "sectors of 32 bytes": "sectors",
 }  # fmt: skip
+STYLES = ("--", "-.", ":")
 MOST_NAMES = 12  # of matrices that stand below a picture; more of them are told by density
 
 
@@ -71,11 +71,15 @@ def _best(kind: str) -> str:
 def _gains(plt: Any, record: dict[str, Any], results: dict[str, Any]) -> Any:
     cells, points = results["cells"], _points(results)
     families = results["families"]
-    speedup: Callable[[dict[str, Any]], float] = lambda cell: gain(cell, points)  # noqa: E731
-    label = "best new algorithm / best of TACO's"
+
+    def speedup(cell: dict[str, Any]) -> float:
+        if families:
+            return _least(cell, families["old"]) / _least(cell, families["new"])
+        return gain(cell, points)
+
+    what = "best new algorithm / best of TACO's"
     if families:
-        speedup = lambda cell: _least(cell, families["old"]) / _least(cell, families["new"])  # noqa: E731
-        label = f"best {families['new']} / best {families['old']}"
+        what = f"best {families['new']} / best {families['old']}"
     columns = sorted({c["N"] for c in cells})
     names = list(dict.fromkeys(c["matrix"] for c in cells))
     named = len(names) <= MOST_NAMES
@@ -87,7 +91,11 @@ def _gains(plt: Any, record: dict[str, Any], results: dict[str, Any]) -> Any:
         at = [names.index(c["matrix"]) if named else c["density"] for c in here]
         axis.scatter(at, [speedup(c) for c in here], s=24, color="#c8102e", zorder=3)
         axis.axhline(1, color="#1f5fa8", linewidth=1.1, zorder=2)
-        axis.set_ylim(0, 1.15 * max(1.0, *map(speedup, cells)))
+        paper = TABLE_3 if n == COLUMNS and not families else {}
+        for style, (hardware, mean) in zip(STYLES, paper.items(), strict=False):
+            label = f"Sgap's mean on {hardware}"
+            axis.axhline(mean, color="#8a8a8a", linewidth=1, linestyle=style, zorder=1, label=label)
+        axis.set_ylim(0, 1.15 * max(1.1, *map(speedup, cells)))
         axis.set_title(f"N = {n}", fontsize=9)
         plots.plain(axis)
         if named:
@@ -96,10 +104,10 @@ def _gains(plt: Any, record: dict[str, Any], results: dict[str, Any]) -> Any:
         else:
             axis.set_xscale("log")
             axis.set_xlabel("density", fontsize=9)
-    axes[0, 0].set_ylabel(f"speed-up,\n{label}", fontsize=8.5)
+    axes[0, 0].set_ylabel(f"speed-up,\n{what}", fontsize=8.5)
     device = record.get("gpu") or f"{record['cpu']}, threads: {record['threads']}"
-    figure.suptitle(f"SpMM, float32, {device}", fontsize=9.5)
-    figure.tight_layout()
+    told = axes.flat[columns.index(COLUMNS) if COLUMNS in columns else 0]
+    plots.legend_on_top(figure, told, f"SpMM, float32, {device}")
     return figure
 
 

@@ -21,9 +21,8 @@ from sparsetir.bench.report import table
 from sparsetir.bench.studies import common, group_plots, sgap_tables
 from sparsetir.bench.studies.counting import MEANINGS, Counted
 from sparsetir.bench.studies.matrices import folder, generated
-from sparsetir.bench.studies.sgap import NEW, ONE, ORIGINAL, PART_OF_ROW, Point, points
+from sparsetir.bench.studies.sgap import COLUMNS, NEW, ONE, ORIGINAL, PART_OF_ROW, Point, points
 
-COLUMNS = 46  # of tables 1 to 3
 TILES = (16, 32, 64)  # of a CPU
 # (rows, mean length) of generated matrices
 SIZES = {

@@ -68,6 +68,7 @@ def legend_on_top(figure: Any, axis: Any, title: str, columns: int = 4) -> None:
     height = figure.get_figheight()
     handles, labels = axis.get_legend_handles_labels()
     rows = -(-len(labels) // columns)
+    columns = min(columns, max(1, len(labels)))
     top = 0.1 + 0.16 * (title.count("\n") + 1)  # inches
     figure.suptitle(title, fontsize=9.5, y=1 - 0.08 / height).set_in_layout(False)
     figure.legend(handles, labels, ncols=columns, frameon=False, loc="upper center", fontsize=8.5,

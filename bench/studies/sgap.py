@@ -121,6 +121,7 @@ def points(full: bool = False, columns: tuple[int, ...] = (1, 2, 4)) -> list[Poi
 
 # -- what the paper measured ----------------------------------------------------------------------
 
+COLUMNS = 46  # N of tables 1 to 3
 # Table 1: {<1/32 row, c col>, r} over r = 32; "norm" counts what is slower as 1.
 TABLE_1 = {
     "RTX 2080": {"r = 8": 2.451, "r = 8 norm": 2.478, "r = 4": 2.456, "r = 4 norm": 2.483},
