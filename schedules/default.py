@@ -99,7 +99,9 @@ def _is_divided(nest: Any) -> bool:
 def _is_bound(nest: Any) -> bool:
     """Whether a loop of a nest is bound to blocks or threads."""
     loops = nodes_of(tirx.For, nest)
-    return any(x.thread_binding or "Idx" in str(x.annotations.get(KIND, "")) for x in loops)
+    return any(
+        x.thread_binding is not None or "Idx" in str(x.annotations.get(KIND, "")) for x in loops
+    )
 
 
 def _is_unit(loop: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from bench.gpucode import disassembled
 
 import gpu_runner
 from cuda_runner import CudaFunction, requires_cuda_text
@@ -190,17 +191,39 @@ def bfloat16_arrays() -> Iterator[None]:
         yield
 
 
+# A user's program, which gathers nothing.
+SCALED_SUMS = """
+@T.prim_func
+def scaled_sums(
+    a: T.handle, w: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
+    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    W = T.match_sparse_buffer(w, (K,), "float32")
+    C = T.match_sparse_buffer(out, (I, K), "float32")
+    with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * W[k]
+"""
+
+
 class Compiled(NamedTuple):
     """What nvcc made of a source.
 
     ptx : its text
     registers : of the kernel that has most
     spills : bytes that all kernels spill
+    cubin : the file, for :func:`instructions`
     """
 
     ptx: str
     registers: int
     spills: int
+    cubin: Path
 
 
 def compile_cuda(source: str, folder: Path, arch: str = "sm_90") -> Compiled:
@@ -215,4 +238,13 @@ def compile_cuda(source: str, folder: Path, arch: str = "sm_90") -> Compiled:
     assert done.returncode == 0, done.stderr
     registers = [int(n) for n in re.findall(r"Used (\d+) registers", done.stderr)]
     spills = [int(n) for n in re.findall(r"(\d+) bytes spill", done.stderr)]
-    return Compiled((folder / "kernels.ptx").read_text(), max(registers), sum(spills))
+    ptx, cubin = (folder / "kernels.ptx").read_text(), folder / "kernels.cubin"
+    return Compiled(ptx, max(registers), sum(spills), cubin)
+
+
+def instructions(cubin: Path) -> str:
+    """SASS; skips the test where there is no nvdisasm."""
+    found = disassembled(cubin)
+    if found is None:
+        pytest.skip("compiled; no nvdisasm to look at the instructions with")
+    return found

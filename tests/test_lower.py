@@ -27,6 +27,7 @@ from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import for_all_sizes
@@ -44,6 +45,9 @@ KERNELS = [
     ("spmm", Decomposed(BSR(2, 2), 32, 8), False),
     ("spmm", RowSplit.for_features(32), True),
     ("spmm", HybRows.for_features(32), True),
+    ("spmm", Groups.for_features(32, lanes=8, group=8), True),
+    ("spmm", Groups.for_features(32, split="non-zeros", work=4), True),
+    ("spmm", Groups.for_features(32, split="non-zeros", group=32), True),
     ("spmm", Decomposed(BSR(2, 2)), True),
     ("sddmm", FusedNonzeros.for_features(32), True),
 ]

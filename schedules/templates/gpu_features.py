@@ -200,7 +200,8 @@ def with_occupancy(func: tirx.PrimFunc, blocks: int, tag: str) -> tirx.PrimFunc:
     def visit(loop: Any) -> Any:
         if loop.thread_binding is None or str(loop.thread_binding.thread_tag) != tag:
             return loop
-        body = tirx.AttrStmt(loop.loop_var, MIN_BLOCKS, number, loop.body)
+        # Of no variable: TVM renews those of loops, and not of this.
+        body = tirx.AttrStmt(number, MIN_BLOCKS, number, loop.body)
         return loop_with(loop, body=body)
 
     bound = apply_kinds(func)

@@ -16,6 +16,7 @@ from sparsetir.schedules.templates import (
     sddmm_gpu,
     spmm,
     spmm_gpu,
+    spmm_groups,
     spmm_hyb,
     spmv,
 )
@@ -62,6 +63,7 @@ TEMPLATES: dict[type, Template] = {
     sddmm_gpu.FusedNonzeros: Template(sddmm_operator, sddmm_gpu.apply, Sddmm, gpu=True),
     spmm_gpu.RowSplit: Template(spmm_operator, spmm_gpu.apply, Spmm, gpu=True),
     spmm_hyb.HybRows: Template(spmm_hyb.program, spmm_hyb.apply, Spmm, spmm_hyb.arrange, gpu=True),
+    spmm_groups.Groups: Template(spmm_operator, spmm_groups.apply, Spmm, gpu=True),
     decomposed.Decomposed: Template(
         decomposed.program, decomposed.apply, Spmm, decomposed.arrange, gpu=None
     ),

@@ -31,6 +31,7 @@ from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.schedules.templates.spmv import SlicedRows
 
@@ -44,6 +45,7 @@ CONFIGS = (
     SddmmGroups(16, 8, 3, 40, pack=True),
     RowSplit(row_cache=True, rows_per_block=1, occupancy=None),
     HybRows(c=2, k=3, work=4),
+    Groups("non-zeros", group=8, feat=64),
     FusedNonzeros(feat=32),
     *map(Decomposed, STORED),
     Decomposed(BSR(8, 8), 20, 16, 20, filled=True),

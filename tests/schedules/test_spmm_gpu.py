@@ -30,6 +30,7 @@ from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.promises import promises_of
 from spmm_gpu_common import (
     MASKS,
+    SCALED_SUMS,
     compile_cuda,
     edited,
     kernel,
@@ -247,26 +248,6 @@ def test_refusals() -> None:
         RowSplit().tiles(96)
     with pytest.raises(ScheduleError, match="serves 64 features, got 128"):
         RowSplit(feat=64).tiles(128)
-
-
-# A user's program, which gathers nothing.
-SCALED_SUMS = """
-@T.prim_func
-def scaled_sums(
-    a: T.handle, w: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
-    m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
-):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    K = T.dense_fixed(feat)
-    A = T.match_sparse_buffer(a, (I, J), "float32")
-    W = T.match_sparse_buffer(w, (K,), "float32")
-    C = T.match_sparse_buffer(out, (I, K), "float32")
-    with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
-        with T.init():
-            C[i, k] = 0.0
-        C[i, k] = C[i, k] + A[i, j] * W[k]
-"""
 
 
 @requires_opencl

@@ -1,0 +1,294 @@
+"""SpMM over CSR on a GPU: amounts of rows or non-zeros for threads, and groups that sum together.
+
+Sgap (sections 3 to 7) writes {what a thread has of A, columns, threads that sum together}:
+
+    {x row, c col, 1}      split="rows", work=x : x rows by themselves
+    {1/g row, c col, r}    split="rows", lanes=g, group=r : every g-th element of a row. Each r of
+                           its threads add up by shuffles; with r < g these then add atomically
+    {g nnz, c col, 1}      split="non-zeros", work=g : g elements, of whichever rows. What rows have
+                           in several chunks is added atomically, other rows are written
+    {1 nnz, c col, r}      split="non-zeros", group=r : one element. Each r neighbours add up their
+                           runs of equal rows by shuffles; the first of a run adds atomically
+
+The c columns of a thread are `coarsen` vectors of `vector` neighbouring ones. In a block, threads
+that share a row, or are a group, lie side by side (`threadIdx.x`) where there are such; then come
+those over the columns of a tile, then rows, chunks or groups, as many as make up a block. Of the
+parameters of section 7.2 blockSz is `block`, groupSz `group`, workerSz `lanes`, tileSz `tile`,
+threadRw `work` and coarsenSz `vector`.
+
+    blockIdx.x    rows, or elements
+    blockIdx.y    tiles of columns
+    blockIdx.z    heads of a batch
+
+Atomics add up in any order, so that results of those differ in the last bits between calls.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
+from sparsetir.schedules.operators.problems import Spmm, accumulator
+from sparsetir.schedules.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.templates.gpu_features import (
+    GpuTiled,
+    feature_loops,
+    in_registers,
+    occupy,
+    vector_width,
+)
+from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
+from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+
+__all__ = ["Groups", "apply"]
+
+SPLITS = ("rows", "non-zeros")
+WARP = 32
+MAX_THREADS = 1024  # of a block
+MAX_OCCUPANCY = 2048
+MAX_ROWS = 2**31 - 1  # which have numbers of 32 bits
+MAX_SUMS = 64  # sums of a thread: more would not stay in registers
+
+
+@dataclass(frozen=True)
+class Groups(GpuTiled):
+    """How rows or non-zeros and columns are spread over threads.
+
+    split : "rows" or "non-zeros": what threads have a fixed number of
+    work : rows of a thread, or of the threads that share rows; non-zeros of a thread
+    lanes : threads that share a row, a power of two; 1 where non-zeros are split
+    group : threads that add up by shuffles what they have, a power of two up to 32: of those that
+        share a row, or of those with neighbouring non-zeros, one each
+    threads, vector, coarsen, feat, occupancy : as in
+        :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
+    block : threads of a block
+    """
+
+    split: str = "rows"
+    work: int = 1
+    lanes: int = 1
+    group: int = 1
+    threads: int = 8
+    vector: int = 4
+    coarsen: int = 1
+    block: int = 256
+    feat: int | None = None
+    occupancy: int | None = 1024
+
+    def __post_init__(self) -> None:
+        expect_one_of(self, split=SPLITS)
+        self.check("work", "lanes", "group", "block")
+        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
+        fits = is_power_of_two(self.group) and self.group <= WARP
+        expect(self, "group", fits, f"a power of two up to {WARP}")
+        if self.split == "rows":
+            wanted = f"at most lanes = {self.lanes}, the threads that share a row"
+            expect(self, "group", self.group <= self.lanes, wanted)
+        else:
+            wanted = "1 for split = 'non-zeros', of which no two threads have the same"
+            expect(self, "lanes", self.lanes == 1, wanted)
+            wanted = f"1 for work = {self.work}, as non-zeros of a thread are of several rows"
+            expect(self, "group", 1 in (self.group, self.work), wanted)
+        side = self.threads * self.side_by_side
+        fits = self.block <= MAX_THREADS and self.block % side == 0
+        wanted = f"a multiple of {side} threads that work together, at most {MAX_THREADS}"
+        expect(self, "block", fits, wanted)
+        sums = self.coarsen * self.vector
+        wanted = f"coarsen * vector to be at most {MAX_SUMS}"
+        expect(self, "coarsen", sums <= MAX_SUMS, wanted, sums)
+        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
+        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
+
+    @classmethod
+    def for_features(cls, feat: int, dtype: str = "float32", **fields: Any) -> Groups:
+        """A configuration for a feature size, which is a constant of the kernel.
+
+        fields : of the configuration; of the others, threads are a power of two, so that they fill
+            a block, and as many as a tile of the features has vectors, up to 32
+        """
+        vector = fields.pop("vector", vector_width(feat, dtype))
+        vectors = feat // vector
+        alone = cls(threads=1, vector=vector, feat=feat, **fields)
+        most = min(WARP, alone.block // alone.side_by_side)
+        whole = max(t for t in (1, 2, 4, 8, 16, 32) if t <= most and vectors % t == 0)
+        enough = min(most, 1 << (vectors - 1).bit_length())
+        return replace(alone, threads=whole if whole >= 8 else enough)
+
+    @property
+    def side_by_side(self) -> int:
+        """Threads that share a row, or have neighbouring non-zeros and are a group."""
+        return max(self.lanes, self.group)
+
+    @property
+    def workers(self) -> int:
+        """Rows, chunks or groups that a block has at a time."""
+        return self.block // (self.threads * self.side_by_side)
+
+    @property
+    def is_atomic(self) -> bool:
+        """Whether several add to a row."""
+        return self.split == "non-zeros" or self.group < self.lanes
+
+    def serves(self, problem: Spmm) -> bool:
+        """Whether there are atomics for what is to be added, where rows are added to."""
+        return not self.is_atomic or problem.reduce != "max" and problem.dtype in ATOMIC_DTYPES
+
+
+class _Steps(NamedTuple):
+    """The iterations whose loops over a thread's columns are unrolled, and become vectors."""
+
+    scalars: list[SparseIterationRef]
+    vectors: list[SparseIterationRef]
+
+
+def apply(sch: Schedule, config: Groups) -> None:
+    """Schedule a program that reduces over what rows store, by primitives of both stages.
+
+    Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements` and
+    :func:`_chunks`::
+
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
+
+    Raises ScheduleError for a program of another shape, for vectors of more than 16 bytes, and for
+    results that are to be added to atomically where that is no sum of float32 or float64.
+    """
+    found = row_reduction(sch, "Groups")
+    config.check_vector(found.dtype)
+    if len(found.columns) != 1:
+        refuse_shape("Groups", sch.func, "one loop over what rows store")
+    if config.is_atomic and found.dtype not in ATOMIC_DTYPES:
+        raise ScheduleError(
+            f"Groups: argument 'config': expected rows in one group, as split='rows' and "
+            f"group=lanes, for {found.dtype}, which atomics do not add, got split="
+            f"{config.split!r}, lanes={config.lanes}, group={config.group}"
+        )
+    if config.split == "rows":
+        if sch.func.axis(found.rows.name).idtype == "int64":
+            sch.bound(found.rows, MAX_ROWS, "max")
+        steps = _rows(sch, found, config)
+    elif config.work > 1:
+        steps = _chunks(sch, found, config)
+    else:
+        steps = _elements(sch, found, config)
+    loops = sch.lower()
+    for step in steps.scalars + steps.vectors:
+        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in steps.vectors)
+    if config.split == "rows":
+        sch.rewrite(in_one_piece, f"{found.iteration.name}0")
+    occupy(sch, config, config.block)
+
+
+def _rows(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
+    """{x row, c col, 1} and {1/g row, c col, r}.
+
+    After, with lanes (without, there is no loop over them, and J itself instead of steps)::
+
+        with T.sp_iter([K0, I_tiles, K2, T.part(I, ..), J_lanes], "SSSSR", "spmm"):
+            ...  # spmm_start
+            with T.sp_iter([J_steps], "R", "spmm_reduce") as [j_step]:
+                ...  # B_ws_copy, spmm_reduce_rest
+            ...  # spmm_write, of a group
+    """
+    tiles, w, threads, lane = feature_loops(sch, rows.features, config, tail="repeat")
+    workers, each, shared = rows.rows, [], []
+    (column,) = rows.columns
+    if config.work > 1:
+        sch.pos(workers)
+        workers, *each = sch.split(workers, [None, config.work])
+    if config.lanes > 1:
+        column, *shared = sch.steps(column, config.lanes)
+    own = [workers, threads, *each, *shared]
+    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, column, w, lane])
+    start, reduce, write = _in_workspace(sch, rows, own[-1], [w, lane])
+    _over_blocks(sch, [rows.heads, [tiles]])
+    sch.parallelize(workers, "thread", per_block=config.workers)
+    sch.parallelize(threads, "thread")
+    for loop in shared:
+        sch.parallelize(loop, "thread", race=f"group({config.group})")
+    copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[0])
+    if shared:
+        return _Steps([start, rest, write], copies)
+    return _Steps([start, rest], [*copies, write])
+
+
+def _elements(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
+    """{1 nnz, c col, r}.
+
+    After::
+
+        ...  # spmm_init, of all rows
+        with T.sp_iter([K0, I_J0, I_J1, K2, I_J2], "SSSSS", "spmm"):  # I_J2, over a group
+            ...  # spmm_start, B_ws_copy, spmm_reduce; spmm_write, of the runs of a group
+    """
+    tiles, w, threads, lane = feature_loops(sch, rows.features, config, tail="repeat")
+    fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
+    factors = [None, config.workers, config.group]
+    blocks, groups, members = sch.split(sch.positions(fused), factors, tail="repeat")
+    own = [blocks, groups, threads, members]
+    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
+    start, reduce, write = _in_workspace(sch, rows, members, [w, lane])
+    _over_blocks(sch, [rows.heads, [tiles]])
+    sch.parallelize(blocks, "block", race="atomics")
+    sch.parallelize(groups, "thread", race="atomics")
+    sch.parallelize(threads, "thread")
+    race = f"segment({config.group})" if config.group > 1 else "atomics"
+    sch.parallelize(members, "thread", race=race)
+    copies, rest = _gathered(sch, rows, reduce, reduce)
+    return _Steps([start, rest, write], copies)
+
+
+def _chunks(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
+    """{g nnz, c col, 1}.
+
+    After::
+
+        ...  # spmm_init, of all rows
+        with T.sp_iter([K0, I_J_parts, K2, I_J_piece], "SSSS", "spmm"):
+            ...  # spmm_start
+            with T.sp_iter([T.part(..)], "R", "spmm_reduce"):  # elements of a row in the chunk
+                ...  # B_ws_copy, spmm_reduce_rest
+            ...  # spmm_write, of rows in one chunk; spmm_write_add, of others
+    """
+    tiles, w, threads, lane = feature_loops(sch, rows.features, config, tail="repeat")
+    fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
+    chunks, pieces, element = sch.split(fused, [None, config.work])
+    own = [chunks, threads, pieces, element]
+    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
+    start, reduce, _ = _in_workspace(sch, rows, pieces, [w, lane])
+    _over_blocks(sch, [rows.heads, [tiles]])
+    sch.parallelize(threads, "thread")
+    met = sch.parallelize(chunks, "thread", race="atomics", per_block=config.workers)
+    write, add = met or []
+    copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[0])
+    return _Steps([start, rest, add], [*copies, write])
+
+
+def _in_workspace(
+    sch: Schedule, rows: RowReduction, at: SpIter, lanes: list[SpIter]
+) -> list[SparseIterationRef]:
+    """What a thread adds up: the iterations of start, reduce and write."""
+    return sch.precompute(rows.result, at, lanes, dtype=accumulator(rows.dtype))
+
+
+def _over_blocks(sch: Schedule, loops: list[list[SpIter]]) -> None:
+    for some in loops:
+        if some:
+            sch.parallelize(some, "block")
+
+
+def _gathered(
+    sch: Schedule, rows: RowReduction, reduce: SparseIterationRef, at: Any
+) -> tuple[list[SparseIterationRef], SparseIterationRef]:
+    """Let what is gathered for an element be loaded as vectors: copies, and what uses them.
+
+    at : the loop over elements, or `reduce` itself, which has one
+    """
+    if rows.gathered is None:
+        return [], reduce
+    *_, w, lane = sch.get_sp_iters(reduce)
+    copies = sch.precompute(rows.gathered, at, [w, lane])
+    whole = at is reduce
+    return copies, reduce if whole else sch.get_sparse_iteration(f"{reduce.name}_rest")

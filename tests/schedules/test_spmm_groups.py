@@ -1,0 +1,320 @@
+"""Sgap's algorithms for SpMM: run as CUDA on a CPU, and compiled by nvcc."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmm_gpu_common
+from cuda_runner import Counts, KernelError, requires_cuda_text
+from cuda_stages import CudaStages
+from gpu_runner import cuda_source, requires_nvcc
+from sparsetir import ScheduleError, from_source, lower_sparse_buffer
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.spmm_groups import Groups, apply
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from spmm_gpu_common import (
+    MASKS,
+    SCALED_SUMS,
+    compile_cuda,
+    edited,
+    instructions,
+    kernel,
+    of_mask,
+    run_kernel,
+)
+
+TEMPLATE = TEMPLATES[Groups]
+scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATE)
+PATTERNS = {
+    **MASKS,
+    "empty rows at block ends": (np.arange(48)[:, None] % 8 % 7 != 0) & (MASKS["random"][0] > -1),
+}
+
+# By the names of the paper; blocks are small, so that there are many.
+ALGORITHMS = {
+    "1 row": Groups("rows", threads=2, block=16, feat=8),
+    "x row": Groups("rows", work=3, threads=2, block=16, feat=8),
+    "1/g row": Groups("rows", lanes=8, group=8, threads=2, block=32, feat=8),
+    "1/g row, r < g": Groups("rows", lanes=8, group=4, threads=2, block=32, feat=8),
+    "g nnz": Groups("non-zeros", work=4, threads=2, block=16, feat=8),
+    "1 nnz": Groups("non-zeros", group=8, threads=2, block=32, feat=8),
+}
+
+
+def run(
+    problem: Spmm,
+    config: Groups,
+    matrix: CsrPattern,
+    special: bool = False,
+    count: bool = False,
+    feat: int = 0,
+) -> Counts:
+    """Run as CUDA, and compare with the oracle."""
+    heads, feat = 3, feat or config.feat or config.tile
+    stored = spmm_gpu_common.operands(matrix, problem, feat, heads, special)
+    arranged = TEMPLATE.arrange(matrix, problem, config)
+    sizes = {"feat": feat, "heads": heads}
+    func = scheduled(problem, config).attrs[SIGNATURE]
+    args: dict[str, Any] = {**sizes, **arranged.arguments, **stored}
+    args |= arranged.computed(func, sizes)
+    before = (heads,) if problem.batched else ()
+    args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, stored["b"].dtype)
+    made = kernel(TEMPLATE, problem, config, as_cuda=True)
+    c = run_kernel(made, args, count=count)["out"]
+    spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
+    return made[0].counts
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_matrices(name: str) -> None:
+    for mask in PATTERNS.values():
+        run(Spmm(), ALGORITHMS[name], of_mask(mask, "int32"))
+
+
+CONFIGS = {
+    "any number of features": (Groups("rows", lanes=4, group=4, threads=2, block=64), 16),
+    "1 row, many tiles": (Groups("rows", threads=2, block=32, feat=40), 40),
+    "all lanes of a warp": (Groups("rows", lanes=32, group=32, threads=1, block=64, feat=8), 8),
+    "rows of several warps": (Groups("rows", lanes=64, group=32, threads=1, block=128, feat=4), 4),
+    "each lane for itself": (Groups("rows", lanes=4, group=1, threads=2, block=64, feat=8), 8),
+    "groups go through rows": (Groups("rows", 2, 8, 8, threads=2, block=64, feat=8), 8),
+    "columns left over": (Groups("rows", 1, 4, 4, 4, vector=1, coarsen=2, block=32, feat=13), 13),
+    "fewer columns than threads": (Groups("rows", threads=8, vector=1, block=32, feat=5), 5),
+    "chunks, columns left over": (Groups("non-zeros", 7, threads=4, vector=2, feat=10), 10),
+    "chunks of one": (Groups("non-zeros", threads=2, block=32, feat=8), 8),
+    "runs in a warp": (Groups("non-zeros", group=32, threads=1, block=64, feat=4), 4),
+    "runs, columns left over": (
+        Groups("non-zeros", group=4, threads=4, vector=1, coarsen=2, block=32, feat=11), 11,
+    ),
+    "a constant of 602": (Groups.for_features(602, split="non-zeros", group=8), 602),
+}  # fmt: skip
+BY_DEFAULT = ("groups go through rows", "columns left over", "runs, columns left over")
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(c, marks=[] if c in BY_DEFAULT else pytest.mark.slow) for c in CONFIGS],
+)
+def test_configs(case: str) -> None:
+    config, feat = CONFIGS[case]
+    for name in ("random", "one dense row"):
+        run(Spmm(), config, of_mask(PATTERNS[name], "int32"), feat=feat)
+
+
+def products() -> list[Any]:
+    """Algorithms, r, c and blocks."""
+    found = []
+    for r, (vector, coarsen), block in itertools.product(
+        (1, 2, 4, 8, 16, 32), ((1, 1), (2, 1), (4, 2)), (64, 256)
+    ):
+        how = {"vector": vector, "coarsen": coarsen, "block": block, "feat": 24}
+        found += [
+            Groups("rows", r, threads=2, **how),
+            Groups("rows", lanes=32, group=r, threads=2, **how),
+            Groups("rows", 2, lanes=r, group=r, threads=2, **how),
+            Groups("non-zeros", r, threads=2, **how),
+            Groups("non-zeros", group=r, threads=2, **how),
+        ]
+    return list(dict.fromkeys(found))
+
+
+@requires_cuda_text
+@pytest.mark.slow
+@pytest.mark.parametrize("config", products(), ids=repr)
+def test_products(config: Groups) -> None:
+    for name in ("empty rows", "one dense row"):
+        run(Spmm(), config, of_mask(PATTERNS[name], "int32"))
+
+
+# Problem, and the algorithms that serve it.
+ROWS = ("1 row", "x row", "1/g row")
+PROBLEMS = [
+    (Spmm("float16"), ROWS),
+    (Spmm("bfloat16", reduce="max"), ROWS),
+    (Spmm("float64", "int64"), tuple(ALGORITHMS)),
+    (Spmm(reduce="mean"), tuple(ALGORITHMS)),
+    (Spmm(reduce="max"), ROWS),
+    (Spmm(idtype="int64", reduce="mean", batched=True), tuple(ALGORITHMS)),
+]
+EACH = [(p, name) for p, names in PROBLEMS for name in names]
+# Each problem and each algorithm, with every kind of write in 16 and in 64 bits.
+QUICK = {
+    ("float16", "1/g row"), ("bfloat16", "1/g row"), ("float64", "1 nnz"), ("float64", "g nnz"),
+    ("mean", "1/g row, r < g"), ("max", "x row"), ("batched", "1 nnz"), ("batched", "1/g row"),
+}  # fmt: skip
+
+
+def kind(problem: Spmm) -> str:
+    plain = "float32" if problem.reduce == "sum" else problem.reduce
+    return "batched" if problem.batched else problem.dtype if problem.dtype != "float32" else plain
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(
+    "problem, name",
+    [
+        pytest.param(
+            p, n, id=f"{kind(p)}, {n}", marks=[] if (kind(p), n) in QUICK else pytest.mark.slow
+        )
+        for p, n in EACH
+    ],
+)
+def test_problems(problem: Spmm, name: str) -> None:
+    config = ALGORITHMS[name]
+    if problem.dtype == "float64":
+        config = replace(config, vector=2)
+    for pattern in ("random", "empty rows"):
+        run(problem, config, of_mask(PATTERNS[pattern], problem.idtype))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("name", ["1/g row", "1 nnz"])
+def test_nan_and_infinities(name: str) -> None:
+    """What lanes beyond a row, or of another one, would have is not added."""
+    matrix = of_mask(PATTERNS["random"], "int32")
+    for reduce in ("sum", "max") if name in ROWS else ("sum", "mean"):
+        run(Spmm(reduce=reduce), ALGORITHMS[name], matrix, special=True)
+
+
+@requires_cuda_text
+def test_counts() -> None:
+    """Who adds up by shuffles, who by atomics, and how often.
+
+    The dense row of 150 is in 38 chunks of 4 and in 19 groups of 8, or one more each.
+    """
+    matrix = of_mask(PATTERNS["one dense row"], "int32")
+    found = {n: run(Spmm(), c, matrix, count=True) for n, c in ALGORITHMS.items()}
+    shuffles = {n: c.shuffles > 0 for n, c in found.items()}
+    assert [n for n in ALGORITHMS if shuffles[n]] == ["1/g row", "1/g row, r < g", "1 nnz"]
+    atomics = {n: c.atomics // 8 for n, c in found.items()}  # of a column
+    assert atomics["1 row"] == atomics["x row"] == atomics["1/g row"] == 0
+    assert atomics["1/g row, r < g"] == 2 * matrix.shape[0]
+    assert 38 <= atomics["g nnz"] < 38 + 2 * matrix.shape[0]
+    assert 19 <= atomics["1 nnz"] < 19 + 2 * matrix.shape[0]
+
+
+@requires_cuda_text
+def test_a_missing_atomic_is_found() -> None:
+    matrix = of_mask(PATTERNS["one dense row"], "int32")
+    with edited("atomicAdd(", "[](float* p, float x) { *p += x; }("):
+        with pytest.raises(KernelError, match="race: block"):
+            run(Spmm(), ALGORITHMS["1 nnz"], matrix)
+
+
+# Algorithm, what is in its instructions and what is not, registers.
+CUDA = {
+    "1 row": (Groups.for_features(64), "", "SHFL RED ATOM", 64),
+    "x row": (Groups.for_features(64, work=4), "", "SHFL RED ATOM", 64),
+    "1/g row": (Groups.for_features(64, lanes=8, group=8), "SHFL", "RED ATOM", 64),
+    "1/g row, r < g": (Groups.for_features(64, lanes=32, group=8), "SHFL RED", "", 64),
+    "g nnz": (Groups.for_features(64, split="non-zeros", work=8), "RED", "SHFL", 64),
+    "1 nnz": (Groups.for_features(64, split="non-zeros", group=8), "SHFL VOTE RED", "", 64),
+    "1 nnz, 8 columns": (
+        Groups.for_features(64, split="non-zeros", group=32, coarsen=2), "SHFL VOTE RED", "", 64,
+    ),
+}  # fmt: skip
+
+
+@requires_nvcc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("name", CUDA)
+def test_cuda(name: str, arch: str, tmp_path: Any) -> None:
+    """Loads of B are 128 bits wide, and sums stay in registers."""
+    config, there, absent, registers = CUDA[name]
+    source = cuda_source(lower_sparse_buffer(scheduled(Spmm(), config)), arch)
+    found = compile_cuda(source, tmp_path, arch)
+    assert re.search(r"ld\.global\.nc\.v4\.", found.ptx)
+    assert "local" not in found.ptx and found.spills == 0
+    assert found.registers <= registers
+    code = instructions(found.cubin)
+    assert re.search(r"\bLDG\.E\.128\b", code)
+    wide = re.search(r"\bSTG\.E\.128\b", code) is not None
+    assert wide == (name in ("1 row", "x row", "g nnz"))
+    for opcode in there.split():
+        assert re.search(rf"\b{opcode}G?\b", code), opcode
+    for opcode in absent.split():
+        assert not re.search(rf"\b{opcode}G?\b", code), opcode
+
+
+def test_configs_for_sizes() -> None:
+    for feat in range(1, 1025):
+        for dtype in ("float32", "float16"):
+            for fields in ({}, {"lanes": 8, "group": 8}, {"split": "non-zeros", "group": 32}):
+                config = Groups.for_features(feat, dtype, **fields)
+                assert config.tiles(feat) * config.tile >= feat and config.workers >= 1
+                assert config.threads <= max(8, 2 * (feat // config.vector))
+
+
+BAD = {
+    "split": ({"split": "columns"}, "one of rows, non-zeros, got 'columns'"),
+    "work": ({"work": 0}, "positive integer, got 0"),
+    "lanes": ({"lanes": 6}, "a power of two, got 6"),
+    "group": ({"lanes": 64, "group": 64}, "a power of two up to 32, got 64"),
+    "block": ({"block": 2048}, "a multiple of 8 threads .* at most 1024, got 2048"),
+    "coarsen": ({"coarsen": 32}, "at most 64, got 128"),
+    "occupancy": ({"occupancy": 4096}, "at most 2048, got 4096"),
+    "vector": ({"vector": 3}, "1, 2, 4 or 8, got 3"),
+    "feat": ({"feat": 30}, "a multiple of vector = 4, got 30"),
+}
+ILLEGAL = {  # combinations of legal fields, as the paper says (section 3.3)
+    "group of several rows": ("group", {"lanes": 4, "group": 8}, "at most lanes = 4, .* got 8"),
+    "shared non-zeros": ("lanes", {"split": "non-zeros", "lanes": 4}, "1 for split = .* got 4"),
+    "groups of many rows": (
+        "group", {"split": "non-zeros", "work": 4, "group": 8}, "1 for work = 4, .* got 8",
+    ),
+    "half a group": (
+        "block", {"lanes": 32, "group": 32, "block": 384}, "a multiple of 256 threads .* got 384",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "argument, fields, message",
+    [(argument, *rest) for argument, rest in BAD.items()] + list(ILLEGAL.values()),
+)
+def test_bad_configs(argument: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"Groups: argument '{argument}': expected .*{message}"):
+        Groups(**fields)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
+        scheduled(Spmm(), Groups(vector=8))
+    with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 40"):
+        Groups().tiles(40)
+    for config in (Groups(lanes=8, group=4), Groups("non-zeros", 4), Groups("non-zeros", group=8)):
+        message = "expected rows in one group, .* for float16, which atomics do not add, got split="
+        with pytest.raises(ScheduleError, match=f"Groups: argument 'config': {message}"):
+            scheduled(Spmm("float16"), config)
+        with pytest.raises(ScheduleError, match="expects? a sum of .*, got a max of float32"):
+            scheduled(Spmm(reduce="max"), config)
+        assert not config.serves(Spmm("float16")) and not config.serves(Spmm(reduce="max"))
+        assert config.serves(Spmm(reduce="mean"))
+
+
+@requires_cuda_text
+def test_a_program_of_a_user() -> None:
+    """One that gathers nothing."""
+    matrix, rng = of_mask(MASKS["random"], "int32"), np.random.default_rng(0)
+    (m, n), nnz = matrix.shape, len(matrix.indices)
+    a, w = (rng.random(size, "float32") for size in (nnz, 16))
+    sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
+    args = {
+        "a": a, "w": w, "out": np.full((m, 16), np.nan, "float32"), "indptr": matrix.indptr,
+        "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
+    }  # fmt: skip
+    for config in (Groups(lanes=4, group=4, threads=2), Groups("non-zeros", group=8, threads=2)):
+        out = CudaStages(from_source(SCALED_SUMS), apply, config)(args)["out"]
+        np.testing.assert_allclose(out, np.outer(sums, w), rtol=1e-5)
