@@ -21,6 +21,7 @@ from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.targets import resolve_target
 
@@ -30,6 +31,17 @@ OPCODES = {
     "atomics": r"\b(?:RED|REDG|ATOM|ATOMG)\b", "shared": r"\b(?:LDS|STS)\b",
     "shuffles": r"\bSHFL\b",
 }  # fmt: skip
+
+# Sgap's algorithms, as it writes them.
+GROUPS: dict[str, dict[str, Any]] = {
+    "{1 row, 4 col, 1}": {},
+    "{4 row, 4 col, 1}": {"work": 4},
+    "{1/8 row, 4 col, 8}": {"lanes": 8, "group": 8},
+    "{1/32 row, 4 col, 8}": {"lanes": 32, "group": 8},
+    "{8 nnz, 4 col, 1}": {"split": "non-zeros", "work": 8},
+    "{1 nnz, 4 col, 8}": {"split": "non-zeros", "group": 8},
+    "{1 nnz, 4 col, 32}": {"split": "non-zeros", "group": 32},
+}
 
 
 def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
@@ -46,6 +58,8 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
     for feat in (32, 128):
         found[f"spmm hyb(1, 5) {feat}"] = (Spmm(), HybRows.for_features(feat))
     found["spmm hyb(2, 4) 128"] = (Spmm(), HybRows.for_features(128, c=2, k=4))
+    for name, how in GROUPS.items():
+        found[f"spmm {name} 64"] = (Spmm(), Groups.for_features(64, **how))
     for feat in (32, 128, 512):
         found[f"sddmm {feat}"] = (Sddmm(), FusedNonzeros.for_features(feat))
     found["sddmm 128 float16"] = (Sddmm("float16"), FusedNonzeros.for_features(128, "float16"))
@@ -105,7 +119,7 @@ def show(results: list[dict[str, Any]], arch: str) -> None:
     columns = {
         "launches": "launches", "registers": "registers", "spills": "spill_bytes",
         "128 bit": "loads_128", "64 bit": "loads_64", "other": "loads", "atomics": "atomics",
-        "shared": "shared",
+        "shuffles": "shuffles", "shared": "shared",
     }  # fmt: skip
     rows = [[r["kernel"], *(r.get(key, "-") for key in columns.values())] for r in results]
     title = f"GPU kernels compiled for {arch}: registers of a thread, bytes spilled, loads"

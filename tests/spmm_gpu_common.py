@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
-from bench.gpucode import disassembled
 
 import gpu_runner
 from cuda_runner import CudaFunction, requires_cuda_text
 from sparsetir import lower_sparse_buffer
+from sparsetir.bench.gpucode import disassembled
 from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.sparse_ir.position_space import SIGNATURE

@@ -18,6 +18,7 @@ from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
@@ -28,6 +29,9 @@ PREFETCH = 8
 # Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
 UNEVEN = 8
 MAX_K = 10  # more buckets take long to compile
+# Features up to which threads of a row are more than there are columns for (Sgap, section 3.2).
+FEW_FEATURES = 8
+WARP = 32
 
 
 @dataclass(frozen=True)
@@ -77,27 +81,50 @@ def _sddmm(problem: Sddmm, given: Statistics, target: Any) -> list[Any]:
 
 
 def _spmm_gpu(problem: Spmm, given: Statistics) -> list[Any]:
-    """Rows by themselves; hyb where some rows are much longer than most.
+    """Rows by themselves; where some rows are much longer than most, hyb, or one non-zero each.
 
     The longest rows then would keep a few threads busy when all others have finished. k as in the
     paper: the power of two from the mean row length up (section 4.2.1).
+
+    With few features a row of hyb has a thread or two, which load what it stores one element after
+    the other, and what counts is that all threads have the same to do (Sgap, section 3.2). With a
+    non-zero each they have, whatever the rows are, and neighbours load what is side by side. Groups
+    are whole warps: a long row then takes one atomic addition in 32.
     """
     rows = RowSplit.for_features(given.feat, problem.dtype)
     found: list[Any] = [rows]
     if rows.rows_per_block > 1:
         found.append(replace(rows, rows_per_block=1))
-    if problem.batched:
-        return found
     mean = given.nnz / max(1, given.m)
+    uneven = given.longest > UNEVEN * mean
+    if not problem.batched:
+        found += _hyb(problem, given, mean)
+        hyb = next(c for c in found if isinstance(c, HybRows))
+        if uneven and hyb.k <= MAX_K:
+            found.insert(0, hyb)
+    shared, elements = _groups(problem, given, mean)
+    found += [c for c in (shared, elements) if c.serves(problem)]
+    if uneven and given.feat <= FEW_FEATURES and elements.serves(problem):
+        found.insert(0, elements)
+    return list(dict.fromkeys(found))
+
+
+def _hyb(problem: Spmm, given: Statistics, mean: float) -> list[HybRows]:
+    """Hyb, in one column part and more."""
     k = max(0, ceil(log2(max(1.0, mean))))
     whole = max(0, ceil(log2(max(1, given.longest))))
     hyb = HybRows.for_features(given.feat, problem.dtype, 1, k if shares_rows(problem) else whole)
-    found.append(hyb)
-    if shares_rows(problem):
-        found += [replace(hyb, c=2), replace(hyb, c=4)]
-    if given.longest > UNEVEN * mean and hyb.k <= MAX_K:
-        found.insert(0, hyb)
-    return list(dict.fromkeys(found))
+    return [hyb, replace(hyb, c=2), replace(hyb, c=4)] if shares_rows(problem) else [hyb]
+
+
+def _groups(problem: Spmm, given: Statistics, mean: float) -> tuple[Groups, Groups]:
+    """Rows that threads share, about as many as it has elements up to 8, and non-zeros by warps.
+
+    Groups of 4 and 8 are the best static ones of Sgap's tables 1 and 5.
+    """
+    lanes = 8 if mean >= 8 else 4
+    shared = Groups.for_features(given.feat, problem.dtype, lanes=lanes, group=lanes)
+    return shared, Groups.for_features(given.feat, problem.dtype, split="non-zeros", group=WARP)
 
 
 def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[RowBlocks]:

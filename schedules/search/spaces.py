@@ -23,12 +23,14 @@ from sparsetir.schedules.operators.spmv import serves as slices_serve
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_groups import SPLITS, Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -133,7 +135,8 @@ def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> 
         return Space((_fused_nonzeros(known) if gpu else _groups(known, given), *others))
     stored = _decomposed(problem, pattern, given.feat, 0 if gpu else _lanes(known))
     if gpu:
-        branches = [_row_split(known, given), _hyb_rows(known, problem), stored]
+        by_groups = _thread_groups(problem, given)
+        branches = [_row_split(known, given), _hyb_rows(known, problem), by_groups, stored]
     else:
         branches = [_row_blocks(known, given), stored]
         if given.feat == 1 and slices_serve(problem):
@@ -263,6 +266,31 @@ def _hyb_rows(known: list[Any], problem: Spmm) -> Branch | None:
         "occupancy": (None, 1024),
     }
     return Branch("HybRows", choices, make)
+
+
+def _thread_groups(problem: Spmm, given: Statistics) -> Branch:
+    """Sgap's algorithms (x and g of which are `work`, and g of {1/g row} is `lanes`).
+
+    Without those for which there are no atomics, and threads of a row that each add for themselves.
+    """
+    wide = vector_width(given.feat, problem.dtype)
+
+    def make(**fields: Any) -> Groups | None:
+        config = Groups.for_features(given.feat, problem.dtype, **fields)
+        alone = config.split == "rows" and config.group == 1 < config.lanes
+        fits = config.coarsen == 1 or config.coarsen * config.vector <= given.feat
+        return config if fits and not alone and config.serves(problem) else None
+
+    choices = {
+        "split": SPLITS,
+        "work": (1, 2, 4, 16),
+        "lanes": (1, 4, 8, 32),
+        "group": (1, 4, 8, 32),
+        "vector": _sorted(wide, max(1, wide // 2)),
+        "coarsen": (1, 2),
+        "block": (128, 256),
+    }
+    return Branch("Groups", choices, make)
 
 
 def _fused_nonzeros(known: list[FusedNonzeros]) -> Branch:

@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["Groups", "apply"]
+__all__ = ["SPLITS", "Groups", "apply"]
 
 SPLITS = ("rows", "non-zeros")
 WARP = 32
@@ -106,12 +106,12 @@ class Groups(GpuTiled):
     def for_features(cls, feat: int, dtype: str = "float32", **fields: Any) -> Groups:
         """A configuration for a feature size, which is a constant of the kernel.
 
-        fields : of the configuration; of the others, threads are a power of two, so that they fill
-            a block, and as many as a tile of the features has vectors, up to 32
+        fields : of the configuration. Of the others, threads are a power of two, which fills a
+            block, up to 32 and as many as there are columns for
         """
         vector = fields.pop("vector", vector_width(feat, dtype))
-        vectors = feat // vector
         alone = cls(threads=1, vector=vector, feat=feat, **fields)
+        vectors = -(-feat // (vector * alone.coarsen))
         most = min(WARP, alone.block // alone.side_by_side)
         whole = max(t for t in (1, 2, 4, 8, 16, 32) if t <= most and vectors % t == 0)
         enough = min(most, 1 << (vectors - 1).bit_length())

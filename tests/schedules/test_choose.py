@@ -9,6 +9,7 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
@@ -58,3 +59,23 @@ def test_half_precision_gets_whole_rows():
     assert choose(Spmm("float16"), uneven, GPU) == HybRows.for_features(128, "float16", k=10)
     uneven = replace(GRAPH, longest=5000)
     assert choose(Spmm("float16"), uneven, GPU) == RowSplit.for_features(128, "float16")
+
+
+def test_a_non_zero_each_where_rows_are_uneven_and_features_few():
+    few = replace(GRAPH, feat=4)
+    uneven = replace(few, longest=5000)
+    wanted = Groups.for_features(4, split="non-zeros", group=32)
+    for problem in (Spmm(), Spmm(reduce="mean"), Spmm(batched=True)):
+        assert isinstance(choose(problem, few, GPU), RowSplit)
+        assert choose(problem, uneven, GPU) == wanted
+        assert isinstance(choose(problem, replace(uneven, feat=16), GPU), RowSplit | HybRows)
+    for problem in (Spmm("float16"), Spmm(reduce="max")):  # there are no atomics for these
+        assert isinstance(choose(problem, uneven, GPU), RowSplit | HybRows)
+
+
+def test_groups_of_threads_are_measured():
+    """Rows that threads share, and non-zeros, where results can be added to atomically."""
+    for problem, splits in ((Spmm(), ["rows", "non-zeros"]), (Spmm("float16"), ["rows"])):
+        found = candidates(problem, GRAPH, GPU)
+        assert [c.split for c in found if isinstance(c, Groups)] == splits
+        assert all(c.serves(problem) for c in found if isinstance(c, Groups))

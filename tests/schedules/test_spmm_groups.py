@@ -19,10 +19,13 @@ from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.search.choose import Statistics
+from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm_groups import Groups, apply
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from spmm_gpu_common import (
+    GPU,
     MASKS,
     SCALED_SUMS,
     compile_cuda,
@@ -136,6 +139,37 @@ def products() -> list[Any]:
 def test_products(config: Groups) -> None:
     for name in ("empty rows", "one dense row"):
         run(Spmm(), config, of_mask(PATTERNS[name], "int32"))
+
+
+def of_the_space(problem: Spmm, feat: int) -> list[Groups]:
+    mask = PATTERNS["one dense row"]
+    matrix = of_mask(mask, "int32")
+    given = Statistics(*matrix.shape, matrix.nnz, feat, longest=150)
+    points = space(problem, matrix, given, GPU).points()
+    return [config for _, config in points if isinstance(config, Groups)]
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("step", [70, pytest.param(9, marks=pytest.mark.slow)])
+def test_configs_of_the_space(step: int) -> None:
+    """Each serves the problem: some of them, far from each other."""
+    for problem in (Spmm(), Spmm(reduce="max")):
+        for config in of_the_space(problem, 12)[::step]:
+            run(problem, config, of_mask(PATTERNS["one dense row"], "int32"))
+
+
+def test_the_space() -> None:
+    """All four algorithms, each with several groups; without atomics two of them."""
+    found = of_the_space(Spmm(), 64)
+    assert 200 <= len(found) <= 300 and all(c.tiles(64) for c in found)
+    shapes = {(c.split, min(c.work, 2), c.lanes, c.group) for c in found}
+    for shape in (
+        ("rows", 1, 1, 1), ("rows", 2, 1, 1), ("rows", 1, 8, 8), ("rows", 1, 32, 8),
+        ("non-zeros", 2, 1, 1), ("non-zeros", 1, 1, 8), ("non-zeros", 1, 1, 32),
+    ):  # fmt: skip
+        assert shape in shapes
+    for problem in (Spmm("float16"), Spmm(reduce="max")):
+        assert not any(c.is_atomic for c in of_the_space(problem, 64))
 
 
 # Problem, and the algorithms that serve it.
