@@ -152,13 +152,13 @@ def apply(sch: Schedule, config: Groups) -> None:
 
         with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
 
-    Raises ScheduleError for a program of another shape, for vectors of more than 16 bytes, and for
-    results that are to be added to atomically where that is no sum of float32 or float64.
+    Rows may store what they reduce over in several levels, as in CSF, without lanes and where a
+    thread has one non-zero. Raises ScheduleError for a program of another shape, for vectors of
+    more than 16 bytes, and for results that are to be added to atomically where that is no sum of
+    float32 or float64.
     """
     found = row_reduction(sch, "Groups")
     config.check_vector(found.dtype)
-    if len(found.columns) != 1:
-        refuse_shape("Groups", sch.func, "one loop over what rows store")
     if config.is_atomic and found.dtype not in ATOMIC_DTYPES:
         raise ScheduleError(
             f"Groups: argument 'config': expected rows in one group, as split='rows' and "
@@ -194,21 +194,21 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
     """
     tiles, w, threads, lane = feature_loops(sch, rows.features, config, tail="repeat")
     workers, each, shared = rows.rows, [], []
-    (column,) = rows.columns
+    *outer, column = rows.columns
     if config.work > 1:
         sch.pos(workers)
         workers, *each = sch.split(workers, [None, config.work])
     if config.lanes > 1:
         column, *shared = sch.steps(column, config.lanes)
     own = [workers, threads, *each, *shared]
-    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, column, w, lane])
+    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, *outer, column, w, lane])
     start, reduce, write = _in_workspace(sch, rows, own[-1], [w, lane])
-    _over_blocks(sch, [rows.heads, [tiles]])
+    _over_blocks(sch, rows.heads, tiles)
     sch.parallelize(workers, "thread", per_block=config.workers)
     sch.parallelize(threads, "thread")
     for loop in shared:
         sch.parallelize(loop, "thread", race=f"group({config.group})")
-    copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[0])
+    copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     if shared:
         return _Steps([start, rest, write], copies)
     return _Steps([start, rest], [*copies, write])
@@ -230,7 +230,7 @@ def _elements(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
     own = [blocks, groups, threads, members]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
     start, reduce, write = _in_workspace(sch, rows, members, [w, lane])
-    _over_blocks(sch, [rows.heads, [tiles]])
+    _over_blocks(sch, rows.heads, tiles)
     sch.parallelize(blocks, "block", race="atomics")
     sch.parallelize(groups, "thread", race="atomics")
     sch.parallelize(threads, "thread")
@@ -252,17 +252,21 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
                 ...  # B_ws_copy, spmm_reduce_rest
             ...  # spmm_write, of rows in one chunk; spmm_write_add, of others
     """
+    if len(rows.columns) > 1:
+        refuse_shape(
+            "Groups", sch.func, "one loop over what rows store, of which threads have some"
+        )
     tiles, w, threads, lane = feature_loops(sch, rows.features, config, tail="repeat")
     fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
     chunks, pieces, element = sch.split(fused, [None, config.work])
     own = [chunks, threads, pieces, element]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
     start, reduce, _ = _in_workspace(sch, rows, pieces, [w, lane])
-    _over_blocks(sch, [rows.heads, [tiles]])
+    _over_blocks(sch, rows.heads, tiles)
     sch.parallelize(threads, "thread")
     met = sch.parallelize(chunks, "thread", race="atomics", per_block=config.workers)
     write, add = met or []
-    copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[0])
+    copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     return _Steps([start, rest, add], [*copies, write])
 
 
@@ -273,10 +277,10 @@ def _in_workspace(
     return sch.precompute(rows.result, at, lanes, dtype=accumulator(rows.dtype))
 
 
-def _over_blocks(sch: Schedule, loops: list[list[SpIter]]) -> None:
-    for some in loops:
-        if some:
-            sch.parallelize(some, "block")
+def _over_blocks(sch: Schedule, heads: list[SpIter], tiles: SpIter) -> None:
+    if heads:
+        sch.parallelize(heads, "block")
+    sch.parallelize(tiles, "block")
 
 
 def _gathered(
@@ -284,11 +288,13 @@ def _gathered(
 ) -> tuple[list[SparseIterationRef], SparseIterationRef]:
     """Let what is gathered for an element be loaded as vectors: copies, and what uses them.
 
-    at : the loop over elements, or `reduce` itself, which has one
+    at : the innermost loop over elements, or `reduce` itself, which has one
     """
-    if rows.gathered is None:
-        return [], reduce
+    axes = {
+        b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers if b.name != rows.result
+    }
+    operands = [b for b, (*outer, last) in axes.items() if outer and (last,) == rows.features.axes]
     *_, w, lane = sch.get_sp_iters(reduce)
-    copies = sch.precompute(rows.gathered, at, [w, lane])
-    whole = at is reduce
-    return copies, reduce if whole else sch.get_sparse_iteration(f"{reduce.name}_rest")
+    copies = [copy for name in operands for copy in sch.precompute(name, at, [w, lane])]
+    inside = operands and at is not reduce
+    return copies, sch.get_sparse_iteration(f"{reduce.name}_rest") if inside else reduce

@@ -1,0 +1,130 @@
+"""Sgap's groups beyond SpMM: SDDMM, MTTKRP and TTM (equations 2a to 2c), as CUDA on a CPU."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_runner import requires_cuda_text
+from cuda_stages import CudaStages
+from gpu_runner import cuda_source, requires_nvcc
+from programs import CASES, PROGRAMS, Program
+from sparsetir import Schedule, ScheduleError
+from sparsetir.lower import lower
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates.gpu_features import vector_width
+from sparsetir.schedules.templates.spmm_groups import Groups, apply
+from spmm_gpu_common import GPU, compile_cuda
+
+
+def check(program: Program, schedule: Any, dtype: str = "float32", idtype: str = "int32") -> None:
+    """Against the oracle, on every case of the program.
+
+    schedule : of a number of features, (schedule of the program, its config)
+    """
+    rng = np.random.default_rng(0)
+    made: dict[int, CudaStages] = {}
+    for case in CASES:
+        args = program.inputs(rng, case, dtype, idtype)
+        feat = args["feat"]
+        if feat not in made:
+            made[feat] = CudaStages(program.make(dtype, idtype), *schedule(feat))
+        with np.errstate(invalid="ignore"):
+            wanted = program.oracle(args)
+        for name, exact in wanted.items():
+            found = made[feat](args)[name]
+            tolerance = 1e-4 if dtype == "float32" else 1e-10
+            np.testing.assert_allclose(found, exact, rtol=tolerance, atol=tolerance)
+
+
+def sddmm(feat: int, lanes: int, group: int) -> Any:
+    """Threads share a non-zero, whose features each r of them add up."""
+
+    def schedule(sch: Schedule) -> None:
+        it = sch.get_sparse_iteration("sddmm")
+        i, j, k = sch.get_sp_iters(it)
+        elements = sch.positions(sch.sparse_fuse(it, [i, j]))
+        sch.bound(k, feat, "exact")
+        vectors, one = sch.split(k, [None, vector_width(feat, "float32")], tail="exact")
+        steps, lane = sch.split(vectors, [None, lanes], tail="repeat")
+        sch.sparse_reorder(it, [elements, lane, steps, one])
+        _, reduce, _ = sch.precompute("OUT", lane, [])
+        sch.parallelize(elements, "thread", per_block=64 // lanes)
+        sch.parallelize(lane, "thread", race=f"group({group})")
+        steps, one = sch.get_sp_iters(reduce)
+        copies = [copy for name in "XY" for copy in sch.precompute(name, steps, [one])]
+        loops = sch.lower()
+        for copy in copies:
+            in_vectors(sch, copy, loops=1)
+        rest = loops.get_sblock(f"{reduce.name}_rest0")
+        loops.unroll(loops.get_loops(rest)[-1])
+
+    return schedule
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(
+    "lanes, group", [(8, 8), (8, 4), pytest.param(32, 32, marks=pytest.mark.slow)]
+)
+def test_sddmm(lanes: int, group: int) -> None:
+    """With r < g the groups of a non-zero add atomically."""
+    check(PROGRAMS["sddmm"], lambda feat: (sddmm(feat, lanes, group),))
+
+
+# Of MTTKRP the template takes those that need no steps or pieces of what two levels store.
+MTTKRP = {
+    "1 row": Groups("rows", threads=2, block=16),
+    "x row": Groups("rows", work=2, threads=2, block=16),
+    "1 nnz": Groups("non-zeros", group=8, threads=2, block=32),
+    "1 nnz, r = 32": Groups("non-zeros", group=32, threads=2, block=64),
+}
+
+
+def of_features(config: Groups, dtype: str = "float32") -> Any:
+    return lambda feat: (apply, replace(config, vector=vector_width(feat, dtype), feat=feat))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("name", MTTKRP)
+def test_mttkrp(name: str) -> None:
+    check(PROGRAMS["mttkrp"], of_features(MTTKRP[name]))
+
+
+@requires_cuda_text
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MTTKRP)
+def test_mttkrp_in_64_bits(name: str) -> None:
+    check(PROGRAMS["mttkrp"], of_features(MTTKRP[name], "float64"), "float64", "int64")
+
+
+def test_refusals() -> None:
+    """Which algorithms are for one level of what rows store."""
+    for config, error in (
+        (Groups(lanes=4, group=4), "steps: expected a reduction over .* under a dense one"),
+        (Groups("non-zeros", work=4), "Groups: .* expected one loop over what rows store"),
+    ):
+        with pytest.raises(ScheduleError, match=error):
+            lower(PROGRAMS["mttkrp"].make("float32", "int32"), apply, config, GPU)
+
+
+COMPILED = {
+    "sddmm": (sddmm(64, 8, 8), None),
+    "mttkrp": (apply, Groups.for_features(64, split="non-zeros", group=8)),
+}
+
+
+@requires_nvcc
+@pytest.mark.parametrize("name", COMPILED)
+def test_cuda(name: str, tmp_path: Any) -> None:
+    """Operands are loaded by 128 bits, sums stay in registers, and groups add by shuffles."""
+    stages = lower(PROGRAMS[name].make("float32", "int32"), *COMPILED[name], GPU)
+    found = compile_cuda(cuda_source(stages["III"]), tmp_path)
+    assert len(re.findall(r"ld\.global\.nc\.v4\.", found.ptx)) >= 2
+    assert "shfl.sync.down" in found.ptx and ("atom." in found.ptx) == (name == "mttkrp")
+    assert "local" not in found.ptx and found.spills == 0 and found.registers <= 64
