@@ -32,12 +32,14 @@ class Elements(Cut):
     path : a dense axis, and sparse_variable axes, each under the one before
     over : the coordinates of these
     positions : a dense axis of all elements, which buffers over the two axes lie over from now on
+    below : by name, axes that hang under the last one of the path as axes under `positions`; only
+        where elements are visited in the order of storage
     buffers : those that the primitive declares
     """
 
     def __init__(
         self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop,
-        path: list[Axis], over: list[Any],
+        path: list[Axis], over: list[Any], below: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(who, func, it, loop)
         self.path, self.over = path, over
@@ -55,7 +57,19 @@ class Elements(Cut):
         )
         self.axes.append(self.positions)
         self.buffers: list[SparseBuffer] = []
+        self.below = self._under_positions() if below else {}
         self.moved = self._moved_buffers()
+
+    def _under_positions(self) -> dict[str, Axis]:
+        out: dict[str, Axis] = {}
+        above = {self.column.name: self.positions}
+        for axis in [a for a in self.func.axes if a.parent is not None]:
+            if axis.parent.name in above:
+                names = ("kind", "length", "nnz", "nnz_cols", "indptr", "indices", "unique")
+                fields = {name: getattr(axis, name) for name in names}
+                out[axis.name] = self.axis(axis.name, parent=above[axis.parent.name], **fields)
+                above[axis.name] = out[axis.name]
+        return out
 
     def bound(self, name: str, axes: list[Axis], handle: Any) -> SparseBuffer:
         """A buffer of integers over some axes."""
@@ -96,7 +110,8 @@ class Elements(Cut):
     def moved_function(self) -> SparseFunc:
         """The function with its buffers over positions, and what is computed."""
         buffers = [self.moved.get(b.var, b) for b in self.func.buffers]
-        return self.func.replace(buffers=buffers).with_attr("computed", self.computed)
+        axes = [a for a in self.func.axes if a.name not in self.below]
+        return self.func.replace(axes=axes, buffers=buffers).with_attr("computed", self.computed)
 
     def _buffer_name(self, wish: str) -> str:
         name, taken = fresh_name(self.func, wish), {b.name for b in self.buffers}
@@ -113,12 +128,15 @@ class Elements(Cut):
                 continue
             at = names.index(self.column.name) - below
             if names[max(at, 0) : at + len(path)] != path or any(
-                a.parent is not None and a.parent.name == self.column.name for a in b.axes or ()
+                a.parent is not None and a.parent.name == self.column.name
+                for a in b.axes or ()
+                if a.name not in self.below
             ):
                 self.refuse(
                     f"buffer '{b.name}' over {names} does not lie over the elements of {path} alone"
                 )
-            axes = [*(b.axes or ())[:at], self.positions, *(b.axes or ())[at + len(path) :]]
+            rest = [self.below.get(a.name, a) for a in (b.axes or ())[at + len(path) :]]
+            axes = [*(b.axes or ())[:at], self.positions, *rest]
             scope = b.var.ty.storage_scope
             var = buffer_var([a.length for a in axes], b.dtype, b.name, scope)
             out[b.var] = SparseBuffer(var=var, axes=axes, handle=b.handle)

@@ -26,6 +26,13 @@ to as well, and the init is an iteration of its own, since rows without elements
     with T.sp_iter([I_J, K], "SS", "spmm") as [ij, k]:
         C[I_at[ij], k] = C[I_at[ij], k] + A[ij] * B[J_at[ij], k]
 
+Axes that hang under the last one hang under the positions then. TTM over the fibers of a tensor in
+CSF, `sp_iter([I, J, K, L], "SSRS")`, becomes what SpMM looks like after `positions(i_j)`::
+
+    I_J_K = T.sparse_variable(I_J, (p, nnz_k), (k_ptr, k_idx))
+    with T.sp_iter([I_J, I_J_K, L], "SRS", "ttm") as [ij, k, l]:
+        Y[ij, l] = Y[ij, l] + A[ij, k] * B[k, l]
+
 Axes of more levels, as those of a tensor in CSF, are gone through in the same way, by arrays for
 the coordinates of each level.
 
@@ -90,14 +97,14 @@ def positions(
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, func, it, loop)
-    return _Positions(func, it, place).run(parts, default)
+    return _Positions(func, it, place, parts is None).run(parts, default)
 
 
 class _Positions(Elements):
-    def __init__(self, func: SparseFunc, it: SparseIteration, place: int) -> None:
+    def __init__(self, func: SparseFunc, it: SparseIteration, place: int, below: bool) -> None:
         self.place, self.old = place, loops_of(it)[place]
         path = _path(Cut(WHO, func, it, self.old), self.old)
-        super().__init__(WHO, func, it, self.old, path, self.old.vars)
+        super().__init__(WHO, func, it, self.old, path, self.old.vars, below)
         self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
 
     def run(self, parts: int | str | None, default: Any) -> tuple[SparseFunc, SpIter]:
@@ -110,7 +117,7 @@ class _Positions(Elements):
         coordinates = [tirx.BufferLoad(b.var, [self.var]) for b in held]
         mixed = len(set(self.old.kinds)) > 1
         new = Loop(self.positions, [self.var], self.old.kinds[0])
-        loops = loops_of(it)
+        loops = [self._moved_loop(loop) for loop in loops_of(it)]
         own_init = it.init is not None and not mixed
         main = changed(
             it,
@@ -124,6 +131,16 @@ class _Positions(Elements):
             axes=self.axes, buffers=self.buffers, params=self.params, trusted=False,
         )  # fmt: skip
         return out, handle_of(it, new)
+
+    def _moved_loop(self, loop: Loop) -> Loop:
+        """A loop over an axis that hangs under the positions from now on."""
+        if loop is not self.old and isinstance(loop.node, Axis) and loop.name in self.below:
+            return Loop(self.below[loop.name], loop.vars, loop.kinds)
+        if set(loop.axes) & set(self.below):
+            self.refuse(
+                f"'{loop.name}' hangs under '{self.column.name}'; expected a loop over one axis"
+            )
+        return loop
 
     def _init(self) -> list[SparseIteration]:
         """The init of rows that reduce their own elements, for all rows."""
