@@ -24,6 +24,7 @@ from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm_groups import Groups, apply
 from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.promises import promises_of
 from spmm_gpu_common import (
     GPU,
     MASKS,
@@ -100,9 +101,17 @@ CONFIGS = {
     "runs, columns left over": (
         Groups("non-zeros", group=4, threads=4, vector=1, coarsen=2, block=32, feat=11), 11,
     ),
+    "SpMV by warps": (Groups.for_features(1, lanes=32, group=32, block=64), 1),
+    "SpMV by chunks": (Groups.for_features(1, split="non-zeros", work=5, block=32), 1),
+    "SpMV by runs": (Groups.for_features(1, split="non-zeros", group=32, block=64), 1),
     "a constant of 602": (Groups.for_features(602, split="non-zeros", group=8), 602),
 }  # fmt: skip
-BY_DEFAULT = ("groups go through rows", "columns left over", "runs, columns left over")
+BY_DEFAULT = (
+    "SpMV by runs",
+    "groups go through rows",
+    "columns left over",
+    "runs, columns left over",
+)
 
 
 @requires_cuda_text
@@ -289,6 +298,25 @@ def test_configs_for_sizes() -> None:
                 config = Groups.for_features(feat, dtype, **fields)
                 assert config.tiles(feat) * config.tile >= feat and config.workers >= 1
                 assert config.threads <= max(8, 2 * (feat // config.vector))
+
+
+def test_promises() -> None:
+    """Rows have numbers of 32 bits, and tiles hold all features."""
+    for problem, config, expected in (
+        (Spmm(), Groups(), [("feat", "multiple", 32)]),
+        (Spmm(), Groups("non-zeros", feat=96), [("feat", "exact", 96)]),
+        (Spmm(idtype="int64"), Groups(), [("m", "max", 2**31 - 1), ("feat", "multiple", 32)]),
+    ):
+        found = promises_of(scheduled(problem, config).attrs[SIGNATURE])
+        assert [(p["param"], p["kind"], p["value"]) for p in found] == expected
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_offsets_of_32_bits_do_not_overflow(name: str) -> None:
+    """Rows times features may be more than 32 bits hold, and non-zeros times features as well."""
+    source = cuda_source(lower_sparse_buffer(scheduled(Spmm(), replace(ALGORITHMS[name], feat=64))))
+    places = re.findall(r"\b[BC]_ptr( \+ |\[)([^;=]*)", source)
+    assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
 
 
 BAD = {

@@ -88,7 +88,5 @@ def test_refused() -> None:
     it = sch.get_sparse_iteration("sums")
     i, j, k, l = sch.get_sp_iters(it)
     sch.sparse_fuse(it, [k, l])
-    with pytest.raises(
-        ScheduleError, match="positions: 'K_L' hangs under 'J'; expected a loop"
-    ):
+    with pytest.raises(ScheduleError, match="positions: 'K_L' hangs under 'J'; expected a loop"):
         sch.positions(sch.sparse_fuse(it, [i, j]))
