@@ -73,6 +73,12 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     hops.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 64 128)")
     hops.add_argument("--trials", type=int, default=40, help="of the search (default: 40)")
     _add_study(commands.add_parser("study", parents=[fixed], help="what papers say of schedules"))
+    day = commands.add_parser(
+        "gpu_day", parents=[fixed], help="tests, peers, studies and tuning on a GPU, one by one"
+    )
+    day.add_argument("--minutes", type=float, default=25, help="for all of it (default: 25)")
+    day.add_argument("--target", choices=("cuda", "cpu"), default="cuda", help="cpu: a rehearsal")
+    day.add_argument("--only", nargs="+", metavar="STEP", help="only these steps")
     for command in (convert, formats, equal, hops):
         command.add_argument("--graph", nargs="+", default=[], help="graphs beside Cora")
     formats.add_argument(

@@ -1,0 +1,120 @@
+"""`python -m bench gpu_day`: all that there is to ask of a GPU, most important first.
+
+Each step is a process of its own, which writes its own files; what became of it is written down
+before the next one begins, so that a machine that goes away loses one step. A step that takes too
+long is ended, with all processes that it has started, and the next one has its turn.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsetir.bench.report import circumstances, table, write
+from sparsetir.bench.timing import progress
+
+TAIL = 2000  # characters of what a step printed last
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and the share of the whole time that it may take at most."""
+
+    name: str
+    command: tuple[str, ...]
+    share: float
+
+
+def steps(target: str, quick: bool, out: Path) -> list[Step]:
+    """What is run, in order.
+
+    target : "cuda", or "cpu" for a rehearsal without a GPU
+    quick : small sizes
+    """
+    python = (sys.executable, "-m")
+    bench = (*python, "sparsetir.bench")
+    where = ("--out", str(out), *(("--quick",) if quick else ()))
+    feat = () if quick else ("--feat", "32", "128", "512")
+    graphs = () if quick else ("--synthetic", "cora", "pubmed", "ogbn-arxiv")
+    tune = ("--trials", "2", "--seconds", "20") if quick else ("--seconds", "120")
+    tests = ("pytest", "-q", "-x", "tests/test_cuda_runner.py") if quick else (
+        "pytest", "-q", "--maxfail=20", "tests", "-k", "cuda or gpu or groups or thesis",
+    )  # fmt: skip
+    run = (*bench, "run", *where, "--target", target)
+    study = (*bench, "study")
+    return [
+        Step("tests", (*python, *tests), 0.3),
+        Step("spmm", (*run, "--op", "spmm", *feat, *graphs), 0.3),
+        Step("sddmm", (*run, "--op", "sddmm", *feat, *graphs), 0.2),
+        Step("spmv", (*run, "--op", "spmv", *graphs), 0.1),
+        Step("load-balance", (*study, "load-balance", *where, "--target", target), 0.15),
+        Step("groups", (*study, "groups", *where, "--target", target), 0.15),
+        Step(
+            "tune",
+            (
+                *python, "sparsetir", "tune", "spmm", "--graph", "cora", "--feat", "32",
+                "--target", "llvm" if target == "cpu" else target, *tune,
+                "--records", str(out / "gpu_day-records.jsonl"), "--no-report",
+            ),
+            0.15,
+        ),
+    ]  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command."""
+    args.out.mkdir(parents=True, exist_ok=True)
+    chosen = steps(args.target, args.quick, args.out)
+    unknown = sorted(set(args.only or ()) - {s.name for s in chosen})
+    if unknown:
+        names = ", ".join(s.name for s in chosen)
+        raise SystemExit(f"gpu_day: argument '--only': expected some of {names}, got {unknown}")
+    chosen = [s for s in chosen if not args.only or s.name in args.only]
+    facts = circumstances(args.threads)
+    begun, cells = time.monotonic(), []
+    for number, step in enumerate(chosen):
+        left = args.minutes * 60 - (time.monotonic() - begun)
+        progress(f"{number + 1} of {len(chosen)}: {step.name}, {left / 60:.0f} minutes left")
+        limit = min(left, step.share * args.minutes * 60)
+        cells.append(outcome(step, limit) if limit > 1 else skipped(step))
+        write(args.out, "gpu_day", facts, {"target": args.target, "steps": cells})
+    progress("")
+    rows = [
+        [c["step"], c["state"], f"{c['seconds']:.0f}", " ".join(c["command"][2:7])] for c in cells
+    ]
+    table(f"A day on {args.target}; seconds", ["step", "state", "s", "command"], rows)
+    if any(c["state"] == "failed" for c in cells):
+        raise SystemExit(1)
+
+
+def skipped(step: Step) -> dict[str, Any]:
+    """Of a step for which no time was left."""
+    return {"step": step.name, "command": list(step.command), "state": "no time", "seconds": 0.0}
+
+
+def outcome(step: Step, limit: float) -> dict[str, Any]:
+    """What became of a step that may take so many seconds."""
+    begun = time.monotonic()
+    with subprocess.Popen(
+        step.command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True, errors="replace",
+    ) as process:  # fmt: skip
+        try:
+            text, _ = process.communicate(timeout=limit)
+            state = "done" if process.returncode == 0 else "failed"
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            text, _ = process.communicate()
+            state = "ended"
+    return {
+        "step": step.name, "command": list(step.command), "state": state,
+        "code": process.returncode, "seconds": time.monotonic() - begun, "limit": limit,
+        "printed": text[-TAIL:],
+    }  # fmt: skip
