@@ -165,14 +165,17 @@ def apply(sch: Schedule, config: Groups) -> None:
             f"group=lanes, for {found.dtype}, which atomics do not add, got split="
             f"{config.split!r}, lanes={config.lanes}, group={config.group}"
         )
+    features = feature_loops(sch, found.features, config, tail="repeat")
     if config.split == "rows":
         if sch.func.axis(found.rows.name).idtype == "int64":
             sch.bound(found.rows, MAX_ROWS, "max")
-        steps = _rows(sch, found, config)
+        steps = _rows(sch, found, config, features)
     elif config.work > 1:
-        steps = _chunks(sch, found, config)
+        steps = _chunks(sch, found, config, features)
     else:
-        steps = _elements(sch, found, config)
+        steps = _elements(sch, found, config, features)
+    if config.is_atomic:
+        steps.vectors.append(_set_before(sch, found, config, features))
     loops = sch.lower()
     for step in steps.scalars + steps.vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in steps.vectors)
@@ -181,7 +184,7 @@ def apply(sch: Schedule, config: Groups) -> None:
     occupy(sch, config, config.block)
 
 
-def _rows(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
+def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
     """{x row, c col, 1} and {1/g row, c col, r}.
 
     After, with lanes (without, there is no loop over them, and J itself instead of steps)::
@@ -192,7 +195,7 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
                 ...  # B_ws_copy, spmm_reduce_rest
             ...  # spmm_write, of a group
     """
-    tiles, w, threads, lane = feature_loops(sch, rows.features, config, tail="repeat")
+    tiles, w, threads, lane = features
     workers, each, shared = rows.rows, [], []
     *outer, column = rows.columns
     if config.work > 1:
@@ -214,7 +217,7 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
     return _Steps([start, rest], [*copies, write])
 
 
-def _elements(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
+def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
     """{1 nnz, c col, r}.
 
     After::
@@ -223,7 +226,7 @@ def _elements(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
         with T.sp_iter([K0, I_J0, I_J1, K2, I_J2], "SSSSS", "spmm"):  # I_J2, over a group
             ...  # spmm_start, B_ws_copy, spmm_reduce; spmm_write, of the runs of a group
     """
-    tiles, w, threads, lane = feature_loops(sch, rows.features, config, tail="repeat")
+    tiles, w, threads, lane = features
     fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
     factors = [None, config.workers, config.group]
     blocks, groups, members = sch.split(sch.positions(fused), factors, tail="repeat")
@@ -240,7 +243,7 @@ def _elements(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
     return _Steps([start, rest, write], copies)
 
 
-def _chunks(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
+def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
     """{g nnz, c col, 1}.
 
     After::
@@ -256,7 +259,7 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
         refuse_shape(
             "Groups", sch.func, "one loop over what rows store, of which threads have some"
         )
-    tiles, w, threads, lane = feature_loops(sch, rows.features, config, tail="repeat")
+    tiles, w, threads, lane = features
     fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
     chunks, pieces, element = sch.split(fused, [None, config.work])
     own = [chunks, threads, pieces, element]
@@ -268,6 +271,29 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups) -> _Steps:
     write, add = met or []
     copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     return _Steps([start, rest, add], [*copies, write])
+
+
+def _set_before(
+    sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]
+) -> SparseIterationRef:
+    """The init of all rows before they are added to, with all threads of a block.
+
+    features : the loops of the sum over them, which the init has as well where a tile may reach
+        too far
+    """
+    init = sch.get_sparse_iteration(f"{rows.iteration.name}_init")
+    loops = {loop.name: loop for loop in sch.get_sp_iters(init)}
+    cut = [loops.pop(f"{x.name}_all") for x in features if f"{x.name}_all" in loops]
+    if not cut:
+        _, last = loops.popitem()
+        cut = feature_loops(sch, last, config, tail="repeat")
+    *heads, each = loops.values()
+    tiles, w, threads, lane = cut
+    sch.sparse_reorder(init, [*heads, tiles, each, threads, w, lane])
+    _over_blocks(sch, heads, tiles)
+    sch.parallelize(each, "thread", per_block=config.block // config.threads)
+    sch.parallelize(threads, "thread")
+    return init
 
 
 def _in_workspace(
