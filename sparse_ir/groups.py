@@ -47,14 +47,13 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
 from sparsetir.sparse_ir.translate import free_vars
-from sparsetir.sparse_ir.workers import THREAD_UNITS, entries_of
+from sparsetir.sparse_ir.workers import THREAD_UNITS, WARP, entries_of
 
-__all__ = ["GROUP", "GROUP_DTYPES", "WARP", "with_group_calls"]
+__all__ = ["GROUP", "GROUP_DTYPES", "with_group_calls"]
 
 # Annotation of an iteration: {"lanes": name of a loop, "size": lanes of a group, "runs": 0 or 1}
 GROUP = "group"
 GROUP_DTYPES = ("float32", "float64", "int32", "int64")  # what shuffles move
-WARP = 32
 
 
 def with_group_calls(func: SparseFunc) -> SparseFunc:

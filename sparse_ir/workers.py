@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any, NamedTuple
 
 from tvm import tirx
@@ -21,7 +22,7 @@ from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.units import Unit
 
 __all__ = [
-    "CUT", "GPU_UNITS", "KIND", "THREAD_UNITS", "WORKERS", "Workers",
+    "CUT", "GPU_UNITS", "KIND", "MAX_THREADS", "THREAD_UNITS", "WARP", "WORKERS", "Workers",
     "divided", "entries_of", "loops_around", "thread_tags", "units_of", "with_spatial_workers",
     "workers_of",
 ]  # fmt: skip
@@ -36,6 +37,8 @@ KIND = "sparsetir.kind"
 THREAD_UNITS = ("warp", "thread")
 GPU_UNITS = ("block", *THREAD_UNITS)
 DIMENSIONS = "xyz"
+MAX_THREADS = 1024  # of a block
+WARP = 32
 
 
 class Workers(NamedTuple):
@@ -107,19 +110,27 @@ def thread_tags(func: SparseFunc) -> dict[tuple[str, ...], list[str]]:
     """The kinds of the loops of a function, by (iteration, names of loops).
 
     Of the loops over threads, and of those over blocks, the innermost is x, the one around it y.
-    Raises LoweringError where CUDA has no dimension left.
+    Raises LoweringError where CUDA has no dimension left, or a block not as many threads, and where
+    loops over threads inside of one over warps do not make up warps.
     """
     nested = {n.name for it in sparse_iterations(func) for n in nodes_of(SparseIteration, it.body)}
     out: dict[tuple[str, ...], list[str]] = {}
     for it in sparse_iterations(func):
         if it.name not in nested:
-            _tag(it, out)
+            sizes: dict[str, int] = {}
+            _tag(it, out, sizes)
+            _refuse_threads(it, prod(sizes.values()) <= MAX_THREADS, "at most 1024 threads", sizes)
     return out
 
 
-def _tag(it: SparseIteration, out: dict[tuple[str, ...], list[str]]) -> tuple[int, int]:
-    """Tag the loops of a nest; how many dimensions of blocks and of threads it takes."""
-    below = [_tag(n, out) for n in nodes_of(SparseIteration, it.body, nested=False)]
+def _tag(
+    it: SparseIteration, out: dict[tuple[str, ...], list[str]], sizes: dict[str, int]
+) -> tuple[int, int]:
+    """Tag the loops of a nest; how many dimensions of blocks and of threads it takes.
+
+    sizes : of thread dimensions, which are added to
+    """
+    below = [_tag(n, out, sizes) for n in nodes_of(SparseIteration, it.body, nested=False)]
     blocks, threads = (max((b[n] for b in below), default=0) for n in (0, 1))
     place = {_named(node): n for n, node in enumerate(it.axes)}
     entries = sorted(entries_of(it), key=lambda e: -place.get(str(e["loops"][0]), 0))
@@ -129,12 +140,34 @@ def _tag(it: SparseIteration, out: dict[tuple[str, ...], list[str]]) -> tuple[in
             kinds.append(f"blockIdx.{_dimension(it, blocks)}")
             blocks += 1
         if unit in THREAD_UNITS:
-            kinds.append(f"threadIdx.{_dimension(it, threads)}")
+            tag = f"threadIdx.{_dimension(it, threads)}"
+            kinds.append(tag)
+            inside = prod(sizes.get(f"threadIdx.{d}", 1) for d in DIMENSIONS[:threads])
+            size = _threads_of(it, entry)
+            same = sizes.setdefault(tag, size) == size
+            _refuse_threads(it, same, f"{size} threads as {tag} in all loops", sizes)
+            whole = unit == "thread" or inside == WARP
+            wanted = f"{WARP} threads inside of the loop over warps {list(entry['loops'])}"
+            _refuse_threads(it, whole, wanted, sizes)
             threads += 1
         if unit in ("cpu", "vector"):
             kinds = ["parallel" if unit == "cpu" else "vectorized"]
         out[(it.name, *map(str, entry["loops"]))] = kinds
     return blocks, threads
+
+
+def _threads_of(it: SparseIteration, entry: dict[str, Any]) -> int:
+    """How many threads of a block an entry takes."""
+    per_block = int(entry.get("per_block", 0) or 0)
+    lengths = {axis.name: axis.length for axis, _, _ in it.axis_of()}
+    return per_block or int(lengths[str(entry["loops"][0])])
+
+
+def _refuse_threads(it: SparseIteration, fits: bool, wanted: str, sizes: dict[str, int]) -> None:
+    if not fits:
+        raise LoweringError(
+            f"sp_iter '{it.name}': annotation '{WORKERS}': expected {wanted}, got {sizes}"
+        )
 
 
 def _dimension(it: SparseIteration, number: int) -> str:

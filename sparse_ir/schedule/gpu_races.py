@@ -38,7 +38,7 @@ from tvm import tirx
 
 from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.groups import GROUP, GROUP_DTYPES, WARP
+from sparsetir.sparse_ir.groups import GROUP, GROUP_DTYPES
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
@@ -69,6 +69,7 @@ from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 from sparsetir.sparse_ir.separate_init import separate_init
 from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.workers import WARP
 
 __all__ = ["meeting", "met", "parsed", "raced"]
 

@@ -56,7 +56,14 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.temporary import with_temporaries
 from sparsetir.sparse_ir.tails import plain_accesses
-from sparsetir.sparse_ir.workers import GPU_UNITS, THREAD_UNITS, WORKERS, divided, units_of
+from sparsetir.sparse_ir.workers import (
+    GPU_UNITS,
+    MAX_THREADS,
+    THREAD_UNITS,
+    WORKERS,
+    divided,
+    units_of,
+)
 
 __all__ = ["parallelize"]
 
@@ -68,7 +75,6 @@ NO_ATOMICS = (
     'worker owns, or race "temporary", where workers have copies that are summed, for loops that '
     "are cut by their positions"
 )
-MAX_THREADS = 1024  # of a block
 
 
 def parallelize(

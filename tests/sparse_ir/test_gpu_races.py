@@ -353,3 +353,56 @@ def test_refused(apply: Callable[..., Any], message: str) -> None:
         apply(sch, it, *handles)
     text = str(error.value)
     assert text.startswith("parallelize: ") and message in text and "in T.sp_iter" in text, text
+
+
+def test_vectors_are_loops_of_stage_one_too() -> None:
+    """On a CPU: steps of a workspace in vectors, beside what the default schedule does."""
+    sch, it, (i, j, k) = opened()
+    k0, k1 = sch.split(k, [None, 4], tail="shift")
+    sch.sparse_reorder(it, [k0, i, j, k1])
+    for step in sch.precompute("C", i, [k1]):
+        sch.parallelize(sch.get_sp_iters(step)[-1], "vector")
+    kernel = sparsetir.build(sch)
+    assert kernel.stages["III"].script().count("T.vectorized(4)") == 3
+    program = PROGRAMS["spmm"]
+    given = program.inputs(np.random.default_rng(1), "small", "float32", "int32")
+    want = copied(given)
+    sparsetir.interpret(sch.func, want)
+    kernel(**given)
+    np.testing.assert_allclose(given["c"], want["c"], rtol=1e-5, atol=1e-5)
+
+
+def too_many(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    """64 rows of 32 lanes in a block."""
+    rows, lanes = part_lanes(sch, it, i, j, k, 32)
+    sch.parallelize(rows, "thread", per_block=64)
+    sch.parallelize(lanes, "thread", race="temporary")
+
+
+def no_warps(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    rows, lanes = part_lanes(sch, it, i, j, k, 8)
+    sch.parallelize(rows, "warp", per_block=4)
+    sch.parallelize(lanes, "thread", race="temporary")
+
+
+def of_other_sizes(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    """Two steps of one kernel, over 2 and over 4 threads."""
+    k0, k1, k2 = sch.split(k, [None, 2, 4])
+    sch.sparse_reorder(it, [k0, i, j, k1, k2])
+    start, _, write = sch.precompute("C", i, [k1, k2])
+    sch.parallelize(k0, "block")
+    sch.parallelize(sch.get_sp_iters(start)[0], "thread")
+    sch.parallelize(sch.get_sp_iters(write)[1], "thread")
+
+
+@pytest.mark.parametrize(("apply", "message"), [
+    (too_many, "expected at most 1024 threads, got {'threadIdx.x': 32, 'threadIdx.y': 64}"),
+    (no_warps, "expected 32 threads inside of the loop over warps ['I'], got {'threadIdx.x': 8"),
+    (of_other_sizes, "expected 4 threads as threadIdx.x in all loops, got {'threadIdx.x': 2}"),
+])  # fmt: skip
+def test_blocks_that_cannot_be(apply: Callable[..., Any], message: str) -> None:
+    sch, it, handles = opened()
+    apply(sch, it, *handles)
+    with pytest.raises(sparsetir.LoweringError) as error:
+        sparsetir.lower(sch, target={"kind": "cuda", "arch": "sm_90"})
+    assert message in str(error.value)
