@@ -18,6 +18,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
     flat_axes,
+    iteration_with,
     map_expr,
     nodes_of,
     sparse_iterations,
@@ -242,13 +243,11 @@ def _parts(body: Any) -> list[list[Any]]:
 
 def _iteration(it: SparseIteration, **changes: Any) -> SparseIteration:
     """An iteration with some fields changed, without init unless given, on variables of its own."""
-    names = ("span", "axes", "kinds", "name", "vars", "body", "annotations")
-    fields = {**{n: getattr(it, n) for n in names}, "init": None, **changes}
-    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in fields["vars"]}
-    for part in ("init", "body"):
-        if fields[part] is not None:
-            fields[part] = substitute(fields[part], fresh)
-    return SparseIteration(**{**fields, "vars": list(fresh.values())})
+    made = iteration_with(it, **{"init": None, **changes})
+    fresh = {v: tirx.Var(v.name, v.ty.dtype) for v in made.vars}
+    init = None if made.init is None else substitute(made.init, fresh)
+    body = substitute(made.body, fresh)
+    return iteration_with(made, vars=list(fresh.values()), init=init, body=body)
 
 
 def _by_axis(buf: SparseBuffer, indices: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
+    iteration_with,
     map_expr,
     sparse_iterations,
 )
@@ -50,8 +51,7 @@ def with_atomic_calls(func: SparseFunc) -> SparseFunc:
             return it
         found = atomic[it.name]
         body = under(found.conditions, atomic_update(found.store, found.term))
-        names = ("span", "axes", "kinds", "name", "vars", "init", "annotations")
-        return SparseIteration(body=body, **{n: getattr(it, n) for n in names})
+        return iteration_with(it, body=body)
 
     return func.replace(body=map_expr(func.body, [(SparseIteration, visit)])) if atomic else func
 

@@ -39,6 +39,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     buffer_var,
+    iteration_with,
     map_expr,
     nodes_of,
     sparse_iterations,
@@ -114,17 +115,9 @@ class _Group:
             body_without = without_iteration(self.func.body, self.instead)
             self.func = self.func.replace(body=body_without)
         annotations = {k: v for k, v in self.it.annotations.items() if k not in (GROUP, ATOMIC)}
-        names = ("span", "axes", "kinds", "name", "vars", "init")
-        made: Any = SparseIteration(
-            body=body, annotations=annotations, **{n: getattr(self.it, n) for n in names}
-        )
         if self.owner is self.it:
-            inside = map_expr(
-                self.func.body,
-                [(SparseIteration, lambda n: _with_body(made, [*prepared, *_parts(body)])
-                  if n.name == self.it.name else n)],
-            )  # fmt: skip
-            return self.func.replace(body=inside)
+            body, prepared = tirx.SeqStmt([*prepared, *body.seq]), []
+        made = iteration_with(self.it, body=body, annotations=annotations)
         made = tirx.SeqStmt([*prepared, made]) if prepared else made
         body = map_expr(
             self.func.body, [(SparseIteration, lambda n: made if n.name == self.it.name else n)]
@@ -254,16 +247,6 @@ def _around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
         for other in sparse_iterations(func)
         if any(n.name == it.name for n in nodes_of(SparseIteration, other.body))
     ]
-
-
-def _with_body(it: SparseIteration, parts: list[Any]) -> SparseIteration:
-    names = ("span", "axes", "kinds", "name", "vars", "init", "annotations")
-    body = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
-    return SparseIteration(body=body, **{n: getattr(it, n) for n in names})
-
-
-def _parts(stmt: Any) -> list[Any]:
-    return list(stmt.seq) if isinstance(stmt, tirx.SeqStmt) else [stmt]
 
 
 def _as(expr: Any, dtype: str) -> Any:

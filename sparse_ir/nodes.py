@@ -32,6 +32,7 @@ __all__ = [
     "SparseIteration",
     "buffer_var",
     "flat_axes",
+    "iteration_with",
     "loads_of",
     "make_func",
     "map_expr",
@@ -42,6 +43,7 @@ __all__ = [
     "substitute",
     "visited_node",
     "walk",
+    "without_iteration",
 ]
 
 AXIS_KINDS = ("dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable")
@@ -369,6 +371,12 @@ def _by_name(items: Any, name: str, what: str) -> Any:
         if item.name == name:
             return item
     raise KeyError(f"no {what} '{name}'; there are {[i.name for i in items]}")
+
+
+def iteration_with(it: SparseIteration, **fields: Any) -> Any:
+    """An iteration with some fields changed."""
+    names = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
+    return SparseIteration(**{n: fields.get(n, getattr(it, n)) for n in names})
 
 
 def without_iteration(body: Any, name: str) -> Any:

@@ -37,6 +37,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     accesses_of,
     flat_axes,
+    iteration_with,
     loads_of,
     map_expr,
     nodes_of,
@@ -247,12 +248,8 @@ def _iterations(nest: Any) -> list[SparseIteration]:
 def _map_chains(stmt: Any, change: Any) -> Any:
     """Apply `change` to the outermost condition of each chain of conditions."""
     if isinstance(stmt, SparseIteration):
-        fields = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
-        values = {n: getattr(stmt, n) for n in fields}
-        for part in ("init", "body"):
-            if values[part] is not None:
-                values[part] = _map_chains(values[part], change)
-        return SparseIteration(**values)
+        init = None if stmt.init is None else _map_chains(stmt.init, change)
+        return iteration_with(stmt, init=init, body=_map_chains(stmt.body, change))
     if isinstance(stmt, tirx.SeqStmt):
         return tirx.SeqStmt([_map_chains(s, change) for s in stmt.seq])
     if isinstance(stmt, tirx.For):

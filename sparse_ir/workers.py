@@ -12,6 +12,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
+    iteration_with,
     map_expr,
     nodes_of,
     sparse_iterations,
@@ -87,8 +88,7 @@ def with_spatial_workers(func: SparseFunc) -> SparseFunc:
         ]
         if "".join(kinds) == it.kinds:
             return it
-        fields = ("span", "axes", "name", "vars", "init", "body", "annotations")
-        return SparseIteration(kinds="".join(kinds), **{f: getattr(it, f) for f in fields})
+        return iteration_with(it, kinds="".join(kinds))
 
     return func.replace(body=map_expr(func.body, [(SparseIteration, visit)]))
 

@@ -15,6 +15,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
+    iteration_with,
     map_expr,
     nodes_of,
     sparse_iterations,
@@ -38,8 +39,6 @@ __all__ = [
     "replaced",
     "show",
 ]
-
-FIELDS = ("span", "axes", "kinds", "name", "vars", "init", "body", "annotations")
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: 
             "vars": [v for loop in loops for v in loop.vars],
             "kinds": "".join(loop.kinds for loop in loops),
         }
-    return SparseIteration(**{n: fields.get(n, getattr(it, n)) for n in FIELDS})
+    return iteration_with(it, **fields)
 
 
 def find_iteration(func: SparseFunc, name: str) -> SparseIteration:
