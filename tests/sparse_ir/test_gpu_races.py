@@ -129,12 +129,19 @@ def check(name: str, apply: Apply, dtype: str = "float32", idtype: str = "int32"
     return kernel
 
 
-SUMS = ["spmv", "spmm", "row_sum"]
+SUMS = ["spmm", "spmv", "row_sum"]
+
+
+def all_of_one(names: list[str], options: list[Any]) -> list[Any]:
+    """(name, option): all of the first name, the first option of the others; the rest is slow."""
+    pairs = [(name, option) for name in names for option in options]
+    quick = [pair for pair in pairs if pair[0] == names[0] or pair[1] == options[0]]
+    marks = {False: [pytest.mark.slow], True: []}
+    return [pytest.param(*pair, marks=marks[pair in quick]) for pair in pairs]
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("size", [1, 2, 8, 32])
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize(("name", "size"), all_of_one(SUMS, [2, 1, 8, 32]))
 def test_segments(name: str, size: int) -> None:
     check(name, by_elements(f"segment({size})"))
 
@@ -147,13 +154,13 @@ def test_segments_of_tensors(tail: str) -> None:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize(("race", "lanes"), [
-    ("group(1)", 1), ("group(4)", 4), ("group(8)", 32), ("temporary", 16), ("temporary", 32),
-    ("atomics", 4), ("group(8)", 24),
-])  # fmt: skip
-@pytest.mark.parametrize("name", SUMS)
-def test_groups(name: str, race: str, lanes: int) -> None:
+@pytest.mark.parametrize(("name", "way"), all_of_one(SUMS, [
+    ("group(8)", 24), ("group(1)", 1), ("group(4)", 4), ("group(8)", 32), ("temporary", 16),
+    ("temporary", 32), ("atomics", 4),
+]), ids=str)  # fmt: skip
+def test_groups(name: str, way: tuple[str, int]) -> None:
     """Four rows in a block: groups of less than a warp lie beside those of other rows."""
+    race, lanes = way
     kernel = check(name, by_rows(race, lanes))
     launches = kernel.function.kernel_names
     whole = race == "temporary" or race == f"group({lanes})"
