@@ -77,6 +77,11 @@ def test_sddmm(lanes: int, group: int) -> None:
     check(PROGRAMS["sddmm"], lambda feat: (sddmm(feat, lanes, group),))
 
 
+def by_default(configs: dict[str, Groups], *quick: str) -> list[Any]:
+    """The names of all; those that are not named are slow."""
+    return [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in configs]
+
+
 # Of MTTKRP the template takes those that need no steps or pieces of what two levels store.
 MTTKRP = {
     "1 row": Groups("rows", threads=2, block=16),
@@ -91,7 +96,7 @@ def of_features(config: Groups, dtype: str = "float32", schedule: Any = apply) -
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", MTTKRP)
+@pytest.mark.parametrize("name", by_default(MTTKRP, "x row", "1 nnz"))
 def test_mttkrp(name: str) -> None:
     check(PROGRAMS["mttkrp"], of_features(MTTKRP[name]))
 
@@ -120,7 +125,7 @@ TTM = {
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", TTM)
+@pytest.mark.parametrize("name", by_default(TTM, "1/g row", "g nnz"))
 def test_ttm(name: str) -> None:
     check(PROGRAMS["ttm"], of_features(TTM[name], schedule=ttm))
 

@@ -286,7 +286,7 @@ CUDA = {
 
 
 @requires_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 @pytest.mark.parametrize("name", CUDA)
 def test_cuda(name: str, arch: str, tmp_path: Any) -> None:
     """Loads of B are 128 bits wide, and sums stay in registers."""
