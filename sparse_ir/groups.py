@@ -12,11 +12,12 @@ In stage II the lanes add up what they have by shuffles, in log2(32) steps, and 
 each group writes::
 
     with T.sblock("spmv_write0"):
-        v5 = y_ws[0]
-        v4 = v5 + T.call_extern("float32", "__shfl_down_sync", mask, v5, 16, 32)
+        total[0] = y_ws[0]
+        lane16 = T.call_extern("float32", "__shfl_down_sync", mask, total[0], 16, 32)
+        total[0] = total[0] + lane16
         ...
         if vl % 32 == 0:
-            y[vi] = v0
+            y[vi] = total[0]
 
 With runs, the rows of the lanes differ: neighbours with the same one are a run, whose sum its first
 lane writes. Runs are found by a vote, `__ballot_sync`, once for all columns: a lane that begins one
@@ -57,19 +58,23 @@ GROUP = "group"
 GROUP_DTYPES = ("float32", "float64", "int32", "int64")  # what shuffles move
 
 
-def with_group_calls(func: SparseFunc) -> SparseFunc:
+def with_group_calls(func: SparseFunc, tags: dict[tuple[str, ...], list[str]]) -> SparseFunc:
     """The function with calls for the stores of iterations whose lanes work together.
 
+    tags : what the function's loops are bound to, as :func:`thread_tags` says
+
     Raises LoweringError for such an iteration that stores something else than a reduction, and
-    where the loop over lanes is not over threads.
+    where the loop over lanes is not over neighbouring threads.
     """
     for it in [x for x in sparse_iterations(func) if GROUP in x.annotations]:
-        func = _Group(func, it).run()
+        func = _Group(func, it, tags).run()
     return func
 
 
 class _Group:
-    def __init__(self, func: SparseFunc, it: SparseIteration) -> None:
+    def __init__(
+        self, func: SparseFunc, it: SparseIteration, tags: dict[tuple[str, ...], list[str]]
+    ) -> None:
         self.func, self.it = func, it
         how = dict(it.annotations[GROUP].items())
         self.size, self.runs = int(how["size"]), bool(int(how["runs"]))
@@ -88,6 +93,13 @@ class _Group:
                 f"max, min) inside a loop '{how['lanes']}', got another statement"
             )
         self.owner, self.lanes, self.var = found[-1]
+        bound = tags.get((self.owner.name, str(self.lanes.name)), [])
+        if bound != ["threadIdx.x"]:
+            raise LoweringError(
+                f"sp_iter '{it.name}': annotation '{GROUP}': expected the lanes "
+                f"'{self.lanes.name}' to be the innermost loop over threads, got "
+                f"{' and '.join(bound) or 'no threads'}"
+            )
         self.reduction: Reduction = reduction
         self.dtype = dtype_of(reduction.term)
         self.store = reduction.store

@@ -115,7 +115,7 @@ class _Lowering:
         self.orders = permutations(func)
         func, self.in_turn = settle_tails(func)
         self.tags = thread_tags(func)
-        func = with_spatial_workers(with_atomic_calls(with_group_calls(func)))
+        func = with_spatial_workers(with_atomic_calls(with_group_calls(func, self.tags)))
         self.func = func
         self.space = PositionSpace(func)
         written = {store.buffer for store in stores_of(func.body)}

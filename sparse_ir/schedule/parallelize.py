@@ -136,6 +136,11 @@ def parallelize(
         chunks = chunks or places[-1:]
         _refuse_races(func, it, [p for p in places if p not in chunks], unit)
         return with_temporaries(WHO, func, it, chunks[0], _with_entry(it, new))
+    if per_block is not None and (lanes or kind == "temporary"):
+        raise ScheduleError(
+            f"{WHO}: argument 'per_block': expected None for race {race!r}, whose threads are "
+            f"all of one block, got {per_block!r}\n{show(it)}"
+        )
     refs = None
     if kind in ("atomics", "temporary", "group", "segment"):
         func, refs = gpu_races.meeting(WHO, func, it, places, kind, lanes)

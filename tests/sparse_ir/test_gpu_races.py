@@ -341,6 +341,13 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
         'is race="group(32)" of a multiple',
     ),
     (
+        lambda s, it, i, j, k: s.parallelize(
+            part_lanes(s, it, i, j, k)[1], "thread", race="group(8)", per_block=8
+        ),
+        "argument 'per_block': expected None for race 'group(8)', whose threads are all of one "
+        "block, got 8",
+    ),
+    (
         lambda s, it, i, j, k: s.parallelize(s.split(k, [None, 8])[1], "thread", race="group(8)"),
         "visits of 'K1' do not add to the same elements; legal is race=\"none\"",
     ),
@@ -392,6 +399,13 @@ def no_warps(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
     sch.parallelize(lanes, "thread", race="temporary")
 
 
+def threads_inside(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
+    """Lanes that are no neighbours, which shuffles would take for such."""
+    _, lane = part_lanes(sch, it, i, j, k, 8)
+    (write,) = sch.parallelize(lane, "thread", race="temporary")
+    sch.parallelize(sch.get_sp_iters(write)[0], "thread")
+
+
 def of_other_sizes(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
     """Two steps of one kernel, over 2 and over 4 threads."""
     k0, k1, k2 = sch.split(k, [None, 2, 4])
@@ -405,6 +419,8 @@ def of_other_sizes(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
 @pytest.mark.parametrize(("apply", "message"), [
     (too_many, "expected at most 1024 threads, got {'threadIdx.x': 32, 'threadIdx.y': 64}"),
     (no_warps, "expected 32 threads inside of the loop over warps ['I'], got {'threadIdx.x': 8"),
+    (threads_inside, "expected the lanes 'J_lanes' to be the innermost loop over threads, got "
+     "threadIdx.y"),
     (of_other_sizes, "expected 4 threads as threadIdx.x in all loops, got {'threadIdx.x': 2}"),
 ])  # fmt: skip
 def test_blocks_that_cannot_be(apply: Callable[..., Any], message: str) -> None:
