@@ -43,7 +43,6 @@ from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
-    flat_axes,
     map_expr,
     stores_of,
 )
@@ -53,7 +52,6 @@ from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
-    around,
     changed,
     find_iteration,
     fresh_name,
@@ -65,8 +63,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.meet import meet
 from sparsetir.sparse_ir.schedule.overwritten import set_before, with_plain_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-from sparsetir.sparse_ir.separate_init import separate_init
+from sparsetir.sparse_ir.schedule.workspaces import init_apart
 from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import WARP
@@ -149,11 +146,7 @@ class _Meeting:
 
     def _take_init_out(self) -> None:
         """Let the init be an iteration of its own."""
-        visited = [a.name for x in around(self.func, self.it) for a in flat_axes(x.axes)]
-        first = separate_init(self.it, self.func, visited)
-        known = {a.name for a in self.func.axes}
-        axes = [a for a in first.axes if a.name not in known]
-        first = over_fresh_vars(first, name=fresh_name(self.func, first.name))
+        first, axes = init_apart(self.func, self.it)
         self._replace([first, changed(self.it, init=None)], axes=axes)
 
     def _nest(self, loop: Loop) -> None:

@@ -61,17 +61,14 @@ from sparsetir.sparse_ir.schedule.elements import Elements
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
-    around,
     changed,
-    fresh_name,
     handle_of,
     iteration_of,
     loops_of,
     place_of,
     replaced,
 )
-from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-from sparsetir.sparse_ir.separate_init import separate_init
+from sparsetir.sparse_ir.schedule.workspaces import init_apart
 
 __all__ = ["positions"]
 
@@ -125,7 +122,10 @@ class _Positions(Elements):
             init=self.rewritten(it.init, at, coordinates) if own_init else None,
             body=self.rewritten(it.body, at, coordinates),
         )
-        before = self._init() if mixed and it.init is not None else []
+        before: list[SparseIteration] = []
+        if mixed and it.init is not None:  # of all rows
+            first, axes = init_apart(self.func, it)
+            before, self.axes = [first], [*self.axes, *axes]
         out = replaced(
             WHO, self.moved_function(), it, tirx.SeqStmt([*before, main]) if before else main,
             axes=self.axes, buffers=self.buffers, params=self.params, trusted=False,
@@ -141,14 +141,6 @@ class _Positions(Elements):
                 f"'{loop.name}' hangs under '{self.column.name}'; expected a loop over one axis"
             )
         return loop
-
-    def _init(self) -> list[SparseIteration]:
-        """The init of rows that reduce their own elements, for all rows."""
-        visited = [a.name for x in around(self.func, self.it) for a in flat_axes(x.axes)]
-        first = separate_init(self.it, self.func, visited)
-        known = {a.name for a in self.func.axes}
-        self.axes += [a for a in first.axes if a.name not in known]
-        return [over_fresh_vars(first, name=fresh_name(self.func, first.name))]
 
     def _levels(self, order: SparseBuffer | None) -> list[SparseBuffer]:
         """The coordinates of each level: buffers over the positions of the last one.

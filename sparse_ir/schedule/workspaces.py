@@ -43,7 +43,7 @@ from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import divided
 
-__all__ = ["over_fresh_vars", "precompute_result", "workspace"]
+__all__ = ["init_apart", "over_fresh_vars", "precompute_result", "workspace"]
 
 WHO = "precompute"
 
@@ -110,10 +110,8 @@ class _Result:
         before: list[Any] = []
         axes: list[Axis] = []
         if it.init is not None and not once:
-            first = separate_init(it, self.func, self._enclosing())
-            known = {a.name for a in self.func.axes}
-            axes = [a for a in first.axes if a.name not in known]
-            before = [over_fresh_vars(first, name=fresh_name(self.func, first.name))]
+            first, axes = init_apart(self.func, it)
+            before = [first]
         return self._around(steps, before, axes)
 
     def _around(
@@ -256,10 +254,6 @@ class _Result:
     def _name(self, step: str) -> str:
         return fresh_name(self.func, f"{self.it.name}_{step}")
 
-    def _enclosing(self) -> list[str]:
-        """Names of the axes that iterations around this one visit."""
-        return [a.name for other in around(self.func, self.it) for a in flat_axes(other.axes)]
-
     # -- refusals -----------------------------------------------------------------------------
 
     def _refuse_loops(self, scope: str) -> None:
@@ -327,6 +321,15 @@ def workspace(
     axes = [loop.node for loop in loops]
     var = buffer_var([a.length for a in axes], dtype, fresh_name(func, name), scope)
     return SparseBuffer(var=var, axes=axes, handle=None)
+
+
+def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[SparseIteration, list[Axis]]:
+    """The init of an iteration as one of its own, and the axes to declare for it."""
+    visited = [a.name for other in around(func, it) for a in flat_axes(other.axes)]
+    first = separate_init(it, func, visited)
+    known = {a.name for a in func.axes}
+    axes = [a for a in first.axes if a.name not in known]
+    return over_fresh_vars(first, name=fresh_name(func, first.name)), axes
 
 
 def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
