@@ -33,11 +33,12 @@ quick: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-# Brought up to date when a requirement changes; `make clean` for one from scratch.
+# Brought up to date when a requirement changes; `make clean` for one from scratch. Bytecode is made
+# of what is imported, when it is: most of torch never is.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 10) <= v < (3, 14) else "sparsetir needs Python 3.10 to 3.13, but $(PYTHON) is %d.%d: run make PYTHON=python3.12 (or another of these)" % v[:2])'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[test]'
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[test]'
 	@touch $@
 
 clean:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -24,6 +24,24 @@ def covering(sizes: Sequence[int]) -> list[tuple[int, ...]]:
         chosen.append(max(product, key=lambda c: len(pairs[c] & left)))
         left -= pairs[chosen[-1]]
     return chosen
+
+
+def by_default(values: Iterable[Any], *quick: Any) -> list[Any]:
+    """Parameters of which those that are not among `quick` are slow."""
+    marks = {False: [pytest.mark.slow], True: []}
+    return [pytest.param(value, marks=marks[value in quick]) for value in values]
+
+
+def by_turns(values: Iterable[Any], every: int) -> list[Any]:
+    """Parameters of which all but each `every`-th one are slow; a tuple is of several."""
+    params = []
+    for at, value in enumerate(values):
+        if isinstance(value, tuple) and hasattr(value, "marks"):  # made by `pytest.param`
+            made = pytest.param(*value.values, id=value.id)
+        else:
+            made = pytest.param(*(value if isinstance(value, tuple) else (value,)))
+        params.append(made if at % every == 0 else made._replace(marks=[pytest.mark.slow]))
+    return params
 
 
 def in_pairs(**choices: Sequence[Any]) -> tuple[list[str], list[Any]]:

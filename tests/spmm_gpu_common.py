@@ -32,11 +32,12 @@ RUNNERS = [
 
 
 def on_runners(cases: Sequence[tuple[Any, ...]], by_default: Collection[int]) -> list[Any]:
-    """Parameters (*case, as_cuda): all as OpenCL; as CUDA, those of other places are slow."""
-    params = [pytest.param(*case, False, marks=gpu_runner.requires_opencl) for case in cases]
-    for place, case in enumerate(cases):
-        slow = [] if place in by_default else [pytest.mark.slow]
-        params.append(pytest.param(*case, True, marks=[requires_cuda_text, *slow]))
+    """Parameters (*case, as_cuda): by default some places as CUDA and the others as OpenCL."""
+    params = []
+    for as_cuda, needs in ((False, gpu_runner.requires_opencl), (True, requires_cuda_text)):
+        for place, case in enumerate(cases):
+            slow = [] if (place in by_default) == as_cuda else [pytest.mark.slow]
+            params.append(pytest.param(*case, as_cuda, marks=[needs, *slow]))
     return params
 
 

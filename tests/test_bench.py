@@ -91,6 +91,7 @@ def test_compile(tmp_path):
     assert all(0 < t["min"] <= t["median"] for part in results.values() for t in part.values())
 
 
+@pytest.mark.slow  # its programs are those of docs/schedules.md, which run
 def test_steps(tmp_path):
     printed = bench("steps", "--quick", "--feat", 128, "--plot", "--out", tmp_path)
     assert "SpMM by steps" in printed
@@ -269,6 +270,7 @@ def test_files_that_hold_no_weights_or_relations(bench_on_path, tmp_path, option
         relations([tmp_path / name]) if option == "--hetero" else pruned([f"{tmp_path}/{name}"], 1)
 
 
+@pytest.mark.slow  # equal work is computed in sparse_ir/test_positions.py
 def test_equal_work(tmp_path):
     printed = bench("equal_work", "--quick", "--out", tmp_path)
     assert "equal work takes at most 1.1 times as long as row blocks" in printed
@@ -279,6 +281,7 @@ def test_equal_work(tmp_path):
     assert all(0 <= e < 1e-4 for c in cells for e in c["errors"].values())
 
 
+@pytest.mark.slow  # a search; what it tunes is tuned in tuning/test_programs.py
 def test_two_hop(tmp_path):
     assert "default / tuned" in bench("two_hop", "--quick", "--out", tmp_path)
     (cell,) = record(tmp_path)["results"]["cells"]

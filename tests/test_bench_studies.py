@@ -309,6 +309,7 @@ def test_load_balance_on_a_gpu(device, tmp_path):
         assert all(t["min"] == 5e-4 for t in cell["ways"].values())
 
 
+@pytest.mark.slow  # many kernels; its tables are made of pretended times above
 def test_groups_on_a_gpu(device, tmp_path, data, capsys):
     out = run(tmp_path, "groups", data=data)["results"]
     printed = capsys.readouterr().out

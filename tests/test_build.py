@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import numpy as np
@@ -29,6 +30,11 @@ def scale(x: T.Buffer((1024,), "float32"), y: T.Buffer((1024,), "float32"), s: T
             y[vi] = x[vi] * s
 
 
+@functools.cache
+def assembly_of_spmm():
+    return sparsetir.build(spmm()).source("asm")
+
+
 def cpu_flags():
     try:
         with open("/proc/cpuinfo") as file:
@@ -52,7 +58,7 @@ def test_vector_width_of_the_cpu_is_used(flag, register):
     flags = cpu_flags()
     if flag not in flags:
         pytest.skip(f"this CPU has no {flag}")
-    assembly = sparsetir.build(spmm()).source("asm")
+    assembly = assembly_of_spmm()
     assert re.search(rf"%{register}\d", assembly)
 
 

@@ -62,6 +62,7 @@ def test_accuracy_of_the_literature(run, example, least):
     assert float(mean) > least
 
 
+@pytest.mark.slow  # its layer is tested in nn/
 def test_rgcn(run):
     text = run("rgcn.py", "--seeds", "1", "--epochs", "25")
     (mean,) = re.findall(r"^test accuracy of 1 runs: ([\d.]+) ±", text, re.MULTILINE)

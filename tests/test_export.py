@@ -116,7 +116,7 @@ def test_plain_prim_func(tmp_path):
 
 
 def test_one_function_of_a_module(tmp_path):
-    functions = {n: PROGRAMS[n].make("float32", "int32") for n in ("spmm", "sddmm")}
+    functions = {n: PROGRAMS[n].make("float32", "int32") for n in ("spmm", "spmv")}
     kernels = sparsetir.build(tvm.IRModule(functions))
     kernels["spmm"].export(tmp_path / "one.so")
     args = arguments()

@@ -19,6 +19,7 @@ from gpu_runner import (
     requires_opencl,
     run_opencl,
 )
+from pairs import by_default, in_pairs
 
 
 def make_spmm(dtype, index):
@@ -62,9 +63,10 @@ def make_spmm(dtype, index):
 
 
 @requires_opencl
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("index", ["int32", "int64"])
-@pytest.mark.parametrize("shape", [(7, 5, 11), (0, 5, 11), (3, 4, 1)])
+@pytest.mark.parametrize(*in_pairs(
+    dtype=["float32", "float16"], index=["int32", "int64"],
+    shape=[(7, 5, 11), (0, 5, 11), (3, 4, 1)],
+))  # fmt: skip
 def test_spmm(dtype, index, shape):
     m, n, d = shape
     rng = np.random.default_rng(0)
@@ -140,8 +142,7 @@ def bind_softmax(threads_of_a_row):
 
 
 @requires_opencl
-@pytest.mark.parametrize("m", [0, 1, 70])
-@pytest.mark.parametrize("threads_of_a_row", [0, 16, 32, 256])
+@pytest.mark.parametrize(*in_pairs(threads_of_a_row=[0, 16, 256], m=[0, 70]))
 def test_several_kernels_and_cross_thread_reduction(m, threads_of_a_row):
     x = np.random.default_rng(1).standard_normal((m, 45)).astype("float32")
     func = OpenCLFunction(bind_softmax(threads_of_a_row))
@@ -302,7 +303,7 @@ def test_cuda_source(monkeypatch):
 
 
 @requires_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_80"))
 def test_nvcc(arch):
     assert nvcc_compile(cuda_source(make_spmm("float16", "int64"), arch), arch)[:4] == b"\x7fELF"
     with pytest.raises(RuntimeError, match="error"):

@@ -13,6 +13,7 @@ import tvm_ffi
 
 import sparsetir
 from kernel_common import arguments, check, expected, kernel
+from pairs import by_turns
 from programs import PROGRAMS
 
 ORDER = ("a", "b", "c", "indptr", "indices")
@@ -96,7 +97,7 @@ def test_all_scalars_by_position():
     check(args)
 
 
-@pytest.mark.parametrize("name", sorted(PROGRAMS))
+@pytest.mark.parametrize("name", by_turns(sorted(PROGRAMS), 3))
 def test_scalars_of_every_program(name):
     """With every scalar left out the result is that with every scalar given, or it is asked for."""
     program = PROGRAMS[name]

@@ -178,7 +178,7 @@ def test_every_stage_of_a_template(op, config, gpu):
     assert len(set(found.values())) == 4
     assert "T.sp_iter(" in found["I"] and "T.sp_iter(" not in found["II"]
     assert ("threadIdx" in found["III"]) == gpu
-    if not gpu:
+    if config in (RowBlocks(tile=32, lanes=8), SddmmGroups(lanes=8, vectors=4)):
         assert text(sparsetir.plan(op, A, wanted.feat, config=config).kernel.stages) == found
 
 

@@ -379,6 +379,7 @@ def test_missing_matplotlib(monkeypatch):
         )
 
 
+@pytest.mark.slow  # a process of its own
 def test_matplotlib_is_imported_late_and_without_pyplot():
     code = (
         f"import sys, numpy; {WITHOUT_TORCH}; import sparsetir.plot as plot\n"

@@ -7,6 +7,7 @@ The interpreter's column is `sparse_ir/test_interpret.py`; `conftest.py` prints 
 from __future__ import annotations
 
 import functools
+import itertools
 import zlib
 
 import numpy as np
@@ -26,6 +27,7 @@ from gpu_runner import (
     requires_nvcc,
     requires_opencl,
 )
+from pairs import by_turns
 from programs import PROGRAMS, tolerance
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
 from sparsetir.sparse_ir.position_space import LAYOUTS
@@ -33,6 +35,13 @@ from sparsetir.sparse_ir.position_space import LAYOUTS
 TYPES = [("float32", "int32"), ("float64", "int64"), ("float16", "int32")]
 
 each_program = pytest.mark.parametrize("name", PROGRAMS)
+
+
+def some_programs(every: int) -> pytest.MarkDecorator:
+    """One of so many programs; the others are slow."""
+    return pytest.mark.parametrize("name", by_turns(PROGRAMS, every))
+
+
 each_type = pytest.mark.parametrize(("dtype", "idtype"), TYPES, ids=[f"{d}-{i}" for d, i in TYPES])
 
 
@@ -175,8 +184,7 @@ def test_verify(name, dtype, idtype):
 # -- stage II -----------------------------------------------------------------------------------
 
 
-@each_type
-@each_program
+@kernels(0)
 def test_lower_sparse_iter(name, dtype, idtype):
     lowered = stage_two(name, dtype, idtype)  # leaves what it lowers as it was
     assert isinstance(lowered, tirx.PrimFunc)
@@ -185,7 +193,7 @@ def test_lower_sparse_iter(name, dtype, idtype):
     assert not nodes_of(SparseIteration, lowered)
 
 
-@each_program
+@some_programs(4)
 def test_lower_sparse_iter_as_a_pass(name):
     mod = tvm.IRModule({"ours": stage_one(name), "ordinary": ordinary})
     lowered = sparsetir.LowerSparseIter()(mod)
@@ -209,8 +217,7 @@ def check_stage_three(stage_two: tirx.PrimFunc, lowered: tirx.PrimFunc) -> None:
             assert len(buffer.ty.shape) == 1, buffer.name
 
 
-@each_type
-@each_program
+@kernels(0)
 def test_lower_sparse_buffer(name, dtype, idtype):
     before = stage_two(name, dtype, idtype)
     hashed = tvm_ffi.structural_hash(before)
@@ -219,8 +226,9 @@ def test_lower_sparse_buffer(name, dtype, idtype):
     assert {"sparsetir.Layout", LAYOUTS} <= traces_of_ours(before)
 
 
-@pytest.mark.parametrize("target", ["llvm", "cuda"])
-@each_program
+@pytest.mark.parametrize(("target", "name"), by_turns(
+    [(target, name) for name in PROGRAMS for target in ("llvm", "cuda")], 3
+))  # fmt: skip
 def test_lower_sparse_buffer_after_the_default_schedule(name, target):
     spec = {"kind": "cuda", "arch": "sm_80"} if target == "cuda" else target
     scheduled = sparsetir.default_schedule(stage_two(name), tvm.target.Target(spec))
@@ -228,7 +236,7 @@ def test_lower_sparse_buffer_after_the_default_schedule(name, target):
     check_stage_three(scheduled, sparsetir.lower_sparse_buffer(scheduled))
 
 
-@each_program
+@some_programs(4)
 def test_lower_sparse_buffer_as_a_pass(name):
     mod = tvm.IRModule({"ours": stage_two(name), "ordinary": ordinary})
     lowered = sparsetir.LowerSparseBuffer()(mod)
@@ -267,14 +275,15 @@ def test_llvm_without_a_schedule(name):
     check_run(name, "float32", "int32", PROGRAMS[name].cases, run_flat)
 
 
-@each_program
+@some_programs(4)
 def test_cuda_text(name):
     assert "__global__" in cuda_text(name, "float32", "sm_90")
 
 
 @requires_nvcc
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("name", ["spmm", "sddmm", "row_softmax", "attention"])
+@pytest.mark.parametrize(("name", "dtype"), by_turns(
+    itertools.product(["spmm", "sddmm", "row_softmax", "attention"], ["float32", "float16"]), 3
+))  # fmt: skip
 def test_nvcc(name, dtype):
     assert nvcc_compile(cuda_text(name, dtype, "sm_90"), "sm_90")
 

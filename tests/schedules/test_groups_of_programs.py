@@ -14,6 +14,7 @@ import pytest
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
+from pairs import by_default
 from programs import CASES, PROGRAMS, Program
 from sparsetir import Schedule, ScheduleError
 from sparsetir.lower import lower
@@ -77,11 +78,6 @@ def test_sddmm(lanes: int, group: int) -> None:
     check(PROGRAMS["sddmm"], lambda feat: (sddmm(feat, lanes, group),))
 
 
-def by_default(configs: dict[str, Groups], *quick: str) -> list[Any]:
-    """The names of all; those that are not named are slow."""
-    return [pytest.param(n, marks=[] if n in quick else pytest.mark.slow) for n in configs]
-
-
 # Of MTTKRP the template takes those that need no steps or pieces of what two levels store.
 MTTKRP = {
     "1 row": Groups("rows", threads=2, block=16),
@@ -96,7 +92,7 @@ def of_features(config: Groups, dtype: str = "float32", schedule: Any = apply) -
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_default(MTTKRP, "x row", "1 nnz"))
+@pytest.mark.parametrize("name", by_default(MTTKRP, "1 nnz"))
 def test_mttkrp(name: str) -> None:
     check(PROGRAMS["mttkrp"], of_features(MTTKRP[name]))
 
@@ -125,7 +121,7 @@ TTM = {
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_default(TTM, "1/g row", "g nnz"))
+@pytest.mark.parametrize("name", by_default(TTM, "1/g row"))
 def test_ttm(name: str) -> None:
     check(PROGRAMS["ttm"], of_features(TTM[name], schedule=ttm))
 
@@ -148,7 +144,7 @@ COMPILED = {
 
 
 @requires_nvcc
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", by_default(COMPILED, "mttkrp"))
 def test_cuda(name: str, tmp_path: Any) -> None:
     """Operands are loaded by 128 bits, sums stay in registers, and groups add by shuffles."""
     stages = lower(PROGRAMS[name].make("float32", "int32"), *COMPILED[name], GPU)

@@ -125,8 +125,9 @@ def test_one_launch():
     "arch, feat, dtype",
     [
         ("sm_90", 128, "float32"),
-        ("sm_80", 128, "float16"),
-        ("sm_90", None, "float32"),  # any multiple of a tile
+        pytest.param("sm_80", 128, "float16", marks=pytest.mark.slow),
+        # any multiple of a tile
+        pytest.param("sm_90", None, "float32", marks=pytest.mark.slow),
         *(pytest.param("sm_90", f, "float32", marks=pytest.mark.slow) for f in (32, 512, 1000)),
         pytest.param("sm_90", 100, "bfloat16", marks=pytest.mark.slow),
     ],

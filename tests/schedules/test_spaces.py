@@ -1,10 +1,13 @@
 """The spaces that searches go through: what is in them, and that all of it works."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from pairs import by_turns
 from sparsetir.formats import BSR
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates
@@ -36,23 +39,17 @@ def of(problem, feat, target=CPU, matrix=MATRIX, threads=2, more=1):
     return space(problem, pattern, statistics, target), candidates(problem, statistics, target)
 
 
-@pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])
-@pytest.mark.parametrize(
-    "problem",
-    [
-        Spmm(), Spmm("float16"), Spmm("float64"), Spmm(reduce="max"), Spmm(reduce="mean"),
-        Spmm(batched=True), Sddmm(), Sddmm("bfloat16"), Sddmm("float64", batched=True),
-    ],
-    ids=str,
-)  # fmt: skip
+@pytest.mark.parametrize(("problem", "target"), by_turns(itertools.product([
+    Spmm(), Spmm("float16"), Spmm("float64"), Spmm(reduce="max"), Spmm(reduce="mean"),
+    Spmm(batched=True), Sddmm(), Sddmm("bfloat16"), Sddmm("float64", batched=True),
+], [CPU, GPU]), 3), ids=str)  # fmt: skip
 def test_candidates_are_points_for_all_features(problem, target):
-    for feat in FEATURES:
-        for threads, more in ((1, 1), (6, 10**5)):
-            found, known = of(problem, feat, target, threads=threads, more=more)
-            for config in known:
-                point = found.point(config)
-                assert point is not None, (feat, threads, config)
-                assert found.config(point) == config
+    for feat, (threads, more) in zip(FEATURES, itertools.cycle(((1, 1), (6, 10**5)))):
+        found, known = of(problem, feat, target, threads=threads, more=more)
+        for config in known:
+            point = found.point(config)
+            assert point is not None, (feat, threads, config)
+            assert found.config(point) == config
 
 
 @pytest.mark.parametrize("target", [CPU, GPU], ids=["cpu", "gpu"])

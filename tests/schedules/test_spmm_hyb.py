@@ -15,6 +15,7 @@ import tvm_ffi
 import spmm_gpu_common
 from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_opencl
+from pairs import by_turns
 from sparsetir import ScheduleError, lower_sparse_buffer
 from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
@@ -85,7 +86,7 @@ CONFIGS = {
 
 
 @requires_opencl
-@pytest.mark.parametrize("case", CONFIGS)
+@pytest.mark.parametrize("case", by_turns(CONFIGS, 2))
 def test_configs(case: str) -> None:
     config, feat = CONFIGS[case]
     run(Spmm(), config, of_mask(MASKS["random"], "int32"), feat)

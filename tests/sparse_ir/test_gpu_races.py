@@ -15,6 +15,7 @@ import sparsetir
 from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
+from pairs import by_default, by_turns
 from programs import PROGRAMS
 from schedule_common import opened
 from sparsetir import ScheduleError
@@ -175,8 +176,9 @@ def test_groups_of_maxima(lanes: int) -> None:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", ["spmv", "spmm"])
-@pytest.mark.parametrize("size", [1, 7])
+@pytest.mark.parametrize(
+    ("name", "size"), by_turns([("spmv", 1), ("spmm", 7), ("spmv", 7), ("spmm", 1)], 2)
+)
 def test_chunks(name: str, size: int) -> None:
     check(name, by_chunks(size))
     kernel = check(name, by_chunks(size, race="temporary"))
@@ -235,7 +237,7 @@ def test_infinities_and_nan_stay_in_their_rows() -> None:
 
 
 @requires_nvcc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_90"))
 @pytest.mark.parametrize(("apply", "has"), [
     (by_elements("segment(32)"), ["shfl.sync", "vote.sync.ballot", "red.global.add|atom.global"]),
     (by_rows("temporary", 8), ["shfl.sync"]),

@@ -1,5 +1,6 @@
 """slices and pack: what they make, that it means the same, and what they refuse."""
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 import tvm_ffi
 
 import sparsetir
+from pairs import by_turns
 from positions_common import positive, relations, scaled, twice
 from programs import PROGRAMS, tolerance
 from schedule_common import opened, program
@@ -36,8 +38,9 @@ def sliced(func: Any, lanes: int = 4, **options: Any) -> tuple[Any, list[Any]]:
     return sch, sch.slices(handles["I"], handles["J"], lanes, **options)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("name", SLICED)
+@pytest.mark.parametrize(
+    ("name", "options"), by_turns(itertools.product(SLICED, OPTIONS), 3), ids=str
+)
 def test_the_result_stays(name: str, options: dict[str, Any]) -> None:
     """Interpreted on every case; the text parses back and the trace replays."""
     func, sch = _sliced_rows(name, 1 if options.get("filled") == 101 else 4, options)

@@ -11,6 +11,7 @@ import tvm
 import tvm_ffi
 
 import sparsetir
+from pairs import by_turns
 from programs import PROGRAMS, tolerance
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
@@ -150,8 +151,8 @@ def _legal_schedule(func: Any, rng: random.Random) -> Any:
     return sch
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 12), marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 12), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", by_turns(PROGRAMS, 2))
 def test_every_legal_order_keeps_the_result(name: str, seeds: range) -> None:
     program = PROGRAMS[name]
     func = program.make("float32", "int32")

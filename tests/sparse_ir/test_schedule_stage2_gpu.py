@@ -8,6 +8,7 @@ import tvm
 
 from cuda_runner import requires_cuda_text
 from gpu_runner import cuda_source, requires_opencl
+from pairs import by_turns
 from programs import PROGRAMS
 from sparsetir import LoweringError, lower_sparse_buffer
 from stage2 import check, loops, on, run_gpu, run_gpu_as_cuda, schedule
@@ -158,7 +159,7 @@ def row_per_thread_with_temporaries_in_memory(s, b, i):
 
 
 @requires_opencl
-@pytest.mark.parametrize("program, steps", GPU)
+@pytest.mark.parametrize("program, steps", by_turns(GPU, 2))
 def test_gpu(program, steps):
     check(program, schedule(PROGRAMS[program].make("float32", "int32"), steps), run_gpu)
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 import scipy.io
 import scipy.sparse as sp
 
@@ -14,6 +15,7 @@ from sparsetir.extras import WITHOUT_TORCH
 LIMIT = 3  # seconds, for the one that hangs
 
 
+@pytest.mark.slow  # each fault alone in test_measure.py, a search with workers in test_search.py
 def test_faulty_templates_are_three_failures_of_a_search_that_ends(tmp_path):
     matrix = sp.random_array((60, 50), density=0.1, rng=np.random.default_rng(0), dtype="float32")
     scipy.io.mmwrite(tmp_path / "small.mtx", matrix)

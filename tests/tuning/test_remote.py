@@ -70,7 +70,7 @@ def remote(tmp_path_factory):
     ("op", "dtype", "options"),
     [
         ("spmm", "bfloat16", {"reduce": "max", "heads": 2}),
-        ("sddmm", "float16", {"heads": 2}),
+        pytest.param("sddmm", "float16", {"heads": 2}, marks=pytest.mark.slow),
         ("spmv", "float32", {"reduce": "mean"}),
     ],
 )

@@ -123,6 +123,7 @@ def test_what_goes_on_goes_on_as_if_it_had_not_stopped(monkeypatch, tmp_path):
     assert order(run(file, trials=16)) == whole
 
 
+@pytest.mark.slow  # another process beside is in the test of kill -9, too
 def test_two_at_once_share_the_work(monkeypatch, tmp_path):
     """Both begin with no file: one makes the tables."""
     file = tmp_path / "records.sqlite"
