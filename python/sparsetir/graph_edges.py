@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import lzma
 import re
+import struct
+import zipfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +15,25 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["EDGE_LISTS", "GraphError", "free_bytes", "from_edges", "need_room", "read_edges"]
+__all__ = [
+    "DAMAGE",
+    "EDGE_LISTS",
+    "GraphError",
+    "free_bytes",
+    "from_edges",
+    "need_room",
+    "read_edges",
+]
 
 EDGE_LISTS = (".txt", ".csv", ".tsv", ".el")
 COMMENTS = ("#", "%")
 ENCODING = "utf-8-sig"
 EXPECTED = "expected row, column and maybe weight"
 MEMINFO = Path("/proc/meminfo")
+# What readers raise for files that are damaged or cut off; zipfile raises RuntimeError where an
+# entry seems to be encrypted or of another version.
+DAMAGE = (EOFError, RuntimeError, struct.error, zlib.error, lzma.LZMAError, zipfile.BadZipFile,
+          gzip.BadGzipFile)  # fmt: skip
 
 
 class GraphError(ValueError):

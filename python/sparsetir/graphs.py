@@ -7,9 +7,7 @@
 
 from __future__ import annotations
 
-import gzip
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +19,7 @@ import scipy.sparse as sp
 
 from sparsetir import graph_folders
 from sparsetir.datasets import SHIPPED
-from sparsetir.graph_edges import EDGE_LISTS, GraphError, from_edges, need_room, read_edges
+from sparsetir.graph_edges import DAMAGE, EDGE_LISTS, GraphError, from_edges, need_room, read_edges
 
 __all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph"]
 
@@ -128,7 +126,7 @@ def _errors(text: str) -> Iterator[None]:
         raise
     except MemoryError as error:
         raise GraphError(f"{text}: does not fit into memory") from error
-    except (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
+    except DAMAGE as error:
         raise GraphError(f"{text}: the file is damaged or cut off: {_line(error)}") from error
     except (OSError, ValueError, OverflowError, KeyError, TypeError, IndexError) as error:
         raise GraphError(f"{text}: {_line(error)}") from error
