@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from sparsetir import SparseMatrix
+from sparsetir.cli.arguments import UsageError, named_values
 from sparsetir.graphs import GraphError, load_graph
 from sparsetir.plain_pickle import Made, Named, read_pickle
 
@@ -76,7 +78,9 @@ def test_no_code_of_a_file_runs(tmp_path, monkeypatch, kind):
     (tmp_path / "loaded.py").write_text(f"import os; os.mkdir({str(made)!r})")
     monkeypatch.syspath_prepend(tmp_path)
     evil = b"\x80\x02cloaded\nanything\n." if kind is None else pickle.dumps(kind(made), 2)
-    for new in (False, True) if kind else ():
+    for new in (False, True):
+        if kind is None:
+            continue
         torch.save(edges(other=kind(made)), path, _use_new_zipfile_serialization=new)
         np.testing.assert_array_equal(load_graph(path).toarray(), DENSE)
     for at in range(5):
@@ -266,4 +270,82 @@ def test_negative_bits_are_refused(tmp_path):
     assert weights.is_neg()
     torch.save(edges(edge_weight=weights), tmp_path / "data.pt")
     with pytest.raises(GraphError, match="it has a tensor with the negative or conjugate bit"):
+        load_graph(tmp_path)
+
+
+def header(shape, dtype="<i8"):
+    """Of an .npy file, which ends behind it."""
+    out = io.BytesIO()
+    about = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(out, about)
+    return out.getvalue()
+
+
+def damaged_files(folder):
+    """Files by name, and what is said of them."""
+    np.savez(folder / "a.npz", row=[0], col=[1])
+    whole = (folder / "a.npz").read_bytes()
+    (folder / "cut.npz").write_bytes(whole[:-60])
+    (folder / "other.npz").write_bytes(b"no zip file")
+    with zipfile.ZipFile(folder / "huge.npz", "w") as archive:
+        archive.writestr("format.npy", header((), "|S3") + b"csr")
+        for name in ("row", "shape", "indptr", "indices", "data"):
+            archive.writestr(f"{name}.npy", header((2**44,)))
+    begin = "%%MatrixMarket matrix coordinate real general\n"
+    (folder / "many.mtx").write_text(begin + f"9 9 {10**15}\n1 1 1\n")
+    (folder / "large.mtx").write_text(begin + f"9 9 1\n{2**70} 1 1\n")
+    return {
+        "cut.npz": "the file is damaged or cut off: File is not a zip file",
+        "other.npz": "the file is damaged or cut off: File is not a zip file",
+        "huge.npz": "does not fit into memory",
+        "many.mtx": r"needs [\d,.]* GB of memory, [\d,.]* GB free",
+        "large.mtx": "a number in it is too large: Line 3: Integer out of range",
+    }
+
+
+def test_all_readers_name_what_is_damaged(tmp_path):
+    for name, message in damaged_files(tmp_path).items():
+        path = tmp_path / name
+        with pytest.raises(GraphError, match=f"^{path}: {message}"):
+            load_graph(path)
+        who = "SparseMatrix.from_file: argument 'path'"
+        with pytest.raises(ValueError, match=f"^{who}: '{path}': {message}"):
+            SparseMatrix.from_file(path)
+        if name.endswith(".npz"):
+            with pytest.raises(UsageError, match=f"^argument --arg: row: {path}: {message}"):
+                named_values([f"row={path}"])
+    (tmp_path / "huge.npy").write_bytes(header((2**70,)))
+    with pytest.raises(UsageError, match="row: .*huge.npy: a number in it is too large: "):
+        named_values([f"row={tmp_path / 'huge.npy'}"])
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"row": [2**63 + 1], "col": [0]}, "row ids: expected less than 2\\*\\*60, got 9223372036"),
+        ({"row": [[0]], "col": [[0]]}, r"row ids: expected one dimension, got shape \(1, 1\)"),
+        ({"indptr": [[0]], "indices": [0], "shape": [1, 1]}, "indptr: expected one dimension"),
+        ({"indptr": [0, 1], "indices": [[0]], "shape": [1, 1]}, "indices: expected one dimension"),
+        ({"indptr": [0, 1], "indices": [0], "shape": 1}, "shape: expected two integers up to"),
+        ({"indptr": [0, 1], "indices": [0], "shape": [1, 2**62]}, "shape: expected two integers"),
+        ({"indptr": [0, 1], "indices": [0], "shape": [1, 1], "data": ["x"]}, "expected real num"),
+    ],
+)
+def test_arrays_of_other_ranks_and_sizes(tmp_path, arrays, message):
+    large = {n: np.array(x, "uint64" if n == "row" else None) for n, x in arrays.items()}
+    np.savez(tmp_path / "a.npz", **large)
+    with pytest.raises(GraphError, match=f"^{tmp_path / 'a.npz'}: {message}"):
+        load_graph(tmp_path / "a.npz")
+
+
+def test_ids_that_are_too_large_in_text(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"0,1\n{2**53 + 1},1\n")
+    with pytest.raises(
+        GraphError, match="a.csv: expected ids below 2\\*\\*53, got 9007199254740992"
+    ):
+        load_graph(path)
+    (tmp_path / "meta.yaml").write_text("edge_data:\n- file_name: e.csv\n")
+    (tmp_path / "e.csv").write_text(f"src_id,dst_id\n0,{2**70}\n")
+    with pytest.raises(GraphError, match="e.csv: expected ids below 2\\*\\*63, got a larger one"):
         load_graph(tmp_path)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.graph_edges import DAMAGE, GraphError, from_edges
+from sparsetir.file_errors import DAMAGE, first_line
+from sparsetir.graph_edges import GraphError, from_edges
 from sparsetir.plain_pickle import Made, PickleError, read_pickle
 from sparsetir.tensor_files import StoredTensor, read_tensors
 
@@ -84,7 +85,7 @@ def _damage(path: Path, kind: str) -> Iterator[None]:
     except GraphError:
         raise
     except (PickleError, UnicodeDecodeError, *DAMAGE) as error:
-        why = str(error) or "it ends too early"
+        why = first_line(error)
         raise GraphError(f"{path}: is no {kind}, or is damaged: {why}") from error
 
 
@@ -220,8 +221,7 @@ def _read_dgl(path: Path) -> Any:
     try:
         found, _ = dgl.load_graphs(str(path))
     except Exception as error:  # of dgl, which need not be there
-        why = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise GraphError(f"{path}: dgl cannot read it: {why}") from error
+        raise GraphError(f"{path}: dgl cannot read it: {first_line(error)}") from error
     if len(found) != 1 or not found[0].is_homogeneous:
         what = f"{len(found)} graphs" if len(found) != 1 else "several kinds of nodes or edges"
         raise GraphError(f"{path}: holds {what}, expected one graph of one kind of nodes and edges")

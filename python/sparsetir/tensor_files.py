@@ -118,16 +118,18 @@ class _File:
 
     def stored(self, name: Any) -> _Storage:
         """What a persistent name stands for: ("storage", class, key, device, length, ...)."""
-        known = isinstance(name, tuple) and len(name) >= 5 and name[0] == "storage"
-        kind = name[1] if known else None
-        if not isinstance(kind, Named) or not isinstance(name[2], str):
+        said: list[Any] = list(name) if isinstance(name, tuple) else []
+        if len(said) < 5 or said[0] != "storage":
             raise PickleError("it names what is no storage of a tensor")
-        if kind.name not in STORAGES or any(part is not None for part in name[5:]):
+        _, kind, key, _, _, *views = said
+        if not isinstance(kind, Named) or not isinstance(key, str):
+            raise PickleError("it names what is no storage of a tensor")
+        if kind.name not in STORAGES or any(part is not None for part in views):
             raise PickleError(f"it has a storage that is not read here: {kind.name[:40]}")
         dtype = STORAGES[kind.name]
-        if self.dtypes.setdefault(name[2], dtype) != dtype:
+        if self.dtypes.setdefault(key, dtype) != dtype:
             raise PickleError("it has one storage of two types")
-        return _Storage(name[2], dtype)
+        return _Storage(key, dtype)
 
     def made(self, by: Named, args: tuple[Any, ...]) -> Any:
         """The tensor that a call stands for; None for what is none."""
@@ -137,12 +139,13 @@ class _File:
             return args[0]
         if by.name not in REBUILD or len(args) < 4 or not isinstance(args[0], _Storage):
             return None
-        storage, offset, shape, strides, *more = args
+        storage, offset, shape, strides = args[:4]
+        more: list[Any] = list(args[4:])
         if not isinstance(shape, tuple) or not isinstance(strides, tuple):
             return None
-        dtype, bits = storage.dtype, more[2:]
+        dtype, bits = storage.dtype, more[2:]  # behind requires_grad and hooks
         if by.name == "_rebuild_tensor_v3":  # which has a dtype of its own
-            named, bits = (more[2] if len(more) > 2 else None), more[3:]
+            named, *bits = bits or [None]
             if not isinstance(named, Named) or named.module != "torch":
                 return None
             if named.name not in NUMBERS:
