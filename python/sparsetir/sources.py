@@ -16,6 +16,7 @@ from sparsetir.arrays import is_array, is_torch
 from sparsetir.file_errors import UNREADABLE, check_npz, need_room, why
 from sparsetir.formats.index_arrays import check_indptr, check_range, index_type
 from sparsetir.formats.pattern import Pattern
+from sparsetir.readable import hidden
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = [
@@ -205,6 +206,9 @@ def check_values(who: str, values: Any, count: int) -> np.ndarray:
 
 def to_host(who: str, argument: str, array: Any) -> np.ndarray:
     """An array of NumPy, torch, TVM or a list, as a NumPy array on the CPU; shared if it is one."""
+    instead = hidden(array)
+    if instead:
+        raise TypeError(f"{who}: argument '{argument}': expected {instead}")
     if is_torch(array):
         if is_sparse(array):
             raise TypeError(
