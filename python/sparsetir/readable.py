@@ -81,10 +81,13 @@ def _check_each(
     without_gradient: Mapping[int, str],
 ) -> None:
     for at, (name, array) in enumerate(zip(names, arrays, strict=True)):
-        tensor = torch is not None and isinstance(array, torch.tensor)
-        if (tensor and array.is_neg()) or isinstance(array, np.ma.MaskedArray):
+        if isinstance(array, np.ma.MaskedArray):
             raise TypeError(f"{who}: argument '{name}': expected {hidden(array)}")
-        if tensor and at in without_gradient and _has_gradient(torch, array):
+        if torch is None or not isinstance(array, torch.tensor):
+            continue
+        if array.is_neg():
+            raise TypeError(f"{who}: argument '{name}': expected {hidden(array)}")
+        if at in without_gradient and _has_gradient(torch, array):
             raise ValueError(f"{who}: argument '{name}': {without_gradient[at]}")
 
 
