@@ -324,24 +324,16 @@ class Plan:
 
     def _refuse_overlap(self, out: Any, operands: tuple[Any, ...], values: Any) -> None:
         """Raise where the result shares memory with what is read."""
-        given = [*zip(self._operands, operands, strict=True)]
-        if values is not None:
-            given.append(("values", values))
-        if isinstance(out, np.ndarray):
-            if self._planned is not None and values is None:
-                given.append(("values", self._planned))
-            shared = [name for name, array in given if overlap(out, array, self._bytes)]
-        else:
-            first, size = memory(out, self._bytes)
-            spans = [(name, *memory(array, self._bytes)) for name, array in given]
-            if self._planned is not None and values is None:
-                spans.append(("values", *self._planned_memory))  # takes NumPy long to tell
-            shared = [
-                n for n, other, more in spans if first < other + more and other < first + size
-            ]
-        for name in shared:
-            what = "the values" if name == "values" else f"'{name}'"
-            raise ValueError(f"{self.op}: argument 'out' shares memory with {what}")
+        for name, array in zip(self._operands, operands, strict=True):
+            if overlap(out, array, self._bytes):
+                raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
+        if values is not None or isinstance(out, np.ndarray):
+            shared = overlap(out, self._planned if values is None else values, self._bytes)
+        else:  # to ask NumPy's array for its memory takes longer than all else here
+            (first, size), (other, length) = memory(out, self._bytes), self._planned_memory
+            shared = bool(length) and first < other + length and other < first + size
+        if shared:
+            raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
 
     def _refuse_alignment(self, operands: tuple[Any, ...], out: Any) -> None:
         """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
