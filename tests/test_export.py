@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +18,7 @@ import sparsetir
 from kernel_common import arguments, check, expected, kernel
 from programs import PROGRAMS
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.kernel_file import MARK, TRAILER, read_description
 from test_build import scale
 
 pytestmark = pytest.mark.skipif(
@@ -173,14 +176,23 @@ def test_loaded_kernel_has_no_source_and_cannot_be_exported(saved, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [b"", b"x", b"SPARSETIR1", b"not a kernel" * 99, b"x" * 40 + b"SPARSETIR1",
-     b"{}" + b"%016d" % 2 + b"SPARSETIR1", b"%016d" % 9999 + b"SPARSETIR1"],
-)  # fmt: skip
-def test_loading_something_else(tmp_path, content):
+    "content, why",
+    [
+        (b"", "no mark at the end"),
+        (b"x", "no mark at the end"),
+        (MARK[:-1] + b"1", "of another version; export it again"),
+        (b"not a kernel" * 99, "no mark at the end"),
+        (MARK, "no sizes before the mark"),
+        (b"x" * 99 + MARK, "no sizes before the mark"),
+        (b"-%015d%016d" % (1, 1) + b"x" * 32 + MARK, "no sizes before the mark"),
+        (b"%016d%016d" % (9, 9) + b"x" * 32 + MARK, "cut off or added to: expected 92 bytes"),
+        (b"%016d%016d" % (0, 0) + b"x" * 32 + MARK, "its bytes have changed since it was written"),
+    ],
+)
+def test_loading_something_else(tmp_path, content, why):
     path = tmp_path / "other.so"
     path.write_bytes(content)
-    message = r"load: argument 'path': '.*other.so' is not a kernel exported by sparsetir"
+    message = f"load: argument 'path': '.*other.so' is not a kernel exported by sparsetir: {why}"
     with pytest.raises(ValueError, match=message):
         sparsetir.load(path)
 
@@ -192,10 +204,51 @@ def test_loading_a_library_of_another_origin(tmp_path):
 
 
 def test_loading_a_damaged_library(saved, tmp_path):
-    path = tmp_path / "damaged.so"
-    path.write_bytes(b"\0" * 100 + saved.read_bytes()[100:])
+    """Cut off in the library, with its own tail: a loader that maps it would end the process."""
+    path, whole = tmp_path / "damaged.so", saved.read_bytes()
+    description = read_description(saved)
+    text = len(json.dumps(description))
+    for size in (100, len(whole) // 2, len(whole) - text - TRAILER - 1):
+        path.write_bytes(whole[:size] + whole[-text - TRAILER :])
+        with pytest.raises(ValueError, match=r"sparsetir: cut off or added to: expected \d+ bytes"):
+            sparsetir.load(path)
+    path.write_bytes(whole + whole[-TRAILER:])
+    with pytest.raises(ValueError, match=r"sparsetir: cut off or added to: expected \d+ bytes"):
+        sparsetir.load(path)
+    path.write_bytes(b"\0" * 100 + whole[100:])
+    with pytest.raises(ValueError, match="sparsetir: its bytes have changed since it was written"):
+        sparsetir.load(path)
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"name": None}, "its description has no text 'name'"),
+        ({"signature": "[]"}, "."),
+        ({"signature": tvm.ir.save_json(tvm.tirx.const(1, "int32"))}, "its signature is no functi"),
+        ({"target": "no such"}, "."),
+    ],
+)
+def test_loading_with_a_forged_tail(saved, tmp_path, changes, why):
+    path, whole = tmp_path / "forged.so", saved.read_bytes()
+    size = int(whole[-TRAILER:][:16])
+    forge(path, whole[:size], {**read_description(saved), **changes})
+    with pytest.raises(
+        ValueError, match=f"forged.so' is not a kernel exported by sparsetir: {why}"
+    ):
+        sparsetir.load(path)
+    forge(path, whole[:size], {**read_description(saved), "name": "other"})
+    with pytest.raises(ValueError, match="forged.so': its library has no function 'other'"):
+        sparsetir.load(path)
+    forge(path, b"no library", read_description(saved))
     with pytest.raises(RuntimeError, match=r"load: argument 'path': .* cannot be loaded here"):
         sparsetir.load(path)
+
+
+def forge(path, library, description):
+    body = library + json.dumps(description).encode()
+    sizes = b"%016d%016d" % (len(library), len(body) - len(library))
+    path.write_bytes(body + sizes + hashlib.sha256(body).digest() + MARK)
 
 
 def test_loading_a_missing_file(tmp_path):

@@ -69,7 +69,7 @@ REFUSED = [
     (lambda: PLAN(B[:, :8].copy()), ValueError, r"'b': expected shape \(20, 16\), got \(20, 8\)"),
     (lambda: PLAN(B.astype("float64")), TypeError, "'b': expected dtype float32, got float64"),
     (lambda: PLAN(B[:, ::-1]), ValueError, "'b': expected a contiguous array"),
-    (lambda: PLAN(3), TypeError, "expected torch, NumPy or TVM arrays, got int"),
+    (lambda: PLAN(3), TypeError, "argument 'b': expected a torch, NumPy or TVM array, got int"),
     (lambda: PLAN(B, out=np.empty((30, 15), "float32")), ValueError, r"'out': expected shape"),
     (lambda: PLAN(B, values=np.ones(3, "float32")), ValueError, "'values': expected an array"),
     (lambda: PLAN(np.zeros((30, 16), "float32")[:20], out=3), TypeError, "'out': expected a torch"),

@@ -11,6 +11,8 @@ import numpy as np
 import tvm
 import tvm_ffi
 
+from sparsetir.readable import hidden
+
 __all__ = [
     "device_name",
     "dtype_name",
@@ -18,6 +20,7 @@ __all__ = [
     "is_array",
     "is_contiguous",
     "is_read_only",
+    "is_torch",
     "itemsize",
     "memory",
     "overlap",
@@ -86,7 +89,10 @@ def memory(array: Any, itemsize: int) -> tuple[int, int]:
     if isinstance(array, np.ndarray):
         return array.__array_interface__["data"][0], array.nbytes
     if is_torch(array):
-        return array.data_ptr(), array.nbytes
+        try:
+            return array.data_ptr(), array.nbytes
+        except RuntimeError:  # one that stands for others
+            return 0, 0
     if isinstance(array, tvm_ffi.Tensor):
         return array.data_ptr(), array.numel() * itemsize
     return 0, 0
@@ -101,18 +107,23 @@ def overlap(a: Any, b: Any, itemsize: int) -> bool:
     return bool(length) and first < other + length and other < first + size
 
 
-def empty_like(array: Any, shape: tuple[int, ...], op: str) -> Any:
+def empty_like(array: Any, shape: tuple[int, ...], who: str) -> Any:
     """A new array of the same kind, dtype and device.
 
-    op : is named in the TypeError for what is no array
+    who : begins the TypeError for what is no array
     """
     if isinstance(array, np.ndarray):
         return np.empty(shape, array.dtype)
     if is_torch(array):
-        return array.new_empty(shape)
+        try:
+            return array.new_empty(shape)
+        except RuntimeError as error:
+            if not hidden(array):
+                raise
+            raise TypeError(f"{who}: expected {hidden(array)}") from error
     if isinstance(array, tvm_ffi.Tensor):
         return tvm.runtime.empty(shape, str(array.dtype), array.device)
-    raise TypeError(f"{op}: expected torch, NumPy or TVM arrays, got {type(array).__name__}")
+    raise TypeError(f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}")
 
 
 def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:
@@ -144,7 +155,7 @@ def to_numpy(array: Any) -> np.ndarray:
     if isinstance(array, np.ndarray):
         return array
     if is_torch(array):
-        array = array.detach().cpu()
+        array = array.detach().resolve_neg().cpu()
     if dtype_name(array) == "bfloat16" and device_name(array) == "cpu":  # none of DLPack's to NumPy
         plain: Any = tvm_ffi.from_dlpack(array)
         bits = np.from_dlpack(plain._create_view(plain.shape, "uint16"))

@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["EDGE_LISTS", "GraphError", "free_bytes", "from_edges", "need_room", "read_edges"]
+from sparsetir.file_errors import NoRoom, need_room
+
+__all__ = ["EDGE_LISTS", "GraphError", "from_edges", "read_edges", "two_lengths"]
 
 EDGE_LISTS = (".txt", ".csv", ".tsv", ".el")
 COMMENTS = ("#", "%")
 ENCODING = "utf-8-sig"
+MOST_NODES = 2**60
+EXACT = 2.0**53  # integers up to here are exact in float64
 EXPECTED = "expected row, column and maybe weight"
-MEMINFO = Path("/proc/meminfo")
 
 
 class GraphError(ValueError):
@@ -34,18 +37,20 @@ def from_edges(who: str, rows: Any, columns: Any, weights: Any, shape: Any) -> s
     """
     rows, columns = np.asarray(rows), np.asarray(columns)
     for name, ids in (("row", rows), ("column", columns)):
-        if ids.ndim != 1 or len(ids) != len(rows):
+        if ids.ndim != 1:
+            raise GraphError(f"{who}: {name} ids: expected one dimension, got shape {ids.shape}")
+        if len(ids) != len(rows):
             raise GraphError(f"{who}: {name} ids: expected shape {rows.shape}, got {ids.shape}")
         if ids.dtype.kind not in "iu":
             raise GraphError(f"{who}: {name} ids: expected integers, got {ids.dtype}")
         if len(ids) and ids.min() < 0:
             raise GraphError(f"{who}: {name} ids: expected 0 or more, got {ids.min()}")
+        if len(ids) and ids.max() >= MOST_NODES:
+            raise GraphError(f"{who}: {name} ids: expected less than 2**60, got {ids.max()}")
     rows, columns = rows.astype("int64"), columns.astype("int64")
     if shape is None:
         shape = (1 + max(int(rows.max(initial=-1)), int(columns.max(initial=-1))),) * 2
-    shape = tuple(int(n) for n in shape)
-    if len(shape) != 2:
-        raise GraphError(f"{who}: shape: expected two numbers, got {len(shape)}")
+    shape = two_lengths(f"{who}: shape", shape)
     for name, ids, length in (("row", rows, shape[0]), ("column", columns, shape[1])):
         if len(ids) and ids.max() >= length:
             raise GraphError(f"{who}: {name} ids: expected less than {length}, got {ids.max()}")
@@ -54,10 +59,21 @@ def from_edges(who: str, rows: Any, columns: Any, weights: Any, shape: Any) -> s
         raise GraphError(f"{who}: weights: expected shape {rows.shape}, got {weights.shape}")
     if weights.dtype.kind not in "biuf":
         raise GraphError(f"{who}: weights: expected real numbers, got {weights.dtype}")
-    need_room(who, 8 * shape[0])  # an id is soon larger than what memory holds
+    try:
+        need_room(8 * shape[0])  # an id is soon larger than what memory holds
+    except NoRoom as error:
+        raise GraphError(f"{who}: {error}") from error
     if weights.dtype == np.float16:  # which scipy does not have
         weights = weights.astype("float32")
     return sp.csr_array(sp.coo_array((weights, (rows, columns)), shape=shape))
+
+
+def two_lengths(who: str, shape: Any) -> tuple[int, int]:
+    """The lengths of a matrix, from what a file says."""
+    found = np.asarray(shape)
+    if found.shape != (2,) or found.dtype.kind not in "iu" or (found > MOST_NODES).any():
+        raise GraphError(f"{who}: expected two integers up to 2**60, got {found.tolist()}")
+    return int(found[0]), int(found[1])
 
 
 def read_edges(path: Path) -> sp.csr_array:
@@ -79,6 +95,8 @@ def read_edges(path: Path) -> sp.csr_array:
         raise GraphError(
             f"{path}: expected integers as ids, got {ids[bad[0]].tolist()} as edge {bad[0] + 1}"
         )
+    if (ids >= EXACT).any():  # they were rounded
+        raise GraphError(f"{path}: expected ids below 2**53, got {int(ids.max())}")
     weights = table[:, 2].astype("float32") if table.shape[1] == 3 else None
     rows, columns = ids.T.astype("int64")
     return from_edges(str(path), rows, columns, weights, None)
@@ -130,19 +148,3 @@ def _is_number(word: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def need_room(path: Any, size: int) -> None:
-    """Raise where so many bytes are more than is free."""
-    free = free_bytes()
-    if free is not None and size > free:
-        raise GraphError(f"{path}: needs {size / 1e9:,.1f} GB of memory, {free / 1e9:,.1f} GB free")
-
-
-def free_bytes() -> int | None:
-    """Memory that is free; None where the system does not say."""
-    try:
-        found = re.search(r"^MemAvailable:\s*(\d+) kB", MEMINFO.read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None

@@ -1,30 +1,33 @@
-"""Graphs from the data folders of PyTorch Geometric and DGL, which need not be installed."""
+"""Graphs from the data folders of PyTorch Geometric and DGL, which need not be installed.
+
+No code in these files runs.
+"""
 
 from __future__ import annotations
 
 import csv
 import importlib
-import pickle
 import re
-from collections import OrderedDict, defaultdict
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
+from sparsetir.file_errors import DAMAGE, first_line
 from sparsetir.graph_edges import GraphError, from_edges
+from sparsetir.plain_pickle import Made, PickleError, read_pickle
+from sparsetir.tensor_files import StoredTensor, read_tensors
 
 __all__ = ["read"]
 
-# What files of tensors are made of; everything else in them becomes a `_Record`.
-TENSORS = {"_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_parameter"}
-BUILTINS = {("collections", t.__name__): t for t in (OrderedDict, defaultdict)}
-BUILTINS |= {
-    (module, t.__name__): t
-    for module in ("builtins", "__builtin__")
-    for t in (list, dict, set, int)
-}
+# A file that is small may tell of so many nodes: none of them needs to have an edge.
+FEW_NODES = 2**24
+NODES_PER_BYTE = 64
 
 
 def read(path: Path) -> Any:
@@ -52,109 +55,109 @@ def read(path: Path) -> Any:
     )
 
 
-class _Record:
-    """An object of a class that is not loaded: what it was made of, so that it can be searched."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        self.parts: list[Any] = [*args, options]
-
-    def __setstate__(self, state: Any) -> None:
-        self.parts = [*getattr(self, "parts", []), state]
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes tensors, numbers and containers and runs no other code that a file may ask for."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        known = BUILTINS.get((module, name))
-        if known is not None:
-            return known
-        if (module == "torch._utils" and name in TENSORS) or (
-            module in ("torch", "torch.storage") and name.endswith("Storage")
-        ):
-            return getattr(importlib.import_module(module), name)
-        return type(name, (_Record,), {})
-
-
 def _read_pyg(path: Path) -> Any:
     """`edge_index` of a file of an InMemoryDataset or of a Data object, and its weights."""
-    try:
-        import torch
-    except ImportError as error:
-        raise GraphError(f"{path}: to read files of PyG, run `pip install torch`") from error
-    plain: Any = SimpleNamespace(
-        Unpickler=_Unpickler, load=pickle.load, __name__="sparsetir.graph_folders"
-    )
-    try:
-        found = torch.load(path, map_location="cpu", weights_only=False, pickle_module=plain)
-    except (RuntimeError, pickle.UnpicklingError, AttributeError) as error:
-        raise GraphError(f"{path}: is no file of torch.save, or is damaged: {error}") from error
-    slices = found[1] if isinstance(found, tuple) and len(found) > 1 else None
-    if isinstance(slices, dict) and "edge_index" in slices and len(slices["edge_index"]) > 2:
-        raise GraphError(f"{path}: holds {len(slices['edge_index']) - 1} graphs, expected one")
-    data = _with_edges(found)
-    if data is None:
-        raise GraphError(f"{path}: holds no graph: nothing named edge_index of shape (2, E)")
-    sources, targets = data["edge_index"].numpy()
-    given = (data.get(name) for name in ("edge_weight", "edge_attr"))
+    with _damage(path, "file of torch.save"):
+        found = read_tensors(path)
+        slices = found[1] if isinstance(found, tuple) and len(found) > 1 else None
+        bounds = slices.get("edge_index") if isinstance(slices, dict) else None
+        ends = _length(bounds)
+        if ends > 2:
+            raise GraphError(f"{path}: holds {ends - 1} graphs, expected one")
+        data = _with_edges(found)
+        if data is None:
+            raise GraphError(f"{path}: holds no graph: nothing named edge_index of shape (2, E)")
+        sources, targets = data["edge_index"].numpy()
+        given = (data.get(name) for name in ("edge_weight", "edge_attr"))
+        arrays = [value.numpy() for value in given if isinstance(value, StoredTensor)]
+        nodes = _nodes(data)
     # One number for each edge; features of edges are no weights.
-    numbers = [t.reshape(-1) for t in given if _is_tensor(t) and t.numel() == len(sources)]
-    weights = numbers[0].float().numpy() if numbers else None
-    nodes = _nodes(data, int(data["edge_index"].max()) + 1 if len(sources) else 0)
-    return from_edges(str(path), targets, sources, weights, (nodes, nodes))
+    numbers = [x.reshape(-1) for x in arrays if x.size == len(sources)]
+    weights = numbers[0].astype("float32") if numbers else None
+    return _square(path, targets, sources, weights, nodes)
 
 
-def _is_tensor(value: Any) -> TypeGuard[Any]:
-    return hasattr(value, "numpy") and hasattr(value, "ndim")
+@contextmanager
+def _damage(path: Path, kind: str) -> Iterator[None]:
+    """What shows that a file is none of a kind, as GraphError that says so."""
+    try:
+        yield
+    except GraphError:
+        raise
+    except (PickleError, UnicodeDecodeError, *DAMAGE) as error:
+        why = first_line(error)
+        raise GraphError(f"{path}: is no {kind}, or is damaged: {why}") from error
 
 
-def _with_edges(found: Any) -> dict[str, Any] | None:
+def _length(value: Any) -> int:
+    if isinstance(value, StoredTensor):
+        value = value.numpy()
+        return len(value) if value.ndim else 0
+    return len(value) if isinstance(value, list | tuple) else 0
+
+
+def _with_edges(found: Any) -> dict[Any, Any] | None:
     """The first mapping, however deep, with edges in it; objects may refer to each other."""
-    waiting, seen = [found], set()
+    waiting, seen = deque([found]), set()
     while waiting:
-        item = waiting.pop(0)
+        item = waiting.popleft()
         if id(item) in seen:
             continue
         seen.add(id(item))
         if isinstance(item, dict):
             edges = item.get("edge_index")
-            if _is_tensor(edges) and edges.ndim == 2 and len(edges) == 2:
+            if isinstance(edges, StoredTensor) and len(edges.shape) == 2 and edges.shape[0] == 2:
                 return item
             waiting += item.values()
         elif isinstance(item, list | tuple):
             waiting += item
-        elif isinstance(item, _Record):
+        elif isinstance(item, Made):
             waiting += item.parts
     return None
 
 
-def _nodes(data: dict[str, Any], least: int) -> int:
-    """How many nodes there are: as told, as there are features or labels, or for the largest id."""
+def _nodes(data: dict[Any, Any]) -> int:
+    """How many nodes a graph tells of, or has features or labels for; 0 where it does not."""
     told: Any = data.get("num_nodes")
-    if _is_tensor(told):
-        told = told.reshape(-1).tolist()
+    if isinstance(told, StoredTensor):
+        told = told.numpy().reshape(-1).tolist()
     if isinstance(told, list) and told:
         told = told[0]
     if isinstance(told, int):
-        return max(told, least)
-    sizes = [len(data[k]) for k in ("x", "pos", "y", "train_mask") if _is_tensor(data.get(k))]
-    return max([least, *sizes[:1]])
+        return max(told, 0)
+    return next((_length(data[k]) for k in ("x", "pos", "y", "train_mask") if k in data), 0)
+
+
+def _square(path: Path, rows: Any, columns: Any, weights: Any, nodes: int) -> Any:
+    """A matrix of so many rows and columns, or of more if ids ask for them."""
+    least = [int(ids.max()) + 1 for ids in (rows, columns) if ids.dtype.kind in "iu" and len(ids)]
+    nodes = max(nodes, *least, 0)
+    most = max(FEW_NODES, NODES_PER_BYTE * path.stat().st_size)
+    if nodes > most:
+        raise GraphError(f"{path}: expected at most {most} nodes in so small a file, got {nodes}")
+    return from_edges(str(path), rows, columns, weights, (nodes, nodes))
 
 
 def _read_planetoid(path: Path) -> Any:
     """`ind.<name>.graph`: a pickled dict, for each node its neighbours."""
-    with path.open("rb") as file:
-        try:
-            found = _Unpickler(file, encoding="latin1").load()
-        except (pickle.UnpicklingError, UnicodeDecodeError, AttributeError) as error:
-            raise GraphError(f"{path}: is no pickled graph, or is damaged: {error}") from error
+    data = path.read_bytes()
+    with _damage(path, "pickled graph"):
+        found = read_pickle(BytesIO(data))
     if not isinstance(found, dict):
         raise GraphError(f"{path}: expected a dict of neighbours, got {type(found).__name__}")
-    pairs = {(v, u) for u, near in found.items() for v in near}
-    pairs |= {(u, v) for v, u in pairs}  # as PyG does: both directions, each edge once
-    edges = np.array(sorted(pairs), "int64").reshape(-1, 2)
-    nodes = max(len(found), int(edges.max(initial=-1)) + 1)
-    return from_edges(str(path), edges[:, 0], edges[:, 1], None, (nodes, nodes))
+    if not all(isinstance(near, list | tuple) for near in found.values()):
+        raise GraphError(f"{path}: expected a list of neighbours of each node")
+    if sum(map(len, found.values())) > len(data):  # one list under many names
+        raise GraphError(f"{path}: expected fewer neighbours than the file has bytes")
+    ids = [*found, *chain.from_iterable(found.values())]
+    bad = next((i for i in ids if type(i) is not int or not 0 <= i < 2**63), None)
+    if bad is not None:
+        got = bad if isinstance(bad, int) else type(bad).__name__
+        raise GraphError(f"{path}: expected integers from 0 to 2**63 as ids, got {got}")
+    targets = np.array(ids[: len(found)], "int64").repeat([len(near) for near in found.values()])
+    pairs = np.stack([targets, np.array(ids[len(found) :], "int64")], axis=1)
+    edges = np.unique(np.concatenate([pairs, pairs[:, ::-1]]), axis=0)  # as PyG does: both ways
+    return _square(path, edges[:, 0], edges[:, 1], None, len(found))
 
 
 def _read_csv_dataset(folder: Path) -> Any:
@@ -203,6 +206,8 @@ def _columns(
 def _integers(path: Path, words: list[str]) -> np.ndarray:
     try:
         return np.array(words, "int64") if words else np.empty(0, "int64")
+    except OverflowError as error:
+        raise GraphError(f"{path}: expected ids below 2**63, got a larger one") from error
     except (ValueError, TypeError) as error:
         raise GraphError(f"{path}: expected integers as ids: {error}") from error
 
@@ -213,7 +218,10 @@ def _read_dgl(path: Path) -> Any:
         dgl: Any = importlib.import_module("dgl")
     except ImportError as error:
         raise GraphError(f"{path}: to read binary files of DGL, install dgl") from error
-    found, _ = dgl.load_graphs(str(path))
+    try:
+        found, _ = dgl.load_graphs(str(path))
+    except Exception as error:  # of dgl, which need not be there
+        raise GraphError(f"{path}: dgl cannot read it: {first_line(error)}") from error
     if len(found) != 1 or not found[0].is_homogeneous:
         what = f"{len(found)} graphs" if len(found) != 1 else "several kinds of nodes or edges"
         raise GraphError(f"{path}: holds {what}, expected one graph of one kind of nodes and edges")

@@ -7,9 +7,6 @@
 
 from __future__ import annotations
 
-import gzip
-import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +18,8 @@ import scipy.sparse as sp
 
 from sparsetir import graph_folders
 from sparsetir.datasets import SHIPPED
-from sparsetir.graph_edges import EDGE_LISTS, GraphError, from_edges, need_room, read_edges
+from sparsetir.file_errors import UNREADABLE, check_npz, need_room, why
+from sparsetir.graph_edges import EDGE_LISTS, GraphError, from_edges, read_edges, two_lengths
 
 __all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph"]
 
@@ -126,22 +124,12 @@ def _errors(text: str) -> Iterator[None]:
         yield
     except GraphError:
         raise
-    except MemoryError as error:
-        raise GraphError(f"{text}: does not fit into memory") from error
-    except (EOFError, zlib.error, zipfile.BadZipFile, gzip.BadGzipFile) as error:
-        raise GraphError(f"{text}: the file is damaged or cut off: {_line(error)}") from error
-    except (OSError, ValueError, OverflowError, KeyError, TypeError, IndexError) as error:
-        raise GraphError(f"{text}: {_line(error)}") from error
-
-
-def _line(error: BaseException) -> str:
-    """The first line of an error's text, or its type."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    except UNREADABLE as error:
+        raise GraphError(f"{text}: {why(error)}") from error
 
 
 def _read_npz(path: Path, layer: str) -> Any:
-    with zipfile.ZipFile(path) as archive:
-        need_room(path, sum(entry.file_size for entry in archive.infolist()))
+    check_npz(path)
     with np.load(path) as arrays:
         names = arrays.files
         if layer:
@@ -177,14 +165,19 @@ def _compressed(path: Path, arrays: Any, prefix: str) -> sp.csr_array:
     for name, array in (("indptr", indptr), ("indices", indices)):
         if array.dtype.kind not in "iu":
             raise GraphError(f"{path}: {prefix}{name}: expected integers, got {array.dtype}")
-    shape = tuple(int(n) for n in arrays[f"{prefix}shape"])
-    if len(shape) != 2:
-        raise GraphError(f"{path}: {prefix}shape: expected two numbers, got {len(shape)}")
+        _refuse_rank(f"{path}: {prefix}{name}", array)
+    shape = two_lengths(f"{path}: {prefix}shape", arrays[f"{prefix}shape"])
     has_data = f"{prefix}data" in arrays.files
     data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
+    _refuse_rank(f"{path}: {prefix}data", data)
     if data.dtype == np.float16:  # which scipy does not have
         data = data.astype("float32")
     return sp.csr_array((data, indices, indptr), shape=shape)
+
+
+def _refuse_rank(who: str, array: Any) -> None:
+    if array.ndim != 1:
+        raise GraphError(f"{who}: expected one dimension, got shape {array.shape}")
 
 
 def _read_mtx(path: Path) -> Any:
@@ -193,7 +186,7 @@ def _read_mtx(path: Path) -> Any:
         raise GraphError(f"{path}: expected coordinates, got a dense matrix ('array')")
     if field == "complex":
         raise GraphError(f"{path}: expected real numbers, got complex ones")
-    need_room(path, ELEMENT_BYTES * count + 8 * rows)
+    need_room(ELEMENT_BYTES * count + 8 * rows)
     matrix = scipy.io.mmread(path, spmatrix=False)
     return sp.csr_array(matrix.astype("float32"), shape=(rows, columns))
 
@@ -204,6 +197,8 @@ def _canonical(matrix: Any) -> sp.csr_array:
         raise ValueError(f"expected a matrix, got {matrix.ndim} dimensions")
     if matrix.dtype.kind == "c":
         raise ValueError("expected real numbers, got complex ones")
+    if matrix.dtype.kind not in "biuf":
+        raise ValueError(f"expected real numbers, got {matrix.dtype}")
     if matrix.dtype.name not in WEIGHTS:
         matrix = matrix.astype("float32")
     found = sp.csr_array(matrix)

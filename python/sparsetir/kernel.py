@@ -27,6 +27,7 @@ from sparsetir.arrays import (
     to_numpy,
 )
 from sparsetir.kernel_file import write_library
+from sparsetir.readable import check_memory, count_writes, hidden
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.computed import compute, reads
 from sparsetir.sparse_ir.promises import check_promises, promised_range
@@ -36,6 +37,10 @@ __all__ = ["Kernel"]
 
 # How many sets of index arrays a kernel knows to be valid, with what it computed of them.
 REMEMBERED = 8
+WRITTEN = (
+    "it is written, and requires a gradient, which would not be that of what is written; give "
+    "another tensor, or call under torch.no_grad()"
+)
 
 
 def _run_alone() -> None:
@@ -52,7 +57,9 @@ class Kernel:
 
     Call it with the function's parameters in order or by name. Arrays are torch, NumPy or TVM
     arrays in their natural shape (see :mod:`sparsetir.signature`), contiguous, of any alignment,
-    on the kernel's device; nothing is copied, outputs are written in place. Scalars are Python
+    on the kernel's device; nothing is copied, outputs are written in place. What torch has not
+    written to memory, such as a negative bit, is refused, and so are outputs that require a
+    gradient, but under torch.no_grad(); outputs count as written in place. Scalars are Python
     integers and may be left out (or None) where the shapes of arrays imply them.
 
     Index arrays that are not among the last eight sets that a kernel saw are checked
@@ -95,7 +102,9 @@ class Kernel:
         self._arrays = tuple(signature.arrays)
         self._scalars = tuple(signature.scalars)
         self._outputs = frozenset(signature.outputs)
-        self._itemsizes = tuple((i, itemsize(signature.dtypes[i])) for i in self._arrays)
+        self._array_names = [signature.names[i] for i in self._arrays]
+        self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
+        self._itemsizes = tuple(itemsize(signature.dtypes[i]) for i in self._arrays)
         limits = [(i, _limits(signature.dtypes[i])) for i in self._scalars]
         self._limits = tuple((i, *limit) for i, limit in limits if limit is not None)
         places = [(signature.position[p["param"]], p) for p in signature.promises]
@@ -128,20 +137,30 @@ class Kernel:
             if seen is None or any(ref() is not values[i] for i, ref in seen[0]):
                 seen = self._meet(values, key)
             values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
+        arrays = [values[i] for i in self._arrays]
+        numpy, torch = True, False
+        for array in arrays:
+            if type(array) is not np.ndarray:
+                numpy, why = False, self._without_gradient
+                torch = check_memory(self.name, self._array_names, arrays, why)
+                break
         try:
-            shared = self._shared(values)
+            shared = self._shared(arrays, numpy, torch)
             if shared is None:
                 self._run(*values)
+                if not numpy:
+                    count_writes([values[i] for i in self._outputs])
                 return
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             refusal = error
         else:
             self._refuse(values)
-            written, other = (self.signature.names[i] for i in shared)
+            written, other = (self._array_names[at] for at in shared)
             raise ValueError(
                 f"{self.name}: argument '{written}' is written and shares memory with '{other}'"
             )
         self._run_plain_views(values, refusal)
+        count_writes([values[i] for i in self._outputs])
 
     def run_unchecked(self, values: Sequence[Any]) -> None:
         """Run on the arguments that `signature.passed` names, in order; only TVM checks them."""
@@ -259,8 +278,8 @@ class Kernel:
         for step in self.signature.inferences:
             if values[step.scalar] is not None:
                 continue
-            shape = getattr(values[step.array], "shape", None)
-            if shape is None or len(shape) <= step.dim:
+            shape = self._shape(step.array, values)
+            if shape is None:
                 continue
             size = int(shape[step.dim]) - step.minus
             for at in step.divide:
@@ -271,9 +290,26 @@ class Kernel:
             if values[i] is None:
                 for at in self._arrays:
                     self._refuse_kind(at, values[at])
+                    if self._shape(at, values) is None:
+                        self._refuse_rank(at, values)
                 raise TypeError(
                     f"{self._who(i)} is missing, and no array's shape implies it: expected a number"
                 )
+
+    def _shape(self, at: int, values: list[Any]) -> Sequence[int] | None:
+        """The shape of an array; None where it has not as many dimensions as are expected."""
+        try:
+            shape = values[at].shape
+        except (AttributeError, RuntimeError):  # no array, or a nested tensor
+            return None
+        return shape if len(shape) == len(self.signature.shapes[at] or []) else None
+
+    def _refuse_rank(self, at: int, values: list[Any]) -> None:
+        expected, shape = self.signature.expected_shape(at, values), tuple(values[at].shape)
+        raise ValueError(
+            f"{self._who(at)}: expected {len(expected)} dimensions "
+            f"({', '.join(map(str, expected))}), got {len(shape)}: {shape}"
+        )
 
     def _meet(
         self, values: list[Any], key: tuple[Any, ...]
@@ -335,27 +371,35 @@ class Kernel:
         if isinstance(refusal, RuntimeError) or any(is_read_only(values[i]) for i in self._outputs):
             self._refuse(values)
             raise refusal
-        views = [plain_view(v) if i in self._arrays else v for i, v in enumerate(values)]
         try:
+            views = [plain_view(v) if i in self._arrays else v for i, v in enumerate(values)]
             self._run(*views)
         except (TypeError, ValueError, BufferError):
             self._refuse(values)
             raise refusal from None
 
-    def _shared(self, values: list[Any]) -> tuple[int, int] | None:
-        """An array that is written and another one that shares memory with it."""
-        if all(isinstance(values[i], np.ndarray) for i in self._arrays):
-            for i in self._outputs:
-                for j in self._arrays:
-                    if i != j and np.may_share_memory(values[i], values[j]):
-                        return i, j
+    def _shared(self, arrays: list[Any], numpy: bool, torch: bool) -> tuple[int, int] | None:
+        """Where an array is that is written, and another one that shares memory with it.
+
+        numpy, torch : whether all of them are NumPy's, or plain tensors of torch
+        """
+        if numpy:
+            for at in self._without_gradient:
+                written = arrays[at]
+                for other, array in enumerate(arrays):
+                    if at != other and np.may_share_memory(written, array):
+                        return at, other
             return None
-        spans = [(i, *memory(values[i], size)) for i, size in self._itemsizes]
-        for i, first, size in spans:
-            if i in self._outputs and size:
-                for j, other, length in spans:
-                    if i != j and length and first < other + length and other < first + size:
-                        return i, j
+        if torch:
+            begins, sizes = [x.data_ptr() for x in arrays], [x.nbytes for x in arrays]
+        else:
+            spans = [memory(x, size) for x, size in zip(arrays, self._itemsizes, strict=True)]
+            begins, sizes = [begin for begin, _ in spans], [size for _, size in spans]
+        for at in self._without_gradient:
+            first, last = begins[at], begins[at] + sizes[at]
+            for other, begin in enumerate(begins):
+                if begin < last and first < begin + sizes[other] and at != other and first < last:
+                    return at, other
         return None
 
     def _refuse(self, values: list[Any]) -> None:
@@ -404,6 +448,9 @@ class Kernel:
     def _refuse_kind(self, at: int, array: Any) -> None:
         """Raise for what is no array, or one of another dtype or on another device."""
         who, dtype = self._who(at), self.signature.dtypes[at]
+        instead = hidden(array)
+        if instead:
+            raise TypeError(f"{who}: expected {instead}")
         layout = getattr(array, "layout", None)
         if layout is not None and "strided" not in str(layout):
             raise TypeError(f"{who}: expected a dense array of values or indices, got {layout}")

@@ -1,11 +1,14 @@
 """Kernels in files: a shared library with what describes it behind.
 
-Behind the library come its description as JSON, the length of that text in 16 digits, and a mark.
-Loaders of shared libraries ignore what follows the last section.
+    library | description, as JSON | bytes of both, 16 digits each | their SHA-256 | mark
+
+Loaders of shared libraries ignore what follows the last section. The hash shows damage, before a
+loader maps a file that is cut off, which ends the process; it is no proof of who wrote the file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -16,7 +19,10 @@ import tvm_ffi
 
 __all__ = ["open_library", "read_description", "write_library"]
 
-MARK = b"SPARSETIR1"
+MARK = b"SPARSETIR2"
+MARK_OF_ANY_VERSION = MARK[:-1]
+DIGITS = 16
+TRAILER = 2 * DIGITS + hashlib.sha256().digest_size + len(MARK)
 
 
 def write_library(module: Any, path: Path, description: dict[str, Any]) -> None:
@@ -26,18 +32,40 @@ def write_library(module: Any, path: Path, description: dict[str, Any]) -> None:
         made = Path(folder) / path.name
         module.export_library(str(made))
         with made.open("ab") as file:
-            file.write(text + f"{len(text):016d}".encode() + MARK)
+            library = file.tell()
+            file.write(text)
+        digest = hashlib.sha256(made.read_bytes()).digest()
+        with made.open("ab") as file:
+            file.write(b"%016d%016d" % (library, len(text)) + digest + MARK)
         os.replace(made, path)
 
 
 def read_description(path: Path) -> dict[str, Any]:
-    """What :func:`write_library` put behind the library; raises for other files."""
+    """What :func:`write_library` put behind the library, of a file that is whole.
+
+    Raises OSError, and ValueError that says in what the file differs from what was written.
+    """
     data = path.read_bytes()
-    text, mark = data[: -len(MARK)], data[-len(MARK) :]
+    mark = data[-len(MARK) :]
     if mark != MARK:
-        raise ValueError("no mark at the end")
-    size = int(text[-16:])
-    return json.loads(text[-16 - size : -16])
+        other = len(mark) == len(MARK) and mark[:-1] == MARK_OF_ANY_VERSION
+        raise ValueError("of another version; export it again" if other else "no mark at the end")
+    trailer = data[-TRAILER:]
+    sizes = trailer[:DIGITS], trailer[DIGITS : 2 * DIGITS]
+    if len(trailer) < TRAILER or not all(size.isdigit() for size in sizes):
+        raise ValueError("no sizes before the mark")
+    library, text = map(int, sizes)
+    if library + text + TRAILER != len(data):
+        raise ValueError(
+            f"cut off or added to: expected {library + text + TRAILER} bytes, got {len(data)}"
+        )
+    body = data[:-TRAILER]
+    if hashlib.sha256(body).digest() != trailer[2 * DIGITS : -len(MARK)]:
+        raise ValueError("its bytes have changed since it was written")
+    found = json.loads(body[library:])
+    if not isinstance(found, dict):
+        raise ValueError(f"expected a description of it, got {type(found).__name__}")
+    return found
 
 
 def open_library(path: Path) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import tvm
 
+from sparsetir.file_errors import first_line
 from sparsetir.kernel import Kernel
 from sparsetir.kernel_file import open_library, read_description
 from sparsetir.signature import PlainSignature, Signature
@@ -18,35 +20,51 @@ __all__ = ["load"]
 def load(path: str | Path, *, check: bool = True) -> Kernel:
     """Load a kernel that :meth:`Kernel.export` wrote; needs no compiler.
 
+    This runs code of the file, as importing a module does: load only files that you trust. Whether
+    a file is whole is checked before, not who wrote it.
+
     check : as in :func:`sparsetir.build`
 
-    Raises FileNotFoundError, ValueError for a file that is not an exported kernel, or whose
-    computed parameters take recipes that this version does not have, RuntimeError for one that
-    cannot run here, such as a GPU's where there is no driver.
+    Raises FileNotFoundError, ValueError for a file that is no exported kernel, is cut off or was
+    changed, or whose computed parameters take recipes that this version does not have, RuntimeError
+    for one that cannot run here, such as a GPU's where there is no driver.
     """
     path = Path(path).resolve()
+    who = f"load: argument 'path': '{path}'"
     try:
         meta = read_description(path)
-        source = tvm.ir.load_json(meta["signature"])
-        target = tvm.target.Target(meta["target"])
+        name, signature, target = _described(meta)
     except OSError:
         raise
-    except Exception as error:
+    except Exception as error:  # TVM raises many types
         raise ValueError(
-            f"load: argument 'path': '{path}' is not a kernel exported by sparsetir"
+            f"{who} is not a kernel exported by sparsetir: {first_line(error)}"
         ) from error
-    signature = Signature(source) if isinstance(source, SparseFunc) else PlainSignature(source)
-    for name, how in signature.computed.items():
+    for parameter, how in signature.computed.items():
         if how["recipe"] not in RECIPES:
             raise ValueError(
-                f"load: argument 'path': '{path}': computed parameter '{name}' takes the recipe "
-                f"'{how['recipe']}', which this version does not have; there are {sorted(RECIPES)}"
+                f"{who}: computed parameter '{parameter}' takes the recipe '{how['recipe']}', "
+                f"which this version does not have; there are {sorted(RECIPES)}"
             )
     try:
         module = open_library(path)
     except Exception as error:
         raise RuntimeError(
-            f"load: argument 'path': '{path}', compiled for {target.kind.name}, cannot be loaded "
-            f"here: {error}"
+            f"{who}, compiled for {target.kind.name}, cannot be loaded here: {error}"
         ) from error
-    return Kernel(module, meta["name"], signature, {}, target, check=check)
+    try:
+        return Kernel(module, name, signature, {}, target, check=check)
+    except AttributeError as error:
+        raise ValueError(f"{who}: its library has no function '{name}'") from error
+
+
+def _described(meta: dict[str, Any]) -> tuple[str, Signature, Any]:
+    """Name, signature and target of a description; raises for what is none."""
+    for field in ("name", "signature", "target"):
+        if not isinstance(meta.get(field), str):
+            raise ValueError(f"its description has no text '{field}'")
+    source: Any = tvm.ir.load_json(meta["signature"])
+    if not isinstance(source, SparseFunc | tvm.tirx.PrimFunc):
+        raise ValueError(f"its signature is no function, but {type(source).__name__}")
+    signature = Signature(source) if isinstance(source, SparseFunc) else PlainSignature(source)
+    return meta["name"], signature, tvm.target.Target(meta["target"])

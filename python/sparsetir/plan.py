@@ -31,16 +31,22 @@ from sparsetir.arrays import (
     strides,
 )
 from sparsetir.compiled import compilations, compiled
+from sparsetir.kernel import WRITTEN
+from sparsetir.readable import check_memory, count_writes
 from sparsetir.request import Request, request
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning.lookup import recorded_config
+from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
 
 GPU_ALIGNMENT = 16
+NO_GRADIENT = (
+    "it requires a gradient, which results of plans do not have; use sparsetir.ops.{}, or call "
+    "under torch.no_grad()"
+)
 
 
 def plan(
@@ -91,8 +97,8 @@ def plan(
     if recorded is not None:
         try:
             return Plan(wanted, recorded, "record")
-        except Exception:
-            pass  # of a template that has changed since; what else is wrong shows with the default
+        except Exception as error:  # such as of a template that has changed since
+            warn_of_record(recorded, error)  # what else is wrong shows with the default
     return Plan(wanted, default, "default")
 
 
@@ -142,6 +148,10 @@ class Plan:
         self._bytes = itemsize(problem.dtype)
         signature = self.kernel.signature
         self._place = {name: at for at, name in enumerate(signature.passed)}
+        count = len(self._operands)
+        self._no_gradient = dict.fromkeys(range(count), NO_GRADIENT.format(self.op))
+        self._no_gradient_out = {**self._no_gradient, count: WRITTEN}
+        self._first = f"{self.op}: argument '{self._operands[0]}'"
         self._nothing = 0 in self._shapes["out"]
         self._args: list[Any] = [None] * len(signature.passed)
         # Values of a run's own may take another kernel, made when it is first wanted.
@@ -150,6 +160,7 @@ class Plan:
         if unpacked != config:
             self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
         self._planned: Any = None  # the values, unless the caller gives others
+        self._planned_memory: tuple[int, int] = (0, 0)
         self.needs_values = operator.reads_values and isinstance(matrix, CsrPattern)
         sizes = {"heads": wanted.heads or 1, "tiles": tiles, "feat": wanted.feat}
         computed = arranged.computed(signature.func, sizes)
@@ -165,6 +176,7 @@ class Plan:
         if operator.reads_values and isinstance(matrix, SparseMatrix):
             values = np.broadcast_to(matrix.values, self._shapes["a"])
             self._planned = np.ascontiguousarray(values, problem.dtype)
+            self._planned_memory = memory(self._planned, self._bytes)
             self._put(self._arranged(self._planned))
         self.convert_seconds = time.perf_counter() - start
 
@@ -195,7 +207,9 @@ class Plan:
         values : (nnz,) of the matrix, in the order of its pattern; by default those planned with
 
         Changing the matrix itself after planning is not supported: plans share its arrays where
-        they can. Results have no gradients. With heads, each has them as a first dimension.
+        they can. Results have no gradients, so what requires one is refused but under
+        torch.no_grad(); :mod:`sparsetir.ops` has them. With heads, each has them as a first
+        dimension.
 
         Raises TypeError and ValueError that name the argument.
         """
@@ -208,6 +222,11 @@ class Plan:
             )
         if values is None and self.needs_values:
             raise TypeError(f"{self.op}: argument 'values': expected an array, got None")
+        given = out
+        for array in operands if out is None else (*operands, out):
+            if type(array) is not np.ndarray:
+                self._check_memory(operands, out)
+                break
         args, place, viewed = self._args.copy(), self._place, self._kernel_shapes
         for name, array in zip(self._operands, operands, strict=True):
             args[place[name]] = self._view(name, array) if name in viewed else array
@@ -215,7 +234,7 @@ class Plan:
             for name, array in self._values(values).items():
                 args[place[name]] = array
         if out is None:
-            out = empty_like(operands[0], self._shapes["out"], self.op)
+            out = empty_like(operands[0], self._shapes["out"], self._first)
         else:
             self._refuse_overlap(out, operands, values)
         args[place["out"]] = self._view("out", out) if "out" in viewed else out
@@ -228,14 +247,16 @@ class Plan:
         except (TypeError, ValueError, BufferError, RuntimeError):
             # Says what is wrong, or takes what only needs another view.
             self.kernel(*args[: len(self.kernel.signature.names)])
+        if given is not None and type(given) is not np.ndarray:
+            count_writes((given,))
         return out
 
     def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
         """A call on contiguous torch tensors that fit, which is not checked, with a new result."""
         if values is not None and (self.arranges_values or self._for_values is not None):
-            return self(*operands, values=values.detach())
+            return self._run_detached(operands, values)
         if self._nothing:
-            return self(*operands, values=values)
+            return self._run_detached(operands, values)
         args, viewed = self._args.copy(), self._kernel_shapes
         out = operands[0].new_empty(self._shapes["out"])
         given = dict(zip(self._operands, operands, strict=True), out=out)
@@ -246,8 +267,22 @@ class Plan:
         try:
             self.kernel.run_unchecked(args)
         except (TypeError, ValueError, BufferError, RuntimeError):
-            return self(*operands, values=values)  # takes other views, or says what is wrong
+            return self._run_detached(operands, values)  # takes other views, or says what is wrong
         return out
+
+    def _run_detached(self, operands: Sequence[Any], values: Any) -> Any:
+        """A call whose caller sees to gradients."""
+        plain = [x.detach() for x in operands]
+        return self(*plain, values=None if values is None else values.detach())
+
+    def _check_memory(self, operands: tuple[Any, ...], out: Any) -> None:
+        """Raise for operands and a result whose memory does not hold their numbers."""
+        if out is None:
+            names, arrays, without = self._operands, operands, self._no_gradient
+        else:
+            names, without = (*self._operands, "out"), self._no_gradient_out
+            arrays = (*operands, out)
+        check_memory(self.op, names, arrays, without)
 
     def _values(self, values: Any) -> Mapping[str, Any]:
         """The kernel's arrays of values."""
@@ -263,6 +298,9 @@ class Plan:
                 f"{self.op}: argument 'values': expected dtype {self.problem.dtype}, got "
                 f"{dtype_name(values)}"
             )
+        if type(values) is not np.ndarray:
+            why = {0: self._no_gradient[0]}
+            check_memory(self.op, ("values",), (values,), why)
         arrays = self._arranged(values)
         return {name: self._view(name, self._on_device(x)) for name, x in arrays.items()}
 
@@ -289,7 +327,12 @@ class Plan:
         for name, array in zip(self._operands, operands, strict=True):
             if overlap(out, array, self._bytes):
                 raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
-        if overlap(out, self._planned if values is None else values, self._bytes):
+        if values is not None or isinstance(out, np.ndarray):
+            shared = overlap(out, self._planned if values is None else values, self._bytes)
+        else:  # to ask NumPy's array for its memory takes longer than all else here
+            (first, size), (other, length) = memory(out, self._bytes), self._planned_memory
+            shared = bool(length) and first < other + length and other < first + size
+        if shared:
             raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
 
     def _refuse_alignment(self, operands: tuple[Any, ...], out: Any) -> None:

@@ -13,8 +13,10 @@ import numpy as np
 import scipy.sparse
 
 from sparsetir.arrays import is_array, is_torch
+from sparsetir.file_errors import UNREADABLE, check_npz, need_room, why
 from sparsetir.formats.index_arrays import check_indptr, check_range, index_type
 from sparsetir.formats.pattern import Pattern
+from sparsetir.readable import hidden
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = [
@@ -36,6 +38,8 @@ VALUE_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
 )  # fmt: skip
+# The least bytes of memory for an element of a file: its coordinates and its value.
+BYTES_OF_ELEMENT = 16
 
 
 @dataclass(frozen=True)
@@ -154,11 +158,13 @@ def read_file(who: str, path: Any) -> Stored:
         raise FileNotFoundError(f"{who}: argument 'path': expected a file, got '{path}'")
     try:
         if name.endswith(".npz"):
+            check_npz(path)
             return _read_scipy(who, "path", scipy.sparse.load_npz(path))
-        *_, layout, field, _ = mminfo(path)
+        _, _, count, layout, field, _ = mminfo(path)
+        need_room(BYTES_OF_ELEMENT * count)
         found = mmread(path, spmatrix=False) if layout == "coordinate" else None
-    except (ValueError, OverflowError, OSError, EOFError) as err:
-        raise ValueError(f"{who}: argument 'path': '{path}': {err}") from err
+    except UNREADABLE as err:
+        raise ValueError(f"{who}: argument 'path': '{path}': {why(err)}") from err
     if found is None:
         raise ValueError(
             f"{who}: argument 'path': expected a file of coordinates, got a dense one, '{path}'; "
@@ -200,6 +206,9 @@ def check_values(who: str, values: Any, count: int) -> np.ndarray:
 
 def to_host(who: str, argument: str, array: Any) -> np.ndarray:
     """An array of NumPy, torch, TVM or a list, as a NumPy array on the CPU; shared if it is one."""
+    instead = hidden(array)
+    if instead:
+        raise TypeError(f"{who}: argument '{argument}': expected {instead}")
     if is_torch(array):
         if is_sparse(array):
             raise TypeError(

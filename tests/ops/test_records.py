@@ -56,6 +56,7 @@ def records(tmp_path, monkeypatch):
     """An empty file of records, and no pattern that was seen."""
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
     monkeypatch.setattr(lookup, "_seen", (None, {}))
+    monkeypatch.setattr(lookup, "_warned", set())
     ops.clear_cache()
     yield Records()
     ops.clear_cache()
@@ -217,6 +218,7 @@ def test_other_records_cost_no_fingerprint(records, runs, monkeypatch):
     assert counted == [1] and runs[-1][2] == "default"
 
 
+@pytest.mark.filterwarnings("ignore:plan. the record with the config")
 @pytest.mark.parametrize(
     "config",
     [
@@ -233,6 +235,13 @@ def test_records_that_do_not_serve_are_passed_over(records, runs, config):
     for weighted in (True, False):
         check_spmm(CASES["edges in any order"], weighted)
     assert {by for *_, by in runs} == {"default"}
+
+
+def test_a_record_that_fails_costs_a_warning(records, runs):
+    add(records, "spmm", to_data(GROUPS))
+    with pytest.warns(RuntimeWarning, match="plan: the record with the config .* it failed: "):
+        ops.spmm(CASES["edges in any order"].A, torch.randn(N, FEAT))
+    assert [by for *_, by in runs] == ["default"]
 
 
 def test_a_record_counts_for_plans_that_are_made_later(records, runs):

@@ -95,20 +95,37 @@ def test_what_is_recorded_for_something_else_does_not_apply(records, change):
     [
         {"template": "OfTomorrow", "tile": 16},
         to_data(DEFAULT) | {"colour": "red"},
-        to_data(replace(DEFAULT, tile=16, lanes=16, feat=24)),  # for other features
         to_data(DEFAULT) | {"tile": -3},
         to_data(DEFAULT) | {"lanes": "many"},
-        to_data(SddmmGroups()),
-        to_data(RowSplit.for_features(16, "float32")),
     ],
-    ids=["template", "field", "features", "number", "type", "operator", "gpu"],
+    ids=["template", "field", "number", "type"],
 )
-def test_configs_that_do_not_serve_are_passed_over(records, config):
+def test_configs_of_other_versions_are_passed_over(records, config):
     records.add(record(config))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         plan = make()
     assert (plan.chosen_by, plan.config) == ("default", DEFAULT)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        to_data(replace(DEFAULT, tile=16, lanes=16, feat=24)),  # for other features
+        to_data(SddmmGroups()),
+        to_data(RowSplit.for_features(16, "float32")),
+    ],
+    ids=["features", "operator", "gpu"],
+)
+def test_configs_that_fail_cost_a_warning(records, config):
+    records.add(record(config))
+    message = r"plan: the record with the config .* is not used, it failed: \w+Error: \w+"
+    with pytest.warns(RuntimeWarning, match=message):
+        plan = make()
+    assert (plan.chosen_by, plan.config) == ("default", DEFAULT)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # not again
+        assert make().chosen_by == "default"
 
 
 def test_a_damaged_file_costs_a_warning(records, tmp_path, monkeypatch):

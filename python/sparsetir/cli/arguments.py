@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from sparsetir.file_errors import UNREADABLE, check_npz, why
 from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.schedules.operators.problems import DTYPES, REDUCTIONS
 
@@ -155,6 +156,8 @@ def _value(who: str, name: str, text: str) -> Any:
     if path.suffix not in (".npy", ".npz"):
         raise UsageError(f"{who}: expected a number, file.npy or file.npz:key, got {text!r}")
     try:
+        if path.suffix == ".npz":
+            check_npz(path)
         found = np.load(path, allow_pickle=False)
         if path.suffix == ".npy":
             return found
@@ -163,8 +166,8 @@ def _value(who: str, name: str, text: str) -> Any:
                 there = ", ".join(found.files)
                 raise UsageError(f"{who}: {path} has no '{key or name}', but {there}")
             return found[key or name]
-    except (OSError, ValueError, EOFError) as error:
-        raise UsageError(f"{who}: {path}: {error}") from error
+    except UNREADABLE as error:
+        raise UsageError(f"{who}: {path}: {why(error)}") from error
 
 
 def _object(text: str) -> dict[str, Any]:

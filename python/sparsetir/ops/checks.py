@@ -24,6 +24,8 @@ def check_tensor(who: str, name: str, x: Any, like: Tensor | None = None) -> Non
         raise TypeError(f"{who}: argument '{name}': expected a tensor, got {type(x).__name__}")
     if x.layout is not torch.strided:
         raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got {x.layout}")
+    if x.is_nested:
+        raise TypeError(f"{who}: argument '{name}': expected a dense tensor, got a nested one")
     if x.dtype not in DTYPES:
         raise TypeError(
             f"{who}: argument '{name}': expected {', '.join(DTYPES.values())}, got {dtype_name(x)}"

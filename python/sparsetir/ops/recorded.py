@@ -13,7 +13,7 @@ from sparsetir.request import default_threads
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.fingerprint import Sizes
-from sparsetir.tuning.lookup import recorded_config
+from sparsetir.tuning.lookup import recorded_config, warn_of_record
 from sparsetir.tuning.task import Task
 
 __all__ = ["Planned", "recorded"]
@@ -56,8 +56,9 @@ def recorded(
         config = getattr(config, "unpacked", config)
     try:
         found = plan(op, matrix, feat, config=config, **task.options)
-    except Exception:
-        return None  # of a template that has changed since, as in `plan`
+    except Exception as error:  # such as of a template that has changed since, as in `plan`
+        warn_of_record(config, error)
+        return None
     if found.needs_values and found.arranges_values:
         return None
     found.chosen_by = "record"

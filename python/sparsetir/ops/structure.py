@@ -266,6 +266,8 @@ def _plain(x: Tensor) -> Tensor:
     """As kernels take it, which read memory as it is."""
     if x.is_neg():
         x = x.resolve_neg()
+    if x._is_zerotensor():
+        x = x.clone()
     if not x.is_contiguous():
         x = x.contiguous()
     aligned = x.device.type == "cpu" or x.data_ptr() % GPU_ALIGNMENT == 0

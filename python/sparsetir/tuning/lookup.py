@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from sparsetir.file_errors import first_line
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import from_data
 from sparsetir.tuning.fingerprint import Sizes, fingerprint, shape_class
@@ -20,7 +21,7 @@ from sparsetir.tuning.record import Key
 from sparsetir.tuning.records import RecordError, Records, default_path
 from sparsetir.tuning.task import Task
 
-__all__ = ["recorded_config"]
+__all__ = ["recorded_config", "warn_of_record"]
 
 BUSY_SECONDS = 2.0  # that a plan waits for a process that writes
 # A file that was written this short ago may be written again and keep its time stamp.
@@ -51,6 +52,17 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
         return None if data is None else from_data(data)
     except ValueError:
         return None
+
+
+def warn_of_record(config: Any, error: Exception) -> None:
+    """Say, once for each config and error, that what is recorded failed and the default serves."""
+    text = (
+        f"plan: the record with the config {config} is not used, it failed: "
+        f"{type(error).__name__}: {first_line(error)}"
+    )
+    if text not in _warned:
+        _warned.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def _recorded(task: Task) -> Mapping[str, Any]:
