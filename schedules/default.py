@@ -193,7 +193,7 @@ def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
     place = next(n for n, lp in enumerate(loops) if sch.get(lp).same_as(sch.get(loop)))
     others = [lp for n, lp in enumerate(loops) if n != place]
     outer, inner = sch.split(loop, [None, threads])
-    if others:
+    if others and not _is_mixed(sch.get(leaf)):
         sch.reorder(outer, inner, *others)
     run_in_parallel(sch, inner, "threadIdx.x")
 
