@@ -24,7 +24,8 @@
 
 "group(r)" : all threads of the loop add to one element, which each r add up; one of these writes,
     atomically where the loop has more than r. Threads without a term take part.
-"temporary" : group(r) of all threads of a loop, at most 32.
+"temporary" : group(r) of all threads of a loop. More than 32 are all threads of their block, and
+    add up through shared memory.
 
 What a group is in stage II, see :mod:`sparsetir.sparse_ir.groups`.
 """
@@ -271,9 +272,9 @@ class _Meeting:
     # -- refusals -----------------------------------------------------------------------------
 
     def _refuse_lanes(self, loop: Loop, size: int, lanes: int, race: str) -> None:
-        if race == "temporary" and (size > WARP or size & (size - 1)):
+        if race == "temporary" and size & (size - 1):
             self.refuse(
-                f'race="temporary" expects a power of two of threads up to {WARP}, got {size} of '
+                f'race="temporary" expects a power of two of threads, got {size} of '
                 f"'{loop.name}'; legal is race=\"group({WARP})\" of a multiple"
             )
         if size % lanes:
