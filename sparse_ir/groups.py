@@ -165,7 +165,7 @@ class _Group:
         if self.size > WARP:
             steps += self._over_warps(held, mask)
         if ATOMIC in self.it.annotations:
-            store = atomic_update(self.store, total)
+            store = atomic_update(reduction, total)
         else:
             value = total
             if not self.instead:

@@ -1,7 +1,8 @@
 """How visits of a GPU's loop that add to the same elements meet; see `parallelize`.
 
-"atomics" : each addition is atomic. Of a loop over chunks of the elements of all rows, rows in one
-    chunk are written plainly (:mod:`sparsetir.sparse_ir.schedule.meet`). Before::
+"atomics" : each update, of a sum, maximum or minimum, is atomic. Of a loop over chunks of the
+    elements of all rows, rows in one chunk are written plainly
+    (:mod:`sparsetir.sparse_ir.schedule.meet`). Before::
 
         with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
             C[i, k] = 0.0
@@ -37,7 +38,7 @@ from typing import Any, NoReturn
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_DTYPES
+from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.groups import GROUP, GROUP_DTYPES
 from sparsetir.sparse_ir.nodes import (
@@ -287,11 +288,10 @@ class _Meeting:
         it = find_iteration(self.func, name)
         update = self._update(it)
         dtype = dtype_of(update.store.value)
-        if update.operator != "sum" or dtype not in ATOMIC_DTYPES:
+        if not has_atomics(update.operator, dtype):
             self.refuse(
-                f"atomic additions expect a sum of {' or '.join(ATOMIC_DTYPES)}, got a "
-                f"{update.operator} of {dtype} in '{name}'; legal are groups of all threads that "
-                "share a row"
+                f"atomics expect {ATOMIC_KINDS}, got a {update.operator} of {dtype} in '{name}'; "
+                "legal are groups of all threads that share a row"
             )
 
     def _refuse_loops(self, name: str, loop: Loop) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from programs import PROGRAMS
@@ -62,3 +63,28 @@ def test_gpu(found: str) -> None:
         got = kernel(given)
         for output, want in PROGRAMS[name].oracle(given).items():
             np.testing.assert_allclose(got[output], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("outer", [[], ["block"]])
+def test_loops_whose_length_the_host_would_read(outer: list[str]) -> None:
+    """Blocks for what a row stores, whose number is known to the device alone."""
+    sch, _, (i, j) = opened(program("row_sum"), "row_sum")
+    for unit in outer:
+        sch.parallelize(i, unit)
+    sch.parallelize(j, "thread", race="atomics", per_block=4)
+    with pytest.raises(sparsetir.ScheduleError) as error:
+        sparsetir.lower(sch, target={"kind": "cuda", "arch": "sm_90"})
+    assert str(error.value) == (
+        "lower: 'row_sum' has loops over blocks or threads inside of others, for which the host "
+        "would access 'J_indptr' in the extent of 'j_0'; legal is a loop over blocks or threads "
+        "around these, and a constant number of threads inside of it"
+    )
+
+
+def test_sums_that_the_host_would_compute() -> None:
+    """Of three steps in a loop over rows, one is divided among threads."""
+    sch, _, (i, _, k) = opened(program())
+    start, _, _ = sch.precompute("C", i, [k], scope="global")
+    sch.parallelize(sch.get_sp_iters(start)[-1], "thread", per_block=32)
+    with pytest.raises(sparsetir.ScheduleError, match="the host would access 'J_indptr' in 'j';"):
+        sparsetir.lower(sch, target={"kind": "cuda", "arch": "sm_90"})
