@@ -16,6 +16,7 @@ from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
+from sparsetir.schedules.passes.tail_hints import sound_tail_hints
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.signature import natural_shapes
 from sparsetir.sparse_ir.atomics import ATOMIC
@@ -141,7 +142,7 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
     finish = exact_constants if gpu else locals_on_stack
     if "II scheduled" in stages:
         stages = {**stages, "II scheduled": marked}
-    last = finish(lower_sparse_buffer(marked))
+    last = sound_tail_hints(finish(lower_sparse_buffer(marked)))
     return {**stages, "III": _without_unread(last, marked) if SIGNATURE in marked.attrs else last}
 
 
