@@ -23,7 +23,7 @@ from sparsetir.schedules.passes.parallel_loops import (
     thread_axis,
 )
 from sparsetir.schedules.passes.vectorize import VECTORS, vectorize_innermost
-from sparsetir.sparse_ir.nodes import nodes_of, stores_of
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.statements import block_with, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
@@ -86,7 +86,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if loops and _is_divided(sch.get(loops[0])):
             continue  # stage I has said what threads do
         outermost = next((n for n, lp in enumerate(loops) if not _is_unit(sch.get(lp))), 0)
-        if loops and is_free(sch, loops[outermost]):
+        if loops and _is_open(sch, loops[outermost], threads=False):
             run_in_parallel(sch, loops[outermost], "parallel")
     return apply_kinds(_only(sch.mod))
 
@@ -104,6 +104,11 @@ def _is_bound(nest: Any) -> bool:
     )
 
 
+def _is_open(sch: Any, loop: Any, threads: bool = True) -> bool:
+    """Whether a loop is free of races, and stage I has not said what it becomes."""
+    return KIND not in sch.get(loop).annotations and is_free(sch, loop, threads)
+
+
 def _is_unit(loop: Any) -> bool:
     return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
@@ -118,7 +123,7 @@ def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
         loops = sch.get_loops(top)
         if loops and _is_bound(sch.get(loops[0])):
             continue  # stage I has said what threads do
-        free = [n for n, loop in enumerate(loops) if is_free(sch, loop)]
+        free = [n for n, loop in enumerate(loops) if _is_open(sch, loop)]
         mixed = _is_mixed(sch.get(top))
         if mixed:
             free = free[:1] if 0 in free else []  # no loop can be brought outside
@@ -185,7 +190,7 @@ def _is_search(block: Any) -> bool:
 
 
 def _thread_loop(sch: Any, leaf: Any) -> Any:
-    return next((lp for lp in reversed(sch.get_loops(leaf)) if is_free(sch, lp)), None)
+    return next((lp for lp in reversed(sch.get_loops(leaf)) if _is_open(sch, lp)), None)
 
 
 def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
@@ -193,13 +198,19 @@ def _bind_threads(sch: Any, leaf: Any, loop: Any, threads: int) -> None:
     place = next(n for n, lp in enumerate(loops) if sch.get(lp).same_as(sch.get(loop)))
     others = [lp for n, lp in enumerate(loops) if n != place]
     outer, inner = sch.split(loop, [None, threads])
-    if others:
+    if others and not _is_mixed(sch.get(leaf)):
         sch.reorder(outer, inner, *others)
     run_in_parallel(sch, inner, "threadIdx.x")
 
 
 def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """Run each top-level statement that has no threads on a single one."""
+    """Run each top-level statement that has no threads on a single one.
+
+    What is allocated outside of kernels is in memory, also if its scope is "local".
+    """
+    held = [v for v in func.body.block.alloc_buffers if v.ty.storage_scope == "local"]
+    memory = {v: buffer_var(v.ty.shape, v.ty.dtype, v.name) for v in held}
+    func = func.with_body(substitute(func.body, memory))
     root = func.body.block
     parts = list(root.body.seq) if isinstance(root.body, tirx.SeqStmt) else [root.body]
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.

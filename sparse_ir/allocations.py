@@ -19,22 +19,43 @@ After::
             TOP = T.sblock_alloc_buffer((m,))
 
 A schedule that runs the visits on GPU threads gives such a buffer a scope of its own ("local");
-where it does not, the buffer is put back outside of the kernel.
+where it does not, the buffer is put back outside of the kernel. If visits use the same elements of
+it, it becomes as many buffers as there are threads. Before::
+
+    for i in T.thread_binding(m, thread="blockIdx.x"):
+        with T.sblock("sums0"):
+            W = T.sblock_alloc_buffer((feat,))
+            ... W[vk]
+
+After::
+
+    W = T.sblock_alloc_buffer((m * feat,))
+    for i in T.thread_binding(m, thread="blockIdx.x"):
+        with T.sblock("sums0"):
+            ... W[i * feat + vk]
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of
+from sparsetir.sparse_ir.nodes import accesses_of, map_expr, nodes_of
+from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["allocate_in_visits", "allocate_outside_of_threads"]
+__all__ = ["Threads", "allocate_in_visits", "allocate_outside_of_threads"]
+
+
+class Threads(NamedTuple):
+    """How many threads there are, and the number of one: int64."""
+
+    count: Any
+    number: Any
 
 
 def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, list[Any]]:
@@ -53,26 +74,53 @@ def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, 
     return (tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]), rest
 
 
-def allocate_outside_of_threads(body: Any, buffers: Any) -> Any:
-    """Allocate these of the blocks' buffers in the root block, if there are threads at all."""
+def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any, Threads]]:
+    """Allocate these of the blocks' buffers in the root block, if there are threads at all.
+
+    Also the threads, by buffer, that need a buffer each; the caller makes room for them.
+    """
     threads = any(n.kind == tirx.ForKind.THREAD_BINDING for n in nodes_of(tirx.For, body))
-    moved = [v for n in nodes_of(s_tir.SBlock, body) for v in n.alloc_buffers if v in buffers]
-    if not threads or not moved:
-        return body
+    inside = [n for n in nodes_of(s_tir.SBlock, body) if not n.same_as(body.block)]
+    moved = {v: n for n in inside for v in n.alloc_buffers if v in buffers} if threads else {}
+    if not moved:
+        return body, {}
+    shared = {v: _threads_around(body, n) for v, n in moved.items() if _visits_share(n, v)}
 
     def block(node: Any) -> Any:
         kept = [v for v in node.alloc_buffers if v not in buffers]
         return block_with(node, alloc_buffers=kept) if len(kept) < len(node.alloc_buffers) else node
 
-    body = map_expr(body, [(s_tir.SBlock, block)])
+    root = body.block
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
     addresses = [tirx.Evaluate(buffer_data(v)) for v in moved]
     root = block_with(
-        body.block,
-        alloc_buffers=[*body.block.alloc_buffers, *moved],
-        body=tirx.SeqStmt([*addresses, body.block.body]),
+        root,
+        alloc_buffers=[*root.alloc_buffers, *moved],
+        body=tirx.SeqStmt([*addresses, map_expr(root.body, [(s_tir.SBlock, block)])]),
     )
-    return s_tir.SBlockRealize(body.iter_values, body.predicate, root, body.span)
+    return s_tir.SBlockRealize(body.iter_values, body.predicate, root, body.span), shared
+
+
+def _threads_around(body: Any, block: Any) -> Threads:
+    """Of the loops over blocks and threads that a block is in."""
+    count, number = as_dtype(1, "int64"), as_dtype(0, "int64")
+    for loop in nodes_of(tirx.For, body):
+        bound = loop.kind == tirx.ForKind.THREAD_BINDING
+        if bound and any(n.same_as(block) for n in nodes_of(s_tir.SBlock, loop)):
+            size = as_dtype(loop.extent, "int64")
+            count, number = count * size, number * size + as_dtype(loop.loop_var, "int64")
+    return Threads(count, number)
+
+
+def _visits_share(block: Any, buffer: Any) -> bool:
+    """Whether visits of a block use the same elements of a buffer: no index depends on one."""
+    visit = {v.var for v in block.iter_vars}
+    for nested in nodes_of(s_tir.SBlockRealize, block.body):
+        for v, value in zip(nested.block.iter_vars, nested.iter_values, strict=True):
+            if free_vars(value) & visit:
+                visit.add(v.var)
+    accesses = accesses_of(block.body, buffer)
+    return any(not any(free_vars(i) & visit for i in a.indices) for a in accesses)
 
 
 def _visits_are_independent(stmt: tirx.Stmt) -> bool:

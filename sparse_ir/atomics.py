@@ -1,7 +1,7 @@
-"""Sums that visits on a GPU add to atomically, since several of them may add to one element.
+"""What visits on a GPU add to atomically, since several of them may add to one element.
 
-An iteration with the annotation "atomic" stores `X[..] = X[..] + term`, which the interpreter, and
-any order of visits, may do as it stands. Before::
+An iteration with the annotation "atomic" stores `X[..] = X[..] + term`, or max or min of the two,
+which the interpreter, and any order of visits, may do as it stands. Before::
 
     with T.sp_iter([W, L], "SS", "spmm_add") as [w, l]:
         T.sp_iter_attr({"atomic": 1})
@@ -11,6 +11,14 @@ In stage II::
 
     with T.sblock("spmm_add0"):
         T.call_extern("float32", "atomicAdd", T.address_of(C[vi, vk]), C_ws[vw, vl])
+
+CUDA has the maximum of integers, not of floats. The bits of a float that is not negative, taken as
+an integer, are in the order of the floats, and those of a negative one, without a sign, in their
+reverse: a maximum of floats is one of these two on integers, by the sign of the term (-0.0 is one
+that is negative, and not below 0.0 then). A term that is NaN is left out, or where
+`T.Select(term > X or T.isnan(term), term, X)` keeps it becomes the NaN that stays under both; an
+element that is NaN stays so, as it does in any order of visits. `T.max` itself says nothing of NaN:
+the interpreter takes the second of two that are not in order, CUDA the one that is no NaN.
 """
 
 from __future__ import annotations
@@ -29,64 +37,121 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart, under
 
-__all__ = ["ATOMIC", "ATOMIC_DTYPES", "as_call", "atomic_update", "with_atomic_calls"]
+__all__ = [
+    "ATOMIC", "ATOMIC_DTYPES", "ATOMIC_KINDS", "as_call", "atomic_update", "has_atomics",
+    "with_atomic_calls",
+]  # fmt: skip
 
 # Annotation of an iteration.
 ATOMIC = "atomic"
-# Of sums; of 16 bits, each addition would be rounded.
-ATOMIC_DTYPES = ("float32", "float64", "int32")
-ADD = "atomicAdd"
+# By operator; of 16 bits, each addition would be rounded.
+ATOMIC_DTYPES = {
+    "sum": ("float32", "float64", "int32"),
+    "max": ("float32", "int32"),
+    "min": ("float32", "int32"),
+}
+PREFIX = "sparsetir_atomic_"
+NAN = "_or_nan"
+# {signed} and {unsigned}: what is done with such integers; {stay}: makes the element NaN for good.
+EXTREMUM = """
+__device__ __forceinline__ void {name}(float* at, float value) {{
+  int* bits = reinterpret_cast<int*>(at);
+  unsigned* magnitude = reinterpret_cast<unsigned*>(at);
+  if (value != value) {nan}
+  const int given = __float_as_int(value);
+  const float old = given < 0 ? __uint_as_float({unsigned}(magnitude, (unsigned)given))
+                              : __int_as_float({signed}(bits, given));
+  if (old != old) {stay};
+}}
+"""
+STAY = {"max": "atomicMax(bits, 0x7fffffff)", "min": "atomicMax(magnitude, 0xffffffffu)"}
+OTHER = {"max": "Min", "min": "Max"}
+ATOMIC_KINDS = " or ".join(f"a {name} of {', '.join(of)}" for name, of in ATOMIC_DTYPES.items())
+
+
+def has_atomics(operator: str, dtype: str) -> bool:
+    """Whether a GPU can reduce so atomically, by the names of :class:`Reduction`."""
+    return dtype in ATOMIC_DTYPES.get(operator, ())
 
 
 def with_atomic_calls(func: SparseFunc) -> SparseFunc:
     """The function with atomic updates for the stores of atomic iterations.
 
-    Raises LoweringError for an atomic iteration that stores something else than a sum.
+    Raises LoweringError for an atomic iteration that stores something else than a reduction which
+    has atomics.
     """
 
-    atomic = {it.name: _sum(it) for it in sparse_iterations(func) if ATOMIC in it.annotations}
+    atomic = {it.name: _reduction(it) for it in sparse_iterations(func) if ATOMIC in it.annotations}
 
     def visit(it: Any) -> Any:
         if it.name not in atomic:
             return it
         found = atomic[it.name]
-        body = under(found.conditions, atomic_update(found.store, found.term))
+        body = under(found.conditions, atomic_update(found, found.term))
         return iteration_with(it, body=body)
 
     return func.replace(body=map_expr(func.body, [(SparseIteration, visit)])) if atomic else func
 
 
-def atomic_update(store: Any, term: Any) -> Any:
-    """A store as :func:`as_call` knows it, which adds a term."""
-    dtype = str(store.value.ty.dtype)
-    return tirx.BufferStore(store.buffer, tirx.call_extern(dtype, ADD, term), store.indices)
+def atomic_update(reduction: Reduction, term: Any) -> Any:
+    """A store as :func:`as_call` knows it, which takes in a term."""
+    store = reduction.store
+    name = f"{PREFIX}{reduction.operator}{NAN if reduction.keeps_nan else ''}"
+    value = tirx.call_extern(str(store.value.ty.dtype), name, term)
+    return tirx.BufferStore(store.buffer, value, store.indices)
 
 
 def as_call(stmt: Any) -> Any:
     """The call for an atomic update, which may be under the conditions that its element exists."""
     conditions, store = taken_apart(stmt)
     value: Any = getattr(store, "value", None)
-    if not isinstance(store, tirx.BufferStore) or not _is_add(value):
+    name = _name(value) if isinstance(store, tirx.BufferStore) else ""
+    if not name:
         return stmt
     place = tirx.BufferLoad(store.buffer, store.indices)
     dtype = str(place.ty.dtype)
-    add = tirx.call_extern(dtype, ADD, tirx.address_of(place), value.args[1])
-    return under(conditions, tirx.Evaluate(add))
+    given = [tirx.address_of(place), value.args[1]]
+    operator = name.removeprefix(PREFIX).removesuffix(NAN)
+    if operator == "sum":
+        call = tirx.call_extern(dtype, "atomicAdd", *given)
+    elif dtype == "int32":
+        call = tirx.call_extern(dtype, _on_integers(operator), *given)
+    else:
+        source = _source(name, operator)
+        call = tirx.call_intrin("void", "tirx.cuda.func_call", name, *given, source)
+    return under(conditions, tirx.Evaluate(call))
 
 
-def _is_add(value: Any) -> bool:
+def _on_integers(operator: str) -> str:
+    return f"atomic{operator.capitalize()}"
+
+
+def _source(name: str, operator: str) -> str:
+    """A function of CUDA for the maximum or minimum of a float in memory and another."""
+    stay = STAY[operator]
+    return EXTREMUM.format(
+        name=name,
+        signed=_on_integers(operator),
+        unsigned=f"atomic{OTHER[operator]}",
+        stay=stay,
+        nan=f"{{ {stay}; return; }}" if name.endswith(NAN) else "return;",
+    )
+
+
+def _name(value: Any) -> str:
+    """The name of what :func:`atomic_update` makes, else an empty one."""
     name: Any = value.args[0] if isinstance(value, ir.Call) and len(value.args) == 2 else None
-    return isinstance(name, ir.StringImm) and str(name.value) == ADD
+    found = str(name.value) if isinstance(name, ir.StringImm) else ""
+    return found if found.startswith(PREFIX) else ""
 
 
-def _sum(it: SparseIteration) -> Reduction:
+def _reduction(it: SparseIteration) -> Reduction:
     """What an atomic iteration adds."""
     found = reduction_of(it.body)
     dtype = "" if found is None else str(found.store.value.ty.dtype)
-    plain = it.init is None and dtype in ATOMIC_DTYPES
-    if found is None or found.operator != "sum" or not plain:
+    if found is None or it.init is not None or not has_atomics(found.operator, dtype):
         raise LoweringError(
-            f"sp_iter '{it.name}': annotation '{ATOMIC}': expected a sum of "
-            f"{' or '.join(ATOMIC_DTYPES)}, X[..] = X[..] + term, got another statement"
+            f"sp_iter '{it.name}': annotation '{ATOMIC}': expected X[..] = X[..] + term (or max, "
+            f"min), {ATOMIC_KINDS}, got another statement"
         )
     return found

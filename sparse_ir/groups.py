@@ -19,6 +19,16 @@ each group writes::
         if vl % 32 == 0:
             y[vi] = total[0]
 
+A group of more than a warp is all threads of a block: each warp adds up what it has, as above, then
+all of them what the warps have, which go through shared memory between barriers::
+
+        T.tvm_storage_sync("shared")
+        if vl % 32 == 0:
+            warps[vl // 32] = total[0]
+        T.tvm_storage_sync("shared")
+        total[0] = warps[vl % 4]
+        ...
+
 With runs, the rows of the lanes differ: neighbours with the same one are a run, whose sum its first
 lane writes. Runs are found by a vote, `__ballot_sync`, once for all columns: a lane that begins one
 says so, and each adds what lies before the next one's bit.
@@ -63,8 +73,9 @@ def with_group_calls(func: SparseFunc, tags: dict[tuple[str, ...], list[str]]) -
 
     tags : what the function's loops are bound to, as :func:`thread_tags` says
 
-    Raises LoweringError for such an iteration that stores something else than a reduction, and
-    where the loop over lanes is not over neighbouring threads.
+    Raises LoweringError for such an iteration that stores something else than a reduction, where
+    the loop over lanes is not over neighbouring threads, and where lanes of several warps are not
+    all threads of their block, as barriers need.
     """
     for it in [x for x in sparse_iterations(func) if GROUP in x.annotations]:
         func = _Group(func, it, tags).run()
@@ -100,6 +111,8 @@ class _Group:
                 f"'{self.lanes.name}' to be the innermost loop over threads, got "
                 f"{' and '.join(bound) or 'no threads'}"
             )
+        if self.size > WARP:
+            self._refuse_other_threads(tags)
         self.reduction: Reduction = reduction
         self.dtype = dtype_of(reduction.term)
         self.store = reduction.store
@@ -148,16 +161,11 @@ class _Group:
         zero = [tirx.const(0, "int32")]
         total = tirx.BufferLoad(held, zero)
         steps: list[Any] = [tirx.AllocBuffer(held), tirx.BufferStore(held, term, zero)]
-        distances = [1 << n for n in range(self.size.bit_length() - 1)]
-        for distance in distances if self.runs else reversed(distances):
-            other: Any = tirx.Var(f"lane{distance}", self.dtype)
-            steps.append(tirx.Bind(other, self._shuffled("down", mask, total, distance)))
-            if end is not None:
-                same = self.lane + tirx.const(distance, "int32") < end
-                other = tirx.Select(same, other, reduction.identity(self.dtype))
-            steps.append(tirx.BufferStore(held, reduction.combine(total, other), zero))
+        steps += self._added(held, min(self.size, WARP), mask, end)
+        if self.size > WARP:
+            steps += self._over_warps(held, mask)
         if ATOMIC in self.it.annotations:
-            store = atomic_update(self.store, total)
+            store = atomic_update(reduction, total)
         else:
             value = total
             if not self.instead:
@@ -167,6 +175,54 @@ class _Group:
                 self.store.buffer, _as(value, dtype_of(self.store.value)), self.store.indices
             )
         return tirx.SeqStmt([*steps, under([writes, *conditions], store)])
+
+    def _added(self, held: Any, lanes: int, mask: Any, end: Any = None) -> list[Any]:
+        """Shuffles after which the first of so many lanes holds what they all held."""
+        zero, reduction, steps = [tirx.const(0, "int32")], self.reduction, []
+        total = tirx.BufferLoad(held, zero)
+        distances = [1 << n for n in range(lanes.bit_length() - 1)]
+        for distance in distances if self.runs else reversed(distances):
+            other: Any = tirx.Var(f"lane{distance}", self.dtype)
+            steps.append(tirx.Bind(other, self._shuffled("down", mask, total, distance, lanes)))
+            if end is not None:
+                same = self.lane + tirx.const(distance, "int32") < end
+                other = tirx.Select(same, other, reduction.identity(self.dtype))
+            steps.append(tirx.BufferStore(held, reduction.combine(total, other), zero))
+        return steps
+
+    def _over_warps(self, held: Any, mask: Any) -> list[Any]:
+        """What the first lane of each warp holds, added up; in each warp, so that none waits."""
+        count, zero = self.size // WARP, [tirx.const(0, "int32")]
+        warps = buffer_var([count], self.dtype, "warps", "shared")
+        warp, lane = (
+            divided(self.lane, tirx.const(WARP, "int32"))
+            for divided in (tirx.floordiv, tirx.floormod)
+        )
+        first = tirx.EQ(lane, tirx.const(0, "int32"))
+        keep = tirx.BufferStore(warps, tirx.BufferLoad(held, zero), [warp])
+        back = tirx.BufferLoad(warps, [tirx.floormod(self.lane, tirx.const(count, "int32"))])
+        return [
+            tirx.AllocBuffer(warps),
+            _barrier(),  # what an earlier visit left has been read
+            under([first], keep),
+            _barrier(),
+            tirx.BufferStore(held, back, zero),
+            *self._added(held, count, mask),
+        ]
+
+    def _refuse_other_threads(self, tags: dict[tuple[str, ...], list[str]]) -> None:
+        """Refuse other loops over threads of the block, which would have barriers of their own."""
+        nest = [self.around[0], *nodes_of(SparseIteration, self.around[0].body)]
+        names = {it.name for it in nest}
+        for (name, *loops), kinds in tags.items():
+            if name in names and any(k.startswith("threadIdx") for k in kinds):
+                if kinds != ["threadIdx.x"]:
+                    raise LoweringError(
+                        f"sp_iter '{self.it.name}': annotation '{GROUP}': expected "
+                        f"{self.size} lanes to be all threads of their block, as they wait for "
+                        f"each other, got {loops} of '{name}' beside them; legal are loops over "
+                        "blocks, or groups within a warp"
+                    )
 
     def _runs(self, mask: Any, first: Any) -> tuple[list[Any], Any, Any]:
         """Statements, whether a lane begins a run, and the lane at which its run has ended."""
@@ -181,7 +237,7 @@ class _Group:
             )
             row, above = (tirx.Var(f"{what}{number}", dtype_of(index)) for what in ("row", "above"))
             steps.append(tirx.Bind(row, key))
-            steps.append(tirx.Bind(above, self._shuffled("up", mask, row, 1)))
+            steps.append(tirx.Bind(above, self._shuffled("up", mask, row, 1, self.size)))
             begins = tirx.Or(begins, tirx.NE(row, above))
         head, votes, left = (
             tirx.Var(name, dtype)
@@ -212,10 +268,9 @@ class _Group:
             )
         return rows
 
-    def _shuffled(self, way: str, mask: Any, value: Any, distance: int) -> Any:
-        """What the lane so far up or down has."""
-        by = tirx.const(distance, "uint32")
-        size = tirx.const(self.size, "int32")
+    def _shuffled(self, way: str, mask: Any, value: Any, distance: int, lanes: int) -> Any:
+        """What the lane so far up or down has, of so many lanes."""
+        by, size = tirx.const(distance, "uint32"), tirx.const(lanes, "int32")
         return tirx.call_extern(dtype_of(value), f"__shfl_{way}_sync", mask, value, by, size)
 
     def _first_lane(self) -> Any:
@@ -250,6 +305,10 @@ class _Group:
                         )
                     out.append((size, var))
         return out[::-1]
+
+
+def _barrier() -> Any:
+    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
 
 
 def _around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:

@@ -108,7 +108,10 @@ class _Flattening:
 
     def run(self) -> tirx.PrimFunc:
         self._check_matches()
-        body = allocate_outside_of_threads(self.func.body, self.layouts)
+        body, self.threads = allocate_outside_of_threads(self.func.body, self.layouts)
+        for var in self.threads:
+            size, align = self._size(var), _element_bytes(var)
+            self.flat[var] = buffer_var([size], var.ty.dtype, var.name, align=align)
         body = keep_in_rows(body, self.layouts, self.indptr)
         body = substitute(body, self._bounded_caches())
         body = map_expr(body, [(s_tir.SBlock, self._inline_matches)])
@@ -211,24 +214,41 @@ class _Flattening:
         storage = self.storage.get(node.source)
         if storage is None:
             return node
-        return tirx.BufferLoad(self.flat[node.source], [storage.offset(list(node.indices))])
+        offset = self._offset(node.source, list(node.indices))
+        return tirx.BufferLoad(self.flat[node.source], [offset])
 
     def _store(self, node: Any) -> Any:
         storage = self.storage.get(node.buffer)
         if storage is None:
             return node
-        offset = storage.offset(list(node.indices))
+        offset = self._offset(node.buffer, list(node.indices))
         return tirx.BufferStore(self.flat[node.buffer], node.value, [offset], span=node.span)
+
+    def _offset(self, var: Any, indices: list[Any]) -> Any:
+        """Of an element of a buffer."""
+        offset = self.storage[var].offset(indices)
+        if var not in self.threads:
+            return offset
+        size = as_dtype(self.storage[var].size(), "int64")
+        return self.threads[var].number * size + as_dtype(offset, "int64")
+
+    def _size(self, var: Any) -> Any:
+        """Of a buffer, in elements."""
+        size = self.storage[var].size()
+        if var not in self.threads:
+            return size
+        return as_dtype(size, "int64") * self.threads[var].count
 
     def _region(self, node: Any) -> Any:
         storage = self.storage.get(node.source)
         if storage is None:
             return node
         if all(is_one(r.extent) for r in node.region):
-            first = storage.offset([r.min for r in node.region])
-            ranges = [ir.Range.from_min_extent(first, as_dtype(1, storage.dtype))]
+            first = self._offset(node.source, [r.min for r in node.region])
+            ranges = [ir.Range.from_min_extent(first, as_dtype(1, dtype_of(first)))]
         else:
-            ranges = [ir.Range.from_min_extent(as_dtype(0, storage.dtype), storage.size())]
+            size = self._size(node.source)
+            ranges = [ir.Range.from_min_extent(as_dtype(0, dtype_of(size)), size)]
         return tirx.BufferRegion(self.flat[node.source], ranges)
 
     def _allocs(self, block: Any) -> Any:
@@ -272,7 +292,7 @@ class _Flattening:
         stride_of = {a.name: s for a, s in zip(storage.leaves, storage.strides(), strict=True)}
         dims = storage.axes[len(storage.axes) - len(ty.shape) :]
         strides = [stride_of[a.name] for a in dims]
-        offset = storage.offset([r.min for r in match.source.region])
+        offset = self._offset(source, [r.min for r in match.source.region])
         mapping: dict[Any, Any] = {target: self.flat[source]}
         for have, want in [(ty.elem_offset, offset), *zip(ty.strides, strides, strict=False)]:
             if isinstance(have, ir.Var):
@@ -281,7 +301,7 @@ class _Flattening:
         def place(index: list[Any]) -> Any:
             at = offset
             for i, stride in zip(index, strides, strict=True):
-                at = at + as_dtype(i, storage.dtype) * stride
+                at = at + as_dtype(i, dtype_of(offset)) * as_dtype(stride, dtype_of(offset))
             return at
 
         def load(node: Any) -> Any:
@@ -297,10 +317,9 @@ class _Flattening:
         def region(node: Any) -> Any:
             if not node.source.same_as(target):
                 return node
-            return tirx.BufferRegion(
-                self.flat[source],
-                [ir.Range.from_min_extent(as_dtype(0, storage.dtype), storage.size())],
-            )
+            size = self._size(source)
+            whole = ir.Range.from_min_extent(as_dtype(0, dtype_of(size)), size)
+            return tirx.BufferRegion(self.flat[source], [whole])
 
         def pointer(node: Any) -> Any:
             """An address keeps an offset that the intrinsic's own type of offsets may not hold."""

@@ -29,6 +29,7 @@ class Reduction:
     """`BUFFER[indices] = combine(BUFFER[indices], term)`, under conditions.
 
     operator : "sum", "product", "max" or "min"
+    keeps_nan : whether it says that a maximum or minimum takes a term that is NaN
     """
 
     conditions: list[Any]
@@ -36,6 +37,7 @@ class Reduction:
     term: Any
     operator: str
     combine: Callable[[Any, Any], Any]
+    keeps_nan: bool = False
 
     def identity(self, dtype: str) -> Any:
         """What leaves everything as it is."""
@@ -104,8 +106,8 @@ def where(reduction: Reduction, test: Any) -> Any:
     return tirx.BufferStore(store.buffer, _as(value, dtype_of(store.value)), store.indices)
 
 
-def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], Any]] | None:
-    """(term, operator, combine) of an update."""
+def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], Any], bool] | None:
+    """(term, operator, combine, whether NaN is kept) of an update."""
     kinds: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
         tirx.Add: ("sum", lambda a, b: a + b),
         tirx.Mul: ("product", lambda a, b: a * b),
@@ -115,7 +117,7 @@ def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], An
     if type(value) in kinds:
         for total, term in ((value.a, value.b), (value.b, value.a)):
             if mine(total):
-                return term, *kinds[type(value)]
+                return term, *kinds[type(value)], False
     if isinstance(value, tirx.Select) and mine(value.false_value):
         term = value.true_value
         test = value.condition
@@ -125,7 +127,7 @@ def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], An
                 keeps_nan = isinstance(test, tirx.Or)
                 if keeps_nan and not _equal(test.b, tirx.isnan(term)):
                     return None
-                return term, name, partial(_better, name, keeps_nan)
+                return term, name, partial(_better, name, keeps_nan), keeps_nan
     return None
 
 

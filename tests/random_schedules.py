@@ -32,6 +32,7 @@ def schedule_at_random(
     moves: int,
     finite: bool,
     scopes: Sequence[str] = SCOPES,
+    threads: bool = False,
 ) -> Any:
     """A schedule of the function after some legal moves.
 
@@ -40,11 +41,12 @@ def schedule_at_random(
     moves : how many are tried
     finite : whether all values are, so that factors may be taken out of sums
     scopes : of workspaces
+    threads : whether loops are divided among those of a GPU, too
     """
     sch = sparsetir.Schedule(func)
     for _ in range(moves):
         before = sch.func
-        move = choose(MOVES)
+        move = choose(MOVES + 2 * ON_THREADS if threads else MOVES)
         try:
             move(_Drawing(sch, arguments, choose, finite, scopes))
         except sparsetir.ScheduleError as error:
@@ -167,6 +169,25 @@ def _parallelize(d: _Drawing) -> None:
     d.apply(parallelize, loops, "cpu")
 
 
+def _threads(d: _Drawing) -> None:
+    loops = d.loop() if d.choose((True, True, False)) else d.neighbours()
+    unit = d.choose(("block", "thread", "thread", "warp", "vector"))
+    races = ("none", "atomics", "temporary", "group(4)", "segment(4)", "segment(32)")
+    race = d.choose(("none", *races))
+    options: dict[str, Any] = {"race": race}
+    if unit in ("thread", "warp") and race in ("none", "atomics"):
+        options["per_block"] = d.choose((None, 4, 32))
+    d.apply(parallelize, loops, unit, **options)
+
+
+def _lanes(d: _Drawing) -> None:
+    d.apply(steps, d.loop(), d.choose((4, 32, 64)))
+
+
+def _tile(d: _Drawing) -> None:
+    d.apply(split, d.loop(), [None, d.choose((4, 32, 64))], tail=d.choose(TAILS))
+
+
 def _distribute(d: _Drawing) -> None:
     if not d.loops:
         raise _Skipped
@@ -205,6 +226,7 @@ MOVES = (
     _reorder, _split, _split, _result, _result, _distribute,
     _slices, _slices, _pack, _pack, _steps, _positions,
 )  # fmt: skip
+ON_THREADS = (_threads, _threads, _threads, _threads, _lanes, _tile)
 
 
 def _writes(it: Any, buffer: Any) -> bool:

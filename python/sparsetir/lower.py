@@ -14,8 +14,9 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
-from sparsetir.schedules.passes.launches import binds_threads
+from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
+from sparsetir.schedules.passes.tail_hints import sound_tail_hints
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.signature import natural_shapes
 from sparsetir.sparse_ir.atomics import ATOMIC
@@ -131,10 +132,17 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
             f"{target.kind.name} needs; bind its loops, or give the stage-I function for the "
             "default schedule"
         )
+    accessed = accessed_by_host(marked.body) if gpu else ""
+    if accessed:
+        raise ScheduleError(
+            f"lower: '{name_of(scheduled)}' has loops over blocks or threads inside of others, for "
+            f"which the host would access {accessed}; legal is a loop over blocks or threads "
+            "around these, and a constant number of threads inside of it"
+        )
     finish = exact_constants if gpu else locals_on_stack
     if "II scheduled" in stages:
         stages = {**stages, "II scheduled": marked}
-    last = finish(lower_sparse_buffer(marked))
+    last = sound_tail_hints(finish(lower_sparse_buffer(marked)))
     return {**stages, "III": _without_unread(last, marked) if SIGNATURE in marked.attrs else last}
 
 

@@ -19,7 +19,10 @@ from tvm_ffi.structural import WalkResult
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["Accesses", "LoopNest", "aliases", "binds_threads", "count_launches", "top_level"]
+__all__ = [
+    "Accesses", "LoopNest", "accessed_by_host", "aliases", "binds_threads", "count_launches",
+    "top_level",
+]  # fmt: skip
 
 BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
@@ -146,6 +149,34 @@ class LoopNest:
 def binds_threads(stmt: Any) -> bool:
     """Whether anything in a statement runs on GPU threads."""
     return any(map(_binds, [*nodes_of(tirx.For, stmt), *nodes_of(tirx.AttrStmt, stmt)]))
+
+
+def accessed_by_host(stmt: Any) -> str:
+    """A buffer of the device that the host would access, and where; empty if there is none.
+
+    stmt : of a GPU's function. Outside of loops over blocks and threads the host runs, and it tells
+        the extents of these to a kernel before that begins
+    """
+    if _binds(stmt):
+        for loop in [n for n in nodes_of(tirx.For, stmt) if _binds(n)]:
+            for load in nodes_of(ir.TensorLoad, loop.min, loop.extent):
+                return f"'{load.source.name}' in the extent of '{loop.loop_var.name}'"
+        return ""
+    parts: list[Any] = []
+    if isinstance(stmt, tirx.For):
+        where, heads, parts = f"'{stmt.loop_var.name}'", [stmt.min, stmt.extent], [stmt.body]
+    elif isinstance(stmt, s_tir.SBlockRealize):
+        where, heads = f"'{stmt.block.name_hint}'", [*stmt.iter_values, stmt.predicate]
+        parts = [p for p in (stmt.block.init, stmt.block.body) if p is not None]
+    elif isinstance(stmt, tirx.SeqStmt):
+        where, heads, parts = "", [], list(stmt.seq)
+    else:
+        where, heads = "a statement", [stmt]
+    for load in nodes_of(ir.TensorLoad, *heads):
+        return f"'{load.source.name}' in {where}"
+    for store in stores_of(*heads) if not parts else []:
+        return f"'{store.buffer.name}' in {where}"
+    return next(filter(None, map(accessed_by_host, parts)), "")
 
 
 def _binds(node: Any) -> bool:

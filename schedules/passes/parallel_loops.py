@@ -149,9 +149,12 @@ def _refuse_race(who: str, sch: Any, loop: Any, kind: str) -> None:
         )
 
 
-def is_free(sch: Any, loop: Any) -> bool:
-    """Whether a loop is proven to be free of races."""
-    return not _race(sch, loop, "parallel")
+def is_free(sch: Any, loop: Any, threads: bool = False) -> bool:
+    """Whether a loop is proven to be free of races; so that threads may run it, if that is asked.
+
+    Threads do not wait for each other between visits of loops around theirs.
+    """
+    return not _race(sch, loop, "parallel") and not (threads and _changes_hands(sch, loop))
 
 
 def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
@@ -180,10 +183,40 @@ def thread_axis(tag: str) -> Any:
 def _race(sch: Any, loop: Any, kind: str) -> str:
     """Why visits of a loop may meet, and what would be legal; "" if they do not."""
     node, extents = sch.get(loop), _extents_around(sch, loop)
+    around = _changes_hands(sch, loop) if "Idx" in kind else ""
+    if around:
+        return (
+            f"what its positions stand for differs between visits of {around}, which may meet, and "
+            "for which threads do not wait; choose a loop over coordinates"
+        )
     for realize in nodes_of(s_tir.SBlockRealize, node.body, nested=False):
         problem = _race_in(realize, node, kind, extents)
         if problem:
             return f"block '{realize.block.name_hint}': {problem}"
+    return ""
+
+
+def _changes_hands(sch: Any, loop: Any) -> str:
+    """A variable around a loop whose visits meet, where a position is another coordinate in each.
+
+    As `j` of `C[i] += A[j, i]` with i stored under j, where threads over the positions of i would
+    add to what others add to for another j.
+    """
+    facts: dict[Any, str] = {}
+    ref = sch.get_sref(loop)
+    while ref is not None:
+        block = ref.stmt
+        if isinstance(block, s_tir.SBlock) and RACES in block.annotations:
+            known = {str(k): str(v) for k, v in block.annotations[RACES].items()}
+            facts |= {v.var: known.get(str(v.var.name), FREE) for v in block.iter_vars}
+        ref = ref.parent
+    node = sch.get(loop)
+    for realize in nodes_of(s_tir.SBlockRealize, node.body, nested=False):
+        for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            if node.loop_var in free_vars(value):
+                for around in free_vars(v.dom.extent) & set(facts):
+                    if facts[around] != FREE:
+                        return f"'{around.name}' ({facts[around]})"
     return ""
 
 

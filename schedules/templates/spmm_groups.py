@@ -39,7 +39,7 @@ from sparsetir.schedules.templates.gpu_features import (
     vector_width,
 )
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
-from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
+from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
@@ -133,8 +133,17 @@ class Groups(GpuTiled):
         return self.split == "non-zeros" or self.group < self.lanes
 
     def serves(self, problem: Spmm) -> bool:
-        """Whether there are atomics for what is to be added, where rows are added to."""
-        return not self.is_atomic or problem.reduce != "max" and problem.dtype in ATOMIC_DTYPES
+        """Whether there are atomics for what is to be added, where rows are added to.
+
+        Maxima have none where non-zeros of a thread are of several rows: what a thread has of a
+        row by itself overwrites it, and empty rows begin with another value than others.
+        """
+        if not self.is_atomic:
+            return True
+        if problem.reduce == "max":
+            in_rows = self.split == "rows" or self.work == 1
+            return in_rows and has_atomics("max", problem.dtype)
+        return has_atomics("sum", problem.dtype)
 
 
 class _Steps(NamedTuple):
@@ -154,12 +163,12 @@ def apply(sch: Schedule, config: Groups) -> None:
 
     Rows may store what they reduce over in several levels, as in CSF, without lanes and where a
     thread has one non-zero. Raises ScheduleError for a program of another shape, for vectors of
-    more than 16 bytes, and for results that are to be added to atomically where that is no sum of
-    float32 or float64.
+    more than 16 bytes, and for results that are to be added to atomically where there are no
+    atomics for these.
     """
     found = row_reduction(sch, "Groups")
     config.check_vector(found.dtype)
-    if config.is_atomic and found.dtype not in ATOMIC_DTYPES:
+    if config.is_atomic and not has_atomics("sum", found.dtype):
         raise ScheduleError(
             f"Groups: argument 'config': expected rows in one group, as split='rows' and "
             f"group=lanes, for {found.dtype}, which atomics do not add, got split="

@@ -39,7 +39,7 @@ from sparsetir.schedules.templates.gpu_features import (
 from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
+from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import COMPUTED, inverse_counts, least_of_rows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -181,7 +181,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
     found = row_pieces(sch, "HybRows")
     config.check_vector(found.first.dtype)
     parts = [row_sums(sch, part, config) for part in found.parts]
-    shares = found.operator == "sum" and found.first.dtype in ATOMIC_DTYPES
+    shares = found.operator == "sum" and has_atomics("sum", found.first.dtype)
     adds = sch.meet([p.write for p in parts], race="atomics" if shares else "ignore")
     value, write = _first(sch, found.first, config)
     scalars = [value, *adds, *(x for p in parts for x in p.scalars)]

@@ -1,7 +1,8 @@
 """How visits of a GPU's loop that add to the same elements meet; see `parallelize`.
 
-"atomics" : each addition is atomic. Of a loop over chunks of the elements of all rows, rows in one
-    chunk are written plainly (:mod:`sparsetir.sparse_ir.schedule.meet`). Before::
+"atomics" : each update, of a sum, maximum or minimum, is atomic. Of a loop over chunks of the
+    elements of all rows, rows in one chunk are written plainly
+    (:mod:`sparsetir.sparse_ir.schedule.meet`). Before::
 
         with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
             C[i, k] = 0.0
@@ -24,7 +25,8 @@
 
 "group(r)" : all threads of the loop add to one element, which each r add up; one of these writes,
     atomically where the loop has more than r. Threads without a term take part.
-"temporary" : group(r) of all threads of a loop, at most 32.
+"temporary" : group(r) of all threads of a loop. More than 32 are all threads of their block, and
+    add up through shared memory.
 
 What a group is in stage II, see :mod:`sparsetir.sparse_ir.groups`.
 """
@@ -36,7 +38,7 @@ from typing import Any, NoReturn
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_DTYPES
+from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.groups import GROUP, GROUP_DTYPES
 from sparsetir.sparse_ir.nodes import (
@@ -271,9 +273,9 @@ class _Meeting:
     # -- refusals -----------------------------------------------------------------------------
 
     def _refuse_lanes(self, loop: Loop, size: int, lanes: int, race: str) -> None:
-        if race == "temporary" and (size > WARP or size & (size - 1)):
+        if race == "temporary" and size & (size - 1):
             self.refuse(
-                f'race="temporary" expects a power of two of threads up to {WARP}, got {size} of '
+                f'race="temporary" expects a power of two of threads, got {size} of '
                 f"'{loop.name}'; legal is race=\"group({WARP})\" of a multiple"
             )
         if size % lanes:
@@ -286,11 +288,10 @@ class _Meeting:
         it = find_iteration(self.func, name)
         update = self._update(it)
         dtype = dtype_of(update.store.value)
-        if update.operator != "sum" or dtype not in ATOMIC_DTYPES:
+        if not has_atomics(update.operator, dtype):
             self.refuse(
-                f"atomic additions expect a sum of {' or '.join(ATOMIC_DTYPES)}, got a "
-                f"{update.operator} of {dtype} in '{name}'; legal are groups of all threads that "
-                "share a row"
+                f"atomics expect {ATOMIC_KINDS}, got a {update.operator} of {dtype} in '{name}'; "
+                "legal are groups of all threads that share a row"
             )
 
     def _refuse_loops(self, name: str, loop: Loop) -> None:

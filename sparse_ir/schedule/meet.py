@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_DTYPES
+from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.computed import keyword, shared_rows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
@@ -72,9 +72,10 @@ def meet(
 
     iterations : all that add to a result, `X[i, ..] = X[i, ..] + term` (or *, max, min), where `i`
         is the coordinate of a sparse axis; an iteration before them has set the result
-    race : "atomics", for sums of float32, float64 or int32 that began with zero; "ignore": no row
-        is stored in several pieces, and the result holds what the operator leaves as it is wherever
-        a row is stored, which is the caller's word. No handles are returned
+    race : "atomics", for sums of float32, float64 or int32 that began with zero, and maxima and
+        minima of float32 or int32 that began with an infinity (of integers, the least or most);
+        "ignore": no row is stored in several pieces, and the result holds what the operator leaves
+        as it is wherever a row is stored, which is the caller's word. No handles are returned
     """
     writes = [find_iteration(func, name_of(WHO, handle)) for handle in iterations]
     if not writes:
@@ -190,17 +191,20 @@ def _refuse_atomics(
     target: SparseBuffer,
 ) -> None:
     for it, update in zip(writes, updates, strict=True):
-        if update.operator != "sum" or target.dtype not in ATOMIC_DTYPES:
+        if not has_atomics(update.operator, target.dtype):
             _refuse(
                 it,
-                f'race="atomics" expects a sum of {" or ".join(ATOMIC_DTYPES)}, got a '
-                f"{update.operator} of {target.dtype}; legal is a format that stores each row in "
-                'one piece, with race="ignore"',
+                f'race="atomics" expects {ATOMIC_KINDS}, got a {update.operator} of '
+                f"{target.dtype}; legal is a format that stores each row in one piece, with "
+                'race="ignore"',
             )
     init = _first(func, target)
     _, store = taken_apart(init.body if init is not None else None)
-    if not same_indices([store.value], [updates[0].identity(target.dtype)]):
-        _refuse(writes[0], f"expected '{target.name}' to be set to zero before, got {store.value}")
+    first = updates[0].identity(target.dtype)
+    if not same_indices([store.value], [first]):
+        _refuse(
+            writes[0], f"expected '{target.name}' to be set to {first} before, got {store.value}"
+        )
 
 
 def _row(func: SparseFunc, it: SparseIteration, update: Reduction) -> tuple[Any, Axis]:

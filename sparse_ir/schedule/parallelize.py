@@ -92,10 +92,11 @@ def parallelize(
         write is the same or of no account, which is the caller's word. "temporary": of a loop over
         chunks of fused rows and elements, alone or among loops free of races, chunks keep what they
         have of rows of others, which a loop on one worker adds afterwards, in an order that does
-        not depend on the workers; of another loop over up to 32 threads of a GPU, these add up what
-        they have and one of them writes. On a GPU also "atomics", visits add atomically;
-        "group(r)", each r threads add up what they have, and one writes; "segment(r)", the first
-        one of each run of threads with the same row writes
+        not depend on the workers; of another loop over threads of a GPU, these add up what they
+        have and one of them writes: a power of two, of which more than 32 are all threads of their
+        block. On a GPU also "atomics", visits add atomically; "group(r)", each r threads add up
+        what they have, and one writes; "segment(r)", the first one of each run of threads with the
+        same row writes
     per_block : of a GPU's loop over "warp" or "thread", how many of its visits a block of threads
         has; the loop is over blocks, too. None: the loop has a constant extent, within a block
 

@@ -55,6 +55,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
+    loads_of,
 )
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements
@@ -112,18 +113,21 @@ class _Positions(Elements):
             at = tirx.BufferLoad(order.var, [self.var])
         held = self._levels(order)
         coordinates = [tirx.BufferLoad(b.var, [self.var]) for b in held]
-        mixed = len(set(self.old.kinds)) > 1
+        init = None if it.init is None else self.rewritten(it.init, at, coordinates)
+        # What it sets by coordinates it sets for all of them, not for those that are stored.
+        whole = init is not None and (
+            len(set(self.old.kinds)) > 1 or any(loads_of(init, b.var) for b in held)
+        )
         new = Loop(self.positions, [self.var], self.old.kinds[0])
         loops = [self._moved_loop(loop) for loop in loops_of(it)]
-        own_init = it.init is not None and not mixed
         main = changed(
             it,
             [*loops[: self.place], new, *loops[self.place + 1 :]],
-            init=self.rewritten(it.init, at, coordinates) if own_init else None,
+            init=None if whole else init,
             body=self.rewritten(it.body, at, coordinates),
         )
         before: list[SparseIteration] = []
-        if mixed and it.init is not None:  # of all rows
+        if whole:
             first, axes = init_apart(self.func, it)
             before, self.axes = [first], [*self.axes, *axes]
         out = replaced(

@@ -227,7 +227,7 @@ class Schedule:
         unit : "cpu", the threads of a CPU; "block", "warp" or "thread" of a GPU; "vector"
         race : "none", refused where visits may meet; "ignore", on your word that they do not;
             "temporary", on a CPU of chunks of rows and elements fused: those of rows of others are
-            kept, and added afterwards; of up to 32 threads of a GPU: one writes what all have.
+            kept, and added afterwards; of threads of a GPU: one writes what all have.
             Of a GPU also "atomics", "group(r)" and "segment(r)", where r threads add up what they
             have for one row, or for each run of equal rows. Gives handles of what writes
         per_block : visits of a GPU's block of threads, where the loop is over blocks, too

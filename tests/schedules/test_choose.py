@@ -62,14 +62,16 @@ def test_half_precision_gets_whole_rows():
 
 
 def test_a_non_zero_each_where_rows_are_uneven_and_features_few():
-    for problem, feat in ((Spmm(), 1), (Spmm(reduce="mean"), 2), (Spmm(batched=True), 8)):
+    sums = ((Spmm(), 1), (Spmm(reduce="mean"), 2), (Spmm(batched=True), 8))
+    for problem, feat in (*sums, (Spmm(reduce="max"), 1)):
         few = replace(GRAPH, feat=feat)
         uneven = replace(few, longest=5000)
         wanted = Groups.for_features(feat, split="non-zeros", group=32)
         assert isinstance(choose(problem, few, GPU), RowSplit)
         assert choose(problem, uneven, GPU) == wanted
         assert isinstance(choose(problem, replace(uneven, feat=16), GPU), RowSplit | HybRows)
-    for problem in (Spmm("float16"), Spmm(reduce="max")):  # there are no atomics for these
+    # There are no atomics for these.
+    for problem in (Spmm("float16"), Spmm("float64", reduce="max")):
         uneven = replace(GRAPH, feat=1, longest=5000)
         assert isinstance(choose(problem, uneven, GPU), RowSplit | HybRows)
 

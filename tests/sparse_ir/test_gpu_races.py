@@ -337,10 +337,10 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     ),
     (
         lambda s, it, i, j, k: s.parallelize(
-            part_lanes(s, it, i, j, k, 64)[1], "thread", race="temporary"
+            part_lanes(s, it, i, j, k, 48)[1], "thread", race="temporary"
         ),
-        "race=\"temporary\" expects a power of two of threads up to 32, got 64 of 'J_lanes'; legal "
-        'is race="group(32)" of a multiple',
+        "race=\"temporary\" expects a power of two of threads, got 48 of 'J_lanes'; legal is "
+        'race="group(32)" of a multiple',
     ),
     (
         lambda s, it, i, j, k: s.parallelize(

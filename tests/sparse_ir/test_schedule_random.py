@@ -1,7 +1,8 @@
 """Random legal sequences of stage-I primitives, on every test program: the meaning stays.
 
 What comes out is a valid function, which prints and parses back; the interpreter gives what it gave
-before; so do kernels, with the default schedule and without any; and it builds for GPUs.
+before; so do kernels, with the default schedule and without any, and with loops divided among
+threads of a GPU; and it builds for GPUs.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sparsetir
+from cuda_runner import requires_cuda_text
+from cuda_stages import CudaStages
 from programs import PROGRAMS, tolerance
 from random_schedules import schedule_at_random
 from sparsetir.sparse_ir.schedule.precompute import SCOPES
@@ -37,7 +40,9 @@ def _copy(arguments: dict[str, Any]) -> dict[str, Any]:
 class Case:
     """A program with arguments, a schedule of it, and what the interpreter gives without it."""
 
-    def __init__(self, data: Any, name: str, scopes: Sequence[str] = SCOPES) -> None:
+    def __init__(
+        self, data: Any, name: str, scopes: Sequence[str] = SCOPES, threads: bool = False
+    ) -> None:
         def choose(options: Any) -> Any:
             return data.draw(st.sampled_from(list(options)))
 
@@ -50,7 +55,9 @@ class Case:
         self.expected = _copy(self.arguments)
         sparsetir.interpret(func, self.expected)
         finite = case != "nonfinite"
-        self.sch = schedule_at_random(func, self.arguments, choose, 6, finite, scopes)
+        self.sch = schedule_at_random(
+            func, self.arguments, choose, 9 if threads else 6, finite, scopes, threads
+        )
 
     def check(self, run: Callable[..., Any]) -> None:
         """What `run` writes is what the interpreter wrote."""
@@ -97,6 +104,22 @@ def check_gpu(data: Any, name: str) -> None:
     assert "__global__" in kernel.source()
 
 
+def check_threads(data: Any, name: str) -> None:
+    """Loops divided among blocks and threads, as CUDA on a CPU; or they are refused."""
+    case = Case(data, name, ("local", "global"), threads=True)
+    try:
+        kernel = CudaStages(case.sch, None)
+    except (sparsetir.LoweringError, sparsetir.ScheduleError):
+        return
+
+    def run(arguments: dict[str, Any]) -> None:
+        for called, array in kernel(arguments, equal=True).items():
+            if called in arguments:
+                arguments[called][...] = array
+
+    case.check(run)
+
+
 ON_GPU = [name for name, program in PROGRAMS.items() if program.gpu]
 ANY = st.sampled_from(list(PROGRAMS))
 
@@ -118,6 +141,13 @@ def test_kernels(data: Any, name: str) -> None:
 @given(data=st.data(), name=st.sampled_from(ON_GPU))
 def test_gpu(data: Any, name: str) -> None:
     check_gpu(data, name)
+
+
+@requires_cuda_text
+@settings(max_examples=4, **COMMON)
+@given(data=st.data(), name=st.sampled_from(ON_GPU))
+def test_threads(data: Any, name: str) -> None:
+    check_threads(data, name)
 
 
 @pytest.mark.slow
@@ -142,3 +172,12 @@ def test_kernels_often(data: Any, name: str) -> None:
 @given(data=st.data())
 def test_gpu_often(data: Any, name: str) -> None:
     check_gpu(data, name)
+
+
+@pytest.mark.slow
+@requires_cuda_text
+@pytest.mark.parametrize("name", ON_GPU)
+@settings(max_examples=6, **COMMON)
+@given(data=st.data())
+def test_threads_often(data: Any, name: str) -> None:
+    check_threads(data, name)

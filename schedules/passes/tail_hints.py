@@ -1,0 +1,93 @@
+"""Which conditions of tiles TVM may take out of a loop.
+
+TVM parts a loop in two where a condition in it is marked as likely: visits for which it holds
+whatever the loops inside visit, and the rest. It computes where the first ones end, and takes for
+granted that this is not before the loop begins. It is, where tiles inside are longer than what they
+are tiles of, and the loop is short::
+
+    for k0 in range((n + 1) // 2):
+        for k1, k2 in T.grid(4, 2):              # tiles of 8, of which 2 are visited
+            if T.likely(k1 * 2 + k2 <= 1):
+                if T.likely(k0 * 2 + k1 * 2 + k2 <= n - 1):
+                    C[k0 * 2 + k1 * 2 + k2] = ..
+
+For n = 1 the second part would begin at k0 = -3. After::
+
+                if k0 * 2 + k1 * 2 + k2 <= n - 1:
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.reduction import is_tail
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["sound_tail_hints"]
+
+
+def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A function of stage III in which only conditions that TVM parts loops by rightly are likely.
+
+    A condition stays likely if, in each loop of an extent that is no constant, the loops inside
+    visit no more than a step of that loop.
+    """
+    hints = [c for n in nodes_of(tirx.IfThenElse, func.body) for c in [n.condition] if is_tail(c)]
+    if not hints:
+        return func
+    extents = {loop.loop_var: loop.extent for loop in nodes_of(tirx.For, func.body)}
+    places: dict[Any, Any] = {}
+    for realize in nodes_of(s_tir.SBlockRealize, func.body):
+        for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
+            places[v.var] = substitute(value, places)
+
+    def branch(node: Any) -> Any:
+        if not is_tail(node.condition):
+            return node
+        test = node.condition.args[0]
+        if _is_sound(substitute(test, places), extents):
+            return node
+        return tirx.IfThenElse(test, node.then_case, node.else_case, node.span)
+
+    return func.with_body(map_expr(func.body, [(tirx.IfThenElse, branch)]))
+
+
+def _is_sound(test: Any, extents: dict[Any, Any]) -> bool:
+    if not isinstance(test, tirx.LT | tirx.LE):
+        return True
+    sizes = {v: _extent(extents[v]) for v in free_vars(test.a) if v in extents}
+    open_ended = [v for v, size in sizes.items() if size is None]
+    if not open_ended:
+        return True  # TVM leaves loops of constant extents whole
+    terms = _terms(test.a, extents)
+    if terms is None:
+        return False
+    inside = sum(abs(terms.get(v, 0)) * (size - 1) for v, size in sizes.items() if size is not None)
+    return all(inside < abs(terms.get(v, 0)) for v in open_ended)
+
+
+def _terms(expr: Any, extents: dict[Any, Any]) -> dict[Any, int] | None:
+    """The coefficient of each loop in an index; of a least of several, those of what has loops."""
+    if isinstance(expr, tirx.Cast):
+        return _terms(expr.value, extents)
+    if isinstance(expr, ir.Var) and expr in extents:
+        return {expr: 1}
+    if not free_vars(expr) & set(extents):
+        return {}
+    if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm):
+        inner = _terms(expr.a, extents)
+        return None if inner is None else {v: c * int(expr.b.value) for v, c in inner.items()}
+    if not isinstance(expr, tirx.Add | tirx.Sub | tirx.Min):
+        return None
+    a, b = _terms(expr.a, extents), _terms(expr.b, extents)
+    if a is None or b is None or isinstance(expr, tirx.Min) and a and b:
+        return None
+    sign = -1 if isinstance(expr, tirx.Sub) else 1
+    return {v: a.get(v, 0) + sign * b.get(v, 0) for v in a | b}
+
+
+def _extent(extent: Any) -> int | None:
+    return int(extent.value) if isinstance(extent, tirx.IntImm) else None

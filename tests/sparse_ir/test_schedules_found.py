@@ -1,0 +1,168 @@
+"""Schedules that random ones have found: kernels could not be built of them, or were wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.script import tirx as T
+
+import sparsetir
+from cuda_runner import requires_cuda_text
+from cuda_stages import CudaStages
+from programs import PROGRAMS
+from schedule_common import opened, program
+from sparsetir.schedules.passes.parallel_loops import run_in_parallel
+from sparsetir.schedules.passes.tail_hints import sound_tail_hints
+
+ON_GPU: dict[str, tuple[str, str, Callable[..., Any]]] = {}
+
+
+def on_gpu(name: str, iteration: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A schedule, `steps(sch, it, *loops)`, of an iteration of a program."""
+
+    def add(steps: Callable[..., Any]) -> Callable[..., Any]:
+        ON_GPU[steps.__name__] = name, iteration, steps
+        return steps
+
+    return add
+
+
+@on_gpu("spmm_bsr", "spmm")
+def loop_over_rows_and_sums(sch, it, io, jo, ii, ji, k):
+    """Loops over spatial and reduction axes at once cannot be brought inside."""
+    sch.sparse_fuse(it, [jo, ii])
+
+
+@on_gpu("spmm", "spmm")
+def columns_in_vectors(sch, it, i, j, k):
+    """Loops of which it was said what they become are not cut for threads."""
+    sch.parallelize(sch.split(k, [None, 4])[1], "vector")
+
+
+@on_gpu("spmm_csc", "spmm")
+def rows_stored_under_a_sum(sch, it, j, i, k):
+    """Threads over what columns store would add to rows that others add to for other columns."""
+    sch.sparse_reorder(it, [k, j, i])
+
+
+@on_gpu("spmm_coo", "spmm")
+def positions_of_rows(sch, it, o, i, j, k):
+    """Rows that store nothing are set, too."""
+    sch.positions(sch.sparse_fuse(it, [o, i]))
+
+
+@on_gpu("spmm", "spmm")
+def tiles_longer_than_the_tile_they_cut(sch, it, i, j, k):
+    """TVM parted the loop over `k0` at a place before its begin."""
+    k0, k1 = sch.split(k, [None, 2], tail="repeat")
+    tiles = sch.split(k1, [4, 2], tail="repeat")
+    sch.sparse_reorder(it, [i, k0, j, *tiles])
+
+
+@on_gpu("row_sum", "row_sum")
+def a_workspace_that_starts_in_tiles(sch, it, i, j):
+    """It is not seen that visits have it for themselves, so that it lies outside of the kernel."""
+    _, lane = sch.steps(j, 32)
+    start, *_ = sch.precompute("Y", i, [], lanes=[lane])
+    sch.split(sch.get_sp_iters(start)[0], [None, 3], tail="shift")
+
+
+@on_gpu("spmv", "spmv")
+def value_for_each_thread(sch, it, i, j):
+    """Rows are divided among threads, which shared one element of memory."""
+    sch.precompute("Y", j, [], scope="global")
+
+
+@on_gpu("spmm", "spmm")
+def row_for_each_thread(sch, it, i, j, k):
+    """Of a size that is not known, in loops over blocks and threads."""
+    sch.precompute("C", i, [k], scope="global")
+
+
+@on_gpu("spmm", "spmm")
+def row_for_each_thread_of_stage_one(sch, it, i, j, k):
+    sch.precompute("C", i, [k], scope="global")
+    sch.parallelize(sch.get_sp_iters(it)[0], "thread", per_block=3)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("found", ON_GPU)
+def test_gpu(found: str) -> None:
+    name, iteration, steps = ON_GPU[found]
+    sch, it, loops = opened(program(name), iteration)
+    steps(sch, it, *loops)
+    kernel = CudaStages(sch, None)
+    for case in ("small", "empty", "single_column"):
+        given = PROGRAMS[name].inputs(np.random.default_rng(0), case, "float32", "int32")
+        got = kernel(given, equal=True)  # of what a tile sets twice
+        for output, want in PROGRAMS[name].oracle(given).items():
+            np.testing.assert_allclose(got[output], want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("found", ["positions_of_rows", "tiles_longer_than_the_tile_they_cut"])
+def test_cpu(found: str) -> None:
+    """One column in memory that goes on: what is written beyond it is seen."""
+    name, iteration, steps = ON_GPU[found]
+    sch, it, loops = opened(program(name), iteration)
+    steps(sch, it, *loops)
+    given = PROGRAMS[name].inputs(np.random.default_rng(0), "single_column", "float32", "int32")
+    memory = np.full((len(given["c"]) + 40, 1), 7, "float32")
+    given["c"] = memory[20:-20]
+    sparsetir.build(sch)(**given)
+    np.testing.assert_allclose(given["c"], PROGRAMS[name].oracle(given)["c"], rtol=1e-5, atol=1e-5)
+    assert (memory[:20] == 7).all() and (memory[-20:] == 7).all()
+
+
+@pytest.mark.parametrize("outer", [[], ["block"]])
+def test_loops_whose_length_the_host_would_read(outer: list[str]) -> None:
+    """Blocks for what a row stores, whose number is known to the device alone."""
+    sch, _, (i, j) = opened(program("row_sum"), "row_sum")
+    for unit in outer:
+        sch.parallelize(i, unit)
+    sch.parallelize(j, "thread", race="atomics", per_block=4)
+    with pytest.raises(sparsetir.ScheduleError) as error:
+        sparsetir.lower(sch, target={"kind": "cuda", "arch": "sm_90"})
+    assert str(error.value) == (
+        "lower: 'row_sum' has loops over blocks or threads inside of others, for which the host "
+        "would access 'J_indptr' in the extent of 'j_0'; legal is a loop over blocks or threads "
+        "around these, and a constant number of threads inside of it"
+    )
+
+
+def test_sums_that_the_host_would_compute() -> None:
+    """Of three steps in a loop over rows, one is divided among threads."""
+    sch, _, (i, _, k) = opened(program())
+    start, _, _ = sch.precompute("C", i, [k], scope="global")
+    sch.parallelize(sch.get_sp_iters(start)[-1], "thread", per_block=32)
+    with pytest.raises(sparsetir.ScheduleError, match="the host would access 'J_indptr' in 'j';"):
+        sparsetir.lower(sch, target={"kind": "cuda", "arch": "sm_90"})
+
+
+def test_threads_over_what_columns_store_are_refused() -> None:
+    sch, it, (j, i, k) = opened(program("spmm_csc"))
+    sch.sparse_reorder(it, [k, j, i])
+    func = sch.lower()
+    inner = func.get_loops(func.get_sblock("spmm1"))[-1]
+    with pytest.raises(sparsetir.ScheduleError) as error:
+        run_in_parallel(func, inner, "threadIdx.x")
+    assert "differs between visits of 'vj' (reduction: C), which may meet" in str(error.value)
+    run_in_parallel(func, inner, "parallel")  # threads of a CPU wait at the end of each loop
+
+
+@pytest.mark.parametrize(("inside", "stays"), [(4, True), (5, False), (8, False)])
+def test_conditions_that_part_loops(inside: int, stays: bool) -> None:
+    """Those of tiles that are no longer than a step stay likely, by which TVM parts loops."""
+
+    @T.prim_func(s_tir=True)
+    def zeros(n: T.int32, C: T.Buffer((n,), "float32")):
+        for a in range((n + 3) // 4):
+            for b in range(inside):
+                if T.likely(a * 4 + b < n):
+                    C[a * 4 + b] = T.float32(0)
+
+    after = sound_tail_hints(zeros)
+    assert ("T.likely" in after.script()) == stays
+    assert "T.likely" in zeros.script()
