@@ -189,7 +189,9 @@ def _positions(d: _Drawing) -> None:
     fused = [x for x in d.loops if len(x.axes) > 1]
     if not fused:
         raise _Skipped
-    d.sch.positions(d.choose(fused), parts=d.choose((None, 2)))
+    d.sch.positions(
+        d.choose(fused), parts=d.choose((None, None, 2)), rows=d.choose(("table", "search"))
+    )
 
 
 def _pack(d: _Drawing) -> None:

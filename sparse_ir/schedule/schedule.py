@@ -149,7 +149,7 @@ class Schedule:
 
     def positions(
         self, loop: SpIter, *, parts: int | str | None = None,
-        default: int | dict[str, Any] = 16,
+        default: int | dict[str, Any] = 16, rows: str = "table",
     ) -> SpIter:  # fmt: skip
         """Go through the elements of fused axes by position; the handle of the loop.
 
@@ -157,10 +157,12 @@ class Schedule:
         parts : ranges of columns to go through one after the other, as `divide` takes them; None
             for the order of storage
         default : how many there are by a name until somebody says another number
+        rows : where kernels find the row of an element: "table", of each; "search", where a thread
+            begins, and carried from there; "blocks", the same between the rows of two blocks
 
         More: `help("sparsetir.sparse_ir.schedule.positions")`.
         """
-        return self._apply(positions, loop, parts=parts, default=default)
+        return self._apply(positions, loop, parts=parts, default=default, rows=rows)
 
     def pack(self, buffer: str, iteration: SparseIterationRef) -> str:
         """Bring values into the order in which an iteration reads them; the name of their buffer.
