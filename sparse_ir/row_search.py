@@ -116,7 +116,10 @@ class RowSearch:
         first = self._first(buffer, array, place.first, carried, scope)
         now = self._now(buffer, array, first, place.now, carried, scope) if carried else first
         found = Place(now, first)
-        scope.rows.append((key, found))
+        # Known to all inside of the loops that it follows.
+        inner = [x for x in scope.around if x.var in free_vars(place.now)]
+        home = [*carried[:1], *inner[-1:]][:1]
+        (home[0].scope if home else scope).rows.append((key, found))
         return found
 
     def _first(

@@ -43,9 +43,10 @@ from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["SPLITS", "Groups", "apply"]
+__all__ = ["ROWS", "SPLITS", "Groups", "apply"]
 
 SPLITS = ("rows", "non-zeros")
+ROWS = ("table", "search", "blocks")
 WARP = 32
 MAX_THREADS = 1024  # of a block
 MAX_OCCUPANCY = 2048
@@ -62,6 +63,9 @@ class Groups(GpuTiled):
     lanes : threads that share a row, a power of two; 1 where non-zeros are split
     group : threads that add up by shuffles what they have, a power of two up to 32: of those that
         share a row, or of those with neighbouring non-zeros, one each
+    rows : where a thread finds the row of its non-zero: "table" of each, "search" in the offsets of
+        rows, "blocks" there between the rows of two blocks, which are a table (TACO's way); "table"
+        of pieces of rows for chunks
     threads, vector, coarsen, feat, occupancy : as in
         :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
     block : threads of a block
@@ -77,9 +81,10 @@ class Groups(GpuTiled):
     block: int = 256
     feat: int | None = None
     occupancy: int | None = 1024
+    rows: str = "table"
 
     def __post_init__(self) -> None:
-        expect_one_of(self, split=SPLITS)
+        expect_one_of(self, split=SPLITS, rows=ROWS)
         self.check("work", "lanes", "group", "block")
         expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
         fits = is_power_of_two(self.group) and self.group <= WARP
@@ -92,6 +97,9 @@ class Groups(GpuTiled):
             expect(self, "lanes", self.lanes == 1, wanted)
             wanted = f"1 for work = {self.work}, as non-zeros of a thread are of several rows"
             expect(self, "group", 1 in (self.group, self.work), wanted)
+        if self.split == "rows" or self.work > 1:
+            wanted = f'"table" for split = {self.split!r} and work = {self.work}'
+            expect(self, "rows", self.rows == "table", wanted)
         side = self.threads * self.side_by_side
         fits = self.block <= MAX_THREADS and self.block % side == 0
         wanted = f"a multiple of {side} threads that work together, at most {MAX_THREADS}"
@@ -229,7 +237,9 @@ def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[
     tiles, w, threads, lane = features
     fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
     factors = [None, config.workers, config.group]
-    blocks, groups, members = sch.split(sch.positions(fused), factors, tail="repeat")
+    blocks, groups, members = sch.split(
+        sch.positions(fused, rows=config.rows), factors, tail="repeat"
+    )
     own = [blocks, groups, threads, members]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
     start, reduce, write = _in_workspace(sch, rows, members, [w, lane])

@@ -52,6 +52,7 @@ ALGORITHMS = {
     "1/g row, r < g": Groups("rows", lanes=8, group=4, threads=2, block=32, feat=8),
     "g nnz": Groups("non-zeros", work=4, threads=2, block=16, feat=8),
     "1 nnz": Groups("non-zeros", group=8, threads=2, block=32, feat=8),
+    "1 nnz, blocks": Groups("non-zeros", group=8, threads=2, block=32, feat=8, rows="blocks"),
 }
 
 
@@ -100,6 +101,9 @@ CONFIGS = {
     "runs in a warp": (Groups("non-zeros", group=32, threads=1, block=64, feat=4), 4),
     "runs, columns left over": (
         Groups("non-zeros", group=4, threads=4, vector=1, coarsen=2, block=32, feat=11), 11,
+    ),
+    "runs of rows that are searched for": (
+        Groups("non-zeros", group=4, threads=4, vector=1, block=32, feat=11, rows="search"), 11,
     ),
     "SpMV by warps": (Groups.for_features(1, lanes=32, group=32, block=64), 1),
     "SpMV by chunks": (Groups.for_features(1, split="non-zeros", work=5, block=32), 1),
@@ -170,8 +174,9 @@ def test_configs_of_the_space(step: int) -> None:
 def test_the_space() -> None:
     """All four algorithms, each with several groups; without atomics two of them."""
     found = of_the_space(Spmm(), 64)
-    assert 200 <= len(found) <= 300 and all(c.tiles(64) for c in found)
+    assert 200 <= len(found) <= 400 and all(c.tiles(64) for c in found)
     shapes = {(c.split, min(c.work, 2), c.lanes, c.group) for c in found}
+    assert {c.rows for c in found} == {"table", "search", "blocks"}
     for shape in (
         ("rows", 1, 1, 1), ("rows", 2, 1, 1), ("rows", 1, 8, 8), ("rows", 1, 32, 8),
         ("non-zeros", 2, 1, 1), ("non-zeros", 1, 1, 8), ("non-zeros", 1, 1, 32),
@@ -240,12 +245,15 @@ def test_counts() -> None:
     matrix = of_mask(PATTERNS["one dense row"], "int32")
     found = {n: run(Spmm(), c, matrix, count=True) for n, c in ALGORITHMS.items()}
     shuffles = {n: c.shuffles > 0 for n, c in found.items()}
-    assert [n for n in ALGORITHMS if shuffles[n]] == ["1/g row", "1/g row, r < g", "1 nnz"]
+    assert [n for n in ALGORITHMS if shuffles[n]] == [
+        "1/g row", "1/g row, r < g", "1 nnz", "1 nnz, blocks"
+    ]  # fmt: skip
     atomics = {n: c.atomics // 8 for n, c in found.items()}  # of a column
     assert atomics["1 row"] == atomics["x row"] == atomics["1/g row"] == 0
     assert atomics["1/g row, r < g"] == 2 * matrix.shape[0]
     assert 38 <= atomics["g nnz"] < 38 + 2 * matrix.shape[0]
     assert 19 <= atomics["1 nnz"] < 19 + 2 * matrix.shape[0]
+    assert atomics["1 nnz, blocks"] == atomics["1 nnz"]
 
 
 @requires_cuda_text
@@ -337,6 +345,7 @@ def test_offsets_of_32_bits_do_not_overflow(name: str) -> None:
 BAD = {
     "split": ({"split": "columns"}, "one of rows, non-zeros, got 'columns'"),
     "work": ({"work": 0}, "positive integer, got 0"),
+    "rows": ({"split": "non-zeros", "rows": "x"}, "one of table, search, blocks, got 'x'"),
     "lanes": ({"lanes": 6}, "a power of two, got 6"),
     "group": ({"lanes": 64, "group": 64}, "a power of two up to 32, got 64"),
     "block": ({"block": 2048}, "a multiple of 8 threads .* at most 1024, got 2048"),
@@ -351,6 +360,7 @@ ILLEGAL = {  # combinations of legal fields, as the paper says (section 3.3)
     "groups of many rows": (
         "group", {"split": "non-zeros", "work": 4, "group": 8}, "1 for work = 4, .* got 8",
     ),
+    "rows of rows": ("rows", {"rows": "search"}, "\"table\" for split = 'rows' .* got 'search'"),
     "half a group": (
         "block", {"lanes": 32, "group": 32, "block": 384}, "a multiple of 256 threads .* got 384",
     ),
