@@ -290,7 +290,7 @@ def device(monkeypatch):
     monkeypatch.setattr(common, "cuda", lambda: torch)
     build, plan, kernels = sparsetir.build, sparsetir.plan, {}
 
-    def built(program, target, schedule):
+    def built(program, target, schedule, config=None):
         assert target == "cuda" and callable(schedule)
         name = str(program.attrs["global_symbol"])
         return kernels.setdefault(name, build(program))
