@@ -194,6 +194,10 @@ def _positions(d: _Drawing) -> None:
     )
 
 
+def _runs(d: _Drawing) -> None:
+    d.sch.runs(d.loop())
+
+
 def _pack(d: _Drawing) -> None:
     d.sch.pack(d.choose([b.name for b in d.sch.func.buffers]), d.ref)
 
@@ -205,7 +209,7 @@ def _annotate(d: _Drawing) -> None:
 MOVES = (
     _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
     _reorder, _split, _split, _result, _result, _distribute,
-    _slices, _slices, _pack, _pack, _steps, _positions,
+    _slices, _slices, _pack, _pack, _steps, _positions, _runs,
 )  # fmt: skip
 
 

@@ -276,7 +276,7 @@ def _thread_groups(problem: Spmm, given: Statistics) -> Branch:
     wide = vector_width(given.feat, problem.dtype)
 
     def make(**fields: Any) -> Groups | None:
-        if fields["rows"] != "table" and (fields["split"] == "rows" or fields["work"] > 1):
+        if fields["rows"] != "table" and fields["split"] == "rows":
             return None
         config = Groups.for_features(given.feat, problem.dtype, **fields)
         alone = config.split == "rows" and config.group == 1 < config.lanes

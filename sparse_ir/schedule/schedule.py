@@ -35,6 +35,7 @@ from sparsetir.sparse_ir.schedule.pos import coord, pos
 from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
+from sparsetir.sparse_ir.schedule.runs import runs
 from sparsetir.sparse_ir.schedule.slices import slices
 from sparsetir.sparse_ir.schedule.split import split
 from sparsetir.sparse_ir.schedule.steps import steps
@@ -212,6 +213,18 @@ class Schedule:
         Handles: steps, lanes. More: `help("sparsetir.sparse_ir.schedule.steps")`.
         """
         return self._apply(steps, columns, lanes)
+
+    def runs(
+        self, loop: SpIter, *, dtype: str | None = None, name: str | None = None
+    ) -> list[SparseIterationRef]:
+        """Let visits of a loop add up elements of one row, and write where the row changes.
+
+        loop : over positions, whose rows a table gives, as after `positions`
+        dtype : of the sums; name : of their workspace
+
+        Handles: start, reduce, write, again. More: `help("sparsetir.sparse_ir.schedule.runs")`.
+        """
+        return self._apply(runs, loop, dtype=dtype, name=name)
 
     def distribute(self, loop: SpIter | Sequence[SpIter]) -> list[SparseIterationRef]:
         """Move the innermost loops of an iteration into each of its steps; handles of the steps.
