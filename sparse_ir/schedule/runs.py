@@ -166,7 +166,8 @@ class _Runs:
         if self.table.name in found_rows(self.func):
             end = self._end(self.table, tirx.BufferLoad(self.table.var, [position]))
             return tirx.Or(ends, tirx.EQ(position + step, end))
-        nnz = as_dtype(self.table.axes[0].length, dtype_of(position))
+        over = list(self.table.axes or ())
+        nnz = as_dtype(over[0].length, dtype_of(position))
         following = tirx.min(substitute(position, {var: var + one}), nnz - step)
         row, other = (tirx.BufferLoad(self.table.var, [p]) for p in (position, following))
         return tirx.Or(ends, tirx.Or(tirx.GE(position, nnz - step), tirx.NE(row, other)))
