@@ -17,7 +17,7 @@ import spmm_gpu_common
 from cuda_runner import Counts, KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
-from sparsetir import ScheduleError, from_source, lower_sparse_buffer
+from sparsetir import from_source, lower_sparse_buffer
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.spaces import space
@@ -348,55 +348,6 @@ def test_offsets_of_32_bits_do_not_overflow(name: str) -> None:
     source = cuda_source(lower_sparse_buffer(scheduled(Spmm(), replace(ALGORITHMS[name], feat=64))))
     places = re.findall(r"\b[BC]_ptr( \+ |\[)([^;=]*)", source)
     assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
-
-
-BAD = {
-    "split": ({"split": "columns"}, "one of rows, non-zeros, got 'columns'"),
-    "work": ({"work": 0}, "positive integer, got 0"),
-    "rows": ({"split": "non-zeros", "rows": "x"}, "one of table, search, blocks, got 'x'"),
-    "lanes": ({"lanes": 6}, "a power of two, got 6"),
-    "group": ({"lanes": 64, "group": 64}, "a power of two up to 32, got 64"),
-    "block": ({"block": 2048}, "a multiple of 8 threads .* at most 1024, got 2048"),
-    "coarsen": ({"coarsen": 32}, "at most 64, got 128"),
-    "occupancy": ({"occupancy": 4096}, "at most 2048, got 4096"),
-    "vector": ({"vector": 3}, "1, 2, 4 or 8, got 3"),
-    "feat": ({"feat": 30}, "a multiple of vector = 4, got 30"),
-}
-ILLEGAL = {  # combinations of legal fields, as the paper says (section 3.3)
-    "group of several rows": ("group", {"lanes": 4, "group": 8}, "at most lanes = 4, .* got 8"),
-    "shared non-zeros": ("lanes", {"split": "non-zeros", "lanes": 4}, "1 for split = .* got 4"),
-    "groups of many rows": (
-        "group", {"split": "non-zeros", "work": 4, "group": 8}, "1 for work = 4, .* got 8",
-    ),
-    "rows of rows": ("rows", {"rows": "search"}, "\"table\" for split = 'rows', got 'search'"),
-    "half a group": (
-        "block", {"lanes": 32, "group": 32, "block": 384}, "a multiple of 256 threads .* got 384",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "argument, fields, message",
-    [(argument, *rest) for argument, rest in BAD.items()] + list(ILLEGAL.values()),
-)
-def test_bad_configs(argument: str, fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=f"Groups: argument '{argument}': expected .*{message}"):
-        Groups(**fields)
-
-
-def test_refusals() -> None:
-    with pytest.raises(ScheduleError, match="vectors of at most 4 float32, got 8"):
-        scheduled(Spmm(), Groups(vector=8))
-    with pytest.raises(ScheduleError, match="serves multiples of 32 features, got 40"):
-        Groups().tiles(40)
-    for config in (Groups(lanes=8, group=4), Groups("non-zeros", 4), Groups("non-zeros", group=8)):
-        message = "expected rows in one group, .* for float16, which atomics do not add, got split="
-        with pytest.raises(ScheduleError, match=f"Groups: argument 'config': {message}"):
-            scheduled(Spmm("float16"), config)
-        with pytest.raises(ScheduleError, match="expects? a sum of .*, got a max of float32"):
-            scheduled(Spmm(reduce="max"), config)
-        assert not config.serves(Spmm("float16")) and not config.serves(Spmm(reduce="max"))
-        assert config.serves(Spmm(reduce="mean"))
 
 
 @requires_cuda_text
