@@ -52,9 +52,11 @@ from sparsetir.sparse_ir.position_space import (
 )
 from sparsetir.sparse_ir.promises import PROMISES
 from sparsetir.sparse_ir.races import RACES, private_buffers, races_of
+from sparsetir.sparse_ir.row_search import RowSearch
+from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tails import plain_accesses, settle_tails
-from sparsetir.sparse_ir.translate import Scope, Search, Translator, free_vars
+from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import (
@@ -120,6 +122,7 @@ class _Lowering:
         self.space = PositionSpace(func)
         written = {store.buffer for store in stores_of(func.body)}
         self.translate = Translator(self.space, written)
+        self.translate.rows = self.rows = RowSearch(func, self.translate)
         self.units = Units(self.space, self.translate)
         self.closed: set[Any] = set()  # locals of blocks that are finished
         self.private = private_buffers(func)
@@ -131,7 +134,7 @@ class _Lowering:
         body, allocs = allocate_in_visits(body, allocated)
         root = s_tir.SBlock([], [], [], "root", body, alloc_buffers=allocs)
         attrs = {
-            **{k: v for k, v in self.func.attrs.items() if str(k) not in SAID},
+            **{k: v for k, v in self.func.attrs.items() if str(k) not in (*SAID, ROWS)},
             "tirx.noalias": True,
             "s_tir": True,
             LAYOUTS: self.space.layouts,
@@ -251,6 +254,7 @@ class _Lowering:
         for axis, var, _ in it.axis_of():
             scope.axis_of_var[var] = axis
         units = self.units.of(it, scope)
+        scope.around += [Around(u.name, u.var, u.coords, u.extent, scope) for u in units]
         scope.local = []
         init: tirx.Stmt | None = None
         straight = as_if_in_order(it, self.orders)
@@ -259,7 +263,7 @@ class _Lowering:
             pads = [cond for u in spatial for cond in u.pads]
             init = _guarded(pads, self._stmt(it.init, scope))
             if scope.searches:  # they would have to come before the init, outside its block
-                scope.searches, init = [], None
+                scope.searches, scope.rows, init = [], [], None
         before: list[tirx.Stmt] = []
         if it.init is not None and init is None:
             before.append(self._iteration(separate_init(it, self.func, outer.visits), outer))
@@ -292,7 +296,8 @@ class _Lowering:
         )
         units = [u for lv in levels for u in lv.units]
         private = self.private.get(it.name, set())
-        facts = races_of(self.plain.get(it.name, it), private, self.in_turn)
+        in_turn = self.in_turn | self.rows.in_turn
+        facts = races_of(self.plain.get(it.name, it), private, in_turn)
         races = dict(zip(map(id, units), facts, strict=True))
         own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in own if v not in self.placed)]

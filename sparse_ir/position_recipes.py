@@ -23,6 +23,8 @@ __all__ = [
     "piece_rest",
     "piece_starts",
     "row_lasts",
+    "rows_of_blocks",
+    "rows_of_positions",
     "tile_count",
     "tile_cuts",
     "tile_ids",
@@ -115,6 +117,27 @@ def tile_ids(indptr: np.ndarray, size: int, indices: np.ndarray, within: int = 0
 def row_lasts(indptr: np.ndarray) -> np.ndarray:
     """(m,) the position of each row's last element; that before it, or 0, for a row without one."""
     return np.maximum(indptr[1:] - 1, 0)
+
+
+@recipe
+def rows_of_blocks(indptr: np.ndarray, size: int, blocks: int | None = None) -> np.ndarray:
+    """(blocks + 1,) the row of each block's first element, and of the last element.
+
+    indptr : (m + 1,) where rows begin
+    size : elements of a block
+    blocks : as many as it takes by default; those beyond the elements are of the last one's row
+    """
+    nnz = int(indptr[-1])
+    count = -(-nnz // size) if blocks is None else blocks
+    firsts = np.minimum(np.arange(count + 1, dtype="int64") * size, nnz - 1)
+    return rows_of_positions(indptr, firsts)
+
+
+@recipe
+def rows_of_positions(indptr: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """The row that holds each position; 0 for what no row does."""
+    rows = np.searchsorted(indptr, positions, "right") - 1
+    return np.clip(rows, 0, max(len(indptr) - 2, 0)).astype(indptr.dtype)
 
 
 # -- pieces of rows in chunks of non-zeros ----------------------------------------------------

@@ -14,7 +14,10 @@ from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import loop_over
 
-__all__ = ["find_last_start", "find_sorted", "find_unsorted", "scalar_buffer"]
+__all__ = [
+    "carry", "find_last_start", "find_sorted", "find_unsorted", "scalar_buffer", "start_again",
+    "whole",
+]  # fmt: skip
 
 
 def scalar_buffer(name: str, dtype: str) -> Any:
@@ -44,7 +47,8 @@ def _block(
     reduction if a block inside it allocates.
     """
     touched = [_point(v) for v in locals_]
-    block = s_tir.SBlock([], [*reads, *touched], touched, name, tirx.SeqStmt(body))
+    stmt = tirx.SeqStmt(body) if len(body) > 1 else body[0]
+    block = s_tir.SBlock([], [*reads, *touched], touched, name, stmt)
     return s_tir.SBlockRealize([], True, block), locals_
 
 
@@ -109,21 +113,51 @@ def find_unsorted(
 
 
 def find_last_start(
-    name: str, result: Any, start_of: Any, extent: Any, position: Any, reads: list[Any]
+    name: str, result: Any, start_of: Any, rows: tuple[Any, Any], position: Any, reads: list[Any]
 ) -> tuple[tirx.Stmt, list[Any]]:
-    """result[0] = the last x in [0, extent) with start_of(x) <= position.
+    """result[0] = the last x in [begin, end) with start_of(x) <= position.
+
+    rows : begin, for which that holds, and end
 
     Where rows are empty several share a start: the last of them is the one that holds it.
     """
-    dtype = dtype_of(extent)
+    begin, end = rows
+    dtype = dtype_of(end)
     lo, hi = (scalar_buffer(f"{result.name}_{end}", dtype) for end in ("lo", "hi"))
     one = as_dtype(1, dtype)
     mid = _load(lo) + ((_load(hi) - _load(lo)) >> one)
     step = tirx.IfThenElse(start_of(mid) <= position, _store(lo, mid), _store(hi, mid))
     body = [
-        _store(lo, as_dtype(0, dtype)),
-        _store(hi, extent),
+        _store(lo, begin),
+        _store(hi, end),
         tirx.While(_load(lo) + one < _load(hi), step),
         _store(result, _load(lo)),
     ]
     return _block(name, reads, [result, lo, hi], body)
+
+
+def start_again(name: str, held: Any, first: Any) -> tuple[tirx.Stmt, list[Any]]:
+    """held[0] = first, a load of a one-element buffer."""
+    return _block(name, [_point(first.source)], [held], [_store(held, first)])
+
+
+def carry(
+    name: str, result: Any, held: Any, starts: Any, rows: Any, position: Any, reads: list[Any]
+) -> tuple[tirx.Stmt, list[Any]]:
+    """result[0] = the last x < rows with starts[x] <= position, which held[0] does not exceed.
+
+    held : what it was before, and is from then on; allocated where it begins
+    """
+    following = _load(held) + as_dtype(1, dtype_of(rows))
+    # Evaluated as a whole or not, there is an offset behind that of the last row.
+    more = tirx.all(following < rows, tirx.BufferLoad(starts, [following]) <= position)
+    body = [tirx.While(more, _store(held, following)), _store(result, _load(held))]
+    stmt, _ = _block(name, reads, [result, held], body)
+    return stmt, [result]
+
+
+def whole(buf: Any) -> Any:
+    """The region of all of a buffer."""
+    return tirx.BufferRegion(
+        buf, [ir.Range.from_min_extent(as_dtype(0, dtype_of(n)), n) for n in buf.ty.shape]
+    )

@@ -20,6 +20,7 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, map_expr, nodes_of, substitute, walk
 from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
 from sparsetir.sparse_ir.promises import promises_of
+from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
 from sparsetir.sparse_ir.value_domains import value_domains
 
@@ -50,9 +51,28 @@ class Search:
         return self.locals[0]
 
 
-@dataclass
+@dataclass(eq=False)
+class Around:
+    """A loop around a statement.
+
+    var, coords : its variable of stage II, and its coordinates of stage I
+    scope : that of its iteration
+    """
+
+    name: str
+    var: Any
+    coords: list[Any]
+    extent: Any
+    scope: Scope
+
+
+@dataclass(eq=False)
 class Scope:
-    """What is known inside an iteration: visited axes, coordinate variables, searches made."""
+    """What is known inside an iteration: visited axes, coordinate variables, searches made.
+
+    around : all loops, outer ones first
+    rows : rows that were found here, by what is asked for
+    """
 
     visits: dict[str, Visit] = field(default_factory=dict)
     coords: dict[Any, Any] = field(default_factory=dict)
@@ -61,6 +81,18 @@ class Scope:
     # Searches that depend on something bound inside the body, in front of the current statement.
     local: list[Search] | None = None
     bound_in_body: set[Any] = field(default_factory=set)
+    around: list[Around] = field(default_factory=list)
+    rows: list[tuple[tuple[str, list[Any]], Any]] = field(default_factory=list)
+
+    def known(self, key: tuple[str, list[Any]]) -> Any:
+        """What was found by a key, here or around; None for nothing."""
+        name, asked = key
+        scopes = [self, *(x.scope for x in self.around)]
+        for scope in scopes:
+            for (other, given), found in scope.rows:
+                if name == other and _all_equal(asked, given):
+                    return found
+        return None
 
     def nested(self) -> Scope:
         """A scope inside this one; its own searches go to its own list."""
@@ -71,6 +103,7 @@ class Scope:
             [],
             None,
             set(self.bound_in_body),
+            list(self.around),
         )
 
 
@@ -117,6 +150,8 @@ class Translator:
         domains = value_domains(space.func).items()
         self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
         self._names: dict[str, int] = {}
+        self._found = found_rows(space.func)
+        self.rows: Callable[[SparseBuffer, Any, Scope], Any]  # finds what these hold
 
     def local(self, name: str, dtype: str) -> Any:
         """A buffer for a search result; its name is numbered when it was used before."""
@@ -154,6 +189,9 @@ class Translator:
             buf = self._declared.get(node.source)
             if buf is None:
                 return node
+            row = self._row(buf, node, scope)
+            if row is not None:
+                return row
             index, guards = self._access(buf, list(node.indices), scope)
             value = tirx.BufferLoad(self.space.buffers[buf.name], index)
             if not guards:
@@ -161,6 +199,16 @@ class Translator:
             return tirx.if_then_else(conjunction(guards), value, zero(buf.dtype))
 
         return map_expr(expr, [(ir.TensorLoad, load)])
+
+    def _row(self, buf: SparseBuffer, load: Any, scope: Scope) -> Any:
+        """What a load gives that is found by a search instead; None for others."""
+        if buf.name not in self._found:
+            return None
+        found = self.rows(buf, self._coordinates(load.indices[0], scope), scope)
+        length = self._domains.get(self.space.buffers[buf.name])
+        if length is not None:
+            self._domains[found.source] = length
+        return found
 
     def _coordinates(self, expr: Any, scope: Scope) -> Any:
         if not scope.coords or isinstance(expr, int):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import tirx
 
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -18,10 +18,11 @@ from sparsetir.sparse_ir.nodes import (
     FusedAxis,
     PartAxis,
     SparseIteration,
+    flat_axes,
     visited_node,
 )
 from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of, in_one_row
-from sparsetir.sparse_ir.search import find_last_start
+from sparsetir.sparse_ir.search import find_last_start, whole
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit, free_vars
 
 __all__ = ["Unit", "Units"]
@@ -29,15 +30,24 @@ __all__ = ["Unit", "Units"]
 
 @dataclass
 class Unit:
-    """One loop: an axis, a fused axis, an attached axis, or one of these by parts."""
+    """One loop: an axis, a fused axis, an attached axis, or one of these by parts.
+
+    coords : its coordinates of stage I
+    """
 
     node: Any
+    coords: list[Any]
     kinds: str
     loop: Any
     var: Any
     extent: Any
     pads: list[Any] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The name of the loop in stage I."""
+        return "_".join(axis.name for axis in flat_axes([self.node]))
 
     @property
     def iter_type(self) -> int:
@@ -90,7 +100,7 @@ class Units:
         coord = self.space.coordinate(axis, [*parents, pos])
         self._visit(axis, coord_var, pos, coord, parents, scope)
         pads = [coord >= 0] if self.space.has_padding(axis) else []
-        return Unit(node, kind, loop, var, extent, pads)
+        return Unit(node, [coord_var], kind, loop, var, extent, pads)
 
     def _in_part(self, by: Axis, var: Any, scope: Scope) -> tuple[Any, Any]:
         """How many positions the part has, and the storage position of its element `var`."""
@@ -135,7 +145,7 @@ class Units:
             else:
                 runs.append([n])
         sizes = [self._run_size([axes[n] for n in run], scope, dtype) for run in runs]
-        unit = Unit(node, kinds, loop, var, _product(sizes, dtype))
+        unit = Unit(node, coords, kinds, loop, var, _product(sizes, dtype))
         rest: Any = var
         if by is not None:  # then the axes are one run, from a root: its joint positions are stored
             unit.extent, rest = self._in_part(by, var, scope)
@@ -220,15 +230,13 @@ class Units:
 
             extent = self.space.extent(axis, [*outer, *found])
             reads = self.translate.reads_of([extent, joint, *found])
-            indptr = self.space.indptr(last)
-            whole = [ir.Range.from_min_extent(as_dtype(0, dtype_of(d)), d) for d in indptr.ty.shape]
             search = find_last_start(
                 f"find_{result.name}",
                 result,
                 start_of,
-                extent,
+                (as_dtype(0, dtype_of(extent)), extent),
                 joint,
-                [*reads, tirx.BufferRegion(indptr, whole)],
+                [*reads, whole(self.space.indptr(last))],
             )
             unit.searches.append(self.translate.made(*search, free_vars(joint) | {unit.var}))
             found.append(tirx.BufferLoad(result, [0]))

@@ -25,6 +25,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
 )
 from sparsetir.sparse_ir.promises import promise_problems
+from sparsetir.sparse_ir.rows import row_problems
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
 
@@ -238,9 +239,10 @@ def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
     (axis,), (mine,) = of, over
     length = axis.nnz
     if axis.indptr is not None and axis.indptr.same_as(buffer.handle):
-        if axis.parent.kind != "dense_fixed":
+        above = axis.parent
+        if above.kind not in ("dense_fixed", "sparse_variable"):
             return False
-        length = axis.parent.length + 1
+        length = (above.length if above.kind == "dense_fixed" else above.nnz) + 1
     used = {a.name for b in func.buffers for a in b.axes or ()}
     used |= {a.name for it in sparse_iterations(func) for a in flat_axes(it.axes)}
     return (
@@ -390,5 +392,6 @@ RULES: tuple[Callable[[SparseFunc], Found], ...] = (
     computed_problems,
     promise_problems,
     assumption_problems,
+    row_problems,
     body_problems,
 )

@@ -210,7 +210,13 @@ def _positions(d: _Drawing) -> None:
     fused = [x for x in d.loops if len(x.axes) > 1]
     if not fused:
         raise _Skipped
-    d.sch.positions(d.choose(fused), parts=d.choose((None, 2)))
+    d.sch.positions(
+        d.choose(fused), parts=d.choose((None, None, 2)), rows=d.choose(("table", "search"))
+    )
+
+
+def _runs(d: _Drawing) -> None:
+    d.sch.runs(d.loop())
 
 
 def _pack(d: _Drawing) -> None:
@@ -224,7 +230,7 @@ def _annotate(d: _Drawing) -> None:
 MOVES = (
     _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
     _reorder, _split, _split, _result, _result, _distribute,
-    _slices, _slices, _pack, _pack, _steps, _positions,
+    _slices, _slices, _pack, _pack, _steps, _positions, _runs,
 )  # fmt: skip
 ON_THREADS = (_threads, _threads, _threads, _threads, _lanes, _tile)
 

@@ -95,7 +95,10 @@ def test_load_balance_counts(tmp_path, capsys, monkeypatch):
     ways = load_balance.ROWS, load_balance.POSITIONS
     rows, positions = ([c["ways"][w] for c in cells] for w in ways)
     assert all(r["shuffles"] == 5 * 32 * size.rows and r["atomics"] == 0 for r in rows)
-    assert all(p["atomics"] == size.nnz and p["imbalance"] <= 1.1 for p in positions)
+    # An atomic for each 7 elements of a thread, and for each row that begins within these.
+    chunks = -(-size.nnz // 7)
+    assert all(chunks <= p["atomics"] <= chunks + size.rows for p in positions)
+    assert all(p["imbalance"] <= 1.1 for p in positions)
     assert rows[0]["imbalance"] <= 1.01 and rows[-1]["imbalance"] > 1.25
     assert rows[-1]["warp_imbalance"] > 8 and cells[-1]["longest_over_mean"] > 12
     assert positions[-1]["conflicts"] > positions[0]["conflicts"] > 0
@@ -290,7 +293,7 @@ def device(monkeypatch):
     monkeypatch.setattr(common, "cuda", lambda: torch)
     build, plan, kernels = sparsetir.build, sparsetir.plan, {}
 
-    def built(program, target, schedule):
+    def built(program, target, schedule, config=None):
         assert target == "cuda" and callable(schedule)
         name = str(program.attrs["global_symbol"])
         return kernels.setdefault(name, build(program))

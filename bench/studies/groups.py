@@ -22,6 +22,7 @@ from sparsetir.bench.studies import common, group_plots, sgap_tables
 from sparsetir.bench.studies.counting import MEANINGS, Counted
 from sparsetir.bench.studies.matrices import folder, generated
 from sparsetir.bench.studies.sgap import COLUMNS, NEW, ONE, ORIGINAL, PART_OF_ROW, Point, points
+from sparsetir.schedules.templates.spmm_groups import Groups, apply
 
 TILES = (16, 32, 64)  # of a CPU
 # (rows, mean length) of generated matrices
@@ -120,21 +121,28 @@ def _on_cpu(args: argparse.Namespace) -> Measure:
     return lambda case: common.cpu_seconds(kernels, case.matrix, case.arguments["b"], seconds)
 
 
-def _built(chosen: list[Point], make: Callable[[Any, Point], Any]) -> dict[str, Any]:
-    """A kernel of each point, by its name."""
-    program, step, out = sparsetir.from_source(SPMM), common.Steps(len(chosen)), {}
-    for point in chosen:
-        step(f"making {point.name}")
-        out[point.name] = make(program, point)
-    return out
+def _kernels(
+    chosen: list[Point], which: str, make: Callable[[Any, Groups], Any]
+) -> Callable[[Case], dict[str, Any]]:
+    """What gives a kernel of each point for a case, by the point's name.
+
+    which : of `WIDTHS`
+    """
+    program, widths = sparsetir.from_source(SPMM), WIDTHS[which]
+    named = {p.config(n): p.name for p in chosen for n in widths}
+    step, made = common.Steps(len(named)), {}
+    for config, name in named.items():
+        step(f"making {name}")
+        made[config] = make(program, config)
+    return lambda case: {p.name: made[p.config(case.arguments["feat"])] for p in chosen}
 
 
 def _counting(chosen: list[Point]) -> Measure:
-    kernels = _built(chosen, lambda program, point: Counted(program, point.apply))
+    kernels = _kernels(chosen, "counts", lambda func, config: Counted(func, apply, config))
 
     def measure(case: Case) -> dict[str, Any]:
         found = {}
-        for way, kernel in kernels.items():
+        for way, kernel in kernels(case).items():
             out, found[way] = kernel(case.arguments)
             case.check(way, out["c"])
         return found
@@ -144,13 +152,15 @@ def _counting(chosen: list[Point]) -> Measure:
 
 def _on_gpu(torch: Any, chosen: list[Point], args: argparse.Namespace) -> Measure:
     clock = Clock(torch)
-    kernels = _built(
-        chosen, lambda program, point: sparsetir.build(program, "cuda", schedule=point.apply)
-    )
+
+    def make(func: Any, config: Groups) -> Any:
+        return sparsetir.build(func, "cuda", schedule=apply, config=config)
+
+    kernels = _kernels(chosen, "cuda", make)
 
     def measure(case: Case) -> dict[str, Any]:
         there = common.on_gpu(torch, case.arguments)
-        calls = {way: common.ready(torch, kernel, there) for way, kernel in kernels.items()}
+        calls = {way: common.ready(torch, kernel, there) for way, kernel in kernels(case).items()}
         for way, call in calls.items():
             there["c"].fill_(float("nan"))
             call()

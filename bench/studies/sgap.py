@@ -1,16 +1,18 @@
 """The SpMM algorithms of Sgap (section 3), and what the paper's tables say of them.
 
 `{<data, c col>, r}`: a thread has so much data of the sparse matrix (elements or rows, or a part of
-a row) and c columns of the dense one, and r threads reduce together. Here a block has one tile of c
+a row) and c columns of the dense one, and r threads reduce together. Each is a config of
+:class:`sparsetir.schedules.templates.spmm_groups.Groups`, in which a block has one tile of c
 columns, and its threads lie along the data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Any
 
-from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.schedules.templates.spmm_groups import Groups
 
 THREADS = 256  # of a block
 ELEMENTS, ROWS, PART_OF_ROW, ONE = "g nnz", "x row", "1/g row", "1 nnz"
@@ -40,66 +42,20 @@ class Point:
         data = self.kind.replace("g", str(self.size), 1).replace("x", str(self.size))
         return f"{{<{data}, {self.c} col>, {self.r}}}"
 
-    def apply(self, sch: Schedule) -> None:
-        """Schedule a plain SpMM C[i, k] = sum of A[i, j] * B[j, k]."""
-        _APPLY[self.kind](sch, self)
-
-
-def _elements(sch: Schedule, point: Point) -> None:
-    """g elements for each thread, which adds atomically where their rows change."""
-    it = sch.get_sparse_iteration("spmm")
-    i, j, k = sch.get_sp_iters(it)
-    chunk, piece, element = sch.split(sch.sparse_fuse(it, [i, j]), [None, point.size])
-    tile, lane = sch.split(k, [None, point.c])
-    sch.sparse_reorder(it, [tile, chunk, piece, element, lane])
-    sch.precompute("C", piece, [lane])
-    sch.parallelize(tile, "block")
-    sch.parallelize(chunk, "thread", race="atomics", per_block=THREADS)
-
-
-def _rows(sch: Schedule, point: Point) -> None:
-    """x rows for each thread."""
-    it = sch.get_sparse_iteration("spmm")
-    i, j, k = sch.get_sp_iters(it)
-    sch.pos(i)
-    rows, row = sch.split(i, [None, point.size])
-    tile, lane = sch.split(k, [None, point.c])
-    sch.sparse_reorder(it, [tile, rows, row, j, lane])
-    sch.precompute("C", row, [lane])
-    sch.parallelize(tile, "block")
-    sch.parallelize(rows, "thread", per_block=THREADS)
-
-
-def _part_of_row(sch: Schedule, point: Point) -> None:
-    """g threads for each row, in groups of r that add what they have."""
-    it = sch.get_sparse_iteration("spmm")
-    i, j, k = sch.get_sp_iters(it)
-    step, thread = sch.steps(j, point.size)
-    tile, lane = sch.split(k, [None, point.c])
-    sch.sparse_reorder(it, [tile, i, thread, step, lane])
-    sch.precompute("C", thread, [lane])
-    sch.parallelize(tile, "block")
-    sch.parallelize(i, "thread", per_block=THREADS // point.size)
-    sch.parallelize(thread, "thread", race=f"group({point.r})")
-
-
-def _one(sch: Schedule, point: Point) -> None:
-    """An element for each thread, r of which add by runs of equal rows."""
-    it = sch.get_sparse_iteration("spmm")
-    i, j, k = sch.get_sp_iters(it)
-    position = sch.positions(sch.sparse_fuse(it, [i, j]))
-    block, thread = sch.split(position, [None, THREADS], tail="repeat")
-    tile, lane = sch.split(k, [None, point.c])
-    sch.sparse_reorder(it, [tile, block, thread, lane])
-    sch.precompute("C", thread, [lane])
-    sch.parallelize(tile, "block")
-    sch.parallelize(block, "block", race="atomics")
-    sch.parallelize(thread, "thread", race=f"segment({point.r})")
-
-
-_APPLY: dict[str, Any] = {
-    ELEMENTS: _elements, ROWS: _rows, PART_OF_ROW: _part_of_row, ONE: _one
-}  # fmt: skip
+    def config(self, columns: int) -> Groups:
+        """The config for B of so many columns; a constant of the kernel if c does not divide it."""
+        vector = gcd(self.c, columns)
+        feat = None if columns % self.c == 0 else columns
+        own: dict[str, Any] = {
+            ELEMENTS: {"split": "non-zeros", "work": self.size},
+            ROWS: {"work": self.size},
+            PART_OF_ROW: {"lanes": self.size, "group": self.r},
+            ONE: {"split": "non-zeros", "group": self.r},
+        }[self.kind]
+        return Groups(
+            threads=1, vector=vector, coarsen=self.c // vector, block=THREADS, feat=feat,
+            occupancy=None, **own,
+        )  # fmt: skip
 
 
 def points(full: bool = False, columns: tuple[int, ...] = (1, 2, 4)) -> list[Point]:

@@ -30,7 +30,7 @@ from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_groups import SPLITS, Groups
+from sparsetir.schedules.templates.spmm_groups import ROWS, SPLITS, Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -276,6 +276,8 @@ def _thread_groups(problem: Spmm, given: Statistics) -> Branch:
     wide = vector_width(given.feat, problem.dtype)
 
     def make(**fields: Any) -> Groups | None:
+        if fields["rows"] != "table" and fields["split"] == "rows":
+            return None
         config = Groups.for_features(given.feat, problem.dtype, **fields)
         alone = config.split == "rows" and config.group == 1 < config.lanes
         fits = config.coarsen == 1 or config.coarsen * config.vector <= given.feat
@@ -289,6 +291,7 @@ def _thread_groups(problem: Spmm, given: Statistics) -> Branch:
         "vector": _sorted(wide, max(1, wide // 2)),
         "coarsen": (1, 2),
         "block": (128, 256),
+        "rows": ROWS,
     }
     return Branch("Groups", choices, make)
 

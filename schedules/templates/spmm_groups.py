@@ -6,7 +6,8 @@ Sgap (sections 3 to 7) writes {what a thread has of A, columns, threads that sum
     {1/g row, c col, r}    split="rows", lanes=g, group=r : every g-th element of a row. Each r of
                            its threads add up by shuffles; with r < g these then add atomically
     {g nnz, c col, 1}      split="non-zeros", work=g : g elements, of whichever rows. What rows have
-                           in several chunks is added atomically, other rows are written
+                           in several chunks is added atomically, other rows are written. Where
+                           rows are found in the kernel, each run of a row is added atomically
     {1 nnz, c col, r}      split="non-zeros", group=r : one element. Each r neighbours add up their
                            runs of equal rows by shuffles; the first of a run adds atomically
 
@@ -43,9 +44,10 @@ from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["SPLITS", "Groups", "apply"]
+__all__ = ["ROWS", "SPLITS", "Groups", "apply"]
 
 SPLITS = ("rows", "non-zeros")
+ROWS = ("table", "search", "blocks")
 WARP = 32
 MAX_THREADS = 1024  # of a block
 MAX_OCCUPANCY = 2048
@@ -62,6 +64,9 @@ class Groups(GpuTiled):
     lanes : threads that share a row, a power of two; 1 where non-zeros are split
     group : threads that add up by shuffles what they have, a power of two up to 32: of those that
         share a row, or of those with neighbouring non-zeros, one each
+    rows : where a thread finds the rows of its non-zeros: "table" of each, or of the pieces of rows
+        in chunks; "search" in the offsets of rows; "blocks" there between the rows of two blocks,
+        which are a table (TACO's way)
     threads, vector, coarsen, feat, occupancy : as in
         :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
     block : threads of a block
@@ -77,9 +82,10 @@ class Groups(GpuTiled):
     block: int = 256
     feat: int | None = None
     occupancy: int | None = 1024
+    rows: str = "table"
 
     def __post_init__(self) -> None:
-        expect_one_of(self, split=SPLITS)
+        expect_one_of(self, split=SPLITS, rows=ROWS)
         self.check("work", "lanes", "group", "block")
         expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
         fits = is_power_of_two(self.group) and self.group <= WARP
@@ -92,6 +98,8 @@ class Groups(GpuTiled):
             expect(self, "lanes", self.lanes == 1, wanted)
             wanted = f"1 for work = {self.work}, as non-zeros of a thread are of several rows"
             expect(self, "group", 1 in (self.group, self.work), wanted)
+        if self.split == "rows":
+            expect(self, "rows", self.rows == "table", "\"table\" for split = 'rows'")
         side = self.threads * self.side_by_side
         fits = self.block <= MAX_THREADS and self.block % side == 0
         wanted = f"a multiple of {side} threads that work together, at most {MAX_THREADS}"
@@ -156,8 +164,8 @@ class _Steps(NamedTuple):
 def apply(sch: Schedule, config: Groups) -> None:
     """Schedule a program that reduces over what rows store, by primitives of both stages.
 
-    Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements` and
-    :func:`_chunks`::
+    Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements`,
+    :func:`_chunks` and :func:`_runs`::
 
         with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
 
@@ -179,8 +187,10 @@ def apply(sch: Schedule, config: Groups) -> None:
         if sch.func.axis(found.rows.name).idtype == "int64":
             sch.bound(found.rows, MAX_ROWS, "max")
         steps = _rows(sch, found, config, features)
-    elif config.work > 1:
+    elif config.work > 1 and config.rows == "table":
         steps = _chunks(sch, found, config, features)
+    elif config.work > 1:
+        steps = _runs(sch, found, config, features)
     else:
         steps = _elements(sch, found, config, features)
     if config.is_atomic:
@@ -238,7 +248,9 @@ def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[
     tiles, w, threads, lane = features
     fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
     factors = [None, config.workers, config.group]
-    blocks, groups, members = sch.split(sch.positions(fused), factors, tail="repeat")
+    blocks, groups, members = sch.split(
+        sch.positions(fused, rows=config.rows), factors, tail="repeat"
+    )
     own = [blocks, groups, threads, members]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
     start, reduce, write = _in_workspace(sch, rows, members, [w, lane])
@@ -280,6 +292,33 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
     write, add = met or []
     copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     return _Steps([start, rest, add], [*copies, write])
+
+
+def _runs(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
+    """{g nnz, c col, 1}, with rows that are found where a thread begins, and carried.
+
+    After::
+
+        ...  # spmm_init, of all rows
+        with T.sp_iter([K0, I_J0, I_J1, K2], "SSSS", "spmm"):  # blocks, chunks
+            ...  # spmm_start
+            with T.sp_iter([I_J2], "S", "spmm_each"):  # elements of a chunk
+                ...  # B_ws_copy, spmm_reduce; spmm_write and spmm_again, where the row changes
+    """
+    tiles, w, threads, lane = features
+    fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
+    positions = sch.positions(fused, rows=config.rows)
+    factors = [None, config.workers, config.work]
+    blocks, chunks, element = sch.split(positions, factors, tail="repeat")
+    own = [blocks, chunks, threads, element]
+    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
+    start, reduce, write, again = sch.runs(element, dtype=accumulator(rows.dtype))
+    _over_blocks(sch, rows.heads, tiles)
+    sch.parallelize(blocks, "block", race="atomics")
+    sch.parallelize(chunks, "thread", race="atomics")
+    sch.parallelize(threads, "thread")
+    copies, rest = _gathered(sch, rows, reduce, reduce)
+    return _Steps([start, rest, write, again], copies)
 
 
 def _set_before(

@@ -40,6 +40,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.schedule import gpu_races
+from sparsetir.sparse_ir.schedule.block_starts import with_block_starts
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -145,6 +146,9 @@ def parallelize(
     refs = None
     if kind in ("atomics", "temporary", "group", "segment"):
         func, refs = gpu_races.meeting(WHO, func, it, places, kind, lanes)
+        it = find_iteration(func, it.name)
+    if unit == "block" or per_block is not None:
+        func = with_block_starts(WHO, func, it, chosen, per_block or 1)
         it = find_iteration(func, it.name)
     return replaced(WHO, func, it, changed(it, annotations=_with_entry(it, new))), refs
 

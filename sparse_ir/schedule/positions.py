@@ -36,6 +36,17 @@ CSF, `sp_iter([I, J, K, L], "SSRS")`, becomes what SpMM looks like after `positi
 Axes of more levels, as those of a tensor in CSF, are gone through in the same way, by arrays for
 the coordinates of each level.
 
+With rows="search" kernels do not read the rows from a table: where a loop over positions begins
+that one thread goes through, its row is searched for in `indptr`, and carried from there. The
+program stays the same but for an attribute, and the offsets as a buffer::
+
+    T.func_attr({"computed": {..}, "rows": {"I_at": {"from": "search"}}})
+    J_ptr = T.match_sparse_buffer(indptr, [I_J_bounds], "int32")
+
+With rows="blocks" the search of a block's threads is between the rows where the block and the next
+one begin, a table of a row for each block, which `parallelize(.., "block")` adds (what TACO calls
+`i_blockStarts`). See :mod:`sparsetir.sparse_ir.schedule.block_starts`.
+
 With `parts` the columns are cut into as many ranges, and all elements of a range are visited before
 those of the next, so that what is read by columns stays in cache. The order is a computed parameter
 too, and so are both coordinates in this order: `Out[I_J_order[ij]]`.
@@ -56,7 +67,10 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     flat_axes,
     loads_of,
+    sparse_iterations,
 )
+from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements
 from sparsetir.sparse_ir.schedule.handles import SpIter
@@ -74,6 +88,7 @@ from sparsetir.sparse_ir.schedule.workspaces import init_apart
 __all__ = ["positions"]
 
 WHO = "positions"
+ROWS_FROM = ("table", "search", "blocks")
 
 
 def positions(
@@ -82,6 +97,7 @@ def positions(
     *,
     parts: int | str | None = None,
     default: int | dict[str, Any] = 16,
+    rows: str = "table",
 ) -> tuple[SparseFunc, SpIter]:
     """The function with a loop over the positions of fused axes, and its handle.
 
@@ -92,26 +108,33 @@ def positions(
         storage. A name makes their number a computed parameter, as in `divide`
     default : the number of parts where whoever makes a plan does not say another, or the recipe of
         one, as in the function attribute "computed"
+    rows : where kernels find the row of an element: "table", one for all elements; "search", in the
+        offsets of rows; "blocks", there between the rows where blocks of threads begin. All but
+        the first expect the order of storage
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, func, it, loop)
-    return _Positions(func, it, place, parts is None).run(parts, default)
+    return _Positions(func, it, place, parts is None).run(parts, default, rows)
 
 
 class _Positions(Elements):
     def __init__(self, func: SparseFunc, it: SparseIteration, place: int, below: bool) -> None:
         self.place, self.old = place, loops_of(it)[place]
+        self.tables: list[str] = []  # names of what is computed of each position
         path = _path(Cut(WHO, func, it, self.old), self.old)
         super().__init__(WHO, func, it, self.old, path, self.old.vars, below)
         self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
 
-    def run(self, parts: int | str | None, default: Any) -> tuple[SparseFunc, SpIter]:
+    def run(self, parts: int | str | None, default: Any, rows: str) -> tuple[SparseFunc, SpIter]:
         """The rewritten function and the handle of the loop."""
         it, at, order = self.it, self.var, None
+        self._refuse_rows(rows, parts)
         if parts is not None:
             order = self._order(self._parts(parts, default))
             at = tirx.BufferLoad(order.var, [self.var])
         held = self._levels(order)
+        if rows != "table":
+            self._find_rows(rows)
         coordinates = [tirx.BufferLoad(b.var, [self.var]) for b in held]
         init = None if it.init is None else self.rewritten(it.init, at, coordinates)
         # What it sets by coordinates it sets for all of them, not for those that are stored.
@@ -169,6 +192,40 @@ class _Positions(Elements):
         values = f"${last.indices.name}"
         return [*held, self._coordinates(last, "at", in_order, values=values, **visited)]
 
+    def _refuse_rows(self, rows: str, parts: Any) -> None:
+        if rows not in ROWS_FROM:
+            legal = " or ".join(f'"{word}"' for word in ROWS_FROM)
+            self.refuse(f"argument 'rows': expected {legal}, got {rows!r}")
+        if rows == "table":
+            return
+        if parts is not None:
+            self.refuse(
+                f"argument 'rows': expected \"table\" with parts = {parts!r}, in whose order "
+                f"rows do not follow each other, got {rows!r}"
+            )
+        names = {a.name for a in self.path[1:]}
+        for other in sparse_iterations(self.func):
+            both = names & {a.name for a in flat_axes(other.axes)}
+            for name in both if other.name != self.it.name else []:
+                self.refuse(
+                    f"argument 'rows': expected \"table\", as sp_iter '{other.name}' visits "
+                    f"'{name}' too, got {rows!r}"
+                )
+
+    def _find_rows(self, rows: str) -> None:
+        """Bind what rows are found in, and say that they are."""
+        one = as_dtype(1, self.idtype)
+        for above, axis in zip(self.path, self.path[1:], strict=False):
+            count = above.length if above.kind == "dense_fixed" else above.nnz
+            length = as_dtype(count, self.idtype) + one
+            bounds = self.axis(f"{axis.name}_bounds", kind="dense_fixed", length=length)
+            self.bound(f"{axis.name}_ptr", [bounds], axis.indptr)
+            if axis is not self.column:
+                each = self.axis(f"{axis.name}_each", kind="dense_fixed", length=axis.nnz)
+                self.bound(f"{axis.name}_idx", [each], axis.indices)
+        said = {name: {"from": rows} for name in self.tables}
+        self.func = self.func.with_attr(ROWS, {**dict(self.func.attrs.get(ROWS, {})), **said})
+
     def _order(self, parts: Any) -> SparseBuffer:
         """The position that is visited at each place of the order."""
         column = self.column
@@ -189,7 +246,9 @@ class _Positions(Elements):
 
     def _coordinates(self, of: Axis, what: str, recipe: Any, **how: Any) -> SparseBuffer:
         """A computed array over the positions."""
-        return self.table(f"{of.name}_{what}", [self.positions], recipe.__name__, **how)
+        made = self.table(f"{of.name}_{what}", [self.positions], recipe.__name__, **how)
+        self.tables.append(made.name)
+        return made
 
 
 def _path(cut: Cut, loop: Loop) -> list[Axis]:

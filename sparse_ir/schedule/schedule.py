@@ -35,6 +35,7 @@ from sparsetir.sparse_ir.schedule.pos import coord, pos
 from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
+from sparsetir.sparse_ir.schedule.runs import runs
 from sparsetir.sparse_ir.schedule.slices import slices
 from sparsetir.sparse_ir.schedule.split import split
 from sparsetir.sparse_ir.schedule.steps import steps
@@ -149,7 +150,7 @@ class Schedule:
 
     def positions(
         self, loop: SpIter, *, parts: int | str | None = None,
-        default: int | dict[str, Any] = 16,
+        default: int | dict[str, Any] = 16, rows: str = "table",
     ) -> SpIter:  # fmt: skip
         """Go through the elements of fused axes by position; the handle of the loop.
 
@@ -157,10 +158,12 @@ class Schedule:
         parts : ranges of columns to go through one after the other, as `divide` takes them; None
             for the order of storage
         default : how many there are by a name until somebody says another number
+        rows : where kernels find the row of an element: "table", of each; "search", where a thread
+            begins, and carried from there; "blocks", the same between the rows of two blocks
 
         More: `help("sparsetir.sparse_ir.schedule.positions")`.
         """
-        return self._apply(positions, loop, parts=parts, default=default)
+        return self._apply(positions, loop, parts=parts, default=default, rows=rows)
 
     def pack(self, buffer: str, iteration: SparseIterationRef) -> str:
         """Bring values into the order in which an iteration reads them; the name of their buffer.
@@ -210,6 +213,18 @@ class Schedule:
         Handles: steps, lanes. More: `help("sparsetir.sparse_ir.schedule.steps")`.
         """
         return self._apply(steps, columns, lanes)
+
+    def runs(
+        self, loop: SpIter, *, dtype: str | None = None, name: str | None = None
+    ) -> list[SparseIterationRef]:
+        """Let visits of a loop add up elements of one row, and write where the row changes.
+
+        loop : over positions, whose rows a table gives, as after `positions`
+        dtype : of the sums; name : of their workspace
+
+        Handles: start, reduce, write, again. More: `help("sparsetir.sparse_ir.schedule.runs")`.
+        """
+        return self._apply(runs, loop, dtype=dtype, name=name)
 
     def distribute(self, loop: SpIter | Sequence[SpIter]) -> list[SparseIterationRef]:
         """Move the innermost loops of an iteration into each of its steps; handles of the steps.

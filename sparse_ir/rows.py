@@ -1,0 +1,105 @@
+"""Rows of positions that kernels find by a search instead of reading them from a table.
+
+`positions(fused, rows="search")` leaves a program that reads the row of each element from a
+computed parameter, which the interpreter does, and says in the function attribute "rows" that
+kernels find it::
+
+    T.func_attr({
+        "computed": {"i_at": {"recipe": "row_of_position", "indptr": "$indptr"}},
+        "rows": {"I_at": {"from": "search"}},
+    })
+
+A buffer that is found so is one of rows by positions, or of the coordinates at these rows, and the
+arrays that its recipe reads are buffers too. With rows="blocks" the rows at which the visits of a
+loop begin and end are known, from another computed parameter::
+
+    "rows": {"I_at": {"from": "blocks", "starts": "I_rows", "loop": "I_J0", "per_block": 1}}
+
+where as many visits of the loop as `per_block` says have one row of `starts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from sparsetir.sparse_ir.computed import computed_parameters, in_order, row_of_position
+from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc
+from sparsetir.sparse_ir.verify_sites import Broken, Found
+
+__all__ = ["ROWS", "Recipe", "found_rows", "recipe_of_rows", "row_problems"]
+
+ROWS = "rows"
+RECIPES = {row_of_position.__name__: "indptr", in_order.__name__: "values"}
+WAYS = ("search", "blocks")
+STARTS = {"from", "starts", "loop", "per_block"}
+
+
+class Recipe(NamedTuple):
+    """How the values of a buffer are found.
+
+    searches : whether by a search in `array`, or as its elements
+    array : the buffer of offsets or of coordinates
+    order : the buffer of the positions that are looked for in it, or None for those asked for
+    """
+
+    searches: bool
+    array: SparseBuffer
+    order: SparseBuffer | None
+
+
+def found_rows(func: SparseFunc) -> dict[str, dict[str, Any]]:
+    """What is said of each buffer whose values kernels find, by its name, as plain Python."""
+    said = func.attrs.get(ROWS, {})
+    return {
+        str(name): {str(k): v if isinstance(v, int) else str(v) for k, v in how.items()}
+        for name, how in said.items()
+    }
+
+
+def recipe_of_rows(func: SparseFunc, buffer: SparseBuffer) -> Recipe | None:
+    """How the values of a buffer can be found; None for one that is given or made otherwise."""
+    if buffer.handle is None:
+        return None
+    how = computed_parameters(func).get(str(buffer.handle.name), {})
+    if how.get("recipe") not in RECIPES:
+        return None
+    by_handle = {str(b.handle.name): b for b in func.buffers if b.handle is not None}
+    array = by_handle.get(str(how[RECIPES[how["recipe"]]])[1:])
+    order = by_handle.get(str(how["order"])[1:]) if "order" in how else None
+    if array is None or "order" in how and order is None:
+        return None
+    return Recipe(how["recipe"] == row_of_position.__name__, array, order)
+
+
+def row_problems(func: SparseFunc) -> Found:
+    """The verifier's rule: rows that are found are those of a table, between starts that exist."""
+    if ROWS not in func.attrs:
+        return
+    said = func.attrs[ROWS]
+    if not isinstance(said, Mapping) or not all(isinstance(how, Mapping) for how in said.values()):
+        yield Broken(func.span, f"attribute '{ROWS}': expected a dict by buffer, got {said!r}")
+        return
+    buffers = {b.name: b for b in func.buffers}
+    for name, how in said.items():
+        who = f"rows of '{name}'"
+        buffer = buffers.get(str(name))
+        if buffer is None:
+            yield Broken(func.span, f"{who}: no such buffer; there are {[*buffers]}")
+        elif recipe_of_rows(func, buffer) is None:
+            yield Broken(
+                buffer.var.span,
+                f"{who}: expected a buffer that recipe {' or '.join(RECIPES)} makes of arrays that "
+                "are bound to buffers",
+            )
+        elif set(how) != {"from"} and (set(how) != STARTS or str(how["starts"]) not in buffers):
+            yield Broken(
+                buffer.var.span,
+                f"{who}: expected 'from', or {sorted(STARTS)} with a buffer of starts, got "
+                f"{sorted(map(str, how))}",
+            )
+        elif str(how["from"]) not in WAYS:
+            yield Broken(
+                buffer.var.span,
+                f"{who}: expected 'from' to be among {[*WAYS]}, got {str(how['from'])!r}",
+            )

@@ -1,0 +1,130 @@
+"""The rows at which the blocks of a GPU begin, for searches of their threads.
+
+Before, where `positions(.., rows="blocks")` has said how rows are found::
+
+    T.func_attr({"computed": {"i_at": ..}, "rows": {"I_at": {"from": "blocks"}}})
+
+After `parallelize(ij0, "block", race="atomics")`, where a block has 3584 elements::
+
+    T.func_attr({
+        "computed": {
+            "i_at": ..,
+            "i_at_starts": {"recipe": "rows_of_blocks", "indptr": "$indptr", "size": 3584},
+        },
+        "rows": {
+            "I_at": {"from": "blocks", "starts": "I_at_starts", "loop": "I_J0", "per_block": 1},
+        },
+    })
+    I_at_starts = T.match_sparse_buffer(i_at_starts, [I_J0_bounds], "int32")
+
+An element of block b is of a row from I_at_starts[b] to I_at_starts[b + 1] (Senanayake's thesis,
+figure 2-2). A loop over blocks that positions do not follow leaves all as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from sparsetir.sparse_ir.nodes import (
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    accesses_of,
+    buffer_var,
+    substitute,
+)
+from sparsetir.sparse_ir.position_recipes import rows_of_blocks, rows_of_positions
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows
+from sparsetir.sparse_ir.schedule.cuts import Cut
+from sparsetir.sparse_ir.schedule.loops import Loop, around, fresh_name, inside, replaced
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["with_block_starts"]
+
+
+def with_block_starts(
+    who: str, func: SparseFunc, it: SparseIteration, loops: list[Loop], per_block: int
+) -> SparseFunc:
+    """The function with the rows at which blocks begin, where rows are found between these.
+
+    loops : those that are divided among blocks
+    per_block : visits of the loop that a block has
+    """
+    said = found_rows(func)
+    open_ = [name for name, how in said.items() if how == {"from": "blocks"}]
+    searched = [b for b in map(func.buffer, open_) if _recipe(func, b).searches]
+    for loop in loops:
+        for buffer in searched:
+            position = _position(it, buffer)
+            if position is not None and free_vars(position) & set(loop.vars):
+                return _BlockStarts(who, func, it, loop).run(searched, position, per_block)
+    return func
+
+
+class _BlockStarts(Cut):
+    def run(self, tables: list[SparseBuffer], position: Any, per_block: int) -> SparseFunc:
+        """The function with the rows of the first elements of the loop's visits."""
+        func, it, loop = self.func, self.it, self.loop
+        size = self._size(position, per_block)
+        one = as_dtype(1, self.idtype)
+        count = loop.node.length
+        if per_block > 1:
+            more = as_dtype(per_block - 1, self.idtype)
+            count = tirx.floordiv(count + more, as_dtype(per_block, self.idtype))
+        bounds = self.axis("bounds", kind="dense_fixed", length=count + one)
+        number = Analyzer().simplify(count)
+        blocks = {"blocks": int(number)} if isinstance(number, tirx.IntImm) else {}
+        said, made = found_rows(func), dict[str, SparseBuffer]()
+        for table in tables:  # each after the one whose positions it is looked for at
+            recipe = _recipe(func, table)
+            how: dict[str, Any] = {"indptr": f"${recipe.array.handle.name}"}
+            if recipe.order is None:
+                how = {"recipe": rows_of_blocks.__name__, **how, "size": size, **blocks}
+            else:
+                starts = f"${made[recipe.order.name].handle.name}"
+                how = {"recipe": rows_of_positions.__name__, **how, "positions": starts}
+            name = fresh_name(func, f"{table.name}_starts")
+            handle = ir.Var(fresh_name(func, name.lower()), ir.PointerType(ir.PrimType("void")))
+            self.params.append(handle)
+            self.computed[str(handle.name)] = how
+            var = buffer_var([bounds.length], self.idtype, name)
+            made[table.name] = SparseBuffer(var=var, axes=[bounds], handle=handle)
+            said[table.name] |= {"starts": name, "loop": loop.name, "per_block": per_block}
+        func = func.with_attr("computed", self.computed).with_attr(ROWS, said)
+        return replaced(
+            self.who, func, it, it, axes=self.axes, buffers=[*made.values()], params=self.params
+        )
+
+    def _size(self, position: Any, per_block: int) -> int:
+        """How many positions in a row a block has."""
+        (var,) = self.loop.vars
+        plain = position.a if isinstance(position, tirx.Min) else position
+        analyzer = Analyzer()
+        step = analyzer.simplify(substitute(plain, {var: var + as_dtype(1, dtype_of(var))}) - plain)
+        loops = [self.it, *around(self.func, self.it), *inside(self.it)]
+        for axis, other, _ in [entry for n in loops for entry in n.axis_of()]:
+            if not other.same_as(var) and axis.kind == "dense_fixed":
+                zero = as_dtype(0, axis.idtype)
+                analyzer.bind(other, ir.Range(zero, as_dtype(axis.length, axis.idtype)))
+        if isinstance(step, tirx.IntImm):
+            within = plain - var * step
+            if analyzer.can_prove(within >= 0) and analyzer.can_prove(within < step):
+                return int(step) * per_block
+        self.refuse(
+            "rows by blocks: expected a block to have positions in a row, as that of the outermost "
+            f"loop of a split, got '{self.loop.name}' at {position}; legal is rows=\"search\""
+        )
+
+
+def _recipe(func: SparseFunc, table: SparseBuffer) -> Any:
+    return recipe_of_rows(func, table)
+
+
+def _position(it: SparseIteration, table: SparseBuffer) -> Any:
+    """The position at which an iteration reads a table; None where it does not."""
+    found = accesses_of(it.body, table.var)
+    return found[0].indices[0] if found else None

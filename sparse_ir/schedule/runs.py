@@ -1,0 +1,210 @@
+"""Add up runs of elements of one row, and write where the row changes (Senanayake, figure 2-2).
+
+Before, where a thread adds each of its elements to memory::
+
+    with T.sp_iter([I_J0, I_J1, K], "SSS", "spmm") as [ij0, ij1, k]:
+        if T.likely(..):
+            C[I_at[p], k] = C[I_at[p], k] + A[p] * B[J_at[p], k]
+
+After `runs(ij1)`, where J_ptr holds where rows begin, as `positions(.., rows="search")` binds it::
+
+    with T.sp_iter([I_J0], "S", "spmm") as [ij0]:
+        with T.sp_iter([K], "S", "spmm_start") as [k]:
+            C_run[k] = 0.0
+        with T.sp_iter([I_J1], "S", "spmm_each") as [ij1]:
+            with T.sp_iter([K], "S", "spmm_reduce") as [k]:
+                if T.likely(..):
+                    C_run[k] = C_run[k] + A[p] * B[J_at[p], k]
+            with T.sp_iter([K], "S", "spmm_write") as [k]:
+                if T.likely(..):
+                    if ij1 == 15 or p + 1 == J_ptr[I_at[p] + 1]:
+                        C[I_at[p], k] = C[I_at[p], k] + C_run[k]
+            with T.sp_iter([K], "S", "spmm_again") as [k]:
+                if T.likely(..):
+                    if ij1 == 15 or p + 1 == J_ptr[I_at[p] + 1]:
+                        C_run[k] = 0.0
+
+With rows from a table the last element of a run is one that `I_at` of the next differs from, or
+that is the last of all. The sums are the same in another order; `race="atomics"` of the loops
+around then adds once for each run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.atomics import ATOMIC
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    nodes_of,
+    substitute,
+)
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under, widened
+from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    changed,
+    fresh_name,
+    iteration_of,
+    loops_of,
+    place_of,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
+from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.workers import divided
+
+__all__ = ["runs"]
+
+WHO = "runs"
+
+
+def runs(
+    func: SparseFunc, loop: SpIter, *, dtype: str | None = None, name: str | None = None
+) -> tuple[SparseFunc, list[SparseIterationRef]]:
+    """The function in which visits of a loop add up, and the handles of the iterations made.
+
+    loop : over a dense axis, whose visits add to rows that a table gives; loops inside of it are
+        spatial, of constant extent, and have sums of their own
+    dtype : of the sums; that of the result by default
+    name : of the workspace of the sums
+
+    The handles are those of start, reduce, write and again.
+    """
+    it = iteration_of(WHO, func, loop)
+    place = place_of(WHO, func, it, loop)
+    return _Runs(func, it, place).run(dtype, name)
+
+
+class _Runs:
+    def __init__(self, func: SparseFunc, it: SparseIteration, place: int) -> None:
+        self.func, self.it = func, it
+        loops = loops_of(it)
+        self.outer, self.loop, self.inner = loops[:place], loops[place], loops[place + 1 :]
+        self._refuse_loops()
+        found = reduction_of(it.body)
+        if found is None or found.operator != "sum":
+            self._refuse("expected a body of the form X[..] = X[..] + term, got another")
+        self.reduction: Reduction = found
+        self.position, self.table = self._row()
+
+    def run(self, dtype: str | None, name: str | None) -> tuple[SparseFunc, list[Any]]:
+        """The rewritten function and the handles."""
+        it, store = self.it, self.reduction.store
+        target = next(b for b in self.func.buffers if b.var.same_as(store.buffer))
+        dtype = dtype or target.dtype
+        wish = fresh_name(self.func, name or f"{target.name}_run")
+        ws = workspace(self.func, wish, self.inner, dtype, "local")
+        at = [loop.var for loop in self.inner]
+        held, zero = tirx.BufferLoad(ws.var, at), tirx.const(0, dtype)
+        term = widened(self.reduction.term, dtype, lambda _: None)
+        total = _cast(tirx.BufferLoad(store.buffer, store.indices), dtype) + held
+        added = tirx.BufferStore(store.buffer, _cast(total, target.dtype), store.indices)
+        last = [*self.reduction.conditions, self._last()]
+        steps = [
+            self._step("start", [], tirx.BufferStore(ws.var, zero, at)),
+            self._step(
+                "reduce", self.reduction.conditions, tirx.BufferStore(ws.var, held + term, at)
+            ),
+            self._step("write", last, added),
+            self._step("again", last, tirx.BufferStore(ws.var, zero, at)),
+        ]
+        each = changed(
+            it, [self.loop], name=self._name("each"), init=None, body=tirx.SeqStmt(steps[1:])
+        )
+        body = tirx.SeqStmt([steps[0], over_fresh_vars(each)])
+        main = changed(it, self.outer, init=None, body=body) if self.outer else body
+        before: list[Any] = []
+        axes: list[Axis] = []
+        if it.init is not None:
+            first, axes = init_apart(self.func, it)
+            before = [first]
+        whole = tirx.SeqStmt([*before, main]) if before else main
+        func = replaced(WHO, self.func, it, whole, axes=axes, buffers=[ws])
+        return func, [SparseIterationRef(s.name) for s in steps]
+
+    def _step(self, step: str, conditions: list[Any], store: Any) -> SparseIteration:
+        made = changed(
+            self.it, self.inner, name=self._name(step), init=None, body=under(conditions, store)
+        )
+        return over_fresh_vars(made)
+
+    def _name(self, step: str) -> str:
+        return fresh_name(self.func, f"{self.it.name}_{step}")
+
+    # -- where a run ends ---------------------------------------------------------------------
+
+    def _row(self) -> tuple[Any, SparseBuffer]:
+        """The position that a visit is at, and the table that its row is from."""
+        given = [b for b in self.func.buffers if b.handle is not None]
+        tables = {b.var: b for b in given if len(b.axes or ()) == 1}
+        moving = [i for i in self.reduction.store.indices if set(self.loop.vars) & free_vars(i)]
+        found = [i for i in moving if isinstance(i, ir.TensorLoad) and i.source in tables]
+        if len(found) != 1 or len(moving) != 1:
+            self._refuse(
+                f"expected visits of '{self.loop.name}' to add to the rows that a table gives, got "
+                f"{list(self.reduction.store.indices)}; `positions` makes one, and where all "
+                "visits add to one element, precompute keeps their sum"
+            )
+        return found[0].indices[0], tables[found[0].source]
+
+    def _last(self) -> Any:
+        """Whether a visit has the last element of a run."""
+        (var,), position = self.loop.vars, self.position
+        length = self.loop.node.length
+        one = as_dtype(1, dtype_of(var))
+        ends: Any = tirx.EQ(var, as_dtype(length, dtype_of(var)) - one)
+        step = as_dtype(1, dtype_of(position))
+        if self.table.name in found_rows(self.func):
+            end = self._end(self.table, tirx.BufferLoad(self.table.var, [position]))
+            return tirx.Or(ends, tirx.EQ(position + step, end))
+        over = list(self.table.axes or ())
+        nnz = as_dtype(over[0].length, dtype_of(position))
+        following = tirx.min(substitute(position, {var: var + one}), nnz - step)
+        row, other = (tirx.BufferLoad(self.table.var, [p]) for p in (position, following))
+        return tirx.Or(ends, tirx.Or(tirx.GE(position, nnz - step), tirx.NE(row, other)))
+
+    def _end(self, table: SparseBuffer, row: Any) -> Any:
+        """The position behind a row's last element."""
+        recipe = recipe_of_rows(self.func, table)
+        assert recipe is not None
+        at = row + as_dtype(1, dtype_of(row))
+        while recipe is not None:
+            at = tirx.BufferLoad(recipe.array.var, [at])
+            recipe = recipe_of_rows(self.func, recipe.order) if recipe.order is not None else None
+        return at
+
+    # -- refusals -----------------------------------------------------------------------------
+
+    def _refuse_loops(self) -> None:
+        node = self.loop.node
+        if not isinstance(node, Axis) or node.kind != "dense_fixed":
+            self._refuse(f"expected a loop over a dense axis, got '{self.loop.name}'")
+        if nodes_of(SparseIteration, self.it.body) or ATOMIC in self.it.annotations:
+            self._refuse("expected an iteration without nested ones, before parallelize")
+        for loop in self.inner:
+            axis = loop.node
+            dense = isinstance(axis, Axis) and axis.kind == "dense_fixed"
+            if not dense or loop.kinds != "S" or not isinstance(axis.length, tirx.IntImm):
+                self._refuse(
+                    f"expected spatial loops of constant extent inside of '{self.loop.name}', got "
+                    f"'{loop.name}'; split and sparse_reorder can put it outside"
+                )
+        for group in divided(self.it):
+            if {x.name for x in [self.loop, *self.inner]} & set(group):
+                self._refuse(f"{group} is divided among workers; expected {WHO} before parallelize")
+
+    def _refuse(self, message: str) -> NoReturn:
+        raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
+
+
+def _cast(expr: Any, dtype: str) -> Any:
+    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)

@@ -1,0 +1,331 @@
+"""Rows of positions that kernels search for and carry: on CPUs, and on the CUDA runner."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm_ffi
+from tvm.error import DiagnosticError
+
+import sparsetir
+from cuda_runner import requires_cuda_text
+from cuda_stages import CudaStages
+from programs import PROGRAMS
+from rows_common import MATRICES, check, fused, operands
+from schedule_common import program
+from sparsetir import ScheduleError
+from sparsetir.sparse_ir.computed import compute
+from sparsetir.sparse_ir.position_recipes import rows_of_blocks, rows_of_positions
+
+# -- on a CPU -------------------------------------------------------------------------------------
+
+
+def _whole(sch: Any, it: Any, p: Any, k: Any) -> None:
+    """The row is carried through all elements."""
+
+
+def _cut(sch: Any, it: Any, p: Any, k: Any) -> None:
+    sch.split(p, [None, 2, 3], tail="repeat")
+
+
+def _beyond(sch: Any, it: Any, p: Any, k: Any) -> None:
+    """The last tile goes to positions that there are not."""
+    sch.split(p, [None, 7])
+
+
+def _parts(sch: Any, it: Any, p: Any, k: Any) -> None:
+    sch.pos(p)
+    sch.divide(p, 3)
+
+
+def _between(sch: Any, it: Any, p: Any, k: Any) -> None:
+    """Each feature begins a tile anew."""
+    tiles, each = sch.split(p, [None, 4], tail="repeat")
+    sch.sparse_reorder(it, [tiles, k, each])
+
+
+def _backwards(sch: Any, it: Any, p: Any, k: Any) -> None:
+    """Positions go back in the outer loop, where each visit searches."""
+    tiles, each = sch.split(p, [None, 4], tail="repeat")
+    sch.sparse_reorder(it, [each, tiles, k])
+
+
+def _workspace(sch: Any, it: Any, p: Any, k: Any) -> None:
+    tiles, each = sch.split(p, [None, 4], tail="repeat")
+    sch.precompute("C", tiles, [each, k], scope="global")
+
+
+CUTS = [_whole, _cut, _beyond, _parts, _between, _backwards, _workspace]
+
+
+@pytest.mark.parametrize(("cut", "n"), [(cut, n) for n, cut in enumerate(CUTS)])
+def test_on_a_cpu(cut: Callable[..., Any], n: int) -> None:
+    idtype = ("int32", "int64")[n % 2]
+    sch, it, p, k = fused(("search", "blocks")[n // 2 % 2], idtype)
+    cut(sch, it, p, k)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
+    again = sch.trace.apply(PROGRAMS["spmm"].make("float32", idtype)).func
+    assert tvm_ffi.structural_equal(again, sch.func, map_free_vars=True)
+    text = sparsetir.lower_sparse_iter(sch.func).script()
+    assert "I_at[" not in text
+    assert "find_I_at_first" in text
+    assert "start_I_at_carried" in text
+    kernel = sparsetir.build(sch)
+
+    def run(args: dict[str, Any]) -> Any:
+        kernel(args["a"], args["b"], args["c"], args["indptr"], args["indices"])
+        return args["c"]
+
+    check(run, idtype)
+    args = operands(MATRICES["at ends"], idtype)
+    same = {**args, "c": args["c"].copy()}
+    sparsetir.interpret(sch.func, same)
+    np.testing.assert_allclose(same["c"], run(args), rtol=1e-4, atol=1e-4)
+
+
+# Sums of a tensor of order 3.
+LEVELS = """
+@T.prim_func
+def sums(
+    a: T.handle, x: T.handle, y: T.handle, j_ptr: T.handle, j_idx: T.handle, k_ptr: T.handle,
+    k_idx: T.handle, m: T.int32, n: T.int32, p: T.int32, nnz_j: T.int32, nnz_k: T.int32,
+):
+    I = T.dense_fixed(m)
+    J = T.sparse_variable(I, (n, nnz_j), (j_ptr, j_idx))
+    K = T.sparse_variable(J, (p, nnz_k), (k_ptr, k_idx))
+    J_ = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J, K), "float32")
+    X = T.match_sparse_buffer(x, (J_,), "float32")
+    Y = T.match_sparse_buffer(y, (I,), "float32")
+    with T.sp_iter([I, J, K], "SRR", "sums") as [i, j, k]:
+        with T.init():
+            Y[i] = 0.0
+        Y[i] = Y[i] + A[i, j, k] * X[j]
+"""
+# The coordinates of all fibers.
+FIBERS_TOO = """
+    Z = T.match_sparse_buffer(z, (I, J), "int32")
+    with T.sp_iter([I, J], "SS", "fibers") as [i, j]:
+        Z[i, j] = j
+"""
+# Elements of the fibers of each row, of which some rows and some fibers have none.
+FIBERS = ([], [[]], [[3, 0], [], [0], [0, 0, 4, 0], []], [[], [], [2, 1]], [[9]])
+
+
+def within(lengths: Any) -> Any:
+    """0, 1, .. for each length."""
+    return np.array([x for n in lengths for x in range(n)])
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_levels_of_a_tensor(size: int | None) -> None:
+    """The fiber of an element is searched for, and the row of this fiber."""
+    sch = sparsetir.Schedule(sparsetir.from_source(LEVELS))
+    it = sch.get_sparse_iteration("sums")
+    p = sch.positions(sch.sparse_fuse(it, sch.get_sp_iters(it)), rows="search")
+    if size is not None:
+        sch.split(p, [None, size], tail="repeat")
+    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
+    kernel, rng = sparsetir.build(sch), np.random.default_rng(0)
+    for fibers in FIBERS:
+        lengths = [n for row in fibers for n in row]
+        nnz_j, nnz_k = len(lengths), sum(lengths)
+        rows = np.repeat(np.arange(len(fibers)), [len(row) for row in fibers])
+        args = {
+            "a": rng.random(nnz_k, dtype="float32"), "x": rng.random(7, dtype="float32"),
+            "y": np.full(len(fibers), np.nan, "float32"),
+            "j_ptr": np.cumsum([0, *map(len, fibers)]), "j_idx": within(map(len, fibers)),
+            "k_ptr": np.cumsum([0, *lengths]), "k_idx": within(lengths),
+        }  # fmt: skip
+        for name in ("j_ptr", "j_idx", "k_ptr", "k_idx"):
+            args[name] = args[name].astype("int32")
+        fiber = np.repeat(np.arange(nnz_j), lengths)
+        want = np.zeros(len(fibers))
+        np.add.at(want, rows[fiber], args["a"] * args["x"][args["j_idx"][fiber]].astype("float64"))
+        sizes = {"m": len(fibers), "n": 7, "p": 9, "nnz_j": nnz_j, "nnz_k": nnz_k}
+        for run in (lambda a: sparsetir.interpret(sch.func, a), lambda a: kernel(**a)):
+            args["y"][:] = np.nan
+            run({**args, **sizes})
+            np.testing.assert_allclose(args["y"], want, rtol=1e-5, atol=1e-6)
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+def by_threads(rows: str, tail: str = "repeat") -> Callable[[Any], None]:
+    """Blocks of 12 elements: 4 threads, each of which has 3."""
+
+    def apply(sch: Any) -> None:
+        it = sch.get_sparse_iteration("spmm")
+        i, j, k = sch.get_sp_iters(it)
+        p = sch.positions(sch.sparse_fuse(it, [i, j]), rows=rows)
+        block, thread, element = sch.split(p, [None, 4, 3], tail=tail)
+        sch.sparse_reorder(it, [k, block, thread, element])
+        sch.parallelize(k, "block")
+        sch.parallelize(block, "block", race="atomics")
+        sch.parallelize(thread, "thread", race="atomics")
+
+    return apply
+
+
+def by_chunks(rows: str) -> Callable[[Any], None]:
+    """The same by one loop over blocks and threads; features lie between these and elements."""
+
+    def apply(sch: Any) -> None:
+        it = sch.get_sparse_iteration("spmm")
+        i, j, k = sch.get_sp_iters(it)
+        p = sch.positions(sch.sparse_fuse(it, [i, j]), rows=rows)
+        chunk, element = sch.split(p, [None, 3], tail="repeat")
+        sch.sparse_reorder(it, [chunk, k, element])
+        sch.parallelize(chunk, "thread", race="atomics", per_block=4)
+
+    return apply
+
+
+def by_lanes(rows: str) -> Callable[[Any], None]:
+    """Runs of equal rows, each element searched for: Sgap's {1 nnz, c col, 4}."""
+
+    def apply(sch: Any) -> None:
+        it = sch.get_sparse_iteration("spmm")
+        i, j, k = sch.get_sp_iters(it)
+        p = sch.positions(sch.sparse_fuse(it, [i, j]), rows=rows)
+        blocks, lanes = sch.split(p, [None, 12], tail="repeat")
+        tiles, column = sch.split(k, [None, 2])
+        sch.sparse_reorder(it, [tiles, blocks, lanes, column])
+        sch.precompute("C", lanes, [column])
+        sch.parallelize([tiles, blocks], "block", race="atomics")
+        sch.parallelize(lanes, "thread", race="segment(4)")
+
+    return apply
+
+
+WAYS = [
+    (by_threads("blocks"), "int32"),
+    (by_threads("search", "guard"), "int64"),
+    (by_chunks("blocks"), "int64"),
+    (by_lanes("blocks"), "int32"),
+]
+MORE = [
+    (by_threads("search"), "int32"),
+    (by_threads("blocks", "guard"), "int64"),
+    (by_chunks("search"), "int32"),
+    (by_lanes("search"), "int64"),
+]
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(
+    ("apply", "idtype"), [*WAYS, *(pytest.param(*way, marks=pytest.mark.slow) for way in MORE)]
+)
+def test_on_a_gpu(apply: Callable[[Any], None], idtype: str) -> None:
+    kernel = CudaStages(PROGRAMS["spmm"].make("float32", idtype), apply)
+    assert "i_at" not in kernel.called.values()
+    check(lambda args: kernel(args)["c"], idtype)
+
+
+def test_a_row_for_each_block() -> None:
+    sch = sparsetir.Schedule(program())
+    by_threads("blocks")(sch)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
+    for matrix in MATRICES.values():
+        args = operands(matrix, "int32")
+        made = compute(sch.func, args)
+        blocks = -(-args["nnz"] // 12)
+        assert made["i_at_starts"].shape == (blocks + 1,)
+        np.testing.assert_array_equal(made["i_at_starts"][:-1], made["i_at"][::12])
+
+
+def test_recipes() -> None:
+    indptr = np.array([0, 0, 4, 4, 4, 7, 7], "int64")
+    rows = rows_of_blocks(indptr, 2)
+    assert (rows.tolist(), rows.dtype) == ([1, 1, 4, 4, 4], "int64")
+    assert rows_of_blocks(indptr, 2, 6).tolist() == [1, 1, 4, 4, 4, 4, 4]
+    assert rows_of_blocks(np.zeros(4, "int32"), 2).tolist() == [0]
+    assert rows_of_blocks(np.zeros(1, "int32"), 2, 1).tolist() == [0, 0]
+    assert rows_of_positions(indptr, np.array([0, 3, 4, 6])).tolist() == [1, 1, 4, 4]
+
+
+@requires_cuda_text
+def test_fewer_loads_of_rows() -> None:
+    """Of one long row: a table is read by all elements, a search by threads."""
+    args = operands(sp.csr_array(np.ones((1, 480), "float32")), "int32")
+    sectors = {}
+    for rows in ("table", "search", "blocks"):
+        kernel = CudaStages(program(), by_threads(rows))
+        kernel(args, count=True, races=False)
+        sectors[rows] = kernel.function.counts.sectors
+    assert sectors["search"] < 0.9 * sectors["table"]
+    assert sectors["blocks"] < 0.9 * sectors["table"]
+
+
+# -- refused --------------------------------------------------------------------------------------
+
+
+def test_refused_ways() -> None:
+    with pytest.raises(
+        ScheduleError,
+        match='positions: argument \'rows\': expected "table" or "search" or "blocks", got \'x\'',
+    ):
+        fused("x")
+    with pytest.raises(
+        ScheduleError,
+        match=r"positions: argument 'rows': expected \"table\" with parts = 2, in whose order rows "
+        "do not follow each other, got 'search'",
+    ):
+        fused("search", parts=2)
+
+
+def test_refused_blocks() -> None:
+    """Whose positions do not lie in a row."""
+    sch, it, p, k = fused("blocks")
+    outer, inner = sch.split(p, [None, 16], tail="repeat")
+    sch.sparse_reorder(it, [inner, outer, k])
+    with pytest.raises(
+        ScheduleError,
+        match="parallelize: rows by blocks: expected a block to have positions in a row, as that "
+        r"of the outermost loop of a split, got 'I_J1' at .*; legal is rows=\"search\"",
+    ):
+        sch.parallelize(inner, "block", race="atomics")
+
+
+def test_refused_by_the_verifier() -> None:
+    sch, *_ = fused("search")
+    text = sch.func.script()
+    said = '"I_at": {"from": "search"}'
+    assert said in text
+    for instead, message in [
+        ('"X": {"from": "search"}', "rows of 'X': no such buffer; there are "),
+        ('"B": {"from": "search"}', "rows of 'B': expected a buffer that recipe row_of_position"),
+        ('"I_at": {"from": "table"}', "rows of 'I_at': expected 'from' to be among .*got 'table'"),
+        ('"I_at": {"from": "blocks", "starts": "J_at"}', "rows of 'I_at': expected 'from', or "),
+        ('"I_at": 1', "attribute 'rows': expected a dict by buffer, got "),
+    ]:
+        with pytest.raises(DiagnosticError, match=message):
+            sparsetir.from_source(text.replace(said, instead))
+
+
+def test_refused_levels_in_use() -> None:
+    """Another iteration goes through a level whose offsets would be values."""
+    for rows in ("table", "search"):
+        sch = sparsetir.Schedule(
+            sparsetir.from_source(
+                LEVELS.replace("a: T.handle, x", "a: T.handle, z: T.handle, x") + FIBERS_TOO
+            )
+        )
+        it = sch.get_sparse_iteration("sums")
+        f = sch.sparse_fuse(it, sch.get_sp_iters(it))
+        if rows == "table":
+            sch.positions(f)
+            continue
+        with pytest.raises(
+            ScheduleError,
+            match=r"positions: argument 'rows': expected \"table\", as sp_iter 'fibers' visits 'J' "
+            "too, got 'search'",
+        ):
+            sch.positions(f, rows=rows)
