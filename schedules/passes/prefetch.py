@@ -67,8 +67,9 @@ def prefetch_gathered(
     depth = [n for n, loop in enumerate(loops) if loop.loop_var in free_vars(position)]
     if not depth:
         raise ScheduleError(
-            f"prefetch_gathered: argument 'iteration': '{block}' must read "
-            f"'{index.source.name}' at one of its loops, got {position}"
+            "prefetch_gathered: argument 'iteration': expected one with a loop of its own over "
+            f"what '{index.source.name}' is read at, {position}, got that of block '{block}'; of "
+            "those that precompute returns it is the second"
         )
     inner = {lp.loop_var: as_dtype(0, dtype_of(lp.loop_var)) for lp in loops[depth[-1] + 1 :]}
     at = {var: substitute(value, inner) for var, value in at.items()}

@@ -67,7 +67,10 @@ class Cut:
         wish = what if exactly else f"{self.loop.name}_{what}"
         name = self._name(wish, list(self.computed))
         if exactly and name != what:
-            self.refuse(f"argument 'parts': expected a number or a new name, got {what!r}")
+            self.refuse(
+                f"argument 'parts': expected a number or a new name, got {what!r}, which the "
+                "function has already"
+            )
         var = tirx.Var(name, self.idtype)
         self.params.append(var)
         self.computed[name] = how

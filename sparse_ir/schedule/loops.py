@@ -151,7 +151,10 @@ def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> in
         name, now = getattr(handle, "name", handle), ""
         if isinstance(handle, SpIter):
             others = [o.name for o in sparse_iterations(func) if handle.axes in _axes_of(o)]
-            now = f", but of {others}, whose get_sp_iters gives its handle" if others else ""
+            now = f", but of {others}, whose get_sp_iters gives its handle"
+            if not others:
+                names = [loop.name for loop in loops_of(it)]
+                now = f", but {names} are: what cuts or fuses loops returns handles of new ones"
         raise ScheduleError(f"{who}: '{name}' is not an axis of this iteration{now}\n{show(it)}")
     return have.index(handle.axes)
 

@@ -247,8 +247,8 @@ def _refuse_extent(
             instead = "" if unit == "vector" else ", or per_block=n"
             raise ScheduleError(
                 f"{WHO}: argument 'loop': expected one loop over a dense axis of constant extent "
-                f'for unit "{unit}", as split makes{instead}, got {[x.name for x in chosen]}'
-                f"\n{show(it)}"
+                f'for unit "{unit}", as split makes, or steps of what rows store{instead}, '
+                f"got {[x.name for x in chosen]}\n{show(it)}"
             )
         if int(axis.length) > MAX_THREADS and unit in THREAD_UNITS:
             raise ScheduleError(
@@ -274,7 +274,10 @@ def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int], unit
         gpu = unit in GPU_UNITS or bool(units_of(it) & set(GPU_UNITS))
         also = ', and race="temporary" of this one' if _is_over_chunks(func, it, place) else ""
         if gpu:
-            also = ', and race="atomics" of a sum'
+            of_threads = ' or "segment(r)" of a sum, and "group(r)" of threads of one row'
+            also = f', race="atomics"{of_threads}'
+            if unit != "thread":
+                also = ', and race="atomics" of a sum'
         raise ScheduleError(
             f"{WHO}: loop '{name}' is not proven free of races ({facts[place]}); legal are loops "
             'whose coordinates each write elements of their own, or race="ignore" where you know '

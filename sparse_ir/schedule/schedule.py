@@ -113,6 +113,8 @@ class Schedule:
             conditions; "shift" lets the last tile begin earlier; "repeat" visits the last
             coordinate again; "exact" promises that there are none. By positions "guard" alone
 
+        A loop of fused rows and columns gives three: chunks, pieces of rows, elements of a piece.
+
         More: `help("sparsetir.sparse_ir.schedule.split")`, and `split_positions` beside it.
         """
         given = list(factors) if isinstance(factors, Sequence) else factors

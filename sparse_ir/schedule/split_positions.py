@@ -51,6 +51,7 @@ from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 __all__ = ["is_stored", "split_positions"]
 
 WHO = "split"
+OF_POSITIONS = "legal after positions of it, which makes one loop over all elements"
 
 
 def is_stored(node: Any) -> bool:
@@ -74,9 +75,10 @@ def split_positions(
             f"others, got {first}; divide cuts each into as many parts"
         )
     if tail != "guard":
+        also = f"; {OF_POSITIONS}" if has_rows_to_carry(loop) else ""
         cut.refuse(
             f"argument 'tail': expected \"guard\" for '{loop.name}', of which a row's last tile "
-            f"holds what is left, got {tail!r}"
+            f"holds what is left, got {tail!r}{also}"
         )
     if has_rows_to_carry(loop):
         loops = cut.across_rows(extents)
@@ -173,9 +175,10 @@ class _Tiles(Cut):
 
     def _one(self, extents: list[int]) -> int:
         if len(extents) > 1:
+            also = f"; {OF_POSITIONS}" if has_rows_to_carry(self.loop) else ""
             self.refuse(
                 f"argument 'factors': expected two for '{self.loop.name}', as [None, {extents[-1]}]"
-                ", whose tiles are not cut again"
+                f", whose tiles are not cut again{also}"
             )
         return extents[0]
 

@@ -106,6 +106,12 @@ REFUSED = [
         "it loads",
     ),
     (
+        lambda: tiled()[0].rewrite(prefetch_gathered, "spmm", "B", 8, 8),
+        "prefetch_gathered: argument 'iteration': expected one with a loop of its own over what "
+        "'J_indices' is read at, vj, got that of block 'spmm0'; of those that precompute returns "
+        "it is the second",
+    ),
+    (
         lambda: tiled()[0].rewrite(prefetch_gathered, "spmm_reduce", "B", -8, 8),
         "prefetch_gathered: argument 'distance': expected a positive integer, got -8",
     ),

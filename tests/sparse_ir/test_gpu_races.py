@@ -304,7 +304,7 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
     (
         lambda s, it, i, j, k: s.parallelize(i, "thread"),
         'expected one loop over a dense axis of constant extent for unit "thread", as split makes, '
-        "or per_block=n, got ['I']",
+        "or steps of what rows store, or per_block=n, got ['I']",
     ),
     (
         lambda s, it, i, j, k: s.parallelize(s.split(k, [None, 2048])[1], "thread"),
@@ -315,6 +315,10 @@ REFUSED: list[tuple[Callable[..., Any], str]] = [
         "loop 'I_J0' is not proven free of races (scatter: C); legal are loops whose coordinates "
         'each write elements of their own, or race="ignore" where you know that visits do not '
         'meet, and race="atomics" of a sum',
+    ),
+    (
+        lambda s, it, i, j, k: s.parallelize(part_lanes(s, it, i, j, k)[1], "thread"),
+        'meet, race="atomics" or "segment(r)" of a sum, and "group(r)" of threads of one row',
     ),
     (
         lambda s, it, i, j, k: s.parallelize(

@@ -136,6 +136,15 @@ def test_positions_refused(
         sch.positions(next(x for x in loops if x.name == loop), **options)
 
 
+@pytest.mark.parametrize(("factors", "tail"), [([None, 4, 8], "guard"), ([None, 8], "repeat")])
+def test_split_of_rows_and_elements_tells_of_positions(factors: list[Any], tail: str) -> None:
+    sch, it, (i, j, _) = opened(PROGRAMS["spmm"].make("float32", "int32"), "spmm")
+    fused = sch.sparse_fuse(it, [i, j])
+    with pytest.raises(ScheduleError, match="; legal after positions of it, which makes one loop"):
+        sch.split(fused, factors, tail=tail)
+    assert len(sch.split(sch.positions(fused), factors, tail=tail)) == len(factors)
+
+
 @pytest.mark.parametrize("parts", [None, 3])
 def test_rows_that_reduce_their_own_elements(parts: int | None) -> None:
     """The loop adds to rows; the init is of all rows, also of those without elements."""

@@ -105,7 +105,8 @@ def test_divide_refuses() -> None:
         )
     refused(
         lambda s, it, i, j, k: s.divide(i, "feat"),
-        "divide: argument 'parts': expected a number or a new name, got 'feat'",
+        "divide: argument 'parts': expected a number or a new name, got 'feat', which the "
+        "function has already",
     )
     refused(
         lambda s, it, i, j, k: s.divide(k, 4, by="work"),

@@ -101,7 +101,11 @@ def test_illegal_moves_name_the_axis_and_show_the_iteration() -> None:
     with pytest.raises(ScheduleError, match="'Q' is not an axis of this iteration" + SHOWN):
         sch.sparse_reorder(it, ["Q", j, k])
     sch.sparse_fuse(it, [i, j])
-    with pytest.raises(ScheduleError, match="'I' is not an axis of this iteration"):
+    with pytest.raises(
+        ScheduleError,
+        match=r"'I' is not an axis of this iteration, but \['I_J', 'K'\] are: what cuts or fuses "
+        "loops returns handles of new ones",
+    ):
         sch.sparse_reorder(it, [i, k])
     assert "T.fuse(I, J)" in sch.func.script(), "what was refused changed nothing"
 
