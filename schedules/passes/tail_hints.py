@@ -32,8 +32,8 @@ __all__ = ["sound_tail_hints"]
 def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function of stage III in which only conditions that TVM parts loops by rightly are likely.
 
-    A condition stays likely if, in each loop of an extent that is no constant, the loops inside
-    visit no more than a step of that loop.
+    A condition stays likely if at most one loop of it has an extent that is no constant, and the
+    loops inside visit no more than a step of that one.
     """
     hints = [c for n in nodes_of(tirx.IfThenElse, func.body) for c in [n.condition] if is_tail(c)]
     if not hints:
@@ -66,7 +66,7 @@ def _is_sound(test: Any, extents: dict[Any, Any]) -> bool:
     if terms is None:
         return False
     inside = sum(abs(terms.get(v, 0)) * (size - 1) for v, size in sizes.items() if size is not None)
-    return all(inside < abs(terms.get(v, 0)) for v in open_ended)
+    return len(open_ended) == 1 and inside < abs(terms.get(open_ended[0], 0))
 
 
 def _terms(expr: Any, extents: dict[Any, Any]) -> dict[Any, int] | None:
