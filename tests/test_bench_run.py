@@ -211,6 +211,7 @@ def test_half_precision_has_its_own_tolerance(op):
     assert (values.view("uint32") & 0xFFFF == 0).all()
 
 
+@pytest.mark.slow  # its turns with a pretended worker above
 def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
     from sparsetir.bench.operators import Reference
     from sparsetir.bench.rounds import Failed, Worker, compare, shared

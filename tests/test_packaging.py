@@ -101,6 +101,7 @@ def test_wheel_holds_every_file(wheel):
     assert "sparsetir/data/README.md" in zipfile.ZipFile(wheel).namelist()
 
 
+@pytest.mark.slow
 def test_sdist_gives_the_same_wheel(sdist, wheel, tmp_path):
     with tarfile.open(sdist) as archive:
         assert not any(member.issym() or member.islnk() for member in archive)

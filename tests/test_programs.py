@@ -45,26 +45,22 @@ def some_programs(every: int) -> pytest.MarkDecorator:
 each_type = pytest.mark.parametrize(("dtype", "idtype"), TYPES, ids=[f"{d}-{i}" for d, i in TYPES])
 
 
-def kernels(turn: int) -> pytest.MarkDecorator:
-    """Each program in float32, and in one of the two other types; the third is slow.
-
-    turn : 0 or 1; what is slow with one is not with the other, so that of two tests, each program
-        is compiled with each type in one and each type with each target
-    """
+def two_types() -> pytest.MarkDecorator:
+    """Each program in float32, and in one of the two other types; the third is slow."""
     params = []
     for number, name in enumerate(PROGRAMS):
         for at, types in enumerate(TYPES):
-            slow = [pytest.mark.slow] if at == 1 + (number + turn) % 2 else []
+            slow = [pytest.mark.slow] if at == 1 + number % 2 else []
             params.append(pytest.param(name, *types, marks=slow, id=f"{name}-{'-'.join(types)}"))
     return pytest.mark.parametrize(("name", "dtype", "idtype"), params)
 
 
-def one_type() -> pytest.MarkDecorator:
-    """Each program in one type, by turns; the two others are slow."""
+def one_type(turn: int) -> pytest.MarkDecorator:
+    """Each program in one type, by turns from `turn` on; the two others are slow."""
     params = []
     for number, name in enumerate(PROGRAMS):
         for at, types in enumerate(TYPES):
-            slow = [pytest.mark.slow] if at != number % len(TYPES) else []
+            slow = [pytest.mark.slow] if at != (number + turn) % len(TYPES) else []
             params.append(pytest.param(name, *types, marks=slow, id=f"{name}-{'-'.join(types)}"))
     return pytest.mark.parametrize(("name", "dtype", "idtype"), params)
 
@@ -184,7 +180,7 @@ def test_verify(name, dtype, idtype):
 # -- stage II -----------------------------------------------------------------------------------
 
 
-@kernels(0)
+@two_types()
 def test_lower_sparse_iter(name, dtype, idtype):
     lowered = stage_two(name, dtype, idtype)  # leaves what it lowers as it was
     assert isinstance(lowered, tirx.PrimFunc)
@@ -217,7 +213,7 @@ def check_stage_three(stage_two: tirx.PrimFunc, lowered: tirx.PrimFunc) -> None:
             assert len(buffer.ty.shape) == 1, buffer.name
 
 
-@kernels(0)
+@two_types()
 def test_lower_sparse_buffer(name, dtype, idtype):
     before = stage_two(name, dtype, idtype)
     hashed = tvm_ffi.structural_hash(before)
@@ -248,7 +244,7 @@ def test_lower_sparse_buffer_as_a_pass(name):
 # -- kernels ------------------------------------------------------------------------------------
 
 
-@kernels(0)
+@two_types()
 def test_llvm(name, dtype, idtype):
     kernel = sparsetir.build(stage_one(name, dtype, idtype))
     inferred = {kernel.signature.names[step.scalar] for step in kernel.signature.inferences}
@@ -307,7 +303,7 @@ def check_on_threads(name, dtype, idtype, target, make, bounds=None):
 
 
 @requires_opencl
-@kernels(1)
+@one_type(1)
 def test_opencl(name, dtype, idtype):
     # TVM writes constants into OpenCL text with seven digits; these two hold the least float64.
     rounded = dtype == "float64" and name in ("row_max", "row_max_ell")
@@ -316,7 +312,7 @@ def test_opencl(name, dtype, idtype):
 
 
 @requires_cuda_text
-@one_type()
+@one_type(0)
 def test_cuda_run(name, dtype, idtype):
     target = {"kind": "cuda", "arch": "sm_90"}
     check_on_threads(name, dtype, idtype, target, CudaFunction)

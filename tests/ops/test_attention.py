@@ -43,7 +43,7 @@ def dense(mask, q, k, v, scale=None):
     ("heads", "feat", "width", "dtype"),
     [
         (None, 16, 16, torch.float32),
-        (3, 5, 7, torch.float64),
+        pytest.param(3, 5, 7, torch.float64, marks=pytest.mark.slow),
         (2, 32, 8, torch.bfloat16),
         (2, 20, 1, torch.float16),
         (1, 1, 3, torch.float32),

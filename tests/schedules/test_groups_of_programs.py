@@ -14,7 +14,7 @@ import pytest
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
-from pairs import by_default
+from pairs import by_default, by_turns
 from programs import CASES, PROGRAMS, Program
 from sparsetir import Schedule, ScheduleError
 from sparsetir.lower import lower
@@ -70,9 +70,7 @@ def sddmm(feat: int, lanes: int, group: int) -> Any:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize(
-    "lanes, group", [(8, 8), (8, 4), pytest.param(32, 32, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("lanes", "group"), by_turns([(8, 4), (8, 8), (32, 32)], 3))
 def test_sddmm(lanes: int, group: int) -> None:
     """With r < g the groups of a non-zero add atomically."""
     check(PROGRAMS["sddmm"], lambda feat: (sddmm(feat, lanes, group),))

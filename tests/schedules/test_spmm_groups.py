@@ -169,7 +169,8 @@ def of_the_space(problem: Spmm, feat: int) -> list[Groups]:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("step", [150, pytest.param(9, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("step", [70, 9])
 def test_configs_of_the_space(step: int) -> None:
     """Each serves the problem: some of them, far from each other."""
     for problem in (Spmm(), Spmm(reduce="max")):

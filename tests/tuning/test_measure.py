@@ -227,6 +227,7 @@ def test_an_end_by_the_system_is_for_want_of_memory(tmp_path: Path, monkeypatch)
     assert state == "out of memory" and "SIGKILL, by the system for want of memory" in message
 
 
+@pytest.mark.slow
 def test_the_worker_ends_with_its_parent(tmp_path: Path) -> None:
     """Also where it hangs, and is not told."""
     program = f"""
