@@ -120,7 +120,7 @@ def test_patterns_without_elements(shape):
                 assert found.point(known[0]) is not None
 
 
-@pytest.mark.parametrize(("op", "feat"), [("spmm", 40), ("spmv", 1), ("sddmm", 40)])
+@pytest.mark.parametrize(("op", "feat"), by_turns([("spmm", 40), ("spmv", 1), ("sddmm", 40)], 2))
 def test_configs_are_accepted_and_right(op, feat):
     """Some of them, far from each other."""
     problem = Sddmm() if op == "sddmm" else Spmm()
