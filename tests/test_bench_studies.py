@@ -92,13 +92,15 @@ def test_load_balance_counts(tmp_path, capsys, monkeypatch):
     assert out["what"] == "counts" and out["gpu_times"] == "absent"
     assert "GPU times are absent" in capsys.readouterr().out
     size, cells = SIZES["quick"], out["cells"]
-    ways = load_balance.ROWS, load_balance.POSITIONS
-    rows, positions = ([c["ways"][w] for c in cells] for w in ways)
+    ways = load_balance.ROWS, load_balance.POSITIONS, load_balance.ELEMENTS
+    rows, positions, elements = ([c["ways"][w] for c in cells] for w in ways)
     assert all(r["shuffles"] == 5 * 32 * size.rows and r["atomics"] == 0 for r in rows)
     # An atomic for each 7 elements of a thread, and for each row that begins within these.
     chunks = -(-size.nnz // 7)
     assert all(chunks <= p["atomics"] <= chunks + size.rows for p in positions)
-    assert all(p["imbalance"] <= 1.1 for p in positions)
+    assert all(w["imbalance"] <= 1.1 for w in (*positions, *elements))
+    runs = -(-size.nnz // 32)
+    assert all(runs <= e["atomics"] <= runs + size.rows for e in elements)
     assert rows[0]["imbalance"] <= 1.01 and rows[-1]["imbalance"] > 1.25
     assert rows[-1]["warp_imbalance"] > 8 and cells[-1]["longest_over_mean"] > 12
     assert positions[-1]["conflicts"] > positions[0]["conflicts"] > 0
@@ -308,7 +310,12 @@ def test_load_balance_on_a_gpu(device, tmp_path):
     out = run(tmp_path, "load-balance")
     assert out["gpu"] == "Stand-in" and out["results"]["gpu_times"] == "here"
     for cell in out["results"]["cells"]:
-        assert list(cell["ways"]) == [load_balance.ROWS, load_balance.POSITIONS, load_balance.HYB]
+        assert list(cell["ways"]) == [
+            load_balance.ROWS,
+            load_balance.POSITIONS,
+            load_balance.ELEMENTS,
+            load_balance.HYB,
+        ]
         assert all(t["min"] == 5e-4 for t in cell["ways"].values())
 
 

@@ -1,8 +1,9 @@
 """Skewed rows (Senanayake's thesis, section 8.4): SpMV by rows, and by equal shares of positions.
 
 On a GPU, and where its instructions are counted: a warp for each row (appendix A.10), a position
-split (A.2), and hyb, whose pieces of rows have at most twice the mean length. On a CPU: SpMM with
-32 features by blocks of rows of equal work, and by chunks of equal work across rows.
+split (A.2), a thread for each element (Sgap's {1 nnz, 1 col, 32}), and hyb, whose pieces of rows
+have at most twice the mean length. On a CPU: SpMM with 32 features by blocks of rows of equal work,
+and by chunks of equal work across rows.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sparsetir.schedules.templates.spmm_hyb import apply as apply_hyb
 from sparsetir.schedules.templates.spmm_hyb import program as hyb_program
 
 ROWS, POSITIONS, HYB = "warp per row (A.10)", "position split (A.2)", "hyb"
+ELEMENTS = "1 nnz per thread, segment(32)"
 MOST_BUCKETS = 9  # of hyb; more take long to compile
 CPU_FEATURES = 32
 
@@ -96,10 +98,20 @@ def _on_cpu(args: argparse.Namespace) -> Any:
 
 
 def schedules() -> dict[str, tuple[Any, Any]]:
-    """Programs and schedules of the thesis, by way."""
+    """Programs and schedules by way: of the thesis, and Sgap's {1 nnz, 1 col, 32}."""
     found = {name: (program, apply) for name, program, apply in
              example("study", "thesis_gpu_schedules").GPU_SCHEDULES}  # fmt: skip
-    return {ROWS: found["A.10"], POSITIONS: found["A.2"]}
+    by_rows, by_positions = found["A.10"], found["A.2"]
+    return {ROWS: by_rows, POSITIONS: by_positions, ELEMENTS: (by_positions[0], by_elements)}
+
+
+def by_elements(sch: Any) -> None:
+    """Of the thesis's SpMV: a thread for each element, and an atomic for each run of a warp."""
+    it = sch.get_sparse_iteration("spmv")
+    element = sch.positions(sch.sparse_fuse(it, sch.get_sp_iters(it)))
+    blocks, threads = sch.split(element, [None, 512], tail="repeat")
+    sch.parallelize(blocks, "block", race="atomics")
+    sch.parallelize(threads, "thread", race="segment(32)")
 
 
 def hyb_config(size: Size) -> HybRows:
