@@ -27,11 +27,12 @@ from sparsetir.sparse_ir.computed import computed_parameters, in_order, row_of_p
 from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
-__all__ = ["ROWS", "Recipe", "found_rows", "recipe_of_rows", "row_problems"]
+__all__ = ["ROWS", "ROWS_FROM", "Recipe", "found_rows", "recipe_of_rows", "row_problems"]
 
 ROWS = "rows"
 RECIPES = {row_of_position.__name__: "indptr", in_order.__name__: "values"}
-WAYS = ("search", "blocks")
+# What `positions` takes; all but the first are said in the attribute.
+ROWS_FROM = ("table", "search", "blocks")
 STARTS = {"from", "starts", "loop", "per_block"}
 
 
@@ -98,8 +99,8 @@ def row_problems(func: SparseFunc) -> Found:
                 f"{who}: expected 'from', or {sorted(STARTS)} with a buffer of starts, got "
                 f"{sorted(map(str, how))}",
             )
-        elif str(how["from"]) not in WAYS:
+        elif str(how["from"]) not in ROWS_FROM[1:]:
             yield Broken(
                 buffer.var.span,
-                f"{who}: expected 'from' to be among {[*WAYS]}, got {str(how['from'])!r}",
+                f"{who}: expected 'from' to be among {[*ROWS_FROM[1:]]}, got {str(how['from'])!r}",
             )

@@ -27,6 +27,7 @@ __all__ = [
     "placed",
     "plain_view",
     "reference",
+    "spans_meet",
     "strides",
     "to_numpy",
 ]
@@ -102,8 +103,12 @@ def overlap(a: Any, b: Any, itemsize: int) -> bool:
     """Whether two contiguous arrays have memory in common, as far as that is known."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.may_share_memory(a, b)
-    first, size = memory(a, itemsize)
-    other, length = memory(b, itemsize)
+    return spans_meet(memory(a, itemsize), memory(b, itemsize))
+
+
+def spans_meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
+    """Whether two of what :func:`memory` gives have bytes in common."""
+    (first, size), (other, length) = a, b
     return bool(length) and first < other + length and other < first + size
 
 

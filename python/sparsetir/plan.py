@@ -28,6 +28,7 @@ from sparsetir.arrays import (
     memory,
     overlap,
     plain_view,
+    spans_meet,
     strides,
 )
 from sparsetir.compiled import compilations, compiled
@@ -330,8 +331,7 @@ class Plan:
         if values is not None or isinstance(out, np.ndarray):
             shared = overlap(out, self._planned if values is None else values, self._bytes)
         else:  # to ask NumPy's array for its memory takes longer than all else here
-            (first, size), (other, length) = memory(out, self._bytes), self._planned_memory
-            shared = bool(length) and first < other + length and other < first + size
+            shared = spans_meet(memory(out, self._bytes), self._planned_memory)
         if shared:
             raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
 

@@ -30,10 +30,11 @@ from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_groups import ROWS, SPLITS, Groups
+from sparsetir.schedules.templates.spmm_groups import SPLITS, Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.rows import ROWS_FROM
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["Branch", "Point", "Space", "space"]
@@ -291,7 +292,7 @@ def _thread_groups(problem: Spmm, given: Statistics) -> Branch:
         "vector": _sorted(wide, max(1, wide // 2)),
         "coarsen": (1, 2),
         "block": (128, 256),
-        "rows": ROWS,
+        "rows": ROWS_FROM,
     }
     return Branch("Groups", choices, make)
 

@@ -42,12 +42,12 @@ from sparsetir.schedules.templates.gpu_features import (
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.rows import ROWS_FROM
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["ROWS", "SPLITS", "Groups", "apply"]
+__all__ = ["SPLITS", "Groups", "apply"]
 
 SPLITS = ("rows", "non-zeros")
-ROWS = ("table", "search", "blocks")
 WARP = 32
 MAX_THREADS = 1024  # of a block
 MAX_OCCUPANCY = 2048
@@ -85,7 +85,7 @@ class Groups(GpuTiled):
     rows: str = "table"
 
     def __post_init__(self) -> None:
-        expect_one_of(self, split=SPLITS, rows=ROWS)
+        expect_one_of(self, split=SPLITS, rows=ROWS_FROM)
         self.check("work", "lanes", "group", "block")
         expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
         fits = is_power_of_two(self.group) and self.group <= WARP

@@ -70,7 +70,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
-from sparsetir.sparse_ir.rows import ROWS
+from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements
 from sparsetir.sparse_ir.schedule.handles import SpIter
@@ -88,7 +88,6 @@ from sparsetir.sparse_ir.schedule.workspaces import init_apart
 __all__ = ["positions"]
 
 WHO = "positions"
-ROWS_FROM = ("table", "search", "blocks")
 
 
 def positions(
