@@ -33,7 +33,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
+from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows, step_of, unclamped
 from sparsetir.sparse_ir.search import carry, find_last_start, start_again, whole
 from sparsetir.sparse_ir.translate import Around, Scope, Translator, free_vars
 from sparsetir.sparse_ir.workers import divided
@@ -77,7 +77,7 @@ class RowSearch:
 
     def _carried(self, position: Any, around: list[Around]) -> list[Around]:
         """The loops through which a row at the position is carried, innermost first."""
-        used, plain = free_vars(position), _unclamped(position)
+        used, plain = free_vars(position), unclamped(position)
         out: list[Around] = []
         reach: int | None = 0  # how far the position goes in the loops found
         for loop in reversed(around):
@@ -85,7 +85,7 @@ class RowSearch:
                 if out:
                     break
                 continue
-            step = _step(plain, loop.var)
+            step = step_of(plain, loop.var)
             if self._is_divided(loop) or step is None or reach is None or step < max(1, reach):
                 break
             out.append(loop)
@@ -193,18 +193,6 @@ class RowSearch:
         after = at + as_dtype(1, dtype_of(at))
         one = as_dtype(1, buffer.dtype)
         return tirx.BufferLoad(starts, [at]), tirx.BufferLoad(starts, [after]) + one
-
-
-def _unclamped(position: Any) -> Any:
-    """A position before it is kept within the elements, which leaves its order as it is."""
-    return position.a if isinstance(position, tirx.Min) else position
-
-
-def _step(position: Any, var: Any) -> int | None:
-    """How much further each visit of a loop goes; None where that is no number."""
-    following = substitute(position, {var: var + as_dtype(1, dtype_of(var))})
-    step = Analyzer().simplify(following - position)
-    return int(step) if isinstance(step, tirx.IntImm) else None
 
 
 def _before(around: list[Around], carried: list[Around]) -> list[Around]:

@@ -23,11 +23,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tvm import tirx
+from tvm.sym import Analyzer
+
 from sparsetir.sparse_ir.computed import computed_parameters, in_order, row_of_position
-from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc
+from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, substitute
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
-__all__ = ["ROWS", "ROWS_FROM", "Recipe", "found_rows", "recipe_of_rows", "row_problems"]
+__all__ = [
+    "ROWS",
+    "ROWS_FROM",
+    "Recipe",
+    "found_rows",
+    "recipe_of_rows",
+    "row_problems",
+    "step_of",
+    "unclamped",
+]
 
 ROWS = "rows"
 RECIPES = {row_of_position.__name__: "indptr", in_order.__name__: "values"}
@@ -104,3 +117,15 @@ def row_problems(func: SparseFunc) -> Found:
                 buffer.var.span,
                 f"{who}: expected 'from' to be among {[*ROWS_FROM[1:]]}, got {str(how['from'])!r}",
             )
+
+
+def unclamped(position: Any) -> Any:
+    """A position before it is kept within the elements, which leaves its order as it is."""
+    return position.a if isinstance(position, tirx.Min) else position
+
+
+def step_of(position: Any, var: Any) -> int | None:
+    """How much further each visit of a loop goes; None where that is no number."""
+    following = substitute(position, {var: var + as_dtype(1, dtype_of(var))})
+    step = Analyzer().simplify(following - position)
+    return int(step) if isinstance(step, tirx.IntImm) else None

@@ -34,11 +34,10 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     accesses_of,
     buffer_var,
-    substitute,
 )
 from sparsetir.sparse_ir.position_recipes import rows_of_blocks, rows_of_positions
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows
+from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, unclamped
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.loops import Loop, around, fresh_name, inside, replaced
 from sparsetir.sparse_ir.translate import free_vars
@@ -56,7 +55,7 @@ def with_block_starts(
     """
     said = found_rows(func)
     open_ = [name for name, how in said.items() if how == {"from": "blocks"}]
-    searched = [b for b in map(func.buffer, open_) if _recipe(func, b).searches]
+    searched = [b for b in map(func.buffer, open_) if _searches(func, b)]
     for loop in loops:
         for buffer in searched:
             position = _position(it, buffer)
@@ -80,7 +79,8 @@ class _BlockStarts(Cut):
         blocks = {"blocks": int(number)} if isinstance(number, tirx.IntImm) else {}
         said, made = found_rows(func), dict[str, SparseBuffer]()
         for table in tables:  # each after the one whose positions it is looked for at
-            recipe = _recipe(func, table)
+            recipe = recipe_of_rows(func, table)
+            assert recipe is not None  # verified
             how: dict[str, Any] = {"indptr": f"${recipe.array.handle.name}"}
             if recipe.order is None:
                 how = {"recipe": rows_of_blocks.__name__, **how, "size": size, **blocks}
@@ -102,26 +102,26 @@ class _BlockStarts(Cut):
     def _size(self, position: Any, per_block: int) -> int:
         """How many positions in a row a block has."""
         (var,) = self.loop.vars
-        plain = position.a if isinstance(position, tirx.Min) else position
-        analyzer = Analyzer()
-        step = analyzer.simplify(substitute(plain, {var: var + as_dtype(1, dtype_of(var))}) - plain)
+        plain = unclamped(position)
+        analyzer, step = Analyzer(), step_of(plain, var)
         loops = [self.it, *around(self.func, self.it), *inside(self.it)]
         for axis, other, _ in [entry for n in loops for entry in n.axis_of()]:
             if not other.same_as(var) and axis.kind == "dense_fixed":
                 zero = as_dtype(0, axis.idtype)
                 analyzer.bind(other, ir.Range(zero, as_dtype(axis.length, axis.idtype)))
-        if isinstance(step, tirx.IntImm):
-            within = plain - var * step
+        if step is not None:
+            within = plain - var * as_dtype(step, dtype_of(var))
             if analyzer.can_prove(within >= 0) and analyzer.can_prove(within < step):
-                return int(step) * per_block
+                return step * per_block
         self.refuse(
             "rows by blocks: expected a block to have positions in a row, as that of the outermost "
             f"loop of a split, got '{self.loop.name}' at {position}; legal is rows=\"search\""
         )
 
 
-def _recipe(func: SparseFunc, table: SparseBuffer) -> Any:
-    return recipe_of_rows(func, table)
+def _searches(func: SparseFunc, table: SparseBuffer) -> bool:
+    recipe = recipe_of_rows(func, table)
+    return recipe is not None and recipe.searches
 
 
 def _position(it: SparseIteration, table: SparseBuffer) -> Any:
