@@ -57,13 +57,15 @@ def _versions() -> dict[str, str]:
 def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """What a figure depends on beside what is measured; versions of what is installed."""
     import sparsetir
-    from sparsetir.targets import host_target
+    from sparsetir.targets import distinctive_features, host_features, host_target
 
+    has = host_features()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
         "cpu": cpu_name(),
         "llvm_cpu": str(host_target().attrs["mcpu"]),
+        "cpu_features": distinctive_features(name for name in has if has[name]),
         "cores": len(os.sched_getaffinity(0)),
         "threads": threads,
         "python": platform.python_version(),

@@ -455,6 +455,8 @@ def test_doctor(run, records):
     data = json.loads(run("doctor", "--json")[1])
     assert data["versions"]["sparsetir"] == sparsetir.__version__
     assert data["targets"][0] == "llvm" and data["cpu"]["vector_bits"] >= 128
+    features = " ".join(data["cpu"]["features"])
+    assert f"features: {features}" in out and all(x[0] in "+-" for x in data["cpu"]["unlike"])
     assert data["kernel"]["largest_error"] < 1e-4 and data["problems"] == []
 
 

@@ -13,6 +13,7 @@ from sparsetir.kernel_file import open_library, read_description
 from sparsetir.signature import PlainSignature, Signature
 from sparsetir.sparse_ir.computed import RECIPES
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.targets import missing_features
 
 __all__ = ["load"]
 
@@ -27,7 +28,8 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
 
     Raises FileNotFoundError, ValueError for a file that is no exported kernel, is cut off or was
     changed, or whose computed parameters take recipes that this version does not have, RuntimeError
-    for one that cannot run here, such as a GPU's where there is no driver.
+    for one that cannot run here, such as a GPU's where there is no driver, or one that uses
+    instructions which this CPU has not.
     """
     path = Path(path).resolve()
     who = f"load: argument 'path': '{path}'"
@@ -46,6 +48,12 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
                 f"{who}: computed parameter '{parameter}' takes the recipe '{how['recipe']}', "
                 f"which this version does not have; there are {sorted(RECIPES)}"
             )
+    missing = missing_features(target)
+    if missing:
+        raise RuntimeError(
+            f"{who}: compiled for a CPU with {', '.join(missing)}, which this one has not; export "
+            "a kernel that was built for this one"
+        )
     try:
         module = open_library(path)
     except Exception as error:

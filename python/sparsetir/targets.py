@@ -1,20 +1,92 @@
-"""What kernels are compiled for."""
+"""What kernels are compiled for, and the features of CPUs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from functools import cache, lru_cache
 from typing import Any
 
 import tvm
 
-__all__ = ["DEFAULT_CUDA_ARCH", "host_target", "resolve_target"]
+__all__ = [
+    "DEFAULT_CUDA_ARCH",
+    "cpu_features",
+    "distinctive_features",
+    "host_features",
+    "host_target",
+    "missing_features",
+    "resolve_target",
+]
 
 DEFAULT_CUDA_ARCH = "sm_80"
+# Of x86: what neither compilers use of their own accord nor kernels ask for. Virtual machines often
+# lack some of these.
+_UNUSED = frozenset(
+    "64bit adx aes cldemote clflushopt clwb clzero cmpccxadd crc32 enqcmd fsgsbase fxsr hreset "
+    "invpcid kl lwp mmx movdir64b movdiri movrs mwaitx pclmul pconfig pku prefetchi prfchw ptwrite "
+    "raoint rdpid rdpru rdrnd rdseed rtm serialize sgx sha sha512 shstk sm3 sm4 tsxldtrk uintr "
+    "usermsr vaes vpclmulqdq waitpkg wbnoinvd widekl xsave xsavec xsaveopt xsaves".split()
+)
+# What decides which schedule is the best one: how wide vectors are, arithmetic of small types, and
+# matrix engines.
+_DISTINCTIVE = frozenset(
+    "amx-bf16 amx-fp16 amx-int8 avx2 avx10.2 avx512bf16 avx512f avx512fp16 avx512vnni avxvnni "
+    "bf16 fullfp16 i8mm sme sve sve2".split()
+)
 
 
+@cache
+def host_features() -> Mapping[str, bool]:
+    """Whether this machine's CPU has a feature, by the name that LLVM gives it.
+
+    Empty where LLVM cannot tell.
+    """
+    find = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures", allow_missing=True)
+    found = None if find is None else find()
+    return {str(name): bool(has) for name, has in (found or {}).items()}
+
+
+@lru_cache(maxsize=16)
+def cpu_features(target: Any) -> frozenset[str]:
+    """What code for a CPU target may use, by the names that LLVM gives; of a name alone, all of it.
+
+    target : tvm.target.Target of kind "llvm"
+    """
+    found = tvm.get_global_func("target.llvm_get_cpu_features")(target)
+    return frozenset(str(name) for name in found)
+
+
+@cache
 def host_target() -> Any:
-    """This machine's CPU, by the name that LLVM gives it."""
-    cpu = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")()
-    return tvm.target.Target({"kind": "llvm", "mcpu": str(cpu)})
+    """This machine's CPU: the name that LLVM gives it, and in which features it differs from that.
+
+    Virtual machines hide features, and LLVM takes some for an older CPU than they are, so code for
+    the name alone may be slower than need be, or end with an illegal instruction.
+    """
+    name = str(tvm.get_global_func("tvm.codegen.llvm.GetHostCPUName")())
+    return _named_and_different(name, host_features())
+
+
+def _named_and_different(name: str, has: Mapping[str, bool]) -> Any:
+    """The target of a CPU of a name, with (and without) the features that it has (or lacks)."""
+    named = {"kind": "llvm", "mcpu": name}
+    implied = cpu_features(tvm.target.Target(named))
+    differs = [f for f in sorted(has) if f not in _UNUSED and has[f] != (f in implied)]
+    if not differs:
+        return tvm.target.Target(named)
+    mattr = [f"{'+' if has[f] else '-'}{f}" for f in differs]
+    return tvm.target.Target({**named, "mattr": mattr})
+
+
+def missing_features(target: Any) -> list[str]:
+    """What code for a CPU target may use and this machine's CPU lacks; in order of the alphabet."""
+    has = host_features()
+    return sorted(f for f in cpu_features(target) if f not in _UNUSED and has.get(f) is False)
+
+
+def distinctive_features(features: Iterable[str]) -> list[str]:
+    """Those of the features that decide which schedules are fast; in order of the alphabet."""
+    return sorted(_DISTINCTIVE.intersection(features))
 
 
 def resolve_target(target: Any) -> Any:

@@ -93,16 +93,21 @@ def targets() -> list[str]:
 
 
 def cpu() -> dict[str, Any]:
-    """Name, cores that this process may use, vector registers and caches."""
-    from sparsetir.schedules.default import vector_bits
-    from sparsetir.targets import host_target
-    from sparsetir.tuning.fingerprint import device_name
+    """Name, cores that this process may use, vector registers, features and caches.
 
-    target = host_target()
+    features : by which tuning tells CPUs apart
+    unlike : in which it is not what LLVM calls it, as "+amx-bf16" or "-gfni"
+    """
+    from sparsetir.schedules.default import vector_bits
+    from sparsetir.targets import distinctive_features, host_features, host_target
+    from sparsetir.tuning.fingerprint import cpu_model
+
+    target, has = host_target(), host_features()
     return {
-        "name": device_name(target), "llvm": str(target.attrs["mcpu"]),
+        "name": cpu_model(), "llvm": str(target.attrs["mcpu"]),
         "cores": len(os.sched_getaffinity(0)), "vector_bits": vector_bits(target),
-        "caches": _caches(),
+        "features": distinctive_features(name for name in has if has[name]),
+        "unlike": [str(name) for name in target.attrs.get("mattr", ())], "caches": _caches(),
     }  # fmt: skip
 
 
@@ -212,6 +217,8 @@ def _show(found: dict[str, Any]) -> None:
         "CPU",
         f"{chip['name']} ({chip['llvm']}), {chip['cores']} cores, "
         f"vectors of {chip['vector_bits']} bits",
+        f"features: {' '.join(chip['features']) or 'LLVM does not say'}",
+        chip["unlike"] and f"unlike {chip['llvm']}: {' '.join(chip['unlike'])}",
         f"caches: {caches or 'the system does not say'}",
     )
     device, compiler, kept = found["gpu"], found["nvcc"], found["records"]

@@ -17,11 +17,12 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.targets import distinctive_features, host_features
 
 if TYPE_CHECKING:
     from sparsetir.tuning.task import Task
 
-__all__ = ["Sizes", "device_name", "fingerprint", "shape_class", "statistics"]
+__all__ = ["Sizes", "cpu_model", "device_name", "fingerprint", "shape_class", "statistics"]
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.99)
 _known: WeakKeyDictionary[Pattern, str] = WeakKeyDictionary()
@@ -96,9 +97,14 @@ def device_name(target: Any) -> str:
     """What runs the target on this machine: the model of the CPU, or the name of the GPU.
 
     target : tvm.target.Target; for a GPU that is not there, its architecture
+
+    Models of CPUs come with the features that decide which schedules are fast, as in "Intel(R)
+    Xeon(R) Processor @ 2.50GHz (avx2 avx512f avx512vnni)": virtual machines hide features, and give
+    several generations the same name.
     """
     if not is_gpu(target):
-        return _cpu_model()
+        features = distinctive_features(name for name, has in host_features().items() if has)
+        return f"{cpu_model()} ({' '.join(features)})" if features else cpu_model()
     device = tvm.runtime.device(target.kind.name, 0)
     if device.exist:
         return str(device.device_name)
@@ -106,8 +112,8 @@ def device_name(target: Any) -> str:
 
 
 @cache
-def _cpu_model() -> str:
-    """As the system names it, else as LLVM does."""
+def cpu_model() -> str:
+    """The CPU as the system names it, else as LLVM does."""
     try:
         with open("/proc/cpuinfo") as file:
             for line in file:

@@ -8,14 +8,14 @@ import math
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
 from sparsetir._versions import REQUIRED, VERSION
 from sparsetir.schedules.default import is_gpu
-from sparsetir.targets import resolve_target
-from sparsetir.tuning.fingerprint import device_name
+from sparsetir.targets import host_target, resolve_target
+from sparsetir.tuning.fingerprint import cpu_model, device_name
 from sparsetir.tuning.task import Tunable
 
 __all__ = ["FIELDS", "Key", "Record", "best_of_each", "record_from_data", "record_to_data"]
@@ -29,7 +29,8 @@ class Key:
     heads : None for a single matrix, which is another problem than one of 1
     feat : 0 for a user's function, whose sizes are all in the fingerprint
     threads : of the CPU; 0 for a GPU, where they play no part
-    target : the text of the resolved target, with the CPU or architecture it compiles for
+    target : the text of the resolved target, with the CPU or architecture it compiles for, and the
+        features in which this machine's CPU differs from its name
     device : see :func:`sparsetir.tuning.fingerprint.device_name`
     """
 
@@ -57,6 +58,19 @@ class Key:
             target=str(target),
             device=device_name(target) if device is None else device,
         )
+
+    def with_features(self) -> Key:
+        """A key from before devices had features in their names, completed if it is this machine's.
+
+        It is, for certain, where the model of the CPU is this one's, and the target says all of its
+        features by the name that LLVM gives it. Others stay as they are, and apply nowhere.
+        """
+        if self.device != cpu_model():
+            return self
+        target = host_target()
+        if target.attrs.get("mattr") or self.target != str(target):
+            return self
+        return replace(self, device=device_name(target))
 
     def text(self) -> str:
         """One line for a name: readable, and with the hash of all fields, so different for each."""

@@ -191,6 +191,7 @@ class Records:
         for row in rows:
             try:
                 record = to_record(row)
+                record = replace(record, key=record.key.with_features())
             except (ValueError, TypeError, LookupError) as error:
                 name = dict(row).get("id")
                 raise RecordError(f"{self.path}: {DAMAGED} (record {name}: {error})") from error

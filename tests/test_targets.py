@@ -1,0 +1,146 @@
+"""The features of CPUs: in targets, in files of kernels and in the keys of records."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import tvm
+
+import sparsetir
+from kernel_common import arguments, check
+from programs import PROGRAMS
+from records_common import KEY, record
+from sparsetir import targets
+from sparsetir.targets import cpu_features, host_features, host_target, missing_features
+from sparsetir.tuning import record as record_module
+from sparsetir.tuning.fingerprint import cpu_model, device_name
+from sparsetir.tuning.records import Records
+
+x86 = pytest.mark.skipif("sse2" not in host_features(), reason="features by their names on x86")
+# What LLVM takes some CPUs of the next for.
+ROCKET_LAKE = {"kind": "llvm", "mtriple": "x86_64-linux-gnu", "mcpu": "rocketlake"}
+SAPPHIRE_RAPIDS = {**ROCKET_LAKE, "mcpu": "sapphirerapids"}
+
+
+def has_all_of(target):
+    """What LLVM says of a CPU that has the features of a target and no others."""
+    return {f: f in cpu_features(tvm.target.Target(target)) for f in host_features()}
+
+
+def differences(name, has):
+    return [str(x) for x in targets._named_and_different(name, has).attrs.get("mattr", ())]
+
+
+def test_the_host_target_has_the_features_of_the_cpu_and_no_others():
+    made, has = cpu_features(host_target()), host_features()
+    wrong = [f for f in has if f not in targets._UNUSED and has[f] != (f in made)]
+    assert has and wrong == missing_features(host_target()) == []
+
+
+@x86
+def test_a_cpu_that_is_what_its_name_says_is_called_by_it_alone():
+    assert differences("rocketlake", has_all_of(ROCKET_LAKE)) == []
+
+
+@x86
+def test_features_that_the_name_does_not_imply_are_added():
+    found = differences("rocketlake", has_all_of(SAPPHIRE_RAPIDS))
+    assert found == [
+        "+amx-bf16",
+        "+amx-int8",
+        "+amx-tile",
+        "+avx512bf16",
+        "+avx512fp16",
+        "+avxvnni",
+    ]
+
+
+@x86
+def test_features_that_the_cpu_lacks_are_left_out():
+    has = has_all_of(SAPPHIRE_RAPIDS) | {"avx512fp16": False, "gfni": False, "cldemote": False}
+    assert differences("sapphirerapids", has) == ["-avx512fp16", "-gfni"]
+    target = targets._named_and_different("sapphirerapids", has)
+    assert not {"avx512fp16", "gfni"} & cpu_features(target) and "amx-tile" in cpu_features(target)
+
+
+@x86
+def test_features_keep_the_width_of_vectors():
+    spelled = targets._named_and_different("rocketlake", has_all_of(SAPPHIRE_RAPIDS))
+    func = PROGRAMS["spmm"].make("float32", "int32")
+    plain, added = (sparsetir.build(func, x).source("asm") for x in (ROCKET_LAKE, spelled))
+    assert plain.count("%zmm") == added.count("%zmm") > 0
+
+
+@x86
+def test_a_target_with_features_passes_for_a_key():
+    spelled = targets._named_and_different("rocketlake", has_all_of(SAPPHIRE_RAPIDS))
+    given = {str(k): v for k, v in spelled.export().items()}
+    assert str(tvm.target.Target(given)) == str(spelled) and "+amx-bf16" in str(spelled)
+
+
+# -- exported kernels -------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not shutil.which("g++"), reason="no linker: TVM calls g++")
+def test_a_kernel_of_another_cpu_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "spmm.so"
+    sparsetir.build(PROGRAMS["spmm"].make("float32", "int32")).export(path)
+    args = arguments()
+    sparsetir.load(path)(**args)
+    check(args)
+    lacks = sorted(set(host_features()) & cpu_features(host_target()) - targets._UNUSED)[0]
+    monkeypatch.setattr(targets, "host_features", lambda: {lacks: False})
+    with pytest.raises(
+        RuntimeError,
+        match=rf"load: argument 'path': '.*spmm.so': compiled for a CPU with {lacks}, which this "
+        "one has not; export a kernel that was built for this one",
+    ):
+        sparsetir.load(path)
+
+
+# -- records ----------------------------------------------------------------------------------
+
+
+def test_devices_are_told_apart_by_features():
+    here = device_name(host_target())
+    features = targets.distinctive_features(f for f, has in host_features().items() if has)
+    assert here == f"{cpu_model()} ({' '.join(features)})" and features
+
+
+@pytest.fixture
+def records(tmp_path):
+    return Records(tmp_path / "records.sqlite")
+
+
+def test_old_records_of_this_machine_serve(records, monkeypatch):
+    by_name = tvm.target.Target({"kind": "llvm", "mcpu": str(host_target().attrs["mcpu"])})
+    monkeypatch.setattr(record_module, "host_target", lambda: by_name)
+    old = record(1, replace(KEY, target=str(by_name), device=cpu_model()))
+    records.add(old)
+    key = replace(old.key, device=device_name(by_name))
+    assert records.best(key) == replace(old, key=key)
+    assert records.best_by_fingerprint(key) == {key.fingerprint: replace(old, key=key)}
+    assert records.neighbours(replace(key, feat=64), {}) == [replace(old, key=key)]
+    assert records.best(old.key) is None
+    assert records.forget(key) == 1
+
+
+@pytest.mark.parametrize(
+    "change", [{"device": "another CPU"}, {"target": "llvm"}], ids=["device", "target"]
+)
+def test_other_old_records_are_kept_as_they_are(records, change):
+    old = record(1, replace(KEY, **{"target": str(host_target()), "device": cpu_model()} | change))
+    records.add(old)
+    assert records.all() == [old]
+
+
+def test_old_records_of_a_cpu_unlike_its_name_do_not_serve(records, monkeypatch):
+    """Such names are those of several CPUs."""
+    spelled = tvm.target.Target({**ROCKET_LAKE, "mattr": ["+avx512fp16"]})
+    monkeypatch.setattr(record_module, "host_target", lambda: spelled)
+    for target in (tvm.target.Target(ROCKET_LAKE), spelled):
+        old = record(1, replace(KEY, target=str(target), device=cpu_model()))
+        records.add(old)
+        assert records.best(replace(old.key, device=device_name(target))) is None
