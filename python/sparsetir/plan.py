@@ -30,6 +30,7 @@ from sparsetir.arrays import (
     plain_view,
     spans_meet,
     strides,
+    to_numpy,
 )
 from sparsetir.compiled import compilations, compiled
 from sparsetir.kernel import WRITTEN
@@ -307,7 +308,7 @@ class Plan:
 
     def _arranged(self, values: Any) -> dict[str, Any]:
         """The kernel's arrays of values, those that its schedule makes of them too."""
-        stored = self._stored.values(A=values)
+        stored = self._stored.values(A=values if self._stored.keeps_order else to_numpy(values))
         return {**stored, **self.kernel.of_values(stored, self._computed)}
 
     def _view(self, name: str, array: Any) -> Any:

@@ -15,7 +15,14 @@ from sparsetir.schedules.templates.shapes import (
     over_rows,
     refuse_shape,
 )
-from sparsetir.sparse_ir.nodes import Axis, SparseIteration, sparse_iterations, stores_of
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseIteration,
+    accesses_of,
+    nodes_of,
+    sparse_iterations,
+    stores_of,
+)
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, inside, loops_of
 from sparsetir.sparse_ir.translate import free_vars
@@ -33,14 +40,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums over what the rows of any format store, for features side by side, or what sets these.
+    """Sums over what the rows of any format store, for features side by side.
+
+    Or what sets these, or makes a result of them.
 
     rows : spatial loops around the sums, outermost first
-    columns : reductions; none where elements are set
+    columns : reductions; none where elements are set, or made of sums
     block : spatial, of constant extent, the rows of a block
     block_rows : how many these are
     features : spatial, contiguous in the result
     result : name of a buffer
+    constant : whether what is stored is read from no array
     threads : the outermost of `rows` that does not visit one coordinate alone, if it is proven to
         be free of races
     """
@@ -52,6 +62,7 @@ class RowSums:
     block_rows: int
     features: SpIter
     result: str
+    constant: bool
     threads: SpIter | None
 
 
@@ -66,10 +77,11 @@ def row_sums(sch: Schedule, who: str) -> list[RowSums]:
     results = {s.buffer for it in iterations if "R" in it.kinds for s in stores_of(it.body)}
     if not results:
         refuse_shape(who, sch.func, "sums over what rows store")
-    written = [{s.buffer for s in stores_of(it.body)} for it in iterations]
-    return [
-        _row_sum(sch, who, it) for it, own in zip(iterations, written, strict=True) if own & results
-    ]
+    return [_row_sum(sch, who, it) for it in iterations if _accesses(it, results)]
+
+
+def _accesses(it: SparseIteration, buffers: set[Any]) -> bool:
+    return any(accesses_of(it.body, buffer) for buffer in buffers)
 
 
 def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
@@ -100,6 +112,7 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
         block_rows=math.prod(int(x.node.length) for x in block),
         features=handles[features[0].axes],
         result=nest.result,
+        constant=not nodes_of(ir.TensorLoad, nest.store.value),
         threads=handles[many[0].axes] if many and nest.is_free(many[0]) else None,
     )
 
