@@ -12,6 +12,7 @@ from sparsetir.schedules.templates.shapes import (
     DenseLoops,
     Nest,
     RowReduction,
+    gathered_operand,
     over_rows,
     refuse_shape,
 )
@@ -50,6 +51,9 @@ class RowSums:
     block_rows : how many these are
     features : spatial, contiguous in the result
     result : name of a buffer
+    gathered, gathered_axis : the operand that has features, and which of its axes columns index;
+        None without one
+    stored : the operand over rows and columns alone; None without one
     constant : whether what is stored is read from no array
     threads : the outermost of `rows` that does not visit one coordinate alone, if it is proven to
         be free of races
@@ -62,6 +66,9 @@ class RowSums:
     block_rows: int
     features: SpIter
     result: str
+    gathered: str | None
+    gathered_axis: str | None
+    stored: str | None
     constant: bool
     threads: SpIter | None
 
@@ -103,6 +110,7 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
         inner = loop.name not in parents and _is_part(loop, nest.store, rows)
         (block if columns and inner else rows).append(loop)
     many = [x for x in rows if _length(x) != 1]
+    gathered, gathered_axis = gathered_operand(nest, features[0].var, {x.var for x in columns})
     ref, handles = nest.handles()
     return RowSums(
         iteration=ref,
@@ -112,9 +120,21 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
         block_rows=math.prod(int(x.node.length) for x in block),
         features=handles[features[0].axes],
         result=nest.result,
+        gathered=gathered,
+        gathered_axis=gathered_axis,
+        stored=_stored_operand(nest, {x.var for x in columns}, features[0].var),
         constant=not nodes_of(ir.TensorLoad, nest.store.value),
         threads=handles[many[0].axes] if many and nest.is_free(many[0]) else None,
     )
+
+
+def _stored_operand(nest: Nest, columns: set[Any], feature: Any) -> str | None:
+    """The operand that has all columns as they are, and no features: its name."""
+    for load in nodes_of(ir.TensorLoad, nest.store.value):
+        used = {i for i in load.indices if isinstance(i, ir.Var)}
+        if columns and columns <= used and feature not in used:
+            return str(load.source.name)
+    return None
 
 
 def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
