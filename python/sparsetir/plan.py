@@ -288,7 +288,7 @@ class Plan:
         out = operands[0].new_empty(self._shapes["out"])
         given = dict(zip(self._operands, operands, strict=True), out=out)
         if values is not None:
-            given["a"] = values
+            given |= self._stored.values(A=values)
         for name, array in given.items():
             args[self._place[name]] = array.view(viewed[name]) if name in viewed else array
         try:

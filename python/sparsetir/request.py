@@ -131,7 +131,7 @@ def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
     """
     if isinstance(matrix, CsrPattern):
         indptr, indices = (x.astype(idtype, copy=False) for x in matrix[:2])
-        return CsrPattern(indptr, indices, matrix.shape)
+        return type(matrix)(indptr, indices, matrix.shape)
     pattern, (m, n) = matrix.pattern, matrix.shape
     indptr, indices = (x.astype(idtype, copy=False) for x in (pattern.indptr, pattern.coords[1]))
     found = _OfMatrix(indptr, indices, (m, n))
