@@ -52,7 +52,7 @@ class Blocks:
         indptr, indices, order = transpose(self.indptr, self.indices, columns)
         if self.order is not None:
             order = self.order[order]
-        return Blocks(indptr, indices, self.size[::-1], order, not self.turned)
+        return Blocks(indptr, indices, (self.size[1], self.size[0]), order, not self.turned)
 
     def plan(self, pattern: CsrPattern, feat: int, dtype: str, target: Any) -> Plan | None:
         """The sum of products with this matrix, for values as :meth:`arranged` gives them.

@@ -178,7 +178,8 @@ class Structure:
         if not operator.reads_values:
             return at.restored(self._call(run, operands, None))
         if values is not None:
-            values = self.blocks.arranged(values) if in_blocks else at.arranged(values)
+            blocks = self.blocks if in_blocks else None
+            values = at.arranged(values) if blocks is None else blocks.arranged(values)
         elif ones and run.needs_values:
             values = self._unit(first.dtype)
         return self._call(run, operands, values)
