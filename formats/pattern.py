@@ -10,7 +10,9 @@ import numpy as np
 from sparsetir.formats.index_arrays import check_indptr, check_range, index_type, starts
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["Pattern"]
+__all__ = ["LARGEST_BLOCK", "Pattern"]
+
+LARGEST_BLOCK = 64
 
 
 class Pattern:
@@ -84,6 +86,37 @@ class Pattern:
     def idtype(self) -> str:
         """The index type that holds all of its lengths and its nnz."""
         return index_type(max(*self.shape, self.nnz)).__name__
+
+    @cached_property
+    def full_block(self) -> int:
+        """The size of the largest square blocks that a matrix is made of; 1 where of none.
+
+        A power of two up to `LARGEST_BLOCK`. Rows of different lengths, which most patterns have,
+        tell it at once; elements are looked at where nothing else does.
+        """
+        size = 1
+        while 2 * size <= LARGEST_BLOCK and self._in_full_blocks(2 * size):
+            size *= 2
+        return size
+
+    def _in_full_blocks(self, size: int) -> bool:
+        if not self.nnz or any(length % size for length in self.shape):
+            return False
+        lengths = np.diff(self.indptr)
+        if (lengths % size).any():
+            return False
+        by_block = lengths.reshape(-1, size)
+        if (by_block != by_block[:, :1]).any():
+            return False
+        runs = self.coords[1].reshape(-1, size)
+        if (runs[:, 0] % size).any() or (runs[:, -1] - runs[:, 0] != size - 1).any():
+            return False
+        # In each row of a block the same runs, of which as many stand one after the other.
+        first = runs[:, 0]
+        each = by_block[:, 0] // size
+        begins = np.repeat(np.cumsum(each * size) - each * size, each * size)
+        within = (np.arange(len(first)) - begins) % np.repeat(each, each * size)
+        return bool((first == first[begins + within]).all())
 
     def take(self, positions: np.ndarray) -> Pattern:
         """The pattern of some of its elements, by increasing positions."""

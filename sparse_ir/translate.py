@@ -145,6 +145,13 @@ class Translator:
             for p in promises_of(space.func)
             if p["kind"] in ("min", "exact")
         }
+        # Parameters that are promised to be multiples of a number, as that many times a variable.
+        self._multiples = {
+            params[p["param"]]: tirx.Var(p["param"], dtype) * as_dtype(p["value"], dtype)
+            for p in promises_of(space.func)
+            if p["kind"] == "multiple"
+            for dtype in [dtype_of(params[p["param"]])]
+        }
         # What lies in [0, length), by stage-II variable.
         names = {b.var: b.name for b in space.func.buffers}
         domains = value_domains(space.func).items()
@@ -292,7 +299,8 @@ class Translator:
             if var in free_vars(coord):
                 if not self.space.has_padding(axis):
                     not_empty.add(_counted(axis.length))
-                first, end = as_dtype(0, axis.idtype), as_dtype(axis.length, axis.idtype)
+                most = substitute(axis.length, self._multiples)
+                first, end = as_dtype(0, axis.idtype), as_dtype(most, axis.idtype)
                 analyzer.bind(var, ir.Range(first, end))
                 ranges[var] = sym.IntervalSet(first, end - as_dtype(1, axis.idtype))
         for var in self._least.keys() & free_vars(coord):
@@ -304,14 +312,16 @@ class Translator:
             # A length need not fit the narrower type.
             coord, asked = (as_dtype(x, dtype_of(length)) for x in (coord, asked))
         length = as_dtype(length, dtype_of(coord))
+        whole = substitute(length, self._multiples)
+        asked = substitute(asked, self._multiples)
         lower = [] if analyzer.can_prove(asked >= 0) else [coord >= 0]
-        upper = [] if analyzer.can_prove(asked < length) else [coord < length]
+        upper = [] if analyzer.can_prove(asked < whole) else [coord < length]
         if upper and ranges:
             # The last coordinate, where bounds are symbols: p * 8 + l < n * 8 for p < n, l < 8.
             last = analyzer.int_set(asked, ranges).max_value
             ends = (free_vars(r.max_value) for r in ranges.values())
-            known = set().union(free_vars(length), *ends)
-            if free_vars(last) <= known and analyzer.can_prove(last < length):
+            known = set().union(free_vars(whole), *ends)
+            if free_vars(last) <= known and analyzer.can_prove(last < whole):
                 upper = []
         return [*lower, *upper]
 

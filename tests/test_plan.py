@@ -12,6 +12,8 @@ import torch
 import tvm
 
 import sparsetir
+from sparsetir import ScheduleError
+from sparsetir.formats import BSR, CSC, CSF, CSR, DBSR, ELL, SRBCRS, Hyb, RowELL
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 
@@ -103,6 +105,19 @@ REFUSED += [
         TypeError,
         "'dtype': expected a",
     ),
+    (
+        lambda: sparsetir.plan("spmm", A, 16, format=CSC(), config=RowBlocks(tile=16)),
+        ValueError,
+        "'format': expected None beside a config, got CSC",
+    ),
+    (lambda: sparsetir.plan("spmm", A, format="bsr"), TypeError, "'format': expected a format of"),
+    (lambda: sparsetir.plan("spmm", A, format=CSF((0, 1, 2))), TypeError, "a format of matrices"),
+    (lambda: sparsetir.plan("sddmm", A, 8, format=CSR()), ValueError, "expected None for 'sddmm'"),
+    (
+        lambda: sparsetir.plan("spmm", A, 8, format=CSR(), heads=2),
+        ScheduleError,
+        "argument 'format': formats are for sums of one matrix, got heads",
+    ),
     (lambda: sparsetir.plan("spmm", A, threads=-2), ValueError, "'threads': expected 1 or more"),
     (lambda: PLAN(B, values=np.ones(A.nnz)), TypeError, "'values': expected dtype float32, got"),
     (lambda: pickle.dumps(PLAN), TypeError, "Plan: cannot be pickled"),
@@ -114,6 +129,35 @@ REFUSED += [
 def test_refusals(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+FORMATS = (
+    BSR(4, 4), DBSR(5, 3), CSR(), CSC(), ELL(), RowELL(4), Hyb(1, 2), SRBCRS(4, 8),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=lambda f: f.name)
+def test_a_format_that_the_user_names(format):
+    for feat in (5, 48):
+        b = np.random.default_rng(0).random((A.shape[1], feat), "float32")
+        run = sparsetir.plan("spmm", A, feat, format=format)
+        assert run.config.format == format and run.chosen_by == "user"
+        np.testing.assert_allclose(run(b), A @ b, rtol=1e-4)
+
+
+def test_blocks_are_kept():
+    """Of torch, of scipy, and of a matrix that is made of them."""
+    rng = np.random.default_rng(0)
+    dense = np.kron(rng.random((4, 6)) < 0.4, np.ones((8, 8))) * rng.random((32, 48))
+    dense = dense.astype("float32")
+    b = rng.random((48, 32), "float32")
+    csr = sp.csr_array(dense)
+    bsr = torch.from_numpy(dense).to_sparse_bsr((8, 8))
+    for matrix in (csr, csr.tobsr((8, 8)), bsr, sparsetir.SparseMatrix(csr)):
+        run = sparsetir.plan("spmm", matrix, 32)
+        assert run.config.format == BSR(8, 8) and run.config.filled
+        np.testing.assert_allclose(run(b), dense @ b, rtol=1e-4)
+        assert not sparsetir.plan("spmm", matrix, 32, format=BSR(5, 5)).config.filled
 
 
 def test_a_result_that_is_also_read():

@@ -30,13 +30,16 @@ from sparsetir.arrays import (
     plain_view,
     spans_meet,
     strides,
+    to_numpy,
 )
 from sparsetir.compiled import compilations, compiled
+from sparsetir.formats import Format
 from sparsetir.kernel import WRITTEN
 from sparsetir.readable import check_memory, count_writes
 from sparsetir.request import Request, request
-from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.launches import count_launches
+from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
@@ -60,6 +63,7 @@ def plan(
     heads: int | None = None,
     target: Any = "llvm",
     threads: int | None = None,
+    format: Format | None = None,
     config: Any = None,
 ) -> Plan:
     """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
@@ -78,10 +82,13 @@ def plan(
     heads : how many matrices share the pattern; a first dimension of values, operands and result
     target : as for :func:`sparsetir.build`
     threads : of the CPU, that the rows are divided among; by default all
-    config : of a template; by default the one that tuning has recorded for this very problem on
-        this machine (see :mod:`sparsetir.tuning.records`), else one chosen by the sizes of the
-        pattern and the target. For a CsrPattern, by its sizes alone: `sparsetir.ops`, which has
-        such patterns, looks for records itself
+    format : that stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned weights; for
+        sums of one matrix. By default one is chosen: on a CPU blocks where the matrix is made of
+        full ones, as block-pruned weights are, else CSR
+    config : of a template, which names the format; by default the one that tuning has recorded for
+        this very problem on this machine (see :mod:`sparsetir.tuning.records`), else one chosen by
+        the sizes of the pattern and the target. For a CsrPattern, by its sizes alone:
+        `sparsetir.ops`, which has such patterns, looks for records itself
 
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem, RuntimeError where there is no such device.
@@ -89,6 +96,12 @@ def plan(
     wanted = request(
         op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads
     )
+    if format is not None:
+        if config is not None:
+            raise ValueError(
+                f"plan: argument 'format': expected None beside a config, got {format!r}"
+            )
+        config = _config_of(wanted, format)
     if config is not None:
         return Plan(wanted, config)
     default = choose(wanted.problem, wanted.statistics, wanted.target)
@@ -101,6 +114,19 @@ def plan(
         except Exception as error:  # such as of a template that has changed since
             warn_of_record(recorded, error)  # what else is wrong shows with the default
     return Plan(wanted, default, "default")
+
+
+def _config_of(wanted: Request, format: Any) -> Any:
+    """The config for a format."""
+    if not isinstance(format, Format) or format.order not in (None, 2):
+        raise TypeError(
+            "plan: argument 'format': expected a format of matrices, such as "
+            f"sparsetir.formats.BSR(32, 32), got {format!r}"
+        )
+    if not isinstance(wanted.problem, Spmm):
+        raise ValueError(f"plan: argument 'format': expected None for '{wanted.operator.name}'")
+    pattern = wanted.pattern.coordinates
+    return by_format(format, wanted.problem, pattern, wanted.statistics, wanted.target)
 
 
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
@@ -262,7 +288,7 @@ class Plan:
         out = operands[0].new_empty(self._shapes["out"])
         given = dict(zip(self._operands, operands, strict=True), out=out)
         if values is not None:
-            given["a"] = values
+            given |= self._stored.values(A=values)
         for name, array in given.items():
             args[self._place[name]] = array.view(viewed[name]) if name in viewed else array
         try:
@@ -307,7 +333,7 @@ class Plan:
 
     def _arranged(self, values: Any) -> dict[str, Any]:
         """The kernel's arrays of values, those that its schedule makes of them too."""
-        stored = self._stored.values(A=values)
+        stored = self._stored.values(A=values if self._stored.keeps_order else to_numpy(values))
         return {**stored, **self.kernel.of_values(stored, self._computed)}
 
     def _view(self, name: str, array: Any) -> Any:

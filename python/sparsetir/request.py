@@ -109,7 +109,12 @@ def request(
     longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
     if is_gpu(target) and isinstance(matrix, SparseMatrix):
         longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
-    given = Statistics(m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest)
+    block = 1
+    if not is_gpu(target) and operator.reads_values and isinstance(matrix, SparseMatrix):
+        block = matrix.pattern.full_block
+    given = Statistics(
+        m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block
+    )
     return Request(operator, matrix, problem, feat, heads, given, target)
 
 
@@ -126,7 +131,7 @@ def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
     """
     if isinstance(matrix, CsrPattern):
         indptr, indices = (x.astype(idtype, copy=False) for x in matrix[:2])
-        return CsrPattern(indptr, indices, matrix.shape)
+        return type(matrix)(indptr, indices, matrix.shape)
     pattern, (m, n) = matrix.pattern, matrix.shape
     indptr, indices = (x.astype(idtype, copy=False) for x in (pattern.indptr, pattern.coords[1]))
     found = _OfMatrix(indptr, indices, (m, n))

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import product
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparsetir import formats
 from sparsetir.formats import Format, Pattern
@@ -20,22 +20,22 @@ from sparsetir.formats.library import places
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.spmv import serves as slices_serve
+from sparsetir.schedules.search.by_format import MOST_SUMS, is_full, traits_of
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import SPLITS, Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.rows import ROWS_FROM
-from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["Branch", "Point", "Space", "space"]
 
@@ -46,7 +46,6 @@ BRANCH = "template"
 VECTORS = (1, 2, 4, 8, 16)
 # Multiplications from which on a single thread is not tried where there are more.
 SERIAL_WORK = 1 << 24
-MOST_SUMS = 16  # vectors of sums that stay in registers
 THREADS_OF_A_BLOCK = 128
 
 
@@ -139,7 +138,7 @@ def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> 
         by_groups = _thread_groups(problem, given)
         branches = [_row_split(known, given), _hyb_rows(known, problem), by_groups, stored]
     else:
-        branches = [_row_blocks(known, given), stored]
+        branches = [_row_blocks(known, given), _block_rows(known, given), stored]
         if given.feat == 1 and slices_serve(problem):
             branches.insert(0, _sliced_rows(known, given))
     return Space((*(b for b in branches if b is not None), *others))
@@ -188,6 +187,41 @@ def _row_blocks(known: list[Any], given: Statistics) -> Branch:
         "blocks": tuple(parallel),
     }
     return Branch("RowBlocks", choices, make)
+
+
+def _block_rows(known: list[Any], given: Statistics) -> Branch | None:
+    """Full blocks of the largest size and of a half of it, around the candidate, if there is one.
+
+    blocks : as of row blocks, the rows of DBSR in one piece
+    """
+    default = next((c for c in known if isinstance(c, BlockRows)), None)
+    if default is None:
+        return None
+    sizes = _sorted(given.block, max(2, given.block // 2))
+    found = {f.name: f for kind in (formats.BSR, formats.DBSR) for f in (kind(n, n) for n in sizes)}
+    lanes, feat = default.lanes, given.feat
+    parallel = [] if given.threads == 1 else [1, 4]
+    if not parallel or given.nnz * feat < SERIAL_WORK:
+        parallel.insert(0, 0)
+
+    def make(format: str, tile: int, blocks: int, **others: Any) -> BlockRows | None:
+        fmt, whole = found[format], feat % tile == 0 and tile % lanes == 0
+        if isinstance(fmt, formats.DBSR) and blocks > 1:
+            return None
+        parts = _blocks(blocks, -(-feat // tile), given.threads)
+        return replace(
+            default, format=fmt, tile=tile, feat=None if whole else feat, parallel=blocks > 0,
+            blocks=parts if isinstance(fmt, formats.BSR) else 1, **others,
+        )  # fmt: skip
+
+    choices = {
+        "format": tuple(found),
+        "tile": _sorted(default.tile, *(min(feat, v * lanes) for v in (2, 4))),
+        "rows": _sorted(2, 4, 8, default.rows),
+        "pack": (False, True),
+        "blocks": tuple(parallel),
+    }
+    return Branch("BlockRows", choices, make)
 
 
 def _blocks(each: int, tiles: int, threads: int) -> int:
@@ -335,11 +369,11 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
             counts[key] = places(fmt, stored)
         if decomposed.refusal(fmt, stored, problem, counts[key]) is None:
             found[fmt.name] = fmt
-            if _traits(fmt).masked and counts[key] == stored.nnz:
+            if is_full(fmt, stored, counts[key]):
                 filled.add(fmt.name)
 
     def make(format: str, tile: int) -> Decomposed:
-        fmt, traits = found[format], _traits(found[format])
+        fmt, traits = found[format], traits_of(found[format])
         full = format in filled
         tile = min(tile, max(1, MOST_SUMS // traits.rows) * lanes)
         if not tile or not traits.rows_first:
@@ -351,31 +385,12 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
     return Branch("Decomposed", {"format": tuple(found), "tile": (0, *sorted(tiles))}, make)
 
 
-class _Traits(NamedTuple):
-    """What tiles depend on. rows : of a block"""
-
-    masked: bool
-    rows_first: bool
-    rows: int
-
-
-@cache
-def _traits(fmt: Format) -> _Traits:
-    masked = any(rule.masked for rule in fmt.rules(formats.Operand.default(2)))
-    sch = Schedule(decomposed.program(Spmm(), Decomposed(fmt)))
-    try:
-        found = row_sums(sch, "space")
-    except ScheduleError:
-        return _Traits(masked, False, 1)
-    return _Traits(masked, True, max(one.block_rows for one in found))
-
-
 def _lanes(known: list[Any]) -> int:
     return next(c.lanes for c in known if isinstance(c, RowBlocks))
 
 
 def _formats(pattern: Pattern) -> Iterable[Format]:
-    blocks = ((2, 2), (4, 4), (8, 8), (16, 16), (1, 8), (8, 1))
+    blocks = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (1, 8), (8, 1))
     k = formats.Hyb.for_pattern(pattern).k
     yield from (formats.CSR(), formats.DCSR(), formats.CSC(), formats.COO())
     yield from (formats.ELL(), formats.Ragged(), formats.DIA())

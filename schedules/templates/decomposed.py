@@ -14,12 +14,18 @@ from sparsetir.formats import Format, Operand, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import (
+    Arranged,
+    CsrPattern,
+    Spmm,
+    accumulator,
+)
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
 from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.sums_apart import adds_once, sums_apart
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
@@ -75,8 +81,6 @@ def serves(problem: Any) -> str | None:
     """What of a problem is not served; None for one that is."""
     if problem.batched:
         return "heads"
-    if problem.dtype not in ("float32", "float64"):
-        return f"dtype '{problem.dtype}'"
     if problem.reduce != "sum":
         return f"reduce='{problem.reduce}'"
     return None
@@ -98,12 +102,18 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     m, n, feat : sizes
     and the arguments of the format's rules, among them the values `a_<rule>`
 
+    Sums are in float32 (float64 for float64), and rounded once: what several iterations add to, or
+    the default schedule makes, is summed up in an array of that type.
+
     Raises ScheduleError for what :func:`serves` names.
     """
     _refuse("program", problem)
     rules = config.format.rules(_operand(problem))
     unmasked = [rule.name for rule in rules if rule.masked] if config.filled else []
     _, func = extract_preprocess(decompose_format(spmm(problem), rules, unmasked))
+    narrow = problem.accumulator != problem.dtype
+    if narrow and (config.tile is None or not adds_once(func)):
+        return sums_apart(func, "C", problem.accumulator)
     return func
 
 
@@ -135,9 +145,12 @@ def apply(sch: Schedule, config: Decomposed) -> None:
         sch.sparse_reorder(found.iteration, [*found.rows, tiles, *found.columns, *held])
         steps = [found.iteration]
         if found.columns:
-            steps = sch.precompute(found.result, tiles, held)
+            dtype = accumulator(sch.func.buffer(found.result).dtype)
+            steps = sch.precompute(found.result, tiles, held, dtype=dtype)
         if found.threads is not None:
             sch.parallelize(found.threads)
+        if found.constant and sch.func.buffer(found.result).dtype == "bfloat16":
+            continue  # TVM has no constant vectors of it; LLVM makes vectors of the loop
         registers |= {step.name: len(held) for step in steps}
     stage_two = sch.lower()
     for step, loops in registers.items():
@@ -148,8 +161,8 @@ def _refuse(where: str, problem: Any) -> None:
     missing = serves(problem)
     if missing is not None:
         raise ScheduleError(
-            f"decomposed.{where}: argument 'config': Decomposed serves sums of one matrix in "
-            f"float32 or float64, got {missing}"
+            f"decomposed.{where}: argument 'config': Decomposed serves sums of one matrix, got "
+            f"{missing}"
         )
 
 

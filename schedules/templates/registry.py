@@ -15,6 +15,7 @@ from sparsetir.schedules.templates import (
     sddmm,
     sddmm_gpu,
     spmm,
+    spmm_blocks,
     spmm_gpu,
     spmm_groups,
     spmm_hyb,
@@ -58,6 +59,9 @@ class Template:
 # Of configs; others may add theirs.
 TEMPLATES: dict[type, Template] = {
     spmm.RowBlocks: Template(spmm_operator, spmm.apply, Spmm, spmm.arrange),
+    spmm_blocks.BlockRows: Template(
+        spmm_blocks.program, spmm_blocks.apply, Spmm, spmm_blocks.arrange
+    ),
     spmv.SlicedRows: Template(spmv_operator, spmv.apply, Spmm, spmv.arrange, vectors=True),
     sddmm.SddmmGroups: Template(sddmm_operator, sddmm.apply, Sddmm, sddmm.arrange),
     sddmm_gpu.FusedNonzeros: Template(sddmm_operator, sddmm_gpu.apply, Sddmm, gpu=True),

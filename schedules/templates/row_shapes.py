@@ -12,10 +12,18 @@ from sparsetir.schedules.templates.shapes import (
     DenseLoops,
     Nest,
     RowReduction,
+    gathered_operand,
     over_rows,
     refuse_shape,
 )
-from sparsetir.sparse_ir.nodes import Axis, SparseIteration, sparse_iterations, stores_of
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseIteration,
+    accesses_of,
+    nodes_of,
+    sparse_iterations,
+    stores_of,
+)
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, inside, loops_of
 from sparsetir.sparse_ir.translate import free_vars
@@ -33,14 +41,20 @@ __all__ = [
 
 @dataclass(frozen=True)
 class RowSums:
-    """Sums over what the rows of any format store, for features side by side, or what sets these.
+    """Sums over what the rows of any format store, for features side by side.
+
+    Or what sets these, or makes a result of them.
 
     rows : spatial loops around the sums, outermost first
-    columns : reductions; none where elements are set
+    columns : reductions; none where elements are set, or made of sums
     block : spatial, of constant extent, the rows of a block
     block_rows : how many these are
     features : spatial, contiguous in the result
     result : name of a buffer
+    gathered, gathered_axis : the operand that has features, and which of its axes columns index;
+        None without one
+    stored : the operand over rows and columns alone; None without one
+    constant : whether what is stored is read from no array
     threads : the outermost of `rows` that does not visit one coordinate alone, if it is proven to
         be free of races
     """
@@ -52,6 +66,10 @@ class RowSums:
     block_rows: int
     features: SpIter
     result: str
+    gathered: str | None
+    gathered_axis: str | None
+    stored: str | None
+    constant: bool
     threads: SpIter | None
 
 
@@ -66,10 +84,11 @@ def row_sums(sch: Schedule, who: str) -> list[RowSums]:
     results = {s.buffer for it in iterations if "R" in it.kinds for s in stores_of(it.body)}
     if not results:
         refuse_shape(who, sch.func, "sums over what rows store")
-    written = [{s.buffer for s in stores_of(it.body)} for it in iterations]
-    return [
-        _row_sum(sch, who, it) for it, own in zip(iterations, written, strict=True) if own & results
-    ]
+    return [_row_sum(sch, who, it) for it in iterations if _accesses(it, results)]
+
+
+def _accesses(it: SparseIteration, buffers: set[Any]) -> bool:
+    return any(accesses_of(it.body, buffer) for buffer in buffers)
 
 
 def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
@@ -91,6 +110,7 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
         inner = loop.name not in parents and _is_part(loop, nest.store, rows)
         (block if columns and inner else rows).append(loop)
     many = [x for x in rows if _length(x) != 1]
+    gathered, gathered_axis = gathered_operand(nest, features[0].var, {x.var for x in columns})
     ref, handles = nest.handles()
     return RowSums(
         iteration=ref,
@@ -100,8 +120,21 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
         block_rows=math.prod(int(x.node.length) for x in block),
         features=handles[features[0].axes],
         result=nest.result,
+        gathered=gathered,
+        gathered_axis=gathered_axis,
+        stored=_stored_operand(nest, {x.var for x in columns}, features[0].var),
+        constant=not nodes_of(ir.TensorLoad, nest.store.value),
         threads=handles[many[0].axes] if many and nest.is_free(many[0]) else None,
     )
+
+
+def _stored_operand(nest: Nest, columns: set[Any], feature: Any) -> str | None:
+    """The operand that has all columns as they are, and no features: its name."""
+    for load in nodes_of(ir.TensorLoad, nest.store.value):
+        used = {i for i in load.indices if isinstance(i, ir.Var)}
+        if columns and columns <= used and feature not in used:
+            return str(load.source.name)
+    return None
 
 
 def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:

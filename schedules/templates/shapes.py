@@ -24,6 +24,7 @@ __all__ = [
     "ShapeError",
     "dense_loops",
     "element_reduction",
+    "gathered_operand",
     "only_nest",
     "over_rows",
     "refuse_shape",
@@ -205,7 +206,7 @@ def over_rows(nest: Nest, rows: list[Loop]) -> RowReduction:
     dense = all(x.node.kind == "dense_fixed" for x in heads)
     if len(features) != 1 or len(rows) != 1 or features == rows or not columns or not dense:
         nest.refuse("to visit rows, what they store, and features")
-    gathered = _gathered_operand(nest, features[0].var, {x.var for x in columns})
+    gathered = gathered_operand(nest, features[0].var, {x.var for x in columns})
     ref, handles = nest.handles()
     return RowReduction(
         ref, [handles[x.axes] for x in heads], handles[rows[0].axes],
@@ -247,7 +248,7 @@ def row_sum(sch: Schedule, who: str) -> RowSum:
     return RowSum(rows, columns, nest.result, stored, nest.dtype)
 
 
-def _gathered_operand(nest: Nest, feature: Any, columns: set[Any]) -> tuple[Any, Any]:
+def gathered_operand(nest: Nest, feature: Any, columns: set[Any]) -> tuple[Any, Any]:
     """The dense operand whose rows columns point to: its name, and the axis that is indexed."""
     for buffer in nest.sch.func.buffers:
         for load in loads_of(nest.it.body, buffer.var):

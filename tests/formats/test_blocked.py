@@ -233,3 +233,34 @@ def test_too_many_slots_refused() -> None:
     func = PROGRAMS["spmm"].make("float32", "int32")
     with pytest.raises(StructureError, match=f"places = {10 * 2**30} does not fit int32"):
         SRBCRS(1, 2**30).convert(MATRICES["diagonal"], Operand.of(func, "A"))
+
+
+# -- full blocks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 8, 16, 64, 128])
+def test_full_blocks_are_found(size: int) -> None:
+    """The largest power of two, whatever blocks were meant."""
+    mask = np.random.default_rng(size).random((5, 7)) < 0.4
+    mask[:, 0], mask[2] = True, False
+    mask[0, :2] = True, False
+    full = np.kron(mask, np.ones((size, size), bool))
+    wanted = min(64, size & -size)
+    assert Pattern(list(np.nonzero(full)), full.shape).full_block == wanted
+
+
+def test_blocks_that_are_not_full() -> None:
+    full = np.kron(np.eye(6, dtype=bool), np.ones((4, 4), bool))
+    assert Pattern(list(np.nonzero(full)), full.shape).full_block == 4
+    for change in (
+        lambda a: a.__setitem__((5, 5), False),
+        lambda a: a.__setitem__((0, slice(8, 12)), True),  # a row is longer
+        lambda a: a.__setitem__(slice(0, 4), np.roll(a[:4], 1, axis=1)),  # not where blocks begin
+        lambda a: a.__setitem__(1, np.roll(a[1], 4)),  # rows as long, of other columns
+    ):
+        other = full.copy()
+        change(other)
+        assert Pattern(list(np.nonzero(other)), other.shape).full_block == 1
+    assert Pattern(list(np.nonzero(full)), (24, 25)).full_block == 1
+    for shape in ((0, 8), (8, 8)):
+        assert Pattern([np.zeros(0, int)] * 2, shape).full_block == 1

@@ -1,13 +1,16 @@
 """What problems get when their users name no config."""
 
+import sys
 from dataclasses import replace
 
 import pytest
 import tvm
 
+from sparsetir.formats import BSR
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
@@ -82,3 +85,40 @@ def test_groups_of_threads_are_measured():
         found = candidates(problem, GRAPH, GPU)
         assert [c.split for c in found if isinstance(c, Groups)] == splits
         assert all(c.serves(problem) for c in found if isinstance(c, Groups))
+
+
+BLOCKED = Statistics(m=1024, n=1024, nnz=10**5, feat=512, block=32)
+
+
+def test_full_blocks():
+    """Where the matrix is made of them, and features fill a vector."""
+    found = choose(Spmm(), BLOCKED, CPU)
+    assert found == BlockRows(BSR(32, 32), parallel=False, pack=True)
+    for other in (replace(BLOCKED, block=1), replace(BLOCKED, feat=8)):
+        assert isinstance(choose(Spmm(), other, CPU), RowBlocks)
+    for problem in (Spmm(reduce="mean"), Spmm(batched=True)):
+        assert isinstance(choose(problem, BLOCKED, CPU), RowBlocks)
+    assert isinstance(choose(Spmm(), BLOCKED, GPU), RowSplit)
+
+
+def test_a_copy_of_b_where_blocks_read_it_often():
+    rarely = replace(BLOCKED, nnz=10**4)
+    assert not choose(Spmm(), rarely, CPU).pack
+    assert choose(Spmm("bfloat16"), replace(rarely, bytes=2), CPU).pack
+
+
+@pytest.mark.parametrize("block", [2, 4, 8, 64])
+@pytest.mark.parametrize("feat", [16, 31, 48, 512])
+@pytest.mark.parametrize("bits, most", [(512, 16 * 16), (256, 8 * 8), (128, 8 * 4)])
+def test_sums_of_blocks_stay_in_registers(monkeypatch, block, feat, bits, most):
+    module = sys.modules["sparsetir.schedules.search.choose"]
+    monkeypatch.setattr(module, "vector_bits", lambda _: bits)
+    found = choose(Spmm(), replace(BLOCKED, block=block, feat=feat), CPU)
+    assert found.rows * found.tile <= most
+    assert found.tiles(feat) * found.tile >= feat
+
+
+def test_blocks_and_tiles_keep_all_threads_busy():
+    for feat in (16, 64, 128, 512):
+        found = choose(Spmm(), replace(BLOCKED, feat=feat, threads=4), CPU)
+        assert not found.parallel or found.blocks * found.tiles(feat) % 4 == 0

@@ -8,6 +8,7 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
+from pairs import by_turns
 from sparsetir.formats import (
     BSR,
     COO,
@@ -39,6 +40,7 @@ from spmm_gpu_common import (
     run_kernel,
     scheduled,
 )
+from spmm_gpu_common import check as check_close
 
 FORMATS = (
     CSR(), DCSR(), CSC(), COO(), ELL(), Ragged(), DIA(), RowELL(4), BSR(3, 4), DBSR(4, 2),
@@ -138,6 +140,63 @@ def test_values_of_a_run(config):
     check(matrix, config, 8)
 
 
+def check_narrow(matrix, config, feat, dtype):
+    """Sums of n terms in float32, whatever their order, and one rounding."""
+    rng, kind = np.random.default_rng(2), getattr(torch, dtype)
+    a = torch.from_numpy(rng.standard_normal(matrix.nnz)).to(kind)
+    b = torch.from_numpy(rng.standard_normal((matrix.shape[1], feat))).to(kind)
+    run = sparsetir.plan("spmm", matrix, feat, config=config, dtype=dtype)
+    out = torch.full((matrix.shape[0], feat), float("nan"), dtype=kind)
+    run(b, out=out, values=a)
+    dense = [np.zeros(matrix.shape) for _ in range(2)]
+    at = sparsetir.SparseMatrix(matrix).pattern.coords
+    for array, values in zip(dense, (a, abs(a)), strict=True):
+        array[tuple(at)] = values.double().numpy()
+    wanted, size = dense[0] @ b.double().numpy(), dense[1] @ abs(b).double().numpy()
+    terms = np.diff(matrix.indptr)[:, None] + 2
+    close = torch.finfo(kind).eps / 2 * abs(wanted) + terms * 2.0**-23 * size + 1e-7
+    assert (abs(out.double().numpy() - wanted) <= close).all()
+    return run
+
+
+NARROW = [
+    (dtype, config)
+    for dtype in ("float16", "bfloat16")
+    for fmt in FORMATS
+    for config in (Decomposed(fmt), *([Decomposed(fmt, 20, 8, 29)] if fmt in IN_TILES else []))
+]
+
+
+@pytest.mark.parametrize(("dtype", "config"), by_turns(NARROW, 5), ids=str)
+def test_sums_of_16_bits_are_rounded_once(dtype, config):
+    """In all formats, in pieces of rows and over several rules too."""
+    for dense in zoo().values():
+        matrix = csr(dense)
+        if refusal(config.format, sparsetir.SparseMatrix(matrix).pattern, Spmm(dtype)) is None:
+            check_narrow(matrix, config, 29, dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("config", [Decomposed(RowELL(4)), Decomposed(RowELL(4), 16, 16)], ids=str)
+def test_terms_that_16_bits_would_lose(config, dtype):
+    """2048 and more pieces of one, which float16 would stop at."""
+    matrix = sp.csr_array(np.ones((1, 5000), "float32"))
+    run = check_narrow(matrix, config, 16, dtype)
+    out = run(torch.ones(5000, 16, dtype=getattr(torch, dtype)))
+    assert (out == torch.tensor(5000.0).to(out.dtype)).all()
+
+
+def test_one_array_of_sums_where_rows_are_in_pieces_alone():
+    matrix = csr(zoo()["scattered"])
+    for config, apart in (
+        (Decomposed(BSR(3, 4), 16, 8), False), (Decomposed(DCSR(), 16, 8), False),
+        (Decomposed(BSR(3, 4)), True), (Decomposed(SRBCRS(4, 4), 16, 8), True),
+        (Decomposed(Hyb(2, 2), 16, 8), True),
+    ):  # fmt: skip
+        run = sparsetir.plan("spmm", matrix, 16, dtype="float16", config=config)
+        assert ("C_sum" in run.kernel.stages["I"].script()) == apart
+
+
 def test_float64_int64_and_vectors(monkeypatch):
     matrix = csr(zoo()["scattered"], "float64")
     check(matrix, Decomposed(BSR(3, 4), 8, 8), 16, "float64")
@@ -154,7 +213,6 @@ def test_float64_int64_and_vectors(monkeypatch):
     ("options", "message"),
     [
         ({"heads": 2}, "got heads"),
-        ({"dtype": "float16"}, "got dtype 'float16'"),
         ({"reduce": "max"}, "got reduce='max'"),
         ({"reduce": "mean"}, "got reduce='mean'"),
     ],
@@ -190,20 +248,22 @@ def test_too_much_padding_is_refused_before_converting(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "fmt, as_cuda", on_runners([(BSR(3, 4),), (CSC(),), (Hyb(1, 2),)], (1,)), ids=name_of
+    "fmt, dtype, as_cuda",
+    on_runners([(BSR(3, 4), "float32"), (CSC(), "float32"), (Hyb(1, 2), "float16")], (1, 2)),
+    ids=name_of,
 )
-def test_the_default_schedule_of_gpus(fmt, as_cuda):
-    config, problem = Decomposed(fmt), Spmm()
+def test_the_default_schedule_of_gpus(fmt, dtype, as_cuda):
+    config, problem = Decomposed(fmt), Spmm(dtype)
     made = kernel(decomposed, problem, config, as_cuda=as_cuda)
     for name in ("empty rows", "one dense row"):
         matrix = of_mask(MASKS[name], "int32")
         given = operands(matrix, problem, 12)
         arranged = decomposed.arrange(matrix, problem, config)
-        out = np.full((matrix.shape[0], 12), np.nan, "float32")
+        out = np.full((matrix.shape[0], 12), np.nan, dtype)
         args = {**arranged.arguments, **arranged.stored.values(A=given["a"]), "feat": 12}
         found = run_kernel(made, {**args, "b": given["b"], "out": out})["out"]
         wanted = oracle(matrix, problem, given["a"], given["b"])
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+        check_close(found, wanted, dtype)
     with pytest.raises(ScheduleError, match="scheduled for no threads"):
         scheduled(decomposed, problem, Decomposed(CSR(), 16, 8))
 

@@ -1,6 +1,7 @@
 """The spaces that searches go through: what is in them, and that all of it works."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,13 +9,14 @@ import scipy.sparse as sp
 
 import sparsetir
 from pairs import by_turns
-from sparsetir.formats import BSR
+from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Branch, Space, space
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.targets import resolve_target
 
@@ -96,6 +98,25 @@ def test_filled_blocks_go_without_masks_and_tiles_fit_registers():
     assert {c.filled for c in configs if c.format == BSR(16, 16)} == {False}
     assert {c.tile for c in configs if c.format == BSR(8, 8)} == {None, 32}
     assert {c.tile for c in configs if c.format == BSR(16, 16)} == {None, 16}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_full_blocks_have_a_branch_of_their_own(threads):
+    mask = np.random.default_rng(0).random((8, 8)) < 0.3
+    blocks = sp.csr_array(np.kron(mask, np.ones((8, 8), "float32")))
+    statistics = replace(given(blocks, 100, threads), block=8)
+    pattern, target = CsrPattern(blocks.indptr, blocks.indices, blocks.shape), resolve_target(CPU)
+    found = space(Spmm(), pattern, statistics, target)
+    configs = [c for _, c in found.points() if isinstance(c, BlockRows)]
+    assert {c.format for c in configs} == {BSR(8, 8), BSR(4, 4), DBSR(8, 8), DBSR(4, 4)}
+    for config in candidates(Spmm(), statistics, target):
+        assert found.config(found.point(config)) == config == from_data(to_data(config))
+    assert all(c.filled and c.tiles(100) for c in configs)
+    for config in configs[::7]:
+        b = np.random.default_rng(1).random((64, 100), "float32")
+        out = sparsetir.plan("spmm", blocks, 100, config=config, threads=threads)(b)
+        np.testing.assert_allclose(out, blocks @ b, rtol=1e-4)
+    assert "BlockRows" not in [b.name for b in of(Spmm(), 100)[0].branches]
 
 
 def test_what_decides_about_threads_and_templates():

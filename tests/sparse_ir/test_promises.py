@@ -80,3 +80,38 @@ def test_multiples_show_in_offsets():
     func = sparsetir.lower_sparse_iter(blocked(promises=promises))
     text = sparsetir.lower_sparse_buffer(func).script()
     assert '(T.Cast("int64", feat) // T.int64(8)) * T.int64(8) + ' in text
+
+
+BLOCKS = """
+@T.prim_func
+def blocks(v: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+           m: T.int32, n: T.int32, nnz: T.int32):
+    {attr}
+    R = T.dense_fixed((m + 3) // 4)
+    S = T.sparse_variable(R, ((n + 7) // 8, nnz), (indptr, indices))
+    Q = T.dense_fixed(8)
+    P = T.dense_fixed(4)
+    ROW = T.dense_fixed(m)
+    COL = T.dense_fixed(n)
+    V = T.match_sparse_buffer(v, (R, S, P, Q), "float32")
+    X = T.match_sparse_buffer(x, (COL,), "float32")
+    Y = T.match_sparse_buffer(y, (ROW,), "float32")
+    with T.sp_iter([R, P, S, Q], "SSRR", "sums") as [r, p, s, q]:
+        with T.init():
+            Y[r * 4 + p] = 0.0
+        Y[r * 4 + p] = Y[r * 4 + p] + V[r, s, p, q] * X[s * 8 + q]
+"""
+
+
+@pytest.mark.parametrize(
+    ("promised", "asked"),
+    [({}, (True, True)), ({"n": 8}, (True, False)), ({"m": 8, "n": 16}, (False, False)),
+     ({"m": 2, "n": 12}, (True, True))],
+)  # fmt: skip
+def test_multiples_save_what_blocks_would_ask(promised, asked):
+    """Whether a block's last row and column are there follows from sizes that blocks divide."""
+    promises = [{"param": p, "kind": "multiple", "value": v} for p, v in promised.items()]
+    attr = f'T.func_attr({{"promises": {promises}}})' if promises else "pass"
+    func = sparsetir.from_source(BLOCKS.format(attr=attr).replace("    pass\n", ""))
+    text = sparsetir.lower_sparse_iter(func).script()
+    assert ("< m" in text, "< n" in text) == asked

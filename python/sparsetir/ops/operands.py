@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_size
 from sparsetir.ops.library import row_pointers
@@ -167,8 +168,10 @@ def _least_shape(edges: Tensor) -> tuple[int, int]:
     return nodes, nodes
 
 
-def _with_pointers(edges: Tensor, m: int, n: int) -> tuple[Tensor, Tensor]:
-    return structure_of_edges(edges, m, n).rowptr, edges
+def _with_pointers(
+    edges: Tensor, m: int, n: int, blocks: Blocks | None = None
+) -> tuple[Tensor, Tensor]:
+    return structure_of_edges(edges, m, n, blocks=blocks).rowptr, edges
 
 
 # -- torch.sparse ---------------------------------------------------------------------------------
@@ -208,7 +211,8 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
         count = n // width if by_rows else m // height
         kinds = ("crow", "col") if by_rows else ("ccol", "row")
         check_csr(who, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
-        return _with_pointers(_block_edges(outer, inner, block, by_rows), m, n)
+        found = Blocks(outer.detach(), inner.detach(), block) if by_rows else None
+        return _with_pointers(_block_edges(outer, inner, block, by_rows), m, n, found)
 
     key = (*memory_key(outer), *memory_key(inner), block, by_rows, m, n)
     rowptr, edges = _converted(key, (outer, inner), convert)

@@ -20,14 +20,17 @@ __all__ = ["Planned", "recorded"]
 
 
 class Planned(NamedTuple):
-    """A plan, and whether it takes values, and gives them, with the columns of each row in order.
+    """A plan, and how it takes values, and gives them.
 
-    That is the order of :attr:`Structure.with_columns_in_order`. Which is not kept here: what a
-    structure keeps must not refer to it, or nothing would be freed when its cache drops it.
+    columns_in_order : with the columns of each row in order, that of
+        :attr:`Structure.with_columns_in_order`. Which is not kept here: what a structure keeps must
+        not refer to it, or nothing would be freed when its cache drops it
+    in_blocks : block by block, as `Structure.blocks` arranges them
     """
 
     plan: Plan
     columns_in_order: bool = False
+    in_blocks: bool = False
 
 
 def recorded(

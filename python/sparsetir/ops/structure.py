@@ -14,6 +14,7 @@ import tvm_ffi
 from torch import Tensor
 
 from sparsetir.kernel import Kernel
+from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import Cache, lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_size
 from sparsetir.ops.compress import compress, transpose
@@ -64,12 +65,19 @@ class Structure:
     rowptr, col : (m + 1,) and (nnz,) int32 or int64, on one device
     order : (nnz,) int64 place, in the caller's order, of each element; None where that is the same
     shape : (m, n)
+    blocks : where the matrix is made of full blocks, and the caller has values block by block
     """
 
     def __init__(
-        self, rowptr: Tensor, col: Tensor, shape: tuple[int, int], order: Tensor | None = None
+        self,
+        rowptr: Tensor,
+        col: Tensor,
+        shape: tuple[int, int],
+        order: Tensor | None = None,
+        blocks: Blocks | None = None,
     ) -> None:
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
+        self.blocks = blocks
         self.m, self.n = shape
         self.nnz = len(col)
         self.device = col.device
@@ -122,7 +130,8 @@ class Structure:
         rowptr, col, order = transpose(self.rowptr, self.col, self.n)
         if self.order is not None:
             order = self.order[order]
-        return Structure(rowptr, col, (self.n, self.m), order)
+        blocks = self.blocks and self.blocks.transposed(self.n // self.blocks.size[1])
+        return Structure(rowptr, col, (self.n, self.m), order, blocks)
 
     @property
     def with_columns_in_order(self) -> Structure:
@@ -164,12 +173,13 @@ class Structure:
         if batched and values is None and operator.reads_values:
             return torch.stack([self.run(op, (b,), None, reduce) for b in first.unbind()])
         ones = values is None and operator.reads_values
-        run, resorted = self.planned(op, feat, first.dtype, reduce, heads, ones)
+        run, resorted, in_blocks = self.planned(op, feat, first.dtype, reduce, heads, ones)
         at = self.with_columns_in_order if resorted else self
         if not operator.reads_values:
             return at.restored(self._call(run, operands, None))
         if values is not None:
-            values = at.arranged(values)
+            blocks = self.blocks if in_blocks else None
+            values = at.arranged(values) if blocks is None else blocks.arranged(values)
         elif ones and run.needs_values:
             values = self._unit(first.dtype)
         return self._call(run, operands, values)
@@ -201,7 +211,7 @@ class Structure:
         heads: int | None = None,
         ones: bool = False,
     ) -> Planned:
-        """The plan that :meth:`run` uses: by what tuning has found, else :meth:`plan`.
+        """The plan that :meth:`run` uses: by what tuning has found, of blocks, else :meth:`plan`.
 
         ones : for runs without values
         """
@@ -213,9 +223,18 @@ class Structure:
         def make() -> Planned:
             options = self._options(dtype, reduce, heads)
             found = recorded(self.pattern, self._pattern_in_order, op, feat, ones, **options)
+            if found is None and self.blocks is not None and op == "spmm":
+                if reduce == "sum" and heads is None and not ones:
+                    found = self._in_blocks(feat, dtype)
             return found or Planned(self.plan(op, feat, dtype, reduce, heads))
 
         return self._kept(key, make)
+
+    def _in_blocks(self, feat: int, dtype: torch.dtype) -> Planned | None:
+        """The sum by blocks, where these are fast."""
+        assert self.blocks is not None
+        found = self.blocks.plan(self.pattern, feat, DTYPES[dtype], target_of(self.device))
+        return None if found is None else Planned(found, in_blocks=True)
 
     def _pattern_in_order(self) -> CsrPattern:
         return self.with_columns_in_order.pattern
@@ -329,13 +348,21 @@ def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of")
 
 
 def structure_of_edges(
-    edges: Tensor, m: int, n: int, who: str = "structure_of", name: str = "edges"
+    edges: Tensor,
+    m: int,
+    n: int,
+    who: str = "structure_of",
+    name: str = "edges",
+    blocks: Blocks | None = None,
 ) -> Structure:
     """As :func:`structure_of` for (2, nnz) edges, columns first, of an (m, n) matrix.
 
     who, name : function and argument, as errors name them
+    blocks : that the edges are of, one after the other; remembered for these edges
     """
     key = (m, n, *memory_key(edges))
+    if blocks is not None:
+        conversions.put(("blocks", *key), blocks, 0, edges)
     found = _find(key, edges)
     if found is None:
         m, n = check_size(who, "m", m), check_size(who, "n", n)
@@ -343,7 +370,7 @@ def structure_of_edges(
 
         def make(edges: Tensor) -> Structure:
             rowptr, col, order = compress(edges, m)
-            return Structure(rowptr, col, (m, n), order)
+            return Structure(rowptr, col, (m, n), order, conversions.get(("blocks", *key)))
 
         found = _keep(key, make, edges)
     return found

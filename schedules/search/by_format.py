@@ -1,0 +1,82 @@
+"""The config of a problem whose matrix is stored in a format that the user names."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+from sparsetir.formats import BSR, DBSR, Format, Operand, Pattern
+from sparsetir.formats.library import places
+from sparsetir.schedules.default import is_gpu, vector_bits
+from sparsetir.schedules.operators.problems import Spmm, vector_lanes
+from sparsetir.schedules.search.choose import Statistics, block_rows
+from sparsetir.schedules.templates import decomposed
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.row_shapes import row_sums
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.schedule import Schedule
+
+__all__ = ["MOST_SUMS", "by_format", "is_full", "traits_of"]
+
+MOST_SUMS = 16  # vectors of sums that stay in registers
+
+
+def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, target: Any) -> Any:
+    """A config for a problem that stores the matrix in a format, without masks where it can.
+
+    Raises ScheduleError for problems that are not served by formats.
+    """
+    missing = decomposed.serves(problem)
+    if missing is not None:
+        raise ScheduleError(
+            f"plan: argument 'format': formats are for sums of one matrix, got {missing}"
+        )
+    full = is_full(fmt, pattern)
+    if is_gpu(target):
+        return Decomposed(fmt, filled=full)
+    if isinstance(fmt, BSR | DBSR):
+        return block_rows(problem, given, fmt, full, target)
+    traits, lanes = traits_of(fmt), vector_lanes(problem, vector_bits(target))
+    if not traits.rows_first or given.feat < lanes:
+        return Decomposed(fmt, filled=full)
+    tile = min(8, max(1, MOST_SUMS // traits.rows)) * lanes
+    tile = min(tile, given.feat)
+    whole = given.feat % tile == 0 and tile % lanes == 0
+    return Decomposed(fmt, tile, lanes, None if whole else given.feat, full)
+
+
+def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
+    """Whether a format that pads has no padding for a pattern, so that it needs no masks.
+
+    count : its places, where the caller knows them
+    """
+    if not traits_of(fmt).masked:
+        return False
+    if isinstance(fmt, BSR | DBSR) and (pattern.shape[0] % fmt.rows or pattern.shape[1] % fmt.cols):
+        return False
+    return (places(fmt, pattern) if count is None else count) == pattern.nnz
+
+
+class Traits(NamedTuple):
+    """What tiles depend on.
+
+    masked : whether padding is told from elements by a mask
+    rows_first : whether rows come before what they store
+    rows : of a block
+    """
+
+    masked: bool
+    rows_first: bool
+    rows: int
+
+
+@cache
+def traits_of(fmt: Format) -> Traits:
+    """What tiles of a format's program depend on."""
+    masked = any(rule.masked for rule in fmt.rules(Operand.default(2)))
+    sch = Schedule(decomposed.program(Spmm(), Decomposed(fmt)))
+    try:
+        found = row_sums(sch, "space")
+    except ScheduleError:
+        return Traits(masked, False, 1)
+    return Traits(masked, True, max(one.block_rows for one in found))

@@ -1,0 +1,175 @@
+"""Sparse times dense on a CPU, of a matrix in dense blocks: BSR and DBSR.
+
+A row of B that is loaded serves all rows of a block, a value of A all features of a tile: some rows
+of a block by some vectors of features are summed up in registers over all blocks of a row. What is
+gathered of B, a tile of its features at a time, is copied together before, in the type of the sums;
+so are values of A of a narrower type, a block at a time. (SparseTIR, sections 3.3 and 4.3.2.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from sparsetir.formats import BSR, DBSR
+from sparsetir.schedules.arguments import expect, expect_at_least, expect_integers
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates import decomposed
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
+from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
+from sparsetir.schedules.templates.shapes import refuse_shape
+from sparsetir.schedules.templates.spmm import ROW_COST, RowBlocks
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
+
+__all__ = ["BlockRows", "apply", "arrange", "program"]
+
+STRAIGHT = 4  # columns of a block whose code is straight
+
+
+@dataclass(frozen=True)
+class BlockRows(Tiled):
+    """How a CPU kernel for blocks is made.
+
+    format : BSR or DBSR
+    rows : of a block that are summed up in registers at a time, each over the vectors of a tile; a
+        divisor of the block's rows
+    tile, lanes, feat : features, as in :class:`sparsetir.schedules.templates.spmm.RowBlocks`
+    filled : without masks, for patterns that fill all their blocks, none of which sticks out
+    pack : copy the tile's features of B together before they are gathered, in the type of the sums
+    blocks : parts of the rows; they and the tiles are divided among the threads; not compiled in.
+        1 for DBSR
+    parallel : use all threads; to wake them takes as long as a small product
+    """
+
+    format: BSR | DBSR
+    rows: int = 4
+    tile: int = 64
+    lanes: int = 16
+    feat: int | None = None
+    filled: bool = True
+    pack: bool = True
+    blocks: int = 1
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        expect(self, "format", isinstance(self.format, BSR | DBSR), "BSR or DBSR")
+        expect_integers(self, "rows", "blocks")
+        expect_at_least(self, rows=1, blocks=1)
+        whole = self.format.rows % self.rows == 0
+        expect(self, "rows", whole, f"a divisor of the {self.format.rows} rows of a block")
+        alone = self.blocks == 1 or isinstance(self.format, BSR)
+        expect(self, "blocks", alone, "1 for DBSR, whose rows are not cut into parts")
+        RowBlocks(tile=self.tile, lanes=self.lanes, feat=self.feat)  # which checks these
+
+    @property
+    def compiled(self) -> BlockRows:
+        """What a kernel depends on: the same for all numbers of parts of the rows."""
+        return replace(self, blocks=1)
+
+
+def program(problem: Spmm, config: BlockRows) -> SparseFunc:
+    """The stage-I function: SpMM decomposed by the format, as of `decomposed.program`.
+
+    Without masks, m and n are promised to be multiples of the blocks' sizes.
+    """
+    func = decomposed.program(problem, _stored(config))
+    if not config.filled:
+        return func
+    sizes = {"m": config.format.rows, "n": config.format.cols}
+    promises = [{"param": p, "kind": "multiple", "value": v} for p, v in sizes.items()]
+    return func.with_attr("promises", promises)
+
+
+def apply(sch: Schedule, config: BlockRows) -> None:
+    """Schedule a program that sums over blocks of rows and columns (CPU).
+
+    Before (stage I), and after::
+
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm_bsr") as [io, jo, ii, ji, k]: ...
+
+        with T.sp_iter([K0, IO_parts, T.part(IO, IO_part)], "SSS", "spmm_bsr") as [...]:
+            B_ws[n, k1, k2] = ...                     # of a tile; before the rows of a part
+            with T.sp_iter([II0], "S", ...) as [ii0]:
+                ...                                   # spmm_bsr_start: C_ws[ii1, k1, k2] = 0.0
+                with T.sp_iter([JO], "R", ...) as [jo]:
+                    A_ws[ii1, ji] = ...               # of 16-bit types
+                    ...                               # spmm_bsr_reduce over [JI, II1, K1, K2]
+                ...                                   # spmm_bsr_write
+    """
+    found = _blocks(sch)
+    gathered, stored = str(found.gathered), str(found.stored)
+    tiles, vectors = in_tiles(sch, found.features, config)
+    above, held = sch.split(found.block[0], [None, config.rows])
+    inner, *across = [*found.rows]
+    outer = [tiles]
+    if config.parallel and not across:
+        parts, inner = sch.divide(inner, "blocks", by="work", cost=ROW_COST, default=1)
+        outer.append(parts)
+    *columns, last = found.columns
+    straight = _straight(config.format.cols)
+    last = sch.split(last, [None, straight]) if straight > 1 else [last]
+    around = [*outer, inner, *across, above]
+    sch.sparse_reorder(found.iteration, [*around, *columns, *last, held, *vectors])
+    total = accumulator(sch.func.buffer(found.result).dtype)
+    start, reduce, write = sch.precompute(found.result, above, [held, *vectors], dtype=total)
+    copies: list[tuple[SparseIterationRef, int]] = []
+    if config.pack:
+        whole = [str(found.gathered_axis), *vectors]
+        steps = sch.precompute(gathered, outer[-1], whole, scope="global", dtype=total)
+        copies += [(step, len(vectors)) for step in steps]
+    if sch.func.buffer(stored).dtype != total:
+        mine = {loop.axes: loop for loop in sch.get_sp_iters(reduce)}
+        over = [mine[loop.axes] for loop in (held, *last)]
+        steps = sch.precompute(stored, mine[columns[-1].axes], over, dtype=total)
+        copies += [(step, len(over)) for step in steps]
+        reduce = sch.get_sparse_iteration(f"{reduce.name}_rest")
+    if config.parallel:
+        sch.parallelize(outer)
+    stage_two = sch.lower()
+    for step in (start, write):
+        in_vectors(stage_two, step, 1 + len(vectors))
+    in_vectors(stage_two, reduce, (straight > 1) + 1 + len(vectors))
+    for step, loops in copies:
+        in_vectors(stage_two, step, loops)
+
+
+def _blocks(sch: Schedule) -> RowSums:
+    """The sums of a program over blocks; raises ShapeError where it looks different."""
+    sums = [found for found in row_sums(sch, "BlockRows") if found.columns]
+    fits = len(sums) == 1 and len(sums[0].block) == 1 and len(sums[0].columns) > 1
+    if not fits or None in (sums[0].gathered, sums[0].stored):
+        refuse_shape("BlockRows", sch.func, "one sum over blocks of rows and columns")
+    return sums[0]
+
+
+def _straight(cols: int) -> int:
+    """Columns of a block whose code is straight: a divisor."""
+    return next(n for n in range(min(STRAIGHT, cols), 0, -1) if cols % n == 0)
+
+
+def _stored(config: BlockRows) -> Decomposed:
+    """The same tiles of the same format, by rows of blocks."""
+    return Decomposed(config.format, config.tile, config.lanes, config.feat, config.filled)
+
+
+def arrange(matrix: CsrPattern, problem: Spmm, config: BlockRows) -> Arranged:
+    """The arguments of :func:`program` that depend on the pattern alone.
+
+    Raises ScheduleError for a pattern that takes too much room, or does not fill its blocks.
+    """
+    sticks_out = [n % b for n, b in zip(matrix.shape, _sizes(config), strict=True)]
+    if config.filled and any(sticks_out):
+        raise ScheduleError(
+            f"spmm_blocks.arrange: argument 'config': expected a shape that blocks of "
+            f"{_sizes(config)} divide, for filled=True, got {tuple(matrix.shape)}"
+        )
+    found = decomposed.arrange(matrix, problem, _stored(config))
+    most = max(1, -(-matrix.shape[0] // config.format.rows))
+    return found._replace(overrides={"blocks": max(1, min(config.blocks, most))})
+
+
+def _sizes(config: BlockRows) -> tuple[int, int]:
+    return config.format.rows, config.format.cols

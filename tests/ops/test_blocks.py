@@ -1,0 +1,129 @@
+"""Sparse BSR tensors of torch: products by their blocks, gradients in the order of their values."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from pairs import by_turns
+from sparsetir import ops
+from sparsetir.ops.structure import structure_of_edges
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+
+
+@pytest.fixture(autouse=True)
+def no_cache():
+    ops.clear_cache()
+
+
+def blocked(shape, size, dtype=torch.float32, idtype=torch.int64, seed=0):
+    """A BSR tensor, its values with a gradient, and the same dense."""
+    rng = np.random.default_rng(seed)
+    mask = rng.random(shape) < 0.4
+    mask[1] = False
+    full = np.kron(mask, np.ones(size))
+    full *= rng.standard_normal(full.shape)
+    made = torch.from_numpy(full).to(dtype).to_sparse_bsr(size)
+    values = made.values().clone().requires_grad_()
+    indices = made.crow_indices().to(idtype), made.col_indices().to(idtype)
+    A = torch.sparse_bsr_tensor(*indices, values, made.shape)
+    return A, values, torch.from_numpy(full).to(dtype)
+
+
+def of_blocks(values, like):
+    """The places of blocks in a dense matrix, as values of a BSR tensor."""
+    r, c = values.shape[1:]
+    return like.reshape(like.shape[0] // r, r, -1, c).transpose(1, 2)
+
+
+def plans(A):
+    """The configs that products with a tensor have had."""
+    operand = ops.resolve(A)
+    structure = structure_of_edges(operand.col, operand.m, operand.n)
+    kept = [structure, *([structure._transposed] if structure._transposed else [])]
+    return [p.plan.config for s in kept for key, p in s._plans.items() if len(key) == 6]
+
+
+CASES = itertools.product(
+    [(4, 4), (8, 16), (6, 2), (32, 32)], CLOSE, [torch.int32, torch.int64], [16, 40]
+)
+
+
+@pytest.mark.parametrize("size, dtype, idtype, feat", by_turns(CASES, 7), ids=str)
+def test_products_and_gradients(size, dtype, idtype, feat):
+    A, values, dense = blocked((5, 6), size, dtype, idtype)
+    wide, B = dense.double(), torch.randn(6 * size[1], feat).to(dtype).requires_grad_()
+    out = ops.spmm(A, B)
+    grad = torch.randn(out.shape).to(dtype)
+    out.backward(grad)
+    full = grad.double() @ B.detach().double().T
+    rows = torch.repeat_interleave(torch.arange(5), A.crow_indices().diff().long())
+    for_values = of_blocks(values, full)[rows, A.col_indices().long()]
+    for found, wanted in (
+        (out, wide @ B.detach().double()), (B.grad, wide.T @ grad.double()),
+        (values.grad, for_values),
+    ):  # fmt: skip
+        close = CLOSE[dtype] * (1 + wanted.abs().max().item())
+        np.testing.assert_allclose(found.detach().double(), wanted, atol=close)
+    assert any(isinstance(c, BlockRows) for c in plans(A))
+
+
+def test_forward_and_backward_go_by_blocks():
+    A, _, _ = blocked((4, 6), (8, 16))
+    B = torch.randn(96, 32, requires_grad=True)
+    ops.spmm(A, B).sum().backward()
+    found = [c.format.name for c in plans(A) if isinstance(c, BlockRows)]
+    assert found == ["bsr_8_16", "bsr_16_8"]
+
+
+def test_second_gradients():
+    A, values, _ = blocked((3, 4), (4, 4), torch.float64)
+
+    def product(values, B):
+        A_ = torch.sparse_bsr_tensor(A.crow_indices(), A.col_indices(), values, A.shape)
+        return ops.spmm(A_, B)
+
+    B = torch.randn(16, 8, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(product, (values, B))
+
+
+def test_what_goes_by_elements():
+    """Means, heads, few features, no values, and blocks of one row."""
+    A, _, dense = blocked((4, 4), (4, 4))
+    B = torch.randn(16, 32)
+    counts = (dense != 0).sum(1, keepdim=True).clamp(min=1)
+    torch.testing.assert_close(ops.spmm(A, B, reduce="mean"), dense @ B / counts)
+    torch.testing.assert_close(ops.spmm(A, B[:, :3].contiguous()), dense @ B[:, :3])
+    heads = torch.randn(2, 16, 32)
+    torch.testing.assert_close(ops.spmm(A, heads), dense @ heads)
+    flat, _, other = blocked((4, 4), (1, 4))
+    torch.testing.assert_close(ops.spmm(flat, B), other @ B)
+    for matrix in (A, flat):
+        assert all(isinstance(c, RowBlocks) for c in plans(matrix))
+
+
+def test_blocks_of_a_row_in_any_order():
+    values = torch.randn(3, 4, 4)
+    with torch.sparse.check_sparse_tensor_invariants(enable=False):
+        A = torch.sparse_bsr_tensor([0, 2, 3], [1, 0, 1], values, (8, 8))
+    dense = torch.zeros(8, 8)
+    dense[:4, 4:], dense[:4, :4], dense[4:, 4:] = values
+    B = torch.randn(8, 16, requires_grad=True)
+    out = ops.spmm(A, B)
+    torch.testing.assert_close(out, dense @ B)
+    out.sum().backward()
+    torch.testing.assert_close(B.grad, dense.T @ torch.ones(8, 16))
+
+
+def test_values_beside_a_tensor():
+    A, values, _ = blocked((4, 5), (4, 4))
+    B, other = torch.randn(20, 16), torch.randn(values.numel())
+    dense = torch.sparse_bsr_tensor(
+        A.crow_indices(), A.col_indices(), other.view_as(values), A.shape
+    ).to_dense()
+    torch.testing.assert_close(ops.spmm(A, B, values=other), dense @ B)

@@ -1,0 +1,154 @@
+"""SpMM over blocks on a CPU, against float64 sums."""
+
+import re
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetir
+from pairs import by_turns
+from sparsetir.formats import BSR, CSR, DBSR
+from sparsetir.schedules.templates.spmm_blocks import BlockRows, apply
+from sparsetir.sparse_ir.errors import ScheduleError
+
+RNG = np.random.default_rng(0)
+
+
+def of_blocks(high, wide, rows, cols, fill=0.4):
+    """Whole blocks, some rows of blocks empty, one full."""
+    mask = RNG.random((high, wide)) < fill
+    mask[:1], mask[1:2] = False, True
+    return np.kron(mask, np.ones((rows, cols), bool))
+
+
+def scattered(shape, density=0.1):
+    """Blocks that are not full, the last ones sticking out."""
+    mask = RNG.random(shape) < density
+    mask[3:7] = False
+    return mask
+
+
+def check(mask, config, feat, dtype="float32", threads=2, special=False):
+    kind = getattr(torch, dtype)
+    matrix = sp.csr_array(mask.astype("float32"))
+    a = torch.from_numpy(RNG.standard_normal(matrix.nnz)).to(kind)
+    b = torch.from_numpy(RNG.standard_normal((mask.shape[1], feat))).to(kind)
+    if special:
+        b[4], b[:, 0] = float("inf"), float("nan")
+    plan = sparsetir.plan("spmm", matrix, feat, dtype=dtype, config=config, threads=threads)
+    out = torch.full((mask.shape[0], feat), float("nan"), dtype=kind)
+    assert plan(b, values=a, out=out) is out
+    rows, cols = mask.nonzero()
+    terms = a.double().numpy()[:, None] * b.double().numpy()[cols]
+    wanted, size = np.zeros((2, mask.shape[0], feat))
+    np.add.at(wanted, rows, terms)
+    np.add.at(size, rows, abs(terms))
+    finite = np.isfinite(wanted)
+    found = out.double().numpy()
+    np.testing.assert_array_equal(found[~finite], wanted[~finite])
+    eps = {"float64": 2**-52, "float32": 2**-23}.get(dtype, torch.finfo(kind).eps / 2)
+    sums = (mask.sum(1)[:, None] + 2) * (2.0**-52 if dtype == "float64" else 2.0**-23)
+    close = np.broadcast_to(eps * abs(wanted) + sums * size + 1e-7, wanted.shape)
+    assert (abs(found[finite] - wanted[finite]) <= close[finite]).all()
+    return plan
+
+
+CASES = [
+    (fmt(r, c), rows, tile, feat, dtype)
+    for fmt in (BSR, DBSR)
+    for r, c, rows in ((8, 8, 4), (16, 8, 8), (4, 6, 2), (32, 32, 4), (3, 5, 3))
+    for tile, feat in ((32, 64), (64, 100), (24, 24), (7, 7))
+    for dtype in ("float32", "bfloat16", "float16", "float64")
+]
+
+
+@pytest.mark.parametrize("fmt, rows, tile, feat, dtype", by_turns(CASES, 41), ids=str)
+def test_blocks(fmt, rows, tile, feat, dtype):
+    """Full blocks without masks, others with them, in one thread and in several."""
+    lanes = min(16, 1 << (tile.bit_length() - 1))
+    size = None if feat % tile == 0 and tile % lanes == 0 else feat
+    for pack, parallel in ((True, False), (False, True)):
+        blocks = 2 if parallel and isinstance(fmt, BSR) else 1
+        config = BlockRows(fmt, rows, tile, lanes, size, True, pack, blocks, parallel)
+        for shape in ((5, 4), (2, 1)):
+            check(of_blocks(*shape, fmt.rows, fmt.cols), config, feat, dtype)
+    config = BlockRows(fmt, rows, tile, lanes, size, False)
+    check(scattered((37, 41)), config, feat, dtype, special=True)
+    check(np.zeros((6, 9), bool), config, feat, dtype)
+
+
+def test_no_rows():
+    check(np.zeros((0, 8), bool), BlockRows(BSR(8, 8)), 64)
+
+
+def test_one_kernel_for_all_patterns_of_full_blocks():
+    before = sparsetir.compilations()
+    for high in (1, 3, 6):
+        for blocks in (1, 3):
+            check(of_blocks(high, 4, 8, 16), BlockRows(BSR(8, 16), 8, 32, blocks=blocks), 96)
+    assert sparsetir.compilations() - before <= 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_code_is_vectors(dtype):
+    """Sums stay in registers; 16-bit values are converted many at a time, by no function."""
+    config = BlockRows(BSR(32, 32), 4, 64, parallel=False)
+    plan = check(of_blocks(3, 2, 32, 32), config, 64, dtype)
+    text = plan.kernel.source("asm")
+    assert not re.search(r"\b(call|jmp)\w*\s+\W?\w*(hf|bf)", text)
+    if "zmm" in text:
+        assert text.count("vfmadd") >= 16 * 4
+    script = plan.kernel.stages["III"].script()
+    assert "T.if_then_else" not in script  # nothing is asked in the loops
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"format": CSR()}, "argument 'format': expected BSR or DBSR, got CSR"),
+        ({"rows": 3}, "argument 'rows': expected a divisor of the 8 rows of a block, got 3"),
+        ({"rows": 0}, "argument 'rows'"),
+        ({"format": DBSR(8, 8), "blocks": 2}, "argument 'blocks': expected 1 for DBSR"),
+        ({"tile": 40}, "argument 'tile': expected a multiple of lanes = 16"),
+    ],
+)
+def test_what_is_no_config(fields, message):
+    with pytest.raises(ValueError, match=f"BlockRows: {message}|RowBlocks: {message}"):
+        BlockRows(**{"format": BSR(8, 8), **fields})
+
+
+def test_patterns_that_are_refused():
+    config = BlockRows(BSR(8, 8))
+    with pytest.raises(ScheduleError, match="expected a pattern that fills bsr_8_8"):
+        sparsetir.plan("spmm", sp.csr_array(np.eye(16, dtype="float32")), 64, config=config)
+    with pytest.raises(ScheduleError, match=r"blocks of \(8, 8\) divide, .* got \(12, 16\)"):
+        sparsetir.plan("spmm", sp.csr_array(np.ones((12, 16), "float32")), 64, config=config)
+    with pytest.raises(ScheduleError, match="serves sums of one matrix, got reduce='mean'"):
+        matrix = sp.csr_array(np.ones((8, 8), "float32"))
+        sparsetir.plan("spmm", matrix, 64, reduce="mean", config=config)
+
+
+USERS = """
+@T.prim_func
+def rows(v: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
+         m: T.int32, n: T.int32, nnz: T.int32, d: T.int32):
+    R = T.dense_fixed(m)
+    S = T.sparse_variable(R, (n, nnz), (indptr, indices))
+    COL = T.dense_fixed(n)
+    F = T.dense_fixed(d)
+    V = T.match_sparse_buffer(v, (R, S), "float32")
+    X = T.match_sparse_buffer(x, (COL, F), "float32")
+    Y = T.match_sparse_buffer(y, (R, F), "float32")
+    with T.sp_iter([R, S, F], "SRS", "sums") as [r, s, f]:
+        with T.init():
+            Y[r, f] = 0.0
+        Y[r, f] = Y[r, f] + V[r, s] * X[s, f]
+"""
+
+
+def test_a_program_without_blocks_is_refused():
+    func = sparsetir.from_source(USERS)
+    with pytest.raises(ScheduleError, match="BlockRows: .* sum over blocks of rows and columns"):
+        sparsetir.build(func, schedule=apply, config=BlockRows(BSR(8, 8)))
