@@ -106,6 +106,14 @@ CUDA_LDMATRIX(_trans_shared_b16, true)
   }                                                                                         \
   CUDA_INLINE void name(uint32_t to, const void* from, unsigned room, unsigned size) {      \
     cuda_copy_async(to, from, room, size);                                                  \
+  }                                                                                         \
+  template <int Room>                                                                       \
+  CUDA_INLINE void name(uint32_t to, const void* from) {                                    \
+    cuda_copy_async(to, from, Room, Room);                                                  \
+  }                                                                                         \
+  template <int Room>                                                                       \
+  CUDA_INLINE void name(uint32_t to, const void* from, unsigned size) {                     \
+    cuda_copy_async(to, from, Room, size);                                                  \
   }
 CUDA_COPY(ptx_cp_async_ca_shared_global)
 CUDA_COPY(ptx_cp_async_cg_shared_global)
