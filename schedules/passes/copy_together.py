@@ -55,14 +55,15 @@ def copy_together(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) ->
     warps : of the block of threads
     vector : neighbours that are copied at once; the caller's word that they are neighbours in
         memory from a multiple of their size on, and that conditions hold for all of them or none.
-        Less than 4 bytes are copied by plain loads and stores
+        Less than 4 bytes are copied by plain loads and stores; one at a time may be any value
 
     Raises ScheduleError for a block that is no such copy.
     """
     nest = find_nest(WHO, func, copy)
     extents = nest.extents(WHO)
-    condition, source = _taken_apart(nest.body, copy)
-    store, size = nest.body, np.dtype(_storage(dtype_of(source))).itemsize
+    condition, source = _taken_apart(nest.body, copy, vector)
+    store = nest.body
+    size = np.dtype(_storage(str(store.buffer.ty.dtype))).itemsize
     if extents[-1] % vector or not _is_neighbour(nest.loops[-1].loop_var, store, source):
         raise ScheduleError(
             f"{WHO}: argument 'vector': expected a divisor of the {extents[-1]} neighbours that "
@@ -100,14 +101,16 @@ def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
     return copy_async(to, source, size, condition)
 
 
-def _taken_apart(body: Any, copy: str) -> tuple[Any, Any]:
-    """The condition of a copy, or None, and what is loaded."""
+def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
+    """The condition of a copy, or None, and what is loaded; of one at a time, any value."""
     value = body.value if isinstance(body, tirx.BufferStore) else None
     condition = None
     if isinstance(value, ir.Call) and str(value.op.name).endswith(".if_then_else"):
         condition, value, zero = value.args
         value = value if _is_zero(zero) else None
-    shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"
+    shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope.startswith("shared")
+    if shared and vector == 1 and not isinstance(value, ir.TensorLoad):
+        return None, body.value
     if not isinstance(value, ir.TensorLoad) or not shared:
         raise ScheduleError(
             f"{WHO}: argument 'copy': expected a block that copies to shared memory, with zeros "
@@ -126,7 +129,8 @@ def _storage(dtype: str) -> str:
 
 def _is_neighbour(var: Any, store: Any, source: Any) -> bool:
     """Whether a loop goes along the last axis of both, and no other."""
-    for access in (store, source):
+    loads = [source] if isinstance(source, ir.TensorLoad) else []
+    for access in (store, *loads):
         *outer, last = access.indices
         if any(var in free_vars(i) for i in outer) or var not in free_vars(last):
             return False
@@ -138,5 +142,5 @@ def _padded(func: tirx.PrimFunc, old: Any, size: int) -> tirx.PrimFunc:
     *outer, last = [int(n) for n in old.ty.shape]
     if last * size % BANK_BYTES == 0 and last * size // BANK_BYTES % 2 == 0:
         last += BANK_BYTES // size
-    new = buffer_var([*outer, last], str(old.ty.dtype), old.name, "shared", align=64)
+    new = buffer_var([*outer, last], str(old.ty.dtype), old.name, old.ty.storage_scope, align=64)
     return with_buffer(func, old, new, lambda _, indices: indices)

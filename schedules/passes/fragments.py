@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from tvm import tirx
 
 from sparsetir.schedules.passes.nests import unrolled
-from sparsetir.schedules.passes.ptx import PRODUCTS, load_matrices
+from sparsetir.schedules.passes.ptx import PRODUCTS, load_matrices, pack
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.position_space import as_dtype
 
@@ -131,17 +131,9 @@ def left_of_sums(to: Sequence[Any], first: Sequence[Any], second: Sequence[Any],
     to : 4 elements of :func:`registers`
     first, second : 4 expressions each, of columns 0 to 7 and 8 to 15; no shuffle is needed
     """
-    steps = []
-    for register, (a, b) in zip(
-        to, [(first[0], first[1]), (first[2], first[3]), (second[0], second[1]),
-             (second[2], second[3])], strict=True,
-    ):  # fmt: skip
-        low, high = (
-            tirx.Cast("uint32", tirx.reinterpret("uint16", tirx.Cast(dtype, x))) for x in (a, b)
-        )
-        both = tirx.bitwise_or(low, tirx.shift_left(high, tirx.const(16, "uint32")))
-        steps.append(_set(register, both))
-    return tirx.SeqStmt(steps)
+    halves = [(first[0], first[1]), (first[2], first[3]), (second[0], second[1]),
+              (second[2], second[3])]  # fmt: skip
+    return tirx.SeqStmt([pack(dtype, r, *pair) for r, pair in zip(to, halves, strict=True)])
 
 
 def each_sum(tiles: tuple[int, int], code: Callable[..., Any]) -> Any:

@@ -21,6 +21,7 @@ __all__ = [
     "copy_async",
     "load_matrices",
     "multiply",
+    "pack",
     "wait_for_copies",
 ]
 
@@ -77,6 +78,12 @@ def load_matrices(registers: Sequence[Any], row: Any, transposed: bool) -> Any:
     how = ".trans" if transposed else ""
     mnemonic = f"ldmatrix.sync.aligned.m8n8.x{len(registers)}{how}.shared.b16"
     return _instruction(mnemonic, *registers, tirx.address_of(row))
+
+
+def pack(dtype: str, register: Any, low: Any, high: Any) -> Any:
+    """Round two float32 numbers to float16 or bfloat16, side by side in one uint32 register."""
+    half = {"float16": "f16x2", "bfloat16": "bf16x2"}[dtype]
+    return _instruction(f"cvt.rn.{half}.f32", register, high, low)
 
 
 def copy_async(to: Any, source: Any, size: int, condition: Any = None) -> Any:

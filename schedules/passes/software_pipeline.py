@@ -125,13 +125,13 @@ class _Pipeline:
 
         def load(node: Any) -> Any:
             new = self.buffers.get(node.source)
-            return node if new is None else tirx.BufferLoad(new, [stage, *node.indices])
+            return node if new is None else tirx.BufferLoad(new, _of_stage(node, stage))
 
         def store(node: Any) -> Any:
             new = self.buffers.get(node.buffer)
             if new is None:
                 return node
-            return tirx.BufferStore(new, node.value, [stage, *node.indices])
+            return tirx.BufferStore(new, node.value, _of_stage(node, stage))
 
         rules = [(ir.TensorLoad, load), (tirx.BufferStore, store)]
         return [map_expr(renewed(p, places), rules) for p in parts]
@@ -150,8 +150,16 @@ def _shared(stmts: list[Any]) -> list[Any]:
     return list(dict.fromkeys(shared))
 
 
+def _of_stage(access: Any, stage: Any) -> list[Any]:
+    """The indices of an access, in a stage; one of a flat array."""
+    buffer = access.source if isinstance(access, ir.TensorLoad) else access.buffer
+    first, *rest = access.indices
+    return [stage, first, *rest] if rest else [stage * int(buffer.ty.shape[0]) + first]
+
+
 def _in_stages(old: Any, stages: int) -> Any:
-    shape = [stages, *[int(n) for n in old.ty.shape]]
+    shape = [int(n) for n in old.ty.shape]
+    shape = [stages, *shape] if len(shape) > 1 else [stages * shape[0]]
     return buffer_var(shape, str(old.ty.dtype), old.name, old.ty.storage_scope, align=64)
 
 

@@ -100,6 +100,16 @@ CUDA_LDMATRIX(_shared_b16, false)
 CUDA_LDMATRIX(_trans_shared_b16, true)
 #undef CUDA_LDMATRIX
 
+// Two numbers rounded to 16 bits, the second in the lower half.
+#define CUDA_PACK(name, T)                                                            \
+  CUDA_QUIET inline void name(unsigned& to, float high, float low) {                  \
+    T both[] = {T(low), T(high)};                                                     \
+    memcpy(&to, both, sizeof to);                                                     \
+  }
+CUDA_PACK(ptx_cvt_rn_f16x2_f32, half)
+CUDA_PACK(ptx_cvt_rn_bf16x2_f32, nv_bfloat16)
+#undef CUDA_PACK
+
 #define CUDA_COPY(name)                                                                     \
   CUDA_INLINE void name(uint32_t to, const void* from, unsigned size) {                     \
     cuda_copy_async(to, from, size, size);                                                  \
