@@ -32,6 +32,7 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.arguments import expect, expect_at_least, expect_one_of
 from sparsetir.schedules.operators.problems import DTYPES, Problem
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule.assume import assume
 
 __all__ = ["WORD", "BlockAttention", "is_element", "program"]
 
@@ -68,16 +69,18 @@ def is_element(bits: Any, at: Any) -> Any:
 def program(problem: BlockAttention, config: Any = None) -> SparseFunc:
     """The operator as a stage-I function.
 
-    q : (heads, m, feat) ; k : (heads, n, feat) ; v : (heads, n, width) ; out : (heads, m, width)
-    lse : (heads, m) in the accumulator's type
+    q : (heads, rows, block, feat) ; k : (heads, cols, block, feat)
+    v : (heads, cols, block, width) ; out : (heads, rows, block, width)
+    lse : (heads, rows, block) in the accumulator's type
     scale : number of that type
     indptr : (rows + 1,) ; indices : (blocks,) columns of blocks, each once in a row
-    kind : (blocks,) which of `bits` holds the elements of a block
+    kind : (blocks,) which of `bits` holds the elements of a block; callers see that there is one
     bits : (kinds, block, block / 16) int16: bit ii % 16 of [kind, ji, ii // 16] says whether
         (ii, ji) of a block of this kind is an element
 
-    m and n are `rows` and `cols` whole blocks. Local buffers are over rows of queries last, so that
-    a step does the same for neighbouring ones, whether it sums over features or keys.
+    `rows` and `cols` count blocks of queries and of keys. Local buffers are over the queries of a
+    block last, so that a step does the same for neighbouring ones, whether it sums over features or
+    keys.
     """
     del config
     dtype, acc, block = problem.dtype, problem.accumulator, problem.block
@@ -88,7 +91,7 @@ def program(problem: BlockAttention, config: Any = None) -> SparseFunc:
     def block_attention(
         q: T.handle, k: T.handle, v: T.handle, out: T.handle, lse: T.handle, scale: number,
         indptr: T.handle, indices: T.handle, kind: T.handle, bits: T.handle, heads: T.int32,
-        m: T.int32, n: T.int32, rows: T.int32, cols: T.int32, blocks: T.int32, kinds: T.int32,
+        rows: T.int32, cols: T.int32, blocks: T.int32, kinds: T.int32,
     ) -> None:  # fmt: skip
         H = T.dense_fixed(heads)
         IO = T.dense_fixed(rows)
@@ -97,15 +100,14 @@ def program(problem: BlockAttention, config: Any = None) -> SparseFunc:
         JI = T.dense_fixed(block)
         F = T.dense_fixed(feat)
         W = T.dense_fixed(width)
-        M = T.dense_fixed(m)
-        N = T.dense_fixed(n)
+        KO = T.dense_fixed(cols)
         KINDS = T.dense_fixed(kinds)
         WORDS = T.dense_fixed(block // WORD)
-        Q = T.match_sparse_buffer(q, (H, M, F), dtype)
-        K = T.match_sparse_buffer(k, (H, N, F), dtype)
-        V = T.match_sparse_buffer(v, (H, N, W), dtype)
-        OUT = T.match_sparse_buffer(out, (H, M, W), dtype)
-        LSE = T.match_sparse_buffer(lse, (H, M), acc)
+        Q = T.match_sparse_buffer(q, (H, IO, II, F), dtype)
+        K = T.match_sparse_buffer(k, (H, KO, JI, F), dtype)
+        V = T.match_sparse_buffer(v, (H, KO, JI, W), dtype)
+        OUT = T.match_sparse_buffer(out, (H, IO, II, W), dtype)
+        LSE = T.match_sparse_buffer(lse, (H, IO, II), acc)
         KIND = T.match_sparse_buffer(kind, (IO, JO), "int32")
         BITS = T.match_sparse_buffer(bits, (KINDS, JI, WORDS), "int16")
         QUERY = T.alloc_sparse_buffer((F, II), acc, "local")
@@ -117,7 +119,7 @@ def program(problem: BlockAttention, config: Any = None) -> SparseFunc:
         SUM = T.alloc_sparse_buffer((II,), acc, "local")
         with T.sp_iter([H, IO], "SS", "rows") as [h, io]:
             with T.sp_iter([F, II], "SS", "query") as [f, ii]:
-                QUERY[f, ii] = T.cast(Q[h, io * block + ii, f], acc) * scale
+                QUERY[f, ii] = T.cast(Q[h, io, ii, f], acc) * scale
             with T.sp_iter([II], "S", "begin") as [ii]:
                 NEXT[ii] = least
                 SUM[ii] = zero
@@ -127,9 +129,7 @@ def program(problem: BlockAttention, config: Any = None) -> SparseFunc:
                 with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]:
                     with T.init():
                         SCORE[ji, ii] = zero
-                    SCORE[ji, ii] = (
-                        SCORE[ji, ii] + T.cast(K[h, jo * block + ji, f], acc) * QUERY[f, ii]
-                    )
+                    SCORE[ji, ii] = SCORE[ji, ii] + T.cast(K[h, jo, ji, f], acc) * QUERY[f, ii]
                 with T.sp_iter([JI, II], "SS", "hide") as [ji, ii]:
                     SCORE[ji, ii] = T.Select(
                         is_element(BITS[KIND[io, jo], ji, ii // WORD], ii), SCORE[ji, ii], least
@@ -151,14 +151,13 @@ def program(problem: BlockAttention, config: Any = None) -> SparseFunc:
                 with T.sp_iter([W, II], "SS", "shrink") as [w, ii]:
                     TOTAL[w, ii] = TOTAL[w, ii] * FADE[ii]
                 with T.sp_iter([W, II, JI], "SSR", "weigh") as [w, ii, ji]:
-                    TOTAL[w, ii] = (
-                        TOTAL[w, ii] + T.cast(V[h, jo * block + ji, w], acc) * SCORE[ji, ii]
-                    )
+                    TOTAL[w, ii] = TOTAL[w, ii] + T.cast(V[h, jo, ji, w], acc) * SCORE[ji, ii]
             with T.sp_iter([II], "S", "lse") as [ii]:
-                LSE[h, io * block + ii] = NEXT[ii] + T.log(SUM[ii])
+                LSE[h, io, ii] = NEXT[ii] + T.log(SUM[ii])
             with T.sp_iter([W, II], "SS", "write") as [w, ii]:
-                OUT[h, io * block + ii, w] = T.cast(
+                OUT[h, io, ii, w] = T.cast(
                     TOTAL[w, ii] / T.Select(SUM[ii] == zero, one, SUM[ii]), dtype
                 )
 
-    return cast(Any, block_attention)
+    func, _ = assume(cast(Any, block_attention), "coordinates", buffer="KIND", axis="KINDS")
+    return func

@@ -25,6 +25,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.block_attention import WORD, BlockAttention, is_element
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule.assume import assume
 
 __all__ = ["BlockAttentionBackward", "program"]
 
@@ -42,11 +43,12 @@ class BlockAttentionBackward(BlockAttention):
 def program(problem: BlockAttentionBackward, config: Any = None) -> SparseFunc:
     """The operator as a stage-I function.
 
-    q : (heads, m, feat) ; k : (heads, n, feat) ; v : (heads, n, width) ; grad : (heads, m, width)
-    lse, delta : (heads, m) in the accumulator's type
-    dq : (heads, m, feat), or with `keys` dk : (heads, n, feat) and dv : (heads, n, width)
+    q, k, v, lse : as for attention
+    grad : as its result ; delta : as lse
+    dq : as q, or with `keys` dk and dv, as k and v
     scale : number of the accumulator's type
-    indptr, indices, kind, bits : as for attention; with `keys` of the transposed mask
+    indptr, indices, kind, bits : as for attention; with `keys` of the transposed mask, of which
+        `rows` and `cols` count the blocks
     """
     del config
     return _keys(problem) if problem.keys else _queries(problem)
@@ -61,7 +63,7 @@ def _queries(problem: BlockAttentionBackward) -> SparseFunc:
     def block_attention_dq(
         q: T.handle, k: T.handle, v: T.handle, grad: T.handle, lse: T.handle, delta: T.handle,
         dq: T.handle, scale: number, indptr: T.handle, indices: T.handle, kind: T.handle,
-        bits: T.handle, heads: T.int32, m: T.int32, n: T.int32, rows: T.int32, cols: T.int32,
+        bits: T.handle, heads: T.int32, rows: T.int32, cols: T.int32,
         blocks: T.int32, kinds: T.int32,
     ) -> None:  # fmt: skip
         H = T.dense_fixed(heads)
@@ -71,17 +73,16 @@ def _queries(problem: BlockAttentionBackward) -> SparseFunc:
         JI = T.dense_fixed(block)
         F = T.dense_fixed(feat)
         W = T.dense_fixed(width)
-        M = T.dense_fixed(m)
-        N = T.dense_fixed(n)
+        KO = T.dense_fixed(cols)
         KINDS = T.dense_fixed(kinds)
         WORDS = T.dense_fixed(block // WORD)
-        Q = T.match_sparse_buffer(q, (H, M, F), dtype)
-        K = T.match_sparse_buffer(k, (H, N, F), dtype)
-        V = T.match_sparse_buffer(v, (H, N, W), dtype)
-        G = T.match_sparse_buffer(grad, (H, M, W), dtype)
-        LSE = T.match_sparse_buffer(lse, (H, M), acc)
-        DELTA = T.match_sparse_buffer(delta, (H, M), acc)
-        DQ = T.match_sparse_buffer(dq, (H, M, F), dtype)
+        Q = T.match_sparse_buffer(q, (H, IO, II, F), dtype)
+        K = T.match_sparse_buffer(k, (H, KO, JI, F), dtype)
+        V = T.match_sparse_buffer(v, (H, KO, JI, W), dtype)
+        G = T.match_sparse_buffer(grad, (H, IO, II, W), dtype)
+        LSE = T.match_sparse_buffer(lse, (H, IO, II), acc)
+        DELTA = T.match_sparse_buffer(delta, (H, IO, II), acc)
+        DQ = T.match_sparse_buffer(dq, (H, IO, II, F), dtype)
         KIND = T.match_sparse_buffer(kind, (IO, JO), "int32")
         BITS = T.match_sparse_buffer(bits, (KINDS, JI, WORDS), "int16")
         QUERY = T.alloc_sparse_buffer((F, II), acc, "local")
@@ -91,39 +92,33 @@ def _queries(problem: BlockAttentionBackward) -> SparseFunc:
         TOTAL = T.alloc_sparse_buffer((F, II), acc, "local")
         with T.sp_iter([H, IO], "SS", "rows") as [h, io]:
             with T.sp_iter([F, II], "SS", "query") as [f, ii]:
-                QUERY[f, ii] = T.cast(Q[h, io * block + ii, f], acc) * scale
+                QUERY[f, ii] = T.cast(Q[h, io, ii, f], acc) * scale
             with T.sp_iter([W, II], "SS", "grad") as [w, ii]:
-                GRAD[w, ii] = T.cast(G[h, io * block + ii, w], acc)
+                GRAD[w, ii] = T.cast(G[h, io, ii, w], acc)
             with T.sp_iter([F, II], "SS", "clear") as [f, ii]:
                 TOTAL[f, ii] = zero
             with T.sp_iter([JO], "R", "keys") as [jo]:
                 with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]:
                     with T.init():
                         SCORE[ji, ii] = zero
-                    SCORE[ji, ii] = (
-                        SCORE[ji, ii] + T.cast(K[h, jo * block + ji, f], acc) * QUERY[f, ii]
-                    )
+                    SCORE[ji, ii] = SCORE[ji, ii] + T.cast(K[h, jo, ji, f], acc) * QUERY[f, ii]
                 with T.sp_iter([JI, II, W], "SSR", "dweight") as [ji, ii, w]:
                     with T.init():
                         DSCORE[ji, ii] = zero
-                    DSCORE[ji, ii] = (
-                        DSCORE[ji, ii] + T.cast(V[h, jo * block + ji, w], acc) * GRAD[w, ii]
-                    )
+                    DSCORE[ji, ii] = DSCORE[ji, ii] + T.cast(V[h, jo, ji, w], acc) * GRAD[w, ii]
                 with T.sp_iter([JI, II], "SS", "dscore") as [ji, ii]:
                     DSCORE[ji, ii] = T.Select(
                         is_element(BITS[KIND[io, jo], ji, ii // WORD], ii),
-                        T.exp(SCORE[ji, ii] - LSE[h, io * block + ii])
-                        * (DSCORE[ji, ii] - DELTA[h, io * block + ii]),
+                        T.exp(SCORE[ji, ii] - LSE[h, io, ii]) * (DSCORE[ji, ii] - DELTA[h, io, ii]),
                         zero,
                     )
                 with T.sp_iter([F, II, JI], "SSR", "weigh") as [f, ii, ji]:
-                    TOTAL[f, ii] = (
-                        TOTAL[f, ii] + T.cast(K[h, jo * block + ji, f], acc) * DSCORE[ji, ii]
-                    )
+                    TOTAL[f, ii] = TOTAL[f, ii] + T.cast(K[h, jo, ji, f], acc) * DSCORE[ji, ii]
             with T.sp_iter([F, II], "SS", "write") as [f, ii]:
-                DQ[h, io * block + ii, f] = T.cast(TOTAL[f, ii] * scale, dtype)
+                DQ[h, io, ii, f] = T.cast(TOTAL[f, ii] * scale, dtype)
 
-    return cast(Any, block_attention_dq)
+    func, _ = assume(cast(Any, block_attention_dq), "coordinates", buffer="KIND", axis="KINDS")
+    return func
 
 
 def _keys(problem: BlockAttentionBackward) -> SparseFunc:
@@ -136,7 +131,7 @@ def _keys(problem: BlockAttentionBackward) -> SparseFunc:
     def block_attention_dkv(
         q: T.handle, k: T.handle, v: T.handle, grad: T.handle, lse: T.handle, delta: T.handle,
         dk: T.handle, dv: T.handle, scale: number, indptr: T.handle, indices: T.handle,
-        kind: T.handle, bits: T.handle, heads: T.int32, m: T.int32, n: T.int32, rows: T.int32,
+        kind: T.handle, bits: T.handle, heads: T.int32, rows: T.int32,
         cols: T.int32, blocks: T.int32, kinds: T.int32,
     ) -> None:  # fmt: skip
         H = T.dense_fixed(heads)
@@ -146,18 +141,17 @@ def _keys(problem: BlockAttentionBackward) -> SparseFunc:
         JI = T.dense_fixed(block)
         F = T.dense_fixed(feat)
         W = T.dense_fixed(width)
-        M = T.dense_fixed(m)
-        N = T.dense_fixed(n)
+        QO = T.dense_fixed(cols)
         KINDS = T.dense_fixed(kinds)
         WORDS = T.dense_fixed(block // WORD)
-        Q = T.match_sparse_buffer(q, (H, M, F), dtype)
-        K = T.match_sparse_buffer(k, (H, N, F), dtype)
-        V = T.match_sparse_buffer(v, (H, N, W), dtype)
-        G = T.match_sparse_buffer(grad, (H, M, W), dtype)
-        LSE = T.match_sparse_buffer(lse, (H, M), acc)
-        DELTA = T.match_sparse_buffer(delta, (H, M), acc)
-        DK = T.match_sparse_buffer(dk, (H, N, F), dtype)
-        DV = T.match_sparse_buffer(dv, (H, N, W), dtype)
+        Q = T.match_sparse_buffer(q, (H, QO, II, F), dtype)
+        K = T.match_sparse_buffer(k, (H, JO, JI, F), dtype)
+        V = T.match_sparse_buffer(v, (H, JO, JI, W), dtype)
+        G = T.match_sparse_buffer(grad, (H, QO, II, W), dtype)
+        LSE = T.match_sparse_buffer(lse, (H, QO, II), acc)
+        DELTA = T.match_sparse_buffer(delta, (H, QO, II), acc)
+        DK = T.match_sparse_buffer(dk, (H, JO, JI, F), dtype)
+        DV = T.match_sparse_buffer(dv, (H, JO, JI, W), dtype)
         KIND = T.match_sparse_buffer(kind, (JO, IO), "int32")
         BITS = T.match_sparse_buffer(bits, (KINDS, II, WORDS), "int16")
         KEY = T.alloc_sparse_buffer((F, JI), acc, "local")
@@ -168,9 +162,9 @@ def _keys(problem: BlockAttentionBackward) -> SparseFunc:
         VALUES = T.alloc_sparse_buffer((W, JI), acc, "local")
         with T.sp_iter([H, JO], "SS", "columns") as [h, jo]:
             with T.sp_iter([F, JI], "SS", "key") as [f, ji]:
-                KEY[f, ji] = T.cast(K[h, jo * block + ji, f], acc) * scale
+                KEY[f, ji] = T.cast(K[h, jo, ji, f], acc) * scale
             with T.sp_iter([W, JI], "SS", "value") as [w, ji]:
-                VALUE[w, ji] = T.cast(V[h, jo * block + ji, w], acc)
+                VALUE[w, ji] = T.cast(V[h, jo, ji, w], acc)
             with T.sp_iter([F, JI], "SS", "clear_keys") as [f, ji]:
                 KEYS[f, ji] = zero
             with T.sp_iter([W, JI], "SS", "clear_values") as [w, ji]:
@@ -179,34 +173,27 @@ def _keys(problem: BlockAttentionBackward) -> SparseFunc:
                 with T.sp_iter([II, JI, F], "SSR", "score") as [ii, ji, f]:
                     with T.init():
                         WEIGHT[ii, ji] = zero
-                    WEIGHT[ii, ji] = (
-                        WEIGHT[ii, ji] + T.cast(Q[h, io * block + ii, f], acc) * KEY[f, ji]
-                    )
+                    WEIGHT[ii, ji] = WEIGHT[ii, ji] + T.cast(Q[h, io, ii, f], acc) * KEY[f, ji]
                 with T.sp_iter([II, JI], "SS", "weight") as [ii, ji]:
                     WEIGHT[ii, ji] = T.Select(
                         is_element(BITS[KIND[jo, io], ii, ji // WORD], ji),
-                        T.exp(WEIGHT[ii, ji] - LSE[h, io * block + ii]),
+                        T.exp(WEIGHT[ii, ji] - LSE[h, io, ii]),
                         zero,
                     )
                 with T.sp_iter([W, JI, II], "SSR", "add_values") as [w, ji, ii]:
-                    VALUES[w, ji] = (
-                        VALUES[w, ji] + T.cast(G[h, io * block + ii, w], acc) * WEIGHT[ii, ji]
-                    )
+                    VALUES[w, ji] = VALUES[w, ji] + T.cast(G[h, io, ii, w], acc) * WEIGHT[ii, ji]
                 with T.sp_iter([II, JI, W], "SSR", "dweight") as [ii, ji, w]:
                     with T.init():
                         DSCORE[ii, ji] = zero
-                    DSCORE[ii, ji] = (
-                        DSCORE[ii, ji] + T.cast(G[h, io * block + ii, w], acc) * VALUE[w, ji]
-                    )
+                    DSCORE[ii, ji] = DSCORE[ii, ji] + T.cast(G[h, io, ii, w], acc) * VALUE[w, ji]
                 with T.sp_iter([II, JI], "SS", "dscore") as [ii, ji]:
-                    DSCORE[ii, ji] = WEIGHT[ii, ji] * (DSCORE[ii, ji] - DELTA[h, io * block + ii])
+                    DSCORE[ii, ji] = WEIGHT[ii, ji] * (DSCORE[ii, ji] - DELTA[h, io, ii])
                 with T.sp_iter([F, JI, II], "SSR", "add_keys") as [f, ji, ii]:
-                    KEYS[f, ji] = (
-                        KEYS[f, ji] + T.cast(Q[h, io * block + ii, f], acc) * DSCORE[ii, ji]
-                    )
+                    KEYS[f, ji] = KEYS[f, ji] + T.cast(Q[h, io, ii, f], acc) * DSCORE[ii, ji]
             with T.sp_iter([F, JI], "SS", "write_keys") as [f, ji]:
-                DK[h, jo * block + ji, f] = T.cast(KEYS[f, ji] * scale, dtype)
+                DK[h, jo, ji, f] = T.cast(KEYS[f, ji] * scale, dtype)
             with T.sp_iter([W, JI], "SS", "write_values") as [w, ji]:
-                DV[h, jo * block + ji, w] = T.cast(VALUES[w, ji], dtype)
+                DV[h, jo, ji, w] = T.cast(VALUES[w, ji], dtype)
 
-    return cast(Any, block_attention_dkv)
+    func, _ = assume(cast(Any, block_attention_dkv), "coordinates", buffer="KIND", axis="KINDS")
+    return func

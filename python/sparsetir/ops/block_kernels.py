@@ -101,6 +101,7 @@ def _run(
     stages = partial(lower_template, template, problem, config, target)
     kernel = compiled((template.__name__, problem, config), target, stages)
     indptr, indices, kind, bits = rows
+    arrays = {name: x.unflatten(1, (-1, block)) for name, x in arrays.items()}
     kernel(
         **arrays, scale=scale, indptr=indptr, indices=indices, kind=kind, bits=bits, heads=heads,
         rows=len(indptr) - 1, cols=across.shape[1] // block, blocks=len(indices), kinds=len(bits),
