@@ -4,7 +4,7 @@ Before, the nest of a copy as `precompute(.., scope="shared")` makes it::
 
     for ji, k1 in T.grid(32, 128):
         with T.sblock("B_ws_copy0"):
-            B_ws[ji, k1] = T.if_then_else(J[vio, vjo] * 32 + ji < n, B[J[vio, vjo] * 32 + ji, ...], 0)
+            B_ws[ji, k1] = T.if_then_else(J[vjo] * 32 + ji < n, B[J[vjo] * 32 + ji, ...], 0)
 
 After `copy_together(func, "B_ws_copy0", warps=4, vector=8)`, where each thread has four copies::
 
@@ -12,7 +12,7 @@ After `copy_together(func, "B_ws_copy0", warps=4, vector=8)`, where each thread 
         for lane in T.thread_binding(32, thread="threadIdx.x"):
             with T.sblock("B_ws_copy0"):
                 for u0 in T.unroll(4):
-                    # number u0 * 128 + warp * 32 + lane of 16 bytes; zeros where the condition fails
+                    # 16 bytes, number u0 * 128 + warp * 32 + lane; zeros without the condition
                     T.ptx.cp("async", ...)(B_ws[...], B[...], 16, T.Select(..., 16, 0))
 
 Rows of the shared array get 16 bytes more where that keeps the 8 rows which `ldmatrix` loads at
@@ -32,6 +32,8 @@ from sparsetir.schedules.passes.nests import (
     WARP,
     find_nest,
     for_threads,
+    is_choice,
+    is_zero,
     replaced,
     unrolled,
     with_buffer,
@@ -102,11 +104,10 @@ def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
 
 def _taken_apart(body: Any, copy: str) -> tuple[Any, Any]:
     """The condition of a copy, or None, and what is loaded."""
-    value = body.value if isinstance(body, tirx.BufferStore) else None
+    value: Any = body.value if isinstance(body, tirx.BufferStore) else None
     condition = None
-    if isinstance(value, ir.Call) and str(value.op.name).endswith(".if_then_else"):
-        condition, value, zero = value.args
-        value = value if _is_zero(zero) else None
+    if is_choice(value) and is_zero(value.args[2]):
+        condition, value, _ = value.args
     shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"
     if not isinstance(value, ir.TensorLoad) or not shared:
         raise ScheduleError(
@@ -114,10 +115,6 @@ def _taken_apart(body: Any, copy: str) -> tuple[Any, Any]:
             f"where a condition does not hold, got '{copy}': {body}"
         )
     return condition, value
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, tirx.IntImm | tirx.FloatImm) and float(value.value) == 0
 
 
 def _storage(dtype: str) -> str:

@@ -4,8 +4,8 @@ One instruction adds to 16 by 8 sums a product of a left factor, 16 by `depth`, 
 `depth` by 8. Its registers of 32 bits are laid out by the PTX manual ("Matrix Fragments for mma"):
 
     sums    4: of lane l in rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next, row by row
-    left    4: rows l / 4, l / 4 + 8; and these again in the other half of the depth. A register has
-            neighbours along the depth, 2 of 16 bits from 2 (l % 4) on, 4 of 8 bits from 4 (l % 4) on
+    left    4: rows l / 4, l / 4 + 8; and these again in the other half of the depth. A register
+            has neighbours along the depth: 2 of 16 bits, number l % 4 of such pairs, or 4 of 8 bits
     right   2: column l / 4, in one half of the depth and in the other
 
 A factor comes from shared memory in either order (:class:`Tile`), or from sums that the warp holds
@@ -19,12 +19,20 @@ from typing import Any, NamedTuple
 
 from tvm import tirx
 
-from sparsetir.schedules.passes.nests import unrolled
 from sparsetir.schedules.passes.ptx import PRODUCTS, load_matrices
 from sparsetir.sparse_ir.nodes import buffer_var
-from sparsetir.sparse_ir.position_space import as_dtype
 
-__all__ = ["SUMS", "Tile", "left_of_sums", "load_left", "load_right", "place_of_sum", "registers"]
+__all__ = [
+    "LEFT",
+    "RIGHT",
+    "SUMS",
+    "Tile",
+    "left_of_sums",
+    "load_left",
+    "load_right",
+    "place_of_sum",
+    "registers",
+]
 
 SUMS = 4  # of a thread in a tile
 LEFT, RIGHT = 4, 2  # registers of a factor
@@ -62,14 +70,14 @@ def load_left(to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, hal
     """
     if PRODUCTS[tile.dtype].depth == 32 and not tile.along_sum:
         return _bytes(to, tile, at, depth, lane, half, (0, 8, 0, 8), (0, 0, 16, 16))
-    wide = 16 // (PRODUCTS[tile.dtype].depth // 16)  # elements in 16 bytes, along the sum
-    del wide
     step = PRODUCTS[tile.dtype].depth // 2
     row = at + lane % 16 if tile.along_sum else at + lane // 8 % 2 * 8
     place = lane // 16 * step + (0 if tile.along_sum else lane % 8)
     if half:
         place = 0 if tile.along_sum else lane % 8
-    load = load_matrices(to[:2] if half else to, tile.element(row, depth + place), not tile.along_sum)
+    load = load_matrices(
+        to[:2] if half else to, tile.element(row, depth + place), not tile.along_sum
+    )
     return _with_zeros(load, to[2:] if half else [])
 
 
@@ -142,13 +150,3 @@ def left_of_sums(to: Sequence[Any], first: Sequence[Any], second: Sequence[Any],
         both = tirx.bitwise_or(low, tirx.shift_left(high, tirx.const(16, "uint32")))
         steps.append(_set(register, both))
     return tirx.SeqStmt(steps)
-
-
-def each_sum(tiles: tuple[int, int], code: Callable[..., Any]) -> Any:
-    """`code(row of tiles, column of tiles, number of a sum)` for all sums of a thread, unrolled."""
-    return unrolled([*tiles, SUMS], code)
-
-
-def zero_of(dtype: str) -> Any:
-    """What sums begin with."""
-    return as_dtype(tirx.const(0, dtype), dtype)

@@ -24,7 +24,7 @@ After `software_pipeline(func, "reduce0", ["A_ws_copy0", "B_ws_copy0"], stages=3
         ...  # reduce_rest0, of A_ws[step % 3] and B_ws[step % 3]
     barrier
 
-Each visit commits a group, an empty one too, so that the number of groups to wait for is a constant.
+Each visit commits a group, an empty one too, so that it waits for a constant number of groups.
 TVM's pipeline takes that number from the extent, and misses a barrier in a loop that runs once.
 With one stage a visit copies, waits and works.
 """
@@ -111,7 +111,9 @@ class _Pipeline:
 
     def _guarded(self, step: Any) -> list[Any]:
         """The copies of a visit, if there is such a visit."""
-        return [tirx.IfThenElse(step < self.trips, tirx.SeqStmt(self._visit(self.ahead, step)), None)]
+        return [
+            tirx.IfThenElse(step < self.trips, tirx.SeqStmt(self._visit(self.ahead, step)), None)
+        ]
 
     def _visit(self, parts: list[Any], step: Any) -> list[Any]:
         """Statements of one visit, with its stage of the shared arrays."""

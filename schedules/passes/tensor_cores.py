@@ -31,8 +31,8 @@ A sum over half the depth of an instruction has zeros in the other half.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
@@ -57,7 +57,7 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.schedules.passes.ptx import PRODUCTS, multiply
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, substitute
+from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.translate import free_vars
@@ -96,8 +96,8 @@ def on_tensor_cores(
 
     reduce : block that adds products of two 2-dimensional tiles in shared memory to a third,
         in "local" scope; loops of constant extents
-    steps : blocks of all other accesses of the sums, in loops like these over rows and columns: what
-        they begin with, and where they are written
+    steps : blocks of all other accesses of the sums, in loops like these over rows and columns:
+        what they begin with, and where they are written
     warps : among how many warps the rows and the columns of the sums are divided
 
     Raises ScheduleError for blocks of another shape, and tiles that instructions do not divide.
@@ -105,7 +105,9 @@ def on_tensor_cores(
     nest = find_nest(WHO, func, reduce)
     product = _product(nest, warps)
     work = _Warps(product, warps)
-    new = buffer_var([*work.tiles, SUMS], dtype_of_buffer(product.result), product.result.name, "local")
+    new = buffer_var(
+        [*work.tiles, SUMS], PRODUCTS[product.dtype].sums, product.result.name, "local"
+    )
     others = [find_nest(WHO, func, step) for step in steps]
     for step in others:
         func = replaced(func, step, work.over_sums(step, new))
@@ -114,11 +116,6 @@ def on_tensor_cores(
     for buffer in work.factors:
         func = allocated(func, buffer)
     return func
-
-
-def dtype_of_buffer(buffer: Any) -> str:
-    """Of its elements."""
-    return str(buffer.ty.dtype)
 
 
 def _not_elsewhere(access: Any, _: Any) -> Any:
@@ -141,7 +138,9 @@ class _Warps:
         self.tiles = left // ROWS, right // COLUMNS
         self.depth = PRODUCTS[product.dtype].depth
         self.left = registers([self.tiles[0], LEFT], f"{product.left.load.source.name}_registers")
-        self.right = registers([self.tiles[1], RIGHT], f"{product.right.load.source.name}_registers")
+        self.right = registers(
+            [self.tiles[1], RIGHT], f"{product.right.load.source.name}_registers"
+        )
         self.factors = [self.left, self.right]
         self.by_row = by_row
 
@@ -154,7 +153,7 @@ class _Warps:
     def over_sums(self, nest: Nest, sums: Any) -> Any:
         """A step for each row and column, for the sums that a thread has."""
         loops = {x.loop_var: x for x in nest.loops}
-        accesses = _accesses(nest.body, self.product.result)
+        accesses = accesses_of(nest.body, self.product.result)
         indices = list(accesses[0].indices) if accesses else []
         if [*loops] != indices and set(loops) != set(indices) or len(loops) != 2:
             raise ScheduleError(
@@ -232,12 +231,6 @@ def _at(buffer: Any, *indices: Any) -> Any:
     return tirx.BufferLoad(buffer, [as_dtype(i, "int32") for i in indices])
 
 
-def _accesses(body: Any, buffer: Any) -> list[Any]:
-    from sparsetir.sparse_ir.nodes import accesses_of
-
-    return accesses_of(body, buffer)
-
-
 def _held(body: Any, old: Any, new: Any, indices: list[Any]) -> Any:
     """A statement with one element of another buffer for those of the sums."""
     at = [as_dtype(i, "int32") for i in indices]
@@ -265,14 +258,15 @@ def _product(nest: Nest, warps: tuple[int, int]) -> _Product:
     if store is None or not good or reduction is None or reduction.conditions:
         _refuse(nest, "X[..] = X[..] + A[..] * B[..] of A and B in shared memory")
     by_var = {x.loop_var: x for x in nest.loops}
-    spatial = [by_var.get(i) for i in store.indices]
+    spatial = [by_var[i] for i in store.indices if i in by_var]
     summed = [x for x in nest.loops if x not in spatial]
-    if None in spatial or len(spatial) != 2 or len(summed) != 1:
+    if len(spatial) != len(store.indices) or (len(spatial), len(summed)) != (2, 1):
         _refuse(nest, "loops over rows and columns of X, and one over terms")
     dtypes = {dtype_of(x) for x in loads}
     (dtype,) = dtypes if len(dtypes) == 1 else (" and ".join(sorted(dtypes)),)
     if dtype not in PRODUCTS or dtype_of(store.value) != PRODUCTS[dtype].sums:
-        _refuse(nest, "factors and sums of " + ", ".join(f"{k} and {v.sums}" for k, v in PRODUCTS.items()))
+        legal = ", ".join(f"{k} and {v.sums}" for k, v in PRODUCTS.items())
+        _refuse(nest, f"factors and sums of {legal}")
     factors = [_factor(nest, loads, x, summed[0]) for x in spatial]
     extents = [int(x.extent) // w for x, w in zip(spatial, warps, strict=True)]
     if any(int(x.extent) % w for x, w in zip(spatial, warps, strict=True)):
@@ -286,7 +280,8 @@ def _product(nest: Nest, warps: tuple[int, int]) -> _Product:
             return _Product(store.buffer, dtype, factors[left], factors[right], summed[0], spatial)
     _refuse(
         nest,
-        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {depth // 2} does",
+        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {depth // 2} "
+        "does",
         f"{[int(x.extent) for x in spatial]} for {list(warps)} warps, and {terms} terms",
     )
 
@@ -305,7 +300,7 @@ def _uncast(expr: Any) -> Any:
     return expr.value if isinstance(expr, tirx.Cast) else expr
 
 
-def _refuse(nest: Nest, expected: str, got: str = "") -> Any:
+def _refuse(nest: Nest, expected: str, got: str = "") -> NoReturn:
     raise ScheduleError(
         f"{WHO}: argument 'reduce': expected {expected}, got {got or nest.body} in block "
         f"'{nest.name}'"
