@@ -25,11 +25,11 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import (
     WARP,
+    element_bytes,
     find_nest,
     for_threads,
     is_choice,
@@ -57,19 +57,21 @@ def copy_together(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) ->
     warps : of the block of threads
     vector : neighbours that are copied at once; the caller's word that they are neighbours in
         memory from a multiple of their size on, and that conditions hold for all of them or none.
-        Less than 4 bytes are copied by plain loads and stores
+        Less than 4 bytes are copied one by one, by plain loads and stores
 
     Raises ScheduleError for a block that is no such copy.
     """
     nest = find_nest(WHO, func, copy)
     extents = nest.extents(WHO)
     condition, source = _taken_apart(nest.body, copy)
-    store, size = nest.body, np.dtype(_storage(dtype_of(source))).itemsize
+    store, size = nest.body, element_bytes(nest.body.buffer)
     if extents[-1] % vector or not _is_neighbour(nest.loops[-1].loop_var, store, source):
         raise ScheduleError(
             f"{WHO}: argument 'vector': expected a divisor of the {extents[-1]} neighbours that "
             f"the innermost loop of block '{copy}' copies, got {vector}"
         )
+    if vector * size not in COPY_BYTES:
+        vector = 1
     visits = [*extents[:-1], extents[-1] // vector]
     count = math.prod(visits)
     threads = warps * WARP
@@ -115,10 +117,6 @@ def _taken_apart(body: Any, copy: str) -> tuple[Any, Any]:
             f"where a condition does not hold, got '{copy}': {body}"
         )
     return condition, value
-
-
-def _storage(dtype: str) -> str:
-    return "uint16" if dtype == "bfloat16" else dtype
 
 
 def _is_neighbour(var: Any, store: Any, source: Any) -> bool:

@@ -61,15 +61,18 @@ def registers(count: Sequence[int], name: str) -> Any:
     return buffer_var(list(count), "uint32", name, "local")
 
 
-def load_left(to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, half: bool) -> Any:
+def load_left(
+    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None = None
+) -> Any:
     """Load 16 rows of a left factor.
 
     to : 4 elements of :func:`registers`
     at, depth : where the 16 rows, and their part of the sum, begin in the tile
-    half : the sum has but half the depth of the instruction, and zeros in the other
+    terms : of the sum, if these are fewer than the depth of the instruction; the others are zeros
     """
-    if PRODUCTS[tile.dtype].depth == 32 and not tile.along_sum:
-        return _bytes(to, tile, at, depth, lane, half, (0, 8, 0, 8), (0, 0, 16, 16))
+    half = _is_half(tile, terms)
+    if half is None:
+        return _bytes(to, tile, at, depth, lane, terms, (0, 8, 0, 8), (0, 0, 16, 16))
     step = PRODUCTS[tile.dtype].depth // 2
     row = at + lane % 16 if tile.along_sum else at + lane // 8 % 2 * 8
     place = lane // 16 * step + (0 if tile.along_sum else lane % 8)
@@ -81,13 +84,16 @@ def load_left(to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, hal
     return _with_zeros(load, to[2:] if half else [])
 
 
-def load_right(to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, half: bool) -> Any:
+def load_right(
+    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None = None
+) -> Any:
     """Load 8 columns of a right factor, or 16 into twice the registers.
 
     to : 2 or 4 elements; the others as for :func:`load_left`
     """
-    if PRODUCTS[tile.dtype].depth == 32 and not tile.along_sum:
-        return _bytes(to, tile, at, depth, lane, half, (0, 0, 8, 8), (0, 16, 0, 16))
+    half = _is_half(tile, terms)
+    if half is None:
+        return _bytes(to, tile, at, depth, lane, terms, (0, 0, 8, 8), (0, 16, 0, 16))
     step = PRODUCTS[tile.dtype].depth // 2
     if half:
         of_tile, in_depth = lane // 8 % 2 * 8, 0
@@ -101,6 +107,14 @@ def load_right(to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, ha
     return _with_zeros(load, to[1::2] if half else [])
 
 
+def _is_half(tile: Tile, terms: int | None) -> bool | None:
+    """Whether a sum has half the depth of an instruction; None where `ldmatrix` does not serve."""
+    product = PRODUCTS[tile.dtype]
+    if product.depth == 32 and not tile.along_sum or terms not in (None, product.depth // 2):
+        return None
+    return terms is not None
+
+
 def _with_zeros(load: Any, rest: Sequence[Any]) -> Any:
     zero = tirx.const(0, "uint32")
     return tirx.SeqStmt([load, *[_set(r, zero) for r in rest]]) if rest else load
@@ -111,22 +125,24 @@ def _set(register: Any, value: Any) -> Any:
 
 
 def _bytes(
-    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, half: bool,
+    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None,
     rows: Sequence[int], depths: Sequence[int],
 ) -> Any:  # fmt: skip
-    """Numbers of 8 bits whose neighbours in memory are not along the sum: one by one.
+    """Numbers of 8 bits, one by one.
 
-    `ldmatrix` transposes pairs of them.
+    Where their neighbours in memory are not along the sum: `ldmatrix` transposes pairs of them. And
+    where 16 bytes along the sum are not all there.
+
     rows, depths : of the registers
     """
     steps: list[Any] = []
     for register, row, further in zip(to, rows, depths, strict=False):
-        if half and further:
-            steps.append(_set(register, tirx.const(0, "uint32")))
-            continue
         total: Any = tirx.const(0, "uint32")
         for n in range(4):
-            value = tile.element(at + row + lane // 4, depth + further + lane % 4 * 4 + n)
+            term = further + lane % 4 * 4 + n
+            value = tile.element(at + row + lane // 4, depth + term)
+            if terms is not None:
+                value = tirx.if_then_else(term < terms, value, tirx.const(0, "int8"))
             byte = tirx.Cast("uint32", tirx.reinterpret("uint8", value))
             total = tirx.bitwise_or(total, tirx.shift_left(byte, tirx.const(8 * n, "uint32")))
         steps.append(_set(register, total))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tvm import ir, s_tir, tirx
+from tvm import DataType, ir, s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.parallel_loops import thread_axis
@@ -24,6 +24,7 @@ __all__ = [
     "Nest",
     "allocated",
     "block_of",
+    "element_bytes",
     "find_nest",
     "for_threads",
     "is_choice",
@@ -90,6 +91,11 @@ def block_of(name: str, body: Any, buffers: Sequence[Any] = ()) -> Any:
     """A block without iterators. buffers : that it allocates"""
     block = s_tir.SBlock([], [], [], name, body, alloc_buffers=list(buffers))
     return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+
+
+def element_bytes(buffer: Any) -> int:
+    """Of an element of a buffer."""
+    return DataType(str(buffer.ty.dtype)).itemsize
 
 
 def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:

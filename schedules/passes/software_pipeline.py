@@ -31,12 +31,19 @@ With one stage a visit copies, waits and works.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import find_nest, renewed, replaced, with_buffer
+from sparsetir.schedules.passes.nests import (
+    element_bytes,
+    find_nest,
+    renewed,
+    replaced,
+    with_buffer,
+)
 from sparsetir.schedules.passes.ptx import barrier, commit_copies, wait_for_copies
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of
@@ -46,6 +53,7 @@ from sparsetir.sparse_ir.statements import loop_over
 __all__ = ["software_pipeline"]
 
 WHO = "software_pipeline"
+MAX_SHARED = 48 * 1024  # bytes that a kernel has without its launch asking for more
 
 
 def software_pipeline(
@@ -58,7 +66,7 @@ def software_pipeline(
     copies : blocks in it that copy to shared memory, which nothing else writes
     stages : how many visits have their copies in shared memory at a time, at least 1
 
-    Raises ScheduleError for other blocks.
+    Raises ScheduleError for other blocks, and for more than fits in shared memory.
     """
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
         raise ScheduleError(f"{WHO}: argument 'stages': expected at least 1, got {stages!r}")
@@ -71,7 +79,7 @@ def software_pipeline(
             f"{WHO}: argument 'copies': expected blocks in block '{loop}', among "
             f"{[_name(p) for p in parts]}, got {list(copies)}"
         )
-    buffers = {old: _in_stages(old, stages) for old in _shared(ahead)}
+    buffers = _in_stages(_shared(ahead), stages)
     made = _Pipeline(nest.loops, ahead, work, buffers, stages).run()
     func = replaced(func, nest, made)
     for old, new in buffers.items():
@@ -152,9 +160,19 @@ def _shared(stmts: list[Any]) -> list[Any]:
     return list(dict.fromkeys(shared))
 
 
-def _in_stages(old: Any, stages: int) -> Any:
-    shape = [stages, *[int(n) for n in old.ty.shape]]
-    return buffer_var(shape, str(old.ty.dtype), old.name, old.ty.storage_scope, align=64)
+def _in_stages(buffers: list[Any], stages: int) -> dict[Any, Any]:
+    """Arrays with a dimension of stages more."""
+    shapes = {old: [stages, *[int(n) for n in old.ty.shape]] for old in buffers}
+    size = sum(math.prod(shape) * element_bytes(old) for old, shape in shapes.items())
+    if size > MAX_SHARED:
+        raise ScheduleError(
+            f"{WHO}: argument 'stages': expected stages of {size // stages} bytes each to fit in "
+            f"{MAX_SHARED} bytes of shared memory, got {stages}"
+        )
+    return {
+        old: buffer_var(shape, str(old.ty.dtype), old.name, "shared", align=64)
+        for old, shape in shapes.items()
+    }
 
 
 def _not_elsewhere(access: Any, _: Any) -> Any:

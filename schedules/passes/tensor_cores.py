@@ -26,7 +26,7 @@ four warps has 32 rows and 32 columns of the sums, each thread 2 by 4 tiles of f
 
 The 16 rows of an instruction are those of the result where there are as many; of 8 rows they are
 its columns, and the product is the transposed one, so that nothing of the instruction is wasted.
-A sum over half the depth of an instruction has zeros in the other half.
+A sum over less than the depth of an instruction is one with zeros.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ __all__ = ["on_tensor_cores"]
 
 WHO = "on_tensor_cores"
 ROWS, COLUMNS = 16, 8  # of an instruction
+TERMS = 8  # which begin 16 bytes of 16-bit numbers
 
 
 class _Factor(NamedTuple):
@@ -105,9 +106,9 @@ def on_tensor_cores(
     nest = find_nest(WHO, func, reduce)
     product = _product(nest, warps)
     work = _Warps(product, warps)
-    new = buffer_var(
-        [*work.tiles, SUMS], PRODUCTS[product.dtype].sums, product.result.name, "local"
-    )
+    # TVM has registers of 32-bit integers without a sign.
+    sums = {"int32": "uint32"}.get(PRODUCTS[product.dtype].sums, PRODUCTS[product.dtype].sums)
+    new = buffer_var([*work.tiles, SUMS], sums, product.result.name, "local")
     others = [find_nest(WHO, func, step) for step in steps]
     for step in others:
         func = replaced(func, step, work.over_sums(step, new))
@@ -185,12 +186,12 @@ class _Warps:
         def code(warp: Any, lane: Any) -> Any:
             at_left, at_right = self._begins(warp)
 
-            def step(depth: Any, half: bool) -> Any:
+            def step(depth: Any, own: int | None) -> Any:
                 parts = [
                     unrolled([self.tiles[0]], lambda i: load_left(
                         [_at(self.left, i, n) for n in range(LEFT)], left,
-                        at_left + i * ROWS, depth, lane, half)),
-                    *self._load_right(right, at_right, depth, lane, half),
+                        at_left + i * ROWS, depth, lane, own)),
+                    *self._load_right(right, at_right, depth, lane, own),
                     unrolled([*self.tiles], lambda i, j: multiply(
                         product.dtype, [_at(sums, i, j, n) for n in range(SUMS)],
                         [_at(self.left, i, n) for n in range(LEFT)],
@@ -198,20 +199,22 @@ class _Warps:
                 ]  # fmt: skip
                 return tirx.SeqStmt(parts)
 
-            whole = [unrolled([count], lambda u: step(u * self.depth, False))] if count else []
-            half = [step(as_dtype(count * self.depth, "int32"), True)] if rest else []
-            parts = whole + half
+            whole = [unrolled([count], lambda u: step(u * self.depth, None))] if count else []
+            part = [step(as_dtype(count * self.depth, "int32"), rest)] if rest else []
+            parts = whole + part
             return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
 
         return for_threads(name, self.warps[0] * self.warps[1], code)
 
-    def _load_right(self, tile: Tile, at: Any, depth: Any, lane: Any, half: bool) -> list[Any]:
+    def _load_right(
+        self, tile: Tile, at: Any, depth: Any, lane: Any, own: int | None
+    ) -> list[Any]:
         """Two tiles at a time, and the last one alone if their number is odd."""
         pairs, odd = divmod(self.tiles[1], 2)
 
         def load(first: Any, count: int) -> Any:
             to = [_at(self.right, first + n, m) for n in range(count) for m in range(RIGHT)]
-            return load_right(to, tile, at + first * COLUMNS, depth, lane, half)
+            return load_right(to, tile, at + first * COLUMNS, depth, lane, own)
 
         out = [unrolled([pairs], lambda u: load(u * 2, 2))] if pairs else []
         return out + ([load(as_dtype(2 * pairs, "int32"), 1)] if odd else [])
@@ -235,11 +238,15 @@ def _held(body: Any, old: Any, new: Any, indices: list[Any]) -> Any:
     """A statement with one element of another buffer for those of the sums."""
     at = [as_dtype(i, "int32") for i in indices]
 
+    plain, held = str(old.ty.dtype), str(new.ty.dtype)
+
     def load(node: Any) -> Any:
-        return tirx.BufferLoad(new, at) if node.source.same_as(old) else node
+        return as_dtype(tirx.BufferLoad(new, at), plain) if node.source.same_as(old) else node
 
     def store(node: Any) -> Any:
-        return tirx.BufferStore(new, node.value, at) if node.buffer.same_as(old) else node
+        if not node.buffer.same_as(old):
+            return node
+        return tirx.BufferStore(new, as_dtype(node.value, held), at)
 
     return map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
 
@@ -271,16 +278,14 @@ def _product(nest: Nest, warps: tuple[int, int]) -> _Product:
     extents = [int(x.extent) // w for x, w in zip(spatial, warps, strict=True)]
     if any(int(x.extent) % w for x, w in zip(spatial, warps, strict=True)):
         extents = [0, 0]
-    depth = PRODUCTS[dtype].depth
     terms = int(summed[0].extent)
-    halves = terms % depth in (0, depth // 2) and terms
     for left, right in ((0, 1), (1, 0)):
         fits = extents[left] % ROWS == 0 and extents[right] % COLUMNS == 0 and all(extents)
-        if fits and halves:
+        if fits and terms % TERMS == 0:
             return _Product(store.buffer, dtype, factors[left], factors[right], summed[0], spatial)
     _refuse(
         nest,
-        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {depth // 2} "
+        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {TERMS} "
         "does",
         f"{[int(x.extent) for x in spatial]} for {list(warps)} warps, and {terms} terms",
     )

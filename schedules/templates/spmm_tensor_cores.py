@@ -22,7 +22,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from tvm import DataType, tirx
 
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Operand
 from sparsetir.formats.decompose import decompose_format
@@ -228,8 +228,8 @@ def apply(sch: Schedule, config: TensorCores) -> None:
         sch.rewrite(shared_tiles, product, [values, gathered], outer=len(outer))
         visit, copies = f"{product}_visit", [f"{gathered}_copy0", f"{values}_copy0"]
     warps = math.prod(config.warps)
-    size = np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize
-    own = math.gcd(COPY_BYTES[0] // size, 8 if not dense else depth)
+    size = DataType(dtype).itemsize
+    own = math.gcd(COPY_BYTES[0] // size, depth if dense else int(found.block_rows))
     sch.rewrite(copy_together, copies[0], warps=warps, vector=min(config.vector, 16 // size))
     sch.rewrite(copy_together, copies[1], warps=warps, vector=own)
     others = [f"{start.name}0", f"{write.name}0"]
@@ -266,9 +266,16 @@ def _operands(sch: Schedule, found: RowSums) -> tuple[str, str, str]:
 
 def _bind(loops: Any, block: str) -> None:
     """Spread tiles of features and rows of blocks over blocks of threads."""
-    tiles, *_, rows = loops.get_loops(loops.get_sblock(block))
+    tiles, *others, rows = loops.get_loops(loops.get_sblock(block))
+    heads = [x for x in others if not _is_one(loops.get(x).extent)]
+    if heads:
+        run_in_parallel(loops, loops.fuse(*heads), "blockIdx.z")
     run_in_parallel(loops, tiles, "blockIdx.y")
     run_in_parallel(loops, rows, "blockIdx.x")
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _bind_first(loops: Any, block: str) -> None:

@@ -86,11 +86,11 @@ def two_products(dtype: str) -> tirx.PrimFunc:
         sums = [[at(s, j, e) for e in range(SUMS)] for j in range(2)]
         return tirx.SeqStmt([
             unrolled([N * N // 32], copy), barrier(), zero(s), zero(out),
-            load_left(of_left, tile(shared[0], True), first, first, lane, False),
-            load_right(both, tile(shared[1], True), first, first, lane, False),
+            load_left(of_left, tile(shared[0], True), first, first, lane),
+            load_right(both, tile(shared[1], True), first, first, lane),
             *product(s),
             left_of_sums(of_left, *sums, dtype),
-            load_right(both, tile(shared[2], False), first, first, lane, False),
+            load_right(both, tile(shared[2], False), first, first, lane),
             *product(out),
             unrolled([2, SUMS], write),
         ])  # fmt: skip
