@@ -4,7 +4,7 @@ Before, the nest of a copy as `precompute(.., scope="shared")` makes it::
 
     for ji, k1 in T.grid(32, 128):
         with T.sblock("B_ws_copy0"):
-            B_ws[ji, k1] = T.if_then_else(J[vio, vjo] * 32 + ji < n, B[J[vio, vjo] * 32 + ji, ...], 0)
+            B_ws[ji, k1] = T.if_then_else(J[vjo] * 32 + ji < n, B[J[vjo] * 32 + ji, ...], 0)
 
 After `copy_together(func, "B_ws_copy0", warps=4, vector=8)`, where each thread has four copies::
 
@@ -12,7 +12,7 @@ After `copy_together(func, "B_ws_copy0", warps=4, vector=8)`, where each thread 
         for lane in T.thread_binding(32, thread="threadIdx.x"):
             with T.sblock("B_ws_copy0"):
                 for u0 in T.unroll(4):
-                    # number u0 * 128 + warp * 32 + lane of 16 bytes; zeros where the condition fails
+                    # 16 bytes, number u0 * 128 + warp * 32 + lane; zeros without the condition
                     T.ptx.cp("async", ...)(B_ws[...], B[...], 16, T.Select(..., 16, 0))
 
 Rows of the shared array get 16 bytes more where that keeps the 8 rows which `ldmatrix` loads at
@@ -25,13 +25,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import (
     WARP,
+    element_bytes,
     find_nest,
     for_threads,
+    is_choice,
+    is_zero,
     replaced,
     unrolled,
     with_buffer,
@@ -55,20 +57,21 @@ def copy_together(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) ->
     warps : of the block of threads
     vector : neighbours that are copied at once; the caller's word that they are neighbours in
         memory from a multiple of their size on, and that conditions hold for all of them or none.
-        Less than 4 bytes are copied by plain loads and stores; one at a time may be any value
+        Less than 4 bytes are copied one by one, by plain loads and stores, and may be any value
 
     Raises ScheduleError for a block that is no such copy.
     """
     nest = find_nest(WHO, func, copy)
     extents = nest.extents(WHO)
     condition, source = _taken_apart(nest.body, copy, vector)
-    store = nest.body
-    size = np.dtype(_storage(str(store.buffer.ty.dtype))).itemsize
+    store, size = nest.body, element_bytes(nest.body.buffer)
     if extents[-1] % vector or not _is_neighbour(nest.loops[-1].loop_var, store, source):
         raise ScheduleError(
             f"{WHO}: argument 'vector': expected a divisor of the {extents[-1]} neighbours that "
             f"the innermost loop of block '{copy}' copies, got {vector}"
         )
+    if vector * size not in COPY_BYTES:
+        vector = 1
     visits = [*extents[:-1], extents[-1] // vector]
     count = math.prod(visits)
     threads = warps * WARP
@@ -103,12 +106,11 @@ def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
 
 def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
     """The condition of a copy, or None, and what is loaded; of one at a time, any value."""
-    value = body.value if isinstance(body, tirx.BufferStore) else None
+    value: Any = body.value if isinstance(body, tirx.BufferStore) else None
     condition = None
-    if isinstance(value, ir.Call) and str(value.op.name).endswith(".if_then_else"):
-        condition, value, zero = value.args
-        value = value if _is_zero(zero) else None
-    shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope.startswith("shared")
+    if is_choice(value) and is_zero(value.args[2]):
+        condition, value, _ = value.args
+    shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"
     if shared and vector == 1 and not isinstance(value, ir.TensorLoad):
         return None, body.value
     if not isinstance(value, ir.TensorLoad) or not shared:
@@ -117,14 +119,6 @@ def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
             f"where a condition does not hold, got '{copy}': {body}"
         )
     return condition, value
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, tirx.IntImm | tirx.FloatImm) and float(value.value) == 0
-
-
-def _storage(dtype: str) -> str:
-    return "uint16" if dtype == "bfloat16" else dtype
 
 
 def _is_neighbour(var: Any, store: Any, source: Any) -> bool:

@@ -4,8 +4,8 @@ One instruction adds to 16 by 8 sums a product of a left factor, 16 by `depth`, 
 `depth` by 8. Its registers of 32 bits are laid out by the PTX manual ("Matrix Fragments for mma"):
 
     sums    4: of lane l in rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next, row by row
-    left    4: rows l / 4, l / 4 + 8; and these again in the other half of the depth. A register has
-            neighbours along the depth, 2 of 16 bits from 2 (l % 4) on, 4 of 8 bits from 4 (l % 4) on
+    left    4: rows l / 4, l / 4 + 8; and these again in the other half of the depth. A register
+            has neighbours along the depth: 2 of 16 bits, number l % 4 of such pairs, or 4 of 8 bits
     right   2: column l / 4, in one half of the depth and in the other
 
 A factor comes from shared memory in either order (:class:`Tile`), or from sums that the warp holds
@@ -19,12 +19,20 @@ from typing import Any, NamedTuple
 
 from tvm import tirx
 
-from sparsetir.schedules.passes.nests import unrolled
 from sparsetir.schedules.passes.ptx import PRODUCTS, load_matrices, pack
 from sparsetir.sparse_ir.nodes import buffer_var
-from sparsetir.sparse_ir.position_space import as_dtype
 
-__all__ = ["SUMS", "Tile", "left_of_sums", "load_left", "load_right", "place_of_sum", "registers"]
+__all__ = [
+    "LEFT",
+    "RIGHT",
+    "SUMS",
+    "Tile",
+    "left_of_sums",
+    "load_left",
+    "load_right",
+    "place_of_sum",
+    "registers",
+]
 
 SUMS = 4  # of a thread in a tile
 LEFT, RIGHT = 4, 2  # registers of a factor
@@ -53,33 +61,39 @@ def registers(count: Sequence[int], name: str) -> Any:
     return buffer_var(list(count), "uint32", name, "local")
 
 
-def load_left(to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, half: bool) -> Any:
+def load_left(
+    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None = None
+) -> Any:
     """Load 16 rows of a left factor.
 
     to : 4 elements of :func:`registers`
     at, depth : where the 16 rows, and their part of the sum, begin in the tile
-    half : the sum has but half the depth of the instruction, and zeros in the other
+    terms : of the sum, if these are fewer than the depth of the instruction; the others are zeros
     """
-    if PRODUCTS[tile.dtype].depth == 32 and not tile.along_sum:
-        return _bytes(to, tile, at, depth, lane, half, (0, 8, 0, 8), (0, 0, 16, 16))
-    wide = 16 // (PRODUCTS[tile.dtype].depth // 16)  # elements in 16 bytes, along the sum
-    del wide
+    half = _is_half(tile, terms)
+    if half is None:
+        return _bytes(to, tile, at, depth, lane, terms, (0, 8, 0, 8), (0, 0, 16, 16))
     step = PRODUCTS[tile.dtype].depth // 2
     row = at + lane % 16 if tile.along_sum else at + lane // 8 % 2 * 8
     place = lane // 16 * step + (0 if tile.along_sum else lane % 8)
     if half:
         place = 0 if tile.along_sum else lane % 8
-    load = load_matrices(to[:2] if half else to, tile.element(row, depth + place), not tile.along_sum)
+    load = load_matrices(
+        to[:2] if half else to, tile.element(row, depth + place), not tile.along_sum
+    )
     return _with_zeros(load, to[2:] if half else [])
 
 
-def load_right(to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, half: bool) -> Any:
+def load_right(
+    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None = None
+) -> Any:
     """Load 8 columns of a right factor, or 16 into twice the registers.
 
     to : 2 or 4 elements; the others as for :func:`load_left`
     """
-    if PRODUCTS[tile.dtype].depth == 32 and not tile.along_sum:
-        return _bytes(to, tile, at, depth, lane, half, (0, 0, 8, 8), (0, 16, 0, 16))
+    half = _is_half(tile, terms)
+    if half is None:
+        return _bytes(to, tile, at, depth, lane, terms, (0, 0, 8, 8), (0, 16, 0, 16))
     step = PRODUCTS[tile.dtype].depth // 2
     if half:
         of_tile, in_depth = lane // 8 % 2 * 8, 0
@@ -93,6 +107,14 @@ def load_right(to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, ha
     return _with_zeros(load, to[1::2] if half else [])
 
 
+def _is_half(tile: Tile, terms: int | None) -> bool | None:
+    """Whether a sum has half the depth of an instruction; None where `ldmatrix` does not serve."""
+    product = PRODUCTS[tile.dtype]
+    if product.depth == 32 and not tile.along_sum or terms not in (None, product.depth // 2):
+        return None
+    return terms is not None
+
+
 def _with_zeros(load: Any, rest: Sequence[Any]) -> Any:
     zero = tirx.const(0, "uint32")
     return tirx.SeqStmt([load, *[_set(r, zero) for r in rest]]) if rest else load
@@ -103,22 +125,24 @@ def _set(register: Any, value: Any) -> Any:
 
 
 def _bytes(
-    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, half: bool,
+    to: Sequence[Any], tile: Tile, at: Any, depth: Any, lane: Any, terms: int | None,
     rows: Sequence[int], depths: Sequence[int],
 ) -> Any:  # fmt: skip
-    """Numbers of 8 bits whose neighbours in memory are not along the sum: one by one.
+    """Numbers of 8 bits, one by one.
 
-    `ldmatrix` transposes pairs of them.
+    Where their neighbours in memory are not along the sum: `ldmatrix` transposes pairs of them. And
+    where 16 bytes along the sum are not all there.
+
     rows, depths : of the registers
     """
     steps: list[Any] = []
     for register, row, further in zip(to, rows, depths, strict=False):
-        if half and further:
-            steps.append(_set(register, tirx.const(0, "uint32")))
-            continue
         total: Any = tirx.const(0, "uint32")
         for n in range(4):
-            value = tile.element(at + row + lane // 4, depth + further + lane % 4 * 4 + n)
+            term = further + lane % 4 * 4 + n
+            value = tile.element(at + row + lane // 4, depth + term)
+            if terms is not None:
+                value = tirx.if_then_else(term < terms, value, tirx.const(0, "int8"))
             byte = tirx.Cast("uint32", tirx.reinterpret("uint8", value))
             total = tirx.bitwise_or(total, tirx.shift_left(byte, tirx.const(8 * n, "uint32")))
         steps.append(_set(register, total))
@@ -134,13 +158,3 @@ def left_of_sums(to: Sequence[Any], first: Sequence[Any], second: Sequence[Any],
     halves = [(first[0], first[1]), (first[2], first[3]), (second[0], second[1]),
               (second[2], second[3])]  # fmt: skip
     return tirx.SeqStmt([pack(dtype, r, *pair) for r, pair in zip(to, halves, strict=True)])
-
-
-def each_sum(tiles: tuple[int, int], code: Callable[..., Any]) -> Any:
-    """`code(row of tiles, column of tiles, number of a sum)` for all sums of a thread, unrolled."""
-    return unrolled([*tiles, SUMS], code)
-
-
-def zero_of(dtype: str) -> Any:
-    """What sums begin with."""
-    return as_dtype(tirx.const(0, dtype), dtype)

@@ -7,11 +7,10 @@ at them: they come last, when TVM's schedule has done all it is asked for.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from tvm import ir, s_tir, tirx
+from tvm import DataType, ir, s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.parallel_loops import thread_axis
@@ -25,8 +24,11 @@ __all__ = [
     "Nest",
     "allocated",
     "block_of",
+    "element_bytes",
     "find_nest",
     "for_threads",
+    "is_choice",
+    "is_zero",
     "renewed",
     "replaced",
     "unrolled",
@@ -85,9 +87,15 @@ def replaced(func: tirx.PrimFunc, nest: Nest, new: Any) -> tirx.PrimFunc:
     return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
 
 
-def block_of(name: str, body: Any) -> Any:
-    """A block without iterators."""
-    return s_tir.SBlockRealize([], tirx.const(True, "bool"), s_tir.SBlock([], [], [], name, body))
+def block_of(name: str, body: Any, buffers: Sequence[Any] = ()) -> Any:
+    """A block without iterators. buffers : that it allocates"""
+    block = s_tir.SBlock([], [], [], name, body, alloc_buffers=list(buffers))
+    return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+
+
+def element_bytes(buffer: Any) -> int:
+    """Of an element of a buffer."""
+    return DataType(str(buffer.ty.dtype)).itemsize
 
 
 def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:
@@ -100,6 +108,17 @@ def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:
     for var, count, tag in ((lane, WARP, "threadIdx.x"), (warp, warps, "threadIdx.y")):
         body = loop_over(var, count, body, tirx.ForKind.THREAD_BINDING, thread_axis(tag))
     return body
+
+
+def is_choice(value: Any) -> bool:
+    """Whether an expression is one of two, of which the other one is not computed."""
+    name = getattr(value.op, "name", "") if isinstance(value, ir.Call) else ""
+    return name.endswith(".if_then_else")
+
+
+def is_zero(value: Any) -> bool:
+    """Whether an expression is the number zero."""
+    return isinstance(value, tirx.IntImm | tirx.FloatImm) and float(value.value) == 0
 
 
 def unrolled(extents: Sequence[int], code: Callable[..., Any]) -> Any:
@@ -129,6 +148,7 @@ def with_buffer(
     index : (access, indices of the old) -> indices of the new
     The new one is allocated where a visit of the outermost block begins.
     """
+
     def load(node: Any) -> Any:
         if not node.source.same_as(old):
             return node
@@ -162,10 +182,10 @@ def with_buffer(
 
 
 def allocated(func: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:
-    """The function with a buffer allocated where visits of the outermost block that uses it begin.
+    """The function with a buffer allocated where visits of the outermost block around it begin.
 
-    TVM makes buffers as small as the elements which it sees used, and it sees one where instructions
-    take the address of several. Of a buffer whose own address is taken, all are.
+    TVM makes buffers as small as the elements which it sees used, and it sees one where an
+    instruction takes the address of several. Of a buffer whose own address is taken, all are.
     """
     uses = [
         b
@@ -181,8 +201,3 @@ def allocated(func: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:
         return block_with(node, body=tirx.SeqStmt([tirx.AllocBuffer(buffer), whole, node.body]))
 
     return func.with_body(map_expr(func.body, [(s_tir.SBlock, block)]))
-
-
-def count_of(extents: Sequence[int]) -> int:
-    """Visits of a nest."""
-    return math.prod(extents)

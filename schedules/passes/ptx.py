@@ -1,7 +1,8 @@
 """Instructions of NVIDIA GPUs that move and multiply tiles, as statements of TIR.
 
 All are for sm_80 and later: copies to shared memory that run beside other work (`cp.async`), loads
-of 8 by 8 matrices from there (`ldmatrix`), and products of tiles by the 32 threads of a warp (`mma`).
+of 8 by 8 matrices from there (`ldmatrix`), and products of tiles by the 32 threads of a warp
+(`mma`).
 """
 
 from __future__ import annotations

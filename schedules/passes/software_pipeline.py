@@ -24,32 +24,40 @@ After `software_pipeline(func, "reduce0", ["A_ws_copy0", "B_ws_copy0"], stages=3
         ...  # reduce_rest0, of A_ws[step % 3] and B_ws[step % 3]
     barrier
 
-Each visit commits a group, an empty one too, so that the number of groups to wait for is a constant.
+Each visit commits a group, an empty one too, so that it waits for a constant number of groups.
 TVM's pipeline takes that number from the extent, and misses a barrier in a loop that runs once.
 With one stage a visit copies, waits and works.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import find_nest, renewed, replaced, with_buffer
+from sparsetir.schedules.passes.nests import (
+    element_bytes,
+    find_nest,
+    renewed,
+    replaced,
+    with_buffer,
+)
 from sparsetir.schedules.passes.ptx import barrier, commit_copies, wait_for_copies
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import loop_over
 
-__all__ = ["software_pipeline"]
+__all__ = ["MAX_SHARED", "software_pipeline"]
 
 WHO = "software_pipeline"
+MAX_SHARED = 48 * 1024  # bytes that a kernel has without its launch asking for more
 
 
 def software_pipeline(
-    func: tirx.PrimFunc, loop: str, copies: Sequence[str], *, stages: int
+    func: tirx.PrimFunc, loop: str, copies: Sequence[str], *, stages: int, room: int = MAX_SHARED
 ) -> tirx.PrimFunc:
     """A stage-II function whose loop around a block copies `stages - 1` visits ahead.
 
@@ -57,8 +65,9 @@ def software_pipeline(
         threads run it equally often
     copies : blocks in it that copy to shared memory, which nothing else writes
     stages : how many visits have their copies in shared memory at a time, at least 1
+    room : bytes that these may take
 
-    Raises ScheduleError for other blocks.
+    Raises ScheduleError for other blocks, and for more than fits in shared memory.
     """
     if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
         raise ScheduleError(f"{WHO}: argument 'stages': expected at least 1, got {stages!r}")
@@ -71,7 +80,7 @@ def software_pipeline(
             f"{WHO}: argument 'copies': expected blocks in block '{loop}', among "
             f"{[_name(p) for p in parts]}, got {list(copies)}"
         )
-    buffers = {old: _in_stages(old, stages) for old in _shared(ahead)}
+    buffers = _in_stages(_shared(ahead), stages, room)
     made = _Pipeline(nest.loops, ahead, work, buffers, stages).run()
     func = replaced(func, nest, made)
     for old, new in buffers.items():
@@ -111,7 +120,9 @@ class _Pipeline:
 
     def _guarded(self, step: Any) -> list[Any]:
         """The copies of a visit, if there is such a visit."""
-        return [tirx.IfThenElse(step < self.trips, tirx.SeqStmt(self._visit(self.ahead, step)), None)]
+        return [
+            tirx.IfThenElse(step < self.trips, tirx.SeqStmt(self._visit(self.ahead, step)), None)
+        ]
 
     def _visit(self, parts: list[Any], step: Any) -> list[Any]:
         """Statements of one visit, with its stage of the shared arrays."""
@@ -157,10 +168,22 @@ def _of_stage(access: Any, stage: Any) -> list[Any]:
     return [stage, first, *rest] if rest else [stage * int(buffer.ty.shape[0]) + first]
 
 
-def _in_stages(old: Any, stages: int) -> Any:
-    shape = [int(n) for n in old.ty.shape]
-    shape = [stages, *shape] if len(shape) > 1 else [stages * shape[0]]
-    return buffer_var(shape, str(old.ty.dtype), old.name, old.ty.storage_scope, align=64)
+def _in_stages(buffers: list[Any], stages: int, room: int) -> dict[Any, Any]:
+    """Arrays with a dimension of stages more; flat ones stay flat."""
+    shapes: dict[Any, list[int]] = {}
+    for old in buffers:
+        shape = [int(n) for n in old.ty.shape]
+        shapes[old] = [stages, *shape] if len(shape) > 1 else [stages * shape[0]]
+    size = sum(math.prod(shape) * element_bytes(old) for old, shape in shapes.items())
+    if size > room:
+        raise ScheduleError(
+            f"{WHO}: argument 'stages': expected stages of {size // stages} bytes each to fit in "
+            f"{room} bytes of shared memory, got {stages}"
+        )
+    return {
+        old: buffer_var(shape, str(old.ty.dtype), old.name, "shared", align=64)
+        for old, shape in shapes.items()
+    }
 
 
 def _not_elsewhere(access: Any, _: Any) -> Any:

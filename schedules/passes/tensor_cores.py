@@ -26,13 +26,13 @@ four warps has 32 rows and 32 columns of the sums, each thread 2 by 4 tiles of f
 
 The 16 rows of an instruction are those of the result where there are as many; of 8 rows they are
 its columns, and the product is the transposed one, so that nothing of the instruction is wasted.
-A sum over half the depth of an instruction has zeros in the other half.
+A sum over less than the depth of an instruction is one with zeros.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
@@ -57,7 +57,7 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.schedules.passes.ptx import PRODUCTS, multiply
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, substitute
+from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.translate import free_vars
@@ -66,6 +66,7 @@ __all__ = ["on_tensor_cores"]
 
 WHO = "on_tensor_cores"
 ROWS, COLUMNS = 16, 8  # of an instruction
+TERMS = 8  # which begin 16 bytes of 16-bit numbers
 
 
 class _Factor(NamedTuple):
@@ -96,8 +97,8 @@ def on_tensor_cores(
 
     reduce : block that adds products of two 2-dimensional tiles in shared memory to a third,
         in "local" scope; loops of constant extents
-    steps : blocks of all other accesses of the sums, in loops like these over rows and columns: what
-        they begin with, and where they are written
+    steps : blocks of all other accesses of the sums, in loops like these over rows and columns:
+        what they begin with, and where they are written
     warps : among how many warps the rows and the columns of the sums are divided
 
     Raises ScheduleError for blocks of another shape, and tiles that instructions do not divide.
@@ -105,7 +106,9 @@ def on_tensor_cores(
     nest = find_nest(WHO, func, reduce)
     product = _product(nest, warps)
     work = _Warps(product, warps)
-    new = buffer_var([*work.tiles, SUMS], dtype_of_buffer(product.result), product.result.name, "local")
+    # TVM has registers of 32-bit integers without a sign.
+    sums = {"int32": "uint32"}.get(PRODUCTS[product.dtype].sums, PRODUCTS[product.dtype].sums)
+    new = buffer_var([*work.tiles, SUMS], sums, product.result.name, "local")
     others = [find_nest(WHO, func, step) for step in steps]
     for step in others:
         func = replaced(func, step, work.over_sums(step, new))
@@ -114,11 +117,6 @@ def on_tensor_cores(
     for buffer in work.factors:
         func = allocated(func, buffer)
     return func
-
-
-def dtype_of_buffer(buffer: Any) -> str:
-    """Of its elements."""
-    return str(buffer.ty.dtype)
 
 
 def _not_elsewhere(access: Any, _: Any) -> Any:
@@ -141,7 +139,9 @@ class _Warps:
         self.tiles = left // ROWS, right // COLUMNS
         self.depth = PRODUCTS[product.dtype].depth
         self.left = registers([self.tiles[0], LEFT], f"{product.left.load.source.name}_registers")
-        self.right = registers([self.tiles[1], RIGHT], f"{product.right.load.source.name}_registers")
+        self.right = registers(
+            [self.tiles[1], RIGHT], f"{product.right.load.source.name}_registers"
+        )
         self.factors = [self.left, self.right]
         self.by_row = by_row
 
@@ -154,7 +154,7 @@ class _Warps:
     def over_sums(self, nest: Nest, sums: Any) -> Any:
         """A step for each row and column, for the sums that a thread has."""
         loops = {x.loop_var: x for x in nest.loops}
-        accesses = _accesses(nest.body, self.product.result)
+        accesses = accesses_of(nest.body, self.product.result)
         indices = list(accesses[0].indices) if accesses else []
         if [*loops] != indices and set(loops) != set(indices) or len(loops) != 2:
             raise ScheduleError(
@@ -186,12 +186,12 @@ class _Warps:
         def code(warp: Any, lane: Any) -> Any:
             at_left, at_right = self._begins(warp)
 
-            def step(depth: Any, half: bool) -> Any:
+            def step(depth: Any, own: int | None) -> Any:
                 parts = [
                     unrolled([self.tiles[0]], lambda i: load_left(
                         [_at(self.left, i, n) for n in range(LEFT)], left,
-                        at_left + i * ROWS, depth, lane, half)),
-                    *self._load_right(right, at_right, depth, lane, half),
+                        at_left + i * ROWS, depth, lane, own)),
+                    *self._load_right(right, at_right, depth, lane, own),
                     unrolled([*self.tiles], lambda i, j: multiply(
                         product.dtype, [_at(sums, i, j, n) for n in range(SUMS)],
                         [_at(self.left, i, n) for n in range(LEFT)],
@@ -199,20 +199,22 @@ class _Warps:
                 ]  # fmt: skip
                 return tirx.SeqStmt(parts)
 
-            whole = [unrolled([count], lambda u: step(u * self.depth, False))] if count else []
-            half = [step(as_dtype(count * self.depth, "int32"), True)] if rest else []
-            parts = whole + half
+            whole = [unrolled([count], lambda u: step(u * self.depth, None))] if count else []
+            part = [step(as_dtype(count * self.depth, "int32"), rest)] if rest else []
+            parts = whole + part
             return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
 
         return for_threads(name, self.warps[0] * self.warps[1], code)
 
-    def _load_right(self, tile: Tile, at: Any, depth: Any, lane: Any, half: bool) -> list[Any]:
+    def _load_right(
+        self, tile: Tile, at: Any, depth: Any, lane: Any, own: int | None
+    ) -> list[Any]:
         """Two tiles at a time, and the last one alone if their number is odd."""
         pairs, odd = divmod(self.tiles[1], 2)
 
         def load(first: Any, count: int) -> Any:
             to = [_at(self.right, first + n, m) for n in range(count) for m in range(RIGHT)]
-            return load_right(to, tile, at + first * COLUMNS, depth, lane, half)
+            return load_right(to, tile, at + first * COLUMNS, depth, lane, own)
 
         out = [unrolled([pairs], lambda u: load(u * 2, 2))] if pairs else []
         return out + ([load(as_dtype(2 * pairs, "int32"), 1)] if odd else [])
@@ -232,21 +234,19 @@ def _at(buffer: Any, *indices: Any) -> Any:
     return tirx.BufferLoad(buffer, [as_dtype(i, "int32") for i in indices])
 
 
-def _accesses(body: Any, buffer: Any) -> list[Any]:
-    from sparsetir.sparse_ir.nodes import accesses_of
-
-    return accesses_of(body, buffer)
-
-
 def _held(body: Any, old: Any, new: Any, indices: list[Any]) -> Any:
     """A statement with one element of another buffer for those of the sums."""
     at = [as_dtype(i, "int32") for i in indices]
 
+    plain, held = str(old.ty.dtype), str(new.ty.dtype)
+
     def load(node: Any) -> Any:
-        return tirx.BufferLoad(new, at) if node.source.same_as(old) else node
+        return as_dtype(tirx.BufferLoad(new, at), plain) if node.source.same_as(old) else node
 
     def store(node: Any) -> Any:
-        return tirx.BufferStore(new, node.value, at) if node.buffer.same_as(old) else node
+        if not node.buffer.same_as(old):
+            return node
+        return tirx.BufferStore(new, as_dtype(node.value, held), at)
 
     return map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
 
@@ -265,28 +265,28 @@ def _product(nest: Nest, warps: tuple[int, int]) -> _Product:
     if store is None or not good or reduction is None or reduction.conditions:
         _refuse(nest, "X[..] = X[..] + A[..] * B[..] of A and B in shared memory")
     by_var = {x.loop_var: x for x in nest.loops}
-    spatial = [by_var.get(i) for i in store.indices]
+    spatial = [by_var[i] for i in store.indices if i in by_var]
     summed = [x for x in nest.loops if x not in spatial]
-    if None in spatial or len(spatial) != 2 or len(summed) != 1:
+    if len(spatial) != len(store.indices) or (len(spatial), len(summed)) != (2, 1):
         _refuse(nest, "loops over rows and columns of X, and one over terms")
     dtypes = {dtype_of(x) for x in loads}
     (dtype,) = dtypes if len(dtypes) == 1 else (" and ".join(sorted(dtypes)),)
     if dtype not in PRODUCTS or dtype_of(store.value) != PRODUCTS[dtype].sums:
-        _refuse(nest, "factors and sums of " + ", ".join(f"{k} and {v.sums}" for k, v in PRODUCTS.items()))
+        legal = ", ".join(f"{k} and {v.sums}" for k, v in PRODUCTS.items())
+        _refuse(nest, f"factors and sums of {legal}")
     factors = [_factor(nest, loads, x, summed[0]) for x in spatial]
     extents = [int(x.extent) // w for x, w in zip(spatial, warps, strict=True)]
     if any(int(x.extent) % w for x, w in zip(spatial, warps, strict=True)):
         extents = [0, 0]
-    depth = PRODUCTS[dtype].depth
     terms = int(summed[0].extent)
-    halves = terms % depth in (0, depth // 2) and terms
     for left, right in ((0, 1), (1, 0)):
         fits = extents[left] % ROWS == 0 and extents[right] % COLUMNS == 0 and all(extents)
-        if fits and halves:
+        if fits and terms % TERMS == 0:
             return _Product(store.buffer, dtype, factors[left], factors[right], summed[0], spatial)
     _refuse(
         nest,
-        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {depth // 2} does",
+        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {TERMS} "
+        "does",
         f"{[int(x.extent) for x in spatial]} for {list(warps)} warps, and {terms} terms",
     )
 
@@ -305,7 +305,7 @@ def _uncast(expr: Any) -> Any:
     return expr.value if isinstance(expr, tirx.Cast) else expr
 
 
-def _refuse(nest: Nest, expected: str, got: str = "") -> Any:
+def _refuse(nest: Nest, expected: str, got: str = "") -> NoReturn:
     raise ScheduleError(
         f"{WHO}: argument 'reduce': expected {expected}, got {got or nest.body} in block "
         f"'{nest.name}'"

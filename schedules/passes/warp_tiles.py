@@ -49,7 +49,14 @@ from sparsetir.schedules.passes.fragments import (
     load_right,
     place_of_sum,
 )
-from sparsetir.schedules.passes.nests import WARP, block_of, for_threads, unrolled
+from sparsetir.schedules.passes.nests import (
+    WARP,
+    block_of,
+    for_threads,
+    is_choice,
+    is_zero,
+    unrolled,
+)
 from sparsetir.schedules.passes.ptx import (
     PRODUCTS,
     barrier,
@@ -57,7 +64,7 @@ from sparsetir.schedules.passes.ptx import (
     multiply,
     wait_for_copies,
 )
-from sparsetir.schedules.passes.software_pipeline import software_pipeline
+from sparsetir.schedules.passes.software_pipeline import MAX_SHARED, software_pipeline
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
@@ -70,7 +77,8 @@ WHO = "in_warp_tiles"
 ROWS = COLUMNS = 16  # of what two instructions multiply
 VECTOR = 8  # 16-bit numbers in 16 bytes
 HALF_BYTES = 2
-STATIC_BYTES = 48 * 1024  # of shared memory that a kernel has without asking
+STATIC_BYTES = MAX_SHARED
+DYNAMIC_BYTES = 163 * 1024  # at most, on sm_80
 QUAD = 4  # lanes that have a row of a tile
 
 
@@ -108,7 +116,7 @@ def in_warp_tiles(
     for loop in work.loops:
         copies = [f.copy for f in work.factors if f.step is loop]
         if copies:
-            out = software_pipeline(out, loop.name, copies, stages=stages)
+            out = software_pipeline(out, loop.name, copies, stages=stages, room=DYNAMIC_BYTES)
     return out.with_body(map_expr(out.body, [(s_tir.SBlock, lambda b: work.closed(b))]))
 
 
@@ -818,10 +826,8 @@ def _factors(expr: Any) -> Iterator[Any]:
 def _guarded(value: Any) -> tuple[Any, Any]:
     """(condition or None, load) of a load that is zero without the condition; (None, None)."""
     condition = None
-    if isinstance(value, ir.Call) and str(value.op.name).endswith(".if_then_else"):
-        condition, value, other = value.args
-        if not (isinstance(other, tirx.FloatImm | tirx.IntImm) and other.value == 0):
-            return None, None
+    if is_choice(value) and is_zero(value.args[2]):
+        condition, value, _ = value.args
     return (condition, value) if isinstance(value, ir.TensorLoad) else (None, None)
 
 

@@ -79,6 +79,16 @@ CUDA_MMA(ptx_mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32, 16, half, float)
 CUDA_MMA(ptx_mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 16, nv_bfloat16, float)
 CUDA_MMA(ptx_mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32, 32, signed char, int)
 #undef CUDA_MMA
+// The same where registers are taken for numbers without a sign.
+CUDA_QUIET inline void ptx_mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32(
+    unsigned& d0, unsigned& d1, unsigned& d2, unsigned& d3, unsigned a0, unsigned a1, unsigned a2,
+    unsigned a3, unsigned b0, unsigned b1, unsigned c0, unsigned c1, unsigned c2, unsigned c3,
+    CUDA_LINE) {
+  unsigned a[] = {a0, a1, a2, a3}, b[] = {b0, b1};
+  int c[] = {int(c0), int(c1), int(c2), int(c3)}, d[4];
+  cuda::mma_16_8<32, signed char>(d, a, b, c, line);
+  d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+}
 
 #define CUDA_LDMATRIX(suffix, transposed)                                                     \
   CUDA_QUIET inline void ptx_ldmatrix_sync_aligned_m8n8_x1##suffix(unsigned& a, uint32_t from, \
