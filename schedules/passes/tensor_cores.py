@@ -206,9 +206,7 @@ class _Warps:
 
         return for_threads(name, self.warps[0] * self.warps[1], code)
 
-    def _load_right(
-        self, tile: Tile, at: Any, depth: Any, lane: Any, own: int | None
-    ) -> list[Any]:
+    def _load_right(self, tile: Tile, at: Any, depth: Any, lane: Any, own: int | None) -> list[Any]:
         """Two tiles at a time, and the last one alone if their number is odd."""
         pairs, odd = divmod(self.tiles[1], 2)
 
@@ -285,8 +283,7 @@ def _product(nest: Nest, warps: tuple[int, int]) -> _Product:
             return _Product(store.buffer, dtype, factors[left], factors[right], summed[0], spatial)
     _refuse(
         nest,
-        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {TERMS} "
-        "does",
+        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {TERMS} does",
         f"{[int(x.extent) for x in spatial]} for {list(warps)} warps, and {terms} terms",
     )
 

@@ -11,11 +11,11 @@ wants it (as in FlashAttention-2). Before::
             for jo in range(JO_indptr[io + 1] - JO_indptr[io]):
                 with T.sblock("keys0"):
                     for ii, ji, f in T.grid(64, 64, 64):
-                        SCORE[ii, ji] = SCORE[ii, ji] + Q[io * 64 + ii, f] * K[J[io, jo] * 64 + ji, f]
+                        SCORE[ii, ji] += Q[io * 64 + ii, f] * K[J[io, jo] * 64 + ji, f]
                     for ii, ji in T.grid(64, 64):
                         TOP[ii] = T.max(TOP[ii], SCORE[ii, ji])
                     for ii, w, ji in T.grid(64, 64, 64):
-                        TOTAL[ii, w] = TOTAL[ii, w] + SCORE[ii, ji] * V[J[io, jo] * 64 + ji, w]
+                        TOTAL[ii, w] += SCORE[ii, ji] * V[J[io, jo] * 64 + ji, w]
 
 After, for each of the threads of 4 warps::
 
@@ -66,7 +66,14 @@ from sparsetir.schedules.passes.ptx import (
 )
 from sparsetir.schedules.passes.software_pipeline import MAX_SHARED, software_pipeline
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import (
+    buffer_var,
+    loads_of,
+    map_expr,
+    nodes_of,
+    same_indices,
+    substitute,
+)
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import block_with, loop_over
 from sparsetir.sparse_ir.translate import free_vars
@@ -257,7 +264,8 @@ class _Tiling:
             name = str(block.name_hint)
             yield _Nest(name, [(v, int(n)) for v, n in loops], reduced, init, stores)
         elif len(loops) == 1 and block.init is None:
-            yield _Loop(str(block.name_hint), *loops[0], list(self._parsed(substitute(block.body, at))))
+            body = list(self._parsed(substitute(block.body, at)))
+            yield _Loop(str(block.name_hint), *loops[0], body)
         else:
             self._refuse(stmt)
 
@@ -592,7 +600,7 @@ class _Tiling:
 
             def columns(p: Any) -> Any:
                 to = _some(b, 0, 2 * RIGHT)
-                load = load_right(to, _tile(right), p * COLUMNS, s * COLUMNS, self.lane, False)
+                load = load_right(to, _tile(right), p * COLUMNS, s * COLUMNS, self.lane)
 
                 def product(half: Any, g: Any) -> Any:
                     sums = _some(tile.registers, (g * pairs * 2 + p * 2 + half) * SUMS, SUMS)
@@ -625,7 +633,7 @@ class _Tiling:
 
     def _loaded(self, left: _Side, s: Any, g: Any, registers: list[Any]) -> Any:
         row = self.warp * self.rows + g * ROWS
-        return load_left(registers, _tile(left), row, s * COLUMNS, self.lane, False)
+        return load_left(registers, _tile(left), row, s * COLUMNS, self.lane)
 
     # -- elements -------------------------------------------------------------------------------
 
@@ -810,7 +818,7 @@ def _is_load(expr: Any, store: Any) -> bool:
     return (
         isinstance(expr, ir.TensorLoad)
         and expr.source.same_as(store.buffer)
-        and all(tvm_ffi.structural_equal(a, b) for a, b in zip(expr.indices, store.indices, strict=True))
+        and same_indices(expr.indices, store.indices)
     )
 
 
