@@ -52,7 +52,7 @@ class SRBCRS(Format):
                     dense(f"{i}O"), sparse("G", f"{i}O", 1, unique=False),
                     fixed(f"{j}T", "G", slots=self.g), dense(f"{i}I", t),
                 ],
-                {i: [f"{i}O", "G", f"{i}I"], j: [f"{j}T"]},
+                {i: [f"{i}O", f"{i}I"], j: ["G", f"{j}T"]},
                 lambda i, j: (i // t, 0, j, i % t),
                 lambda io, g, j, ii: (io * t + ii, j),
             )

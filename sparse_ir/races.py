@@ -25,6 +25,7 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from tvm import ir, tirx
+from tvm.sym import detect_linear_equation
 
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -33,10 +34,16 @@ from sparsetir.sparse_ir.nodes import (
     accesses_of,
     flat_axes,
     loads_of,
+    nodes_of,
     sparse_iterations,
     stores_of,
 )
-from sparsetir.sparse_ir.parallel import has_own_place, parallel_units, written_accesses
+from sparsetir.sparse_ir.parallel import (
+    constant_length,
+    has_own_place,
+    parallel_units,
+    written_accesses,
+)
 
 __all__ = ["FREE", "RACES", "private_buffers", "races_of"]
 
@@ -142,20 +149,19 @@ class _Flow:
         """Whether a statement stores all of the buffer, run for all of these coordinates."""
         if isinstance(stmt, tirx.SeqStmt):
             return any(self._covers(s, coords) for s in stmt.seq)
+        if isinstance(stmt, SparseIteration) and _has_visits(stmt):
+            return self._covers(stmt.body, [*coords, *stmt.axis_of()])
         if not isinstance(stmt, tirx.BufferStore) or not stmt.buffer.same_as(self.buf.var):
             return False
         axis_of = {var: axis for axis, var, kind in coords if kind == "S"}
         used: set[Any] = set()
         for axis, index in zip(self.buf.axes or (), stmt.indices, strict=False):
-            one = isinstance(axis.length, tirx.IntImm) and int(axis.length) == 1
-            if axis.kind == "dense_fixed" and one and isinstance(index, tirx.IntImm):
-                continue
-            visited = axis_of.get(index) if isinstance(index, ir.Var) else None
-            if visited is None or visited.name != axis.name or index in used:
-                return False
             if axis.kind != "dense_fixed":
                 return False  # its other rows are not stored
-            used.add(index)
+            visited = _takes_each(index, axis, axis_of)
+            if visited is None or visited & used:
+                return False
+            used |= visited
         return self.buf.axes is not None
 
 
@@ -165,3 +171,34 @@ def _loads(parts: Iterable[Any], var: Any) -> list[Any]:
 
 def _stores(stmt: Any, var: Any) -> list[Any]:
     return [store for store in stores_of(stmt) if store.buffer.same_as(var)]
+
+
+def _has_visits(it: SparseIteration) -> bool:
+    """Whether an iteration is known to have a visit."""
+    return all(a.kind == "dense_fixed" and constant_length(a) for a in flat_axes(it.axes))
+
+
+def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | None:
+    """The coordinates by which an index takes each position of an axis; None if it does not.
+
+    The axis itself, or tiles of a constant one: `i0 * 64 + i1 * 16 + i2` of 1, 4 and 16 positions
+    takes each below 64.
+    """
+    if isinstance(index, ir.Var):
+        visited = axis_of.get(index)
+        return {index} if visited is not None and visited.name == axis.name else None
+    used = [v for v in dict.fromkeys(nodes_of(ir.Var, index)) if v in axis_of]
+    weights: list[Any] = [*detect_linear_equation(index, used)]
+    numbers = [*weights, axis.length, *(axis_of[v].length for v in used)]
+    dense = all(axis_of[v].kind == "dense_fixed" for v in used)
+    if not weights or not dense or not all(isinstance(n, tirx.IntImm) for n in numbers):
+        return None
+    *weights, rest = map(int, weights)
+    if rest:
+        return None
+    reach = 1  # all positions below it are taken
+    for weight, v in sorted(zip(weights, used, strict=True), key=lambda pair: pair[0]):
+        if not 0 < weight <= reach:
+            return None
+        reach += weight * (int(axis_of[v].length) - 1)
+    return set(used) if reach >= int(axis.length) else None

@@ -110,6 +110,6 @@ def __getattr__(name: str) -> Any:
         from sparsetir.tuning.search import tune
 
         return tune
-    if name in ("ops", "nn"):
+    if name in ("masks", "nn", "ops"):
         return import_module(f"sparsetir.{name}")
     raise AttributeError(f"module 'sparsetir' has no attribute {name!r}")

@@ -29,16 +29,23 @@ class EdgeAttention(Problem):
 
     dtype : of Q, K, V and OUT; scores and sums are in float32 (float64 for float64)
     idtype : of indptr and indices
+    heads_first : heads come before rows and columns in Q, K, V and OUT
     """
 
     dtype: str = "float32"
     idtype: str = "int32"
+    heads_first: bool = False
+
+    def at(self, node: Any, head: Any) -> list[Any]:
+        """The first dimensions of an operand, or an element's place in these."""
+        return [head, node] if self.heads_first else [node, head]
 
 
 def program(problem: EdgeAttention, config: Any = None) -> SparseFunc:
     """The operator as a stage-I function.
 
-    q : (m, heads, feat) ; k : (n, heads, feat) ; v : (n, heads, width) ; out : (m, heads, width)
+    q : (m, heads, feat) ; k : (n, heads, feat) ; v : (n, heads, width) ; out : (m, heads, width);
+        with `heads_first` (heads, m, feat), and so on
     scores : (heads, nnz) in the accumulator's type, for the kernel's own use
     scale : number of that type
     indptr : (m + 1,) ; indices : (nnz,) columns in any order
@@ -48,6 +55,9 @@ def program(problem: EdgeAttention, config: Any = None) -> SparseFunc:
     size, number = getattr(T, idtype), getattr(T, acc)
     zero, one, least = tirx.const(0.0, acc), tirx.const(1.0, acc), tirx.const(-math.inf, acc)
     nothing = tirx.const(0.0, dtype)
+
+    def element(operand: Any, node: Any, head: Any, feature: Any) -> Any:
+        return T.cast(operand[(*problem.at(node, head), feature)], acc)
 
     @T.prim_func
     def edge_attention(
@@ -61,10 +71,10 @@ def program(problem: EdgeAttention, config: Any = None) -> SparseFunc:
         H = T.dense_fixed(heads, idtype)
         F = T.dense_fixed(feat, idtype)
         W = T.dense_fixed(width, idtype)
-        Q = T.match_sparse_buffer(q, (I, H, F), dtype)
-        K = T.match_sparse_buffer(k, (N, H, F), dtype)
-        V = T.match_sparse_buffer(v, (N, H, W), dtype)
-        OUT = T.match_sparse_buffer(out, (I, H, W), dtype)
+        Q = T.match_sparse_buffer(q, [*problem.at(I, H), F], dtype)
+        K = T.match_sparse_buffer(k, [*problem.at(N, H), F], dtype)
+        V = T.match_sparse_buffer(v, [*problem.at(N, H), W], dtype)
+        OUT = T.match_sparse_buffer(out, [*problem.at(I, H), W], dtype)
         SCORES = T.match_sparse_buffer(scores, (H, I, J), acc)
         TOP = T.alloc_sparse_buffer((), acc, "local")
         TOTAL = T.alloc_sparse_buffer((), acc, "local")
@@ -73,9 +83,9 @@ def program(problem: EdgeAttention, config: Any = None) -> SparseFunc:
             with T.sp_iter([J, F], "SR", "score") as [j, f]:
                 with T.init():
                     SCORES[h, i, j] = zero
-                SCORES[h, i, j] = (
-                    SCORES[h, i, j] + T.cast(Q[i, h, f], acc) * T.cast(K[j, h, f], acc) * scale
-                )
+                query = T.meta_var(element(Q, i, h, f))
+                key = T.meta_var(element(K, j, h, f))
+                SCORES[h, i, j] = SCORES[h, i, j] + query * key * scale
             with T.sp_iter([J], "R", "top") as [j]:
                 with T.init():
                     TOP[()] = least
@@ -88,11 +98,13 @@ def program(problem: EdgeAttention, config: Any = None) -> SparseFunc:
                 TOTAL[()] = TOTAL[()] + SCORES[h, i, j]
             INVERSE[()] = one / T.Select(TOTAL[()] == zero, one, TOTAL[()])
             with T.sp_iter([W, J], "SR", "weigh") as [w, j]:
+                first = T.meta_var(problem.at(i, h)[0])
+                second = T.meta_var(problem.at(i, h)[1])
+                value = T.meta_var(element(V, j, h, w))
                 with T.init():
-                    OUT[i, h, w] = nothing
-                OUT[i, h, w] = T.cast(
-                    T.cast(OUT[i, h, w], acc)
-                    + SCORES[h, i, j] * T.cast(V[j, h, w], acc) * INVERSE[()],
+                    OUT[first, second, w] = nothing
+                OUT[first, second, w] = T.cast(
+                    T.cast(OUT[first, second, w], acc) + SCORES[h, i, j] * value * INVERSE[()],
                     dtype,
                 )
 

@@ -61,7 +61,8 @@ def _polynomial(x: Any) -> Any:
         total = total * T.reinterpret("float32", (part + EXPONENT_BIAS) << MANTISSA_BITS)
     total = tirx.Select(given < _const(LOWEST), _const(0.0), total)
     total = tirx.Select(given > _const(HIGHEST), _const(math.inf), total)
-    total = tirx.Select(tirx.isnan(given), given, total)
+    # NaN stays; not by isnan, which TVM has no vectors of.
+    total = tirx.Select(given <= _const(math.inf), total, given)
     for name, value in (
         (half, exponent >> 1),
         (r, given - power * _const(LOG2_HIGH) - power * _const(LOG2_LOW)),

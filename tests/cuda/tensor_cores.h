@@ -79,6 +79,16 @@ CUDA_MMA(ptx_mma_sync_aligned_m16n8k16_row_col_f32_f16_f16_f32, 16, half, float)
 CUDA_MMA(ptx_mma_sync_aligned_m16n8k16_row_col_f32_bf16_bf16_f32, 16, nv_bfloat16, float)
 CUDA_MMA(ptx_mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32, 32, signed char, int)
 #undef CUDA_MMA
+// The same where registers are taken for numbers without a sign.
+CUDA_QUIET inline void ptx_mma_sync_aligned_m16n8k32_row_col_s32_s8_s8_s32(
+    unsigned& d0, unsigned& d1, unsigned& d2, unsigned& d3, unsigned a0, unsigned a1, unsigned a2,
+    unsigned a3, unsigned b0, unsigned b1, unsigned c0, unsigned c1, unsigned c2, unsigned c3,
+    CUDA_LINE) {
+  unsigned a[] = {a0, a1, a2, a3}, b[] = {b0, b1};
+  int c[] = {int(c0), int(c1), int(c2), int(c3)}, d[4];
+  cuda::mma_16_8<32, signed char>(d, a, b, c, line);
+  d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
+}
 
 #define CUDA_LDMATRIX(suffix, transposed)                                                     \
   CUDA_QUIET inline void ptx_ldmatrix_sync_aligned_m8n8_x1##suffix(unsigned& a, uint32_t from, \
@@ -100,12 +110,30 @@ CUDA_LDMATRIX(_shared_b16, false)
 CUDA_LDMATRIX(_trans_shared_b16, true)
 #undef CUDA_LDMATRIX
 
+// Two numbers rounded to 16 bits, the second in the lower half.
+#define CUDA_PACK(name, T)                                                            \
+  CUDA_QUIET inline void name(unsigned& to, float high, float low) {                  \
+    T both[] = {T(low), T(high)};                                                     \
+    memcpy(&to, both, sizeof to);                                                     \
+  }
+CUDA_PACK(ptx_cvt_rn_f16x2_f32, half)
+CUDA_PACK(ptx_cvt_rn_bf16x2_f32, nv_bfloat16)
+#undef CUDA_PACK
+
 #define CUDA_COPY(name)                                                                     \
   CUDA_INLINE void name(uint32_t to, const void* from, unsigned size) {                     \
     cuda_copy_async(to, from, size, size);                                                  \
   }                                                                                         \
   CUDA_INLINE void name(uint32_t to, const void* from, unsigned room, unsigned size) {      \
     cuda_copy_async(to, from, room, size);                                                  \
+  }                                                                                         \
+  template <int Room>                                                                       \
+  CUDA_INLINE void name(uint32_t to, const void* from) {                                    \
+    cuda_copy_async(to, from, Room, Room);                                                  \
+  }                                                                                         \
+  template <int Room>                                                                       \
+  CUDA_INLINE void name(uint32_t to, const void* from, unsigned size) {                     \
+    cuda_copy_async(to, from, Room, size);                                                  \
   }
 CUDA_COPY(ptx_cp_async_ca_shared_global)
 CUDA_COPY(ptx_cp_async_cg_shared_global)

@@ -14,6 +14,7 @@ first dimension for heads is faster.
 """
 
 from sparsetir.ops.functional import sddmm, spmm, spmv
+from sparsetir.ops.masked_attention import sparse_attention
 from sparsetir.ops.messages import (
     attention,
     edge_softmax,
@@ -44,6 +45,7 @@ __all__ = [
     "resolve",
     "sddmm",
     "segment_reduce",
+    "sparse_attention",
     "sparse_softmax",
     "spmm",
     "spmv",

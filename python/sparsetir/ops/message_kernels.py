@@ -27,7 +27,15 @@ from sparsetir.schedules.templates import (
 )
 from sparsetir.schedules.templates.message_tiles import Tile
 
-__all__ = ["attention", "gsddmm", "gspmm", "softmax", "softmax_backward"]
+__all__ = [
+    "EXPONENTIAL",
+    "attention",
+    "gsddmm",
+    "gspmm",
+    "is_parallel",
+    "softmax",
+    "softmax_backward",
+]
 
 # Multiplications that take about as long as to wake the other threads.
 WORK_OF_THREADS = 1 << 20
@@ -145,20 +153,23 @@ def _softmax(structure: Structure, given: tuple[Tensor, ...], backward: bool) ->
     return structure.restored(out, 1).to(first.dtype)
 
 
-def attention(structure: Structure, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+def attention(
+    structure: Structure, q: Tensor, k: Tensor, v: Tensor, scale: float, heads_first: bool = False
+) -> Tensor:
     """(m, heads, width) sums of v (n, heads, width), weighted by the softmax of scale * q . k.
 
     q, k : (m, heads, feat) and (n, heads, feat)
+    heads_first : all of them, and the result, have heads before m or n
     """
-    (_, heads, feat), width = q.shape, v.shape[-1]
-    out = v.new_zeros(structure.m, heads, width)
+    heads, feat, width = q.shape[0 if heads_first else 1], q.shape[-1], v.shape[-1]
+    out = v.new_zeros(*q.shape[:-1], width)
     if not out.numel() or not structure.nnz:
         return out
     if not feat:  # all scores are zero
-        q, k = q.new_zeros(structure.m, heads, 1), k.new_zeros(structure.n, heads, 1)
+        q, k = q.new_zeros(*q.shape[:-1], 1), k.new_zeros(*k.shape[:-1], 1)
         feat = 1
     arrays = _arrays_of(structure)
-    problem = edge_attention.EdgeAttention(DTYPES[q.dtype], arrays.idtype)
+    problem = edge_attention.EdgeAttention(DTYPES[q.dtype], arrays.idtype, heads_first)
     run = _Run(structure, structure.nnz * heads * (feat + width + EXPONENTIAL))
     config = edge_attention.AttentionTiles(run.tile(feat), run.tile(width))
     wide = getattr(torch, problem.accumulator)
@@ -182,7 +193,7 @@ class _Run:
 
     def __init__(self, structure: Structure, work: int) -> None:
         self.structure, self.gpu = structure, structure.device.type == "cuda"
-        self.parallel = not self.gpu and _threads() > 1 and work >= WORK_OF_THREADS
+        self.parallel = not self.gpu and is_parallel(work)
 
     def tile(self, feat: int) -> Tile:
         """Tiles of a number of features."""
@@ -202,6 +213,11 @@ class _Run:
         kernel = compiled(key, target, stages)
         arrays = {name: x for name, x in named.items() if x is not None}
         structure.call(kernel, arrays, numbers)
+
+
+def is_parallel(work: int) -> bool:
+    """Whether to wake the other threads of a CPU for so many multiplications."""
+    return _threads() > 1 and work >= WORK_OF_THREADS
 
 
 @cache

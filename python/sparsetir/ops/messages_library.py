@@ -18,6 +18,7 @@ from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import structure_of
 
 __all__ = [
+    "attention_gradients",
     "edge_attention",
     "gsddmm",
     "gspmm",
@@ -324,26 +325,35 @@ def edge_attention_kernel(
 
 def _attention_backward(ctx: Any, grad: Tensor) -> Any:
     rowptr, col, q, k, v, scale = saved(ctx)
-    _, _, for_q, for_k, for_v, _ = ctx.needs_input_grad
+    wanted = ctx.needs_input_grad[2:5]
+    return None, None, *attention_gradients(rowptr, col, q, k, v, grad, scale, wanted), None
+
+
+def attention_gradients(
+    rowptr: Tensor, col: Tensor, q: Tensor, k: Tensor, v: Tensor, grad: Tensor, scale: float,
+    wanted: Any,
+) -> list[Any]:  # fmt: skip
+    """Those of attention for q, k and v, each None where it is not wanted; differentiable."""
+    for_q, for_k, for_v = wanted
     n, dtype = k.shape[0], q.dtype
     # Weights are made again rather than kept, from scores that 16 bits would not do for.
     wide = torch.promote_types(dtype, torch.float32)
     q, k, v, grad = (x.to(wide) for x in (q, k, v, grad))
     scores = gsddmm(rowptr, col, k, q, n, "dot", "u", "v") * scale
     weights = segment_softmax(rowptr, col, scores.permute(2, 0, 1), n)
-    grad_q = grad_k = grad_v = None
+    found: list[Any] = [None, None, None]
     if for_v:
         by_edge = weights.permute(1, 2, 0)
-        grad_v = gspmm(rowptr, col, grad, by_edge, n, "mul", "sum", True).to(dtype)
+        found[2] = gspmm(rowptr, col, grad, by_edge, n, "mul", "sum", True).to(dtype)
     if for_q or for_k:
         of_weights = gsddmm(rowptr, col, v, grad, n, "dot", "u", "v").permute(2, 0, 1)
         of_scores = segment_softmax_backward(rowptr, col, weights, of_weights, n)
         of_scores = of_scores.permute(1, 2, 0) * scale
         if for_q:
-            grad_q = gspmm(rowptr, col, k, of_scores, n, "mul", "sum", False).to(dtype)
+            found[0] = gspmm(rowptr, col, k, of_scores, n, "mul", "sum", False).to(dtype)
         if for_k:
-            grad_k = gspmm(rowptr, col, q, of_scores, n, "mul", "sum", True).to(dtype)
-    return None, None, grad_q, grad_k, grad_v, None
+            found[1] = gspmm(rowptr, col, q, of_scores, n, "mul", "sum", True).to(dtype)
+    return found
 
 
 edge_attention = define(

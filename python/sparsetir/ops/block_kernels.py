@@ -1,0 +1,108 @@
+"""Runs the kernels of attention over blocks on torch tensors, without gradients."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from sparsetir.compiled import compiled
+from sparsetir.lower import lower_template
+from sparsetir.mask_blocks import BlockRows
+from sparsetir.ops.message_kernels import EXPONENTIAL, is_parallel
+from sparsetir.ops.structure import DTYPES, target_of
+from sparsetir.schedules.templates import block_attention, block_attention_backward
+
+__all__ = ["attention", "gradients"]
+
+
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, rows: BlockRows, scale: float
+) -> tuple[Tensor, Tensor]:
+    """(batch, heads, m, width) attention, and (batch, heads, m) logarithms of sums of powers.
+
+    q, k, v : (batch, heads, m, feat), (batch, heads, n, feat) and (batch, heads, n, width)
+
+    The logarithms are in float32, or float64. Of types with 16 bits, kernels get float32.
+    """
+    (*outer, m, feat), width, dtype = q.shape, v.shape[-1], q.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    if not math.prod((*outer, m, width, len(rows.indices))):
+        out = q.new_zeros((*outer, m, width))
+        return out, q.new_full((*outer, m), -math.inf, dtype=wide)
+    block = rows.bits.shape[1]
+    q, k, v = (_whole(x, block, wide) for x in (q, k, v))
+    out, lse = q.new_empty((*q.shape[:2], width)), q.new_empty(q.shape[:2])
+    problem = block_attention.BlockAttention(block, max(1, feat), width, DTYPES[wide])
+    _run(block_attention, problem, rows, scale, k, q=q, k=k, v=v, out=out, lse=lse)
+    return _given(out, outer, m).to(dtype), _given(lse, outer, m)
+
+
+def gradients(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, grad: Tensor, rows: BlockRows,
+    columns: BlockRows, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Those of :func:`attention` for q, k and v.
+
+    out, lse : what it gave
+    grad : (batch, heads, m, width)
+    columns : the blocks of the transposed mask
+    """
+    (*outer, m, feat), (n, width), dtype = q.shape, v.shape[2:], q.dtype
+    if not math.prod((*outer, m, width, len(rows.indices))):
+        return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    wide, block = torch.promote_types(dtype, torch.float32), rows.bits.shape[1]
+    delta = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
+    q, k, v, grad, lse, delta = (
+        _whole(x, block, wide) for x in (q, k, v, grad, lse.unsqueeze(-1), delta)
+    )
+    found = [torch.empty_like(x) for x in (q, k, v)]
+    given = {"q": q, "k": k, "v": v, "grad": grad, "lse": lse[..., 0], "delta": delta[..., 0]}
+    made = ({"dq": found[0]}, {"dk": found[1], "dv": found[2]})
+    for keys, (stored, results) in enumerate(zip((rows, columns), made, strict=True)):
+        problem = block_attention_backward.BlockAttentionBackward(
+            block, max(1, feat), width, DTYPES[wide], bool(keys)
+        )
+        of = q if keys else k
+        _run(block_attention_backward, problem, stored, scale, of, **given, **results)
+    dq, dk, dv = (_given(x, outer, size) for x, size in zip(found, (m, n, n), strict=True))
+    return dq[..., :feat].to(dtype), dk[..., :feat].to(dtype), dv.to(dtype)
+
+
+def _whole(x: Tensor, block: int, dtype: torch.dtype) -> Tensor:
+    """(batch * heads, rows of whole blocks, features) of (batch, heads, rows, features)."""
+    x = x.to(dtype).flatten(0, 1)
+    rows, features = -x.shape[1] % block, int(not x.shape[2])
+    return (pad(x, (0, features, 0, rows)) if rows or features else x).contiguous()
+
+
+def _given(x: Tensor, outer: Any, rows: int) -> Tensor:
+    """What was asked for, of what belongs to whole blocks; (batch, heads, rows, ..)."""
+    return x[:, :rows].unflatten(0, tuple(outer)).contiguous()
+
+
+def _run(
+    template: Any, problem: Any, rows: BlockRows, scale: float, across: Tensor, **arrays: Tensor
+) -> None:
+    """Compile a kernel if it is new, and run it.
+
+    across : an operand that the columns of blocks belong to
+    """
+    block, heads = problem.block, len(across)
+    work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
+    config = block_attention.BlockTiles.for_block(
+        block, problem.accumulator, parallel=is_parallel(work)
+    )
+    target = target_of(across.device)
+    stages = partial(lower_template, template, problem, config, target)
+    kernel = compiled((template.__name__, problem, config), target, stages)
+    indptr, indices, kind, bits = rows
+    arrays = {name: x.unflatten(1, (-1, block)) for name, x in arrays.items()}
+    kernel(
+        **arrays, scale=scale, indptr=indptr, indices=indices, kind=kind, bits=bits, heads=heads,
+        rows=len(indptr) - 1, cols=across.shape[1] // block, blocks=len(indices), kinds=len(bits),
+    )  # fmt: skip

@@ -1,0 +1,140 @@
+"""Copies to shared memory by all threads of a block, beside other work.
+
+Before, the nest of a copy as `precompute(.., scope="shared")` makes it::
+
+    for ji, k1 in T.grid(32, 128):
+        with T.sblock("B_ws_copy0"):
+            B_ws[ji, k1] = T.if_then_else(J[vjo] * 32 + ji < n, B[J[vjo] * 32 + ji, ...], 0)
+
+After `copy_together(func, "B_ws_copy0", warps=4, vector=8)`, where each thread has four copies::
+
+    for warp in T.thread_binding(4, thread="threadIdx.y"):
+        for lane in T.thread_binding(32, thread="threadIdx.x"):
+            with T.sblock("B_ws_copy0"):
+                for u0 in T.unroll(4):
+                    # 16 bytes, number u0 * 128 + warp * 32 + lane; zeros without the condition
+                    T.ptx.cp("async", ...)(B_ws[...], B[...], 16, T.Select(..., 16, 0))
+
+Rows of the shared array get 16 bytes more where that keeps the 8 rows which `ldmatrix` loads at
+a time in different banks. Whoever reads what was copied waits for it first: see
+:mod:`sparsetir.schedules.passes.software_pipeline`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tvm import ir, tirx
+
+from sparsetir.schedules.passes.nests import (
+    WARP,
+    element_bytes,
+    find_nest,
+    for_threads,
+    is_choice,
+    is_zero,
+    replaced,
+    unrolled,
+    with_buffer,
+)
+from sparsetir.schedules.passes.ptx import COPY_BYTES, copy_async
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import buffer_var, substitute
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["copy_together"]
+
+WHO = "copy_together"
+BANK_BYTES = 16  # of a row of 8 that `ldmatrix` loads
+
+
+def copy_together(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) -> tirx.PrimFunc:
+    """A stage-II function with a copy to shared memory divided among the threads of a block.
+
+    copy : block of the copy, in loops of constant extents
+    warps : of the block of threads
+    vector : neighbours that are copied at once; the caller's word that they are neighbours in
+        memory from a multiple of their size on, and that conditions hold for all of them or none.
+        Less than 4 bytes are copied one by one, by plain loads and stores, and may be any value
+
+    Raises ScheduleError for a block that is no such copy.
+    """
+    nest = find_nest(WHO, func, copy)
+    extents = nest.extents(WHO)
+    condition, source = _taken_apart(nest.body, copy, vector)
+    store, size = nest.body, element_bytes(nest.body.buffer)
+    if extents[-1] % vector or not _is_neighbour(nest.loops[-1].loop_var, store, source):
+        raise ScheduleError(
+            f"{WHO}: argument 'vector': expected a divisor of the {extents[-1]} neighbours that "
+            f"the innermost loop of block '{copy}' copies, got {vector}"
+        )
+    if vector * size not in COPY_BYTES:
+        vector = 1
+    visits = [*extents[:-1], extents[-1] // vector]
+    count = math.prod(visits)
+    threads = warps * WARP
+    steps = -(-count // threads)
+
+    def code(warp: Any, lane: Any) -> Any:
+        def step(u: Any) -> Any:
+            number = u * threads + warp * WARP + lane
+            places: dict[Any, Any] = {}
+            left = number
+            for loop, extent in reversed([*zip(nest.loops, visits, strict=True)]):
+                place = left % extent if loop is not nest.loops[0] else left
+                left = left // extent
+                if loop is nest.loops[-1]:
+                    place = place * vector
+                places[loop.loop_var] = as_dtype(place, dtype_of(loop.loop_var))
+            body = substitute(_one(store, condition, source, vector * size), places)
+            return body if count % threads == 0 else tirx.IfThenElse(number < count, body, None)
+
+        return unrolled([steps], step)
+
+    out = replaced(func, nest, for_threads(copy, warps, code))
+    return _padded(out, store.buffer, size)
+
+
+def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
+    if size not in COPY_BYTES:
+        return store
+    to = tirx.BufferLoad(store.buffer, list(store.indices))
+    return copy_async(to, source, size, condition)
+
+
+def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
+    """The condition of a copy, or None, and what is loaded; of one at a time, any value."""
+    value: Any = body.value if isinstance(body, tirx.BufferStore) else None
+    condition = None
+    if is_choice(value) and is_zero(value.args[2]):
+        condition, value, _ = value.args
+    shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"
+    if shared and vector == 1 and not isinstance(value, ir.TensorLoad):
+        return None, body.value
+    if not isinstance(value, ir.TensorLoad) or not shared:
+        raise ScheduleError(
+            f"{WHO}: argument 'copy': expected a block that copies to shared memory, with zeros "
+            f"where a condition does not hold, got '{copy}': {body}"
+        )
+    return condition, value
+
+
+def _is_neighbour(var: Any, store: Any, source: Any) -> bool:
+    """Whether a loop goes along the last axis of both, and no other."""
+    loads = [source] if isinstance(source, ir.TensorLoad) else []
+    for access in (store, *loads):
+        *outer, last = access.indices
+        if any(var in free_vars(i) for i in outer) or var not in free_vars(last):
+            return False
+    return True
+
+
+def _padded(func: tirx.PrimFunc, old: Any, size: int) -> tirx.PrimFunc:
+    """Rows of an odd number of 16 bytes, so that 8 of them begin in different banks."""
+    *outer, last = [int(n) for n in old.ty.shape]
+    if last * size % BANK_BYTES == 0 and last * size // BANK_BYTES % 2 == 0:
+        last += BANK_BYTES // size
+    new = buffer_var([*outer, last], str(old.ty.dtype), old.name, old.ty.storage_scope, align=64)
+    return with_buffer(func, old, new, lambda _, indices: indices)

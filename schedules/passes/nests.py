@@ -1,0 +1,203 @@
+"""Loop nests of stage II by the names of their blocks, and threads in their place.
+
+Passes that write what each thread does replace the nest of a block by loops over threads around one
+block of the same name, so that the next pass finds it. What these blocks read and write is not said
+at them: they come last, when TVM's schedule has done all it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from tvm import DataType, ir, s_tir, tirx
+from tvm.tirx.buffer import buffer_data
+
+from sparsetir.schedules.passes.parallel_loops import thread_axis
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import block_with, loop_over
+
+__all__ = [
+    "WARP",
+    "Nest",
+    "allocated",
+    "block_of",
+    "element_bytes",
+    "find_nest",
+    "for_threads",
+    "is_choice",
+    "is_zero",
+    "renewed",
+    "replaced",
+    "unrolled",
+    "with_buffer",
+]
+
+WARP = 32
+
+
+class Nest(NamedTuple):
+    """Loops with nothing but each other around one block.
+
+    loops : outermost first
+    body : of the block, in terms of the loops
+    """
+
+    name: str
+    loops: list[Any]
+    body: Any
+
+    def extents(self, who: str) -> list[int]:
+        """Of the loops; raises ScheduleError where one is no constant."""
+        for loop in self.loops:
+            if not isinstance(loop.extent, tirx.IntImm):
+                raise ScheduleError(
+                    f"{who}: expected constant extents of the loops around block '{self.name}', "
+                    f"got {loop.extent} of '{loop.loop_var.name}'"
+                )
+        return [int(loop.extent) for loop in self.loops]
+
+
+def find_nest(who: str, func: tirx.PrimFunc, name: str) -> Nest:
+    """The nest of a block; raises ScheduleError where there is no such block."""
+    for loop in nodes_of(tirx.For, func.body):
+        chain, inner = [loop], loop.body
+        while isinstance(inner, tirx.For):
+            chain, inner = [*chain, inner], inner.body
+        if isinstance(inner, s_tir.SBlockRealize) and str(inner.block.name_hint) == name:
+            block = inner.block
+            places = {
+                v.var: as_dtype(value, dtype_of(v.var))
+                for v, value in zip(block.iter_vars, inner.iter_values, strict=True)
+            }
+            return Nest(name, chain, substitute(block.body, places))
+    names = sorted({str(b.name_hint) for b in nodes_of(s_tir.SBlock, func.body)} - {"root"})
+    raise ScheduleError(f"{who}: expected a block in loops, among {names}, got '{name}'")
+
+
+def replaced(func: tirx.PrimFunc, nest: Nest, new: Any) -> tirx.PrimFunc:
+    """The function with a statement in the place of a nest."""
+    outermost = nest.loops[0].loop_var
+
+    def visit(loop: Any) -> Any:
+        return new if loop.loop_var.same_as(outermost) else loop
+
+    return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+
+
+def block_of(name: str, body: Any, buffers: Sequence[Any] = ()) -> Any:
+    """A block without iterators. buffers : that it allocates"""
+    block = s_tir.SBlock([], [], [], name, body, alloc_buffers=list(buffers))
+    return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+
+
+def element_bytes(buffer: Any) -> int:
+    """Of an element of a buffer."""
+    return DataType(str(buffer.ty.dtype)).itemsize
+
+
+def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:
+    """What each thread of a block of warps does, as a block of stage II.
+
+    code : (warp, lane) -> statement
+    """
+    warp, lane = (tirx.Var(n, "int32") for n in ("warp", "lane"))
+    body: Any = block_of(name, code(warp, lane))
+    for var, count, tag in ((lane, WARP, "threadIdx.x"), (warp, warps, "threadIdx.y")):
+        body = loop_over(var, count, body, tirx.ForKind.THREAD_BINDING, thread_axis(tag))
+    return body
+
+
+def is_choice(value: Any) -> bool:
+    """Whether an expression is one of two, of which the other one is not computed."""
+    name = getattr(value.op, "name", "") if isinstance(value, ir.Call) else ""
+    return name.endswith(".if_then_else")
+
+
+def is_zero(value: Any) -> bool:
+    """Whether an expression is the number zero."""
+    return isinstance(value, tirx.IntImm | tirx.FloatImm) and float(value.value) == 0
+
+
+def unrolled(extents: Sequence[int], code: Callable[..., Any]) -> Any:
+    """Loops that are unrolled, around `code(*variables)`."""
+    variables = [tirx.Var(f"u{n}", "int32") for n in range(len(extents))]
+    # A loop of one step is none, and prints as the constant that it is.
+    given = [as_dtype(0, "int32") if n == 1 else v for v, n in zip(variables, extents, strict=True)]
+    body = code(*given)
+    for var, extent in reversed([*zip(variables, extents, strict=True)]):
+        if extent != 1:
+            body = loop_over(var, extent, body, tirx.ForKind.UNROLLED)
+    return body
+
+
+def renewed(stmt: Any, places: dict[Any, Any]) -> Any:
+    """A copy of a statement with loop variables of its own, and others substituted."""
+    loops = nodes_of(tirx.For, stmt)
+    fresh = {x.loop_var: tirx.Var(x.loop_var.name, dtype_of(x.loop_var)) for x in loops}
+    return substitute(stmt, {**places, **fresh})
+
+
+def with_buffer(
+    func: tirx.PrimFunc, old: Any, new: Any, index: Callable[[Any, list[Any]], list[Any]]
+) -> tirx.PrimFunc:
+    """The function with a buffer in the place of one that a block allocates.
+
+    index : (access, indices of the old) -> indices of the new
+    The new one is allocated where a visit of the outermost block begins.
+    """
+
+    def load(node: Any) -> Any:
+        if not node.source.same_as(old):
+            return node
+        return tirx.BufferLoad(new, index(node, list(node.indices)))
+
+    def store(node: Any) -> Any:
+        if not node.buffer.same_as(old):
+            return node
+        return tirx.BufferStore(new, node.value, index(node, list(node.indices)))
+
+    def block(node: Any) -> Any:
+        return block_with(
+            node,
+            reads=[r for r in node.reads if not r.source.same_as(old)],
+            writes=[r for r in node.writes if not r.source.same_as(old)],
+            alloc_buffers=[b for b in node.alloc_buffers if not b.same_as(old)],
+        )
+
+    def allocation(node: Any) -> Any:
+        return tirx.AllocBuffer(new) if node.buffer.same_as(old) else node
+
+    has = any(n.buffer.same_as(old) for n in nodes_of(tirx.AllocBuffer, func.body))
+    rules = [
+        (ir.TensorLoad, load),
+        (tirx.BufferStore, store),
+        (s_tir.SBlock, block),
+        (tirx.AllocBuffer, allocation),
+    ]
+    out = func.with_body(substitute(map_expr(func.body, rules), {old: new} if has else {}))
+    return out if has else allocated(out, new)
+
+
+def allocated(func: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:
+    """The function with a buffer allocated where visits of the outermost block around it begin.
+
+    TVM makes buffers as small as the elements which it sees used, and it sees one where an
+    instruction takes the address of several. Of a buffer whose own address is taken, all are.
+    """
+    uses = [
+        b
+        for b in nodes_of(s_tir.SBlock, func.body)
+        if str(b.name_hint) != "root" and buffer in set(nodes_of(type(buffer), b.body))
+    ]
+    outermost = uses[0].body
+
+    def block(node: Any) -> Any:
+        if not node.body.same_as(outermost):
+            return node
+        whole = tirx.Evaluate(buffer_data(buffer))
+        return block_with(node, body=tirx.SeqStmt([tirx.AllocBuffer(buffer), whole, node.body]))
+
+    return func.with_body(map_expr(func.body, [(s_tir.SBlock, block)]))

@@ -1,0 +1,116 @@
+"""Instructions of NVIDIA GPUs that move and multiply tiles, as statements of TIR.
+
+All are for sm_80 and later: copies to shared memory that run beside other work (`cp.async`), loads
+of 8 by 8 matrices from there (`ldmatrix`), and products of tiles by the 32 threads of a warp
+(`mma`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+from tvm import tirx
+
+__all__ = [
+    "COPY_BYTES",
+    "PRODUCTS",
+    "Product",
+    "barrier",
+    "commit_copies",
+    "copy_async",
+    "load_matrices",
+    "multiply",
+    "pack",
+    "wait_for_copies",
+]
+
+COPY_BYTES = (16, 8, 4)  # what one `cp.async` moves
+
+
+class Product(NamedTuple):
+    """What `mma.sync` multiplies: 16 rows by 8 columns, summed over `depth`.
+
+    sums : the type of the sums
+    """
+
+    depth: int
+    sums: str
+    mnemonic: str
+
+
+# By the type of both factors.
+PRODUCTS = {
+    "float16": Product(16, "float32", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"),
+    "bfloat16": Product(16, "float32", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"),
+    "int8": Product(32, "int32", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32"),
+}
+
+
+@cache
+def _instructions() -> Any:
+    from tvm.backend.cuda.ptx import TABLE, PTXNamespace
+
+    return PTXNamespace(TABLE)
+
+
+def _instruction(mnemonic: str, *operands: Any) -> Any:
+    return tirx.Evaluate(_instructions()[mnemonic](*operands))
+
+
+def multiply(dtype: str, sums: Sequence[Any], left: Sequence[Any], right: Sequence[Any]) -> Any:
+    """Add a product of tiles to sums: 4 registers of each thread, and 4 and 2 of the factors.
+
+    dtype : of the factors, as in :data:`PRODUCTS`
+    sums : elements of a local buffer; left, right : uint32. Which places these hold is told at
+        :mod:`sparsetir.schedules.passes.fragments`
+    """
+    return _instruction(PRODUCTS[dtype].mnemonic, *sums, *left, *right, *sums)
+
+
+def load_matrices(registers: Sequence[Any], row: Any, transposed: bool) -> Any:
+    """Load one, two or four matrices of 8 rows of 16 bytes from shared memory.
+
+    registers : one uint32 element of a local buffer for each
+    row : the element where a row begins; thread 8 n + r names row r of matrix n
+    transposed : of 16-bit numbers, each thread gets two of a column
+    """
+    how = ".trans" if transposed else ""
+    mnemonic = f"ldmatrix.sync.aligned.m8n8.x{len(registers)}{how}.shared.b16"
+    return _instruction(mnemonic, *registers, tirx.address_of(row))
+
+
+def pack(dtype: str, register: Any, low: Any, high: Any) -> Any:
+    """Round two float32 numbers to float16 or bfloat16, side by side in one uint32 register."""
+    half = {"float16": "f16x2", "bfloat16": "bf16x2"}[dtype]
+    return _instruction(f"cvt.rn.{half}.f32", register, high, low)
+
+
+def copy_async(to: Any, source: Any, size: int, condition: Any = None) -> Any:
+    """Copy 4, 8 or 16 bytes to shared memory; zeros, and nothing is read, without the condition.
+
+    to, source : the first elements
+    """
+    cache_at = "cg" if size == 16 else "ca"
+    count = [tirx.IntImm("int32", size)]
+    if condition is not None:
+        some, none = (tirx.const(n, "uint32") for n in (size, 0))
+        count.append(tirx.Select(condition, some, none))
+    at = tirx.address_of(to), tirx.address_of(source)
+    return _instruction(f"cp.async.{cache_at}.shared.global", *at, *count)
+
+
+def commit_copies() -> Any:
+    """Make a group of the copies that a thread has begun since the last group."""
+    return _instruction("cp.async.commit_group")
+
+
+def wait_for_copies(open_groups: int) -> Any:
+    """Wait for a thread's copies, but for so many of its latest groups."""
+    return _instruction("cp.async.wait_group", open_groups)
+
+
+def barrier() -> Any:
+    """All threads of a block wait for each other."""
+    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))

@@ -1,0 +1,193 @@
+"""Copies for later visits of a loop beside the work of this one (multi-stage software pipeline).
+
+The loop may run any number of times, which is known on the GPU alone. Before, with copies that
+:func:`sparsetir.schedules.passes.copy_together.copy_together` has made::
+
+    for jo in range(indptr[vio + 1] - indptr[vio]):
+        with T.sblock("reduce0"):
+            ...  # A_ws_copy0, B_ws_copy0
+            ...  # reduce_rest0, of A_ws and B_ws
+
+After `software_pipeline(func, "reduce0", ["A_ws_copy0", "B_ws_copy0"], stages=3)`::
+
+    trips = indptr[vio + 1] - indptr[vio]
+    for s in T.unroll(2):
+        if s < trips:
+            ...  # copies of visit s to A_ws[s], B_ws[s]
+        commit
+    for step in range(trips):
+        wait for all groups but the last      # those of this visit are there
+        barrier                               # for all threads; and all have done the visit before
+        if step + 2 < trips:
+            ...  # copies of visit step + 2, to where that visit's were
+        commit
+        ...  # reduce_rest0, of A_ws[step % 3] and B_ws[step % 3]
+    barrier
+
+Each visit commits a group, an empty one too, so that it waits for a constant number of groups.
+TVM's pipeline takes that number from the extent, and misses a barrier in a loop that runs once.
+With one stage a visit copies, waits and works.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.schedules.passes.nests import (
+    element_bytes,
+    find_nest,
+    renewed,
+    replaced,
+    with_buffer,
+)
+from sparsetir.schedules.passes.ptx import barrier, commit_copies, wait_for_copies
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import loop_over
+
+__all__ = ["MAX_SHARED", "software_pipeline"]
+
+WHO = "software_pipeline"
+MAX_SHARED = 48 * 1024  # bytes that a kernel has without its launch asking for more
+
+
+def software_pipeline(
+    func: tirx.PrimFunc, loop: str, copies: Sequence[str], *, stages: int, room: int = MAX_SHARED
+) -> tirx.PrimFunc:
+    """A stage-II function whose loop around a block copies `stages - 1` visits ahead.
+
+    loop : block in the loop, or in a nest of loops that becomes one; all threads of a block of
+        threads run it equally often
+    copies : blocks in it that copy to shared memory, which nothing else writes
+    stages : how many visits have their copies in shared memory at a time, at least 1
+    room : bytes that these may take
+
+    Raises ScheduleError for other blocks, and for more than fits in shared memory.
+    """
+    if isinstance(stages, bool) or not isinstance(stages, int) or stages < 1:
+        raise ScheduleError(f"{WHO}: argument 'stages': expected at least 1, got {stages!r}")
+    nest = find_nest(WHO, func, loop)
+    parts = list(nest.body.seq) if isinstance(nest.body, tirx.SeqStmt) else [nest.body]
+    ahead = [p for p in parts if _name(p) in copies]
+    work = [p for p in parts if _name(p) not in copies]
+    if len(ahead) != len(copies):
+        raise ScheduleError(
+            f"{WHO}: argument 'copies': expected blocks in block '{loop}', among "
+            f"{[_name(p) for p in parts]}, got {list(copies)}"
+        )
+    buffers = _in_stages(_shared(ahead), stages, room)
+    made = _Pipeline(nest.loops, ahead, work, buffers, stages).run()
+    func = replaced(func, nest, made)
+    for old, new in buffers.items():
+        func = with_buffer(func, old, new, _not_elsewhere)
+    return func
+
+
+class _Pipeline:
+    def __init__(
+        self, loops: list[Any], ahead: list[Any], work: list[Any], buffers: dict[Any, Any],
+        stages: int,
+    ) -> None:  # fmt: skip
+        self.loops, self.ahead, self.work = loops, ahead, work
+        self.buffers, self.stages = buffers, stages
+        self.dtype = dtype_of(loops[0].loop_var)
+        self.trips = tirx.Var("trips", self.dtype)
+
+    def run(self) -> Any:
+        """The statement in the place of the loop."""
+        extent = self.loops[0].extent
+        for loop in self.loops[1:]:
+            extent = extent * loop.extent
+        step = tirx.Var("step", self.dtype)
+        if self.stages == 1:
+            copies = self._visit(self.ahead, step)
+            inside = [barrier(), *copies, commit_copies(), wait_for_copies(0), barrier()]
+            body = tirx.SeqStmt([*inside, *self._visit(self.work, step)])
+            return tirx.SeqStmt([loop_over(step, extent, body), barrier()])
+        first: list[Any] = []
+        for s in range(self.stages - 1):
+            first += [*self._guarded(as_dtype(s, self.dtype)), commit_copies()]
+        later = step + as_dtype(self.stages - 1, self.dtype)
+        inside = [wait_for_copies(self.stages - 2), barrier()]
+        inside += [*self._guarded(later), commit_copies(), *self._visit(self.work, step)]
+        main = loop_over(step, self.trips, tirx.SeqStmt(inside))
+        return tirx.SeqStmt([tirx.Bind(self.trips, extent), *first, main, barrier()])
+
+    def _guarded(self, step: Any) -> list[Any]:
+        """The copies of a visit, if there is such a visit."""
+        return [
+            tirx.IfThenElse(step < self.trips, tirx.SeqStmt(self._visit(self.ahead, step)), None)
+        ]
+
+    def _visit(self, parts: list[Any], step: Any) -> list[Any]:
+        """Statements of one visit, with its stage of the shared arrays."""
+        places: dict[Any, Any] = {}
+        left = step
+        for loop in reversed(self.loops):
+            outermost = loop is self.loops[0]
+            places[loop.loop_var] = left if outermost else tirx.floormod(left, loop.extent)
+            left = left if outermost else tirx.floordiv(left, loop.extent)
+        stage = as_dtype(tirx.floormod(step, as_dtype(self.stages, self.dtype)), "int32")
+
+        def load(node: Any) -> Any:
+            new = self.buffers.get(node.source)
+            return node if new is None else tirx.BufferLoad(new, _of_stage(node, stage))
+
+        def store(node: Any) -> Any:
+            new = self.buffers.get(node.buffer)
+            if new is None:
+                return node
+            return tirx.BufferStore(new, node.value, _of_stage(node, stage))
+
+        rules = [(ir.TensorLoad, load), (tirx.BufferStore, store)]
+        return [map_expr(renewed(p, places), rules) for p in parts]
+
+
+def _name(stmt: Any) -> str:
+    blocks = nodes_of(s_tir.SBlock, stmt)
+    return str(blocks[0].name_hint) if blocks else ""
+
+
+def _shared(stmts: list[Any]) -> list[Any]:
+    """The shared arrays that statements use."""
+    found = [n.source for n in nodes_of(ir.TensorLoad, *stmts)]
+    found += [n.buffer for n in nodes_of(tirx.BufferStore, *stmts)]
+    shared = [b for b in found if b.ty.storage_scope.startswith("shared")]
+    return list(dict.fromkeys(shared))
+
+
+def _of_stage(access: Any, stage: Any) -> list[Any]:
+    """The indices of an access, in a stage; one of a flat array."""
+    buffer = access.source if isinstance(access, ir.TensorLoad) else access.buffer
+    first, *rest = access.indices
+    return [stage, first, *rest] if rest else [stage * int(buffer.ty.shape[0]) + first]
+
+
+def _in_stages(buffers: list[Any], stages: int, room: int) -> dict[Any, Any]:
+    """Arrays with a dimension of stages more; flat ones stay flat."""
+    shapes: dict[Any, list[int]] = {}
+    for old in buffers:
+        shape = [int(n) for n in old.ty.shape]
+        shapes[old] = [stages, *shape] if len(shape) > 1 else [stages * shape[0]]
+    size = sum(math.prod(shape) * element_bytes(old) for old, shape in shapes.items())
+    if size > room:
+        raise ScheduleError(
+            f"{WHO}: argument 'stages': expected stages of {size // stages} bytes each to fit in "
+            f"{room} bytes of shared memory, got {stages}"
+        )
+    return {
+        old: buffer_var(shape, str(old.ty.dtype), old.name, "shared", align=64)
+        for old, shape in shapes.items()
+    }
+
+
+def _not_elsewhere(access: Any, _: Any) -> Any:
+    raise ScheduleError(
+        f"{WHO}: argument 'copies': expected what they copy to be used in the loop alone, got "
+        f"{access}"
+    )

@@ -1,0 +1,116 @@
+"""Attention over blocks on a CPU: products of tiles in registers, rows of a block in lanes.
+
+All steps of a program have the rows of one block side by side, so that what is kept for each row,
+such as the greatest score, is a vector, and no step adds up lanes. A product, of features or of
+keys, collects a tile of its result in registers: each element of an operand is multiplied with
+vectors of rows. What a visit of a block makes stays in the first cache.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.operators.block_attention import BlockAttention, program
+from sparsetir.schedules.passes.exponential import inline_exponentials
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates.shapes import Nest, refuse_shape
+from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
+
+__all__ = ["BlockAttention", "BlockTiles", "apply", "program"]
+
+WHO = "block_attention"
+# Vectors of sums that the registers have room for, beside operands.
+REGISTERS = 24
+
+
+@dataclass(frozen=True)
+class BlockTiles:
+    """How a CPU kernel is made.
+
+    lanes : of a vector, a power of two that divides the rows of a block
+    vectors : of rows in a tile, which make a divisor of the rows of a block
+    tile : features or keys in a tile, at most; a divisor of theirs is taken
+    parallel : use all threads
+    """
+
+    lanes: int = 16
+    vectors: int = 4
+    tile: int = 4
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
+        expect_at_least(self, vectors=1, tile=1)
+
+    @staticmethod
+    def for_block(block: int, accumulator: str = "float32", parallel: bool = True) -> BlockTiles:
+        """Good tiles for a block size."""
+        lanes = 8 if accumulator == "float64" else 16
+        vectors = _divisor(block // lanes, 4)
+        return BlockTiles(lanes, vectors, REGISTERS // vectors, parallel)
+
+
+def apply(sch: Schedule, config: BlockTiles) -> None:
+    """Schedule a program of steps for each block that a row of blocks stores.
+
+    Before (stage I), and after::
+
+        with T.sp_iter([H, IO], "SS", "rows") as [h, io]:
+            with T.sp_iter([JO], "R", "keys") as [jo]:
+                with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]: ...
+                with T.sp_iter([JI, II], "SS", "powers") as [ji, ii]: ...
+
+        with T.sp_iter([H, IO], "SS", "rows") as [h, io]:  # parallel
+            with T.sp_iter([JO], "R", "keys") as [jo]:
+                with T.sp_iter([JI0, II0], "SS", "score") as [ji0, ii0]:
+                    ...  # score_start, score_reduce, score_write of (JI1, II1, II2)
+                with T.sp_iter([JI, II0, II1, II2], "SSSS", "powers") as [ji, ii0, ii1, ii2]: ...
+    """
+    main = sch.func.body
+    local = [b.axes for b in sch.func.buffers if b.handle is None and b.axes]
+    if not isinstance(main, SparseIteration) or len({axes[-1].name for axes in local}) != 1:
+        refuse_shape(WHO, sch.func, "one iteration, and local buffers that end with the same axis")
+    lanes = local[0][-1].name
+    straight: list[tuple[SparseIterationRef, int]] = []
+    for it in sparse_iterations(sch.func):
+        if not nodes_of(SparseIteration, it.body):
+            straight += _in_tiles(sch, it, lanes, config)
+    if config.parallel:
+        sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(main.name)))
+    sch.lower()
+    sch.rewrite(inline_exponentials)
+    for step, loops in straight:
+        in_vectors(sch, step, loops)
+
+
+def _in_tiles(
+    sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles
+) -> list[tuple[SparseIterationRef, int]]:
+    """Cut a step into vectors, a sum into tiles in registers: iterations, and straight loops."""
+    nest = Nest(sch, WHO, it)
+    ref, handles = nest.handles()
+    summed = [handles.pop(x.axes) for x in nest.of_kind("R")]
+    rows = handles.pop((lanes,), None)
+    if rows is None or len(summed) > 1 or len(handles) > 1:
+        nest.refuse(f"to visit '{lanes}', at most one other axis, and to reduce over at most one")
+    tiles, *vectors = sch.split(rows, [None, config.vectors, config.lanes], tail="exact")
+    others = list(handles.values())
+    if not summed:
+        sch.sparse_reorder(ref, [*others, tiles, *vectors])
+        return [(ref, 2)]
+    own: list[Any] = []
+    for other in others:
+        length = int(sch.func.axis(other.name).length)
+        outer, inner = sch.split(other, [None, _divisor(length, config.tile)], tail="exact")
+        others, own = [outer], [inner]
+    sch.sparse_reorder(ref, [*others, tiles, *summed, *own, *vectors])
+    steps = sch.precompute(nest.result, tiles, [*own, *vectors])
+    return [(step, len(own) + 2) for step in steps]
+
+
+def _divisor(number: int, most: int) -> int:
+    """The greatest divisor of a number up to `most`."""
+    return max(d for d in range(1, most + 1) if number % d == 0)

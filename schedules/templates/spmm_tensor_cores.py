@@ -1,0 +1,288 @@
+"""SpMM of blocks on the tensor cores of a GPU. (SparseTIR, sections 4.3.1 and 4.3.2.)
+
+A block of threads computes a tile of C: the rows of a row of blocks, or of a row of tiles of
+SR-BCRS, by some features. It goes through what the row stores: the values of a step, and the rows
+of B that belong to them, are copied to shared memory some steps ahead, while tensor cores multiply
+what is there. Sums stay in registers, in float32 (of int8 in int32), until the row is done.
+
+    blockIdx.x                 rows of blocks
+    blockIdx.y                 tiles of features
+    threadIdx.y, threadIdx.x   warps, and the 32 threads of one
+
+Any pattern is served, and any size: rows of blocks that store none, last blocks that stick out, any
+feature size. All places of a block are multiplied. Where a block stores a zero that is padding, an
+infinity or NaN in its row of B makes the sums of the block's rows NaN, which an element that is not
+there would not: padding is taken for zero times finite. So this is for those who ask for it, and
+for patterns that fill their blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import DataType, tirx
+
+from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Operand
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
+from sparsetir.schedules.arguments import expect, expect_integers
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program as operator
+from sparsetir.schedules.passes.copy_together import copy_together
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
+from sparsetir.schedules.passes.ptx import COPY_BYTES, PRODUCTS
+from sparsetir.schedules.passes.shared_tiles import shared_tiles
+from sparsetir.schedules.passes.software_pipeline import software_pipeline
+from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
+from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
+from sparsetir.schedules.templates.shapes import refuse_shape
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
+from sparsetir.sparse_ir.schedule import Schedule
+
+__all__ = ["TensorCores", "apply", "arrange", "program", "serves"]
+
+WHO = "TensorCores"
+MAX_WARPS = 16
+DEPTH = 32  # columns of a block in a step, by default
+THREADS = 128  # that set what the result begins with
+
+
+@dataclass(frozen=True)
+class TensorCores(Tiled):
+    """The format, and how a tile is divided among warps.
+
+    format : BSR or DBSR of blocks of multiples of 8 rows and columns; SRBCRS of 8 or 16 rows
+    tile : features of a tile
+    warps : among how many warps a tile's rows and features are divided; each has a multiple of 16
+        of one of the two, and of 8 of the other
+    stages : steps whose values and rows of B are in shared memory at a time
+    depth : columns of a block in a step; None: 32, or all. Of SR-BCRS a step is a group
+    vector : features in a copy, 16 bytes at best, which divide the feature size
+    """
+
+    format: Format
+    tile: int = 128
+    warps: tuple[int, int] = (1, 4)
+    stages: int = 3
+    depth: int | None = None
+    vector: int = 8
+
+    def __post_init__(self) -> None:
+        expect_integers(
+            self, "tile", "stages", "vector", "depth", positive=True, optional=("depth",)
+        )
+        rows, columns = self._block()
+        expect(self, "vector", self.vector in (1, 2, 4, 8, 16), "1, 2, 4, 8 or 16")
+        expect(self, "tile", self.tile % self.vector == 0, f"a multiple of vector = {self.vector}")
+        expect(self, "stages", self.stages <= 8, "at most 8")
+        warps = self.warps
+        two = isinstance(warps, tuple) and len(warps) == 2 and min(warps) > 0
+        expect(self, "warps", two and math.prod(warps) <= MAX_WARPS, f"two, {MAX_WARPS} together")
+        shares = [n // w for n, w in zip((rows, self.tile), warps, strict=True)]
+        exact = rows % warps[0] == 0 and self.tile % warps[1] == 0
+        fits = any(
+            a % ROWS == 0 and b % COLUMNS == 0 and a and b for a, b in (shares, shares[::-1])
+        )
+        expect(self, "warps", exact and fits, (
+            f"a multiple of {ROWS} of rows or features for each, and of {COLUMNS} of the other, of "
+            f"{rows} rows and {self.tile} features"
+        ))  # fmt: skip
+        deep = self.depth is None or (columns % self.depth == 0 and self.depth % COLUMNS == 0)
+        expect(self, "depth", deep, f"None or a multiple of {COLUMNS} that divides {columns}")
+
+    def _block(self) -> tuple[int, int]:
+        """Rows and columns of a block, or of the tiles of a group."""
+        fmt = self.format
+        if isinstance(fmt, BSR | DBSR) and fmt.rows % COLUMNS == fmt.cols % COLUMNS == 0:
+            return fmt.rows, fmt.cols
+        if isinstance(fmt, SRBCRS) and fmt.t % COLUMNS == fmt.g % COLUMNS == 0:
+            return fmt.t, fmt.g
+        expect(self, "format", False, "BSR, DBSR or SRBCRS of multiples of 8")
+        raise AssertionError
+
+    @classmethod
+    def for_features(cls, fmt: Format, feat: int, dtype: str = "float16") -> TensorCores:
+        """A configuration for a format and a feature size: each warp has up to 32 by 32 sums."""
+        item = 1 if dtype == "int8" else 2
+        vector = next(v for v in (16, 8, 4, 2, 1) if v * item <= 16 and feat % v == 0)
+        rows = fmt.t if isinstance(fmt, SRBCRS) else int(getattr(fmt, "rows", 0))
+        by_rows = rows // 32 if rows % 32 == 0 else 1
+        tile = next((t for t in (32, 64) if feat <= t), 128)
+        return cls(fmt, tile, (by_rows, max(1, min(tile // 32, 4 // by_rows))), vector=vector)
+
+    def tiles(self, feat: int) -> int:
+        """Tiles of a feature size; raises ScheduleError where `vector` does not divide it."""
+        if feat % self.vector:
+            raise ScheduleError(
+                f"{WHO}.tiles: argument 'feat': the config serves multiples of {self.vector} "
+                f"features, got {feat}"
+            )
+        return -(-feat // self.tile)
+
+
+def serves(problem: Any) -> str | None:
+    """What of a problem is not served; None for one that is."""
+    if problem.batched:
+        return "heads"
+    if problem.dtype not in PRODUCTS:
+        return f"dtype '{problem.dtype}'"
+    if problem.reduce != "sum":
+        return f"reduce='{problem.reduce}'"
+    return None
+
+
+def program(problem: Spmm, config: TensorCores) -> SparseFunc:
+    """The stage-I function: SpMM over CSR, decomposed by the format's rules, without the copies.
+
+    b : (n, feat); out : (m, feat), written
+    m, n, feat : sizes
+    and the arguments of the format's rules, among them the values `a_<rule>`
+
+    Raises ScheduleError for what :func:`serves` names.
+    """
+    _refuse("program", problem)
+    rules = config.format.rules(_operand(problem))
+    unmasked = [rule.name for rule in rules if rule.masked]
+    return extract_preprocess(decompose_format(operator(problem), rules, unmasked))[1]
+
+
+def arrange(matrix: CsrPattern, problem: Spmm, config: TensorCores) -> Arranged:
+    """The arguments of :func:`program` that depend on the pattern alone.
+
+    Raises ScheduleError for what :func:`serves` names.
+    """
+    _refuse("arrange", problem)
+    converted = matrix.stored_in(config.format, _operand(problem))
+    m, n = matrix.shape
+    return Arranged(converted, {**converted.arguments(True), "m": int(m), "n": int(n)})
+
+
+def _refuse(where: str, problem: Any) -> None:
+    missing = serves(problem)
+    if missing is not None:
+        raise ScheduleError(
+            f"spmm_tensor_cores.{where}: argument 'config': {WHO} serves sums of one matrix in "
+            f"{' or '.join(PRODUCTS)}, got {missing}"
+        )
+
+
+def _operand(problem: Any) -> Operand:
+    return Operand({"A": problem.dtype}, ("I", "J"), problem.idtype)
+
+
+def apply(sch: Schedule, config: TensorCores) -> None:
+    """Schedule a program that sums over blocks, by primitives of both stages.
+
+    Before (stage I), such as of BSR(32, 32), and after::
+
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]: ...
+
+        with T.sp_iter([K0, IO], "SS", "spmm") as [k0, io]:
+            with T.sp_iter([II, K1], "SS", "spmm_start") as [ii, k1]: ...
+            with T.sp_iter([JO, JI0], "RR", "spmm_reduce") as [jo, ji0]:
+                ...  # A_ws_copy, B_ws_copy, and
+                with T.sp_iter([II, K1, JI1], "SSR", "spmm_reduce_rest") as [ii, k1, ji1]: ...
+            with T.sp_iter([II, K1], "SS", "spmm_write") as [ii, k1]: ...
+
+    In stage II these become copies by all threads, a pipeline and products of tiles on tensor
+    cores; over the columns of SR-BCRS, which are gathered, tiles are made there.
+
+    Raises ScheduleError for a program of another shape, and for types that no product takes.
+    """
+    firsts, found = _parts(sch)
+    values, gathered, dtype = _operands(sch, found)
+    if config.vector > 1:
+        sch.bound(found.features, config.vector, "multiple")
+    tiles, features = sch.split(found.features, [None, config.tile])
+    *outer, terms = found.columns
+    dense = sch.func.axis(terms.name).kind == "dense_fixed"
+    if dense:
+        depth = config.depth or math.gcd(DEPTH, int(sch.func.axis(terms.name).length))
+        steps, terms = sch.split(terms, [None, depth], tail="exact")
+        outer = [*outer, steps]
+    (rows,) = found.block
+    order = [tiles, *found.rows, *outer, rows, features, terms]
+    sch.sparse_reorder(found.iteration, order)
+    sums = PRODUCTS[dtype].sums
+    start, reduce, write = sch.precompute(
+        found.result, found.rows[-1], [rows, features], dtype=sums
+    )
+    visit, copies, product = f"{reduce.name}0", [], f"{reduce.name}0"
+    if dense:
+        *_, step, row, feature, term = sch.get_sp_iters(reduce)
+        copies += sch.precompute(gathered, step, [term, feature], scope="shared")
+        copies += sch.precompute(values, step, [row, term], scope="shared")
+        copies = [f"{c.name}0" for c in copies]
+        product = f"{reduce.name}_rest0"
+    loops = sch.lower()
+    _bind(loops, f"{found.iteration.name}0")
+    left = {it.name for it in sparse_iterations(sch.func)}  # the others are where sums begin
+    for first in [x for x in firsts if x.iteration.name in left]:
+        _bind_first(loops, f"{first.iteration.name}0")
+    sch.rewrite(apply_kinds)
+    if not dense:
+        sch.rewrite(shared_tiles, product, [values, gathered], outer=len(outer))
+        visit, copies = f"{product}_visit", [f"{gathered}_copy0", f"{values}_copy0"]
+    warps = math.prod(config.warps)
+    size = DataType(dtype).itemsize
+    own = math.gcd(COPY_BYTES[0] // size, depth if dense else int(found.block_rows))
+    sch.rewrite(copy_together, copies[0], warps=warps, vector=min(config.vector, 16 // size))
+    sch.rewrite(copy_together, copies[1], warps=warps, vector=own)
+    others = [f"{start.name}0", f"{write.name}0"]
+    sch.rewrite(on_tensor_cores, product, others, warps=config.warps)
+    sch.rewrite(software_pipeline, visit, copies, stages=config.stages)
+
+
+def _parts(sch: Schedule) -> tuple[list[RowSums], RowSums]:
+    """What the result begins with, and the sums."""
+    found = row_sums(sch, WHO)
+    firsts, sums = ([x for x in found if bool(x.columns) == s] for s in (False, True))
+    if len(sums) != 1 or len(sums[0].block) != 1:
+        refuse_shape(WHO, sch.func, "one sum over blocks of rows")
+    return firsts, sums[0]
+
+
+def _operands(sch: Schedule, found: RowSums) -> tuple[str, str, str]:
+    """The names of the values and of the operand with features, and their type."""
+    (it,) = [x for x in sparse_iterations(sch.func) if x.name == found.iteration.name]
+    by_axis = {a.name: v for a, v, _ in it.axis_of()}
+    feature = by_axis[found.features.name]
+    read = [b for b in sch.func.buffers if b.axes and b.name != found.result]
+    read = [(b, loads_of(it.body, b.var)) for b in read]
+    read = [(b, loads) for b, loads in read if loads]
+    gathered = [b for b, x in read if x[0].indices[-1].same_as(feature)]
+    values = [b for b, _ in read if b not in gathered]
+    if len(gathered) != 1 or len(values) != 1:
+        refuse_shape(WHO, sch.func, "products of values and of an operand with features")
+    dtypes = {gathered[0].dtype, values[0].dtype}
+    if len(dtypes) != 1 or not dtypes <= set(PRODUCTS):
+        refuse_shape(WHO, sch.func, f"both factors to be {' or '.join(PRODUCTS)}")
+    return values[0].name, gathered[0].name, dtypes.pop()
+
+
+def _bind(loops: Any, block: str) -> None:
+    """Spread tiles of features and rows of blocks over blocks of threads."""
+    tiles, *others, rows = loops.get_loops(loops.get_sblock(block))
+    heads = [x for x in others if not _is_one(loops.get(x).extent)]
+    if heads:
+        run_in_parallel(loops, loops.fuse(*heads), "blockIdx.z")
+    run_in_parallel(loops, tiles, "blockIdx.y")
+    run_in_parallel(loops, rows, "blockIdx.x")
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, tirx.IntImm) and int(extent) == 1
+
+
+def _bind_first(loops: Any, block: str) -> None:
+    """Spread what the result begins with over threads."""
+    *rows, features = loops.get_loops(loops.get_sblock(block))
+    tiles, threads = loops.split(features, [None, THREADS])
+    loops.reorder(tiles, *rows, threads)
+    run_in_parallel(loops, tiles, "blockIdx.y")
+    run_in_parallel(loops, loops.fuse(*rows), "blockIdx.x")
+    run_in_parallel(loops, threads, "threadIdx.x")

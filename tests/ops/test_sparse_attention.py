@@ -1,0 +1,288 @@
+"""Attention with a sparse mask, against torch's dense attention with a dense one."""
+
+from weakref import WeakKeyDictionary
+
+# pyright: reportAttributeAccessIssue=false
+import numpy as np
+import pytest
+import torch
+from tests.pairs import by_default
+
+from sparsetir import masks, ops
+from sparsetir.mask_blocks import BLOCKS
+from sparsetir.ops import masked_attention as module
+
+CLOSE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
+TYPES = tuple(CLOSE)
+
+
+def table(high, wide, seed=0):
+    found = np.random.default_rng(seed).random((high, wide)) < 0.4
+    found[0] = False
+    return found
+
+
+MASKS = {
+    "band": lambda m, b: masks.band(m, 30, b),
+    "butterfly": lambda m, b: masks.butterfly(m, b),
+    "causal band": lambda m, b: masks.band(m, 30, b) & masks.causal(m, b),
+    "bigbird": lambda m, b: masks.bigbird(m, b, random=1),
+    "table": lambda m, b: masks.blocks(table(-(-m // b), -(-m // b)), b, (m, m)),
+    "wide": lambda m, b: masks.blocks(table(-(-m // b), 5), b, (m, 5 * b - 3)),
+}
+
+
+def operands(mask, feat, width, dtype=torch.float32, batch=2, heads=3):
+    rng = torch.Generator().manual_seed(1)
+    m, n = mask.shape
+    shapes = ((batch, heads, m, feat), (batch, heads, n, feat), (batch, heads, n, width))
+    made = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def dense(mask, q, k, v, scale=None):
+    """In float64; zeros for rows without elements."""
+    q, k, v = (x.double() for x in (q, k, v))
+    some = mask.any(1)[:, None]
+    found = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask | ~some, scale=scale
+    )
+    return torch.where(some, found, 0)
+
+
+def check(mask, given, given_mask=None):
+    """The result and its gradients."""
+    dtype = given[0].dtype
+    found = ops.sparse_attention(*given, mask if given_mask is None else given_mask)
+    expected = dense(mask.to_dense(), *given)
+    assert found.dtype == dtype and found.shape == expected.shape
+    assert (found - expected).abs().max() <= CLOSE[dtype]
+    weights = torch.randn(expected.shape, dtype=torch.float64)
+    got = torch.autograd.grad((found * weights.to(dtype)).sum(), given)
+    want = torch.autograd.grad((expected * weights).sum(), given)
+    for g, w in zip(got, want, strict=True):
+        assert g.dtype == dtype
+        assert (g - w).abs().max() <= 8 * CLOSE[dtype] * (1 + w.abs().max())
+    return found
+
+
+@pytest.fixture
+def by_elements(monkeypatch):
+    """Masks of elements are not put in blocks."""
+    monkeypatch.setattr(module, "LEAST_FILL", 2)
+    monkeypatch.setattr(module, "_masks", WeakKeyDictionary())
+
+
+@pytest.fixture
+def by_small_blocks(monkeypatch):
+    """Masks of elements are put in blocks of 16 alone."""
+    monkeypatch.setattr(module, "BLOCKS", (16, None))
+    monkeypatch.setattr(module, "_masks", WeakKeyDictionary())
+
+
+@pytest.mark.parametrize("dtype", by_default(TYPES, torch.float32, torch.bfloat16))
+@pytest.mark.parametrize("name", by_default(MASKS, "causal band", "wide"))
+@pytest.mark.parametrize("block", by_default(BLOCKS, 16))
+@pytest.mark.parametrize("sizes", by_default([(8, 12), (64, 64), (20, 7)], (8, 12)))
+def test_blocks(name, block, sizes, dtype):
+    mask = MASKS[name](100, block)
+    check(mask, operands(mask, *sizes, dtype))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [16, 32, 80, 96, 128])
+@pytest.mark.parametrize("length", [1, 64, 65, 200])
+@pytest.mark.parametrize(("batch", "heads"), [(1, 1), (3, 5)])
+def test_head_sizes(size, length, batch, heads):
+    mask = masks.band(length, 40) & masks.causal(length)
+    check(mask, operands(mask, size, size, batch=batch, heads=heads))
+
+
+def test_gradients_by_differences():
+    mask = masks.band(20, 6, 16) & masks.causal(20, 16)
+    given = operands(mask, 8, 12, torch.float64, 1, 2)
+    assert torch.autograd.gradcheck(
+        lambda *x: ops.sparse_attention(*x, mask, 0.7), given, fast_mode=True
+    )
+
+
+# -- masks of elements ----------------------------------------------------------------------------
+
+
+def as_elements(mask):
+    return ops.Operand(*mask.to_csr(), *mask.shape)
+
+
+def test_elements_in_blocks(by_small_blocks):
+    mask = MASKS["band"](100, 16)
+    given, sparse = operands(mask, 8, 12), mask.to_dense().float().to_sparse_csr()
+    found = check(mask, given, sparse)
+    assert torch.equal(found, ops.sparse_attention(*given, as_elements(mask)))
+    assert torch.equal(found, ops.sparse_attention(*given, mask))
+
+
+def test_size_of_blocks(monkeypatch):
+    mask = masks.band(400, 60)
+    structure = ops.structure_of(*mask.to_csr(), 400)
+    assert module._fitting(structure).block == 64
+    monkeypatch.setattr(module, "LEAST_FILL", 0.5)
+    assert module._fitting(structure).block == 32
+    monkeypatch.setattr(module, "LEAST_FILL", 0.75)
+    assert module._fitting(structure).block == 16
+    monkeypatch.setattr(module, "LEAST_FILL", 0.95)
+    assert module._fitting(structure) is None
+
+
+@pytest.mark.parametrize("dtype", by_default(TYPES, torch.float32, torch.float16))
+def test_elements_by_themselves(by_elements, dtype):
+    mask = MASKS["wide"](70, 16)
+    check(mask, operands(mask, 8, 12, dtype), as_elements(mask))
+
+
+def test_few_elements_stay_elements():
+    rng = np.random.default_rng(0)
+    pairs = np.unique(rng.integers(0, 300, (400, 2)), axis=0)
+    indptr = np.searchsorted(pairs[:, 0], np.arange(301))
+    A = ops.Operand(torch.from_numpy(indptr), torch.from_numpy(pairs[:, 1].copy()), 300, 300)
+    assert module._fitting(ops.structure_of(A.rowptr, A.col, 300)) is None
+    mask = masks.from_elements(indptr, pairs[:, 1], (300, 300))
+    check(mask, operands(mask, 8, 12), A)
+
+
+def test_elements_that_are_there_twice_count_twice():
+    rowptr, col = torch.tensor([0, 3]), torch.tensor([0, 0, 1])
+    q, k = torch.zeros(1, 1, 1, 8), torch.zeros(1, 1, 2, 8)
+    v = torch.tensor([3.0, 0.0]).reshape(1, 1, 2, 1)
+    found = ops.sparse_attention(q, k, v, ops.Operand(rowptr, col, 1, 2))
+    torch.testing.assert_close(found, torch.full((1, 1, 1, 1), 2.0))
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def test_rows_without_elements_give_zeros():
+    mask = masks.blocks(np.array([[False, False], [True, False]]), 16)
+    given = operands(mask, 8, 12)
+    found = check(mask, given)
+    assert not found[..., :16, :].any() and found[..., 16:, :].all()
+    none = masks.blocks(np.zeros((2, 2), bool), 16)
+    out = ops.sparse_attention(*given, none)
+    out.sum().backward()
+    assert out.shape == found.shape and not out.any()
+    assert all(not x.grad.any() for x in given)
+
+
+@pytest.mark.parametrize(
+    ("batch", "feat", "width", "length"),
+    [(0, 8, 12, 20), (1, 0, 12, 20), (1, 8, 0, 20), (1, 8, 12, 0)],
+)
+def test_nothing(batch, feat, width, length):
+    mask = masks.causal(length, 16)
+    given = operands(mask, feat, width, batch=batch)
+    found = ops.sparse_attention(*given, mask)
+    torch.testing.assert_close(found.double(), dense(mask.to_dense(), *given))
+    found.sum().backward()
+    assert [x.grad.shape for x in given] == [x.shape for x in given]
+
+
+def test_large_scores_infinities_and_nan():
+    mask = masks.causal(40, 16)
+    q, k, v = (x.detach() for x in operands(mask, 8, 12, batch=1, heads=1))
+    large, expected = (
+        ops.sparse_attention(q * 1e4, k, v, mask),
+        dense(mask.to_dense(), q * 1e4, k, v),
+    )
+    assert (large - expected).abs().max() < 1e-2  # differences of scores of 1e4
+    before = ops.sparse_attention(q, k, v, mask)
+    q[0, 0, 3, 0], v[0, 0, 20, 1], k[0, 0, 35, 2] = torch.nan, torch.inf, -torch.inf
+    found = ops.sparse_attention(q, k, v, mask)
+    assert found[0, 0, 3].isnan().all() and found[0, 0, 20, 1].isinf()
+    other = torch.arange(16) != 3  # rows that share no block with an infinity
+    assert torch.equal(found[0, 0, :16][other], before[0, 0, :16][other])
+    assert torch.equal(found[0, 0, 16:32, 2:], before[0, 0, 16:32, 2:])
+    # A score of +infinity gives NaN, as in a dense softmax, one of -infinity a weight of zero.
+    up = q[0, 0, 35:, 2] < 0
+    assert (found[0, 0, 35:, 0].isnan() == up).all() and up.any() and not up.all()
+
+
+def test_views_and_scale():
+    mask = masks.band(50, 10, 16)
+    given = [x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in operands(mask, 8, 12)]
+    before = [x.clone() for x in given]
+    found = ops.sparse_attention(*given, mask, scale=0.3)
+    expected = dense(mask.to_dense(), *given, scale=0.3)
+    assert (found - expected).abs().max() < CLOSE[torch.float32]
+    assert all(map(torch.equal, given, before))
+
+
+# -- torch ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [False, True])
+def test_compiled_without_breaks(elements, by_small_blocks):
+    mask = masks.band(50, 10, 16)
+    given, A = operands(mask, 8, 12), as_elements(mask) if elements else mask
+
+    def attention(q, k, v):
+        return ops.sparse_attention(q, k, v, A) * 2
+
+    fast = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(fast(*given), attention(*given))
+    both = [torch.autograd.grad(f(*given).pow(2).sum(), given) for f in (fast, attention)]
+    for got, want in zip(*both, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_autocast():
+    mask = masks.band(50, 10, 16)
+    given = operands(mask, 8, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ops.sparse_attention(*given, mask)
+        found.sum().backward()
+    assert found.dtype == torch.bfloat16 and given[0].grad.dtype == torch.float32
+    assert (found - dense(mask.to_dense(), *given)).abs().max() < CLOSE[torch.bfloat16]
+
+
+def test_torch_knows_the_operators(by_small_blocks):
+    mask = masks.band(20, 10, 16)
+    given = operands(mask, 8, 12)
+    arguments = (*given, *mask.rows, *mask.columns, 0.5)
+    torch.library.opcheck(torch.ops.sparsetir.block_attention.default, arguments)
+    elements = (*mask.to_csr(), *given, 0.5)
+    torch.library.opcheck(torch.ops.sparsetir.element_attention.default, elements)
+
+
+def test_no_second_gradients(by_small_blocks):
+    mask = masks.band(20, 10, 16)
+    given = operands(mask, 8, 12)
+    for A in (mask, as_elements(mask)):
+        out = ops.sparse_attention(*given, A).sum()
+        (first,) = torch.autograd.grad(out, given[:1], create_graph=True)
+        with pytest.raises(NotImplementedError, match="no gradients of gradients"):
+            first.sum().backward()
+
+
+MASK = masks.band(20, 4, 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        (lambda q, k, v: (None, k, v, MASK), TypeError, "'q': expected a tensor, got NoneType"),
+        (lambda q, k, v: (q[0], k, v, MASK), ValueError, r"'q': expected a dense tensor \(batch"),
+        (lambda q, k, v: (q, k[:1], v, MASK), ValueError, "'k': expected batch and heads"),
+        (lambda q, k, v: (q, k[..., :2], v, MASK), ValueError, "'k': expected head size 8"),
+        (lambda q, k, v: (q, k, v[:, :, :9], MASK), ValueError, "'v': expected length 20 as 'k'"),
+        (lambda q, k, v: (q, k, v.double(), MASK), TypeError, "'v': expected float32 as 'q'"),
+        (lambda q, k, v: (q.int(), k, v, MASK), TypeError, "'q': expected .*, got int32"),
+        (lambda q, k, v: (q, k.to("meta"), v, MASK), ValueError, "'k': expected to be on cpu"),
+        (lambda q, k, v: (q, k, v, masks.band(21, 4)), ValueError, r"'mask': .*\(20, 20\)"),
+        (lambda q, k, v: (q, k, v, as_elements(masks.band(9, 4))), ValueError, r"got \(9, 9\)"),
+        (lambda q, k, v: (q, k, v, MASK.to("meta")), ValueError, "'mask': expected to be on cpu"),
+        (lambda q, k, v: (q, k, v, torch.ones(20, 20)), ValueError, "'mask': expected a sparse"),
+        (lambda q, k, v: (q, k, v, MASK, "1"), TypeError, "'scale': expected a number, got str"),
+    ],
+)  # fmt: skip
+def test_refusals(change, error, text):
+    with pytest.raises(error, match=text):
+        ops.sparse_attention(*change(*(x.detach() for x in operands(MASK, 8, 12))))
