@@ -106,25 +106,28 @@ def in_warp_tiles(
     """
     if stages not in (2, 3, 4):
         raise ScheduleError(f"{WHO}: argument 'stages': expected 2 to 4, got {stages!r}")
-    made: list[_Tiling] = []
-
-    def visit(node: Any) -> Any:
-        if str(node.name_hint) != block:
-            return node
-        made.append(_Tiling(func, node, owner, warps))
-        return made[-1].run()
-
-    out = func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
-    if not made:
+    found = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
+    if not found:
         raise ScheduleError(f"{WHO}: argument 'block': no block '{block}'")
-    work = made[0]
+    work = _Tiling(func, found[0], owner, warps)
+    out = _with_block(func, work.run())
     for f in work.factors:
         out = copy_together(out, f.copy, warps=work.warps, vector=VECTOR if f.plain() else 1)
     for loop in work.loops:
         copies = [f.copy for f in work.factors if f.step is loop]
         if copies:
             out = software_pipeline(out, loop.name, copies, stages=stages, room=DYNAMIC_BYTES)
-    return out.with_body(map_expr(out.body, [(s_tir.SBlock, lambda b: work.closed(b))]))
+    (made,) = [b for b in nodes_of(s_tir.SBlock, out.body) if str(b.name_hint) == block]
+    return _with_block(out, work.closed(made))
+
+
+def _with_block(func: tirx.PrimFunc, block: Any) -> tirx.PrimFunc:
+    """The function with a block for that of its name."""
+
+    def visit(node: Any) -> Any:
+        return block if str(node.name_hint) == str(block.name_hint) else node
+
+    return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
 
 
 @dataclass(eq=False)
@@ -401,8 +404,6 @@ class _Tiling:
         The array's last element is used: TVM makes arrays as small as the elements which it sees
         used, and an instruction uses more than the one whose address it takes.
         """
-        if str(node.name_hint) != str(self.block.name_hint):
-            return node
         allocs = [s.buffer for s in node.body.seq if isinstance(s, tirx.AllocBuffer)]
         shared = [b for b in allocs if b.ty.storage_scope == "shared"]
         sizes = [int(b.ty.shape[0]) for b in shared]

@@ -1,4 +1,7 @@
-"""Runs the kernels of attention over blocks on torch tensors, without gradients."""
+"""Runs the kernels of attention over blocks on torch tensors, without gradients.
+
+On a CPU kernels work in float32 or float64; on a GPU on tensor cores, which take 16-bit types.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,20 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsetir.compiled import compiled
-from sparsetir.lower import lower_template
+from sparsetir.lower import lower
 from sparsetir.mask_blocks import BlockRows
 from sparsetir.ops.message_kernels import EXPONENTIAL, is_parallel
 from sparsetir.ops.structure import DTYPES, target_of
-from sparsetir.schedules.templates import block_attention, block_attention_backward
+from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.templates import (
+    block_attention,
+    block_attention_backward,
+    block_attention_gpu,
+)
 
 __all__ = ["attention", "gradients"]
+
+COLUMNS = 16  # of what tensor cores multiply
 
 
 def attention(
@@ -27,7 +37,7 @@ def attention(
 
     q, k, v : (batch, heads, m, feat), (batch, heads, n, feat) and (batch, heads, n, width)
 
-    The logarithms are in float32, or float64. Of types with 16 bits, kernels get float32.
+    The logarithms are in float32, or float64. Of types with 16 bits, a CPU's kernels get float32.
     """
     (*outer, m, feat), width, dtype = q.shape, v.shape[-1], q.dtype
     wide = torch.promote_types(dtype, torch.float32)
@@ -35,11 +45,11 @@ def attention(
         out = q.new_zeros((*outer, m, width))
         return out, q.new_full((*outer, m), -math.inf, dtype=wide)
     block = rows.bits.shape[1]
-    q, k, v = (_whole(x, block, wide) for x in (q, k, v))
-    out, lse = q.new_empty((*q.shape[:2], width)), q.new_empty(q.shape[:2])
-    problem = block_attention.BlockAttention(block, max(1, feat), width, DTYPES[wide])
+    q, k, v = (_whole(x, block) for x in (q, k, v))
+    out, lse = q.new_empty((*q.shape[:2], v.shape[2])), q.new_empty(q.shape[:2], dtype=wide)
+    problem = block_attention.BlockAttention(block, q.shape[2], v.shape[2], DTYPES[q.dtype])
     _run(block_attention, problem, rows, scale, k, q=q, k=k, v=v, out=out, lse=lse)
-    return _given(out, outer, m).to(dtype), _given(lse, outer, m)
+    return _given(out[..., :width], outer, m).to(dtype), _given(lse, outer, m)
 
 
 def gradients(
@@ -57,26 +67,33 @@ def gradients(
         return torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     wide, block = torch.promote_types(dtype, torch.float32), rows.bits.shape[1]
     delta = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
-    q, k, v, grad, lse, delta = (
-        _whole(x, block, wide) for x in (q, k, v, grad, lse.unsqueeze(-1), delta)
-    )
+    q, k, v, grad = (_whole(x, block) for x in (q, k, v, grad))
+    lse, delta = (_in_rows(x.flatten(0, 1), block, 0) for x in (lse.unsqueeze(-1), delta))
     found = [torch.empty_like(x) for x in (q, k, v)]
     given = {"q": q, "k": k, "v": v, "grad": grad, "lse": lse[..., 0], "delta": delta[..., 0]}
     made = ({"dq": found[0]}, {"dk": found[1], "dv": found[2]})
     for keys, (stored, results) in enumerate(zip((rows, columns), made, strict=True)):
         problem = block_attention_backward.BlockAttentionBackward(
-            block, max(1, feat), width, DTYPES[wide], bool(keys)
+            block, q.shape[2], v.shape[2], DTYPES[q.dtype], bool(keys)
         )
         of = q if keys else k
         _run(block_attention_backward, problem, stored, scale, of, **given, **results)
     dq, dk, dv = (_given(x, outer, size) for x, size in zip(found, (m, n, n), strict=True))
-    return dq[..., :feat].to(dtype), dk[..., :feat].to(dtype), dv.to(dtype)
+    return dq[..., :feat].to(dtype), dk[..., :feat].to(dtype), dv[..., :width].to(dtype)
 
 
-def _whole(x: Tensor, block: int, dtype: torch.dtype) -> Tensor:
+def _whole(x: Tensor, block: int) -> Tensor:
     """(batch * heads, rows of whole blocks, features) of (batch, heads, rows, features)."""
-    x = x.to(dtype).flatten(0, 1)
-    rows, features = -x.shape[1] % block, int(not x.shape[2])
+    x = x.flatten(0, 1)
+    if x.device.type == "cpu":
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        return _in_rows(x, block, int(not x.shape[2]))
+    return _in_rows(x, block, -x.shape[2] % COLUMNS or COLUMNS * (not x.shape[2]))
+
+
+def _in_rows(x: Tensor, block: int, features: int) -> Tensor:
+    """With rows for whole blocks, and more features."""
+    rows = -x.shape[1] % block
     return (pad(x, (0, features, 0, rows)) if rows or features else x).contiguous()
 
 
@@ -93,12 +110,14 @@ def _run(
     across : an operand that the columns of blocks belong to
     """
     block, heads = problem.block, len(across)
-    work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
-    config = block_attention.BlockTiles.for_block(
-        block, problem.accumulator, parallel=is_parallel(work)
-    )
     target = target_of(across.device)
-    stages = partial(lower_template, template, problem, config, target)
+    if is_gpu(target):
+        config, apply = block_attention_gpu.WarpTiles(), block_attention_gpu.apply
+    else:
+        work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
+        parallel, apply = is_parallel(work), template.apply
+        config = block_attention.BlockTiles.for_block(block, problem.accumulator, parallel=parallel)
+    stages = partial(lower, template.program(problem), apply, config, target)
     kernel = compiled((template.__name__, problem, config), target, stages)
     indptr, indices, kind, bits = rows
     arrays = {name: x.unflatten(1, (-1, block)) for name, x in arrays.items()}

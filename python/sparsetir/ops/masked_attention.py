@@ -50,6 +50,9 @@ def sparse_attention(
     through one by one. Sums are in float32, for float64 in float64. Differentiable once with
     respect to q, k and v. (SparseTIR, section 4.3.1.)
 
+    On a GPU blocks are multiplied on tensor cores, in float16 or bfloat16; weights of keys are
+    rounded to that type there. Matrices of elements are gone through one by one.
+
     Raises TypeError and ValueError that name the argument.
     """
     _check(q, k, v)
@@ -63,10 +66,10 @@ def sparse_attention(
         _check_mask((operand.m, operand.n), operand.col.device, q, k)
         return element_attention(operand.rowptr, operand.col, q, k, v, float(scale))[0]
     _check_mask(mask.shape, mask.device, q, k)
-    if mask.device.type != "cpu":
+    if q.device.type != "cpu" and q.element_size() > 2:
         raise ValueError(
-            f"{WHO}: argument 'mask': expected a sparse matrix of elements, or a BlockMask on a "
-            f"CPU, got a BlockMask on {mask.device}"
+            f"{WHO}: argument 'mask': expected a sparse matrix of elements for {dtype_name(q)} on a "
+            f"GPU, whose tensor cores take float16 and bfloat16, got a BlockMask"
         )
     return block_attention(q, k, v, *mask.rows, *mask.columns, float(scale))[0]
 

@@ -1,0 +1,76 @@
+"""Attention over blocks on the tensor cores of a GPU, and its gradients.
+
+A block of threads has a row of blocks of one head. Its rows are shared out among warps, which hold
+scores and sums in registers; blocks of K and V, or of Q and the gradient, are copied to shared
+memory some steps ahead. The same programs as on a CPU; what they keep for each row is kept by the
+four lanes that have the row. (SparseTIR, section 4.3.1; FlashAttention-2, section 3.)
+
+Factors of products are rounded to the type of Q, weights of keys among them; sums, maxima and
+powers are in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparsetir.schedules.arguments import expect, expect_at_least
+from sparsetir.schedules.passes.ptx import PRODUCTS
+from sparsetir.schedules.passes.warp_tiles import in_warp_tiles
+from sparsetir.schedules.templates.shapes import refuse_shape
+from sparsetir.sparse_ir.nodes import SparseIteration
+from sparsetir.sparse_ir.schedule import Schedule
+
+__all__ = ["WarpTiles", "apply", "serves"]
+
+WHO = "block_attention_gpu"
+
+
+@dataclass(frozen=True)
+class WarpTiles:
+    """How a GPU kernel is made.
+
+    warps : of a block of threads, at most; each has 16 rows of a block, or a multiple
+    stages : blocks in shared memory at a time, 2 to 4
+    """
+
+    warps: int = 4
+    stages: int = 2
+
+    def __post_init__(self) -> None:
+        expect_at_least(self, warps=1)
+        expect(self, "stages", self.stages in (2, 3, 4), "2, 3 or 4")
+
+
+def serves(problem: Any) -> str | None:
+    """What of a problem is not served; None for one that is."""
+    if problem.dtype not in PRODUCTS:
+        return f"dtype '{problem.dtype}'"
+    if problem.feat % 16 or problem.width % 16:
+        return f"head sizes {problem.feat} and {problem.width}, which 16 does not divide"
+    return None
+
+
+def apply(sch: Schedule, config: WarpTiles) -> None:
+    """Schedule a program of steps for each block that a row of blocks stores.
+
+    Before (stage I)::
+
+        with T.sp_iter([H, IO], "SS", "rows") as [h, io]:
+            with T.sp_iter([JO], "R", "keys") as [jo]:
+                with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]: ...
+                with T.sp_iter([JI, II], "SS", "powers") as [ji, ii]: ...
+
+    H and IO are divided among blocks of threads, in stage I; II among warps, in stage II
+    (:func:`sparsetir.schedules.passes.warp_tiles.in_warp_tiles`).
+
+    Raises ScheduleError for a program of another shape.
+    """
+    main = sch.func.body
+    local = [b.axes for b in sch.func.buffers if b.handle is None and b.axes]
+    if not isinstance(main, SparseIteration) or len({axes[-1].name for axes in local}) != 1:
+        refuse_shape(WHO, sch.func, "one iteration, and local buffers that end with the same axis")
+    sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(main.name)), "block")
+    sch.lower()
+    owner = local[0][-1].name
+    sch.rewrite(in_warp_tiles, f"{main.name}0", owner, config.warps, config.stages)

@@ -1,0 +1,231 @@
+"""Attention over blocks on tensor cores: run as CUDA on a CPU, and compiled by nvcc."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from tvm import tirx
+
+from cuda_runner import KernelError, requires_cuda_text
+from cuda_stages import CudaStages
+from gpu_runner import cuda_source, requires_nvcc
+from pairs import by_default, covering
+from sparsetir import ScheduleError, lower, masks
+from sparsetir.schedules.passes import software_pipeline
+from sparsetir.schedules.passes.warp_tiles import in_warp_tiles
+from sparsetir.schedules.templates import block_attention, block_attention_backward
+from sparsetir.schedules.templates.block_attention_gpu import WarpTiles, apply, serves
+from sparsetir.sparse_ir.schedule import Schedule
+from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions
+
+CUDA = {"kind": "cuda", "arch": "sm_90"}
+TYPES = {"float16": np.dtype("float16"), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
+# Of products: operands and weights are rounded, by half a unit of the last of 11 or 8 bits.
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+
+HEADS = 2
+DEFAULT = WarpTiles()
+
+
+class Shape(NamedTuple):
+    block: int = 16
+    feat: int = 16
+    width: int = 16
+    dtype: str = "float16"
+
+
+def rows_of_blocks(block: int) -> dict[str, masks.BlockMask]:
+    """Masks whose rows have no block, one and several, and blocks that are not full."""
+    table = np.zeros((4, 3), bool)
+    table[[0, 2, 2, 2, 3, 3], [1, 0, 1, 2, 0, 2]] = True
+    scattered = masks.blocks(table, block)
+    return {
+        "scattered": scattered,
+        "partial": scattered & masks.from_elements(*elements(4 * block, 3 * block), block),
+        "band": masks.band(4 * block, block, block=block),
+        "none": masks.blocks(np.zeros((2, 2), bool), block),
+    }
+
+
+def elements(m: int, n: int) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
+    here = np.random.default_rng(1).random((m, n)) < 0.5
+    here[3] = False
+    indptr = np.concatenate([[0], np.cumsum(here.sum(axis=1))])
+    return indptr, np.nonzero(here)[1], (m, n)
+
+
+def arrays(mask: masks.BlockMask, shape: Shape, seed: int = 0) -> dict[str, Any]:
+    """The arguments of the forward kernel."""
+    rng, (m, n) = np.random.default_rng(seed), mask.shape
+    sizes = {"q": (m, shape.feat), "k": (n, shape.feat), "v": (n, shape.width)}
+    given: dict[str, Any] = {
+        name: rng.standard_normal((HEADS, *size)).astype(TYPES[shape.dtype])
+        for name, size in sizes.items()
+    }
+    return {**given, "scale": np.float32(shape.feat**-0.5)}
+
+
+def pattern(rows: Any) -> dict[str, Any]:
+    indptr, indices, kind, bits = (x.numpy() for x in rows)
+    sizes = {"rows": len(indptr) - 1, "blocks": len(indices), "kinds": len(bits)}
+    return {"indptr": indptr, "indices": indices, "kind": kind, "bits": bits, **sizes}
+
+
+def exact(given: dict[str, Any], mask: masks.BlockMask) -> dict[str, torch.Tensor]:
+    """Attention and its gradients in float64."""
+    q, k, v, grad = (
+        torch.from_numpy(given[x].astype("float64")).requires_grad_()
+        for x in ("q", "k", "v", "grad")
+    )
+    here = mask.to_dense()
+    scores = (q @ k.transpose(1, 2) * float(given["scale"])).masked_fill(~here, -torch.inf)
+    some = here.any(1, keepdim=True)
+    weights = torch.where(some, scores, 0.0).softmax(-1) * some
+    out = weights @ v
+    out.backward(grad.detach())
+    lse = torch.where(some[:, 0], scores.logsumexp(-1), -torch.inf)
+    found = {"out": out, "lse": lse, "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    return {name: x.detach() for name, x in found.items()}
+
+
+def by_block(x: np.ndarray, block: int) -> np.ndarray:
+    return np.ascontiguousarray(x.reshape(len(x), -1, block, *x.shape[2:]))
+
+
+def run(template: Any, problem: Any, given: dict[str, Any], out: Any, config: WarpTiles) -> Any:
+    """What a kernel writes to arrays like these, in two orders of its warps."""
+    stages = CudaStages(template.program(problem), apply, config)
+    args = {
+        name: by_block(x, problem.block) if np.ndim(x) > 1 and name != "bits" else x
+        for name, x in {**given, **out}.items()
+    }
+    with bfloat16_arrays():
+        found = stages(args)
+    return {name: found[name].reshape(x.shape) for name, x in out.items()}
+
+
+def nothing(rows: int, width: int, dtype: Any) -> np.ndarray:
+    return np.full((HEADS, rows, width) if width else (HEADS, rows), np.nan, dtype)
+
+
+def check(found: np.ndarray, expected: torch.Tensor, dtype: str, terms: int) -> None:
+    """Each of the terms is rounded a few times, and the result."""
+    expected = expected.numpy()
+    size = 1 + np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    error = 4 * ROUNDING[dtype] * terms**0.5 * size
+    np.testing.assert_allclose(found.astype("float64"), expected, atol=error, rtol=0)
+
+
+def forward(mask: masks.BlockMask, shape: Shape, config: WarpTiles = DEFAULT) -> None:
+    given, dtype, (m, n) = arrays(mask, shape), TYPES[shape.dtype], mask.shape
+    expected = exact({**given, "grad": np.zeros((HEADS, m, shape.width))}, mask)
+    args = {**given, **pattern(mask.rows), "heads": HEADS, "cols": n // shape.block}
+    out = {"out": nothing(m, shape.width, dtype), "lse": nothing(m, 0, "float32")}
+    found = run(block_attention, block_attention.BlockAttention(*shape), args, out, config)
+    check(found["out"], expected["out"], shape.dtype, shape.feat)
+    np.testing.assert_allclose(found["lse"], expected["lse"], atol=0.05)
+
+
+def backward(mask: masks.BlockMask, shape: Shape, config: WarpTiles = DEFAULT) -> None:
+    given, dtype, (m, n) = arrays(mask, shape), TYPES[shape.dtype], mask.shape
+    grad = np.random.default_rng(5).standard_normal((HEADS, m, shape.width)).astype(dtype)
+    expected = exact({**given, "grad": grad}, mask)
+    delta = (expected["out"].numpy() * grad.astype("float64")).sum(-1).astype("float32")
+    lse = expected["lse"].numpy().astype("float32")
+    shared = {**given, "grad": grad, "lse": lse, "delta": delta, "heads": HEADS}
+    for keys in (False, True):
+        problem = block_attention_backward.BlockAttentionBackward(*shape, keys)
+        rows, cols = (mask.columns, m) if keys else (mask.rows, n)
+        out = {"dq": nothing(m, shape.feat, dtype)}
+        if keys:
+            out = {"dk": nothing(n, shape.feat, dtype), "dv": nothing(n, shape.width, dtype)}
+        args = {**shared, **pattern(rows), "cols": cols // shape.block}
+        found = run(block_attention_backward, problem, args, out, config)
+        for name in out:
+            check(found[name], expected[name], shape.dtype, 8 * shape.block)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("name", ["scattered", "partial"])
+def test_attention_and_gradients(name):
+    shape = Shape(dtype="float16" if name == "partial" else "bfloat16", width=32)
+    mask = rows_of_blocks(16)[name]
+    forward(mask, shape)
+    backward(mask, shape)
+
+
+SIZES = {
+    "block": [16, 32, 64], "feat": [16, 48, 64, 128], "width": [16, 64, 128],
+    "dtype": [*TYPES], "name": ["scattered", "partial", "band", "none"],
+    "config": [WarpTiles(), WarpTiles(1, 3), WarpTiles(2, 4)],
+}  # fmt: skip
+
+
+@requires_cuda_text
+@pytest.mark.slow
+@pytest.mark.parametrize("places", covering([len(v) for v in SIZES.values()]), ids=str)
+def test_sizes(places):
+    chosen = [values[at] for values, at in zip(SIZES.values(), places, strict=True)]
+    block, feat, width, dtype, name, config = chosen
+    mask, shape = rows_of_blocks(block)[name], Shape(block, feat, width, dtype)
+    forward(mask, shape, config)
+    if block < 64:
+        backward(mask, shape, config)
+
+
+def scheduled(problem: block_attention.BlockAttention, target: Any = CUDA) -> Any:
+    return lower(block_attention.program(problem), apply, WarpTiles(), target)
+
+
+def test_a_missing_barrier_is_found(monkeypatch):
+    """Copies of a later step overwrite what slower warps still read."""
+    monkeypatch.setattr(software_pipeline, "barrier", lambda: tirx.Evaluate(0))
+    mask, shape = rows_of_blocks(32)["scattered"], Shape(32)
+    with pytest.raises(KernelError, match="race"):
+        forward(mask, shape)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "float32"}, "expected factors that are loaded in float16 or bfloat16"),
+        ({"feat": 24}, "multiple of 16 columns, got 24 of .QUERY."),
+        ({"width": 40}, "expected tiles of a multiple of 16 columns, got 40 of 'TOTAL'"),
+    ],
+)
+def test_refusals(change, message):
+    problem = block_attention.BlockAttention(**Shape()._replace(**change)._asdict())
+    assert serves(problem)
+    with pytest.raises(ScheduleError, match=message):
+        scheduled(problem)
+
+
+def test_refused_arguments():
+    sch = Schedule(block_attention.program(block_attention.BlockAttention(*Shape())))
+    sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration("rows")), "block")
+    sch.lower()
+    for args, message in (
+        (("none", "II"), "argument 'block': no block 'none'"),
+        (("rows0", "F"), "expected tiles of one or two axes, 'F' among them"),
+        (("rows0", "X"), "argument 'owner': expected an axis of a multiple of 16 coordinates"),
+        (("rows0", "II", 4, 5), "argument 'stages': expected 2 to 4, got 5"),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            sch.rewrite(in_warp_tiles, *args)
+
+
+@requires_nvcc
+@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_90"))
+def test_instructions(arch, tmp_path):
+    problem = block_attention.BlockAttention(64, 64, 64, "bfloat16")
+    stages = scheduled(problem, {"kind": "cuda", "arch": arch})
+    made = compile_cuda(cuda_source(stages["III"], arch), tmp_path, arch)
+    assert made.spills <= 16
+    text = instructions(made.cubin)
+    for name in ("HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128"):
+        assert name in text
