@@ -45,7 +45,7 @@ from tvm.tirx.buffer import buffer_data
 from sparsetir.sparse_ir.nodes import accesses_of, map_expr, nodes_of
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.races import FREE, RACES
-from sparsetir.sparse_ir.statements import block_with
+from sparsetir.sparse_ir.statements import as_one, block_with
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["Threads", "allocate_in_visits", "allocate_outside_of_threads"]
@@ -71,7 +71,7 @@ def allocate_in_visits(body: tirx.Stmt, buffers: list[Any]) -> tuple[tirx.Stmt, 
         else:
             rest.append(var)
     parts = [_allocate(p, inside[n]) if n in inside else p for n, p in enumerate(parts)]
-    return (tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]), rest
+    return as_one(parts), rest
 
 
 def allocate_outside_of_threads(body: Any, buffers: Any) -> tuple[Any, dict[Any, Threads]]:

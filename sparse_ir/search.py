@@ -12,7 +12,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import loop_over
+from sparsetir.sparse_ir.statements import as_one, loop_over
 
 __all__ = [
     "carry", "find_last_start", "find_sorted", "find_unsorted", "scalar_buffer", "start_again",
@@ -47,7 +47,7 @@ def _block(
     reduction if a block inside it allocates.
     """
     touched = [_point(v) for v in locals_]
-    stmt = tirx.SeqStmt(body) if len(body) > 1 else body[0]
+    stmt = as_one(body)
     block = s_tir.SBlock([], [*reads, *touched], touched, name, stmt)
     return s_tir.SBlockRealize([], True, block), locals_
 

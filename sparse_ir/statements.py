@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 
-__all__ = ["block_with", "loop_over", "loop_with"]
+__all__ = ["block_with", "as_one", "loop_over", "loop_with"]
 
 
 def loop_over(
@@ -22,6 +22,11 @@ def loop_over(
     """A loop from 0 on. extent : an expression of the variable's type, or an int"""
     start, extent = as_dtype(0, dtype_of(var)), as_dtype(extent, dtype_of(var))
     return tirx.For(var, start, extent, kind, body, thread, annotations)
+
+
+def as_one(statements: list[Any]) -> Any:
+    """Statements as one; TVM has no sequence of a single one."""
+    return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
 
 
 def loop_with(loop: Any, **changes: Any) -> tirx.For:

@@ -46,7 +46,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart, under, where
 from sparsetir.sparse_ir.set_anew import same_again, sets_before_reading
-from sparsetir.sparse_ir.statements import loop_with
+from sparsetir.sparse_ir.statements import as_one, loop_with
 from sparsetir.sparse_ir.tail_limits import with_conditions
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
@@ -125,7 +125,7 @@ def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
     lengths = {b.var: [a.length for a in b.axes or ()] for b in func.buffers}
     in_turn: set[Any] = set()
     settled = [_settle(n, private, lengths, in_turn) if _shifted(n) else n for n in nests]
-    body = tirx.SeqStmt(settled) if len(settled) > 1 else settled[0]
+    body = as_one(settled)
     return func.replace(body=body), in_turn
 
 

@@ -54,7 +54,7 @@ from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import block_with, loop_over
+from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 
 __all__ = ["horizontal_fuse"]
 
@@ -109,7 +109,7 @@ def horizontal_fuse(
 
 
 def _with_parts(func: tirx.PrimFunc, parts: list[Any]) -> tirx.PrimFunc:
-    body = tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+    body = as_one(parts)
     if isinstance(func.body, s_tir.SBlockRealize):
         root = block_with(func.body.block, body=body)
         body = s_tir.SBlockRealize(func.body.iter_values, func.body.predicate, root)

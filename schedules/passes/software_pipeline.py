@@ -48,7 +48,7 @@ from sparsetir.schedules.passes.ptx import barrier, commit_copies, wait_for_copi
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import loop_over
+from sparsetir.sparse_ir.statements import as_one, loop_over
 
 __all__ = ["MAX_SHARED", "software_pipeline"]
 
@@ -120,9 +120,7 @@ class _Pipeline:
 
     def _guarded(self, step: Any) -> list[Any]:
         """The copies of a visit, if there is such a visit."""
-        return [
-            tirx.IfThenElse(step < self.trips, tirx.SeqStmt(self._visit(self.ahead, step)), None)
-        ]
+        return [tirx.IfThenElse(step < self.trips, as_one(self._visit(self.ahead, step)), None)]
 
     def _visit(self, parts: list[Any], step: Any) -> list[Any]:
         """Statements of one visit, with its stage of the shared arrays."""

@@ -60,6 +60,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import reduction_of
+from sparsetir.sparse_ir.statements import as_one
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["on_tensor_cores"]
@@ -202,7 +203,7 @@ class _Warps:
             whole = [unrolled([count], lambda u: step(u * self.depth, None))] if count else []
             part = [step(as_dtype(count * self.depth, "int32"), rest)] if rest else []
             parts = whole + part
-            return tirx.SeqStmt(parts) if len(parts) > 1 else parts[0]
+            return as_one(parts)
 
         return for_threads(name, self.warps[0] * self.warps[1], code)
 

@@ -38,7 +38,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import block_with, loop_over, loop_with
+from sparsetir.sparse_ir.statements import as_one, block_with, loop_over, loop_with
 
 __all__ = ["VECTORS", "vectorize_innermost"]
 
@@ -236,7 +236,7 @@ class _Nest:
             for extent in load.source.ty.shape:
                 size = size * as_dtype(extent, "int64")
             ahead = row_ahead(self.func, load, at, PREFETCH, width)
-            asks = tirx.SeqStmt(ahead) if len(ahead) > 1 else ahead[0]
+            asks = as_one(ahead)
             out.append(tirx.IfThenElse(size > as_dtype(cache, "int64"), asks, None))
         return out
 

@@ -75,7 +75,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import block_with, loop_over
+from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["in_warp_tiles"]
@@ -574,7 +574,7 @@ class _Tiling:
         for s in tree:
             if isinstance(s, _Loop):
                 copies = [self._copied(f) for f in self.factors if f.step is s]
-                body = tirx.SeqStmt([*copies, *self._code(s.body)])
+                body = as_one([*copies, *self._code(s.body)])
                 yield loop_over(s.var, s.extent, block_of(s.name, body))
             elif not any(x.buffer in self.inlined for _, x in s.stores):
                 made = self._multiplied(s) if id(s) in self.sides else self._elementwise(s)

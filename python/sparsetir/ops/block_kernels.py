@@ -39,7 +39,7 @@ def attention(
 
     The logarithms are in float32, or float64. Of types with 16 bits, a CPU's kernels get float32.
     """
-    (*outer, m, feat), width, dtype = q.shape, v.shape[-1], q.dtype
+    (*outer, m, _), width, dtype = q.shape, v.shape[-1], q.dtype
     wide = torch.promote_types(dtype, torch.float32)
     if not math.prod((*outer, m, width, len(rows.indices))):
         out = q.new_zeros((*outer, m, width))

@@ -68,8 +68,8 @@ def sparse_attention(
     _check_mask(mask.shape, mask.device, q, k)
     if q.device.type != "cpu" and q.element_size() > 2:
         raise ValueError(
-            f"{WHO}: argument 'mask': expected a sparse matrix of elements for {dtype_name(q)} on a "
-            f"GPU, whose tensor cores take float16 and bfloat16, got a BlockMask"
+            f"{WHO}: argument 'mask': expected a sparse matrix of elements for {dtype_name(q)} on "
+            "a GPU, whose tensor cores take float16 and bfloat16, got a BlockMask"
         )
     return block_attention(q, k, v, *mask.rows, *mask.columns, float(scale))[0]
 

@@ -1,0 +1,37 @@
+"""SDDMM of blocks on the tensor cores of a GPU, for all heads of a batch.
+
+A block of threads has a row of blocks of one head. The rows of X stay in the registers of its
+warps; those of Y that belong to a stored block are copied to shared memory some blocks ahead.
+(SparseTIR, section 4.3.1 and figure 16.)
+"""
+
+from __future__ import annotations
+
+from sparsetir.schedules.operators.block_sddmm import BlockSddmm, program
+from sparsetir.schedules.passes.warp_tiles import in_warp_tiles
+from sparsetir.schedules.templates.block_attention_gpu import WarpTiles
+from sparsetir.sparse_ir.schedule import Schedule
+
+__all__ = ["BlockSddmm", "WarpTiles", "apply", "program"]
+
+
+def apply(sch: Schedule, config: WarpTiles) -> None:
+    """Schedule the program of :mod:`sparsetir.schedules.operators.block_sddmm`.
+
+    Before (stage I), and after::
+
+        with T.sp_iter([H, IO, JO, II, JI, F], "SSSSSR", "sddmm") as [h, io, jo, ii, ji, f]: ...
+
+        with T.sp_iter([H, IO, JO], "SSS", "sddmm") as [h, io, jo]:  # h, io: blocks of threads
+            with T.sp_iter([II, JI], "SS", "sddmm_start") as [ii, ji]: ...
+            with T.sp_iter([II, JI, F], "SSR", "sddmm_reduce") as [ii, ji, f]: ...
+            with T.sp_iter([II, JI], "SS", "sddmm_write") as [ii, ji]: ...
+
+    II is divided among warps in stage II. Raises ScheduleError for blocks that 16 does not divide.
+    """
+    it = sch.get_sparse_iteration("sddmm")
+    h, io, jo, ii, ji, _ = sch.get_sp_iters(it)
+    sch.precompute("OUT", jo, [ii, ji], dtype="float32")
+    sch.parallelize([h, io], "block")
+    sch.lower()
+    sch.rewrite(in_warp_tiles, "sddmm0", ii.name, config.warps, config.stages)
