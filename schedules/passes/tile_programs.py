@@ -1,0 +1,442 @@
+"""Programs of tiles as :mod:`sparsetir.schedules.passes.warp_tiles` reads them.
+
+What each statement of a block is: a product, elements, sums over rows, or a loop around such; which
+buffers are tiles in registers; and which factors of products are in shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tvm_ffi
+from tvm import ir, s_tir, tirx
+
+from sparsetir.schedules.passes.nests import WARP, is_choice, is_zero
+from sparsetir.schedules.passes.ptx import PRODUCTS
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    buffer_var,
+    loads_of,
+    map_expr,
+    nodes_of,
+    same_indices,
+    substitute,
+)
+from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = [
+    "COLUMNS",
+    "ROWS",
+    "VECTOR",
+    "WHO",
+    "Factor",
+    "Loop",
+    "Nest",
+    "RegisterTile",
+    "Side",
+    "TileProgram",
+    "dtype_of_buffer",
+    "is_load",
+]
+
+WHO = "in_warp_tiles"
+ROWS = COLUMNS = 16  # of what two instructions multiply
+VECTOR = 8  # 16-bit numbers in 16 bytes
+
+
+@dataclass(eq=False)
+class Nest:
+    """Loops of constant extents around stores.
+
+    loops : (variable, extent), outermost first
+    reduced : variables of these that are reduced over
+    init : what the result begins with
+    stores : (condition or None, store)
+    """
+
+    name: str
+    loops: list[tuple[Any, int]]
+    reduced: list[Any]
+    init: Any
+    stores: list[tuple[Any, Any]]
+
+
+@dataclass(eq=False)
+class Loop:
+    """A loop of any extent around statements; name : of the block in it."""
+
+    name: str
+    var: Any
+    extent: Any
+    body: list[Any]
+
+
+@dataclass(eq=False)
+class RegisterTile:
+    """A buffer that is kept in registers.
+
+    owner : which of its dimensions is shared out; columns : extent of the other, 0 without one
+    """
+
+    buffer: Any
+    owner: int
+    columns: int
+    registers: Any
+
+
+@dataclass(eq=False)
+class Factor:
+    """A tile of numbers in shared memory.
+
+    value : in terms of `row` and `column`
+    step : the loop that it is copied in; None for one that stays
+    shared : the buffer; copy : name of the block that fills it
+    """
+
+    row: Any
+    column: Any
+    rows: int
+    columns: int
+    value: Any
+    step: Any
+    shared: Any
+    copy: str
+
+    def at(self, row: Any, column: Any) -> list[Any]:
+        """The index of an element. One: TVM takes places out that it sees unused."""
+        return [as_dtype(row, "int32") * self.stride + as_dtype(column, "int32")]
+
+    @property
+    def stride(self) -> int:
+        """Of rows: an odd number of 16 bytes, so that 8 rows begin in different banks."""
+        return _stride(self.columns)
+
+    def plain(self) -> bool:
+        """Whether rows are copied as they are, 16 bytes at a time."""
+        condition, source = _guarded(self.value)
+        if source is None or self.columns % VECTOR:
+            return False
+        *outer, last = source.indices
+        others = [*outer] if condition is None else [*outer, condition]
+        if any(self.column in free_vars(x) for x in others) or not last.same_as(self.column):
+            return False
+        length = source.source.ty.shape[-1]
+        return isinstance(length, tirx.IntImm) and int(length) % VECTOR == 0
+
+
+class Side(NamedTuple):
+    """A factor of one product; along : whether its rows lie along the sum."""
+
+    factor: Factor
+    along: bool
+
+
+class TileProgram:
+    """A block, read."""
+
+    def __init__(self, func: Any, block: Any, owner: str, warps: int) -> None:
+        self.layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
+        self.block, self.owner = block, owner
+        self.tree = list(self._parsed(block.body))
+        self.rows = self._owned(warps)
+        self.tiles = self._tiles()
+        self.inlined = self._inlined()
+        self.loops: list[Loop] = []
+        self.factors: list[Factor] = []
+        self.sides: dict[int, tuple[RegisterTile | Side, Side]] = {}
+        self.held: dict[Side, Any] = {}  # left factors that stay, in registers
+        self.named = 0
+        self._collect(self.tree, None)
+        dtypes = {str(f.shared.ty.dtype) for f in self.factors}
+        if len(dtypes) != 1:
+            raise ScheduleError(
+                f"{WHO}: block '{block.name_hint}': expected factors of one type, float16 or "
+                f"bfloat16, got {sorted(dtypes) or 'no products'}"
+            )
+        (self.dtype,) = dtypes
+
+    # -- reading what there is ------------------------------------------------------------------
+
+    def _parsed(self, stmt: Any) -> Iterator[Any]:
+        """The statements of a body, as nests and loops."""
+        if isinstance(stmt, tirx.SeqStmt):
+            for s in stmt.seq:
+                yield from self._parsed(s)
+            return
+        loops, inner = [], stmt
+        while isinstance(inner, tirx.For):
+            loops.append((inner.loop_var, inner.extent))
+            inner = inner.body
+        if not isinstance(inner, s_tir.SBlockRealize):
+            self.refuse(stmt)
+        block = inner.block
+        at = {
+            v.var: as_dtype(x, dtype_of(v.var))
+            for v, x in zip(block.iter_vars, inner.iter_values, strict=True)
+        }
+        stores = list(self._stores(substitute(block.body, at)))
+        if None not in stores and all(isinstance(n, tirx.IntImm) for _, n in loops):
+            kinds = {at[v.var]: v.iter_type for v in block.iter_vars}
+            reduced = [v for v, _ in loops if kinds.get(v) == tirx.IterVar.CommReduce]
+            init = None if block.init is None else substitute(block.init, at)
+            name = str(block.name_hint)
+            yield Nest(name, [(v, int(n)) for v, n in loops], reduced, init, stores)
+        elif len(loops) == 1 and block.init is None:
+            body = list(self._parsed(substitute(block.body, at)))
+            yield Loop(str(block.name_hint), *loops[0], body)
+        else:
+            self.refuse(stmt)
+
+    def _stores(self, stmt: Any, condition: Any = None) -> Iterator[Any]:
+        """(condition, store) of each; None for another statement."""
+        if isinstance(stmt, tirx.SeqStmt):
+            for s in stmt.seq:
+                yield from self._stores(s, condition)
+        elif isinstance(stmt, tirx.IfThenElse) and stmt.else_case is None:
+            both = stmt.condition if condition is None else tirx.And(condition, stmt.condition)
+            yield from self._stores(stmt.then_case, both)
+        elif isinstance(stmt, tirx.BufferStore):
+            yield condition, stmt
+        else:
+            yield None
+
+    def refuse(self, stmt: Any) -> Any:
+        raise ScheduleError(
+            f"{WHO}: block '{self.block.name_hint}': expected products, elements, sums over rows "
+            f"and loops around these, got\n{stmt}"
+        )
+
+    def _locals(self) -> list[Any]:
+        blocks = [self.block, *nodes_of(s_tir.SBlock, self.block.body)]
+        found = [v for b in blocks for v in b.alloc_buffers]
+        return [v for v in found if v.ty.storage_scope == "local"]
+
+    def _axes(self, buffer: Any) -> list[str]:
+        return [str(a.name) for a in self.layouts[buffer.name].axes]
+
+    def _owned(self, warps: int) -> int:
+        """Coordinates that each warp has."""
+        found = {
+            int(n)
+            for b in self._locals()
+            for a, n in zip(self._axes(b), b.ty.shape, strict=True)
+            if a == self.owner
+        }
+        if len(found) != 1 or next(iter(found)) % ROWS:
+            got = sorted(found) or "none of its tiles is over it"
+            raise ScheduleError(
+                f"{WHO}: argument 'owner': expected an axis of a multiple of {ROWS} coordinates, "
+                f"got '{self.owner}' ({got})"
+            )
+        groups = next(iter(found)) // ROWS
+        self.warps = max(w for w in range(1, warps + 1) if groups % w == 0)
+        return groups // self.warps * ROWS
+
+    def _tiles(self) -> dict[Any, RegisterTile]:
+        """What is in registers, by the buffer."""
+        out = {}
+        for buffer in self._locals():
+            axes = self._axes(buffer)
+            if self.owner not in axes or len(axes) > 2:
+                raise ScheduleError(
+                    f"{WHO}: expected tiles of one or two axes, '{self.owner}' among them, got "
+                    f"'{buffer.name}' over {axes}"
+                )
+            at = axes.index(self.owner)
+            columns = int(buffer.ty.shape[1 - at]) if len(axes) == 2 else 0
+            if columns % COLUMNS:
+                raise ScheduleError(
+                    f"{WHO}: expected tiles of a multiple of {COLUMNS} columns, got {columns} of "
+                    f"'{buffer.name}'"
+                )
+            size = self.rows * columns // WARP if columns else self.rows // 8
+            name = f"{buffer.name}_tile"
+            registers = buffer_var([size], dtype_of_buffer(buffer), name, "local")
+            out[buffer] = RegisterTile(buffer, at, columns, registers)
+        return out
+
+    def _nests(self, tree: list[Any] | None = None) -> Iterator[Nest]:
+        for s in self.tree if tree is None else tree:
+            if isinstance(s, Loop):
+                yield from self._nests(s.body)
+            else:
+                yield s
+
+    def _inlined(self) -> dict[Any, tuple[list[Any], Any]]:
+        """Tiles that hold a factor of products and nothing else: (coordinates, value) of each.
+
+        Of what no thread has written, so that all warps can compute it together.
+        """
+        out = {}
+        nests = list(self._nests())
+        for buffer in self.tiles:
+            stores = [
+                (nest, s) for nest in nests for _, s in nest.stores if s.buffer.same_as(buffer)
+            ]
+            others = [n for n in nests if any(loads_of(s, buffer) for _, s in n.stores)]
+            if len(stores) != 1 or not others or any(self.product(n) is None for n in others):
+                continue
+            ((nest, store),) = stores
+            plain = len(nest.stores) == 1 and not nest.reduced and nest.stores[0][0] is None
+            local = any(loads_of(store.value, t) for t in self.tiles)
+            if plain and not local:
+                out[buffer] = (list(store.indices), store.value)
+        for buffer in out:
+            del self.tiles[buffer]
+        return out
+
+    # -- products -------------------------------------------------------------------------------
+
+    def product(self, nest: Nest) -> tuple[Any, list[Any]] | None:
+        """The tile that a nest adds a product to, and the factors; None for another nest."""
+        if len(nest.stores) != 1 or len(nest.loops) != 3 or len(nest.reduced) != 1:
+            return None
+        condition, store = nest.stores[0]
+        tile = self.tiles.get(store.buffer)
+        if condition is not None or tile is None or not tile.columns:
+            return None
+        if not isinstance(store.value, tirx.Add) or not is_load(store.value.a, store):
+            return None
+        return tile, list(_factors(store.value.b))
+
+    def _collect(self, tree: list[Any], step: Any) -> None:
+        """Find the factors that are to be in shared memory, and where they are copied."""
+        for s in tree:
+            if isinstance(s, Loop):
+                if step is not None:
+                    raise ScheduleError(
+                        f"{WHO}: expected no loops in others, got that of block '{s.name}' in "
+                        f"that of '{step.name}'"
+                    )
+                self.loops.append(s)
+                self._collect(s.body, s)
+                continue
+            product = self.product(s)
+            if product is None:
+                continue
+            tile, found = product
+            left, right = self._sides(s, tile, found, step)
+            self.sides[id(s)] = left, right
+            if step is not None and isinstance(left, Side) and left.factor.step is None:
+                self._hold(left)
+
+    def _hold(self, side: Side) -> None:
+        """Keep a left factor that is used in each step of a loop in registers."""
+        if side not in self.held:
+            f = side.factor
+            count = f.rows * f.columns // self.warps // WARP // 2
+            self.held[side] = buffer_var([count], "uint32", self.name("held"), "local")
+
+    def _sides(
+        self, nest: Nest, tile: RegisterTile, factors: list[Any], step: Any
+    ) -> tuple[RegisterTile | Side, Side]:
+        """What to multiply: the left factor, which may be a tile, and the right one."""
+        _, store = nest.stores[0]
+        (k,) = nest.reduced
+        m, n = (store.indices[i] for i in (tile.owner, 1 - tile.owner))
+        sides: tuple[list[Any], list[Any]] = ([], [])
+        for factor in map(self._with_inlined, factors):
+            used = free_vars(factor) & {m, n, k}
+            sides[n in used].append(factor)
+        if not all(sides):
+            self.refuse(store)
+        (left, right), extents = sides, dict(nest.loops)
+        held = left[0] if len(left) == 1 else None
+        if isinstance(held, ir.TensorLoad) and held.source in self.tiles:
+            own = self.tiles[held.source]
+            if held.indices[own.owner].same_as(m) and held.indices[1 - own.owner].same_as(k):
+                return own, self._factor(right, n, k, extents, step)
+        return self._factor(left, m, k, extents, step), self._factor(right, n, k, extents, step)
+
+    def _with_inlined(self, expr: Any) -> Any:
+        def load(node: Any) -> Any:
+            if node.source not in self.inlined:
+                return node
+            indices, value = self.inlined[node.source]
+            return substitute(value, dict(zip(indices, node.indices, strict=True)))
+
+        return map_expr(expr, [(ir.TensorLoad, load)])
+
+    def _factor(self, parts: list[Any], x: Any, k: Any, extents: Any, step: Any) -> Side:
+        """A tile over x and k, as it is found in memory: neighbours in a row."""
+        value = parts[0]
+        for part in parts[1:]:
+            value = value * part
+        if any(loads_of(value, t) for t in self.tiles):
+            self.refuse(value)
+        half = {dtype_of(n) for n in nodes_of(ir.TensorLoad, value)} & set(PRODUCTS)
+        if len(half) != 1:
+            raise ScheduleError(
+                f"{WHO}: expected factors that are loaded in float16 or bfloat16, got {value}"
+            )
+        (dtype,) = half
+        loads = [n for n in nodes_of(ir.TensorLoad, value) if dtype_of(n) == dtype]
+        inner = k if any(k in free_vars(n.indices[-1]) for n in loads) else x
+        outer = x if inner is k else k
+        if extents[x] % COLUMNS or extents[k] % COLUMNS:
+            raise ScheduleError(
+                f"{WHO}: expected extents that are multiples of {COLUMNS}, got "
+                f"{extents[x]} and {extents[k]} of {value}"
+            )
+        while isinstance(value, tirx.Cast) and dtype_of(value.value) == dtype:
+            value = value.value
+        if step is not None and step.var not in free_vars(value):
+            step = None
+        for known in self.factors:
+            same = {known.row: outer, known.column: inner}
+            if (
+                (known.rows, known.columns) == (extents[outer], extents[inner])
+                and known.step is step
+                and tvm_ffi.structural_equal(substitute(known.value, same), value)
+            ):
+                return Side(known, inner is k)
+        row, column = (tirx.Var(x, dtype_of(v)) for x, v in (("row", outer), ("column", inner)))
+        name = self.name(f"{loads[0].source.name}_shared")
+        shape = extents[outer], extents[inner]
+        size = shape[0] * _stride(shape[1])
+        shared = buffer_var([size], dtype, name, "shared", align=64)
+        value = substitute(value, {outer: row, inner: column})
+        out = Factor(row, column, *shape, value, step, shared, f"{name}_copy")
+        self.factors.append(out)
+        return Side(out, inner is k)
+
+    def name(self, what: str) -> str:
+        self.named += 1
+        return f"{what}{self.named}"
+
+
+def _stride(columns: int) -> int:
+    return columns if columns // VECTOR % 2 else columns + VECTOR
+
+
+def dtype_of_buffer(buffer: Any) -> str:
+    return str(buffer.ty.dtype)
+
+
+def is_load(expr: Any, store: Any) -> bool:
+    """Whether an expression is what a store overwrites."""
+    return (
+        isinstance(expr, ir.TensorLoad)
+        and expr.source.same_as(store.buffer)
+        and same_indices(expr.indices, store.indices)
+    )
+
+
+def _factors(expr: Any) -> Iterator[Any]:
+    """The factors of a product, without casts to a wider type around products."""
+    if isinstance(expr, tirx.Mul):
+        yield from _factors(expr.a)
+        yield from _factors(expr.b)
+    else:
+        yield expr
+
+
+def _guarded(value: Any) -> tuple[Any, Any]:
+    """(condition or None, load) of a load that is zero without the condition; (None, None)."""
+    condition = None
+    if is_choice(value) and is_zero(value.args[2]):
+        condition, value, _ = value.args
+    return (condition, value) if isinstance(value, ir.TensorLoad) else (None, None)
