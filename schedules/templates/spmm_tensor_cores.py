@@ -19,12 +19,12 @@ for patterns that fill their blocks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import DataType, tirx
 
-from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Operand
+from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Operand, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
@@ -43,10 +43,12 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["TensorCores", "apply", "arrange", "program", "serves"]
+__all__ = ["TensorCores", "apply", "arrange", "configs", "full_formats", "program", "serves"]
 
 WHO = "TensorCores"
 MAX_WARPS = 16
+# What a search tries.
+BLOCKS, TILES, GROUPS = (64, 32, 16, 8), (16, 8), (16, 32)
 DEPTH = 32  # columns of a block in a step, by default
 THREADS = 128  # that set what the result begins with
 
@@ -133,6 +135,30 @@ def serves(problem: Any) -> str | None:
     if problem.reduce != "sum":
         return f"reduce='{problem.reduce}'"
     return None
+
+
+def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[TensorCores]:
+    """What a search tries: formats whose blocks or tiles the pattern fills, so that nothing is padding.
+
+    For any other pattern the padding is the user's choice, who names the format or the config.
+    given : :class:`sparsetir.schedules.search.choose.Statistics`
+    """
+    del target
+    if serves(problem) is not None or matrix.nnz == 0:
+        return []
+    found: list[TensorCores] = []
+    for fmt in full_formats(matrix.coordinates):
+        config = TensorCores.for_features(fmt, given.feat, problem.dtype)
+        found += [config, replace(config, stages=2), replace(config, stages=4)]
+    return found
+
+
+def full_formats(pattern: Pattern) -> list[Format]:
+    """The formats of this template without padding beside elements, larger blocks first."""
+    full = [b for b in BLOCKS if library.places(BSR(b, b), pattern) == pattern.nnz]
+    tiles = [t for t in TILES if library.places(BSR(t, 1), pattern) == pattern.nnz]
+    found: list[Format] = [kind(b, b) for b in full[:1] for kind in (BSR, DBSR)]
+    return found + [SRBCRS(t, g) for t in tiles[:1] for g in GROUPS]
 
 
 def program(problem: Spmm, config: TensorCores) -> SparseFunc:
