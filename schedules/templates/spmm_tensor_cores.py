@@ -259,7 +259,7 @@ def apply(sch: Schedule, config: TensorCores) -> None:
     sch.rewrite(copy_together, copies[0], warps=warps, vector=min(config.vector, 16 // size))
     sch.rewrite(copy_together, copies[1], warps=warps, vector=own)
     others = [f"{start.name}0", f"{write.name}0"]
-    sch.rewrite(on_tensor_cores, product, others, warps=config.warps)
+    sch.rewrite(on_tensor_cores, product, others, warps=config.warps, pairs=config.vector > 1)
     sch.rewrite(software_pipeline, visit, copies, stages=config.stages)
 
 
