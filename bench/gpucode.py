@@ -33,7 +33,8 @@ OPCODES = {
     "atomics": r"\b(?:RED|REDG|ATOM|ATOMG)\b", "shared": r"\b(?:LDS|STS)\b",
     "shuffles": r"\bSHFL\b",
     # Of tensor cores, by the types of factors; matrices from shared memory; asynchronous copies.
-    "products_f16": r"\bHMMA\.16816\.F32(?!\.BF16)\b", "products_bf16": r"\bHMMA\.16816\.F32\.BF16\b",
+    "products_f16": r"\bHMMA\.16816\.F32(?!\.BF16)\b",
+    "products_bf16": r"\bHMMA\.16816\.F32\.BF16\b",
     "products_s8": r"\bIMMA\.16832\.S8\.S8\b", "matrices": r"\bLDSM\b", "copies": r"\bLDGSTS\b",
 }  # fmt: skip
 
@@ -80,7 +81,9 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
 def tensor_cores(fmt: Format, dtype: str, feat: int = 128) -> dict[str, tuple[Any, Any]]:
     """The product with a format on tensor cores, sums as they are."""
     problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
-    return {f"spmm {fmt.name} {feat} {dtype}": (problem, TensorCores.for_features(fmt, feat, dtype))}
+    return {
+        f"spmm {fmt.name} {feat} {dtype}": (problem, TensorCores.for_features(fmt, feat, dtype))
+    }
 
 
 def run(args: argparse.Namespace) -> None:

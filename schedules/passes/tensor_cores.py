@@ -121,17 +121,16 @@ def on_tensor_cores(
     for step in others:
         func = replaced(func, step, work.over_sums(step, new, pairs))
     func = replaced(func, nest, work.multiply(reduce, new))
-    func = with_buffer(func, product.result, new, _not_elsewhere)
+    left = accesses_of(func.body, product.result)
+    if left:
+        raise ScheduleError(
+            f"{WHO}: argument 'steps': expected the blocks of all accesses of the sums, got "
+            f"{left[0]} in another"
+        )
+    func = with_buffer(func, product.result, new, lambda _, indices: indices)
     for buffer in work.factors:
         func = allocated(func, buffer)
     return func
-
-
-def _not_elsewhere(access: Any, _: Any) -> Any:
-    raise ScheduleError(
-        f"{WHO}: argument 'steps': expected the blocks of all accesses of the sums, got {access} "
-        "in another"
-    )
 
 
 class _Warps:
@@ -231,9 +230,7 @@ class _Warps:
 
         return for_threads(name, self.warps[0] * self.warps[1], code)
 
-    def _load_right(
-        self, tile: Tile, at: Any, depth: Any, lane: Any, own: int | None
-    ) -> list[Any]:
+    def _load_right(self, tile: Tile, at: Any, depth: Any, lane: Any, own: int | None) -> list[Any]:
         """Two tiles at a time, and the last one alone if their number is odd."""
         pairs, odd = divmod(self.tiles[1], 2)
 
@@ -310,8 +307,7 @@ def _product(nest: Nest, warps: tuple[int, int]) -> _Product:
             return _Product(store.buffer, dtype, factors[left], factors[right], summed[0], spatial)
     _refuse(
         nest,
-        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {TERMS} "
-        "does",
+        f"rows and columns of a warp that {ROWS} and {COLUMNS} divide, and terms that {TERMS} does",
         f"{[int(x.extent) for x in spatial]} for {list(warps)} warps, and {terms} terms",
     )
 

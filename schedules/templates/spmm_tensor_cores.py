@@ -138,7 +138,7 @@ def serves(problem: Any) -> str | None:
 
 
 def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[TensorCores]:
-    """What a search tries: formats whose blocks or tiles the pattern fills, so that nothing is padding.
+    """What a search tries: formats whose blocks or tiles the pattern fills, without padding.
 
     For any other pattern the padding is the user's choice, who names the format or the config.
     given : :class:`sparsetir.schedules.search.choose.Statistics`
