@@ -152,13 +152,10 @@ def numbers(rng: Any, shape: Any, dtype: str) -> np.ndarray:
     return rng.standard_normal(shape).astype(as_dtype(dtype))
 
 
-def check(
-    made: Kernel, mask: np.ndarray, feat: int, seeds: Sequence[int] = SEEDS, b: Any = None
-) -> np.ndarray:
-    """Run a kernel and compare; also the result.
-
-    b : the dense operand; by default random
-    """
+def arguments(
+    made: Kernel, mask: np.ndarray, feat: int, b: Any = None
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Those of a kernel, by name, and the values as the pattern has them; see :func:`check`."""
     rng = np.random.default_rng(1)
     m, n = mask.shape
     matrix = of_mask(mask, made.idtype)
@@ -167,12 +164,22 @@ def check(
     stored = matrix.stored_in(made.format, Operand({"A": made.dtype}, ("I", "J"), made.idtype))
     out = np.full((m, feat), 7, as_dtype(made.out))
     args = {**stored.arguments(True), **stored.values(A=values)}
-    args |= {"b": b, "out_": out, "m": m, "n": n, "feat": feat}
+    return args | {"b": b, "out_": out, "m": m, "n": n, "feat": feat}, values
+
+
+def check(
+    made: Kernel, mask: np.ndarray, feat: int, seeds: Sequence[int] = SEEDS, b: Any = None
+) -> np.ndarray:
+    """Run a kernel and compare; also the result.
+
+    b : the dense operand; by default random
+    """
+    args, values = arguments(made, mask, feat, b)
     with bfloat16_arrays():
         found = made.run(args, seeds=seeds)["out_"]
-    dense = np.zeros((m, n))
+    dense = np.zeros(mask.shape)
     dense[mask] = values.astype("float64")
-    wide = b.astype("float64")
+    wide = args["b"].astype("float64")
     if np.isfinite(wide).all():
         compare(found, dense @ wide, np.abs(dense) @ np.abs(wide), int(mask.sum(axis=1).max()))
     return found

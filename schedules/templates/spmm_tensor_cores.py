@@ -19,6 +19,7 @@ for patterns that fill their blocks.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,10 +44,14 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["TensorCores", "apply", "arrange", "configs", "full_formats", "program", "serves"]
+__all__ = [
+    "TensorCores", "apply", "arrange", "configs", "full_formats", "has_instructions", "program",
+    "serves",
+]  # fmt: skip
 
 WHO = "TensorCores"
 MAX_WARPS = 16
+LEAST_ARCH = 80
 # What a search tries.
 BLOCKS, TILES, GROUPS = (64, 32, 16, 8), (16, 8), (16, 32)
 DEPTH = 32  # columns of a block in a step, by default
@@ -143,8 +148,7 @@ def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[T
     For any other pattern the padding is the user's choice, who names the format or the config.
     given : :class:`sparsetir.schedules.search.choose.Statistics`
     """
-    del target
-    if serves(problem) is not None or matrix.nnz == 0:
+    if serves(problem) is not None or matrix.nnz == 0 or not has_instructions(target):
         return []
     found: list[TensorCores] = []
     for fmt in full_formats(matrix.coordinates):
@@ -153,11 +157,18 @@ def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[T
     return found
 
 
+def has_instructions(target: Any) -> bool:
+    """Whether a target is a GPU of NVIDIA that has them, of compute capability 8.0 and more."""
+    arch = re.fullmatch(r"sm_(\d+)[a-z]?", str(target.attrs.get("arch", "")))
+    return str(target.kind.name) == "cuda" and arch is not None and int(arch[1]) >= LEAST_ARCH
+
+
 def full_formats(pattern: Pattern) -> list[Format]:
     """The formats of this template without padding beside elements, larger blocks first."""
     full = [b for b in BLOCKS if library.places(BSR(b, b), pattern) == pattern.nnz]
     tiles = [t for t in TILES if library.places(BSR(t, 1), pattern) == pattern.nnz]
-    found: list[Format] = [kind(b, b) for b in full[:1] for kind in (BSR, DBSR)]
+    found: list[Format] = [BSR(b, b) for b in full]
+    found += [DBSR(b, b) for b in full[:1]]
     return found + [SRBCRS(t, g) for t in tiles[:1] for g in GROUPS]
 
 

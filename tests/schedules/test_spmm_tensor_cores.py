@@ -13,6 +13,7 @@ import spmm_gpu_common
 from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import requires_nvcc
 from pairs import by_turns
+from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
 from sparsetir.lower import lower_template
@@ -26,7 +27,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.targets import resolve_target
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel
-from tensor_cores_common import batched_kernel, check, kernel, pattern
+from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
 
 COUNTS = [0, 1, 2, 5, 3]  # blocks of a row: none, one, fewer and more than stages
 SHAPE = (150, 200)  # which no block divides
@@ -89,6 +90,20 @@ SHAPES = [(1, 1), (33, 7), (64, 64), (7, 300), (300, 7), (5, 0)]
 def test_shapes(fmt, shape):
     config = TensorCores.for_features(fmt, 40)
     check(kernel(config), pattern(fmt, shape, [1, 0, 9]), feat=40)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("fmt", [BSR(8, 16), DBSR(8, 8), SRBCRS(8, 8)], ids=str)
+def test_stage_one_means_the_same(fmt):
+    """Workspaces and steps of a block, with tails in all directions, in the interpreter."""
+    made = kernel(TensorCores(fmt, tile=16, warps=(1, 1), depth=8))
+    mask = pattern(fmt, (20, 27), [0, 1, 3])
+    args, values = arguments(made, mask, feat=24)
+    first = made.run.stages["I"]
+    interpret(first, {p.name: args[p.name] for p in first.params})
+    dense = np.zeros(mask.shape)
+    dense[mask] = values
+    np.testing.assert_allclose(args["out_"], dense @ args["b"].astype("float64"), atol=1e-5)
 
 
 @requires_cuda_text
@@ -211,8 +226,8 @@ def block_matrix(share):
     return sp.csr_array(mask.astype("float16").astype("float32"))
 
 
-def searched(matrix, dtype="float16"):
-    wanted = request("spmm", matrix, 64, dtype=dtype, target=GPU)
+def searched(matrix, dtype="float16", target=GPU):
+    wanted = request("spmm", matrix, 64, dtype=dtype, target=target)
     found = space(wanted.problem, wanted.pattern, wanted.statistics, wanted.target)
     return wanted, [c for _, c in found.points() if isinstance(c, TensorCores)]
 
@@ -226,6 +241,8 @@ def test_searches_have_them_where_blocks_are_full():
     assert searched(block_matrix(0.9))[1] == []
     assert searched(block_matrix(1.0), "float32")[1] == []
     assert searched(sp.csr_array((20, 30), dtype="float32"))[1] == []
+    for other in ({"kind": "cuda", "arch": "sm_75"}, "opencl"):
+        assert searched(block_matrix(1.0), target=resolve_target(other))[1] == []
 
 
 # -- what nvcc makes of it ----------------------------------------------------------------------
