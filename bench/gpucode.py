@@ -15,6 +15,7 @@ from typing import Any
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.timing import progress
 from sparsetir.build import kernel_of
+from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.passes.launches import count_launches
@@ -23,6 +24,7 @@ from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
+from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.targets import resolve_target
 
 # Of SASS, by what a column counts.
@@ -30,6 +32,10 @@ OPCODES = {
     "loads_128": r"\bLDG\.E\.128\b", "loads_64": r"\bLDG\.E\.64\b", "loads": r"\bLDG\b",
     "atomics": r"\b(?:RED|REDG|ATOM|ATOMG)\b", "shared": r"\b(?:LDS|STS)\b",
     "shuffles": r"\bSHFL\b",
+    # Of tensor cores, by the types of factors; matrices from shared memory; asynchronous copies.
+    "products_f16": r"\bHMMA\.16816\.F32(?!\.BF16)\b",
+    "products_bf16": r"\bHMMA\.16816\.F32\.BF16\b",
+    "products_s8": r"\bIMMA\.16832\.S8\.S8\b", "matrices": r"\bLDSM\b", "copies": r"\bLDGSTS\b",
 }  # fmt: skip
 
 # Sgap's algorithms, as it writes them.
@@ -62,8 +68,22 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
         found[f"spmm {name} 64"] = (Spmm(), Groups.for_features(64, **how))
     for feat in (32, 128, 512):
         found[f"sddmm {feat}"] = (Sddmm(), FusedNonzeros.for_features(feat))
+    for fmt in (BSR(8, 8), BSR(16, 16), BSR(32, 32), BSR(64, 64), DBSR(32, 32)):
+        found |= tensor_cores(fmt, "float16")
+    for t, g in ((8, 16), (8, 32), (16, 16), (16, 32)):
+        found |= tensor_cores(SRBCRS(t, g), "float16")
+    for fmt in (BSR(32, 32), SRBCRS(8, 16), SRBCRS(16, 32)):
+        found |= tensor_cores(fmt, "bfloat16") | tensor_cores(fmt, "int8")
     found["sddmm 128 float16"] = (Sddmm("float16"), FusedNonzeros.for_features(128, "float16"))
     return found
+
+
+def tensor_cores(fmt: Format, dtype: str, feat: int = 128) -> dict[str, tuple[Any, Any]]:
+    """The product with a format on tensor cores, sums as they are."""
+    problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
+    return {
+        f"spmm {fmt.name} {feat} {dtype}": (problem, TensorCores.for_features(fmt, feat, dtype))
+    }
 
 
 def run(args: argparse.Namespace) -> None:
@@ -119,7 +139,9 @@ def show(results: list[dict[str, Any]], arch: str) -> None:
     columns = {
         "launches": "launches", "registers": "registers", "spills": "spill_bytes",
         "128 bit": "loads_128", "64 bit": "loads_64", "other": "loads", "atomics": "atomics",
-        "shuffles": "shuffles", "shared": "shared",
+        "shuffles": "shuffles", "shared": "shared", "HMMA f16": "products_f16",
+        "HMMA bf16": "products_bf16", "IMMA s8": "products_s8", "LDSM": "matrices",
+        "LDGSTS": "copies",
     }  # fmt: skip
     rows = [[r["kernel"], *(r.get(key, "-") for key in columns.values())] for r in results]
     title = f"GPU kernels compiled for {arch}: registers of a thread, bytes spilled, loads"

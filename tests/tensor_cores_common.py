@@ -12,13 +12,13 @@ from tvm.script import sparse_tir as T
 from cuda_stages import CudaStages
 from sparsetir.formats import SRBCRS, Format, Operand
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
-from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.templates import spmm_tensor_cores
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.sparse_ir.nodes import SparseFunc
-from spmm_gpu_common import as_dtype, bfloat16_arrays
+from spmm_gpu_common import as_dtype, bfloat16_arrays, of_mask
 
 # pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# pyright: reportReturnType=false
 
 SEEDS = (0, 1, 2)  # orders of warps
 SUMS = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
@@ -62,20 +62,70 @@ class Kernel(NamedTuple):
 
 @functools.cache
 def kernel(
-    config: TensorCores, dtype: str = "float16", out: str = "float32", idtype: str = "int32"
+    config: TensorCores,
+    dtype: str = "float16",
+    out: str = "float32",
+    idtype: str = "int32",
+    **options: Any,
 ) -> Kernel:
-    """A kernel for each config."""
+    """A kernel for each config; options as of `CudaFunction`."""
     operand = Operand({"A": dtype}, ("I", "J"), idtype)
     rules = config.format.rules(operand)
     unmasked = [rule.name for rule in rules if rule.masked]
     _, func = extract_preprocess(decompose_format(spmm(dtype, out, idtype), rules, unmasked))
-    run = CudaStages(func, spmm_tensor_cores.apply, config, arch="sm_80")
+    run = CudaStages(func, spmm_tensor_cores.apply, config, arch="sm_80", **options)
     return Kernel(run, config.format, dtype, out, idtype)
+
+
+def batched_spmm() -> Any:
+    """The product of one matrix with many dense operands."""
+
+    @T.prim_func
+    def spmm(
+        a: T.handle, b: T.handle, out_: T.handle, indptr: T.handle, indices: T.handle,
+        heads: T.int32, m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32,
+    ) -> None:  # fmt: skip
+        H = T.dense_fixed(heads)
+        I = T.dense_fixed(m)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices))
+        N = T.dense_fixed(n)
+        K = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (I, J), "float16")
+        B = T.match_sparse_buffer(b, (H, N, K), "float16")
+        C = T.match_sparse_buffer(out_, (H, I, K), "float32")
+        with T.sp_iter([H, I, J, K], "SSRS", "spmm") as [h, i, j, k]:
+            with T.init():
+                C[h, i, k] = T.float32(0)
+            C[h, i, k] = C[h, i, k] + T.cast(A[i, j], "float32") * T.cast(B[h, j, k], "float32")
+
+    return spmm
+
+
+def batched_kernel(
+    config: TensorCores, heads: int, shape: tuple[int, int], counts: Sequence[int], feat: int
+) -> None:
+    """Schedule, run and compare :func:`batched_spmm`."""
+    rules = config.format.rules(Operand({"A": "float16"}, ("I", "J"), "int32"))
+    unmasked = [rule.name for rule in rules if rule.masked]
+    _, func = extract_preprocess(decompose_format(batched_spmm(), rules, unmasked))
+    run = CudaStages(func, spmm_tensor_cores.apply, config, arch="sm_80")
+    rng, mask = np.random.default_rng(1), pattern(config.format, shape, counts)
+    matrix, values = of_mask(mask, "int32"), numbers(rng, int(mask.sum()), "float16")
+    b = numbers(rng, (heads, shape[1], feat), "float16")
+    stored = matrix.stored_in(config.format, Operand({"A": "float16"}, ("I", "J"), "int32"))
+    args = {**stored.arguments(True), **stored.values(A=values), "b": b, "heads": heads}
+    out = np.full((heads, shape[0], feat), 7, "float32")
+    args |= {"out_": out, "m": shape[0], "n": shape[1], "feat": feat}
+    found = run(args, seeds=SEEDS)["out_"]
+    dense = np.zeros(shape)
+    dense[mask] = values
+    for c, x in zip(found, b.astype("float64"), strict=True):
+        compare(c, dense @ x, np.abs(dense) @ np.abs(x), int(mask.sum(axis=1).max()))
 
 
 def blocks_of(fmt: Format) -> tuple[int, int]:
     """Rows and columns of a block or tile."""
-    return (fmt.t, 1) if isinstance(fmt, SRBCRS) else (fmt.rows, fmt.cols)  # type: ignore[attr-defined]
+    return (fmt.t, 1) if isinstance(fmt, SRBCRS) else (fmt.rows, fmt.cols)
 
 
 def pattern(
@@ -102,6 +152,21 @@ def numbers(rng: Any, shape: Any, dtype: str) -> np.ndarray:
     return rng.standard_normal(shape).astype(as_dtype(dtype))
 
 
+def arguments(
+    made: Kernel, mask: np.ndarray, feat: int, b: Any = None
+) -> tuple[dict[str, Any], np.ndarray]:
+    """Those of a kernel, by name, and the values as the pattern has them; see :func:`check`."""
+    rng = np.random.default_rng(1)
+    m, n = mask.shape
+    matrix = of_mask(mask, made.idtype)
+    values = numbers(rng, int(mask.sum()), made.dtype)
+    b = numbers(rng, (n, feat), made.dtype) if b is None else b
+    stored = matrix.stored_in(made.format, Operand({"A": made.dtype}, ("I", "J"), made.idtype))
+    out = np.full((m, feat), 7, as_dtype(made.out))
+    args = {**stored.arguments(True), **stored.values(A=values)}
+    return args | {"b": b, "out_": out, "m": m, "n": n, "feat": feat}, values
+
+
 def check(
     made: Kernel, mask: np.ndarray, feat: int, seeds: Sequence[int] = SEEDS, b: Any = None
 ) -> np.ndarray:
@@ -109,22 +174,12 @@ def check(
 
     b : the dense operand; by default random
     """
-    rng = np.random.default_rng(1)
-    m, n = mask.shape
-    rows, columns = np.nonzero(mask)
-    indptr = np.concatenate([[0], np.cumsum(mask.sum(axis=1))]).astype(made.idtype)
-    matrix = CsrPattern(indptr, columns.astype(made.idtype), (m, n))
-    values = numbers(rng, len(rows), made.dtype)
-    b = numbers(rng, (n, feat), made.dtype) if b is None else b
-    stored = matrix.stored_in(made.format, Operand({"A": made.dtype}, ("I", "J"), made.idtype))
-    out = np.full((m, feat), 7, as_dtype(made.out))
-    args = {**stored.arguments(True), **stored.values(A=values)}
-    args |= {"b": b, "out_": out, "m": m, "n": n, "feat": feat}
+    args, values = arguments(made, mask, feat, b)
     with bfloat16_arrays():
         found = made.run(args, seeds=seeds)["out_"]
-    dense = np.zeros((m, n))
-    dense[rows, columns] = values.astype("float64")
-    wide = b.astype("float64")
+    dense = np.zeros(mask.shape)
+    dense[mask] = values.astype("float64")
+    wide = args["b"].astype("float64")
     if np.isfinite(wide).all():
         compare(found, dense @ wide, np.abs(dense) @ np.abs(wide), int(mask.sum(axis=1).max()))
     return found

@@ -29,6 +29,7 @@ from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
+from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.targets import resolve_target
@@ -49,6 +50,7 @@ KERNELS = [
     ("spmm", Groups.for_features(32, split="non-zeros", work=4), True),
     ("spmm", Groups.for_features(32, split="non-zeros", group=32), True),
     ("spmm", Decomposed(BSR(2, 2)), True),
+    ("spmm", TensorCores(BSR(16, 16), tile=32, warps=(1, 1)), True),
     ("sddmm", FusedNonzeros.for_features(32), True),
 ]
 
@@ -167,7 +169,9 @@ def test_a_schedule_for_a_module_of_one_function():
 
 @pytest.mark.parametrize("op, config, gpu", KERNELS, ids=lambda x: type(x).__name__)
 def test_every_stage_of_a_template(op, config, gpu):
-    wanted = request(op, A, 1 if op == "spmv" else 32, target=GPU if gpu else "llvm")
+    dtype = "float16" if isinstance(config, TensorCores) else None
+    feat, target = 1 if op == "spmv" else 32, GPU if gpu else "llvm"
+    wanted = request(op, A, feat, dtype=dtype, target=target)
     stages = wanted.stages(config)
     assert list(stages) == STAGES
     template = wanted.template(config)

@@ -12,7 +12,7 @@ from tvm import tirx
 
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.schedules.arguments import expect_one_of
+from sparsetir.schedules.arguments import expect, expect_one_of
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
@@ -150,15 +150,22 @@ class Spmm(Problem):
     reduce : "sum", "mean" (the sum over the number of stored elements of the row) or "max"; a row
         without elements is zero in all three, and max keeps NaN
     batched : heads share the pattern: A is (heads, nnz), B (heads, n, feat), C (heads, m, feat)
+    out : of C, that of B by default: float32 for 16-bit types too. Sums of int8, for templates that
+        have them, are int32
     """
 
     dtype: str = "float32"
     idtype: str = "int32"
     reduce: str = "sum"
     batched: bool = False
+    out: str | None = None
 
     def __post_init__(self) -> None:
-        expect_one_of(self, dtype=DTYPES, idtype=IDTYPES, reduce=REDUCTIONS)
+        whole = self.out == "int32" and self.reduce == "sum"
+        dtypes = (*DTYPES, "int8") if whole else DTYPES
+        expect_one_of(self, dtype=dtypes, idtype=IDTYPES, reduce=REDUCTIONS)
+        wide = self.out is None or self.out in (self.dtype, self.accumulator)
+        expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
 
     def combine(self, total: Any, term: Any) -> Any:
         """The expression of one more term of a reduction; a maximum is NaN if one of them is."""
@@ -197,7 +204,7 @@ def with_parameters(func: Any, unused: Mapping[str, bool], reduce: str = "sum") 
 
 def accumulator(dtype: str) -> str:
     """The type that products of `dtype` are summed in."""
-    return "float64" if dtype == "float64" else "float32"
+    return {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
 
 
 def greater(total: Any, term: Any) -> Any:

@@ -31,7 +31,8 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
         problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
     )  # fmt: skip
     batched, size = problem.batched, getattr(T, idtype)
-    zero = tirx.const(0.0, dtype)
+    out_type = problem.out or dtype
+    zero = tirx.const(0.0 if "float" in out_type else 0, out_type)
 
     def with_head(head: Any, *rest: Any) -> list[Any]:
         return [*([head] if batched else []), *rest]
@@ -53,7 +54,7 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
             H = T.dense_fixed(heads, idtype)
         A = T.match_sparse_buffer(a, with_head(H if batched else I, I, J), dtype)
         B = T.match_sparse_buffer(b, with_head(H if batched else I, N, K), dtype)
-        C = T.match_sparse_buffer(out, with_head(H if batched else I, I, K), dtype)
+        C = T.match_sparse_buffer(out, with_head(H if batched else I, I, K), out_type)
         if reduce != "sum":
             ROW = T.match_sparse_buffer(row, (I,), acc)
         with T.sp_iter(
@@ -61,7 +62,7 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
         ) as at:
             with T.init():
                 C[(*at[:-3], at[-3], at[-1])] = (
-                    T.cast(ROW[at[-3]], dtype) if reduce == "max" else zero
+                    T.cast(ROW[at[-3]], out_type) if reduce == "max" else zero
                 )
             C[(*at[:-3], at[-3], at[-1])] = T.cast(
                 problem.combine(
@@ -72,7 +73,7 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
                         ROW[at[-3]] if reduce == "mean" else None,
                     ),
                 ),
-                dtype,
+                out_type,
             )
 
     return with_parameters(spmm, {"row": reduce == "sum", "heads": not batched}, reduce)

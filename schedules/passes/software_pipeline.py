@@ -46,7 +46,7 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.schedules.passes.ptx import barrier, commit_copies, wait_for_copies
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of
+from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, nodes_of
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import as_one, loop_over
 
@@ -84,7 +84,13 @@ def software_pipeline(
     made = _Pipeline(nest.loops, ahead, work, buffers, stages).run()
     func = replaced(func, nest, made)
     for old, new in buffers.items():
-        func = with_buffer(func, old, new, _not_elsewhere)
+        left = accesses_of(func.body, old)
+        if left:
+            raise ScheduleError(
+                f"{WHO}: argument 'copies': expected what they copy to be used in the loop alone, "
+                f"got {left[0]}"
+            )
+        func = with_buffer(func, old, new, lambda _, indices: indices)
     return func
 
 
@@ -182,10 +188,3 @@ def _in_stages(buffers: list[Any], stages: int, room: int) -> dict[Any, Any]:
         old: buffer_var(shape, str(old.ty.dtype), old.name, "shared", align=64)
         for old, shape in shapes.items()
     }
-
-
-def _not_elsewhere(access: Any, _: Any) -> Any:
-    raise ScheduleError(
-        f"{WHO}: argument 'copies': expected what they copy to be used in the loop alone, got "
-        f"{access}"
-    )

@@ -59,8 +59,8 @@ from sparsetir.schedules.passes.ptx import PRODUCTS, multiply
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.reduction import reduction_of
-from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
+from sparsetir.sparse_ir.statements import as_one, loop_over
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["on_tensor_cores"]
@@ -92,7 +92,12 @@ class _Product(NamedTuple):
 
 
 def on_tensor_cores(
-    func: tirx.PrimFunc, reduce: str, steps: Sequence[str], *, warps: tuple[int, int]
+    func: tirx.PrimFunc,
+    reduce: str,
+    steps: Sequence[str],
+    *,
+    warps: tuple[int, int],
+    pairs: bool = False,
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles on tensor cores.
 
@@ -101,6 +106,8 @@ def on_tensor_cores(
     steps : blocks of all other accesses of the sums, in loops like these over rows and columns:
         what they begin with, and where they are written
     warps : among how many warps the rows and the columns of the sums are divided
+    pairs : two neighbours of a row are written at once; the caller's word that these are neighbours
+        in memory from a multiple of two on, and that conditions hold for both or none
 
     Raises ScheduleError for blocks of another shape, and tiles that instructions do not divide.
     """
@@ -112,19 +119,18 @@ def on_tensor_cores(
     new = buffer_var([*work.tiles, SUMS], sums, product.result.name, "local")
     others = [find_nest(WHO, func, step) for step in steps]
     for step in others:
-        func = replaced(func, step, work.over_sums(step, new))
+        func = replaced(func, step, work.over_sums(step, new, pairs))
     func = replaced(func, nest, work.multiply(reduce, new))
-    func = with_buffer(func, product.result, new, _not_elsewhere)
+    left = accesses_of(func.body, product.result)
+    if left:
+        raise ScheduleError(
+            f"{WHO}: argument 'steps': expected the blocks of all accesses of the sums, got "
+            f"{left[0]} in another"
+        )
+    func = with_buffer(func, product.result, new, lambda _, indices: indices)
     for buffer in work.factors:
         func = allocated(func, buffer)
     return func
-
-
-def _not_elsewhere(access: Any, _: Any) -> Any:
-    raise ScheduleError(
-        f"{WHO}: argument 'steps': expected the blocks of all accesses of the sums, got {access} "
-        "in another"
-    )
 
 
 class _Warps:
@@ -152,7 +158,7 @@ class _Warps:
         left, right = at if self.by_row else at[::-1]
         return left * self.own[0], right * self.own[1]
 
-    def over_sums(self, nest: Nest, sums: Any) -> Any:
+    def over_sums(self, nest: Nest, sums: Any, pairs: bool) -> Any:
         """A step for each row and column, for the sums that a thread has."""
         loops = {x.loop_var: x for x in nest.loops}
         accesses = accesses_of(nest.body, self.product.result)
@@ -167,13 +173,30 @@ class _Warps:
         def code(warp: Any, lane: Any) -> Any:
             begins = self._begins(warp)
 
-            def one(i: Any, j: Any, e: Any) -> Any:
-                row, column = place_of_sum(lane, e)
+            def one(stmt: Any, i: Any, j: Any, e: Any, place: Any) -> Any:
+                row, column = place
                 at = [begins[0] + i * ROWS + row, begins[1] + j * COLUMNS + column][::order]
                 places = {v: as_dtype(x, dtype_of(v)) for v, x in zip(indices, at, strict=True)}
-                return substitute(_held(nest.body, self.product.result, sums, [i, j, e]), places)
+                return substitute(_held(stmt, self.product.result, sums, [i, j, e]), places)
 
-            return unrolled([*self.tiles, SUMS], one)
+            def single(i: Any, j: Any, e: Any) -> Any:
+                return one(nest.body, i, j, e, place_of_sum(lane, e))
+
+            def pair(i: Any, j: Any, half: Any) -> Any:
+                conditions, store = taken_apart(nest.body)
+                n = tirx.Var("pair", "int32")
+                row, column = lane // 4 + half * 8, lane % 4 * 2
+                both = one(store, i, j, half * 2 + n, (row, column + n))
+                first = [one(c, i, j, half * 2, (row, column)) for c in conditions]
+                return under(first, loop_over(n, 2, both, tirx.ForKind.VECTORIZED))
+
+            written = taken_apart(nest.body)[1]
+            inside = isinstance(written, tirx.BufferStore) and written.buffer.same_as(
+                self.product.result
+            )
+            if pairs and self.by_row and not inside:
+                return unrolled([*self.tiles, SUMS // 2], pair)
+            return unrolled([*self.tiles, SUMS], single)
 
         return for_threads(nest.name, self.warps[0] * self.warps[1], code)
 

@@ -413,6 +413,7 @@ def _stride(columns: int) -> int:
 
 
 def dtype_of_buffer(buffer: Any) -> str:
+    """Of its elements."""
     return str(buffer.ty.dtype)
 
 

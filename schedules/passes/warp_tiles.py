@@ -61,6 +61,7 @@ from sparsetir.schedules.passes.tile_programs import (
     RegisterTile,
     Side,
     TileProgram,
+    dtype_of_buffer,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute

@@ -19,6 +19,7 @@ from sparsetir.schedules.templates import (
     spmm_gpu,
     spmm_groups,
     spmm_hyb,
+    spmm_tensor_cores,
     spmv,
 )
 from sparsetir.sparse_ir.nodes import SparseFunc
@@ -37,7 +38,7 @@ class Template:
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
-        :mod:`sparsetir.schedules.search.spaces`; for templates of plug-in modules
+        :mod:`sparsetir.schedules.search.spaces`; also of plug-in modules
 
     Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
     the argument of that name, which raises ScheduleError for feature sizes they do not serve.
@@ -68,10 +69,14 @@ TEMPLATES: dict[type, Template] = {
     spmm_gpu.RowSplit: Template(spmm_operator, spmm_gpu.apply, Spmm, gpu=True),
     spmm_hyb.HybRows: Template(spmm_hyb.program, spmm_hyb.apply, Spmm, spmm_hyb.arrange, gpu=True),
     spmm_groups.Groups: Template(spmm_operator, spmm_groups.apply, Spmm, gpu=True),
+    spmm_tensor_cores.TensorCores: Template(
+        spmm_tensor_cores.program, spmm_tensor_cores.apply, Spmm, spmm_tensor_cores.arrange,
+        gpu=True, configs=spmm_tensor_cores.configs,
+    ),
     decomposed.Decomposed: Template(
         decomposed.program, decomposed.apply, Spmm, decomposed.arrange, gpu=None
     ),
-}
+}  # fmt: skip
 
 
 def template_of(config: Any, problem: Any, gpu: bool) -> Template:

@@ -19,12 +19,13 @@ for patterns that fill their blocks.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm import DataType, tirx
 
-from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Operand
+from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Operand, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
@@ -43,10 +44,16 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["TensorCores", "apply", "arrange", "program", "serves"]
+__all__ = [
+    "TensorCores", "apply", "arrange", "configs", "full_formats", "has_instructions", "program",
+    "serves",
+]  # fmt: skip
 
 WHO = "TensorCores"
 MAX_WARPS = 16
+LEAST_ARCH = 80
+# What a search tries.
+BLOCKS, TILES, GROUPS = (64, 32, 16, 8), (16, 8), (16, 32)
 DEPTH = 32  # columns of a block in a step, by default
 THREADS = 128  # that set what the result begins with
 
@@ -133,6 +140,36 @@ def serves(problem: Any) -> str | None:
     if problem.reduce != "sum":
         return f"reduce='{problem.reduce}'"
     return None
+
+
+def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[TensorCores]:
+    """What a search tries: formats whose blocks or tiles the pattern fills, without padding.
+
+    For any other pattern the padding is the user's choice, who names the format or the config.
+    given : :class:`sparsetir.schedules.search.choose.Statistics`
+    """
+    if serves(problem) is not None or matrix.nnz == 0 or not has_instructions(target):
+        return []
+    found: list[TensorCores] = []
+    for fmt in full_formats(matrix.coordinates):
+        config = TensorCores.for_features(fmt, given.feat, problem.dtype)
+        found += [config, replace(config, stages=2), replace(config, stages=4)]
+    return found
+
+
+def has_instructions(target: Any) -> bool:
+    """Whether a target is a GPU of NVIDIA that has them, of compute capability 8.0 and more."""
+    arch = re.fullmatch(r"sm_(\d+)[a-z]?", str(target.attrs.get("arch", "")))
+    return str(target.kind.name) == "cuda" and arch is not None and int(arch[1]) >= LEAST_ARCH
+
+
+def full_formats(pattern: Pattern) -> list[Format]:
+    """The formats of this template without padding beside elements, larger blocks first."""
+    full = [b for b in BLOCKS if library.places(BSR(b, b), pattern) == pattern.nnz]
+    tiles = [t for t in TILES if library.places(BSR(t, 1), pattern) == pattern.nnz]
+    found: list[Format] = [BSR(b, b) for b in full]
+    found += [DBSR(b, b) for b in full[:1]]
+    return found + [SRBCRS(t, g) for t in tiles[:1] for g in GROUPS]
 
 
 def program(problem: Spmm, config: TensorCores) -> SparseFunc:
@@ -233,7 +270,7 @@ def apply(sch: Schedule, config: TensorCores) -> None:
     sch.rewrite(copy_together, copies[0], warps=warps, vector=min(config.vector, 16 // size))
     sch.rewrite(copy_together, copies[1], warps=warps, vector=own)
     others = [f"{start.name}0", f"{write.name}0"]
-    sch.rewrite(on_tensor_cores, product, others, warps=config.warps)
+    sch.rewrite(on_tensor_cores, product, others, warps=config.warps, pairs=config.vector > 1)
     sch.rewrite(software_pipeline, visit, copies, stages=config.stages)
 
 

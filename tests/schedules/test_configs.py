@@ -34,6 +34,7 @@ from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
+from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.templates.spmv import SlicedRows
 
 STORED = (
@@ -47,6 +48,7 @@ CONFIGS = (
     SddmmGroups(16, 8, 3, 40, pack=True),
     RowSplit(row_cache=True, rows_per_block=1, occupancy=None),
     HybRows(c=2, k=3, work=4),
+    TensorCores(SRBCRS(8, 32), tile=64, warps=(1, 2), vector=4),
     Groups("non-zeros", group=8, feat=64),
     FusedNonzeros(feat=32),
     *map(Decomposed, STORED),

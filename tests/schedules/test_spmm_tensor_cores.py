@@ -2,28 +2,325 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+
 import numpy as np
 import pytest
+import scipy.sparse as sp
 
-from cuda_runner import requires_cuda_text
-from sparsetir.formats import BSR
+import spmm_gpu_common
+from cuda_runner import KernelError, requires_cuda_text
+from gpu_runner import requires_nvcc
+from pairs import by_turns
+from sparsetir import interpret
+from sparsetir.build import kernel_of
+from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
+from sparsetir.lower import lower_template
+from sparsetir.request import request
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.search.spaces import space
+from sparsetir.schedules.templates import spmm_tensor_cores
+from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
-from tensor_cores_common import check, kernel, pattern
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.targets import resolve_target
+from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel
+from tensor_cores_common import arguments, batched_kernel, check, kernel, pattern
 
-pytestmark = requires_cuda_text
 COUNTS = [0, 1, 2, 5, 3]  # blocks of a row: none, one, fewer and more than stages
+SHAPE = (150, 200)  # which no block divides
+GPU = resolve_target({"kind": "cuda", "arch": "sm_80"})
+
+FORMATS = (
+    BSR(32, 32), SRBCRS(8, 16), BSR(8, 8), SRBCRS(16, 32), DBSR(16, 16), BSR(64, 64), SRBCRS(8, 32),
+    BSR(16, 8), DBSR(8, 32), BSR(24, 40), SRBCRS(16, 16), BSR(16, 16), DBSR(64, 64),
+)  # fmt: skip
+TYPES = (
+    ("float16", "float32"), ("bfloat16", "bfloat16"), ("int8", "int32"), ("float16", "float16"),
+    ("bfloat16", "float32"),
+)  # fmt: skip
+FEATURES = (72, 129, 36, 16, 30, 1, 256)
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
+@requires_cuda_text
+@pytest.mark.parametrize("stages", by_turns((3, 4, 1, 2), 2))
 def test_rows_of_any_number_of_blocks(stages):
     """Pipelines that have nothing to do, and less than they hold."""
     config = TensorCores(BSR(32, 32), stages=stages, tile=64, warps=(2, 1))
-    mask = pattern(config.format, (150, 200), COUNTS)
-    found = check(kernel(config), mask, feat=72)
+    found = check(kernel(config), pattern(config.format, SHAPE, COUNTS), feat=72)
     assert not found[:32].any()  # a row of no blocks
 
 
+@requires_cuda_text
+@pytest.mark.parametrize(
+    ("fmt", "types", "feat"), by_turns(itertools.product(FORMATS, TYPES, FEATURES), 92), ids=str
+)
+def test_formats(fmt, types, feat):
+    """Each format with each type and any number of features, under three orders of warps."""
+    config = TensorCores.for_features(fmt, feat, types[0])
+    check(kernel(config, *types), pattern(fmt, SHAPE, COUNTS), feat)
+
+
+WARPS = {
+    "many rows": TensorCores(BSR(32, 32), tile=32, warps=(4, 1), stages=2),
+    "many warps": TensorCores(BSR(64, 32), tile=64, warps=(4, 2), stages=2, depth=16),
+    "one warp": TensorCores(BSR(16, 16), tile=16, warps=(1, 1), stages=8),
+    "all of a block": TensorCores(BSR(32, 64), tile=32, warps=(2, 2), stages=2, depth=64),
+    "rows as columns": TensorCores(SRBCRS(16, 32), tile=64, warps=(2, 2), stages=4),
+    "narrow copies": TensorCores(DBSR(32, 32), tile=64, warps=(2, 2), vector=2),
+}
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("name", by_turns(WARPS, 3))
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.slow)])
+def test_warps(name, dtype):
+    config, out = WARPS[name], "int32" if dtype == "int8" else "float32"
+    check(kernel(config, dtype, out), pattern(config.format, SHAPE, COUNTS), feat=80)
+
+
+SHAPES = [(1, 1), (33, 7), (64, 64), (7, 300), (300, 7), (5, 0)]
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("fmt", by_turns((SRBCRS(8, 16), BSR(32, 32), DBSR(16, 16)), 3), ids=str)
+def test_shapes(fmt, shape):
+    config = TensorCores.for_features(fmt, 40)
+    check(kernel(config), pattern(fmt, shape, [1, 0, 9]), feat=40)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("fmt", [BSR(8, 16), DBSR(8, 8), SRBCRS(8, 8)], ids=str)
+def test_stage_one_means_the_same(fmt):
+    """Workspaces and steps of a block, with tails in all directions, in the interpreter."""
+    made = kernel(TensorCores(fmt, tile=16, warps=(1, 1), depth=8))
+    mask = pattern(fmt, (20, 27), [0, 1, 3])
+    args, values = arguments(made, mask, feat=24)
+    first = made.run.stages["I"]
+    interpret(first, {p.name: args[p.name] for p in first.params})
+    dense = np.zeros(mask.shape)
+    dense[mask] = values
+    np.testing.assert_allclose(args["out_"], dense @ args["b"].astype("float64"), atol=1e-5)
+
+
+@requires_cuda_text
 def test_nothing_stored():
-    config = TensorCores(BSR(32, 32), tile=64, warps=(2, 1))
-    found = check(kernel(config), np.zeros((40, 50), bool), feat=16)
-    assert not found.any()
+    for fmt in (BSR(32, 32), SRBCRS(8, 16), DBSR(16, 16)):
+        found = check(kernel(TensorCores.for_features(fmt, 40)), np.zeros((40, 50), bool), feat=40)
+        assert not found.any()
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("fmt", by_turns((SRBCRS(16, 32), BSR(32, 32), DBSR(16, 16)), 3), ids=str)
+def test_int64(fmt):
+    config = TensorCores.for_features(fmt, 36)
+    made = kernel(config, idtype="int64")
+    check(made, pattern(fmt, SHAPE, COUNTS), feat=36)
+
+
+@requires_cuda_text
+def test_sums_of_many_terms():
+    """A row of 60 blocks: errors as those of sums in float32, rounded once."""
+    config = TensorCores.for_features(BSR(16, 16), 16)
+    check(kernel(config, "float16", "float16"), pattern(config.format, (20, 960), [60]), feat=16)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("heads", [3])
+def test_batches(heads):
+    """A user's program, where many dense operands share the matrix: heads are in the grid."""
+    batched_kernel(TensorCores(BSR(32, 32), tile=32, warps=(1, 1)), heads, SHAPE, COUNTS, feat=40)
+
+
+# -- padding ------------------------------------------------------------------------------------
+
+
+def operands(mask, feat):
+    return np.random.default_rng(2).standard_normal((mask.shape[1], feat)).astype("float16")
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("fmt", [BSR(32, 32), SRBCRS(8, 16)], ids=str)
+def test_infinities_where_nothing_is_padding(fmt):
+    """In rows of B that no block reads, and of full blocks, results are what they should be."""
+    config = TensorCores.for_features(fmt, 40)
+    mask = pattern(fmt, (64, 96), [1, 2], share=1.0)
+    if isinstance(fmt, SRBCRS):
+        mask[:, 5] = False
+    unread, read = np.flatnonzero(~mask.any(axis=0)), np.flatnonzero(mask.any(axis=0))
+    b = operands(mask, 40)
+    b[unread] = np.nan
+    b[read[0], 3], b[read[0], 5] = np.inf, np.nan
+    found = check(kernel(config), mask, 40, b=b)
+    others = np.delete(found, [3, 5], axis=1)
+    assert np.isfinite(others).all()
+    assert (np.isfinite(found[:, 3]) == ~mask[:, read[0]]).all()
+    assert (np.isnan(found[:, 5]) == mask[:, read[0]]).all()
+
+
+@requires_cuda_text
+def test_padding_is_zero_times_finite():
+    """Zeros that fill a block are multiplied, NaN where B has infinities; empty slots are not."""
+    mask = np.zeros((32, 32), bool)
+    mask[0, 0] = True
+    b = operands(mask, 40)
+    b[7] = np.inf  # no element is in this column
+    found = check(kernel(TensorCores.for_features(BSR(32, 32), 40)), mask, 40, b=b)
+    assert np.isnan(found).all()
+    found = check(kernel(TensorCores.for_features(SRBCRS(8, 16), 40)), mask, 40, b=b)
+    assert np.isfinite(found).all()
+    b[0] = np.inf  # of one element in a tile of 8 rows
+    found = check(kernel(TensorCores.for_features(SRBCRS(8, 16), 40)), mask, 40, b=b)
+    assert np.isinf(found[0]).all() and np.isnan(found[1:8]).all() and not found[8:].any()
+
+
+# -- what the runner sees -----------------------------------------------------------------------
+
+
+@requires_cuda_text
+def test_a_missing_barrier_is_found():
+    """The emulated GPU tells a pipeline that is right from one that is not."""
+    config = TensorCores(BSR(32, 32), tile=32, warps=(2, 1), stages=2)
+    made = kernel.__wrapped__(config, edit=lambda text: text.replace("__syncthreads();", ""))
+    with pytest.raises(KernelError):
+        check(made, pattern(config.format, SHAPE, COUNTS), feat=32)
+
+
+@requires_cuda_text
+def test_wide_copies_of_other_features_would_be_misaligned(monkeypatch):
+    """Plans and kernels refuse them; without the promise that is checked, the runner does."""
+    config = TensorCores(BSR(32, 32), tile=32, warps=(1, 1))
+    with pytest.raises(ScheduleError, match="serves multiples of 8 features, got 36"):
+        config.tiles(36)
+    monkeypatch.setattr(Schedule, "bound", lambda *_: None)
+    with pytest.raises(KernelError, match="misaligned"):
+        check(kernel.__wrapped__(config), pattern(config.format, (40, 40), [2]), feat=36)
+
+
+# -- plans, searches ----------------------------------------------------------------------------
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_as_plans_have_it(dtype):
+    """Program, schedule and arguments of the template, for a problem of the operator."""
+    problem, config = Spmm(dtype), TensorCores.for_features(BSR(32, 32), 40, dtype)
+    template, mask = TEMPLATES[TensorCores], pattern(BSR(32, 32), SHAPE, COUNTS)
+    matrix = of_mask(mask, "int32")
+    given = spmm_gpu_common.operands(matrix, problem, 40)
+    arranged = template.arrange(matrix, problem, config)
+    args = {**arranged.arguments, **arranged.stored.values(A=given["a"]), "b": given["b"]}
+    args |= {"feat": 40, "out": np.full((mask.shape[0], 40), 7, given["b"].dtype)}
+    made = spmm_gpu_common.kernel(template, problem, config, as_cuda=True)
+    with bfloat16_arrays():
+        found = run_kernel(made, args)["out"]
+    expected = spmm_gpu_common.oracle(matrix, problem, given["a"], given["b"])
+    spmm_gpu_common.check(found, expected, dtype)
+
+
+def block_matrix(share):
+    mask = pattern(BSR(32, 32), (256, 192), [1, 2, 3], share)
+    return sp.csr_array(mask.astype("float16").astype("float32"))
+
+
+def searched(matrix, dtype="float16", target=GPU):
+    wanted = request("spmm", matrix, 64, dtype=dtype, target=target)
+    found = space(wanted.problem, wanted.pattern, wanted.statistics, wanted.target)
+    return wanted, [c for _, c in found.points() if isinstance(c, TensorCores)]
+
+
+def test_searches_have_them_where_blocks_are_full():
+    """Then they mean the same; elsewhere it is the user who says that padding is no matter."""
+    wanted, configs = searched(block_matrix(1.0))
+    assert {c.format for c in configs} >= {BSR(32, 32), DBSR(32, 32), SRBCRS(16, 32)}
+    for config in configs[:2]:
+        assert "ldmatrix" in wanted.stages(config)["III"].script()
+    assert searched(block_matrix(0.9))[1] == []
+    assert searched(block_matrix(1.0), "float32")[1] == []
+    assert searched(sp.csr_array((20, 30), dtype="float32"))[1] == []
+    for other in ({"kind": "cuda", "arch": "sm_75"}, "opencl"):
+        assert searched(block_matrix(1.0), target=resolve_target(other))[1] == []
+
+
+# -- what nvcc makes of it ----------------------------------------------------------------------
+
+SASS = {
+    "BSR float16 sm_80": (BSR(32, 32), "float16", "sm_80", r"HMMA\.16816\.F32 "),
+    "SR-BCRS bfloat16 sm_90": (SRBCRS(8, 16), "bfloat16", "sm_90", r"HMMA\.16816\.F32\.BF16"),
+    "BSR int8 sm_80": (BSR(32, 32), "int8", "sm_80", r"IMMA\.16832\.S8\.S8"),
+    "DBSR bfloat16 sm_90": (DBSR(64, 64), "bfloat16", "sm_90", r"HMMA\.16816\.F32\.BF16"),
+    "BSR of 8 float16 sm_90": (BSR(8, 8), "float16", "sm_90", r"HMMA\.16816\.F32 "),
+}
+
+
+@requires_nvcc
+@pytest.mark.parametrize("name", by_turns(SASS, 3))
+def test_instructions(name, tmp_path):
+    fmt, dtype, arch, product = SASS[name]
+    config = TensorCores.for_features(fmt, 128, dtype)
+    problem = Spmm(dtype, out="int32" if dtype == "int8" else "float32")
+    target = resolve_target({"kind": "cuda", "arch": arch})
+    stages = lower_template(TEMPLATES[TensorCores], problem, config, target)
+    found = compile_cuda(kernel_of(stages, target).source("cuda"), tmp_path, arch)
+    assert found.spills <= 16 and found.registers <= 160
+    code = instructions(found.cubin)
+    for opcode in (product, r"\bLDSM\.", r"\bLDGSTS\.E\.BYPASS\.128"):
+        assert re.search(opcode, code), opcode
+
+
+# -- refusals -----------------------------------------------------------------------------------
+
+BAD = {
+    "another format": ({"format": ELL()}, "format", "BSR, DBSR or SRBCRS of multiples of 8"),
+    "small blocks": ({"format": BSR(4, 8)}, "format", "BSR, DBSR or SRBCRS of multiples of 8"),
+    "vector": ({"vector": 3}, "vector", "1, 2, 4, 8 or 16, got 3"),
+    "tile": ({"tile": 36}, "tile", "a multiple of vector = 8, got 36"),
+    "stages": ({"stages": 9}, "stages", "at most 8, got 9"),
+    "no stages": ({"stages": 0}, "stages", "a positive integer, got 0"),
+    "depth": ({"depth": 24}, "depth", "None or a multiple of 8 that divides 32, got 24"),
+    "warps": ({"warps": (3, 1)}, "warps", "a multiple of 16 of rows or features for each"),
+    "too many warps": ({"warps": (1, 32)}, "warps", "two, 16 together, got (1, 32)"),
+    "one number": ({"warps": 4}, "warps", "two, 16 together, got 4"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_configs(name):
+    fields, argument, expected = BAD[name]
+    message = f"TensorCores: argument '{argument}': expected {expected}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        TensorCores(**{"format": BSR(32, 32), **fields})
+
+
+@pytest.mark.parametrize(
+    ("problem", "got"),
+    [
+        (Spmm("float16", batched=True), "heads"),
+        (Spmm(), "dtype 'float32'"),
+        (Spmm("float16", reduce="max"), "reduce='max'"),
+    ],
+)
+def test_problems_that_are_not_served(problem, got):
+    config, empty = TensorCores(BSR(32, 32)), np.zeros(1, "int32")
+    message = f"serves sums of one matrix in float16 or bfloat16 or int8, got {got}"
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        spmm_tensor_cores.program(problem, config)
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        spmm_tensor_cores.arrange(CsrPattern(empty, empty[:0], (0, 0)), problem, config)
+
+
+def test_too_much_shared_memory():
+    config = TensorCores(BSR(64, 64), warps=(2, 2), stages=8)
+    message = r"stages of \d+ bytes each to fit in 49152 bytes of shared memory, got 8"
+    with pytest.raises(ScheduleError, match=message):
+        lower_template(TEMPLATES[TensorCores], Spmm("float16"), config, GPU)
+
+
+def test_sums_of_another_type():
+    with pytest.raises(ValueError, match="Spmm: argument 'out': expected None, 'float16' or 'flo"):
+        Spmm("float16", out="float64")
+    with pytest.raises(ValueError, match="Spmm: argument 'dtype'"):
+        Spmm("int8")

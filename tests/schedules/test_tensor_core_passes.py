@@ -1,0 +1,155 @@
+"""The passes behind tensor cores, step by step: what they make of a program, what they refuse."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tvm.script import tirx as T
+
+from sparsetir import Schedule
+from sparsetir.formats import BSR, SRBCRS, Operand
+from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.schedules.passes.copy_together import copy_together
+from sparsetir.schedules.passes.shared_tiles import shared_tiles
+from sparsetir.schedules.passes.software_pipeline import software_pipeline
+from sparsetir.schedules.passes.tensor_cores import on_tensor_cores
+from sparsetir.sparse_ir.errors import ScheduleError
+from stage2 import golden, plain_text
+from tensor_cores_common import spmm
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false
+
+REST, START, WRITE = "spmm_reduce_rest0", "spmm_start0", "spmm_write0"
+STEPS = [START, WRITE]
+
+
+def tiles(block=16, out="float32", scope="shared"):
+    """Stage II of a product of blocks by 16 features, with tiles of both factors."""
+    rules = BSR(block, block).rules(Operand({"A": "float16"}, ("I", "J"), "int32"))
+    unmasked = [rule.name for rule in rules]
+    _, func = extract_preprocess(decompose_format(spmm("float16", out), rules, unmasked))
+    sch = Schedule(func)
+    it = sch.get_sparse_iteration(f"spmm_bsr_{block}_{block}")
+    io, jo, ii, ji, k = sch.get_sp_iters(it)
+    tile, k = sch.split(k, [None, 16])
+    sch.sparse_reorder(it, [tile, io, jo, ii, k, ji])
+    _, reduce, _ = sch.precompute("C", io, [ii, k])
+    jo, ii, k, ji = sch.get_sp_iters(reduce)
+    sch.precompute("B", jo, [ji, k], scope=scope, name="B_ws")
+    sch.precompute(f"A_bsr_{block}_{block}", jo, [ii, ji], scope=scope, name="A_ws")
+    return renamed(sch, f"_bsr_{block}_{block}")
+
+
+def renamed(sch, suffix):
+    """Stage II, without a format's name in those of blocks."""
+    from tvm import s_tir
+
+    from sparsetir.sparse_ir.nodes import map_expr
+    from sparsetir.sparse_ir.statements import block_with
+
+    sch.lower()
+    (func,) = sch.stage_two.mod.functions.values()
+
+    def block(node):
+        return block_with(node, name_hint=str(node.name_hint).replace(suffix, ""))
+
+    return func.with_body(map_expr(func.body, [(s_tir.SBlock, block)]))
+
+
+def copied(func):
+    for name in ("A_ws_copy0", "B_ws_copy0"):
+        func = copy_together(func, name, warps=1, vector=8)
+    return func
+
+
+def test_golden():
+    """All three, one after the other."""
+    func = on_tensor_cores(copied(tiles()), REST, STEPS, warps=(1, 1))
+    func = software_pipeline(func, "spmm_reduce0", ["A_ws_copy0", "B_ws_copy0"], stages=2)
+    assert plain_text(func) == golden("tensor_cores")
+
+
+def refused(message):
+    return pytest.raises(ScheduleError, match=re.escape(message))
+
+
+def test_blocks_that_are_not_there():
+    func = tiles()
+    with refused("copy_together: expected a block in loops, among ["):
+        copy_together(func, "none", warps=1, vector=8)
+    with refused("got 'none'"):
+        on_tensor_cores(func, "none", STEPS, warps=(1, 1))
+
+
+def test_copies():
+    func = tiles()
+    with refused("argument 'copy': expected a block that copies to shared memory"):
+        copy_together(func, START, warps=1, vector=8)
+    with refused("argument 'vector': expected a divisor of the 16 neighbours"):
+        copy_together(func, "B_ws_copy0", warps=1, vector=3)
+    with refused("argument 'copy': expected a block that copies to shared memory"):
+        copy_together(tiles(scope="global"), "B_ws_copy0", warps=1, vector=8)
+
+    @T.prim_func(s_tir=True)
+    def transposed(A: T.Buffer((16, 8), "float16")):
+        with T.sblock("visit"):
+            S = T.sblock_alloc_buffer((8, 16), "float16", scope="shared")
+            for i, j in T.grid(8, 16):
+                with T.sblock("copy"):
+                    S[i, j] = A[j, i]
+
+    with refused("argument 'vector': expected a divisor of the 16 neighbours"):
+        copy_together(transposed, "copy", warps=1, vector=8)
+
+
+def test_products():
+    with refused("argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared"):
+        on_tensor_cores(tiles(scope="global"), REST, STEPS, warps=(1, 1))
+    with refused("argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared"):
+        on_tensor_cores(tiles(), START, STEPS, warps=(1, 1))
+    with refused("expected factors and sums of float16 and float32, bfloat16 and float32, int8"):
+        on_tensor_cores(tiles(out="float16"), REST, STEPS, warps=(1, 1))
+    for func, warps in ((tiles(), (2, 2)), (tiles(block=4), (1, 1)), (tiles(), (3, 1))):
+        with refused("expected rows and columns of a warp that 16 and 8 divide, and terms that 8"):
+            on_tensor_cores(func, REST, STEPS, warps=warps)
+    with refused("argument 'steps': expected the blocks of all accesses of the sums, got C_ws"):
+        on_tensor_cores(tiles(), REST, [START], warps=(1, 1))
+    with refused("argument 'steps': expected loops over rows and columns of the sums"):
+        on_tensor_cores(tiles(), REST, [START, WRITE, "A_ws_copy0"], warps=(1, 1))
+
+
+def test_pipelines():
+    func = copied(tiles())
+    with refused("software_pipeline: argument 'stages': expected at least 1, got 0"):
+        software_pipeline(func, "spmm_reduce0", ["A_ws_copy0"], stages=0)
+    with refused(
+        "argument 'copies': expected blocks in block 'spmm_reduce0', among ['A_ws_copy0',"
+    ):
+        software_pipeline(func, "spmm_reduce0", ["A_ws_copy0", START], stages=2)
+    with refused("bytes each to fit in 49152 bytes of shared memory, got 100"):
+        software_pipeline(func, "spmm_reduce0", ["A_ws_copy0", "B_ws_copy0"], stages=100)
+
+
+def gathered():
+    rules = SRBCRS(8, 16).rules(Operand({"A": "float16"}, ("I", "J"), "int32"))
+    unmasked = [rule.name for rule in rules if rule.masked]
+    _, func = extract_preprocess(decompose_format(spmm("float16", "float32"), rules, unmasked))
+    sch = Schedule(func)
+    it = sch.get_sparse_iteration("spmm_sr_bcrs_8_16")
+    io, g, j, ii, k = sch.get_sp_iters(it)
+    tile, k = sch.split(k, [None, 16])
+    sch.sparse_reorder(it, [tile, io, g, ii, k, j])
+    sch.precompute("C", io, [ii, k])
+    return renamed(sch, "_sr_bcrs_8_16")
+
+
+def test_tiles_of_what_is_gathered():
+    func = gathered()
+    text = shared_tiles(func, "spmm_reduce0", ["A_sr_bcrs_8_16", "B"], outer=1).script()
+    assert 'T.sblock("spmm_reduce0_visit")' in text and 'T.sblock("B_copy0")' in text
+    with refused("argument 'operands': expected 'D' to be read at one place in block"):
+        shared_tiles(func, "spmm_reduce0", ["D"], outer=1)
+    with refused("argument 'operands': expected one of the loops inside to go along the last axis"):
+        shared_tiles(func, "spmm_reduce0", ["B"], outer=3)
