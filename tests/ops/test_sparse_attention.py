@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 import torch
-from tests.pairs import by_default
 
+from pairs import by_default
 from sparsetir import masks, ops
 from sparsetir.mask_blocks import BLOCKS
 from sparsetir.ops import masked_attention as module
