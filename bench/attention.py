@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sparsetir import masks, ops
 from sparsetir.bench.report import circumstances, table, write
+from sparsetir.bench.rounds import PRIORITY
 from sparsetir.bench.timing import interleaved, progress
 
 OURS, DENSE, FLEX = "sparsetir", "dense", "flex"
@@ -60,6 +63,8 @@ def run(args: argparse.Namespace) -> None:
     seconds = 0.05 if args.quick else args.seconds
     peers = PEERS if args.peers is None else tuple(args.peers)
     torch.set_num_threads(args.threads)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     cells = []
     for name in args.mask or MASKS:
         progress(name)
