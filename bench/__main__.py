@@ -89,6 +89,14 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
         "--hetero", nargs="+", type=Path, default=[], help="npz files of graphs with relations"
     )
     formats.add_argument("--format", nargs="+", help="only these, by their names in the tables")
+    attention = commands.add_parser(
+        "attention", parents=[fixed], help="sparse attention, beside torch's dense one and Flex"
+    )
+    attention.add_argument("--mask", nargs="+", metavar="MASK", help="default: all")
+    attention.add_argument("--peers", nargs="*", help="of dense and flex; default: both")
+    attention.add_argument("--length", type=int, help="default: 4096")
+    attention.add_argument("--seconds", type=float, default=20, help="for each way in turns")
+    attention.add_argument("--plot", action="store_true", help="draw a picture beside the file")
     mttkrp = commands.add_parser(
         "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"
     )

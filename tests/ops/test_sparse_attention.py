@@ -6,8 +6,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 import torch
-from tests.pairs import by_default
 
+from pairs import by_default
 from sparsetir import masks, ops
 from sparsetir.mask_blocks import BLOCKS
 from sparsetir.ops import masked_attention as module
@@ -69,14 +69,14 @@ def check(mask, given, given_mask=None):
 @pytest.fixture
 def by_elements(monkeypatch):
     """Masks of elements are not put in blocks."""
-    monkeypatch.setattr(module, "LEAST_FILL", 2)
+    monkeypatch.setattr(module, "ELEMENT", 0)
     monkeypatch.setattr(module, "_masks", WeakKeyDictionary())
 
 
 @pytest.fixture
 def by_small_blocks(monkeypatch):
     """Masks of elements are put in blocks of 16 alone."""
-    monkeypatch.setattr(module, "BLOCKS", (16, None))
+    monkeypatch.setattr(module, "PLACE", {16: 1})
     monkeypatch.setattr(module, "_masks", WeakKeyDictionary())
 
 
@@ -121,16 +121,10 @@ def test_elements_in_blocks(by_small_blocks):
     assert torch.equal(found, ops.sparse_attention(*given, mask))
 
 
-def test_size_of_blocks(monkeypatch):
-    mask = masks.band(400, 60)
-    structure = ops.structure_of(*mask.to_csr(), 400)
-    assert module._fitting(structure).block == 64
-    monkeypatch.setattr(module, "LEAST_FILL", 0.5)
-    assert module._fitting(structure).block == 32
-    monkeypatch.setattr(module, "LEAST_FILL", 0.75)
-    assert module._fitting(structure).block == 16
-    monkeypatch.setattr(module, "LEAST_FILL", 0.95)
-    assert module._fitting(structure) is None
+@pytest.mark.parametrize(("width", "block"), [(20, 16), (200, 32), (1600, 64)])
+def test_size_of_blocks(width, block):
+    mask = masks.band(800, width)
+    assert module._fitting(ops.structure_of(*mask.to_csr(), 800)).block == block
 
 
 @pytest.mark.parametrize("dtype", by_default(TYPES, torch.float32, torch.float16))

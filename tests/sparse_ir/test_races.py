@@ -215,6 +215,59 @@ def test_what_is_not_private(body: str) -> None:
     assert facts(sparsetir.lower_sparse_iter(func))["tile0"] == {"vo": "scatter: W"}
 
 
+IN_TILES = (
+    (TILES.format(body="{body}"))
+    .replace(
+        "    L = T.dense_fixed(4)\n",
+        "    L = T.dense_fixed(4)\n    P = T.dense_fixed(2)\n    Q = T.dense_fixed(2)\n"
+        "    S = T.sparse_fixed(O, (2, 2), indices)\n    Z = T.dense_fixed(zeros)\n",
+    )
+    .replace("n: T.int32", "n: T.int32, zeros: T.int32, indices: T.handle")
+)
+NESTED = """
+        with T.sp_iter([P], "S", "start") as [p]:
+            with T.sp_iter([Q], "S", "start_inner") as [q]:
+                W[p * 2 + q] = 0.0
+"""
+
+
+def in_tiles(start: str) -> str:
+    """What a program says of its outermost loop that begins its workspace by tiles."""
+    func = sparsetir.from_source(IN_TILES.format(body=start + SUM + WRITE))
+    return facts(sparsetir.lower_sparse_iter(func))["tile0"]["vo"]
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        NESTED.replace("W[p * 2 + q]", "W[q * 2 + p]"),
+        START.replace("[L]", "[P, Q]").replace('"S"', '"SS"').replace("[l]", "[p, q]", 1)
+        .replace("W[l]", "W[q + p * 2]"),
+        NESTED,
+    ],
+    ids=["columns first", "one iteration", "nested"],
+)  # fmt: skip
+def test_a_workspace_that_tiles_write_is_private(start: str) -> None:
+    assert in_tiles(start) == "free"
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        NESTED.replace("p * 2 + q", "p * 3 + q"),  # 2 is left out
+        NESTED.replace("p * 2 + q", "p + q"),
+        NESTED.replace("p * 2 + q", "p * 2 + q + 1"),
+        NESTED.replace("p * 2 + q", "p * 2 + q * q"),
+        NESTED.replace("[P]", "[S]"),  # stores some positions only
+        NESTED.replace("[Q]", "[Z, Q]").replace('"S", "start_inner"', '"SS", "start_inner"')
+        .replace("as [q]", "as [z, q]"),  # perhaps no visit
+    ],
+    ids=["a gap", "too few", "moved", "no sum", "a sparse axis", "no visits"],
+)  # fmt: skip
+def test_a_workspace_that_tiles_leave_in_part(start: str) -> None:
+    assert in_tiles(start) == "scatter: W"
+
+
 def test_a_workspace_that_is_read_afterwards() -> None:
     after = "    with T.sp_iter([L], 'S', 'after') as [l]:\n        C[l] = W[l]\n"
     func = sparsetir.from_source(TILES.format(body=START + SUM + WRITE) + after)

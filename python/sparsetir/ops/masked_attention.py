@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.arrays import dtype_name
-from sparsetir.mask_blocks import BLOCKS, BlockMask, BlockRows
+from sparsetir.mask_blocks import BlockMask, BlockRows
 from sparsetir.masks import from_elements
 from sparsetir.ops import block_kernels, message_kernels
 from sparsetir.ops.messages_library import attention_gradients
@@ -23,8 +23,8 @@ from sparsetir.ops.structure import DTYPES, Structure, structure_of
 __all__ = ["block_attention", "element_attention", "sparse_attention"]
 
 WHO = "sparse_attention"
-# Elements of a mask are put in blocks that have at least this share of theirs.
-LEAST_FILL = 1 / 8
+# What a place in a block of some size costs, and what an element costs by itself.
+PLACE, ELEMENT = {64: 1.0, 32: 1.1, 16: 1.7}, 16.0
 
 
 def sparse_attention(
@@ -194,7 +194,7 @@ _masks: WeakKeyDictionary[Structure, BlockMask | None] = WeakKeyDictionary()
 
 
 def _in_blocks(structure: Structure) -> BlockMask | None:
-    """The elements in blocks that they fill well enough; None where they fill none, or a GPU."""
+    """The elements in blocks where that costs less than one by one; None elsewhere, on GPUs too."""
     if structure.device.type != "cpu":
         return None
     if structure not in _masks:
@@ -203,19 +203,20 @@ def _in_blocks(structure: Structure) -> BlockMask | None:
 
 
 def _fitting(structure: Structure) -> BlockMask | None:
-    if not structure.nnz:
-        return None
     indptr, indices, shape = structure.pattern
     row = np.repeat(np.arange(shape[0]), np.diff(indptr))
-    for block in reversed(BLOCKS[:-1]):
+    costs: dict[int, float] = {}
+    for block, place in PLACE.items():
         wide = -(-shape[1] // block)
         count = len(np.unique(row // block * np.int64(wide) + indices // block))
-        if structure.nnz >= LEAST_FILL * count * block**2:
-            try:
-                return from_elements(indptr, indices, shape, block)
-            except ValueError:  # some are there several times
-                return None
-    return None
+        costs[block] = place * count * block**2
+    best = min(costs, key=lambda block: costs[block])
+    if not structure.nnz or costs[best] > ELEMENT * structure.nnz:
+        return None
+    try:
+        return from_elements(indptr, indices, shape, best)
+    except ValueError:  # some are there several times
+        return None
 
 
 # -- arguments ------------------------------------------------------------------------------------

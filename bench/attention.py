@@ -1,0 +1,270 @@
+"""Sparse attention, beside torch's dense attention with the mask and its FlexAttention."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from sparsetir import masks, ops
+from sparsetir.bench.report import circumstances, table, write
+from sparsetir.bench.rounds import PRIORITY
+from sparsetir.bench.timing import interleaved, progress
+
+OURS, DENSE, FLEX = "sparsetir", "dense", "flex"
+PEERS = (DENSE, FLEX)
+LENGTH, HEADS, HEAD_SIZE, WIDTH, BLOCK = 4096, 12, 64, 256, 64
+# Sizes of blocks of FlexAttention, of which 128 is its default.
+FLEX_BLOCKS = (128, 64)
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
+MASKS: dict[str, Callable[[int], Any]] = {
+    "band": lambda length: masks.band(length, WIDTH, BLOCK),
+    "causal band": lambda length: masks.band(length, WIDTH, BLOCK) & masks.causal(length, BLOCK),
+    "butterfly": lambda length: masks.butterfly(length, BLOCK),
+    "bigbird": lambda length: masks.bigbird(length, BLOCK),
+}
+Call = Callable[[], Any]
+
+
+def near(i: Any, j: Any) -> Any:
+    """Whether two positions are in the band."""
+    return (i - j).abs() <= WIDTH // 2
+
+
+def one_digit(i: Any, j: Any) -> Any:
+    """Whether the blocks of two positions differ in at most one binary digit."""
+    apart = (i // BLOCK) ^ (j // BLOCK)
+    return (apart & (apart - 1)) == 0
+
+
+def rule(name: str, mask: Any) -> Callable[..., Any]:
+    """A mask as FlexAttention takes it: a function of positions."""
+    if name == "bigbird":  # of which there is no formula
+        table = mask.to_dense()[::BLOCK, ::BLOCK].contiguous()
+        return lambda b, h, i, j: table[i // BLOCK, j // BLOCK]
+    return {
+        "band": lambda b, h, i, j: near(i, j),
+        "causal band": lambda b, h, i, j: near(i, j) & (j <= i),
+        "butterfly": lambda b, h, i, j: one_digit(i, j),
+    }[name]
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command; status 1 if a result was wrong."""
+    length, heads = (256, 2) if args.quick else (args.length or LENGTH, HEADS)
+    seconds = 0.05 if args.quick else args.seconds
+    peers = PEERS if args.peers is None else tuple(args.peers)
+    torch.set_num_threads(args.threads)
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    cells = []
+    for name in args.mask or MASKS:
+        progress(name)
+        cells.append({"mask": name, **measure(name, length, heads, peers, seconds)})
+    progress("memory")
+    memory = [peak(OURS, n, heads) for n in (length, 2 * length, 4 * length)]
+    memory += [peak(DENSE, length, heads)] if DENSE in peers else []
+    progress("")
+    show(cells, memory, args.threads)
+    where = {**circumstances(args.threads), "features": features()}
+    results = {"heads": heads, "head_size": HEAD_SIZE, "dtype": "float32"}
+    path = write(args.out, "attention", where, {**results, "cells": cells, "memory": memory})
+    if args.plot:
+        draw(path)
+    wrong = {c["mask"]: c["wrong"] for c in cells if c["wrong"]}
+    if wrong:
+        raise SystemExit(f"attention: wrong: {wrong}")
+
+
+def measure(
+    name: str, length: int, heads: int, peers: tuple[str, ...], seconds: float
+) -> dict[str, Any]:
+    """Shortest and median times of results, and of results with gradients."""
+    mask = MASKS[name](length)
+    rng = torch.Generator().manual_seed(0)
+    given = [torch.randn(1, heads, length, HEAD_SIZE, generator=rng) for _ in range(4)]
+    *operands, grad = given
+    dense = mask.to_dense()
+    ways: dict[str, Callable[..., Any]] = {
+        OURS: lambda q, k, v: ops.sparse_attention(q, k, v, mask)
+    }
+    if DENSE in peers:
+        ways[DENSE] = lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=dense)
+    missing: dict[str, str] = {}
+    if FLEX in peers:
+        torch._dynamo.reset()  # which compiles one function only so many times
+        for block in FLEX_BLOCKS:
+            ways[f"{FLEX} {block}"] = flex(rule(name, mask), length, block)
+    expected = scaled_dot_product_attention(*operands, attn_mask=dense)
+    wrong: list[str] = []
+    forward: dict[str, Call] = {}
+    backward: dict[str, Call] = {}
+    for who, way in ways.items():
+        with torch.no_grad():
+            error = (way(*operands) - expected).abs().max().item()
+        if not error < 1e-4:  # NaN is wrong too
+            wrong.append(f"{who} by {error}")
+            continue
+        forward[who] = without_gradients(way, operands)
+    times = interleaved(forward, seconds)
+    # Afterwards: what torch.compile has failed for once, it does not compile any more.
+    for who in forward:
+        try:
+            call = with_gradients(ways[who], operands, grad)
+            call()
+            backward[who] = call
+        except Exception as problem:  # whatever a peer says that it has no gradient with
+            missing[who] = f"{type(problem).__name__}: {problem}".splitlines()[0]
+    return {
+        "length": length, "blocks": len(mask.rows.indices), "elements": mask.nnz,
+        "forward": times, "backward": interleaved(backward, seconds),
+        "no_gradient": missing, "wrong": wrong,
+    }  # fmt: skip
+
+
+def without_gradients(way: Callable[..., Any], operands: list[Any]) -> Call:
+    def call() -> None:
+        with torch.no_grad():
+            way(*operands)
+
+    return call
+
+
+def with_gradients(way: Callable[..., Any], operands: list[Any], grad: Any) -> Call:
+    own = [x.clone().requires_grad_() for x in operands]
+    return lambda: torch.autograd.grad(way(*own), own, grad)
+
+
+def flex(holds: Callable[..., Any], length: int, block: int) -> Callable[..., Any]:
+    """Compiled FlexAttention with a mask; its blocks are made beforehand."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    made = create_block_mask(holds, None, None, length, length, "cpu", BLOCK_SIZE=block)
+    compiled: Any = torch.compile(flex_attention, dynamic=False)
+    return lambda q, k, v: compiled(q, k, v, block_mask=made)
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+def peak(way: str, length: int, heads: int) -> dict[str, Any]:
+    """Bytes that a call with gradients takes at most, beside its operands, in its own process."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        found = pool.apply(_peak, (way, length, heads))
+    return {"way": way, "mask": "band", "length": length, **found}
+
+
+def _peak(way: str, length: int, heads: int) -> dict[str, int]:
+    def call(mask: Any, operands: list[Any], grad: Any) -> None:
+        own = [x.requires_grad_() for x in operands]
+        if way == OURS:
+            out = ops.sparse_attention(*own, mask)
+        else:
+            out = scaled_dot_product_attention(*own, attn_mask=mask.to_dense())
+        torch.autograd.grad(out, own, grad)
+
+    for size in (128, length):  # the first compiles
+        mask = MASKS["band"](size)
+        *operands, grad = (torch.randn(1, heads, size, HEAD_SIZE) for _ in range(4))
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before = _memory("VmRSS")
+        call(mask, operands, grad)
+        taken = _memory("VmHWM") - before
+    operand = heads * length * HEAD_SIZE * 4
+    return {"blocks": len(mask.rows.indices), "bytes": taken, "operand_bytes": operand}
+
+
+def _memory(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
+
+
+def features() -> list[str]:
+    """Those of the CPU that such kernels could use."""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return []
+    flags = next((x for x in text.splitlines() if x.startswith("flags")), "").split()
+    return [name for name in FEATURES if name in flags]
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+def show(cells: list[dict[str, Any]], memory: list[dict[str, Any]], threads: int) -> None:
+    for step in ("forward", "backward"):
+        names = list(dict.fromkeys(n for c in cells for n in c[step]))
+        rows = []
+        for cell in cells:
+            times = cell[step]
+            ours = times[OURS]["min"] if OURS in times else float("nan")
+            texts = [
+                f"{1e3 * times[n]['min']:.1f} ({times[n]['min'] / ours:.2f})" if n in times else "-"
+                for n in names
+            ]
+            rows.append([cell["mask"], cell["blocks"], *texts])
+        what = "result" if step == "forward" else "result and gradients"
+        title = f"Attention, {what}: ms, and times what sparsetir takes; threads: {threads}"
+        table(title, ["mask", "blocks", *names], rows)
+    for name, text in _without_gradient(cells).items():
+        print(f"{name} has no gradient here: {text}")
+    mb = [
+        [m["way"], m["length"], m["blocks"], f"{m['bytes'] / 2**20:.1f}",
+         f"{m['bytes'] / m['operand_bytes']:.2f}"]
+        for m in memory
+    ]  # fmt: skip
+    head = ["way", "length", "blocks", "MiB", "times q"]
+    table("Most memory of a band's result and gradients, beside operands", head, mb)
+
+
+def _without_gradient(cells: list[dict[str, Any]]) -> Mapping[str, str]:
+    return {name: text for c in cells for name, text in c["no_gradient"].items()}
+
+
+def draw(path: Path) -> Path:
+    """A picture of a JSON file of this command, beside it: bars of milliseconds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    record = json.loads(path.read_text())
+    cells = record["results"]["cells"]
+    figure, axes = plt.subplots(
+        2, len(cells), squeeze=False, figsize=(2.4 * len(cells) + 1, 4), sharex="row"
+    )
+    for row, step in zip(axes, ("forward", "backward"), strict=True):
+        for axis, cell in zip(row, cells, strict=True):
+            names = [*cell[step]][::-1]
+            times = [1e3 * cell[step][n]["min"] for n in names]
+            bars = axis.barh(
+                names, times, color=["#c8102e" if n == OURS else "#8a8a8a" for n in names]
+            )
+            axis.bar_label(bars, [f"{t:.0f}" for t in times], fontsize=7, padding=2)
+            axis.margins(x=0.2)
+            what = "" if step == "forward" else " and gradients"
+            axis.set_title(f"{cell['mask']}{what}", fontsize=9)
+            axis.tick_params(labelsize=8)
+            for side in ("top", "right"):
+                axis.spines[side].set_visible(False)
+    threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
+    length, heads = cells[0]["length"], record["results"]["heads"]
+    figure.supxlabel(
+        f"ms, length {length}, {heads} heads of {record['results']['head_size']}, float32, "
+        f"{threads}, {record['cpu']}", fontsize=8,
+    )  # fmt: skip
+    figure.tight_layout()
+    picture = path.with_suffix(".png")
+    figure.savefig(picture, dpi=150)
+    plt.close(figure)
+    print(f"drawn: {picture.name}")
+    return picture

@@ -1,0 +1,227 @@
+"""Attention over blocks and its gradients: programs against the interpreter, and definitions."""
+
+# pyright: reportAttributeAccessIssue=false
+
+import numpy as np
+import pytest
+
+import sparsetir
+from pairs import by_default
+from sparsetir.schedules.operators.edge_attention import EdgeAttention
+from sparsetir.schedules.operators.edge_attention import program as edge_program
+from sparsetir.schedules.templates import block_attention, block_attention_backward, edge_attention
+from sparsetir.schedules.templates.block_attention import BlockAttention, BlockTiles, apply
+from sparsetir.schedules.templates.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.templates.message_tiles import Tile
+
+HEADS, SCALE = 2, 0.3
+# Blocks of 4 rows of 3, the second of which is empty.
+TABLE = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0], [1, 1, 1]], bool)
+
+
+def structure(block, transposed=False):
+    """Index arrays and elements; of the third kind of blocks some rows are empty."""
+    rng = np.random.default_rng(0)
+    bits = rng.random((3, block, block)) < 0.5
+    bits[0], bits[2, : block // 2] = True, False
+    kinds = np.array([0, 1, 2, 1, 0, 2], "int32")
+    row, column = TABLE.nonzero()
+    whole = np.zeros((*TABLE.shape, block, block), bool)
+    whole[row, column] = bits[kinds]
+    mask = whole.transpose(0, 2, 1, 3).reshape(len(TABLE) * block, -1)
+    if transposed:
+        order = np.lexsort((row, column))
+        row, column, kinds, bits = column[order], row[order], kinds[order], bits.swapaxes(1, 2)
+    sizes = TABLE.shape[::-1] if transposed else TABLE.shape
+    words = np.packbits(bits.swapaxes(1, 2), axis=-1, bitorder="little").view("int16")
+    indptr = np.searchsorted(row, np.arange(sizes[0] + 1)).astype("int32")
+    return mask, {
+        "indptr": indptr, "indices": column.astype("int32"), "kind": kinds, "bits": words,
+        "heads": HEADS, "rows": sizes[0], "cols": sizes[1], "blocks": len(row), "kinds": len(bits),
+    }  # fmt: skip
+
+
+def operands(problem):
+    rng, block = np.random.default_rng(1), problem.block
+    rows, cols = TABLE.shape
+    shapes = {
+        "q": (rows, problem.feat), "k": (cols, problem.feat), "v": (cols, problem.width),
+        "grad": (rows, problem.width),
+    }  # fmt: skip
+    return {
+        name: rng.standard_normal((HEADS, blocks, block, size)).astype(problem.dtype)
+        for name, (blocks, size) in shapes.items()
+    }
+
+
+def exact(problem, mask):
+    """Result, logarithms and gradients in float64, by their definitions."""
+    q, k, v, grad = (
+        x.astype("float64").reshape(HEADS, -1, x.shape[-1]) for x in operands(problem).values()
+    )
+    scores = np.where(mask, SCALE * q @ k.swapaxes(1, 2), -np.inf)
+    with np.errstate(divide="ignore"):
+        lse = np.log(np.exp(scores).sum(-1))
+    weights = np.exp(scores - np.where(np.isinf(lse), 0, lse)[..., None])
+    out = weights @ v
+    delta = (out * grad).sum(-1)
+    dscores = weights * (grad @ v.swapaxes(1, 2) - delta[..., None])
+    return {
+        "out": out, "lse": lse, "delta": delta, "dq": SCALE * dscores @ k,
+        "dk": SCALE * dscores.swapaxes(1, 2) @ q, "dv": weights.swapaxes(1, 2) @ grad,
+    }  # fmt: skip
+
+
+def arguments(problem):
+    """Those of a problem's kernel, its results by name, and what they should be."""
+    backward = isinstance(problem, BlockAttentionBackward)
+    keys = backward and problem.keys
+    mask, stored = structure(problem.block, keys)
+    wanted, given = exact(problem, mask), operands(problem)
+    like = {"out": "grad", "dq": "q", "dk": "k", "dv": "v"}
+    results = (["dk", "dv"] if keys else ["dq"]) if backward else ["out", "lse"]
+    made = {}
+    for name in ("lse", "delta"):
+        made[name] = wanted[name].reshape(HEADS, -1, problem.block).astype(problem.accumulator)
+    if not backward:
+        del given["grad"], made["delta"]
+    made |= {
+        n: np.empty(operands(problem)[like[n]].shape, problem.dtype) for n in results if n != "lse"
+    }
+    for name in results:
+        made[name] = np.full_like(made[name], np.nan)
+    return {**given, **made, **stored, "scale": SCALE}, results, wanted
+
+
+def check(problem, config, tolerance):
+    backward = isinstance(problem, BlockAttentionBackward)
+    template = block_attention_backward if backward else block_attention
+    program = template.program(problem, config)
+    found, results, wanted = arguments(problem)
+    expected = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in found.items()}
+    sparsetir.interpret(program, expected)
+    sparsetir.build(program, schedule=apply, config=config, check=False)(**found)
+    for name in results:
+        shape = found[name].shape
+        for got in (found, expected):
+            np.testing.assert_allclose(
+                got[name].astype("float64"), wanted[name].reshape(shape), atol=tolerance, rtol=0
+            )
+
+
+PROBLEMS = [
+    BlockAttention(16, 4, 6), BlockAttentionBackward(16, 4, 6),
+    BlockAttentionBackward(16, 4, 6, keys=True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("problem", PROBLEMS, ids=["result", "queries", "keys"])
+def test_programs(problem):
+    check(problem, BlockTiles(8, 2, 3, parallel=False), 3e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", PROBLEMS, ids=["result", "queries", "keys"])
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_types(problem, dtype):
+    tolerance = {"float64": 1e-14, "float16": 4e-3, "bfloat16": 4e-2}[dtype]
+    changed = type(problem)(**{**vars(problem), "dtype": dtype})
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    check(changed, BlockTiles.for_block(16, changed.accumulator), tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lanes", [1, 4, 16])
+@pytest.mark.parametrize(("block", "vectors"), [(16, 1), (32, 2), (48, 1), (48, 3)])
+@pytest.mark.parametrize("tile", [1, 5])
+def test_tiles(lanes, block, vectors, tile):
+    if block % (lanes * vectors) == 0:
+        check(BlockAttention(block, 5, 3), BlockTiles(lanes, vectors, tile), 3e-6)
+
+
+@pytest.mark.parametrize("block", by_default([16, 32, 64, 128], 64))
+def test_good_tiles(block):
+    for accumulator in ("float32", "float64"):
+        found = BlockTiles.for_block(block, accumulator)
+        assert block % (found.lanes * found.vectors) == 0
+        assert 16 <= found.vectors * found.tile <= 24
+
+
+def test_sums_stay_in_registers_and_vectors():
+    """All steps are vectors, products straight code of them, and no access has a condition."""
+    stages = sparsetir.lower(
+        block_attention.program(BlockAttention()), apply, BlockTiles.for_block(64)
+    )
+    text = stages["III"].script()
+    assert "if_then_else" not in text and "T.exp(" not in text
+    assert "for h_io in T.parallel(" in text
+    steps = [line for line in text.splitlines() if 'T.sblock("' in line]
+    assert text.count("in T.vectorized(16)") == sum(
+        not any(f'"{name}0"' in line for name in ("rows", "keys", "score", "top", "sum", "weigh"))
+        for line in steps
+        if '"root"' not in line
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: BlockAttention(block=24), "'block': expected a multiple of 16, got 24"),
+        (lambda: BlockAttention(feat=0), "'feat': expected 1 or more, got 0"),
+        (lambda: BlockAttention(dtype="int8"), "'dtype'"),
+        (lambda: BlockTiles(lanes=3), "'lanes': expected a power of two"),
+        (lambda: BlockTiles(tile=0), "'tile': expected 1 or more"),
+    ],
+)
+def test_refusals(make, text):
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_programs_of_another_shape():
+    with pytest.raises(sparsetir.ScheduleError, match="block_attention: argument 'sch': expected"):
+        apply(sparsetir.Schedule(edge_program(EdgeAttention())), BlockTiles())
+    program = sparsetir.from_source("""
+@T.prim_func
+def other(x: T.handle, m: T.int32):
+    I = T.dense_fixed(m)
+    K = T.dense_fixed(16)
+    L = T.dense_fixed(16)
+    X = T.match_sparse_buffer(x, (I, K), "float32")
+    Y = T.alloc_sparse_buffer((K,), "float32", "local")
+    with T.sp_iter([I], "S", "rows") as [i]:
+        with T.sp_iter([L], "S", "inner") as [l]:
+            X[i, l] = X[i, l] + X[i, l]
+        with T.sp_iter([K], "S", "next") as [k]:
+            Y[k] = X[i, k]
+        with T.sp_iter([K], "S", "last") as [k]:
+            X[i, k] = Y[k]
+""")
+    with pytest.raises(sparsetir.ScheduleError, match="'inner' to visit 'K', at most one other"):
+        apply(sparsetir.Schedule(program), BlockTiles(16, 1))
+
+
+def test_attention_of_elements_with_heads_first():
+    """The same kernel, with heads before rows and columns."""
+    rng, heads = np.random.default_rng(0), 2
+    indptr, indices = np.array([0, 3, 3, 5], "int32"), np.array([0, 2, 3, 1, 1], "int32")
+    shapes = {"q": (3, 5), "k": (4, 5), "v": (4, 6), "out": (3, 6)}
+    given = {n: rng.standard_normal((heads, *s)).astype("float32") for n, s in shapes.items()}
+    given["out"][:] = np.nan
+    rest = {
+        "scores": np.zeros(heads * 5, "float32"), "scale": 0.5, "indptr": indptr,
+        "indices": indices, "m": 3, "n": 4, "nnz": 5, "heads": heads, "feat": 5, "width": 6,
+    }  # fmt: skip
+    found = []
+    for first in (True, False):
+        program = edge_program(EdgeAttention(heads_first=first))
+        turned = {n: x if first else x.swapaxes(0, 1).copy() for n, x in given.items()}
+        interpreted = {n: x.copy() for n, x in turned.items()}
+        sparsetir.interpret(program, {**interpreted, **rest})
+        config = edge_attention.AttentionTiles(Tile(4), Tile(4))
+        kernel = sparsetir.build(program, schedule=edge_attention.apply, config=config, check=False)
+        kernel(**turned, **rest)
+        np.testing.assert_allclose(turned["out"], interpreted["out"], atol=1e-6)
+        found.append(turned["out"] if first else turned["out"].swapaxes(0, 1))
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
