@@ -1,6 +1,8 @@
 """Linear layers with pruned weights, against dense ones with the same weights in float64."""
 
 import copy
+import doctest
+import importlib
 import itertools
 import re
 import sys
@@ -94,6 +96,12 @@ def test_state_dictionaries(block):
         other.load_state_dict(one.state_dict())
         torch.testing.assert_close(other(x), one(x), rtol=0, atol=0)
     assert set(one.state_dict()) == {"values", "indptr", "indices", "bias"}
+
+
+def test_examples_in_docstrings():
+    for name in ("sparse_linear", "prune"):
+        found = doctest.testmod(importlib.import_module(f"sparsetir.nn.{name}"))
+        assert found.attempted and not found.failed
 
 
 def test_under_autocast():
