@@ -86,6 +86,37 @@ def test_thesis_schedules(run):
         assert re.search(rf"^{re.escape(name)} +\w+ +[\d.]+ +[\d.]+ +[\d.]+$", text, re.MULTILINE)
 
 
+def test_pruned_encoder(run, tmp_path):
+    text = run(
+        "pruned_encoder.py", "--layers", "1", "--hidden", "64", "--intermediate", "96", "--heads",
+        "2", "--batch", "1", "--length", "12", "--rounds", "1", "--json", str(tmp_path),
+    )  # fmt: skip
+    assert "blocks of 32, 90%: 6 linear layers" in text
+    (path,) = tmp_path.glob("encoder-*.json")
+    written = json.loads(path.read_text())
+    assert {"cpu", "threads", "versions", "sizes"} < set(written)
+    found = {(r["model"], r["dtype"]): r for r in written["results"]}
+    assert len(found) == 6
+    for (_, dtype), record in found.items():
+        assert 0 < record["seconds"] and record["difference"] < {"float32": 1e-5}.get(dtype, 0.1)
+    dense, blocks = (found[name, "float32"]["bytes"] for name in ("dense", "blocks of 32, 90%"))
+    assert blocks < dense / 4
+
+
+def test_an_encoder_with_weights_of_a_file(run, tmp_path):
+    sizes = {"layers": 1, "hidden": 8, "intermediate": 16, "heads": 2}
+    made = runpy.run_path(str(EXAMPLES / "pruned_encoder.py"))["Encoder"](**sizes)
+    state = {f"bert.encoder.{name}": x for name, x in made.state_dict().items()}
+    assert "bert.encoder.layer.0.attention.self.query.weight" in state
+    torch.save({**state, "bert.pooler.dense.bias": torch.ones(2)}, tmp_path / "bert.pt")
+    options = [f"--{name}={value}" for name, value in sizes.items()]
+    text = run(
+        "pruned_encoder.py", *options, "--block=4", "--length=3", "--rounds=1", "--dtypes",
+        "float32", "--state", str(tmp_path / "bert.pt"),
+    )  # fmt: skip
+    assert "one by one, 95%" in text
+
+
 @pytest.mark.slow  # many processes
 def test_epoch_time(run, tmp_path):
     pytest.importorskip("torch_geometric")

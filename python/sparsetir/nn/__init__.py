@@ -1,6 +1,8 @@
-"""Graph neural network layers on sparse kernels, in the shape of PyTorch Geometric's.
+"""Layers on sparse kernels: graph neural networks, and linear layers with pruned weights.
 
-They take the arguments of PyG's layers of the same names, give the same results, and have the same
+:class:`SparseLinear` is made of a pruned `torch.nn.Linear`; :func:`sparse_linears` swaps those of a
+model, :func:`prune` says which weights to keep. The others are in the shape of PyTorch Geometric's:
+they take the arguments of PyG's layers of the same names, give the same results, and have the same
 parameters, so that state dictionaries go both ways; PyG itself is not needed. What they have in
 common: `edge_index` is a (2, E) int32 or int64 tensor of sources and targets, a `torch.sparse`
 matrix of targets x sources (PyG's `adj_t`), or anything else :func:`sparsetir.ops.spmm` takes.
@@ -16,8 +18,13 @@ To run PyG's own layers on these kernels, see :func:`sparsetir.nn.pyg.accelerate
 
 from sparsetir.nn.gat import GATConv
 from sparsetir.nn.gcn import GCNConv
+from sparsetir.nn.prune import prune
 from sparsetir.nn.pyg import accelerate
 from sparsetir.nn.rgcn import RGCNConv
 from sparsetir.nn.sage import SAGEConv
+from sparsetir.nn.sparse_linear import SparseLinear, sparse_linears
 
-__all__ = ["GATConv", "GCNConv", "RGCNConv", "SAGEConv", "accelerate"]
+__all__ = [
+    "GATConv", "GCNConv", "RGCNConv", "SAGEConv", "SparseLinear", "accelerate", "prune",
+    "sparse_linears",
+]  # fmt: skip

@@ -1,0 +1,192 @@
+"""Linear layers with pruned weights, which are stored and computed with where they are kept.
+
+>>> import torch
+>>> from sparsetir.nn import SparseLinear
+>>> linear = torch.nn.Linear(64, 128)
+>>> layer = SparseLinear.from_linear(linear, sparsity=0.9, block=(32, 32))
+>>> layer
+SparseLinear(in_features=64, out_features=128, bias=True, sparsity=0.88, block=(32, 32))
+>>> x = torch.randn(2, 7, 64)
+>>> y = torch.nn.functional.linear(x, layer.dense_weight(), layer.bias)
+>>> torch.allclose(layer(x), y, atol=1e-5)
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Linear, Module, Parameter
+
+from sparsetir.nn.prune import check_block, prune
+from sparsetir.ops.block_linear import block_linear
+from sparsetir.ops.library import spmm
+
+__all__ = ["SparseLinear", "sparse_linears"]
+
+
+class SparseLinear(Module):
+    """y = x W^T + b, where W is stored in full blocks, or element by element.
+
+    Make one with :meth:`from_linear`. Gradients of W are those of the stored places alone, zeros
+    among them too: what was pruned stays pruned.
+
+    With blocks, x and y are as torch has them, and a block's values are multiplied with several
+    tokens at a time. Element by element, x is transposed for the product, and y back, which takes
+    about as long as a product at 95 %: prefer blocks where the model allows.
+
+    values : (blocks, columns, rows of a block), or (nnz,)
+    indptr : (rows of blocks + 1,), or (out_features + 1,), int32
+    indices : (blocks,) or (nnz,) columns, of blocks or of elements, int32
+    """
+
+    indptr: Tensor
+    indices: Tensor
+
+    def __init__(self, weight: Tensor, mask: Tensor, bias: Tensor | None, block: Any) -> None:
+        """Of a dense weight, where a mask holds; see :meth:`from_linear`."""
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self.block: tuple[int, int] | None = None
+        values = weight.detach()
+        if block is None:
+            rows, columns = mask.nonzero(as_tuple=True)
+            values = values[rows, columns]
+            height = self.out_features
+        else:
+            r, c = self.block = check_block("SparseLinear", weight, block)
+            places = (self.out_features // r, r, self.in_features // c, c)
+            kept = mask.reshape(places).any(3).any(1)
+            rows, columns = kept.nonzero(as_tuple=True)
+            values = values.reshape(places).permute(0, 2, 3, 1)[rows, columns].contiguous()
+            height = places[0]
+        counts = torch.bincount(rows, minlength=height)
+        indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
+        self.register_buffer("indptr", indptr.to(torch.int32))
+        self.register_buffer("indices", columns.to(torch.int32))
+        self.values = Parameter(values.clone())
+        self.bias = None if bias is None else Parameter(bias.detach().clone())
+
+    @classmethod
+    def from_linear(
+        cls,
+        linear: Linear,
+        mask: Tensor | None = None,
+        *,
+        sparsity: float | None = None,
+        threshold: float | None = None,
+        block: tuple[int, int] | None = None,
+    ) -> SparseLinear:
+        """Of a linear layer, which stays as it is.
+
+        mask : (out_features, in_features) bool, which weights are kept
+        sparsity : keep this share fewer, by magnitude (:func:`sparsetir.nn.prune`)
+        threshold : keep weights of larger magnitude
+        block : rows and columns of blocks, which are to divide the weight: each is kept whole where
+            one of its weights is
+
+        One of the three at most; without, weights that are zero are pruned.
+        """
+        who = "SparseLinear.from_linear"
+        if not isinstance(linear, Linear):
+            raise TypeError(
+                f"{who}: argument 'linear': expected a torch.nn.Linear, got {type(linear).__name__}"
+            )
+        if sum(given is not None for given in (mask, sparsity, threshold)) > 1:
+            raise ValueError(
+                f"{who}: expected one of 'mask', 'sparsity' and 'threshold' at most, got several"
+            )
+        weight = linear.weight.detach()
+        if block is not None:
+            check_block(who, weight, block)
+        if mask is not None and (mask.shape != weight.shape or mask.dtype != torch.bool):
+            raise ValueError(
+                f"{who}: argument 'mask': expected bool of shape {tuple(weight.shape)}, got "
+                f"{str(mask.dtype).removeprefix('torch.')} of {tuple(mask.shape)}"
+            )
+        if mask is None:
+            at_least = threshold or 0.0
+            mask = weight.abs() > at_least if sparsity is None else prune(weight, sparsity, block)
+        return cls(weight, mask, linear.bias, block).train(linear.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., out_features), of x (..., in_features)."""
+        if self.block is not None:
+            return block_linear(
+                x, self.values, self.indptr, self.indices, self.bias, self.out_features,
+                self.in_features, False,
+            )  # fmt: skip
+        flat = x.reshape(-1, x.shape[-1])
+        out = spmm(self.indptr, self.indices, self.values, flat.t().contiguous(), "sum")
+        out = out if self.bias is None else out + self.bias[:, None]
+        return out.t().contiguous().view(*x.shape[:-1], self.out_features)
+
+    def dense_weight(self) -> Tensor:
+        """(out_features, in_features) W with its zeros, without a gradient."""
+        values = self.values.detach()
+        rows = torch.repeat_interleave(self.indptr.diff())
+        columns = self.indices.long()
+        if self.block is None:
+            out = values.new_zeros(self.out_features, self.in_features)
+            out[rows, columns] = values
+            return out
+        r, c = self.block
+        out = values.new_zeros(self.out_features // r, self.in_features // c, c, r)
+        out[rows, columns] = values
+        return out.permute(0, 3, 1, 2).reshape(self.out_features, self.in_features)
+
+    @property
+    def sparsity(self) -> float:
+        """Share of the weights that are not stored."""
+        return 1 - self.values.numel() / max(1, self.out_features * self.in_features)
+
+    def extra_repr(self) -> str:
+        """What its representation says."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, sparsity={self.sparsity:.2f}, block={self.block}"
+        )
+
+
+def sparse_linears(
+    model: Module, names: str | Callable[[str, Linear], bool] = "*", **how: Any
+) -> list[str]:
+    """Swap linear layers of a model for sparse ones, in place; gives the names of those swapped.
+
+    names : a pattern as of a shell, such as "encoder.layer.*.dense", or a function of a layer's
+        name and the layer
+    how : `sparsity`, `threshold` and `block` as of :meth:`SparseLinear.from_linear`
+
+    Other modules stay, those that are derived from `torch.nn.Linear` too, and so do layers whose
+    weight belongs to another module as well, such as an output layer tied to an embedding. A layer
+    that stands in several places is swapped for one.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    >>> sparse_linears(model, "0", sparsity=0.5)
+    ['0']
+    """
+    if "mask" in how:
+        raise TypeError("sparse_linears: argument 'mask': expected none, as layers differ")
+    chosen = (lambda name, _: fnmatchcase(name, names)) if isinstance(names, str) else names
+    owners: dict[int, set[int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(id(module))
+    made: dict[int, SparseLinear] = {}
+    swapped: list[str] = []
+    for parent_name, parent in list(model.named_modules()):
+        for child_name, child in list(parent._modules.items()):
+            name = f"{parent_name}.{child_name}" if parent_name else child_name
+            if type(child) is not Linear or not chosen(name, child):
+                continue
+            if len(owners[id(child.weight)]) > 1:
+                continue
+            if id(child) not in made:
+                made[id(child)] = SparseLinear.from_linear(child, **how)
+            setattr(parent, child_name, made[id(child)])
+            swapped.append(name)
+    return swapped

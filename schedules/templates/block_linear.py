@@ -1,0 +1,126 @@
+"""Linear maps with weights in blocks, on a CPU: some tokens by the rows of a block in registers.
+
+A vector of a block's values serves all tokens of a tile, a value of X all rows of a block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter, linear, outer
+from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates.shapes import only_nest
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule import Schedule
+
+__all__ = ["BlockTile", "apply", "program"]
+
+STRAIGHT = 4  # columns of a block whose code is straight
+SUMS, FEW_SUMS = 16, 8  # vectors that stay in registers, of AVX-512 and of others
+MOST_LANES = 16
+
+
+@dataclass(frozen=True)
+class BlockTile:
+    """How a kernel for blocks is made.
+
+    tile : tokens at a time, of which there are to be as many; for sums over tokens, columns of a
+        block at a time, a divisor
+    lanes : of a vector, a power of two that divides the rows of a block
+    parallel : use all threads; to wake them takes as long as a small product
+    """
+
+    tile: int = 8
+    lanes: int = 16
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        expect_at_least(self, tile=1)
+        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
+
+    @staticmethod
+    def for_block(problem: BlockLinear | BlockOuter, bits: int, tokens: int, parallel: bool) -> Any:
+        """As many sums as stay in vector registers of `bits` bits."""
+        lanes = min(MOST_LANES, bits // (64 if problem.accumulator == "float64" else 32))
+        while problem.rows % lanes:
+            lanes //= 2
+        most = max(1, (SUMS if bits == 512 else FEW_SUMS) * lanes // problem.rows)
+        if isinstance(problem, BlockLinear):
+            return BlockTile(most if tokens >= most else 1, lanes, parallel)
+        columns = next(n for n in range(min(most, problem.cols), 0, -1) if problem.cols % n == 0)
+        return BlockTile(columns, lanes, parallel)
+
+
+def program(problem: BlockLinear | BlockOuter, config: BlockTile) -> SparseFunc:
+    """The stage-I function of a problem."""
+    del config
+    return linear(problem) if isinstance(problem, BlockLinear) else outer(problem)
+
+
+def apply(sch: Schedule, config: BlockTile) -> None:
+    """Schedule a product with blocks, or sums over tokens for each place of blocks.
+
+    Before (stage I), and after::
+
+        with T.sp_iter([IO, TOKEN, JO, JI, II], "SSRRS", "linear") as [io, t, jo, ji, ii]: ...
+
+        with T.sp_iter([IO, TOKEN0], "SS", "linear") as [io, t0]:
+            ...                          # linear_start: Y_ws[t1, i0, i1] = bias
+            ...                          # linear_reduce over [JO, JI0, JI1, TOKEN1, II0, II1]
+            ...                          # linear_write
+
+    and::
+
+        with T.sp_iter([IO, JO, JI, TOKEN, II], "SSSRS", "outer") as [io, jo, ji, t, ii]: ...
+
+        with T.sp_iter([IO], "S", "outer") as [io]:
+            Y_ws[t, i0, i1] = ...        # what a row of blocks reads of Y, together
+            with T.sp_iter([JO, JI0], "SS", "outer_rest") as [jo, ji0]:
+                ...                      # outer_start, outer_reduce over [TOKEN, JI1, II0, II1]
+    """
+    nest = only_nest(sch, "BlockTile")
+    summed = nest.of_kind("R")
+    blocks = [x for x in nest.loops if nest.plain and x.node.is_sparse]
+    if nest.reduction is None or len(blocks) != 1 or len(nest.loops) != 5:
+        nest.refuse("to be a reduction over blocks or over tokens")
+    inside = [x for x in nest.loops if isinstance(x.node.length, tirx.IntImm)]
+    rows = next((x for x in nest.loops if x.name == blocks[0].node.parent.name), None)
+    rest = [x for x in nest.loops if x not in (*blocks, *inside, rows)]
+    if rows is None or len(inside) != 2 or len(rest) != 1 or "R" in rows.kinds:
+        nest.refuse("to visit rows of blocks, their blocks, the places of a block and tokens")
+    it, handles = nest.handles()
+    io, jo, ji, ii, token = (
+        handles[x.axes] for x in (rows, blocks[0], *inside, rest[0])
+    )  # fmt: skip
+    total = accumulator(nest.dtype)
+    over_tokens = rest[0] in summed
+    cut, whole = (ji, "exact") if over_tokens else (token, "shift")
+    outer_cut, inner_cut = sch.split(cut, [None, config.tile], tail=whole)
+    vectors = sch.split(ii, [None, config.lanes], tail="exact")
+    held = [inner_cut, *vectors]
+    straight = 1
+    if over_tokens:
+        sch.sparse_reorder(it, [io, jo, outer_cut, token, *held])
+    else:
+        cols = int(inside[0].node.length)
+        straight = next(n for n in range(min(STRAIGHT, cols), 0, -1) if cols % n == 0)
+        columns = sch.split(ji, [None, straight]) if straight > 1 else [ji]
+        sch.sparse_reorder(it, [io, outer_cut, jo, *columns, *held])
+    steps = sch.precompute(nest.result, outer_cut, held, dtype=total)
+    copies = []
+    if over_tokens:
+        mine = {loop.axes: loop for loop in sch.get_sp_iters(steps[1])}
+        over = [token.axes[0], *(mine[v.axes] for v in vectors)]
+        copies = sch.precompute("Y", io, over, scope="global")
+    if config.parallel:
+        sch.parallelize(io)
+    stage_two = sch.lower()
+    for place, step in enumerate(steps):
+        in_vectors(stage_two, step, len(held) + (straight > 1 and place == 1))
+    for step in copies:
+        in_vectors(stage_two, step, len(vectors))

@@ -1,0 +1,277 @@
+"""Linear layers with pruned weights, against dense ones with the same weights in float64."""
+
+import copy
+import doctest
+import importlib
+import itertools
+import re
+import sys
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+import sparsetir
+from pairs import by_turns
+from sparsetir import ScheduleError
+from sparsetir.nn import SparseLinear, prune, sparse_linears
+from sparsetir.ops.block_linear import block_outer
+from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
+from sparsetir.schedules.templates.block_linear import BlockTile, apply, program
+
+CLOSE = {torch.float32: 2e-6, torch.float64: 1e-13, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+
+
+def made(out, features, block, dtype=torch.float32, bias=True, sparsity=0.6):
+    torch.manual_seed(0)
+    dense = torch.nn.Linear(features, out, bias, dtype=dtype)
+    return SparseLinear.from_linear(dense, sparsity=sparsity, block=block)
+
+
+def close(found, wanted, dtype, terms):
+    bound = CLOSE[dtype] * (1 + wanted.abs().max().item()) * terms**0.5
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=bound)
+
+
+BLOCKS = [(32, 32), (16, 8), (8, 16), (4, 4), (6, 2), (64, 32), None]
+CASES = itertools.product(BLOCKS, CLOSE, [(3, 13, 192), (192,), (5, 192), (0, 192)])
+
+
+@pytest.mark.parametrize("block, dtype, shape", by_turns(CASES, 5), ids=str)
+def test_forward_and_backward(block, dtype, shape):
+    layer = made(384, 192, block, dtype, bias=shape != (5, 192))
+    weight = layer.dense_weight().double().requires_grad_()
+    bias = None if layer.bias is None else layer.bias.detach().double()
+    x = torch.randn(shape).to(dtype).requires_grad_()
+    other = x.detach().double().requires_grad_()
+    found, wanted = layer(x), linear(other, weight, bias)
+    assert found.dtype == dtype and found.shape == wanted.shape and found.is_contiguous()
+    if not found.numel():
+        return
+    grad = torch.randn(found.shape).to(dtype)
+    found.backward(grad)
+    wanted.backward(grad.double())
+    close(found, wanted, dtype, 1)
+    close(x.grad, other.grad, dtype, 1)
+    stored = SparseLinear(weight.grad, layer.dense_weight() != 0, None, block).values
+    close(layer.values.grad, stored, dtype, len(grad.reshape(-1, 384)))
+    if bias is not None:
+        tokens = grad.double().reshape(-1, 384)
+        close(layer.bias.grad, tokens.sum(0), dtype, len(tokens))
+
+
+@pytest.mark.parametrize("block", [(4, 4), None])
+def test_second_gradients(block):
+    layer = made(12, 8, block, torch.float64)
+    x = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+
+    def run(x, values, bias):
+        given = {"values": values, "bias": bias}
+        return torch.func.functional_call(layer, given, (x,))
+
+    assert torch.autograd.gradcheck(run, (x, layer.values, layer.bias))
+    assert torch.autograd.gradgradcheck(run, (x, layer.values, layer.bias))
+
+
+@pytest.mark.parametrize("block", [(8, 8), None])
+def test_compiled_in_one_graph(block):
+    layer = made(32, 16, block)
+    x = torch.randn(7, 16, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    out = compiled(x)
+    out.sum().backward()
+    torch.testing.assert_close(out, layer(x))
+    torch.testing.assert_close(x.grad, layer.dense_weight().sum(0).expand(7, 16))
+
+
+@pytest.mark.parametrize("block", [(8, 8), None])
+def test_state_dictionaries(block):
+    """Go from one layer to another whose pattern is different, but for the number of weights."""
+    one, other = made(32, 16, block), made(32, 16, block)
+    x = torch.randn(4, 16)
+    with torch.no_grad():
+        mask = prune(torch.randn(32, 16), 0.6, block)
+        other = SparseLinear(torch.randn(32, 16), mask, torch.randn(32), block)
+        other(x)
+        other.load_state_dict(one.state_dict())
+        torch.testing.assert_close(other(x), one(x), rtol=0, atol=0)
+    assert set(one.state_dict()) == {"values", "indptr", "indices", "bias"}
+
+
+def test_examples_in_docstrings():
+    for name in ("sparse_linear", "prune"):
+        found = doctest.testmod(importlib.import_module(f"sparsetir.nn.{name}"))
+        assert found.attempted and not found.failed
+
+
+def test_under_autocast():
+    layer = made(32, 16, (8, 8))
+    x = torch.randn(4, 16)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), layer(x), rtol=0.02, atol=0.02)
+
+
+def test_threads_and_one_kernel_for_all_patterns():
+    """Enough work for threads; sizes and patterns are not compiled in."""
+    layer = made(128, 128, (16, 16))
+    x = torch.randn(600, 128)
+    torch.testing.assert_close(layer(x), linear(x, layer.dense_weight(), layer.bias))
+    before = sparsetir.compilations()
+    for sparsity in (0.2, 0.5):
+        other = made(256, 128, (16, 16), sparsity=sparsity)
+        torch.testing.assert_close(other(x), linear(x, other.dense_weight(), other.bias))
+    assert sparsetir.compilations() == before
+
+
+def test_what_is_pruned():
+    dense = torch.nn.Linear(4, 4, bias=False)
+    with torch.no_grad():
+        dense.weight.copy_(torch.tensor(
+            [[9.0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 0], [2, 0, 3, -4]]
+        ))  # fmt: skip
+    weight = dense.weight.detach()
+    make = SparseLinear.from_linear
+    torch.testing.assert_close(make(dense).dense_weight(), weight)
+    assert make(dense).values.numel() == 6
+    kept = make(dense, threshold=2.5).dense_weight()
+    assert kept.tolist() == torch.where(weight.abs() > 2.5, weight, 0).tolist()
+    assert make(dense, mask=weight > 0).values.tolist() == [9, 1, 1, 2, 3]
+    assert make(dense, sparsity=0.75, block=(2, 2)).dense_weight()[:2, :2].tolist() == [
+        [9, 0],
+        [0, 1],
+    ]
+    assert make(dense, block=(2, 2)).sparsity == 0
+    assert make(dense, sparsity=0.5, block=(2, 2)).sparsity == 0.5
+    assert prune(weight, 1).sum() == 0 and prune(weight, 0).all()
+    nothing = make(dense, sparsity=1.0, block=(2, 2))
+    assert nothing(torch.ones(3, 4)).tolist() == [[0.0] * 4] * 3
+    assert repr(make(dense, block=(4, 2))) == (
+        "SparseLinear(in_features=4, out_features=4, bias=False, sparsity=0.00, block=(4, 2))"
+    )
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.query, self.dense = torch.nn.Linear(8, 8), torch.nn.Linear(8, 16)
+
+
+class Model(torch.nn.Module):
+    """With layers in a list, one used twice, an output tied to an embedding, and attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(12, 8)
+        self.layer = torch.nn.ModuleList(Layer() for _ in range(2))
+        self.again = self.layer[0].query
+        self.attention = torch.nn.MultiheadAttention(8, 2)
+        self.head = torch.nn.Linear(8, 12, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+def test_layers_of_a_model():
+    model = Model()
+    swapped = sparse_linears(model, sparsity=0.5, block=(4, 4))
+    assert swapped == [
+        "again", "layer.0.query", "layer.0.dense", "layer.1.query", "layer.1.dense"
+    ]  # fmt: skip
+    assert model.again is model.layer[0].query and isinstance(model.again, SparseLinear)
+    assert type(model.head) is torch.nn.Linear and model.head.weight is model.embedding.weight
+    assert isinstance(model.attention.out_proj, torch.nn.Linear)
+    assert model.layer[1].dense.block == (4, 4) and model.layer[1].dense.sparsity == 0.5
+    some = Model()
+    assert sparse_linears(some, "layer.*.dense", sparsity=0.5) == ["layer.0.dense", "layer.1.dense"]
+    assert sparse_linears(some, lambda name, layer: layer.out_features == 8 and "1" in name) == [
+        "layer.1.query"
+    ]
+    assert copy.deepcopy(some).layer[0].dense.values.equal(some.layer[0].dense.values)
+
+
+DENSE = torch.nn.Linear(6, 4)
+REFUSED = [
+    (lambda: prune(torch.ones(3), 0.5), ValueError, "prune: argument 'weight': expected two"),
+    (lambda: prune(torch.ones(2, 2), 1.5), ValueError, "'sparsity': expected 0 to 1, got 1.5"),
+    (lambda: prune(torch.ones(4, 6), 0.5, (4, 4)), ValueError, "prune: argument 'block': expected"),
+    (lambda: SparseLinear.from_linear(DENSE, block=(3, 2)), ValueError, r"divide .* got \(3, 2\)"),
+    (lambda: SparseLinear.from_linear(DENSE, block=4), ValueError, "'block': .* got 4"),
+    (lambda: SparseLinear.from_linear(torch.nn.ReLU()), TypeError, "expected a torch.nn.Linear"),
+    (
+        lambda: SparseLinear.from_linear(DENSE, torch.ones(4, 6)),
+        ValueError,
+        r"'mask': expected bool of shape \(4, 6\), got float32 of \(4, 6\)",
+    ),
+    (
+        lambda: SparseLinear.from_linear(DENSE, sparsity=0.5, threshold=0.1),
+        ValueError,
+        "expected one of 'mask', 'sparsity' and 'threshold'",
+    ),
+    (lambda: sparse_linears(DENSE, mask=None), TypeError, "argument 'mask': expected none"),
+    (lambda: LAYER(torch.ones(2, 5)), ValueError, r"'x': expected 16 features, got shape \(2, 5\)"),
+    (lambda: LAYER(torch.ones(2, 16).double()), TypeError, "'x': expected float32 as the other"),
+    (lambda: BlockTile(lanes=3), ValueError, "'lanes': expected a power of two, got 3"),
+    (lambda: BlockTile(tile=0), ValueError, "BlockTile: argument 'tile'"),
+    (lambda: BlockLinear(0, 4), ValueError, "BlockLinear: argument 'rows'"),
+    (lambda: BlockOuter(4, 4, "float16"), ValueError, "BlockOuter: argument 'dtype'"),
+    (
+        lambda: block_outer(torch.ones(2, 4), 3, *[torch.zeros(1, dtype=torch.int32)] * 2, 4, 4),
+        TypeError,
+        "block_outer: argument 'y': expected a tensor, got int",
+    ),
+]
+LAYER = made(32, 16, (8, 8))
+
+
+@pytest.mark.parametrize(("call", "error", "message"), REFUSED)
+def test_refusals(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+USERS = """
+@T.prim_func
+def sums(a: T.handle, c: T.handle, m: T.int32, d: T.int32):
+    I = T.dense_fixed(m)
+    K = T.dense_fixed(d)
+    A = T.match_sparse_buffer(a, (I, K), "float32")
+    C = T.match_sparse_buffer(c, (I,), "float32")
+    with T.sp_iter([I, K], "SR", "sums") as [i, k]:
+        with T.init():
+            C[i] = 0.0
+        C[i] = C[i] + A[i, k]
+"""
+
+
+def test_a_program_of_another_shape_is_refused():
+    func = sparsetir.from_source(USERS)
+    expected = "BlockTile: .* expected 'sums' to be a reduction over blocks or over tokens"
+    with pytest.raises(ScheduleError, match=expected):
+        sparsetir.build(func, schedule=apply, config=BlockTile())
+
+
+@pytest.mark.parametrize("shape", [(600, 64), (1, 64)])
+def test_sums_are_vectors_in_registers(shape):
+    problem = BlockLinear(32, 32)
+    config = BlockTile.for_block(problem, 512, shape[0], False)
+    assert config == BlockTile(8 if shape[0] > 1 else 1, 16, False)
+    assert BlockTile.for_block(BlockOuter(32, 12), 256, 9, True) == BlockTile(2, 8, True)
+    text = sparsetir.build(program(problem, config), schedule=apply, config=config).source("asm")
+    if "zmm" in text:
+        assert len(re.findall(r"vfmadd\w+ps\s.*zmm", text)) >= 2 * config.tile
+
+
+@pytest.mark.parametrize("block", [(8, 4), (4, 8)])
+def test_blocks_elsewhere_than_on_a_cpu(monkeypatch, block):
+    """There the products are dense ones."""
+    layer, x = made(32, 16, block), torch.randn(3, 16, requires_grad=True)
+    found = []
+    for kernels in (True, False):
+        monkeypatch.setattr(
+            sys.modules["sparsetir.ops.block_linear"], "_has_kernels", lambda _, k=kernels: k
+        )
+        out = layer(x)
+        wanted = (x, layer.values, layer.bias)
+        found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
