@@ -145,7 +145,7 @@ class Elements:
         if len(nest.stores) != 1 or len(nest.reduced) != 1 or len(nest.loops) != 2:
             self.program.refuse(nest.stores[0][1])
         condition, store = nest.stores[0]
-        tile = self.tiles.get(store.buffer)
+        tile: Any = self.tiles.get(store.buffer)
         if tile is None or tile.columns or condition is not None:
             self.program.refuse(store)
         m, n = self._coordinates(nest, store)
@@ -156,9 +156,8 @@ class Elements:
             extents = {v: x for v, x in nest.loops if v.same_as(m)}
             yield self._each(m, None, extents, None, nest.init)
         groups, terms = self.rows // ROWS, dict(nest.loops)[n] // QUAD
-        part = buffer_var(
-            [groups * 2], dtype_of_buffer(store.buffer), self.program.name("part"), "local"
-        )
+        dtype = dtype_of_buffer(store.buffer)
+        part = buffer_var([groups * 2], dtype, self.program.name("part"), "local")
 
         def place(g: Any, r: Any) -> list[Any]:
             return [as_dtype(g * 2 + r, "int32")]
@@ -189,7 +188,7 @@ class Elements:
         yield tirx.SeqStmt([tirx.AllocBuffer(part), unrolled([groups, 2], row)])
 
 
-def _reduction(store: Any) -> tuple[Any, Any]:
+def _reduction(store: Any) -> Any:
     """(how two are combined, the term) of an update of a row's number; (None, None)."""
     value = store.value
     if isinstance(value, tirx.Add | tirx.Max | tirx.Min):

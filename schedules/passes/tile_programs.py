@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
@@ -186,7 +186,8 @@ class TileProgram:
             yield Nest(name, [(v, int(n)) for v, n in loops], reduced, init, stores)
         elif len(loops) == 1 and block.init is None:
             body = list(self._parsed(substitute(block.body, at)))
-            yield Loop(str(block.name_hint), *loops[0], body)
+            ((var, extent),) = loops
+            yield Loop(str(block.name_hint), var, extent, body)
         else:
             self.refuse(stmt)
 
@@ -203,7 +204,8 @@ class TileProgram:
         else:
             yield None
 
-    def refuse(self, stmt: Any) -> Any:
+    def refuse(self, stmt: Any) -> NoReturn:
+        """Refuse a statement."""
         raise ScheduleError(
             f"{WHO}: block '{self.block.name_hint}': expected products, elements, sums over rows "
             f"and loops around these, got\n{stmt}"
@@ -344,7 +346,7 @@ class TileProgram:
         if not all(sides):
             self.refuse(store)
         (left, right), extents = sides, dict(nest.loops)
-        held = left[0] if len(left) == 1 else None
+        held: Any = left[0] if len(left) == 1 else None
         if isinstance(held, ir.TensorLoad) and held.source in self.tiles:
             own = self.tiles[held.source]
             if held.indices[own.owner].same_as(m) and held.indices[1 - own.owner].same_as(k):

@@ -265,8 +265,8 @@ class _Code:
         if isinstance(left, Side):
             return self._loaded(left, s, g, registers)
         first = (g * (left.columns // 8) + s * 2) * SUMS
-        both = (_some(left.registers, first + n, SUMS) for n in (0, SUMS))
-        return left_of_sums(registers, *both, self.dtype)
+        low, high = (_some(left.registers, first + n, SUMS) for n in (0, SUMS))
+        return left_of_sums(registers, low, high, self.dtype)
 
     def _loaded(self, left: Side, s: Any, g: Any, registers: list[Any]) -> Any:
         row = self.warp * self.rows + g * ROWS

@@ -115,10 +115,10 @@ def nothing(rows: int, width: int, dtype: Any) -> np.ndarray:
 
 def check(found: np.ndarray, expected: torch.Tensor, dtype: str, terms: int) -> None:
     """Each of the terms is rounded a few times, and the result."""
-    expected = expected.numpy()
-    size = 1 + np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    exact = expected.numpy()
+    size = 1 + np.abs(exact[np.isfinite(exact)]).max(initial=0)
     error = 4 * ROUNDING[dtype] * terms**0.5 * size
-    np.testing.assert_allclose(found.astype("float64"), expected, atol=error, rtol=0)
+    np.testing.assert_allclose(found.astype("float64"), exact, atol=error, rtol=0)
 
 
 def forward(mask: masks.BlockMask, shape: Shape, config: WarpTiles = DEFAULT) -> None:
