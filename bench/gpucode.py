@@ -16,9 +16,19 @@ from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.timing import progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
-from sparsetir.lower import lower_template
+from sparsetir.lower import lower, lower_template
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.passes.launches import count_launches
+from sparsetir.schedules.templates import (
+    block_attention,
+    block_attention_backward,
+    block_attention_gpu,
+    block_sddmm_gpu,
+)
+from sparsetir.schedules.templates.block_attention import BlockAttention
+from sparsetir.schedules.templates.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.templates.block_attention_gpu import WarpTiles
+from sparsetir.schedules.templates.block_sddmm_gpu import BlockSddmm
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
@@ -75,7 +85,31 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
     for fmt in (BSR(32, 32), SRBCRS(8, 16), SRBCRS(16, 32)):
         found |= tensor_cores(fmt, "bfloat16") | tensor_cores(fmt, "int8")
     found["sddmm 128 float16"] = (Sddmm("float16"), FusedNonzeros.for_features(128, "float16"))
+    for feat, dtype in ((64, "float16"), (64, "bfloat16"), (128, "bfloat16")):
+        shape = (64, feat, feat, dtype)
+        found[f"attention {feat} {dtype}"] = (BlockAttention(*shape), WarpTiles())
+        for keys, what in ((False, "q"), (True, "k, v")):
+            problem = BlockAttentionBackward(*shape, keys)
+            found[f"attention gradient of {what} {feat} {dtype}"] = (problem, WarpTiles())
+        problem = BlockSddmm(64, 64, feat, dtype)
+        found[f"sddmm of blocks {feat} {dtype}"] = (problem, WarpTiles())
     return found
+
+
+# Programs over blocks of attention: (program, schedule), by their problem.
+OVER_BLOCKS = {
+    BlockAttention: (block_attention.program, block_attention_gpu.apply),
+    BlockAttentionBackward: (block_attention_backward.program, block_attention_gpu.apply),
+    BlockSddmm: (block_sddmm_gpu.program, block_sddmm_gpu.apply),
+}
+
+
+def scheduled(problem: Any, config: Any, target: Any) -> Any:
+    """All stages of a kernel."""
+    if type(problem) not in OVER_BLOCKS:
+        return lower_template(template_of(config, problem, gpu=True), problem, config, target)
+    program, apply = OVER_BLOCKS[type(problem)]
+    return lower(program(problem), apply, config, target)
 
 
 def tensor_cores(fmt: Format, dtype: str, feat: int = 128) -> dict[str, tuple[Any, Any]]:
@@ -106,7 +140,7 @@ def run(args: argparse.Namespace) -> None:
 def measure(problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
     """Of all kernels of a template together; the most registers of one."""
     target = resolve_target({"kind": "cuda", "arch": arch})
-    stages = lower_template(template_of(config, problem, gpu=True), problem, config, target)
+    stages = scheduled(problem, config, target)
     text = kernel_of(stages, target).source("cuda")
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
