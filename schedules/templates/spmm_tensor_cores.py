@@ -35,7 +35,7 @@ from sparsetir.schedules.passes.copy_together import copy_together
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.passes.ptx import COPY_BYTES, PRODUCTS
 from sparsetir.schedules.passes.shared_tiles import shared_tiles
-from sparsetir.schedules.passes.software_pipeline import software_pipeline
+from sparsetir.schedules.passes.software_pipeline import MAX_SHARED, software_pipeline
 from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
@@ -52,6 +52,7 @@ __all__ = [
 WHO = "TensorCores"
 MAX_WARPS = 16
 LEAST_ARCH = 80
+PADDING = 16  # elements of a row of a shared array, at most
 # What a search tries.
 BLOCKS, TILES, GROUPS = (64, 32, 16, 8), (16, 8), (16, 32)
 DEPTH = 32  # columns of a block in a step, by default
@@ -113,13 +114,21 @@ class TensorCores(Tiled):
 
     @classmethod
     def for_features(cls, fmt: Format, feat: int, dtype: str = "float16") -> TensorCores:
-        """A configuration for a format and a feature size: each warp has up to 32 by 32 sums."""
+        """A configuration for a format and a feature size.
+
+        Each warp has up to 32 by 32 sums, of blocks of 64 rows and more 32 by 64; three stages, or
+        as many as fit in shared memory.
+        """
         item = 1 if dtype == "int8" else 2
         vector = next(v for v in (16, 8, 4, 2, 1) if v * item <= 16 and feat % v == 0)
         rows = fmt.t if isinstance(fmt, SRBCRS) else int(getattr(fmt, "rows", 0))
         by_rows = rows // 32 if rows % 32 == 0 else 1
-        tile = next((t for t in (32, 64) if feat <= t), 128)
-        return cls(fmt, tile, (by_rows, max(1, min(tile // 32, 4 // by_rows))), vector=vector)
+        tile = next((t for t in (32, 64) if feat <= t), 128 if by_rows < 4 else 64)
+        warps = by_rows, max(1, min(tile // 32, 4 // by_rows))
+        deep = fmt.g if isinstance(fmt, SRBCRS) else math.gcd(DEPTH, int(getattr(fmt, "cols", 8)))
+        size = (rows * (deep + PADDING) + deep * (tile + PADDING)) * item
+        stages = max(1, min(3, MAX_SHARED // size))
+        return cls(fmt, tile, warps, stages, vector=vector)
 
     def tiles(self, feat: int) -> int:
         """Tiles of a feature size; raises ScheduleError where `vector` does not divide it."""

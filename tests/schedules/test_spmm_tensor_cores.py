@@ -113,6 +113,14 @@ def test_nothing_stored():
         assert not found.any()
 
 
+@pytest.mark.parametrize("fmt", [BSR(256, 64), BSR(128, 128), SRBCRS(16, 128)], ids=str)
+def test_large_blocks_have_fewer_stages(fmt):
+    config = TensorCores.for_features(fmt, 128)
+    assert 1 <= config.stages < 3
+    stages = lower_template(TEMPLATES[TensorCores], Spmm("float16"), config, GPU)
+    assert "ldmatrix" in stages["III"].script()
+
+
 @requires_cuda_text
 @pytest.mark.parametrize("fmt", by_turns((SRBCRS(16, 32), BSR(32, 32), DBSR(16, 16)), 3), ids=str)
 def test_int64(fmt):
