@@ -110,7 +110,8 @@ def request(
     if is_gpu(target) and isinstance(matrix, SparseMatrix):
         longest = int(np.diff(matrix.pattern.indptr).max(initial=0))
     block = 1
-    if not is_gpu(target) and operator.reads_values and isinstance(matrix, SparseMatrix):
+    asked = not is_gpu(target) or problem.dtype in ("float16", "bfloat16")
+    if asked and operator.reads_values and isinstance(matrix, SparseMatrix):
         block = matrix.pattern.full_block
     given = Statistics(
         m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block

@@ -13,6 +13,7 @@ from sparsetir.schedules.search.choose import Statistics, block_rows
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_shapes import row_sums
+from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -24,6 +25,8 @@ MOST_SUMS = 16  # vectors of sums that stay in registers
 def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, target: Any) -> Any:
     """A config for a problem that stores the matrix in a format, without masks where it can.
 
+    On a GPU, tensor cores multiply blocks of 16-bit types whole: who names such a format takes
+    padding for zero times finite (see :mod:`sparsetir.schedules.templates.spmm_tensor_cores`).
     Raises ScheduleError for problems that are not served by formats.
     """
     missing = decomposed.serves(problem)
@@ -33,7 +36,7 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, t
         )
     full = is_full(fmt, pattern)
     if is_gpu(target):
-        return Decomposed(fmt, filled=full)
+        return for_format(fmt, problem, given.feat, target) or Decomposed(fmt, filled=full)
     if isinstance(fmt, BSR | DBSR):
         return block_rows(problem, given, fmt, full, target)
     traits, lanes = traits_of(fmt), vector_lanes(problem, vector_bits(target))

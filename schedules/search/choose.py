@@ -23,6 +23,7 @@ from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
+from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
 
@@ -36,6 +37,8 @@ MAX_K = 10  # more buckets take long to compile
 # no hyb, as for batches.
 FEW_FEATURES, FEW_OF_A_BATCH = 2, 8
 WARP = 32
+# Full blocks and features from which on tensor cores multiply them.
+TENSOR_BLOCK, TENSOR_FEATURES = 8, 16
 # Vectors of sums, with as many registers for them as AVX-512 and NEON have, and with 16.
 SUMS, FEW_SUMS = 16, 8
 # Times that each row of B is read by rows of blocks, from which on a copy of its tile pays.
@@ -52,7 +55,7 @@ class Statistics:
     bytes : of an element of B
     longest : elements of the longest row; asked for by GPUs alone
     block : size of the square blocks that the pattern is made of, all full; 1 where of none. Asked
-        for by CPUs alone
+        for by CPUs, and by GPUs for 16-bit types
     """
 
     m: int
@@ -74,7 +77,9 @@ def candidates(problem: Any, given: Statistics, target: Any) -> list[Any]:
     """Configs worth measuring, the default first."""
     if isinstance(problem, Sddmm):
         return _sddmm(problem, given, target)
-    return _spmm_gpu(problem, given) if is_gpu(target) else _spmm_cpu(problem, given, target)
+    return (
+        _spmm_gpu(problem, given, target) if is_gpu(target) else _spmm_cpu(problem, given, target)
+    )
 
 
 def _sddmm(problem: Sddmm, given: Statistics, target: Any) -> list[Any]:
@@ -91,8 +96,10 @@ def _sddmm(problem: Sddmm, given: Statistics, target: Any) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
-def _spmm_gpu(problem: Spmm, given: Statistics) -> list[Any]:
-    """Rows by themselves; where some rows are much longer than most, hyb, or one non-zero each.
+def _spmm_gpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
+    """Blocks on tensor cores, where a matrix of 16-bit numbers is made of full ones.
+
+    Else rows by themselves; where some rows are much longer than most, hyb, or one non-zero each.
 
     The longest rows then would keep a few threads busy when all others have finished. k as in the
     paper: the power of two from the mean row length up (section 4.2.1).
@@ -120,6 +127,9 @@ def _spmm_gpu(problem: Spmm, given: Statistics) -> list[Any]:
     few = given.feat <= (FEW_OF_A_BATCH if problem.batched else FEW_FEATURES)
     if uneven and few and elements.serves(problem):
         found.insert(0, elements)
+    if given.block >= TENSOR_BLOCK and given.feat >= TENSOR_FEATURES:
+        config = for_format(BSR(given.block, given.block), problem, given.feat, target)
+        found = found if config is None else [config, *found]
     return list(dict.fromkeys(found))
 
 

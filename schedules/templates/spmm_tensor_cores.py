@@ -45,8 +45,8 @@ from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = [
-    "TensorCores", "apply", "arrange", "configs", "full_formats", "has_instructions", "program",
-    "serves",
+    "TensorCores", "apply", "arrange", "configs", "for_format", "full_formats",
+    "has_instructions", "program", "serves",
 ]  # fmt: skip
 
 WHO = "TensorCores"
@@ -138,6 +138,16 @@ class TensorCores(Tiled):
                 f"features, got {feat}"
             )
         return -(-feat // self.tile)
+
+
+def for_format(fmt: Format, problem: Any, feat: int, target: Any) -> TensorCores | None:
+    """A config for a format that a user names; None where there is none."""
+    if serves(problem) is not None or not has_instructions(target):
+        return None
+    try:
+        return TensorCores.for_features(fmt, feat, problem.dtype)
+    except ValueError:  # of other blocks
+        return None
 
 
 def serves(problem: Any) -> str | None:

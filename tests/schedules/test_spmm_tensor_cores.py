@@ -19,9 +19,13 @@ from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
 from sparsetir.lower import lower_template
 from sparsetir.request import request
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.search.by_format import by_format
+from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates import spmm_tensor_cores
+from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
@@ -251,6 +255,20 @@ def test_searches_have_them_where_blocks_are_full():
     assert searched(sp.csr_array((20, 30), dtype="float32"))[1] == []
     for other in ({"kind": "cuda", "arch": "sm_75"}, "opencl"):
         assert searched(block_matrix(1.0), target=resolve_target(other))[1] == []
+
+
+def test_chosen_for_full_blocks_and_for_formats_that_are_named():
+    """By default where padding is none; for a format that a user names, padding or not."""
+    for share, dtype, kind in ((1.0, "bfloat16", TensorCores), (1.0, "float32", RowSplit)):
+        wanted = request("spmm", block_matrix(share), 64, dtype=dtype, target=GPU)
+        assert isinstance(choose(wanted.problem, wanted.statistics, GPU), kind)
+    wanted = request("spmm", block_matrix(0.9), 64, dtype="float16", target=GPU)
+    assert isinstance(choose(wanted.problem, wanted.statistics, GPU), RowSplit)
+    given = wanted.pattern.coordinates, wanted.statistics, GPU
+    config = by_format(DBSR(16, 16), wanted.problem, *given)
+    assert config == TensorCores.for_features(DBSR(16, 16), 64)
+    assert isinstance(by_format(BSR(4, 4), wanted.problem, *given), Decomposed)
+    assert isinstance(by_format(BSR(16, 16), Spmm(), *given), Decomposed)
 
 
 # -- what nvcc makes of it ----------------------------------------------------------------------
