@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from sparsetir.bench.names import DTYPES, OPS, STUDIES, THREADS
+from sparsetir.bench.names import DTYPES, MASKS, OPS, STUDIES, THREADS
 from sparsetir.graphs import KINDS, GraphError
 
 RESULTS = Path("bench/results")
@@ -92,10 +92,12 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     attention = commands.add_parser(
         "attention", parents=[fixed], help="sparse attention, beside torch's dense one and Flex"
     )
-    attention.add_argument("--mask", nargs="+", metavar="MASK", help="default: all")
-    attention.add_argument("--peers", nargs="*", help="of dense and flex; default: both")
+    attention.add_argument("--mask", nargs="+", choices=MASKS, default=MASKS, help="default: all")
+    attention.add_argument("--peers", nargs="*", choices=("dense", "flex"), help="default: both")
     attention.add_argument("--length", type=int, help="default: 4096")
-    attention.add_argument("--seconds", type=float, default=20, help="for each way in turns")
+    attention.add_argument(
+        "--seconds", type=float, default=20, help="of each comparison (default: 20)"
+    )
     attention.add_argument("--plot", action="store_true", help="draw a picture beside the file")
     mttkrp = commands.add_parser(
         "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> None:
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     cells = []
-    for name in args.mask or MASKS:
+    for name in args.mask:
         progress(name)
         cells.append({"mask": name, **measure(name, length, heads, peers, seconds)})
     progress("memory")

@@ -6,4 +6,5 @@ from __future__ import annotations
 THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 OPS = ("spmm", "sddmm", "spmv")
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes
+MASKS = ("band", "causal band", "butterfly", "bigbird")  # of sparse attention
 STUDIES = ("load-balance", "locality", "groups")
