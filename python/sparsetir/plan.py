@@ -37,7 +37,7 @@ from sparsetir.readable import check_memory, count_writes
 from sparsetir.request import Request, request
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.search.choose import candidates, choose
+from sparsetir.schedules.search.choose import candidates
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
@@ -91,7 +91,7 @@ def plan(
     )
     if config is not None:
         return Plan(wanted, config)
-    default = choose(wanted.problem, wanted.statistics, wanted.target)
+    default = wanted.default()
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
         return Plan(wanted, getattr(default, "unpacked", default), "default")  # values of each run
     recorded = recorded_config(wanted.task())
@@ -106,7 +106,7 @@ def plan(
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
     wanted = request(op, matrix, feat, **options)
-    return candidates(wanted.problem, wanted.statistics, wanted.target)
+    return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]
 
 
 class Plan:

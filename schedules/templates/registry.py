@@ -11,6 +11,7 @@ from sparsetir.schedules.operators.sddmm import program as sddmm_operator
 from sparsetir.schedules.operators.spmm import program as spmm_operator
 from sparsetir.schedules.operators.spmv import program as spmv_operator
 from sparsetir.schedules.templates import (
+    amx,
     decomposed,
     sddmm,
     sddmm_gpu,
@@ -36,7 +37,7 @@ class Template:
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
-        :mod:`sparsetir.schedules.search.spaces`; for templates of plug-in modules
+        :mod:`sparsetir.schedules.search.spaces`
 
     Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
     the argument of that name, which raises ScheduleError for feature sizes they do not serve.
@@ -67,6 +68,7 @@ TEMPLATES: dict[type, Template] = {
     decomposed.Decomposed: Template(
         decomposed.program, decomposed.apply, Spmm, decomposed.arrange, gpu=None
     ),
+    amx.AmxBlocks: Template(amx.program, amx.apply, Spmm, amx.arrange, configs=amx.configs),
 }
 
 
