@@ -21,6 +21,7 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.lower import lower_template
 from sparsetir.ops import message_kernels
 from sparsetir.request import request
+from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.sddmm import SddmmGroups
@@ -35,6 +36,7 @@ from sparsetir.targets import resolve_target
 
 STAGES = ["I", "II", "II scheduled", "III"]
 GPU = resolve_target({"kind": "cuda", "arch": "sm_90"})
+TILES = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}
 A = sparsetir.SparseMatrix(sp.random_array((24, 16), density=0.3, dtype="float32", rng=0))
 # (operator, config, for GPUs)
 KERNELS = [
@@ -43,6 +45,7 @@ KERNELS = [
     ("sddmm", SddmmGroups(lanes=8, vectors=4), False),
     ("spmm", Decomposed(BSR(2, 2)), False),
     ("spmm", Decomposed(BSR(2, 2), 32, 8), False),
+    ("spmm", AmxBlocks(BSR(16, 16)), False),
     ("spmm", RowSplit.for_features(32), True),
     ("spmm", HybRows.for_features(32), True),
     ("spmm", Groups.for_features(32, lanes=8, group=8), True),
@@ -167,7 +170,10 @@ def test_a_schedule_for_a_module_of_one_function():
 
 @pytest.mark.parametrize("op, config, gpu", KERNELS, ids=lambda x: type(x).__name__)
 def test_every_stage_of_a_template(op, config, gpu):
-    wanted = request(op, A, 1 if op == "spmv" else 32, target=GPU if gpu else "llvm")
+    options = {"target": GPU if gpu else "llvm"}
+    if isinstance(config, AmxBlocks):
+        options = {"target": TILES, "dtype": "bfloat16"}
+    wanted = request(op, A, 1 if op == "spmv" else 32, **options)
     stages = wanted.stages(config)
     assert list(stages) == STAGES
     template = wanted.template(config)

@@ -52,8 +52,8 @@ BLOCKS_OF_A_THREAD = 2  # so that the last one to end ends soon
 class AmxBlocks:
     """How blocks are multiplied.
 
-    format : BSR; of any number of rows, and columns that a group of neighbours divides (2 of 16-bit
-        floats, 4 of int8). Blocks of 16 and 32 fill tiles
+    format : BSR, of blocks that tiles divide: of 2 to 32 rows, and of 4, 6, .. 32 columns of 16-bit
+        floats (8, 12, .. 64 of int8). Blocks of 16 and 32 fill them
     features : of a step, 16 or 32; any feature size is served
     finite : the dense operand holds no infinity and no NaN, so that blocks may have places without
         an element, whose products are zero; else patterns must fill all of their blocks
@@ -187,7 +187,7 @@ def in_tiles(b: np.ndarray, cols: int, features: int = 32) -> np.ndarray:
     Shape (features' tiles, blocks, steps of a block, pairs, features, 2); what is beyond is zero.
     """
     n, feat = b.shape
-    depth = _shape(1, cols, features, "bfloat16").depth
+    depth = _shape(MAX_ROWS, cols, features, "bfloat16").depth
     padded = np.zeros((-(-n // cols) * cols, -(-feat // features) * features), b.dtype)
     padded[:n, :feat] = b
     parts = padded.reshape(-1, cols // depth, depth // 2, 2, padded.shape[1] // features, features)
@@ -263,16 +263,21 @@ def _refuse(where: str, problem: Any) -> None:
 
 
 def _shape(rows: int, columns: int, features: int, dtype: str) -> TileShape:
-    """The largest tiles that blocks are cut into without a rest."""
+    """The largest tiles that blocks are cut into without a rest; raises ScheduleError for none.
+
+    Tiles of one row, or of one group of columns, would be slower than vectors are.
+    """
     group = PRODUCTS[dtype].group
     widest = ROW_BYTES * group // 4
-    depths = [d for d in range(group, widest + 1, group) if columns % d == 0]
-    if not depths:
+    depths = [d for d in range(2 * group, widest + 1, group) if columns % d == 0]
+    heights = [r for r in range(2, MAX_ROWS + 1) if rows % r == 0]
+    if not depths or not heights:
         raise ScheduleError(
-            f"{WHO}: expected blocks whose columns {group} divides, in {dtype}, got {columns}"
+            f"{WHO}: expected blocks whose rows a number from 2 to {MAX_ROWS} divides, and whose "
+            f"columns a multiple of {group} from {2 * group} to {widest}, in {dtype}, got "
+            f"{rows} x {columns}"
         )
-    high = max(r for r in range(1, MAX_ROWS + 1) if rows % r == 0)
-    return TileShape(high, features, max(depths), dtype)
+    return TileShape(max(heights), features, max(depths), dtype)
 
 
 def _found(sch: Schedule) -> Any:

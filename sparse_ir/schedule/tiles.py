@@ -72,9 +72,10 @@ def tiles(
     def refuse(message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
 
-    found = [b for b in func.buffers if b.name == buffer and b.handle is not None]
-    if not found or not found[0].axes or any(a.kind != "dense_fixed" for a in found[0].axes):
-        names = [b.name for b in func.buffers if b.handle is not None and b.axes]
+    dense = [b for b in func.buffers if b.handle is not None and _is_dense(b)]
+    found = [b for b in dense if b.name == buffer]
+    if not found:
+        names = [b.name for b in dense]
         refuse(
             f"argument 'buffer': expected a parameter over dense axes, of {names}, got {buffer!r}"
         )
@@ -139,6 +140,10 @@ def tiles(
     both = tirx.SeqStmt([copy, body])
     out = replaced(WHO, func, it, both, axes=list(made.values()), buffers=[held])
     return out, SparseIterationRef(copy.name)
+
+
+def _is_dense(buffer: SparseBuffer) -> bool:
+    return bool(buffer.axes) and all(a.kind == "dense_fixed" for a in buffer.axes or [])
 
 
 def _knowing_extents(it: SparseIteration) -> Any:
