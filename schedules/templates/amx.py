@@ -159,7 +159,7 @@ def apply(sch: Schedule, config: AmxBlocks) -> None:
         parts, _ = sch.divide(sch.get_sp_iters(whole)[0], "blocks", by="work", default=1)
         sch.parallelize(parts)
         if copy is not None:
-            sch.parallelize(sch.get_sp_iters(copy)[0])
+            sch.parallelize(sch.get_sp_iters(copy)[:2])
     _in_stage_two(sch, shape, made, copy, [f"{found.result}_ws", left_name, f"{right_name}_tiles"])
 
 

@@ -6,9 +6,11 @@ What a CPU with AMX does is tested where there is one.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import errno
 import functools
+import json
 import os
 import re
 from dataclasses import replace
@@ -27,6 +29,7 @@ from amx_runner import EmulatedKernel, TileError
 from cuda_runner import requires_cuda_text
 from pairs import by_default
 from sparsetir import matrix_engine, request
+from sparsetir.bench import amx as bench
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, CSR
 from sparsetir.kernel_file import read_description
@@ -40,7 +43,7 @@ from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr
-from sparsetir.targets import host_target
+from sparsetir.targets import host_features, host_target
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SPR = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}
@@ -470,6 +473,28 @@ def test_files_say_what_kernels_need(tmp_path):
     if not HERE:
         with pytest.raises(RuntimeError, match="compiled for a CPU with amx-bf16, amx-int8, amx-t"):
             sparsetir.load(tmp_path / "spmm.so")
+
+
+# -- the bench ---------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_of_the_bench(tmp_path, monkeypatch, capsys):
+    """On emulated tiles; what it says where there are none."""
+    args = argparse.Namespace(quick=True, threads=2, out=tmp_path)
+    monkeypatch.setattr(bench, "allowed", lambda needed: f"it lacks {needed[0]}")
+    bench.run(args)
+    assert capsys.readouterr().out == "amx: nothing is measured here: it lacks amx-tile\n"
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(bench, "allowed", lambda needed: "")
+    monkeypatch.setattr(bench, "host_target", lambda: tvm.target.Target(SPR))
+    monkeypatch.setattr(bench, "kernel_of", lambda stages, target: EmulatedKernel(stages).kernel)
+    bench.run(args)
+    assert "times torch's dense bfloat16" in capsys.readouterr().out
+    (file,) = tmp_path.iterdir()
+    written = json.loads(file.read_text())
+    (cell,) = written["results"]["cells"]
+    assert len(cell["times"]) == 4 and cell["faster"].keys() == bench.GOALS.keys()
+    assert "avx2" in written["cpu_features"] or "avx2" not in host_features()
 
 
 # -- on a CPU with AMX ------------------------------------------------------------------------
