@@ -37,7 +37,7 @@ from sparsetir.readable import check_memory, count_writes
 from sparsetir.request import Request, request
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.search.choose import candidates
+from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
@@ -91,7 +91,9 @@ def plan(
     )
     if config is not None:
         return Plan(wanted, config)
-    default = wanted.default()
+    default = next(iter(wanted.engine()), None) or choose(
+        wanted.problem, wanted.statistics, wanted.target
+    )
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
         return Plan(wanted, getattr(default, "unpacked", default), "default")  # values of each run
     recorded = recorded_config(wanted.task())

@@ -18,8 +18,8 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.operands import OPERATORS, Operator
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
-from sparsetir.schedules.search.choose import Statistics, choose
-from sparsetir.schedules.templates.amx import configs
+from sparsetir.schedules.search.choose import Statistics
+from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.registry import Template, template_of
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
@@ -60,12 +60,10 @@ class Request:
         """The template of a config; raises TypeError for what is no config for this."""
         return template_of(config, self.problem, self.gpu)
 
-    def default(self) -> Any:
-        """The config when there is no record: blocks by the CPU's matrix engine, else by sizes."""
-        return next(iter(self.engine()), None) or choose(self.problem, self.statistics, self.target)
-
-    def engine(self) -> list[Any]:
+    def engine(self, format: Any = None) -> list[Any]:
         """Configs for the CPU's matrix engine, where there is one that suits the pattern.
+
+        format : the one that stores the matrix; by default blocks that fill tiles
 
         Of a SparseMatrix alone: a CsrPattern has no values, and to bring them into blocks in each
         run would take longer than is won.
@@ -75,7 +73,8 @@ class Request:
             return []
         if allowed(PRODUCTS[self.problem.dtype].features):
             return []
-        return configs(self.problem, self.pattern, self.statistics, self.target)
+        formats = BLOCKS if format is None else (format,)
+        return configs(self.problem, self.pattern, self.statistics, self.target, formats)
 
     def stages(self, config: Any) -> Stages:
         """All stages of the kernel for a config."""

@@ -7,6 +7,7 @@ dense operand is brought into tiles first, once in each call, or by the caller.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,6 +46,7 @@ __all__ = ["AmxBlocks", "apply", "arrange", "configs", "in_tiles", "program"]
 
 WHO = "AmxBlocks"
 MAX_ROWS = 32
+BLOCKS = (BSR(32, 32), BSR(16, 16))  # that fill tiles
 BLOCKS_OF_A_THREAD = 2  # so that the last one to end ends soon
 
 
@@ -213,18 +215,25 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: AmxBlocks) -> Arranged:
     return Arranged(converted, {**part.indices, "m": int(m), "n": int(n)}, {"blocks": blocks})
 
 
-def configs(problem: Any, matrix: CsrPattern, given: Any, target: Any) -> list[AmxBlocks]:
+def configs(
+    problem: Any, matrix: CsrPattern, given: Any, target: Any, formats: Sequence[Any] = BLOCKS
+) -> list[AmxBlocks]:
     """Configs worth measuring, the best guess first; none where the CPU or the pattern is another.
 
-    Blocks of 32 rows use each tile that is loaded twice, so they come before those of 16.
+    given : :class:`sparsetir.schedules.search.choose.Statistics`
+    formats : that store the matrix, tried in their order; those of blocks that tiles do not divide,
+        or that the pattern does not fill, are passed over. Of blocks of 32 rows each tile that is
+        loaded is used twice, so by default they come before those of 16
     """
     if not has_product(target, problem.dtype) or problem.batched or problem.reduce != "sum":
         return []
     found = []
-    for size in (32, 16):
-        fmt = BSR(size, size)
+    for fmt in formats:
+        if not isinstance(fmt, BSR) or not all(_sizes(fmt.rows, fmt.cols, problem.dtype)):
+            continue
         # What sticks out aside, elements come by whole blocks.
-        whole = any(x % size for x in matrix.shape) or matrix.nnz % size**2 == 0
+        sticks_out = matrix.shape[0] % fmt.rows or matrix.shape[1] % fmt.cols
+        whole = sticks_out or matrix.nnz % (fmt.rows * fmt.cols) == 0
         if matrix.nnz and whole and fills_blocks(matrix.coordinates, fmt):
             parallel = given.threads > 1 and given.nnz * given.feat >= WORK_OF_THREADS
             features = 32 if given.feat > 16 else 16
@@ -262,20 +271,28 @@ def _refuse(where: str, problem: Any) -> None:
         )
 
 
-def _shape(rows: int, columns: int, features: int, dtype: str) -> TileShape:
-    """The largest tiles that blocks are cut into without a rest; raises ScheduleError for none.
+def _sizes(rows: int, columns: int, dtype: str) -> tuple[list[int], list[int]]:
+    """Rows and columns of tiles that blocks are cut into without a rest.
 
     Tiles of one row, or of one group of columns, would be slower than vectors are.
     """
     group = PRODUCTS[dtype].group
-    widest = ROW_BYTES * group // 4
-    depths = [d for d in range(2 * group, widest + 1, group) if columns % d == 0]
-    heights = [r for r in range(2, MAX_ROWS + 1) if rows % r == 0]
+    depths = range(2 * group, ROW_BYTES * group // 4 + 1, group)
+    return (
+        [r for r in range(2, MAX_ROWS + 1) if rows % r == 0],
+        [d for d in depths if columns % d == 0],
+    )
+
+
+def _shape(rows: int, columns: int, features: int, dtype: str) -> TileShape:
+    """The largest tiles for blocks; raises ScheduleError for none."""
+    heights, depths = _sizes(rows, columns, dtype)
     if not depths or not heights:
+        group = PRODUCTS[dtype].group
         raise ScheduleError(
             f"{WHO}: expected blocks whose rows a number from 2 to {MAX_ROWS} divides, and whose "
-            f"columns a multiple of {group} from {2 * group} to {widest}, in {dtype}, got "
-            f"{rows} x {columns}"
+            f"columns a multiple of {group} from {2 * group} to {ROW_BYTES * group // 4}, in "
+            f"{dtype}, got {rows} x {columns}"
         )
     return TileShape(max(heights), features, max(depths), dtype)
 
