@@ -212,6 +212,7 @@ def _written(
         return substitute(substitute(node, at), where)
 
     direct = written.value.same_as(nodes_of(ir.TensorLoad, written.value)[0])
+    direct = direct and _side_by_side(written, at, loops)
     through = [
         store(tile, tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]), pitch)
         for (r, c), tile in shape.sums.items()
@@ -261,6 +262,14 @@ def _grows(condition: Any, realize: Any, at: dict[Any, Any], loops: list[Any]) -
     )
 
 
+def _side_by_side(written: Any, at: dict[Any, Any], loops: list[Any]) -> bool:
+    """Whether two loops go through rows, and elements of a row, one after the other."""
+    mine = [x.loop_var for x in loops]
+    found = [[*detect_linear_equation(substitute(i, at), mine)][:-1] for i in written.indices]
+    steps = [[int(c) if isinstance(c, tirx.IntImm) else None for c in row] for row in found]
+    return steps == [[1, 0], [0, 1]]
+
+
 def _reading(stmt: Any, workspace: Any, memory: Any) -> Any:
     """A statement that reads the memory in place of the workspace."""
 
@@ -304,23 +313,21 @@ def _with_nest(
 
     make : of the loops, outermost first, and the block
     """
-    done: list[Any] = []
-
-    def visit(loop: Any) -> Any:
-        loops = [loop]
+    for node in nodes_of(tirx.For, func.body):
+        loops = [node]
         while isinstance(loops[-1].body, tirx.For):
             loops.append(loops[-1].body)
-        inner = loops[-1].body
+        inner, first = loops[-1].body, loops[0].loop_var
         named = isinstance(inner, s_tir.SBlockRealize) and inner.block.name_hint == block
-        if not named or len(loops) != depth or done:
-            return loop
-        done.append(make(loops, inner))
-        return done[-1]
+        if not named or len(loops) != depth:
+            continue
+        made = make(loops, inner)  # not within the walk, which would hide the type of an error
 
-    out = func.with_body(map_expr(func.body, [(tirx.For, visit)]))
-    if not done:
-        raise ScheduleError(f"{who}: argument 'block': no {depth} loops around a block '{block}'")
-    return out
+        def visit(loop: Any, first: Any = first, made: Any = made) -> Any:
+            return made if loop.loop_var.same_as(first) else loop
+
+        return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    raise ScheduleError(f"{who}: argument 'block': no {depth} loops around a block '{block}'")
 
 
 def _values(realize: Any) -> dict[Any, Any]:

@@ -37,6 +37,7 @@ from sparsetir.lower import lower_template
 from sparsetir.matrix_engine import allowed
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.passes import amx_nests
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS, TileShape
 from sparsetir.schedules.templates import amx
 from sparsetir.schedules.templates.amx import AmxBlocks
@@ -220,8 +221,8 @@ def test_b_that_the_caller_brings_in_tiles():
 # -- programs of one's own --------------------------------------------------------------------
 
 
-def blocks_of(dtype, sums, size=32):
-    """Blocks in an array of their own, and a result of another type."""
+def blocks_of(dtype, sums, apart=1, size=32):
+    """Blocks in an array of their own, and a result of another type, of which some rows are set."""
 
     @T.prim_func
     def bsr(
@@ -233,27 +234,30 @@ def blocks_of(dtype, sums, size=32):
         II = T.dense_fixed(size)
         JI = T.dense_fixed(size)
         N = T.dense_fixed(nb * size)
-        M = T.dense_fixed(mb * size)
+        M = T.dense_fixed(mb * size * apart)
         K = T.dense_fixed(feat)
         A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
         B = T.match_sparse_buffer(b, (N, K), dtype)
         C = T.match_sparse_buffer(c, (M, K), sums)
         with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "bsr") as [io, jo, ii, ji, k]:
             with T.init():
-                C[io * size + ii, k] = T.cast(0, sums)
-            C[io * size + ii, k] = C[io * size + ii, k] + T.cast(A[io, jo, ii, ji], sums) * T.cast(
-                B[jo * size + ji, k], sums
-            )
+                C[(io * size + ii) * apart, k] = T.cast(0, sums)
+            C[(io * size + ii) * apart, k] = C[(io * size + ii) * apart, k] + T.cast(
+                A[io, jo, ii, ji], sums
+            ) * T.cast(B[jo * size + ji, k], sums)
 
     return bsr
 
 
-@pytest.mark.parametrize("dtype, sums", [("bfloat16", "float32"), ("int8", "int32")])
-def test_results_of_the_type_of_the_sums(dtype, sums):
-    """They are stored from tiles, but where a block of features sticks out."""
+@pytest.mark.parametrize(
+    "dtype, sums, apart", [("bfloat16", "float32", 1), ("int8", "int32", 1), ("int8", "int32", 2)]
+)
+def test_results_of_the_type_of_the_sums(dtype, sums, apart):
+    """They are stored from tiles, but where a block of features sticks out, or rows are apart."""
     rng = np.random.default_rng(0)
     kind = BF16 if dtype == "bfloat16" else np.dtype(dtype)
-    stages = sparsetir.lower(blocks_of(dtype, sums), amx.apply, AmxBlocks(BSR(32, 32)), SPR)
+    func, config = blocks_of(dtype, sums, apart), AmxBlocks(BSR(32, 32))
+    stages = sparsetir.lower(func, amx.apply, config, SPR)
     kernel = EmulatedKernel(stages)
     indptr, indices = np.array([0, 2, 2, 3], "int32"), np.array([0, 2, 1], "int32")
     blocks = rng.integers(-100, 100, (3, 32, 32)).astype(kind)
@@ -262,11 +266,12 @@ def test_results_of_the_type_of_the_sums(dtype, sums):
         whole[32 * i : 32 * i + 32, 32 * j : 32 * j + 32] = block
     for feat in (64, 45):
         b = rng.integers(-100, 100, (96, feat)).astype(kind)
-        c = tvm.runtime.tensor(np.full((96, feat), 7, sums))
+        c = tvm.runtime.tensor(np.full((96 * apart, feat), 7, sums))
         arrays = {"a": blocks, "b": b}
         kernel(**{n: tvm.runtime.tensor(x) for n, x in arrays.items()}, c=c, indptr=indptr,
                indices=indices, mb=3, nb=3, nnzb=3, feat=feat)  # fmt: skip
-        np.testing.assert_array_equal(c.numpy(), whole @ b.astype("float64"))
+        np.testing.assert_array_equal(c.numpy()[::apart], whole @ b.astype("float64"))
+        assert apart == 1 or (c.numpy()[1::apart] == 7).all()
 
 
 # -- the text of kernels ----------------------------------------------------------------------
@@ -353,6 +358,30 @@ def test_other_programs_are_refused():
         sparsetir.lower(spmm(PROBLEM), amx.apply, CONFIG, SPR)
     with pytest.raises(ScheduleError, match="sums of products of two arrays of bfloat16 or float"):
         sparsetir.lower(blocks_of("float32", "float32"), amx.apply, CONFIG, SPR)
+
+
+def test_blocks_that_look_different_are_refused():
+    """By the passes around products of tiles."""
+    func = sparsetir.lower_sparse_iter(amx.program(PROBLEM, CONFIG))
+    shape = TileShape(32, 32, 32, "bfloat16")
+    for change, message in (
+        (lambda: amx_nests.kept_narrow(func, "Z"), "kept_narrow: argument 'buffer': no array 'Z'"),
+        (
+            lambda: amx_nests.groups_at_once(func, "z0"),
+            "groups_at_once: .* no 2 loops around a blo",
+        ),
+        (
+            lambda: amx_nests.groups_at_once(func, "spmm_init0"),
+            "expected 'spmm_init0' to store an e",
+        ),
+        (lambda: amx_nests.sums_in_tiles(func, "z0", shape), "sums_in_tiles: .* no 2 loops around"),
+        (
+            lambda: amx_nests.sums_in_tiles(func, "spmm_init0", shape),
+            "expected 'spmm_init0' to wri",
+        ),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            change()
 
 
 def test_targets_without_tiles_are_refused():
