@@ -45,7 +45,6 @@ KERNELS = [
     ("sddmm", SddmmGroups(lanes=8, vectors=4), False),
     ("spmm", Decomposed(BSR(2, 2)), False),
     ("spmm", Decomposed(BSR(2, 2), 32, 8), False),
-    ("spmm", AmxBlocks(BSR(16, 16)), False),
     ("spmm", RowSplit.for_features(32), True),
     ("spmm", HybRows.for_features(32), True),
     ("spmm", Groups.for_features(32, lanes=8, group=8), True),
@@ -170,10 +169,7 @@ def test_a_schedule_for_a_module_of_one_function():
 
 @pytest.mark.parametrize("op, config, gpu", KERNELS, ids=lambda x: type(x).__name__)
 def test_every_stage_of_a_template(op, config, gpu):
-    options = {"target": GPU if gpu else "llvm"}
-    if isinstance(config, AmxBlocks):
-        options = {"target": TILES, "dtype": "bfloat16"}
-    wanted = request(op, A, 1 if op == "spmv" else 32, **options)
+    wanted = request(op, A, 1 if op == "spmv" else 32, target=GPU if gpu else "llvm")
     stages = wanted.stages(config)
     assert list(stages) == STAGES
     template = wanted.template(config)
@@ -188,9 +184,16 @@ def test_every_stage_of_a_template(op, config, gpu):
         assert text(sparsetir.plan(op, A, wanted.feat, config=config).kernel.stages) == found
 
 
+def test_every_stage_of_a_template_for_a_matrix_engine():
+    wanted = request("spmm", A, 32, dtype="bfloat16", target=TILES)
+    stages = wanted.stages(AmxBlocks(BSR(16, 16)))
+    assert list(stages) == STAGES and len(set(text(stages).values())) == 4
+    assert "llvm.x86.tdpbf16ps" in stages["III"].script()
+
+
 def test_no_template_is_left_out():
     ours = {kind for kind in TEMPLATES if kind.__module__.startswith("sparsetir.")}
-    assert {type(config) for _, config, _ in KERNELS} == ours
+    assert {type(config) for _, config, _ in KERNELS} | {AmxBlocks} == ours
 
 
 def test_operators_for_torch_keep_every_stage(monkeypatch):
