@@ -61,6 +61,7 @@ TEMPLATES: dict[type, Template] = {
     spmm.RowBlocks: Template(spmm_operator, spmm.apply, Spmm, spmm.arrange),
     spmv.SlicedRows: Template(spmv_operator, spmv.apply, Spmm, spmv.arrange, vectors=True),
     sddmm.SddmmGroups: Template(sddmm_operator, sddmm.apply, Sddmm, sddmm.arrange),
+    amx.AmxBlocks: Template(amx.program, amx.apply, Spmm, amx.arrange, configs=amx.configs),
     sddmm_gpu.FusedNonzeros: Template(sddmm_operator, sddmm_gpu.apply, Sddmm, gpu=True),
     spmm_gpu.RowSplit: Template(spmm_operator, spmm_gpu.apply, Spmm, gpu=True),
     spmm_hyb.HybRows: Template(spmm_hyb.program, spmm_hyb.apply, Spmm, spmm_hyb.arrange, gpu=True),
@@ -68,7 +69,6 @@ TEMPLATES: dict[type, Template] = {
     decomposed.Decomposed: Template(
         decomposed.program, decomposed.apply, Spmm, decomposed.arrange, gpu=None
     ),
-    amx.AmxBlocks: Template(amx.program, amx.apply, Spmm, amx.arrange, configs=amx.configs),
 }
 
 
