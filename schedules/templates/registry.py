@@ -37,7 +37,7 @@ class Template:
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
-        :mod:`sparsetir.schedules.search.spaces`
+        :mod:`sparsetir.schedules.search.spaces`; also of plug-in modules
 
     Configs are frozen data with `compiled`, what of them a kernel depends on, and `tiles(feat)`,
     the argument of that name, which raises ScheduleError for feature sizes they do not serve.
