@@ -72,6 +72,9 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     )
     hops.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 64 128)")
     hops.add_argument("--trials", type=int, default=40, help="of the search (default: 40)")
+    commands.add_parser(
+        "amx", parents=[fixed], help="blocks of bfloat16 in the CPU's matrix engine, beside torch"
+    )
     _add_study(commands.add_parser("study", parents=[fixed], help="what papers say of schedules"))
     day = commands.add_parser(
         "gpu_day", parents=[fixed], help="tests, peers, studies and tuning on a GPU, one by one"

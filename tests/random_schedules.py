@@ -223,6 +223,16 @@ def _pack(d: _Drawing) -> None:
     d.sch.pack(d.choose([b.name for b in d.sch.func.buffers]), d.ref)
 
 
+def _tiles(d: _Drawing) -> None:
+    buffer = d.choose(d.sch.func.buffers)
+    names = [a.name for a in buffer.axes or []]
+    if not names:
+        raise _Skipped
+    cut = d.choose(names)
+    order = [f"{cut}0", *(name for name in names if name != cut), f"{cut}1"]
+    d.sch.tiles(buffer.name, d.ref, {cut: [d.choose((1, 2, 5))]}, order=order)
+
+
 def _annotate(d: _Drawing) -> None:
     d.sch.annotate(d.ref, "note", "kept")
 
@@ -230,7 +240,7 @@ def _annotate(d: _Drawing) -> None:
 MOVES = (
     _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
     _reorder, _split, _split, _result, _result, _distribute,
-    _slices, _slices, _pack, _pack, _steps, _positions, _runs,
+    _slices, _slices, _pack, _pack, _steps, _positions, _runs, _tiles, _tiles,
 )  # fmt: skip
 ON_THREADS = (_threads, _threads, _threads, _threads, _lanes, _tile)
 

@@ -21,11 +21,13 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.lower import lower_template
 from sparsetir.ops import message_kernels
 from sparsetir.request import request
+from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
@@ -36,6 +38,7 @@ from sparsetir.targets import resolve_target
 
 STAGES = ["I", "II", "II scheduled", "III"]
 GPU = resolve_target({"kind": "cuda", "arch": "sm_90"})
+TILES = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}
 A = sparsetir.SparseMatrix(sp.random_array((24, 16), density=0.3, dtype="float32", rng=0))
 # (operator, config, for GPUs)
 KERNELS = [
@@ -44,6 +47,7 @@ KERNELS = [
     ("sddmm", SddmmGroups(lanes=8, vectors=4), False),
     ("spmm", Decomposed(BSR(2, 2)), False),
     ("spmm", Decomposed(BSR(2, 2), 32, 8), False),
+    ("spmm", BlockRows(BSR(2, 2), tile=32), False),
     ("spmm", RowSplit.for_features(32), True),
     ("spmm", HybRows.for_features(32), True),
     ("spmm", Groups.for_features(32, lanes=8, group=8), True),
@@ -186,9 +190,16 @@ def test_every_stage_of_a_template(op, config, gpu):
         assert text(sparsetir.plan(op, A, wanted.feat, config=config).kernel.stages) == found
 
 
+def test_every_stage_of_a_template_for_a_matrix_engine():
+    wanted = request("spmm", A, 32, dtype="bfloat16", target=TILES)
+    stages = wanted.stages(AmxBlocks(BSR(16, 16)))
+    assert list(stages) == STAGES and len(set(text(stages).values())) == 4
+    assert "llvm.x86.tdpbf16ps" in stages["III"].script()
+
+
 def test_no_template_is_left_out():
     ours = {kind for kind in TEMPLATES if kind.__module__.startswith("sparsetir.")}
-    assert {type(config) for _, config, _ in KERNELS} == ours
+    assert {type(config) for _, config, _ in KERNELS} | {AmxBlocks} == ours
 
 
 def test_operators_for_torch_keep_every_stage(monkeypatch):

@@ -27,6 +27,7 @@ from sparsetir.arrays import (
     to_numpy,
 )
 from sparsetir.kernel_file import write_library
+from sparsetir.matrix_engine import allowed, features_needed, refusing
 from sparsetir.readable import check_memory, count_writes, hidden
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.computed import compute, reads
@@ -78,6 +79,8 @@ class Kernel:
     computed : recipe and keywords of each computed parameter, by name
     stages : the function at stage "I", "II" (as lowered), "II scheduled" and "III"
     target : the `tvm.target.Target` it was compiled for
+    needs : features of the CPU that its schedule asked for by name. Where they, or the system's
+        leave to use them, are not there, a call raises RuntimeError
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Kernel:
         target: Any,
         *,
         check: bool = True,
+        needs: Sequence[str] | None = None,
     ) -> None:
         self.name = name
         self.signature = signature
@@ -97,7 +101,9 @@ class Kernel:
         self.check = check
         self._module = module
         self._loaded = not stages  # from a file, which holds no stages and cannot be written again
-        self._run = module[name]
+        self.needs = features_needed(stages.get("II scheduled")) if needs is None else list(needs)
+        refused = allowed(self.needs) if self.needs else ""
+        self._run = refusing(name, refused) if refused else module[name]
         self._count = len(signature.names)
         self._arrays = tuple(signature.arrays)
         self._scalars = tuple(signature.scalars)
@@ -239,6 +245,7 @@ class Kernel:
             "name": self.name,
             "signature": tvm.ir.save_json(self.signature.source),
             "target": str(self.target),
+            "needs": self.needs,
         }
         write_library(self._module, path, meta)
 

@@ -61,7 +61,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
             f"{who}, compiled for {target.kind.name}, cannot be loaded here: {error}"
         ) from error
     try:
-        return Kernel(module, name, signature, {}, target, check=check)
+        return Kernel(module, name, signature, {}, target, check=check, needs=meta.get("needs"))
     except AttributeError as error:
         raise ValueError(f"{who}: its library has no function '{name}'") from error
 

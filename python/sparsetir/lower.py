@@ -11,6 +11,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.matrix_engine import features_needed, missing_of
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
@@ -131,6 +132,12 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
             f"lower: '{name_of(scheduled)}' is scheduled for no threads, as target "
             f"{target.kind.name} needs; bind its loops, or give the stage-I function for the "
             "default schedule"
+        )
+    lacks = missing_of(features_needed(scheduled), target)
+    if lacks:
+        raise ScheduleError(
+            f"lower: '{name_of(scheduled)}' is scheduled for a CPU with {' and '.join(lacks)}, "
+            f"which target {target} has not; choose another schedule, or a target that has"
         )
     accessed = accessed_by_host(marked.body) if gpu else ""
     if accessed:

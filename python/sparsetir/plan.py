@@ -104,7 +104,9 @@ def plan(
         config = _config_of(wanted, format)
     if config is not None:
         return Plan(wanted, config)
-    default = choose(wanted.problem, wanted.statistics, wanted.target)
+    default = next(iter(wanted.engine()), None) or choose(
+        wanted.problem, wanted.statistics, wanted.target
+    )
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
         return Plan(wanted, getattr(default, "unpacked", default), "default")  # values of each run
     recorded = recorded_config(wanted.task())
@@ -125,6 +127,9 @@ def _config_of(wanted: Request, format: Any) -> Any:
         )
     if not isinstance(wanted.problem, Spmm):
         raise ValueError(f"plan: argument 'format': expected None for '{wanted.operator.name}'")
+    found = wanted.engine(format)
+    if found:
+        return found[0]
     pattern = wanted.pattern.coordinates
     return by_format(format, wanted.problem, pattern, wanted.statistics, wanted.target)
 
@@ -132,7 +137,7 @@ def _config_of(wanted: Request, format: Any) -> Any:
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
     wanted = request(op, matrix, feat, **options)
-    return candidates(wanted.problem, wanted.statistics, wanted.target)
+    return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]
 
 
 class Plan:

@@ -13,10 +13,13 @@ from sparsetir.arrays import itemsize
 from sparsetir.formats import Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.lower import Stages, lower_template
+from sparsetir.matrix_engine import allowed
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.operands import OPERATORS, Operator
-from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
 from sparsetir.schedules.search.choose import Statistics
+from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.registry import Template, template_of
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
@@ -56,6 +59,22 @@ class Request:
     def template(self, config: Any) -> Template:
         """The template of a config; raises TypeError for what is no config for this."""
         return template_of(config, self.problem, self.gpu)
+
+    def engine(self, format: Any = None) -> list[Any]:
+        """Configs for the CPU's matrix engine, where there is one that suits the pattern.
+
+        format : the one that stores the matrix; by default blocks that fill tiles
+
+        Of a SparseMatrix alone: a CsrPattern has no values, and to bring them into blocks in each
+        run would take longer than is won.
+        """
+        spmm = isinstance(self.problem, Spmm) and isinstance(self.matrix, SparseMatrix)
+        if not spmm or not has_product(self.target, self.problem.dtype):
+            return []
+        if allowed(PRODUCTS[self.problem.dtype].features):
+            return []
+        formats = BLOCKS if format is None else (format,)
+        return configs(self.problem, self.pattern, self.statistics, self.target, formats)
 
     def stages(self, config: Any) -> Stages:
         """All stages of the kernel for a config."""

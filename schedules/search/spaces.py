@@ -151,6 +151,8 @@ def _plugged_in(
     for kind, template in TEMPLATES.items():
         if template.configs is not None and template.fits(problem, is_gpu(target)):
             found = tuple(template.configs(problem, pattern, given, target))
+            if not found:
+                continue
             numbers = {"config": tuple(range(len(found)))}
             yield Branch(kind.__name__, numbers, lambda config, found=found: found[config])
 

@@ -11,6 +11,7 @@ from sparsetir.schedules.operators.sddmm import program as sddmm_operator
 from sparsetir.schedules.operators.spmm import program as spmm_operator
 from sparsetir.schedules.operators.spmv import program as spmv_operator
 from sparsetir.schedules.templates import (
+    amx,
     decomposed,
     sddmm,
     sddmm_gpu,
@@ -65,6 +66,7 @@ TEMPLATES: dict[type, Template] = {
     ),
     spmv.SlicedRows: Template(spmv_operator, spmv.apply, Spmm, spmv.arrange, vectors=True),
     sddmm.SddmmGroups: Template(sddmm_operator, sddmm.apply, Sddmm, sddmm.arrange),
+    amx.AmxBlocks: Template(amx.program, amx.apply, Spmm, amx.arrange, configs=amx.configs),
     sddmm_gpu.FusedNonzeros: Template(sddmm_operator, sddmm_gpu.apply, Sddmm, gpu=True),
     spmm_gpu.RowSplit: Template(spmm_operator, spmm_gpu.apply, Spmm, gpu=True),
     spmm_hyb.HybRows: Template(spmm_hyb.program, spmm_hyb.apply, Spmm, spmm_hyb.arrange, gpu=True),

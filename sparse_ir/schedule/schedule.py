@@ -39,6 +39,7 @@ from sparsetir.sparse_ir.schedule.runs import runs
 from sparsetir.sparse_ir.schedule.slices import slices
 from sparsetir.sparse_ir.schedule.split import split
 from sparsetir.sparse_ir.schedule.steps import steps
+from sparsetir.sparse_ir.schedule.tiles import tiles
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
 
 __all__ = ["Schedule"]
@@ -306,6 +307,16 @@ class Schedule:
             precompute, buffer, at, list(axes),
             lanes=list(lanes), scope=scope, dtype=dtype, hoist=hoist, name=name,
         )  # fmt: skip
+
+    def tiles(
+        self, buffer: str, iteration: SparseIterationRef, sizes: dict[str, Any], *,
+        order: list[str], given: bool = False,
+    ) -> SparseIterationRef | None:  # fmt: skip
+        """Bring a dense operand into tiles of constant extents; the iteration that copies it.
+
+        More: `help("sparsetir.sparse_ir.schedule.tiles")`.
+        """
+        return self._apply(tiles, buffer, iteration, sizes, order=order, given=given)
 
     def meet(
         self, iterations: Sequence[SparseIterationRef], *, race: str

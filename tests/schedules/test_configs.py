@@ -25,6 +25,7 @@ from sparsetir.formats import (
     by_band,
 )
 from sparsetir.schedules.search.configs import FORMATS, from_data, to_data
+from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.sddmm import SddmmGroups
@@ -52,6 +53,7 @@ CONFIGS = (
     Groups("non-zeros", group=8, feat=64),
     FusedNonzeros(feat=32),
     *map(Decomposed, STORED),
+    AmxBlocks(BSR(32, 16), 16, finite=True, blocks=4, parallel=False),
     Decomposed(BSR(8, 8), 20, 16, 20, filled=True),
 )
 

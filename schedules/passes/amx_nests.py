@@ -1,0 +1,339 @@
+"""Nests of stage II around products of tiles: operands, configuration, and where sums go to.
+
+See :mod:`sparsetir.schedules.passes.amx_tiles` for the tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+from tvm.sym import detect_linear_equation
+from tvm.tirx.buffer import buffer_data
+
+from sparsetir.schedules.passes.amx_tiles import TILE, TileShape, load_config, release, store
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.reduction import taken_apart
+from sparsetir.sparse_ir.statements import block_with, loop_over, loop_with
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["NEEDS", "groups_at_once", "kept_narrow", "operands_alone", "sums_in_tiles"]
+
+
+# Attribute of stage II: the CPU features that a function asks for by intrinsics.
+NEEDS = "sparsetir.needs"
+
+
+def operands_alone(func: tirx.PrimFunc, block: str, buffers: Sequence[str]) -> tirx.PrimFunc:
+    """Let a block say that it reads nothing but some buffers, each where it does.
+
+    Tensor intrinsics match such blocks alone. Before::
+
+        T.reads(JO_indptr[..], JO_indices[..], C_ws[vi, vk], B_tiles[vk0, 0:n, ..])
+
+    After, for "C_ws" and "B_tiles"::
+
+        T.reads(C_ws[vi, vk], B_tiles[vk0, JO_indices[..], ..])
+
+    What is left out are arrays that the function only reads.
+    """
+
+    def visit(node: Any) -> Any:
+        if node.name_hint != block:
+            return node
+        loads = [x for x in nodes_of(ir.TensorLoad, node.body) if x.source.name in buffers]
+        regions = [
+            tirx.BufferRegion(
+                x.source, [ir.Range.from_min_extent(i, as_dtype(1, dtype_of(i))) for i in x.indices]
+            )
+            for x in loads
+        ]
+        return block_with(node, reads=regions)
+
+    return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
+
+
+def groups_at_once(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
+    """Write elements of a copy that lie side by side together, and where it can be unconditionally.
+
+    func : a stage-II function; the one given is left as it is
+    block : stores what is beyond its operand as zero; its innermost loop is over a few elements
+        that come from different rows
+
+    Before::
+
+        for k1, n2 in T.grid(32, 2):
+            with T.sblock("B_tiles_copy0"):
+                B_tiles[.., vk1, vn2] = T.if_then_else(
+                    vn1 * 2 + vn2 < n and vk0 * 32 + vk1 < feat, B[vn1 * 2 + vn2, vk0 * 32 + vk1], 0
+                )
+
+    After::
+
+        if vn1 * 2 + 1 < n and vk0 * 32 + 31 < feat:
+            for k1 in range(32):
+                B_tiles[.., k1, 0] = B[vn1 * 2, vk0 * 32 + k1]
+                B_tiles[.., k1, 1] = B[vn1 * 2 + 1, vk0 * 32 + k1]
+        else:
+            ...  # as before
+    """
+
+    def make(loops: list[Any], realize: Any) -> tirx.Stmt:
+        across, group = loops
+        body, at = realize.block.body, _values(realize)
+        value = body.value
+        guarded = isinstance(value, ir.Call) and value.op.name.endswith("if_then_else")
+        if not guarded:
+            raise ScheduleError(
+                f"groups_at_once: argument 'block': expected '{block}' to store an element or "
+                f"zero, got {value}"
+            )
+        condition, element, _ = value.args
+        last = {x.loop_var: x.extent - as_dtype(1, dtype_of(x.loop_var)) for x in loops}
+        whole = substitute(substitute(condition, at), last)
+        plain = tirx.BufferStore(body.buffer, element, body.indices)
+        stores = [
+            substitute(
+                substitute(plain, at), {group.loop_var: as_dtype(n, dtype_of(group.loop_var))}
+            )
+            for n in range(int(group.extent))
+        ]
+        var = tirx.Var(across.loop_var.name, dtype_of(across.loop_var))
+        each = substitute(tirx.SeqStmt(stores), {across.loop_var: var})
+        return tirx.IfThenElse(whole, loop_over(var, across.extent, each), loops[0])
+
+    return _with_nest("groups_at_once", func, block, 2, make)
+
+
+def kept_narrow(func: tirx.PrimFunc, buffer: str) -> tirx.PrimFunc:
+    """Let an array of 16-bit floats that the function makes stay one of 16-bit floats.
+
+    TVM widens its own arrays of bfloat16 to float32, but for those that somebody may see who is not
+    told of it. That it takes from their data standing somewhere; addresses of elements do not
+    count. Before, and after::
+
+        B_tiles = T.alloc_buffer((..), "bfloat16")
+        ...
+
+        B_tiles = T.alloc_buffer((..), "bfloat16")
+        T.evaluate(B_tiles.data)
+        ...
+    """
+    root = func.body.block
+    found = [v for v in root.alloc_buffers if v.name == buffer]
+    if not found:
+        raise ScheduleError(f"kept_narrow: argument 'buffer': no array '{buffer}' is made here")
+    body = tirx.SeqStmt([tirx.Evaluate(buffer_data(found[0])), root.body])
+    return func.with_body(s_tir.SBlockRealize([], True, block_with(root, body=body)))
+
+
+def sums_in_tiles(func: tirx.PrimFunc, block: str, shape: TileShape) -> tirx.PrimFunc:
+    """Write what products have left in tiles, and configure the tiles where a worker begins.
+
+    func : a stage-II function, whose products are tensor intrinsics already; left as it is
+    block : writes the sums from their workspace, element by element, in two loops of its own
+
+    Before::
+
+        for io_parts in T.parallel(blocks):
+            with T.sblock("spmm0"):
+                ...
+                    for i, k in T.grid(32, 32):
+                        with T.sblock("write0"):
+                            if vio * 32 + vi < m and vk0 * 32 + vk < feat:
+                                C[vio * 32 + vi, vk0 * 32 + vk] = C_ws[vi, vk]
+
+    After, where the sums of a block that sticks out, or that are to be rounded, go through memory::
+
+        for io_parts in T.parallel(blocks):
+            config[0:8] = ...
+            ldtilecfg(config)
+            ...
+                    if vio * 32 + 31 < m and vk0 * 32 + 31 < feat:
+                        tilestored(0, address of C[vio * 32, vk0 * 32], stride of C)  # and 1, 2, 3
+                    else:
+                        tilestored(0, address of sums[0, 0], 128)  # and 1, 2, 3
+                        for i, k in T.grid(32, 32): ...  # as before, from sums
+            tilerelease()
+
+    Raises ScheduleError where a block looks different.
+    """
+    who = "sums_in_tiles"
+    memory = buffer_var([shape.rows, shape.features], shape.product.sums, "tile_sums")
+    old: list[Any] = []
+
+    def make(loops: list[Any], realize: Any) -> tirx.Stmt:
+        conditions, written = taken_apart(realize.block.body)
+        loads = nodes_of(ir.TensorLoad, written.value)
+        if (
+            len(loads) != 1
+            or len(loops) != 2
+            or any(
+                int(x.extent) != n for x, n in zip(loops, (shape.rows, shape.features), strict=True)
+            )
+        ):
+            raise ScheduleError(f"{who}: argument 'block': expected '{block}' to write {shape}")
+        old.append(loads[0].source)
+        return _written(shape, memory, loops, realize, conditions, written)
+
+    func = _with_nest(who, func, block, 2, make)
+    workspace = old[0]
+
+    def without(node: Any) -> Any:
+        held = [v for v in node.alloc_buffers if not v.same_as(workspace)]
+        matched = [m for m in node.match_buffers if not m.source.source.same_as(workspace)]
+        reads, writes = (
+            [r for r in regions if not r.source.same_as(workspace)]
+            for regions in (node.reads, node.writes)
+        )
+        return block_with(
+            node, alloc_buffers=held, match_buffers=matched, reads=reads, writes=writes
+        )
+
+    func = func.with_body(map_expr(func.body, [(s_tir.SBlock, without)]))
+    func = func.with_attr(NEEDS, [*shape.product.features])
+    return _configured(func, shape, memory)
+
+
+def _written(
+    shape: TileShape, memory: Any, loops: list[Any], realize: Any, conditions: list[Any],
+    written: Any,
+) -> tirx.Stmt:  # fmt: skip
+    """What writes all sums of a product."""
+    at, types = _values(realize), [dtype_of(x.loop_var) for x in loops]
+    workspace = nodes_of(ir.TensorLoad, written.value)[0].source
+
+    def there(node: Any, row: Any, column: Any) -> Any:
+        place = zip(loops, (row, column), types, strict=True)
+        where = {x.loop_var: as_dtype(n, t) for x, n, t in place}
+        return substitute(substitute(node, at), where)
+
+    direct = written.value.same_as(nodes_of(ir.TensorLoad, written.value)[0])
+    direct = direct and _side_by_side(written, at, loops)
+    through = [
+        store(tile, tirx.BufferLoad(memory, [as_dtype(r, types[0]), as_dtype(c, types[1])]), pitch)
+        for (r, c), tile in shape.sums.items()
+        for pitch in [tirx.IntImm("int64", shape.features * 4)]
+    ]
+    mine = _reading(realize.block.body, workspace, memory)
+    row, column = (tirx.Var(x.loop_var.name, t) for x, t in zip(loops, types, strict=True))
+    slow = loop_over(row, shape.rows, loop_over(column, shape.features, there(mine, row, column)))
+    if not all(_grows(c, realize, at, loops) for c in conditions):
+        return tirx.SeqStmt([*through, slow])
+    steps: list[tirx.Stmt]
+    if direct:
+        stride = as_dtype(written.buffer.ty.shape[-1], "int64") * tirx.IntImm("int64", 4)
+        steps = [
+            store(tile, there(tirx.BufferLoad(written.buffer, written.indices), r, c), stride)
+            for (r, c), tile in shape.sums.items()
+        ]
+    else:
+        row, plain = tirx.Var(row.name, types[0]), _reading(written, workspace, memory)
+        vectors: list[tirx.Stmt] = []
+        for c in shape.column_tiles:
+            lane = tirx.Var("lane", types[1])
+            element = there(plain, row, lane + as_dtype(c, types[1]))
+            vectors.append(loop_over(lane, TILE, element, tirx.ForKind.VECTORIZED))
+        steps = [*through, loop_over(row, shape.rows, _all(vectors))]
+    if not conditions:
+        return _all(steps)
+    whole = [there(c, shape.rows - 1, shape.features - 1) for c in conditions]
+    return tirx.IfThenElse(tirx.all(*whole), _all(steps), tirx.SeqStmt([*through, slow]))
+
+
+def _grows(condition: Any, realize: Any, at: dict[Any, Any], loops: list[Any]) -> bool:
+    """Whether a condition holds for all visits of two loops if it does for the last one."""
+    if isinstance(condition, ir.Call) and condition.op.name.endswith("likely"):
+        condition = condition.args[0]
+    if isinstance(condition, tirx.And):
+        return all(_grows(c, realize, at, loops) for c in (condition.a, condition.b))
+    mine = [x.loop_var for x in loops]
+    if not isinstance(condition, tirx.LT):
+        return False
+    smaller, limit = (substitute(x, at) for x in (condition.a, condition.b))
+    found = [*detect_linear_equation(smaller, mine)]
+    return (
+        bool(found)
+        and not free_vars(limit) & set(mine)
+        and all(isinstance(c, tirx.IntImm) and int(c) >= 0 for c in found[:-1])
+    )
+
+
+def _side_by_side(written: Any, at: dict[Any, Any], loops: list[Any]) -> bool:
+    """Whether two loops go through rows, and elements of a row, one after the other."""
+    mine = [x.loop_var for x in loops]
+    found = [[*detect_linear_equation(substitute(i, at), mine)][:-1] for i in written.indices]
+    steps = [[int(c) if isinstance(c, tirx.IntImm) else None for c in row] for row in found]
+    return steps == [[1, 0], [0, 1]]
+
+
+def _reading(stmt: Any, workspace: Any, memory: Any) -> Any:
+    """A statement that reads the memory in place of the workspace."""
+
+    def load(node: Any) -> Any:
+        return tirx.BufferLoad(memory, node.indices) if node.source.same_as(workspace) else node
+
+    return map_expr(stmt, [(ir.TensorLoad, load)])
+
+
+def _configured(func: tirx.PrimFunc, shape: TileShape, memory: Any) -> tirx.PrimFunc:
+    """The function with tiles configured where a worker begins that stores them."""
+    config = buffer_var([8], "uint64", "tile_config")
+
+    def around(stmt: Any) -> tirx.Stmt:
+        body = tirx.SeqStmt([*load_config(shape, config), stmt, release()])
+        block = s_tir.SBlock([], [], [], "tiles", body, alloc_buffers=[config, memory])
+        return s_tir.SBlockRealize([], True, block)
+
+    def visit(loop: Any) -> Any:
+        if loop.kind != tirx.ForKind.PARALLEL or not loads_of(loop, memory):
+            return loop
+        return loop_with(loop, body=around(loop.body))
+
+    body = map_expr(func.body, [(tirx.For, visit)])
+    if not nodes_of(tirx.BufferStore, body) or not _stores_to(body, config):
+        # No worker has a loop of its own: all of it runs on one thread.
+        root = func.body.block
+        body = s_tir.SBlockRealize([], True, block_with(root, body=around(root.body)))
+    return func.with_body(body)
+
+
+def _stores_to(body: Any, buffer: Any) -> bool:
+    return any(s.buffer.same_as(buffer) for s in nodes_of(tirx.BufferStore, body))
+
+
+def _with_nest(
+    who: str, func: tirx.PrimFunc, block: str, depth: int,
+    make: Callable[[list[Any], Any], tirx.Stmt],
+) -> tirx.PrimFunc:  # fmt: skip
+    """The function with something else for the innermost loops around a block.
+
+    make : of the loops, outermost first, and the block
+    """
+    for node in nodes_of(tirx.For, func.body):
+        loops = [node]
+        while isinstance(loops[-1].body, tirx.For):
+            loops.append(loops[-1].body)
+        inner, first = loops[-1].body, loops[0].loop_var
+        named = isinstance(inner, s_tir.SBlockRealize) and inner.block.name_hint == block
+        if not named or len(loops) != depth:
+            continue
+        made = make(loops, inner)  # not within the walk, which would hide the type of an error
+
+        def visit(loop: Any, first: Any = first, made: Any = made) -> Any:
+            return made if loop.loop_var.same_as(first) else loop
+
+        return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
+    raise ScheduleError(f"{who}: argument 'block': no {depth} loops around a block '{block}'")
+
+
+def _values(realize: Any) -> dict[Any, Any]:
+    """The values of a block's variables."""
+    return {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+
+
+def _all(statements: list[tirx.Stmt]) -> tirx.Stmt:
+    return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)

@@ -1,0 +1,239 @@
+"""Tiles of x86's matrix engine: their instructions, and products of blocks by them (Intel AMX).
+
+A CPU with AMX has eight tiles of up to 16 rows of 64 bytes. A product of a block is, for 32 rows
+and 32 features, four tiles of sums, two of the block and two of the dense operand::
+
+    tile 0 += tile 4 * tile 6      tile 1 += tile 4 * tile 7
+    tile 2 += tile 5 * tile 6      tile 3 += tile 5 * tile 7
+
+A tile of the dense operand holds groups of rows side by side, as many as fill 4 bytes, which is how
+:func:`sparsetir.sparse_ir.schedule.tiles.tiles` lays it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple
+
+import tvm
+from tvm import s_tir, tirx
+from tvm.script import from_source
+
+__all__ = [
+    "PRODUCTS",
+    "ROW_BYTES",
+    "TILE",
+    "Product",
+    "TileShape",
+    "has_product",
+    "intrinsics",
+    "load_config",
+    "release",
+    "store",
+]
+
+TILE = 16  # rows, and elements of 4 bytes in a row
+ROW_BYTES = 64
+LEFT, RIGHT = (4, 5), (6, 7)  # tiles of factors
+
+
+class Product(NamedTuple):
+    """An instruction that multiplies tiles.
+
+    features : of the CPU, as LLVM names them
+    sums : the type of the sums
+    group : elements of a column of the right factor that lie side by side
+    """
+
+    features: tuple[str, ...]
+    name: str
+    sums: str
+    group: int
+
+
+# By the type of both factors.
+PRODUCTS = {
+    "bfloat16": Product(("amx-tile", "amx-bf16"), "tdpbf16ps", "float32", 2),
+    "float16": Product(("amx-tile", "amx-fp16"), "tdpfp16ps", "float32", 2),
+    "int8": Product(("amx-tile", "amx-int8"), "tdpbssd", "int32", 4),
+}
+
+
+def has_product(target: Any, dtype: str) -> bool:
+    """Whether a CPU target multiplies tiles of a type."""
+    has = tvm.get_global_func("target.target_has_feature")
+    known = target.kind.name == "llvm" and dtype in PRODUCTS
+    return known and all(has(name, target) for name in PRODUCTS[dtype].features)
+
+
+@dataclass(frozen=True)
+class TileShape:
+    """A product of tiles: (rows, depth) times (depth, features), in up to two by two tiles.
+
+    rows : 1 to 32
+    features : 16 or 32
+    depth : a multiple of the product's group, a row of at most 64 bytes
+    dtype : of both factors
+    """
+
+    rows: int
+    features: int
+    depth: int
+    dtype: str
+
+    @property
+    def product(self) -> Product:
+        """The instruction."""
+        return PRODUCTS[self.dtype]
+
+    @property
+    def row_tiles(self) -> list[tuple[int, int]]:
+        """First row, and number of rows, of the tiles above each other."""
+        return [(at, min(TILE, self.rows - at)) for at in range(0, self.rows, TILE)]
+
+    @property
+    def column_tiles(self) -> list[int]:
+        """First feature of the tiles side by side."""
+        return list(range(0, self.features, TILE))
+
+    @property
+    def sums(self) -> dict[tuple[int, int], int]:
+        """The tile of the sums from a row and a feature on."""
+        rows, columns = self.row_tiles, self.column_tiles
+        return {(r, c): 2 * i + j for i, (r, _) in enumerate(rows) for j, c in enumerate(columns)}
+
+    @property
+    def config(self) -> bytes:
+        """The 64 bytes of a configuration: bytes of a row, and rows, of each tile that is used."""
+        width = self.depth * ROW_BYTES // (TILE * self.product.group)
+        used: dict[int, tuple[int, int]] = {}
+        for i, (_, count) in enumerate(self.row_tiles):
+            used[LEFT[i]] = count, width
+            for j, _ in enumerate(self.column_tiles):
+                used[2 * i + j] = count, ROW_BYTES
+        for j, _ in enumerate(self.column_tiles):
+            used[RIGHT[j]] = self.depth // self.product.group, ROW_BYTES
+        rows, columns = bytearray(16), bytearray(32)
+        for tile, (count, row_bytes) in used.items():
+            rows[tile] = count
+            columns[2 * tile : 2 * tile + 2] = row_bytes.to_bytes(2, "little")
+        return bytes([1, *[0] * 15]) + bytes(columns) + bytes(rows)
+
+
+def load_config(shape: TileShape, memory: Any) -> list[tirx.Stmt]:
+    """Configure the tiles of the thread that runs this, and make them zero.
+
+    memory : a buffer of 8 uint64
+    """
+    words = [int.from_bytes(shape.config[at : at + 8], "little") for at in range(0, 64, 8)]
+    stores = [
+        tirx.BufferStore(memory, tirx.IntImm("uint64", word), [tirx.IntImm("int32", at)])
+        for at, word in enumerate(words)
+    ]
+    first = tirx.BufferLoad(memory, [tirx.IntImm("int32", 0)])
+    return [*stores, _instruction("ldtilecfg", tirx.address_of(first))]
+
+
+def release() -> tirx.Stmt:
+    """Give the tiles back, so that the system need not save them."""
+    return _instruction("tilerelease")
+
+
+def store(tile: int, element: Any, stride: Any) -> tirx.Stmt:
+    """Store a tile of sums.
+
+    element : a load of its first element
+    stride : bytes from row to row
+    """
+    at = tirx.IntImm("int8", tile)
+    stride = tirx.Cast("int64", stride)
+    return _instruction("tilestored64", at, tirx.address_of(element), stride)
+
+
+def _instruction(name: str, *operands: Any) -> tirx.Stmt:
+    return tirx.Evaluate(tirx.call_llvm_intrin("void", f"llvm.x86.{name}", *operands))
+
+
+ZERO = """
+@T.prim_func(s_tir=True)
+def zero(c: T.handle) -> None:
+    C = T.match_buffer(c, ({rows}, {features}), "{sums}", offset_factor=1, scope="local")
+    with T.sblock("root"):
+        T.reads()
+        T.writes(C[0:{rows}, 0:{features}])
+        {body}
+"""
+ZERO_LOOPS = """for i, j in T.grid({rows}, {features}):
+            with T.sblock("zero"):
+                vi, vj = T.axis.remap("SS", [i, j])
+                C[vi, vj] = T.{sums}(0)
+"""
+PRODUCT = """
+@T.prim_func(s_tir=True)
+def product(a: T.handle, b: T.handle, c: T.handle) -> None:
+    sa, sb, tb, sc = T.int32(), T.int32(), T.int32(), T.int32()
+    A = T.match_buffer(a, ({rows}, {depth}), "{dtype}", {a_strides}offset_factor=1)
+    B = T.match_buffer(b, ({groups}, {features}, {group}), "{dtype}", {b_strides}offset_factor=1)
+    C = T.match_buffer(c, ({rows}, {features}), "{sums}", offset_factor=1, scope="local")
+    with T.sblock("root"):
+        T.reads(
+            C[0:{rows}, 0:{features}], A[0:{rows}, 0:{depth}],
+            B[0:{groups}, 0:{features}, 0:{group}],
+        )
+        T.writes(C[0:{rows}, 0:{features}])
+        {body}
+"""
+PRODUCT_LOOPS = """for i, j, p, q in T.grid({rows}, {features}, {groups}, {group}):
+            with T.sblock("product"):
+                vi, vj, vp, vq = T.axis.remap("SSRR", [i, j, p, q])
+                C[vi, vj] = C[vi, vj] + T.Cast("{sums}", A[vi, vp * {group} + vq]) * T.Cast(
+                    "{sums}", B[vp, vj, vq]
+                )
+"""
+
+
+@cache
+def intrinsics(shape: TileShape) -> tuple[str, str]:
+    """The names of two tensor intrinsics: sums that begin with zero, and sums of a product.
+
+    Described as loops over a workspace of scope "local"; made of instructions that leave the
+    workspace as it is, and keep the sums in tiles.
+    """
+    what, size = shape.product, shape.product.group
+    names = {
+        "rows": shape.rows, "features": shape.features, "depth": shape.depth, "dtype": shape.dtype,
+        "groups": shape.depth // size, "group": size, "sums": what.sums,
+    }  # fmt: skip
+    zeros = [_text("tilezero", tile) for tile in shape.sums.values()]
+    width = 4 // size  # bytes of an element
+    steps = [
+        _text("tileloadd64", RIGHT[j], f"T.address_of(B[0, {c}, 0])", f"sb * {width}")
+        for j, c in enumerate(shape.column_tiles)
+    ]
+    for i, (r, _) in enumerate(shape.row_tiles):
+        steps.append(_text("tileloadd64", LEFT[i], f"T.address_of(A[{r}, 0])", f"sa * {width}"))
+        for j, c in enumerate(shape.column_tiles):
+            steps.append(_text(what.name, shape.sums[r, c], LEFT[i], RIGHT[j]))
+    made: list[str] = []
+    for label, text, loops, code, strides in (
+        ("zero", ZERO, ZERO_LOOPS, zeros, ("", "")),
+        ("product", PRODUCT, PRODUCT_LOOPS, steps, ("strides=[sa, 1], ", "strides=[sb, tb, 1], ")),
+    ):
+        said = text.format(body=loops.format(**names), a_strides="", b_strides="", **names)
+        body = "\n        ".join(code)
+        done = text.format(body=body, a_strides=strides[0], b_strides=strides[1], **names)
+        made.append(
+            f"sparsetir.amx.{label}_{shape.dtype}_{shape.rows}_{shape.features}_{shape.depth}"
+        )
+        s_tir.TensorIntrin.register(made[-1], from_source(said), from_source(done), override=True)
+    zero, product = made
+    return zero, product
+
+
+def _text(name: str, *operands: Any) -> str:
+    """An instruction as TVMScript; operands are tiles, an address, and a stride in elements."""
+    words = [f"T.int8({x})" if isinstance(x, int) else x for x in operands]
+    if name == "tileloadd64":
+        words[-1] = f'T.Cast("int64", {words[-1]})'
+    return f'T.evaluate(T.call_llvm_intrin("void", "llvm.x86.{name}", {", ".join(words)}))'

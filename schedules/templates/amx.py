@@ -1,0 +1,321 @@
+"""SpMM over blocks of 16-bit floats in tiles of the CPU's matrix engine (Intel AMX).
+
+The sums of a row of blocks, for 32 features at a time, stay in four tiles; a step loads two tiles
+of the block and two of B, and multiplies each with each (SparseTIR, section 4.3.1, for a CPU). The
+dense operand is brought into tiles first, once in each call, or by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tvm import ir
+
+from sparsetir.formats import BSR, Operand, Pattern
+from sparsetir.formats.blocks import find_blocks
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
+from sparsetir.schedules.arguments import expect, expect_at_least, expect_integers
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.passes.amx_nests import (
+    groups_at_once,
+    kept_narrow,
+    operands_alone,
+    sums_in_tiles,
+)
+from sparsetir.schedules.passes.amx_tiles import (
+    PRODUCTS,
+    ROW_BYTES,
+    TileShape,
+    has_product,
+    intrinsics,
+)
+from sparsetir.schedules.templates.row_shapes import row_sums
+from sparsetir.schedules.versions import WORK_OF_THREADS
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, stores_of
+from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.schedule.loops import find_iteration
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["AmxBlocks", "apply", "arrange", "configs", "in_tiles", "program"]
+
+WHO = "AmxBlocks"
+MAX_ROWS = 32
+BLOCKS = (BSR(32, 32), BSR(16, 16))  # that fill tiles
+BLOCKS_OF_A_THREAD = 2  # so that the last one to end ends soon
+
+
+@dataclass(frozen=True)
+class AmxBlocks:
+    """How blocks are multiplied.
+
+    format : BSR, of blocks that tiles divide: of 2 to 32 rows, and of 4, 6, .. 32 columns of 16-bit
+        floats (8, 12, .. 64 of int8). Blocks of 16 and 32 fill them
+    features : of a step, 16 or 32; any feature size is served
+    finite : the dense operand holds no infinity and no NaN, so that blocks may have places without
+        an element, whose products are zero; else patterns must fill all of their blocks
+    given : the caller brings B in tiles (see :func:`in_tiles`), in place of a copy in each call
+    blocks : of rows of blocks, which threads share; not compiled in
+    parallel : use all threads; to wake them takes as long as a small product
+    """
+
+    format: BSR
+    features: int = 32
+    finite: bool = False
+    given: bool = False
+    blocks: int = 1
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        expect(self, "format", isinstance(self.format, BSR), "BSR")
+        expect_integers(self, "features", "blocks")
+        expect(self, "features", self.features in (16, 32), "16 or 32")
+        expect_at_least(self, blocks=1)
+
+    @property
+    def compiled(self) -> AmxBlocks:
+        """What a kernel depends on: the same for all numbers of blocks."""
+        return replace(self, blocks=1, finite=False)
+
+    def tiles(self, feat: int) -> int:
+        """How many steps a number of features takes.
+
+        Raises ScheduleError where the caller is to bring B in tiles: plans take it as it is.
+        """
+        if self.given:
+            raise ScheduleError(
+                "AmxBlocks.tiles: argument 'given': plans take B as it is, got a config for B in "
+                "tiles; build a kernel of amx.program and amx.apply"
+            )
+        return -(-feat // self.features)
+
+
+def program(problem: Spmm, config: AmxBlocks) -> SparseFunc:
+    """The stage-I function: SpMM over CSR, decomposed to blocks.
+
+    b : (n, feat); out : (m, feat), written
+    m, n, feat : sizes
+    and the arguments of BSR's rule, among them the values `a_<rule>`
+
+    Raises ScheduleError for batches, means and maxima, and types without such products.
+    """
+    _refuse("program", problem)
+    rules = config.format.rules(_operand(problem))
+    _, func = extract_preprocess(decompose_format(spmm(problem), rules, [r.name for r in rules]))
+    return func
+
+
+def apply(sch: Schedule, config: AmxBlocks) -> None:
+    """Schedule a program that sums up blocks times rows of a dense operand.
+
+    Before (stage I), and after; the loops of the first two steps are tensor intrinsics then::
+
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "spmm") as [io, jo, ii, ji, k]:
+            C[io * 32 + ii, k] += A[io, jo, ii, ji] * B[jo * 32 + ji, k]
+
+        with T.sp_iter([B_K0, B_N0, B_N1, B_N2, B_K1, B_N3], "SSSSSS", "B_tiles_copy") as [...]: ...
+        with T.sp_iter([IO_parts, T.part(IO, IO_part), K0], "SSS", "spmm") as [io_parts, io, k0]:
+            with T.sp_iter([II, K1], "SS", "spmm_start") as [ii, k1]:
+                C_ws[ii, k1] = 0.0
+            with T.sp_iter([JO, JI0, II, K1, JI1, JI2], "RRSSRR", "spmm_reduce") as [...]:
+                C_ws[ii, k1] += A[io, jo, ii, ..] * B_tiles[k0, jo, ji0, ji1, k1, ji2]
+            with T.sp_iter([II, K1], "SS", "spmm_write") as [ii, k1]:
+                C[io * 32 + ii, k0 * 32 + k1] = C_ws[ii, k1]
+
+    Raises ScheduleError for a program of another shape, or of types without such products.
+    """
+    found = _found(sch)
+    it = find_iteration(sch.func, found.iteration.name)
+    axes = {axis.name: (axis, var) for axis, var, _ in it.axis_of()}
+    left, right = _operands(it, axes[found.features.name][1])
+    dtype = str(right.source.ty.dtype)
+    right_name, left_name = str(right.source.name), str(left.source.name)
+    (rows,), (blocks, inner), (within,) = found.rows, found.columns, found.block
+    width = int(axes[inner.name][0].length)
+    shape = _shape(found.block_rows, width, config.features, dtype)
+    group = shape.product.group
+    tiles, columns = sch.split(found.features, [None, config.features])
+    steps, pairs, lanes = sch.split(inner, [None, shape.depth // group, group])
+    outer, held = [rows, tiles], [within, columns]
+    if shape.rows < found.block_rows:
+        pieces, within = sch.split(within, [None, shape.rows])
+        outer, held = [*outer, pieces], [within, columns]
+    sch.sparse_reorder(found.iteration, [*outer, blocks, steps, *held, pairs, lanes])
+    sums = shape.product.sums
+    made = sch.precompute(found.result, outer[-1], held, dtype=sums, name=f"{found.result}_ws")
+    if len(made) != 3 or len(nodes_of(type(it), sch.func.body)) != 4:
+        raise ScheduleError(f"{WHO}: expected sums that one iteration sets and adds up")
+    whole = sch.get_sparse_iteration(found.iteration.name)
+    buffer = sch.func.buffer(right_name)
+    down, across = (axis.name for axis in buffer.axes or [])
+    sizes = {down: [width // shape.depth, shape.depth // group, group],
+             across: [config.features]}  # fmt: skip
+    order = [f"{across}0", *(f"{down}{n}" for n in range(3)), f"{across}1", f"{down}3"]
+    copy = sch.tiles(right_name, whole, sizes, order=order, given=config.given)
+    if config.parallel:
+        parts, _ = sch.divide(sch.get_sp_iters(whole)[0], "blocks", by="work", default=1)
+        sch.parallelize(parts)
+        if copy is not None:
+            sch.parallelize(sch.get_sp_iters(copy)[:2])
+    _in_stage_two(sch, shape, made, copy, [f"{found.result}_ws", left_name, f"{right_name}_tiles"])
+
+
+def _in_stage_two(
+    sch: Schedule, shape: TileShape, made: list[Any], copy: Any, operands: list[str]
+) -> None:
+    start, reduce, write = (f"{ref.name}0" for ref in made)
+    sch.lower()
+    loops = sch.rewrite(operands_alone, reduce, operands)
+    zero, product = intrinsics(shape)
+    loops.tensorize(loops.get_loops(loops.get_sblock(start))[-2], zero)
+    loops.tensorize(loops.get_loops(loops.get_sblock(reduce))[-4], product)
+    sch.rewrite(sums_in_tiles, write, shape)
+    if copy is not None:
+        sch.rewrite(groups_at_once, f"{copy.name}0")
+        sch.rewrite(kept_narrow, operands[-1])
+
+
+def in_tiles(b: np.ndarray, cols: int, features: int = 32) -> np.ndarray:
+    """A dense operand as kernels of configs with `given` take it.
+
+    b : (n, feat) of elements of 2 bytes, of any type, such as the bits of bfloat16
+    cols : of a block; features : of the config
+
+    Shape (features' tiles, blocks, steps of a block, pairs, features, 2); what is beyond is zero.
+    """
+    n, feat = b.shape
+    depth = _shape(MAX_ROWS, cols, features, "bfloat16").depth
+    padded = np.zeros((-(-n // cols) * cols, -(-feat // features) * features), b.dtype)
+    padded[:n, :feat] = b
+    parts = padded.reshape(-1, cols // depth, depth // 2, 2, padded.shape[1] // features, features)
+    return np.ascontiguousarray(parts.transpose(4, 0, 1, 2, 5, 3))
+
+
+def arrange(matrix: CsrPattern, problem: Spmm, config: AmxBlocks) -> Arranged:
+    """The arguments of :func:`program` that depend on the pattern alone.
+
+    Raises ScheduleError for a pattern that does not fill its blocks, unless `finite`.
+    """
+    _refuse("arrange", problem)
+    if not config.finite and not fills_blocks(matrix.coordinates, config.format):
+        raise ScheduleError(
+            f"amx.arrange: argument 'config': expected a pattern that fills blocks of "
+            f"{config.format.rows} x {config.format.cols}, or finite=True, where B holds no "
+            "infinity and no NaN"
+        )
+    converted = matrix.stored_in(config.format, _operand(problem))
+    m, n = matrix.shape
+    blocks = max(1, min(config.blocks, -(-m // config.format.rows)))
+    (part,) = converted.parts
+    return Arranged(converted, {**part.indices, "m": int(m), "n": int(n)}, {"blocks": blocks})
+
+
+def configs(
+    problem: Any, matrix: CsrPattern, given: Any, target: Any, formats: Sequence[Any] = BLOCKS
+) -> list[AmxBlocks]:
+    """Configs worth measuring, the best guess first; none where the CPU or the pattern is another.
+
+    given : :class:`sparsetir.schedules.search.choose.Statistics`
+    formats : that store the matrix, tried in their order; those of blocks that tiles do not divide,
+        or that the pattern does not fill, are passed over. Of blocks of 32 rows each tile that is
+        loaded is used twice, so by default they come before those of 16
+    """
+    if not has_product(target, problem.dtype) or problem.batched or problem.reduce != "sum":
+        return []
+    found = []
+    for fmt in formats:
+        if not isinstance(fmt, BSR) or not all(_sizes(fmt.rows, fmt.cols, problem.dtype)):
+            continue
+        # What sticks out aside, elements come by whole blocks.
+        sticks_out = matrix.shape[0] % fmt.rows or matrix.shape[1] % fmt.cols
+        whole = sticks_out or matrix.nnz % (fmt.rows * fmt.cols) == 0
+        if matrix.nnz and whole and fills_blocks(matrix.coordinates, fmt):
+            parallel = given.threads > 1 and given.nnz * given.feat >= WORK_OF_THREADS
+            features = 32 if given.feat > 16 else 16
+            blocks = BLOCKS_OF_A_THREAD * given.threads if parallel else 1
+            found.append(AmxBlocks(fmt, features, blocks=blocks, parallel=parallel))
+    return found
+
+
+def fills_blocks(pattern: Pattern, fmt: BSR) -> bool:
+    """Whether each block has an element in all places that lie inside of the matrix."""
+    m, n = pattern.shape
+    found = find_blocks(pattern, fmt.rows, fmt.cols)
+    first = np.repeat(np.arange(found.grid[0]), np.diff(found.indptr)) * fmt.rows
+    rows = np.minimum(fmt.rows, m - first)
+    columns = np.minimum(fmt.cols, n - found.indices.astype(np.int64) * fmt.cols)
+    return int((rows * columns).sum()) == pattern.nnz
+
+
+def _operand(problem: Any) -> Operand:
+    return Operand({"A": problem.dtype}, ("I", "J"), problem.idtype)
+
+
+def _refuse(where: str, problem: Any) -> None:
+    missing = None
+    if problem.batched:
+        missing = "heads"
+    elif problem.reduce != "sum":
+        missing = f"reduce='{problem.reduce}'"
+    elif problem.dtype not in PRODUCTS:
+        missing = f"dtype '{problem.dtype}'"
+    if missing is not None:
+        raise ScheduleError(
+            f"amx.{where}: argument 'config': {WHO} serves sums of one matrix in "
+            f"{' or '.join(x for x in PRODUCTS if x != 'int8')}, got {missing}"
+        )
+
+
+def _sizes(rows: int, columns: int, dtype: str) -> tuple[list[int], list[int]]:
+    """Rows and columns of tiles that blocks are cut into without a rest.
+
+    Tiles of one row, or of one group of columns, would be slower than vectors are.
+    """
+    group = PRODUCTS[dtype].group
+    depths = range(2 * group, ROW_BYTES * group // 4 + 1, group)
+    return (
+        [r for r in range(2, MAX_ROWS + 1) if rows % r == 0],
+        [d for d in depths if columns % d == 0],
+    )
+
+
+def _shape(rows: int, columns: int, features: int, dtype: str) -> TileShape:
+    """The largest tiles for blocks; raises ScheduleError for none."""
+    heights, depths = _sizes(rows, columns, dtype)
+    if not depths or not heights:
+        group = PRODUCTS[dtype].group
+        raise ScheduleError(
+            f"{WHO}: expected blocks whose rows a number from 2 to {MAX_ROWS} divides, and whose "
+            f"columns a multiple of {group} from {2 * group} to {ROW_BYTES * group // 4}, in "
+            f"{dtype}, got {rows} x {columns}"
+        )
+    return TileShape(max(heights), features, max(depths), dtype)
+
+
+def _found(sch: Schedule) -> Any:
+    """The sums over blocks; raises ScheduleError where the program has others, too."""
+    found = [x for x in row_sums(sch, WHO) if x.columns]
+    one = len(found) == 1 and len(found[0].rows) == 1 and len(found[0].block) == 1
+    if not one or len(found[0].columns) != 2:
+        raise ScheduleError(f"{WHO}: expected one iteration that sums up blocks, such as of BSR")
+    return found[0]
+
+
+def _operands(it: Any, features: Any) -> tuple[Any, Any]:
+    """The loads that a term multiplies: of the blocks, and of what has features."""
+    store = stores_of(it.body)[0]
+    loads = [x for x in nodes_of(ir.TensorLoad, store.value) if not x.source.same_as(store.buffer)]
+    right = [x for x in loads if features in free_vars(x)]
+    left = [x for x in loads if x not in right]
+    types = {str(x.source.ty.dtype) for x in loads}
+    if len(right) != 1 or len(left) != 1 or len(types) != 1 or not types <= PRODUCTS.keys():
+        raise ScheduleError(
+            f"{WHO}: expected sums of products of two arrays of {' or '.join(PRODUCTS)}, got "
+            f"{store.value}"
+        )
+    return left[0], right[0]

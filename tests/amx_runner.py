@@ -1,0 +1,89 @@
+"""Run kernels for the CPU's matrix engine on any CPU: tiles are emulated, by `amx/tiles.cpp`.
+
+A pass over stage III calls the emulator's functions in place of the instructions; all else is
+compiled for this machine's CPU.
+"""
+
+# pyright: reportAttributeAccessIssue=false
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tvm
+from tvm import ir, tirx
+
+from cuda_runner import _build
+from sparsetir.build import kernel_of
+from sparsetir.lower import Stages
+from sparsetir.matrix_engine import NEEDS
+from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.targets import host_target
+
+SOURCE = Path(__file__).parent / "amx" / "tiles.cpp"
+COUNTS = ("configurations", "releases", "products", "stores")
+
+
+class TileError(AssertionError):
+    """A kernel used tiles in a way that a CPU refuses."""
+
+
+@functools.cache
+def _emulator() -> ctypes.CDLL:
+    path = _build(SOURCE.read_text(), [SOURCE], ["-O2", "-ffp-contract=off"])
+    library = ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL)  # where kernels find its functions
+    library.tiles_error.restype = ctypes.c_char_p
+    library.tiles_counts.restype = ctypes.POINTER(ctypes.c_int64)
+    return library
+
+
+def emulated(stages: Stages) -> Stages:
+    """The stages of a kernel whose tile instructions are calls of the emulator."""
+    name_of = tvm.get_global_func("target.llvm_get_intrinsic_name")
+
+    def call(node: Any) -> Any:
+        if getattr(node.op, "name", "") != "tirx.call_llvm_intrin":
+            return node
+        name = str(name_of(int(node.args[0])))
+        if not name.startswith("llvm.x86.t") and name != "llvm.x86.ldtilecfg":
+            return node
+        return tirx.call_extern("int32", f"tiles_{name.split('.')[-1]}", *node.args[1:])
+
+    func = stages["III"]
+    func = func.with_body(map_expr(func.body, [(ir.Call, call)]))
+    scheduled = stages["II scheduled"].without_attr(NEEDS)
+    return {**stages, "II scheduled": scheduled, "III": func}
+
+
+class EmulatedKernel:
+    """A kernel of stages that were lowered for a CPU with tiles; runs here.
+
+    counts : of the last call, configurations, releases, products and stores
+    """
+
+    def __init__(self, stages: Stages) -> None:
+        _emulator()
+        self.kernel = kernel_of(emulated(stages), host_target())
+        self.counts: dict[str, int] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> None:
+        """Run it; raises TileError."""
+        self._watched(lambda: self.kernel(*args, **kwargs))
+
+    def run(self, values: Sequence[Any]) -> None:
+        """As :meth:`sparsetir.kernel.Kernel.run_unchecked`; raises TileError."""
+        self._watched(lambda: self.kernel.run_unchecked(values))
+
+    def _watched(self, call: Callable[[], None]) -> None:
+        library = _emulator()
+        library.tiles_reset()
+        call()
+        self.counts = dict(zip(COUNTS, library.tiles_counts()[: len(COUNTS)], strict=True))
+        error = library.tiles_error().decode()
+        if error:
+            raise TileError(error)

@@ -1,0 +1,557 @@
+"""Blocks in tiles of the CPU's matrix engine: run on an emulated one, and as assembly.
+
+Kernels are lowered for a CPU with AMX; `amx_runner` runs them with its tiles emulated, on any CPU.
+What a CPU with AMX does is tested where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import errno
+import functools
+import json
+import os
+import re
+from dataclasses import replace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+import tvm
+from tvm import ir, tirx
+
+import sparsetir
+from amx_runner import EmulatedKernel, TileError
+from cuda_runner import requires_cuda_text
+from pairs import by_default
+from sparsetir import matrix_engine, request
+from sparsetir.bench import amx as bench
+from sparsetir.build import kernel_of
+from sparsetir.formats import BSR, CSR
+from sparsetir.kernel_file import read_description
+from sparsetir.lower import lower_template
+from sparsetir.matrix_engine import allowed
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.passes import amx_nests
+from sparsetir.schedules.passes.amx_tiles import PRODUCTS, TileShape
+from sparsetir.schedules.templates import amx
+from sparsetir.schedules.templates.amx import AmxBlocks
+from sparsetir.sparse_ir import script as T
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.targets import host_features, host_target
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+SPR = {"kind": "llvm", "mtriple": "x86_64-unknown-linux-gnu", "mcpu": "sapphirerapids"}
+PROBLEM = Spmm("bfloat16")
+ROUNDED = 2.0**-8  # of bfloat16
+
+pytestmark = requires_cuda_text  # which says whether there is a g++
+NEEDED = [*PRODUCTS["bfloat16"].features]
+WHY_NOT = allowed(NEEDED)
+HERE = not WHY_NOT
+has_amx = pytest.mark.skipif(not HERE, reason=f"no tiles here: {WHY_NOT}")
+
+
+def rounded(array):
+    """Numbers that bfloat16 has, in float64."""
+    return array.astype(BF16).astype("float64")
+
+
+def blocked(shape, rows, cols, fill=0.5, seed=0):
+    """A matrix of whole blocks, float64 but of bfloat16's numbers; the second row of them empty."""
+    rng = np.random.default_rng(seed)
+    grid = -(-shape[0] // rows), -(-shape[1] // cols)
+    mask = rng.random(grid) < fill
+    mask[1:2] = False
+    whole = np.kron(mask, np.ones((rows, cols)))[: shape[0], : shape[1]]
+    return rounded(whole * rng.uniform(0.5, 1, shape) * rng.choice([-1, 1], shape))
+
+
+def pattern_of(matrix):
+    stored = sp.csr_array(matrix)
+    indptr, indices = (x.astype("int32") for x in (stored.indptr, stored.indices))
+    return CsrPattern(indptr, indices, matrix.shape), stored.data
+
+
+def product(a, b):
+    """In float64; what is not stored plays no part."""
+    out = np.zeros((a.shape[0], b.shape[1]))
+    with np.errstate(invalid="ignore"):
+        for i, j in zip(*np.nonzero(a), strict=True):
+            out[i] += a[i, j] * b[j]
+    return out
+
+
+def arguments(matrix, config, feat, seed=1, fill=None):
+    """Arguments of a kernel by name, and what its result is to be."""
+    pattern, values = pattern_of(matrix)
+    arranged = amx.arrange(pattern, PROBLEM, config)
+    b = rounded(np.random.default_rng(seed).uniform(-1, 1, (matrix.shape[1], feat)))
+    if fill is not None:
+        b[fill[0]] = fill[1]
+    given = {**arranged.arguments, **arranged.stored.values(A=values.astype(BF16)), "feat": feat}
+    given["b"] = b.astype(BF16)
+    if config.given:
+        given["b"] = amx.in_tiles(given["b"].view("uint16"), config.format.cols, config.features)
+        given["b"] = given["b"].view(BF16)
+    return given, product(matrix, b)
+
+
+def run(kernel, given, out):
+    """Call a kernel; the result in float64. bfloat16 goes by TVM's arrays."""
+    arrays = {n: tvm.runtime.tensor(x) if getattr(x, "dtype", None) == BF16 else x
+              for n, x in given.items()}  # fmt: skip
+    written = tvm.runtime.tensor(out)
+    kernel(**arrays, out=written)
+    return written.numpy().astype("float64")
+
+
+def check(kernel, matrix, config, feat, **options):
+    given, wanted = arguments(matrix, config, feat, **options)
+    found = run(kernel, given, np.full(wanted.shape, np.nan).astype(BF16))
+    np.testing.assert_allclose(found, wanted, rtol=ROUNDED, atol=1e-5)
+    return found
+
+
+# Kernels take a while to compile: one of each config for the whole file.
+_made: dict[Any, EmulatedKernel] = {}
+
+
+def kernel_for(config, target=SPR, problem=PROBLEM):
+    key = (problem, config.compiled)
+    if key not in _made:
+        _made[key] = EmulatedKernel(lower_template(amx, problem, config, target))
+    return _made[key]
+
+
+def sizes(rows, cols):
+    """Shapes and feature sizes: whole tiles, blocks that stick out, one block, less than one."""
+    return [
+        ((4 * rows, 3 * cols), 64), ((3 * rows - 1, 3 * cols - 1), 70), ((rows, cols), 16),
+        ((3 * rows + 1, cols), 33), ((1, 1), 1), ((2 * rows, cols - 1), 31),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "shape",
+    by_default(
+        [(32, 32, 32), (24, 48, 16), (5, 6, 32), (64, 64, 16), (16, 16, 32), (8, 8, 16),
+         (40, 4, 32)],
+        (32, 32, 32), (24, 48, 16), (5, 6, 32), (64, 64, 16),
+    ),
+    ids=str,
+)  # fmt: skip
+def test_shapes(shape):
+    rows, cols, features = shape
+    config = AmxBlocks(BSR(rows, cols), features, blocks=3)
+    kernel = kernel_for(config)
+    for shape, feat in sizes(rows, cols):
+        check(kernel, blocked(shape, rows, cols), config, feat)
+        assert kernel.counts["configurations"] == kernel.counts["releases"] == 1
+
+
+CONFIG = AmxBlocks(BSR(32, 32), blocks=3)
+
+
+def test_no_blocks_at_all():
+    kernel = kernel_for(CONFIG)
+    assert not check(kernel, np.zeros((70, 50)), CONFIG, 40).any()
+    assert kernel.counts["products"] == 0
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_infinities_and_nan_stay_where_they_are_read(value):
+    matrix = blocked((100, 90), 32, 32)
+    read = np.nonzero(matrix.any(axis=0))[0][0]
+    found = check(kernel_for(CONFIG), matrix, CONFIG, 40, fill=((read, 3), value))
+    assert not np.isfinite(found[:, 3]).all() and np.isfinite(found[:, :3]).all()
+
+
+def test_places_of_a_block_without_an_element():
+    """They are zeros: of finite numbers the products are zero, of others NaN."""
+    matrix = blocked((64, 64), 32, 32, fill=1)
+    matrix[3] = 0
+    pattern, _ = pattern_of(matrix)
+    with pytest.raises(ScheduleError, match=r"expected a pattern that fills blocks of 32 x 32, or"):
+        amx.arrange(pattern, PROBLEM, CONFIG)
+    config = replace(CONFIG, finite=True)
+    check(kernel_for(config), matrix, config, 32)
+    given, wanted = arguments(matrix, config, 32, fill=((5, 0), np.inf))
+    found = run(kernel_for(config), given, np.full(wanted.shape, np.nan).astype(BF16))
+    assert wanted[3, 0] == 0 and np.isnan(found[3, 0])
+    np.testing.assert_allclose(found[:, 1:], wanted[:, 1:], rtol=ROUNDED, atol=1e-5)
+
+
+def test_each_worker_configures_its_tiles():
+    matrix = blocked((900, 200), 32, 32)
+    given, wanted = arguments(matrix, CONFIG, 64)
+    kernel = kernel_for(CONFIG)
+    signature = kernel.kernel.signature
+    arrays = {n: tvm.runtime.tensor(x) if hasattr(x, "shape") else x for n, x in given.items()}
+    arrays["out"] = tvm.runtime.tensor(np.full(wanted.shape, np.nan).astype(BF16))
+    integers = {n: x for n, x in given.items() if getattr(x, "dtype", None) != BF16}
+    made = kernel.kernel.compute(integers, {"blocks": 7})
+    made = {n: tvm.runtime.tensor(x) if hasattr(x, "shape") else x for n, x in made.items()}
+    kernel.run([{**arrays, **made}[name] for name in signature.passed])
+    np.testing.assert_allclose(
+        arrays["out"].numpy().astype("float64"), wanted, rtol=ROUNDED, atol=1e-5
+    )
+    assert kernel.counts["configurations"] == kernel.counts["releases"] == 7
+
+
+def test_one_thread():
+    config = replace(CONFIG, parallel=False)
+    kernel = kernel_for(config)
+    check(kernel, blocked((100, 90), 32, 32), config, 40)
+    assert kernel.counts["configurations"] == kernel.counts["releases"] == 1
+
+
+def test_b_that_the_caller_brings_in_tiles():
+    for fmt, features in ((BSR(32, 32), 32), (BSR(16, 64), 16)):
+        config = AmxBlocks(fmt, features, given=True)
+        check(kernel_for(config), blocked((70, 100), fmt.rows, fmt.cols), config, 40)
+
+
+# -- programs of one's own --------------------------------------------------------------------
+
+
+def blocks_of(dtype, sums, apart=1, size=32):
+    """Blocks in an array of their own, and a result of another type, of which some rows are set."""
+
+    @T.prim_func
+    def bsr(
+        a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+        mb: T.int32, nb: T.int32, nnzb: T.int32, feat: T.int32,
+    ) -> None:  # fmt: skip
+        IO = T.dense_fixed(mb)
+        JO = T.sparse_variable(IO, (nb, nnzb), (indptr, indices))
+        II = T.dense_fixed(size)
+        JI = T.dense_fixed(size)
+        N = T.dense_fixed(nb * size)
+        M = T.dense_fixed(mb * size * apart)
+        K = T.dense_fixed(feat)
+        A = T.match_sparse_buffer(a, (IO, JO, II, JI), dtype)
+        B = T.match_sparse_buffer(b, (N, K), dtype)
+        C = T.match_sparse_buffer(c, (M, K), sums)
+        with T.sp_iter([IO, JO, II, JI, K], "SRSRS", "bsr") as [io, jo, ii, ji, k]:
+            with T.init():
+                C[(io * size + ii) * apart, k] = T.cast(0, sums)
+            C[(io * size + ii) * apart, k] = C[(io * size + ii) * apart, k] + T.cast(
+                A[io, jo, ii, ji], sums
+            ) * T.cast(B[jo * size + ji, k], sums)
+
+    return bsr
+
+
+@pytest.mark.parametrize(
+    "dtype, sums, apart", [("bfloat16", "float32", 1), ("int8", "int32", 1), ("int8", "int32", 2)]
+)
+def test_results_of_the_type_of_the_sums(dtype, sums, apart):
+    """They are stored from tiles, but where a block of features sticks out, or rows are apart."""
+    rng = np.random.default_rng(0)
+    kind = BF16 if dtype == "bfloat16" else np.dtype(dtype)
+    func, config = blocks_of(dtype, sums, apart), AmxBlocks(BSR(32, 32))
+    stages = sparsetir.lower(func, amx.apply, config, SPR)
+    kernel = EmulatedKernel(stages)
+    indptr, indices = np.array([0, 2, 2, 3], "int32"), np.array([0, 2, 1], "int32")
+    blocks = rng.integers(-100, 100, (3, 32, 32)).astype(kind)
+    whole = np.zeros((96, 96))
+    for (i, j), block in zip([(0, 0), (0, 2), (2, 1)], blocks, strict=True):
+        whole[32 * i : 32 * i + 32, 32 * j : 32 * j + 32] = block
+    for feat in (64, 45):
+        b = rng.integers(-100, 100, (96, feat)).astype(kind)
+        c = tvm.runtime.tensor(np.full((96 * apart, feat), 7, sums))
+        arrays = {"a": blocks, "b": b}
+        kernel(**{n: tvm.runtime.tensor(x) for n, x in arrays.items()}, c=c, indptr=indptr,
+               indices=indices, mb=3, nb=3, nnzb=3, feat=feat)  # fmt: skip
+        np.testing.assert_array_equal(c.numpy()[::apart], whole @ b.astype("float64"))
+        assert apart == 1 or (c.numpy()[1::apart] == 7).all()
+
+
+# -- the text of kernels ----------------------------------------------------------------------
+
+
+@functools.cache
+def assembly(problem=PROBLEM, mcpu="sapphirerapids"):
+    target = tvm.target.Target({**SPR, "mcpu": mcpu})
+    return kernel_of(lower_template(amx, problem, CONFIG, target), target).source("asm")
+
+
+def count(lines, name):
+    return sum(line.startswith(name) for line in lines)
+
+
+def test_sums_stay_in_tiles_over_a_row_of_blocks():
+    lines = [line.split("#")[0].strip() for line in assembly().splitlines()]
+    products = [n for n, line in enumerate(lines) if line.startswith("tdpbf16ps")]
+    begin = max(n for n in range(products[0]) if lines[n].endswith(":"))
+    label = lines[begin][:-1]
+    end = next(n for n in range(begin, len(lines)) if re.match(rf"j\w+\s+{label}$", lines[n]))
+    loop = lines[begin:end]
+    assert count(loop, "tdpbf16ps") == len(products) == 4 and count(loop, "tileloadd") == 4
+    assert not any(count(loop, x) for x in ("tilezero", "tilestored", "call", "ldtilecfg"))
+    assert count(lines[:begin], "tilezero") == count(lines, "tilezero") == 4
+    assert count(lines[end:], "tilestored") >= 4
+    # In the function that workers call, and there alone.
+    entry = max(n for n in range(begin) if re.match(r"\.L__tvm_parallel_lambda.*:", lines[n]))
+    assert count(lines[entry:begin], "ldtilecfg") == 1 and not count(lines[:entry], "ldtilecfg")
+    assert count(lines[end:], "tilerelease") >= 1
+
+
+def test_pairs_are_made_of_vectors():
+    assert re.search(r"vperm\w+\s+%[yz]mm|vpunpck\w+\s+%[yz]mm", assembly())
+
+
+def test_float16_has_a_product_of_its_own():
+    problem = Spmm("float16")
+    text = assembly(problem, "graniterapids")
+    assert "tdpfp16ps" in text and "tdpbf16ps" not in text
+    with pytest.raises(ScheduleError, match=r"for a CPU with amx-fp16, which target .*sapphirer"):
+        lower_template(amx, problem, CONFIG, SPR)
+
+
+# -- what is refused --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "problem, message",
+    [
+        (Spmm("float32"), "got dtype 'float32'"), (Spmm("bfloat16", batched=True), "got heads"),
+        (Spmm("bfloat16", reduce="mean"), "got reduce='mean'"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_other_problems_are_refused(problem, message):
+    who = "argument 'config': AmxBlocks serves sums of one matrix in bfloat16 or float16, "
+    with pytest.raises(ScheduleError, match=f"amx.program: {who}{message}"):
+        amx.program(problem, CONFIG)
+    with pytest.raises(ScheduleError, match=f"amx.arrange: {who}{message}"):
+        amx.arrange(pattern_of(np.ones((32, 32)))[0], problem, CONFIG)
+
+
+def test_other_configs_are_refused():
+    for options, message in (
+        ({"format": CSR()}, "'format': expected BSR"), ({"features": 8}, "'features': expected 16"),
+        ({"blocks": 0}, "'blocks': expected 1 or more"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"AmxBlocks: argument {message}"):
+            AmxBlocks(**{"format": BSR(32, 32), **options})
+    for rows, cols in ((4, 5), (4, 2), (4, 34), (1, 32), (37, 32)):
+        with pytest.raises(
+            ScheduleError,
+            match="expected blocks whose rows a number from 2 to 32 divides, and whose columns a "
+            f"multiple of 2 from 4 to 32, in bfloat16, got {rows} x {cols}",
+        ):
+            lower_template(amx, PROBLEM, AmxBlocks(BSR(rows, cols)), SPR)
+    with pytest.raises(ScheduleError, match="'given': plans take B as it is, got a config for B"):
+        replace(CONFIG, given=True).tiles(32)
+
+
+def test_other_programs_are_refused():
+    with pytest.raises(ScheduleError, match="AmxBlocks: expected one iteration that sums up block"):
+        sparsetir.lower(spmm(PROBLEM), amx.apply, CONFIG, SPR)
+    with pytest.raises(ScheduleError, match="sums of products of two arrays of bfloat16 or float"):
+        sparsetir.lower(blocks_of("float32", "float32"), amx.apply, CONFIG, SPR)
+
+
+def test_blocks_that_look_different_are_refused():
+    """By the passes around products of tiles."""
+    func = sparsetir.lower_sparse_iter(amx.program(PROBLEM, CONFIG))
+    shape = TileShape(32, 32, 32, "bfloat16")
+    for change, message in (
+        (lambda: amx_nests.kept_narrow(func, "Z"), "kept_narrow: argument 'buffer': no array 'Z'"),
+        (
+            lambda: amx_nests.groups_at_once(func, "z0"),
+            "groups_at_once: .* no 2 loops around a blo",
+        ),
+        (
+            lambda: amx_nests.groups_at_once(func, "spmm_init0"),
+            "expected 'spmm_init0' to store an e",
+        ),
+        (lambda: amx_nests.sums_in_tiles(func, "z0", shape), "sums_in_tiles: .* no 2 loops around"),
+        (
+            lambda: amx_nests.sums_in_tiles(func, "spmm_init0", shape),
+            "expected 'spmm_init0' to wri",
+        ),
+    ):
+        with pytest.raises(ScheduleError, match=message):
+            change()
+
+
+def test_targets_without_tiles_are_refused():
+    with pytest.raises(
+        ScheduleError,
+        match=r"lower: 'spmm' is scheduled for a CPU with amx-tile and amx-bf16, which target .*"
+        "x86-64.* has not; choose another schedule, or a target that has",
+    ):
+        lower_template(amx, PROBLEM, CONFIG, {**SPR, "mcpu": "x86-64-v4"})
+
+
+def test_the_emulator_refuses_what_a_cpu_does():
+    stages = lower_template(amx, PROBLEM, CONFIG, SPR)
+    func = stages["III"]
+
+    def without(name):
+        number = tvm.get_global_func("target.llvm_lookup_intrinsic_id")(f"llvm.x86.{name}")
+
+        def drop(node: Any) -> Any:
+            call = node.value
+            mine = isinstance(call, ir.Call) and call.op.name == "tirx.call_llvm_intrin"
+            return tirx.Evaluate(0) if mine and int(call.args[0]) == number else node
+
+        body = map_expr(func.body, [(tirx.Evaluate, drop)])
+        return EmulatedKernel({**stages, "III": func.with_body(body)})
+
+    given, wanted = arguments(blocked((64, 64), 32, 32, fill=1), CONFIG, 32)
+    out = np.full(wanted.shape, np.nan).astype(BF16)
+    with pytest.raises(TileError, match="tiles are not configured"):
+        run(without("ldtilecfg"), given, out)
+    kernel = without("tilezero")
+    run(kernel, given, out)
+    assert kernel.counts["products"] == 2 * 4  # the emulator's tiles are zero when configured
+
+
+def test_shapes_of_tiles():
+    shape = TileShape(24, 32, 12, "bfloat16")
+    config = shape.config
+    assert config[:16] == bytes([1]) + bytes(15) and len(config) == 64
+    used = {t: (config[48 + t], int.from_bytes(config[16 + 2 * t : 18 + 2 * t], "little"))
+            for t in range(16)}  # fmt: skip
+    assert used == {
+        0: (16, 64), 1: (16, 64), 2: (8, 64), 3: (8, 64), 4: (16, 24), 5: (8, 24), 6: (6, 64),
+        7: (6, 64), **dict.fromkeys(range(8, 16), (0, 0)),
+    }  # fmt: skip
+    assert shape.sums == {(0, 0): 0, (0, 16): 1, (16, 0): 2, (16, 16): 3}
+
+
+# -- whose turn it is -------------------------------------------------------------------------
+
+
+def whole_blocks(size, shape=(64, 96)):
+    return sparsetir.SparseMatrix(sp.csr_array(blocked(shape, size, size)).astype("float32"))
+
+
+def candidates(matrix, target=SPR, **options):
+    options = {"dtype": "bfloat16", "threads": 2, **options}
+    return sparsetir.plan_candidates("spmm", matrix, 64, target=target, **options)
+
+
+def test_plans_take_tiles_where_the_cpu_has_them_and_blocks_are_full(monkeypatch):
+    assert not any(isinstance(c, AmxBlocks) for c in candidates(whole_blocks(32)) if not HERE)
+    monkeypatch.setattr(request, "allowed", lambda needed: "")
+    first, second, *others = candidates(whole_blocks(32))
+    assert (first.format, second.format) == (BSR(32, 32), BSR(16, 16))
+    assert candidates(whole_blocks(16))[0].format == BSR(16, 16)
+    assert candidates(whole_blocks(32, (70, 100)))[0].format == BSR(32, 32)
+    scattered = sparsetir.SparseMatrix(sp.eye_array(64, format="csr", dtype="float32"))
+    for found in (
+        others, candidates(scattered), candidates(whole_blocks(32), reduce="mean"),
+        candidates(whole_blocks(32), dtype="float32"), candidates(whole_blocks(32), heads=2),
+        candidates(whole_blocks(32), {**SPR, "mcpu": "icelake-server"}),
+        candidates(pattern_of(np.ones((32, 32)))[0]),
+    ):  # fmt: skip
+        assert not any(isinstance(c, AmxBlocks) for c in found)
+    wanted = request.request("spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR)
+    for fmt, served in (
+        (BSR(8, 16), True),
+        (BSR(64, 64), False),
+        (BSR(5, 5), False),
+        (CSR(), False),
+    ):
+        assert [c.format for c in wanted.engine(fmt)] == [fmt] * served
+    plan = sparsetir.plan("spmm", whole_blocks(32), 64, dtype="bfloat16", target=SPR)
+    assert isinstance(plan.config, AmxBlocks) and plan.kernel.needs == ["amx-tile", "amx-bf16"]
+
+
+def test_the_system_is_asked_once_and_its_refusal_is_told(monkeypatch):
+    asked = []
+
+    class Libc:
+        @staticmethod
+        def syscall(*words):
+            asked.append(words)
+            ctypes.set_errno(errno.ENOSPC)
+            return -1
+
+    monkeypatch.setattr(matrix_engine.ctypes, "CDLL", lambda *_, **__: Libc)
+    monkeypatch.setattr(matrix_engine, "host_features", lambda: dict.fromkeys(NEEDED, True))
+    matrix_engine._tiles_refused.cache_clear()
+    try:
+        for _ in range(2):
+            reason = allowed(NEEDED)
+        assert asked == [(158, 0x1023, 18)]
+        assert reason == f"the system gives this process no tiles: {os.strerror(errno.ENOSPC)}"
+        assert allowed(["avx512f"]) == "it needs a CPU with avx512f, which this one has not"
+    finally:
+        matrix_engine._tiles_refused.cache_clear()
+
+
+@pytest.mark.skipif(HERE, reason="this CPU has AMX")
+def test_a_kernel_that_cannot_run_here_says_so(tmp_path):
+    target = tvm.target.Target(SPR)
+    kernel = kernel_of(lower_template(amx, PROBLEM, CONFIG, target), target)
+    given, wanted = arguments(blocked((64, 64), 32, 32), CONFIG, 32)
+    with pytest.raises(
+        RuntimeError, match=r"spmm: it needs a CPU with amx-tile and amx-bf16, which this one has n"
+    ):
+        run(kernel, given, np.zeros(wanted.shape).astype(BF16))
+
+
+def test_files_say_what_kernels_need(tmp_path):
+    target = tvm.target.Target(SPR)
+    kernel_of(lower_template(amx, PROBLEM, CONFIG, target), target).export(tmp_path / "spmm.so")
+    assert read_description(tmp_path / "spmm.so")["needs"] == NEEDED
+    if not HERE:
+        with pytest.raises(RuntimeError, match="compiled for a CPU with amx-bf16, amx-int8, amx-t"):
+            sparsetir.load(tmp_path / "spmm.so")
+
+
+# -- the bench ---------------------------------------------------------------------------------
+
+
+def test_a_rehearsal_of_the_bench(tmp_path, monkeypatch, capsys):
+    """On emulated tiles; what it says where there are none."""
+    args = argparse.Namespace(quick=True, threads=2, out=tmp_path)
+    monkeypatch.setattr(bench, "allowed", lambda needed: f"it lacks {needed[0]}")
+    bench.run(args)
+    assert capsys.readouterr().out == "amx: nothing is measured here: it lacks amx-tile\n"
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(bench, "allowed", lambda needed: "")
+    monkeypatch.setattr(bench, "host_target", lambda: tvm.target.Target(SPR))
+    monkeypatch.setattr(bench, "kernel_of", lambda stages, target: EmulatedKernel(stages).kernel)
+    bench.run(args)
+    assert "times torch's dense bfloat16" in capsys.readouterr().out
+    (file,) = tmp_path.iterdir()
+    written = json.loads(file.read_text())
+    (cell,) = written["results"]["cells"]
+    assert len(cell["times"]) == 4 and cell["faster"].keys() == bench.GOALS.keys()
+    assert "avx2" in written["cpu_features"] or "avx2" not in host_features()
+
+
+# -- on a CPU with AMX ------------------------------------------------------------------------
+
+
+@has_amx
+@pytest.mark.parametrize("config", [CONFIG, AmxBlocks(BSR(24, 48), 16, blocks=2)], ids=str)
+def test_on_the_cpu(config):
+    target = host_target()
+    kernel = kernel_of(lower_template(amx, PROBLEM, config, target), target)
+    rows, cols = config.format.rows, config.format.cols
+    for shape, feat in sizes(rows, cols):
+        check(kernel, blocked(shape, rows, cols), config, feat)
+
+
+@has_amx
+def test_plans_on_the_cpu():
+    matrix = whole_blocks(32, (300, 200))
+    run_it = sparsetir.plan("spmm", matrix, 64, dtype="bfloat16")
+    assert isinstance(run_it.config, AmxBlocks)
+    b = torch.randn(200, 64).bfloat16()
+    wanted = matrix.to_scipy().astype("float64") @ b.double().numpy()
+    np.testing.assert_allclose(run_it(b).double().numpy(), wanted, rtol=ROUNDED, atol=1e-3)
