@@ -47,7 +47,7 @@ KERNELS = [
     ("sddmm", SddmmGroups(lanes=8, vectors=4), False),
     ("spmm", Decomposed(BSR(2, 2)), False),
     ("spmm", Decomposed(BSR(2, 2), 32, 8), False),
-    ("spmm", BlockRows(BSR(2, 2), tile=32), False),
+    ("spmm", BlockRows(BSR(2, 2), rows=2, tile=32, filled=False), False),
     ("spmm", RowSplit.for_features(32), True),
     ("spmm", HybRows.for_features(32), True),
     ("spmm", Groups.for_features(32, lanes=8, group=8), True),
