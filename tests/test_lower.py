@@ -43,6 +43,7 @@ A = sparsetir.SparseMatrix(sp.random_array((24, 16), density=0.3, dtype="float32
 # (operator, config, for GPUs)
 KERNELS = [
     ("spmm", RowBlocks(tile=32, lanes=8), False),
+    ("spmm", BlockRows(BSR(4, 4), tile=32, lanes=8, filled=False), False),
     ("spmv", SlicedRows(), False),
     ("sddmm", SddmmGroups(lanes=8, vectors=4), False),
     ("spmm", Decomposed(BSR(2, 2)), False),
