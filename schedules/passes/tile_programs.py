@@ -45,6 +45,7 @@ __all__ = [
 WHO = "in_warp_tiles"
 ROWS = COLUMNS = 16  # of what two instructions multiply
 VECTOR = 8  # 16-bit numbers in 16 bytes
+REGISTERS = 128  # of a thread, for tiles and factors; the others are for all else
 
 
 @dataclass(eq=False)
@@ -326,10 +327,12 @@ class TileProgram:
                 self._hold(left)
 
     def _hold(self, side: Side) -> None:
-        """Keep a left factor that is used in each step of a loop in registers."""
-        if side not in self.held:
-            f = side.factor
-            count = f.rows * f.columns // self.warps // WARP // 2
+        """Keep a left factor that is used in each step of a loop in registers, if there is room."""
+        f = side.factor
+        count = f.rows * f.columns // self.warps // WARP // 2
+        kept = [*(t.registers for t in self.tiles.values()), *self.held.values()]
+        room = REGISTERS - sum(int(b.ty.shape[0]) for b in kept)
+        if side not in self.held and count <= room:
             self.held[side] = buffer_var([count], "uint32", self.name("held"), "local")
 
     def _sides(
