@@ -151,7 +151,7 @@ def backward(mask: masks.BlockMask, shape: Shape, config: WarpTiles = DEFAULT) -
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", ["scattered", "partial"])
+@pytest.mark.parametrize("name", by_default(["scattered", "partial"], "partial"))
 def test_attention_and_gradients(name):
     shape = Shape(dtype="float16" if name == "partial" else "bfloat16", width=32)
     mask = rows_of_blocks(16)[name]
