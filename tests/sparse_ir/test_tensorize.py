@@ -19,7 +19,6 @@ from tvm.script import tirx as TIR
 
 from cuda_runner import requires_cuda_text
 from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
-from pairs import by_default
 from programs import PROGRAMS
 from sparsetir import LoweringError, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir import script as T
@@ -249,7 +248,8 @@ def wmma(sch):
     sch.tensorize(sch.get_loops(inner)[-3], names["compute"])
 
 
-@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_90"))
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_wmma_text(arch):
     source = cuda_source(lower_sparse_buffer(schedule(make_bsr("float16"), wmma)), arch)
     for call in ("fill_fragment", "load_matrix_sync", "mma_sync", "store_matrix_sync"):
@@ -259,8 +259,9 @@ def test_wmma_text(arch):
     assert "&(C_ptr[((((int64_t)((int)blockIdx.x)) * (int64_t)512)" in store
 
 
+@pytest.mark.slow
 @requires_nvcc
-@pytest.mark.parametrize("arch", by_default(["sm_80", "sm_90"], "sm_90"))
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
 def test_wmma_compiles_to_tensor_core_instructions(arch, tmp_path):
     source = cuda_source(lower_sparse_buffer(schedule(make_bsr("float16"), wmma)), arch)
     cubin = tmp_path / "bsr.cubin"
