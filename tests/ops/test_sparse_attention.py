@@ -6,10 +6,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import pytest
 import torch
+import tvm
 
 from pairs import by_default
 from sparsetir import masks, ops
 from sparsetir.mask_blocks import BLOCKS
+from sparsetir.ops import block_kernels
 from sparsetir.ops import masked_attention as module
 
 CLOSE = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 4e-2}
@@ -280,3 +282,33 @@ MASK = masks.band(20, 4, 16)
 def test_refusals(change, error, text):
     with pytest.raises(error, match=text):
         ops.sparse_attention(*change(*(x.detach() for x in operands(MASK, 8, 12))))
+
+
+def test_what_kernels_of_gpus_are_given(monkeypatch):
+    """Whole blocks and features in multiples of 16, in the type of q; results are cut to size."""
+    made, cuda = [], tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
+
+    def compiled(key, target, stages):
+        text = stages()["III"].script()
+        assert target is cuda and "mma" in text and "ldmatrix" in text
+        return lambda **given: made.append(given)
+
+    monkeypatch.setattr(block_kernels, "compiled", compiled)
+    monkeypatch.setattr(block_kernels, "target_of", lambda device: cuda)
+    mask = masks.band(40, 8, block=16)
+    q, k = (torch.empty(1, 2, 40, 24, dtype=torch.bfloat16, device="meta") for _ in "qk")
+    v = torch.empty(1, 2, 40, 20, dtype=torch.bfloat16, device="meta")
+    out, lse = block_kernels.attention(q, k, v, mask.rows, 0.5)
+    assert (out.shape, lse.shape) == ((1, 2, 40, 20), (1, 2, 40))
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    found = block_kernels.gradients(q, k, v, out, lse, out, mask.rows, mask.columns, 0.5)
+    assert [x.shape for x in found] == [x.shape for x in (q, k, v)]
+    for given in made:
+        wide = {n: x for n, x in given.items() if torch.is_tensor(x) and x.dim() == 4}
+        assert {tuple(x.shape) for x in wide.values()} == {(2, 3, 16, 32)}
+        assert {x.dtype for x in wide.values()} == {torch.bfloat16}
+        assert (given["rows"], given["cols"], given["heads"]) == (3, 3, 2)
+    assert ["out" in x for x in made] == [True, False, False]
+    message = "argument 'mask': expected a sparse matrix of elements for float32"
+    with pytest.raises(ValueError, match=message):
+        ops.sparse_attention(q.float(), k.float(), v.float(), mask.to("meta"))
