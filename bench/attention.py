@@ -24,7 +24,6 @@ PEERS = (DENSE, FLEX)
 LENGTH, HEADS, HEAD_SIZE, WIDTH, BLOCK = 4096, 12, 64, 256, 64
 # Sizes of blocks of FlexAttention, of which 128 is its default.
 FLEX_BLOCKS = (128, 64)
-FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16")
 MASKS: dict[str, Callable[[int], Any]] = {
     "band": lambda length: masks.band(length, WIDTH, BLOCK),
     "causal band": lambda length: masks.band(length, WIDTH, BLOCK) & masks.causal(length, BLOCK),
@@ -74,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
     memory += [peak(DENSE, length, heads)] if DENSE in peers else []
     progress("")
     show(cells, memory, args.threads)
-    where = {**circumstances(args.threads), "features": features()}
+    where = circumstances(args.threads)
     results = {"heads": heads, "head_size": HEAD_SIZE, "dtype": "float32"}
     path = write(args.out, "attention", where, {**results, "cells": cells, "memory": memory})
     if args.plot:
@@ -185,16 +184,6 @@ def _peak(way: str, length: int, heads: int) -> dict[str, int]:
 def _memory(what: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
-
-
-def features() -> list[str]:
-    """Those of the CPU that such kernels could use."""
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return []
-    flags = next((x for x in text.splitlines() if x.startswith("flags")), "").split()
-    return [name for name in FEATURES if name in flags]
 
 
 # -- what is shown --------------------------------------------------------------------------------

@@ -52,5 +52,5 @@ def test_a_run(tmp_path, capsys):
     assert set(cell["forward"]) == set(cell["backward"]) == {"sparsetir", "dense"}
     assert not cell["wrong"] and cell["elements"] and path.with_suffix(".png").exists()
     assert [m["way"] for m in found["results"]["memory"]] == ["sparsetir"] * 3 + ["dense"]
-    assert all(m["bytes"] > 0 for m in found["results"]["memory"]) and "features" in found
+    assert all(m["bytes"] > 0 for m in found["results"]["memory"]) and "cpu_features" in found
     assert "times q" in capsys.readouterr().out

@@ -9,14 +9,8 @@ from tvm import ir, tirx
 
 from sparsetir.schedules.passes.fragments import SUMS, place_of_sum
 from sparsetir.schedules.passes.nests import WARP, unrolled
-from sparsetir.schedules.passes.tile_programs import (
-    ROWS,
-    Nest,
-    RegisterTile,
-    TileProgram,
-    dtype_of_buffer,
-    is_load,
-)
+from sparsetir.schedules.passes.tile_parts import Nest, RegisterTile
+from sparsetir.schedules.passes.tile_programs import ROWS, TileProgram, dtype_of_buffer, is_load
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import loop_over

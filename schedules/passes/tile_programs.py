@@ -7,14 +7,21 @@ buffers are tiles in registers; and which factors of products are in shared memo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import WARP, is_choice, is_zero
+from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.ptx import PRODUCTS
+from sparsetir.schedules.passes.tile_parts import (
+    Factor,
+    Loop,
+    Nest,
+    RegisterTile,
+    Side,
+    stride_of,
+)
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -30,13 +37,7 @@ from sparsetir.sparse_ir.translate import free_vars
 __all__ = [
     "COLUMNS",
     "ROWS",
-    "VECTOR",
     "WHO",
-    "Factor",
-    "Loop",
-    "Nest",
-    "RegisterTile",
-    "Side",
     "TileProgram",
     "dtype_of_buffer",
     "is_load",
@@ -44,95 +45,7 @@ __all__ = [
 
 WHO = "in_warp_tiles"
 ROWS = COLUMNS = 16  # of what two instructions multiply
-VECTOR = 8  # 16-bit numbers in 16 bytes
 REGISTERS = 128  # of a thread, for tiles and factors; the others are for all else
-
-
-@dataclass(eq=False)
-class Nest:
-    """Loops of constant extents around stores.
-
-    loops : (variable, extent), outermost first
-    reduced : variables of these that are reduced over
-    init : what the result begins with
-    stores : (condition or None, store)
-    """
-
-    name: str
-    loops: list[tuple[Any, int]]
-    reduced: list[Any]
-    init: Any
-    stores: list[tuple[Any, Any]]
-
-
-@dataclass(eq=False)
-class Loop:
-    """A loop of any extent around statements; name : of the block in it."""
-
-    name: str
-    var: Any
-    extent: Any
-    body: list[Any]
-
-
-@dataclass(eq=False)
-class RegisterTile:
-    """A buffer that is kept in registers.
-
-    owner : which of its dimensions is shared out; columns : extent of the other, 0 without one
-    """
-
-    buffer: Any
-    owner: int
-    columns: int
-    registers: Any
-
-
-@dataclass(eq=False)
-class Factor:
-    """A tile of numbers in shared memory.
-
-    value : in terms of `row` and `column`
-    step : the loop that it is copied in; None for one that stays
-    shared : the buffer; copy : name of the block that fills it
-    """
-
-    row: Any
-    column: Any
-    rows: int
-    columns: int
-    value: Any
-    step: Any
-    shared: Any
-    copy: str
-
-    def at(self, row: Any, column: Any) -> list[Any]:
-        """The index of an element. One: TVM takes places out that it sees unused."""
-        return [as_dtype(row, "int32") * self.stride + as_dtype(column, "int32")]
-
-    @property
-    def stride(self) -> int:
-        """Of rows: an odd number of 16 bytes, so that 8 rows begin in different banks."""
-        return _stride(self.columns)
-
-    def plain(self) -> bool:
-        """Whether rows are copied as they are, 16 bytes at a time."""
-        condition, source = _guarded(self.value)
-        if source is None or self.columns % VECTOR:
-            return False
-        *outer, last = source.indices
-        others = [*outer] if condition is None else [*outer, condition]
-        if any(self.column in free_vars(x) for x in others) or not last.same_as(self.column):
-            return False
-        length = source.source.ty.shape[-1]
-        return isinstance(length, tirx.IntImm) and int(length) % VECTOR == 0
-
-
-class Side(NamedTuple):
-    """A factor of one product; along : whether its rows lie along the sum."""
-
-    factor: Factor
-    along: bool
 
 
 class TileProgram:
@@ -401,7 +314,7 @@ class TileProgram:
         row, column = (tirx.Var(x, dtype_of(v)) for x, v in (("row", outer), ("column", inner)))
         name = self.name(f"{loads[0].source.name}_shared")
         shape = extents[outer], extents[inner]
-        size = shape[0] * _stride(shape[1])
+        size = shape[0] * stride_of(shape[1])
         shared = buffer_var([size], dtype, name, "shared", align=64)
         value = substitute(value, {outer: row, inner: column})
         out = Factor(row, column, *shape, value, step, shared, f"{name}_copy")
@@ -411,10 +324,6 @@ class TileProgram:
     def name(self, what: str) -> str:
         self.named += 1
         return f"{what}{self.named}"
-
-
-def _stride(columns: int) -> int:
-    return columns if columns // VECTOR % 2 else columns + VECTOR
 
 
 def dtype_of_buffer(buffer: Any) -> str:
@@ -438,11 +347,3 @@ def _factors(expr: Any) -> Iterator[Any]:
         yield from _factors(expr.b)
     else:
         yield expr
-
-
-def _guarded(value: Any) -> tuple[Any, Any]:
-    """(condition or None, load) of a load that is zero without the condition; (None, None)."""
-    condition = None
-    if is_choice(value) and is_zero(value.args[2]):
-        condition, value, _ = value.args
-    return (condition, value) if isinstance(value, ir.TensorLoad) else (None, None)

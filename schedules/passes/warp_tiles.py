@@ -50,16 +50,11 @@ from sparsetir.schedules.passes.nests import block_of, for_threads, unrolled
 from sparsetir.schedules.passes.ptx import barrier, commit_copies, multiply, wait_for_copies
 from sparsetir.schedules.passes.software_pipeline import MAX_SHARED, software_pipeline
 from sparsetir.schedules.passes.tile_elements import Elements
+from sparsetir.schedules.passes.tile_parts import VECTOR, Factor, Loop, Nest, RegisterTile, Side
 from sparsetir.schedules.passes.tile_programs import (
     COLUMNS,
     ROWS,
-    VECTOR,
     WHO,
-    Factor,
-    Loop,
-    Nest,
-    RegisterTile,
-    Side,
     TileProgram,
     dtype_of_buffer,
 )
