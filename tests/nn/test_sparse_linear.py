@@ -37,7 +37,7 @@ BLOCKS = [(32, 32), (16, 8), (8, 16), (4, 4), (6, 2), (64, 32), None]
 CASES = itertools.product(BLOCKS, CLOSE, [(3, 13, 192), (192,), (5, 192), (0, 192)])
 
 
-@pytest.mark.parametrize("block, dtype, shape", by_turns(CASES, 5), ids=str)
+@pytest.mark.parametrize("block, dtype, shape", by_turns(CASES, 11), ids=str)
 def test_forward_and_backward(block, dtype, shape):
     layer = made(384, 192, block, dtype, bias=shape != (5, 192))
     weight = layer.dense_weight().double().requires_grad_()

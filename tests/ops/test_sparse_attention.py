@@ -100,6 +100,7 @@ def test_head_sizes(size, length, batch, heads):
     check(mask, operands(mask, size, size, batch=batch, heads=heads))
 
 
+@pytest.mark.slow  # beside dense attention in all others
 def test_gradients_by_differences():
     mask = masks.band(20, 6, 16) & masks.causal(20, 16)
     given = operands(mask, 8, 12, torch.float64, 1, 2)
@@ -214,7 +215,7 @@ def test_views_and_scale():
 # -- torch ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("elements", [False, True])
+@pytest.mark.parametrize("elements", by_default([False, True], True))
 def test_compiled_without_breaks(elements, by_small_blocks):
     mask = masks.band(50, 10, 16)
     given, A = operands(mask, 8, 12), as_elements(mask) if elements else mask

@@ -115,7 +115,11 @@ PROBLEMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=["result", "queries", "keys"])
+@pytest.mark.parametrize(
+    "problem",
+    [PROBLEMS[0], pytest.param(PROBLEMS[1], marks=pytest.mark.slow), PROBLEMS[2]],
+    ids=["result", "queries", "keys"],
+)
 def test_programs(problem):
     check(problem, BlockTiles(8, 2, 3, parallel=False), 3e-6)
 

@@ -167,7 +167,7 @@ NARROW = [
 ]
 
 
-@pytest.mark.parametrize(("dtype", "config"), by_turns(NARROW, 5), ids=str)
+@pytest.mark.parametrize(("dtype", "config"), by_turns(NARROW, 9), ids=str)
 def test_sums_of_16_bits_are_rounded_once(dtype, config):
     """In all formats, in pieces of rows and over several rules too."""
     for dense in zoo().values():

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import spmm_gpu_common
 from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import requires_nvcc
-from pairs import by_turns
+from pairs import by_default, by_turns
 from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
@@ -49,7 +49,7 @@ FEATURES = (72, 129, 36, 16, 30, 1, 256)
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("stages", by_turns((3, 4, 1, 2), 2))
+@pytest.mark.parametrize("stages", by_turns((3, 4, 1, 2), 4))
 def test_rows_of_any_number_of_blocks(stages):
     """Pipelines that have nothing to do, and less than they hold."""
     config = TensorCores(BSR(32, 32), stages=stages, tile=64, warps=(2, 1))
@@ -59,7 +59,7 @@ def test_rows_of_any_number_of_blocks(stages):
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    ("fmt", "types", "feat"), by_turns(itertools.product(FORMATS, TYPES, FEATURES), 92), ids=str
+    ("fmt", "types", "feat"), by_turns(itertools.product(FORMATS, TYPES, FEATURES), 151), ids=str
 )
 def test_formats(fmt, types, feat):
     """Each format with each type and any number of features, under three orders of warps."""
@@ -78,7 +78,7 @@ WARPS = {
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_turns(WARPS, 3))
+@pytest.mark.parametrize("name", by_turns(WARPS, 4))
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("int8", marks=pytest.mark.slow)])
 def test_warps(name, dtype):
     config, out = WARPS[name], "int32" if dtype == "int8" else "float32"
@@ -89,7 +89,7 @@ SHAPES = [(1, 1), (33, 7), (64, 64), (7, 300), (300, 7), (5, 0)]
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", by_default(SHAPES, *SHAPES[1::2]), ids=str)
 @pytest.mark.parametrize("fmt", by_turns((SRBCRS(8, 16), BSR(32, 32), DBSR(16, 16)), 3), ids=str)
 def test_shapes(fmt, shape):
     config = TensorCores.for_features(fmt, 40)
@@ -117,7 +117,9 @@ def test_nothing_stored():
         assert not found.any()
 
 
-@pytest.mark.parametrize("fmt", [BSR(256, 64), BSR(128, 128), SRBCRS(16, 128)], ids=str)
+@pytest.mark.parametrize(
+    "fmt", by_turns((BSR(256, 64), BSR(128, 128), SRBCRS(16, 128)), 3), ids=str
+)
 def test_large_blocks_have_fewer_stages(fmt):
     config = TensorCores.for_features(fmt, 128)
     assert 1 <= config.stages < 3
@@ -283,7 +285,7 @@ SASS = {
 
 
 @requires_nvcc
-@pytest.mark.parametrize("name", by_turns(SASS, 3))
+@pytest.mark.parametrize("name", by_turns(SASS, 5))
 def test_instructions(name, tmp_path):
     fmt, dtype, arch, product = SASS[name]
     config = TensorCores.for_features(fmt, 128, dtype)
