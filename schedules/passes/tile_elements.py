@@ -10,7 +10,7 @@ from tvm import ir, tirx
 from sparsetir.schedules.passes.fragments import SUMS, place_of_sum
 from sparsetir.schedules.passes.nests import WARP, unrolled
 from sparsetir.schedules.passes.tile_parts import Nest, RegisterTile
-from sparsetir.schedules.passes.tile_programs import ROWS, TileProgram, dtype_of_buffer, is_load
+from sparsetir.schedules.passes.tile_programs import ROWS, TileProgram, is_load
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import loop_over
@@ -150,7 +150,7 @@ class Elements:
             extents = {v: x for v, x in nest.loops if v.same_as(m)}
             yield self._each(m, None, extents, None, nest.init)
         groups, terms = self.rows // ROWS, dict(nest.loops)[n] // QUAD
-        dtype = dtype_of_buffer(store.buffer)
+        dtype = dtype_of(store.buffer)
         part = buffer_var([groups * 2], dtype, self.program.name("part"), "local")
 
         def place(g: Any, r: Any) -> list[Any]:

@@ -39,7 +39,6 @@ __all__ = [
     "ROWS",
     "WHO",
     "TileProgram",
-    "dtype_of_buffer",
     "is_load",
 ]
 
@@ -170,7 +169,7 @@ class TileProgram:
                 )
             size = self.rows * columns // WARP if columns else self.rows // 8
             name = f"{buffer.name}_tile"
-            registers = buffer_var([size], dtype_of_buffer(buffer), name, "local")
+            registers = buffer_var([size], dtype_of(buffer), name, "local")
             out[buffer] = RegisterTile(buffer, at, columns, registers)
         return out
 
@@ -324,11 +323,6 @@ class TileProgram:
     def name(self, what: str) -> str:
         self.named += 1
         return f"{what}{self.named}"
-
-
-def dtype_of_buffer(buffer: Any) -> str:
-    """Of its elements."""
-    return str(buffer.ty.dtype)
 
 
 def is_load(expr: Any, store: Any) -> bool:

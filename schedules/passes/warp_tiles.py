@@ -56,7 +56,6 @@ from sparsetir.schedules.passes.tile_programs import (
     ROWS,
     WHO,
     TileProgram,
-    dtype_of_buffer,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
@@ -86,6 +85,8 @@ def in_warp_tiles(
     """
     if stages not in (2, 3, 4):
         raise ScheduleError(f"{WHO}: argument 'stages': expected 2 to 4, got {stages!r}")
+    if isinstance(warps, bool) or not isinstance(warps, int) or warps < 1:
+        raise ScheduleError(f"{WHO}: argument 'warps': expected at least 1, got {warps!r}")
     found = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
     if not found:
         raise ScheduleError(f"{WHO}: argument 'block': no block '{block}'")
@@ -275,7 +276,7 @@ def _tile(side: Side) -> Tile:
     def element(place: Any, depth: Any) -> Any:
         return tirx.BufferLoad(f.shared, f.at(*(place, depth) if along else (depth, place)))
 
-    return Tile(element, along, dtype_of_buffer(f.shared))
+    return Tile(element, along, dtype_of(f.shared))
 
 
 def _some(buffer: Any, first: Any, many: int) -> list[Any]:

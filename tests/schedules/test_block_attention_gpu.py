@@ -213,6 +213,7 @@ def test_refused_arguments():
         (("none", "II"), "argument 'block': no block 'none'"),
         (("rows0", "F"), "expected tiles of one or two axes, 'F' among them"),
         (("rows0", "X"), "argument 'owner': expected an axis of a multiple of 16 coordinates"),
+        (("rows0", "II", 0), "argument 'warps': expected at least 1, got 0"),
         (("rows0", "II", 4, 5), "argument 'stages': expected 2 to 4, got 5"),
     ):
         with pytest.raises(ScheduleError, match=message):
