@@ -1,7 +1,9 @@
-"""Relational gather-matmul-scatter: Y[i, l] = sum over r, j, k of A[r, i, j] * X[j, k] * W[r, k, l].
+"""Relational gather-matmul-scatter:
 
-A sum over relations r: rows of X that are gathered along the stored (i, j) of a relation, multiplied
-by the relation's matrix, and added to rows of Y. It is the layer of an RGCN, relations being kinds of
+Y[i, l] = sum over r, j, k of A[r, i, j] * X[j, k] * W[r, k, l]
+
+A sum over relations r: rows of X that are gathered along the stored (i, j) of a relation, times the
+relation's matrix, are added to rows of Y. It is the layer of an RGCN, relations being kinds of
 edges, and a sparse convolution, relations being offsets. (SparseTIR, section 4.4.)
 """
 
