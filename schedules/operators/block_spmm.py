@@ -43,7 +43,7 @@ class BlockSpmm(Problem):
 def program(problem: BlockSpmm, config: Any = None) -> SparseFunc:
     """The operator as a stage-I function.
 
-    a : (heads, blocks, rows, cols), in the order of the stored blocks
+    a : (heads * blocks, rows, cols), by heads, then in the order of the stored blocks
     b : (heads, nb, cols, feat) ; out : (heads, mb, rows, feat)
     indptr : (mb + 1,) ; indices : (blocks,) columns of blocks, each once in a row
     """

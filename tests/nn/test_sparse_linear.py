@@ -294,9 +294,14 @@ def as_on_a_gpu(monkeypatch):
         found = stages()
         made.append(type(key[0]).__name__)
         names = [str(p.name) for p in found["III"].params]
-        called, function = signature_of(found).passed, CudaFunction(found["III"])
+        signature, function = signature_of(found), CudaFunction(found["III"])
 
         def run(**given):
+            sizes = [given.get(name) for name in signature.names]
+            for name in signature.names:
+                if torch.is_tensor(given[name]):
+                    shape = signature.expected_shape(signature.position[name], sizes)
+                    assert [*given[name].shape] == shape and given[name].is_contiguous()
             arrays = {
                 n: x.view(torch.int16).numpy().view("bfloat16")
                 if torch.is_tensor(x) and x.dtype == torch.bfloat16
@@ -304,8 +309,8 @@ def as_on_a_gpu(monkeypatch):
                 for n, x in given.items()
             }  # fmt: skip
             with bfloat16_arrays():
-                out = function({n: arrays[c] for n, c in zip(names, called, strict=True)})
-            result = out[names[called.index("out")]]
+                out = function({n: arrays[c] for n, c in zip(names, signature.passed, strict=True)})
+            result = out[names[signature.passed.index("out")]]
             given["out"].view(torch.int16).copy_(torch.from_numpy(result.view("int16")))
 
         return run

@@ -65,7 +65,7 @@ def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Any) 
     kernel = compiled(key, target, lambda: lower(block_spmm(problem), tensor_cores, config, target))
     out = x.new_empty(1, structure.m, rows, tokens)
     arrays = {
-        "a": w.transpose(1, 2).contiguous()[None],
+        "a": w.transpose(1, 2).contiguous(),
         "b": x.t().contiguous().view(1, structure.n, cols, tokens),
         "out": out, "indptr": structure.rowptr, "indices": structure.col,
     }  # fmt: skip
