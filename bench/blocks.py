@@ -10,6 +10,7 @@ import argparse
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from sparsetir.bench.block_weights import KINDS, weight
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.rounds import PRIORITY
 from sparsetir.bench.timing import interleaved, progress
-from sparsetir.formats import BSR, CSR
+from sparsetir.formats import BSR
+from sparsetir.request import request
+from sparsetir.schedules.search.choose import choose
 
 SIZE, SPARSITY, FEAT, BLOCK = 1024, 0.9, 512, 32
 QUICK_SIZE, QUICK_FEAT = 128, 32
@@ -86,9 +89,11 @@ def right_ways(size: int, feat: int) -> tuple[dict[str, Call], dict[str, str], d
 
 def of_type(matrix: Any, dense: Any, b: Any, dtype: str) -> dict[str, Callable[[], Call]]:
     """Makers of calls by name; all write into an array of their own, as far as torch lets them."""
+    wanted = request("spmm", matrix, b.shape[1], dtype=dtype)
+    elements = replace(wanted.statistics, block=1)  # as of a matrix that is made of no blocks
 
-    def ours(fmt: Any) -> Call:
-        plan = sparsetir.plan("spmm", matrix, b.shape[1], dtype=dtype, format=fmt)
+    def ours(**options: Any) -> Call:
+        plan = sparsetir.plan("spmm", matrix, b.shape[1], dtype=dtype, **options)
         out = torch.empty(len(dense), b.shape[1], dtype=b.dtype)
         return lambda: plan(b, out=out)
 
@@ -100,12 +105,13 @@ def of_type(matrix: Any, dense: Any, b: Any, dtype: str) -> dict[str, Callable[[
         return lambda: torch.mm(dense, b, out=out)
 
     found: dict[str, Callable[[], Call]] = {
-        "sparsetir BSR": lambda: ours(BSR(BLOCK, BLOCK)), "torch dense": full,
-    }  # fmt: skip
-    if dtype == "float32":
-        found["sparsetir CSR"] = lambda: ours(CSR())
-    found["torch BSR"] = lambda: product(dense.to_sparse_bsr((BLOCK, BLOCK)))
-    found["torch CSR"] = lambda: product(dense.to_sparse_csr())
+        "sparsetir BSR": lambda: ours(format=BSR(BLOCK, BLOCK)),
+        "sparsetir CSR": lambda: ours(config=choose(wanted.problem, elements, wanted.target)),
+        "torch BSR": lambda: product(dense.to_sparse_bsr((BLOCK, BLOCK))),
+        "torch CSR": lambda: product(dense.to_sparse_csr()),
+    }
+    if dtype != "float16":  # which takes torch seconds on most CPUs
+        found["torch dense"] = full
     return found
 
 
