@@ -46,7 +46,7 @@ def program(problem: BlockSddmm) -> SparseFunc:
     """The operator as a stage-I function.
 
     x : (heads, mb, rows, feat) ; y : (heads, nb, cols, feat)
-    out : (heads, blocks, rows, cols), in the order of the stored blocks
+    out : (heads * blocks, rows, cols), by heads, then in the order of the stored blocks
     indptr : (mb + 1,) ; indices : (blocks,) columns of blocks, each once in a row
     """
     dtype, acc = problem.dtype, problem.accumulator
