@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import DTYPES, Problem
+from sparsetir.schedules.operators.problems import DTYPES, Problem, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["BlockSpmm", "program"]
@@ -40,14 +40,14 @@ class BlockSpmm(Problem):
         expect_one_of(self, dtype=DTYPES)
 
 
-def program(problem: BlockSpmm, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: BlockSpmm) -> SparseFunc:
     """The operator as a stage-I function.
 
     a : (heads * blocks, rows, cols), by heads, then in the order of the stored blocks
     b : (heads, nb, cols, feat) ; out : (heads, mb, rows, feat)
     indptr : (mb + 1,) ; indices : (blocks,) columns of blocks, each once in a row
     """
-    del config
     dtype, acc, rows, cols = problem.dtype, problem.accumulator, problem.rows, problem.cols
     zero = tirx.const(0.0, dtype)
 
