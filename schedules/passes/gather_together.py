@@ -9,7 +9,7 @@ Before, the nest of inner sums as :mod:`sparsetir.schedules.passes.inner_sums` m
                 if J[rt, it, jb] >= 0 and k0 * 16 + k1 < feat_in:
                     G[it, k1] = G[it, k1] + A[rt, it, jb] * X[J[rt, it, jb], k0 * 16 + k1]
 
-After `gather_together(func, "rgms0_gather", warps=4, vector=4)`, of which each thread has one step::
+After `gather_together(func, "rgms0_gather", warps=4, vector=4)`, where each thread has one step::
 
     for warp, lane in threads:
         with T.sblock("rgms0_gather"):
@@ -131,9 +131,7 @@ class _Threads:
             number = u * threads + warp * WARP + lane
             at = {
                 row.loop_var: as_dtype(number // groups, dtype_of(row.loop_var)),
-                along.loop_var: as_dtype(
-                    number % groups * self.vector, dtype_of(along.loop_var)
-                ),
+                along.loop_var: as_dtype(number % groups * self.vector, dtype_of(along.loop_var)),
             }
             body = substitute(self._sum(along.loop_var), at)
             return body if count % threads == 0 else tirx.IfThenElse(number < count, body, None)
@@ -241,7 +239,7 @@ def _read(nest: Nest) -> _Sum:
     along = nest.loops[1].loop_var
     factors = factors_of(value.b)
     rows = [f for f in factors if along in free_vars(f)]
-    row = _uncast(rows[0]) if len(rows) == 1 else None
+    row: Any = _uncast(rows[0]) if len(rows) == 1 else None
     if not isinstance(row, ir.TensorLoad) or along not in free_vars(row.indices[-1]):
         _refuse(nest)
     others = [f for f in factors if f is not rows[0]]

@@ -31,7 +31,9 @@ After `inner_sums(func, "rgms0", outer=2, dtype="float16")`::
 
 Each condition goes where all that it says is known, and leaves a zero or nothing there: rows and
 columns that are padding are not written, elements that are padding are not in the sum, and terms
-beyond the last feature are zeros on both sides. So no number meets padding.
+beyond the last feature are zeros on both sides. So no number meets padding. An infinity of W meets
+the inner sum, not each of its terms: where these would cancel, or one is zero, the result is
+infinite, and not NaN.
 """
 
 from __future__ import annotations
@@ -231,8 +233,9 @@ def _read(nest: Nest) -> _Product:
             nest,
             "a matrix over steps, terms and columns alone, in tiles of constant extents",
         )
+    steps, terms = both
     product = _Product(
-        place, rows[0], columns[0], *both, elements, gathered, matrix, _different(found)
+        place, rows[0], columns[0], steps, terms, elements, gathered, matrix, _different(found)
     )
     inner = {x.loop_var for x in [*rows, *both, *elements]}
     right = {x.loop_var for x in [*columns, *both]}

@@ -103,16 +103,16 @@ def register_tiles(
 class _Threads:
     """What each thread does of a product."""
 
-    def __init__(
-        self, product: _Product, warps: int, shape: tuple[int, int], name: str
-    ) -> None:
+    def __init__(self, product: _Product, warps: int, shape: tuple[int, int], name: str) -> None:
         self.product, self.shape = product, shape
         rows, columns, terms = (
             int(x.extent) for x in (product.rows, product.columns, product.terms)
         )
         self.across = columns // shape[1]
-        if rows % shape[0] or columns % shape[1] or (
-            rows // shape[0] * self.across != warps * WARP
+        if (
+            rows % shape[0]
+            or columns % shape[1]
+            or (rows // shape[0] * self.across != warps * WARP)
         ):
             raise ScheduleError(
                 f"{WHO}: argument 'shape': expected {warps * WARP} tiles that make {rows} by "
@@ -235,15 +235,15 @@ def _read(nest: Nest) -> _Product:
     if found is None or not good or len(nest.loops) != 3:
         _refuse(nest)
     by_var = {x.loop_var: x for x in nest.loops}
-    places = [by_var.get(i) for i in found.store.indices]
+    places: list[Any] = [by_var.get(i) for i in found.store.indices]
     others = [x for x in nest.loops if x not in places]
     if None in places or len(places) != 2 or len(others) != 1:
         _refuse(nest)
     (rows, columns), (terms,) = places, others
     over = [[x.loop_var for x in pair] for pair in ((rows, terms), (terms, columns))]
-    for pair in (loads, loads[::-1]):
-        if [list(x.indices) for x in pair] == over:
-            return _Product(found.store.buffer, *pair, rows, columns, terms)
+    for left, right in (loads, loads[::-1]):
+        if [list(left.indices), list(right.indices)] == over:
+            return _Product(found.store.buffer, left, right, rows, columns, terms)
     _refuse(nest)
 
 

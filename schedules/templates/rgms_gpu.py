@@ -24,6 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import DataType, ir, tirx
 
 from sparsetir.formats import Operand, Pattern, RelationalHyb
@@ -65,6 +66,8 @@ class RelationalTiles:
     vectors : neighbouring features in a load of X and of W, of at most 16 bytes each, which divide
         the numbers of features
     stages : for how many steps of features there is room in shared memory
+    feat_in, feat : features of X and of Y as constants of the kernel. None: any that `vectors`
+        divide
     """
 
     k: int = 5
@@ -73,16 +76,23 @@ class RelationalTiles:
     depth: int = 16
     vectors: tuple[int, int] = (4, 4)
     stages: int = 2
+    feat_in: int | None = None
+    feat: int | None = None
 
     def check(self) -> None:
         """Raise ValueError for fields that cannot be."""
-        expect_integers(self, "rows", "tile", "depth", "stages", positive=True)
+        sizes = ("feat_in", "feat")
+        names = ("rows", "tile", "depth", "stages", *sizes)
+        expect_integers(self, *names, positive=True, optional=sizes)
         _ = self.format  # which checks k
         expect(self, "stages", self.stages <= 4, "at most 4")
         two = isinstance(self.vectors, tuple) and len(self.vectors) == 2
         expect(self, "vectors", two and set(self.vectors) <= {1, 2, 4, 8}, "two of 1, 2, 4 and 8")
         fits = self.depth % self.vectors[0] == 0 == self.tile % self.vectors[1]
         expect(self, "vectors", fits, f"divisors of {self.depth} and {self.tile} features")
+        for name, vector in zip(sizes, self.vectors, strict=True):
+            exact = (getattr(self, name) or 0) % vector == 0
+            expect(self, name, exact, f"a multiple of vectors = {self.vectors}")
 
     @property
     def compiled(self) -> Any:
@@ -100,11 +110,12 @@ class RelationalTiles:
         raise NotImplementedError
 
     def tiles(self, feat: int) -> int:
-        """Tiles of a feature size; raises ScheduleError where `vectors` does not divide it."""
-        if feat % self.vectors[1]:
+        """Tiles of a feature size; raises ScheduleError for one that the config does not serve."""
+        if feat % self.vectors[1] or self.feat not in (None, feat):
+            serves = self.feat or f"multiples of {self.vectors[1]}"
             raise ScheduleError(
-                f"{type(self).__name__}.tiles: argument 'feat': the config serves multiples of "
-                f"{self.vectors[1]} features, got {feat}"
+                f"{type(self).__name__}.tiles: argument 'feat': the config serves {serves} "
+                f"features, got {feat}"
             )
         return -(-feat // self.tile)
 
@@ -139,15 +150,14 @@ class RelationalRows(RelationalTiles):
 
     @classmethod
     def for_features(
-        cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5
+        cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5, rows: int = 32
     ) -> RelationalRows:
-        """A configuration for numbers of features: 128 threads, as many sums as the tile takes."""
+        """A configuration for numbers of features: 128 threads, of up to 32 sums each."""
         tile = tile_of(feat)
-        rows = 64 if tile <= 32 else 32
         sums = rows * tile // 128
         shape = max(1, sums // 4), min(4, sums)
         vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
-        return cls(k, rows, tile, 16, vectors, 2, shape)
+        return cls(k, rows, tile, 16, vectors, 2, feat_in, feat, shape)
 
 
 def tile_of(feat: int) -> int:
@@ -161,14 +171,39 @@ def vectors_of(feat: int, dtype: str) -> int:
     return next(v for v in VECTORS if v <= most and feat % v == 0)
 
 
-def configs(feat_in: int, feat: int, dtype: str, longest: int) -> list[RelationalRows]:
+def configs(
+    problem: Rgms, pattern: Pattern, feat_in: int, feat: int, target: Any = None
+) -> list[RelationalRows]:
     """What a search tries, likeliest first.
 
-    longest : stored elements of a row of a relation, at most
+    pattern : of relations by rows by columns
     """
-    most = max(0, math.ceil(math.log2(longest))) if longest else 0
-    ks = list(dict.fromkeys(min(k, most) for k in (5, 3, 7)))
-    return [RelationalRows.for_features(feat_in, feat, dtype, k) for k in ks]
+    del target
+    return [
+        RelationalRows.for_features(feat_in, feat, problem.dtype, k, min(rows, 64))
+        for k, rows in sizes_of(pattern)
+    ]
+
+
+def sizes_of(pattern: Pattern) -> list[tuple[int, int]]:
+    """Largest buckets with rows of a tile, as many as a relation has in a bucket or fewer, 16 up.
+
+    5 is the bucket of SparseTIR's section 4.4.1, or the one that holds the longest row.
+    """
+    relation, row, _ = pattern.coords
+    if not pattern.nnz:
+        return [(0, 16)]
+    first = np.ones(pattern.nnz, bool)
+    first[1:] = (relation[1:] != relation[:-1]) | (row[1:] != row[:-1])
+    starts = np.flatnonzero(first)
+    longest = int(np.diff(starts, append=pattern.nnz).max())
+    rows = len(starts) / len(np.unique(relation[starts]))
+    most = math.ceil(math.log2(longest))
+    found = []
+    for k in dict.fromkeys(min(k, most) for k in (5, 3, 7)):
+        each = rows / (k + 1)
+        found.append((k, 16 if each < 32 else 32 if each < 256 else 64))
+    return found
 
 
 def program(problem: Rgms, config: RelationalTiles) -> SparseFunc:
@@ -261,8 +296,10 @@ def in_tiles(
     factors : the type in which inner sums are multiplied; that of the result by default
     """
     first, parts = _found(sch, who)
-    sch.bound(parts[0].features, config.vectors[1], "multiple")
-    sch.bound(parts[0].terms, config.vectors[0], "multiple")
+    loops_of_features = (parts[0].terms, parts[0].features)
+    sizes = zip(loops_of_features, (config.feat_in, config.feat), config.vectors, strict=True)
+    for loop, size, vector in sizes:
+        sch.bound(loop, size or vector, "multiple" if size is None else "exact")
     dtype = ""
     for part in parts:
         tiles, features = sch.split(part.features, [None, config.tile])
@@ -276,7 +313,9 @@ def in_tiles(
     names = [f"{part.iteration.name}0" for part in parts]
     for name in names:
         tiles, *around = loops.get_loops(loops.get_sblock(name))
-        run_in_parallel(loops, tiles, "blockIdx.y")
+        extent = loops.get(tiles).extent
+        if not isinstance(extent, tirx.IntImm) or int(extent) > 1:
+            run_in_parallel(loops, tiles, "blockIdx.y")
         # Visits meet by atomics alone.
         run_in_parallel(loops, around[len(parts[0].tiles) - 1], "blockIdx.x", "ignore")
     sch.rewrite(apply_kinds)

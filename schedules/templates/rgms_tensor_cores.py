@@ -16,9 +16,10 @@ tile that are padding are multiplied, and not written.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.passes.ptx import PRODUCTS
@@ -28,9 +29,11 @@ from sparsetir.schedules.templates.rgms_gpu import (
     RelationalTiles,
     arrange,
     in_tiles,
+    sizes_of,
     tile_of,
     vectors_of,
 )
+from sparsetir.schedules.templates.spmm_tensor_cores import has_instructions
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -72,14 +75,15 @@ class RelationalTensorCores(RelationalTiles):
 
     @classmethod
     def for_features(
-        cls, feat_in: int, feat: int, dtype: str = "float16", k: int = 5
+        cls, feat_in: int, feat: int, dtype: str = "float16", k: int = 5, rows: int = 64
     ) -> RelationalTensorCores:
-        """A configuration for numbers of features: four warps, of 16 rows each where they fit."""
+        """A configuration for numbers of features: up to four warps."""
         tile = tile_of(feat)
         vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
         depth = 16 if feat_in <= 16 else 32
-        shares = (4, 1) if tile <= 32 else (2, 2)
-        return cls(k, 64, tile, depth, vectors, 2, shares)
+        by_rows = min(rows // ROWS, 4 if tile <= 32 else 2)
+        shares = by_rows, min(4 // by_rows, tile // 16)
+        return cls(k, rows, tile, depth, vectors, 2, feat_in, feat, shares)
 
 
 def serves(problem: Rgms) -> str | None:
@@ -89,13 +93,16 @@ def serves(problem: Rgms) -> str | None:
     return None if problem.out == "float32" else f"out={problem.out!r}"
 
 
-def configs(problem: Rgms, feat_in: int, feat: int, longest: int) -> list[RelationalTensorCores]:
-    """What a search tries, likeliest first; longest : as of :func:`rgms_gpu.configs`."""
-    if serves(problem) is not None:
+def configs(
+    problem: Rgms, pattern: Pattern, feat_in: int, feat: int, target: Any
+) -> list[RelationalTensorCores]:
+    """What a search tries, likeliest first; as of :func:`rgms_gpu.configs`."""
+    if serves(problem) is not None or not has_instructions(target):
         return []
-    others = rgms_gpu.configs(feat_in, feat, problem.dtype, longest)
-    first = RelationalTensorCores.for_features(feat_in, feat, problem.dtype)
-    return [replace(first, k=other.k) for other in others]
+    return [
+        RelationalTensorCores.for_features(feat_in, feat, problem.dtype, k, rows)
+        for k, rows in sizes_of(pattern)
+    ]
 
 
 def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
