@@ -228,3 +228,13 @@ REFUSED = [
 def test_refused(given, options, error, message):
     with pytest.raises(error, match=f"rgms: argument {message}"):
         ops.rgms(*given, **options)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_each_relation_apart(weighted, monkeypatch):
+    """As on devices without kernels."""
+    from sparsetir.ops import rgms_kernels
+
+    monkeypatch.setattr(rgms_kernels, "_has_kernels", lambda x: False)
+    check(torch.float64, weighted=weighted, reduce="mean")
+    check(torch.float16, 0)
