@@ -18,12 +18,14 @@ from torch.nn.functional import pad
 
 from sparsetir.arrays import is_array
 from sparsetir.compiled import compiled
-from sparsetir.lower import lower, lower_template
+from sparsetir.lower import lower_template
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, target_of
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.operators import rgms
+from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.templates import rgms as template
 from sparsetir.schedules.templates import rgms_backward
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
 from sparsetir.schedules.versions import WORK_OF_THREADS
@@ -49,26 +51,28 @@ def of_nodes(
     (count, feat_in, feat), dtype = weight.shape, x.dtype
     if not m * feat * feat_in * relations.edges:
         return x.new_zeros(m, feat)
-    x, weight = _wide(x), _wide(weight)
     if not _has_kernels(x):
-        out = x.new_zeros(m, feat)
-        for r, row, terms in _apart(rows, x, values):
-            out.index_add_(0, row, terms @ weight[r])
+        out, wide = _wide(x).new_zeros(m, feat), _wide(weight)
+        for r, row, terms in _apart(rows, _wide(x), values):
+            out.index_add_(0, row, terms @ wide[r])
         return out.to(dtype)
-    out = x.new_empty(m, feat)
+    x = _padded(x)
+    weight = _padded(weight, x.shape[1])
+    out = x.new_empty(m, weight.shape[2])
     problem = rgms.Rgms(DTYPES[x.dtype], IDTYPES[rows.rows.dtype], values is not None)
+    target, sizes = target_of(x.device), (x.shape[1], weight.shape[2])
+    config = choose_rgms(problem, len(rows.rows), *sizes, target, default_threads())
     arrays = _weighted({"x": x, "w": weight, "out": out}, values)
     index = {
         "row_ptr": rows.row_ptr, "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
     }  # fmt: skip
-    sizes = {
+    numbers = {
         "relations": count, "m": m, "n": n, "nnz_rows": len(rows.rows), "nnz": relations.edges,
-        "feat_in": feat_in, "feat": feat,
+        "feat_in": sizes[0], "feat": sizes[1],
     }  # fmt: skip
-    target = target_of(x.device)
-    stages = partial(lower, rgms.program(problem), target=target)
-    _run(rows, (problem, None), target, stages, arrays, index, sizes)
-    return out.to(dtype)
+    stages = partial(lower_template, template, problem, config, target)
+    _run(rows, (problem, config), target, stages, arrays, index, numbers)
+    return out[:, :feat].to(dtype).contiguous()
 
 
 def of_weights(relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None) -> Tensor:
@@ -141,19 +145,15 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
 def _run(
     rows: RelationRows, key: Any, target: Any, stages: Callable[[], Any],
     arrays: Mapping[str, Tensor], index: Mapping[str, Tensor], sizes: Mapping[str, int],
-    **chosen: Any,
 ) -> None:  # fmt: skip
-    """Compile a kernel if it is new, and run it on arrays that fit.
-
-    chosen : values for computed parameters
-    """
+    """Compile a kernel if it is new, and run it on arrays that fit."""
     kernel = compiled(key, target, stages)
-    made = rows.computed.get((key, *chosen.values()))
+    made = rows.computed.get(key)
     if made is None:
         given = {name: x.numpy() for name, x in index.items()}
-        found = kernel.compute({**given, **sizes}, chosen)
+        found = kernel.compute({**given, **sizes})
         made = {n: torch.from_numpy(x) if is_array(x) else x for n, x in found.items()}
-        rows.computed[key, *chosen.values()] = made
+        rows.computed[key] = made
     named = {**arrays, **index, **sizes, **made}
     kernel.run_unchecked([named[name] for name in kernel.signature.passed])
 
