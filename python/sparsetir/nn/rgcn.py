@@ -47,8 +47,7 @@ class Relations(NamedTuple):
     through_sources : of the graph from `sources` to nodes, an edge for each
     mean : (E,) one in as many edges as the target of an edge has in the relation
     to_targets : of the graph from nodes to `targets`
-    from_table, table_to_targets : of the graphs from rows (relation * nodes + node) of a table to
-        nodes and to `targets`
+    from_table : the same from rows (relation * nodes + node) of a table
     joined : of the graph from `targets` to nodes, an edge for each of `targets`
     """
 
@@ -58,7 +57,6 @@ class Relations(NamedTuple):
     mean: Tensor
     to_targets: Tensor
     from_table: Tensor
-    table_to_targets: Tensor
     joined: Tensor
 
     @classmethod
@@ -75,7 +73,6 @@ class Relations(NamedTuple):
             torch.stack([sources.place, target]),
             1 / edges_of_target[targets.place].double(),
             torch.stack([source, targets.place]),
-            torch.stack([edge_type * n + source, target]),
             torch.stack([edge_type * n + source, targets.place]),
             torch.stack([order, targets.node]),
         )
@@ -85,8 +82,8 @@ class RGCNConv(Conv):
     """x'_i = W_root x_i + sum over relations r of W_r mean of x_j over neighbours j in r, + b.
 
     Arguments and parameters as `torch_geometric.nn.RGCNConv`. Sums and means are those of
-    :func:`sparsetir.ops.rgms`, which keeps no features for each edge. With blocks, for other
-    reductions and of sparse features, rows are multiplied by the weights of each relation apart.
+    :func:`sparsetir.ops.rgms`, which keeps no features for each edge. With blocks and for other
+    reductions, rows are multiplied by the weights of each relation apart.
 
     in_channels : features, or a pair of those of sources and of targets; without features, the
         number of nodes
@@ -166,7 +163,7 @@ class RGCNConv(Conv):
         graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
             out = self._of_rows(graph, sources, len(targets))
-        elif self._sums and self.num_blocks is None and sources.layout is torch.strided:
+        elif self._sums and self.num_blocks is None:
             out = rgms(sources, self._full_weight(), *graph, None, self._reduce, len(targets))
         elif self._sums and weights_first(sources, self.weight, self.out_channels):
             out = self._weights_first(graph, sources, len(targets))
@@ -241,7 +238,6 @@ class RGCNConv(Conv):
             raise ValueError(
                 "RGCNConv: argument 'x': expected features with 'num_blocks', got integers"
             )
-        relations = self._relations(graph, len(index), m)
         weight = self._full_weight()
         count, rows, _ = weight.shape
         if self.in_channels_l != len(index) or not _is_range(index):
@@ -249,14 +245,26 @@ class RGCNConv(Conv):
             weight, rows = weight[:, index], len(index)
         table = weight.reshape(count * rows, self.out_channels)
         if self._sums:
-            scale = relations.mean if self.aggr == "mean" else None
-            found = Graph.of("RGCNConv", relations.from_table, len(table), m)
-            return found.aggregate(table, "sum", scale)
+            edges, share = self._from_table(graph, rows, m)
+            found = Graph.of("RGCNConv", edges, len(table), m)
+            return found.aggregate(table, "sum", share if self.aggr == "mean" else None)
+        relations = self._relations(graph, rows, m)
         targets = len(relations.targets.key)
-        found = Graph.of("RGCNConv", relations.table_to_targets, len(table), targets).aggregate(
+        found = Graph.of("RGCNConv", relations.from_table, len(table), targets).aggregate(
             table, self.aggr
         )
         return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(found, "sum")
+
+    def _from_table(self, graph: tuple[Tensor, Tensor], n: int, m: int) -> tuple[Tensor, Tensor]:
+        """Edges (2, E) from rows (relation * n + source) of a table to targets, and one in as many
+        edges as the target of an edge has in its relation (E,)."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            (source, target), kind = graph[0].long(), graph[1].long()
+            _, row = torch.unique(kind * m + target, return_inverse=True)
+            return torch.stack([kind * n + source, target]), 1 / torch.bincount(row)[row].double()
+
+        return remembered(graph, ("table", n, m), make)
 
     def _weights_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
         relations = self._relations(graph, len(x), m)
