@@ -105,7 +105,9 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     rgcn = commands.add_parser(
         "rgcn", parents=[fixed], help="relational layers: times and memory, beside PyG's"
     )
-    rgcn.add_argument("--graph", nargs="+", help="npz files of graphs with relations; default: random")
+    rgcn.add_argument(
+        "--graph", nargs="+", help="npz files of graphs with relations; default: random"
+    )
     rgcn.add_argument(
         "--peers", nargs="*", choices=("unfused", "RGCNConv", "FastRGCNConv"), help="default: all"
     )

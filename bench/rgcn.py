@@ -312,8 +312,7 @@ def draw(path: Path) -> Path:
             mine = [c for c in cells if c["feat"] == feat and PYG in c[step]]
             for at, way in enumerate(WAYS):
                 speed = [
-                    c[step][PYG]["min"] / c[step][way]["min"] if way in c[step] else 0
-                    for c in mine
+                    c[step][PYG]["min"] / c[step][way]["min"] if way in c[step] else 0 for c in mine
                 ]
                 places = [i + (at - 1.5) / 5 for i in range(len(mine))]
                 bars = axis.bar(places, speed, 0.19, color=colours[way], label=way)

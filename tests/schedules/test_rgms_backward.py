@@ -1,4 +1,4 @@
-"""Gradients of relational gather-matmul-scatter for weights: the plain programs and their schedule."""
+"""Gradients of relational gather-matmul-scatter for weights: plain programs, their schedule."""
 
 from typing import Any
 
@@ -7,9 +7,9 @@ import pytest
 
 import sparsetir
 from sparsetir.lower import lower, lower_template
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
 from sparsetir.schedules.operators.spmm import program as spmm
-from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates import rgms_backward as template
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles
 from sparsetir.schedules.templates.shapes import ShapeError
@@ -95,5 +95,7 @@ def test_what_is_refused() -> None:
         RgmsBackward(4, 4, 0)
     with pytest.raises(ValueError, match="ChunkTiles: argument 'lanes': expected a power of two"):
         ChunkTiles(3)
-    with pytest.raises(ShapeError, match="rgms_backward: argument 'sch': expected one iteration of"):
+    with pytest.raises(
+        ShapeError, match="rgms_backward: argument 'sch': expected one iteration of"
+    ):
         lower(spmm(Spmm("float32"), None), template.apply, ChunkTiles())
