@@ -209,6 +209,11 @@ def test_what_aggregate_refuses() -> None:
     sch.sparse_reorder(it, [*outer, k, rows, j, l])
     sch.aggregate("Y", k, rows, [j])  # a feature of X at a time
     check(sch.func, Rgms(), sparsetir.interpret)
+    with pytest.raises(ScheduleError, match="expected a body of the form .*without conditions"):
+        again, (_, i, j, k, _) = opened()
+        _, tiles, rows = again.ranges(i, 2, 4)
+        again.split(k, [None, 2])  # which 3 is no multiple of
+        again.aggregate("Y", tiles, rows, [j])
     free = sparsetir.Schedule(program(Rgms()))
     _, i, j, _, _ = free.get_sp_iters(free.get_sparse_iteration("rgms"))
     _, tiles, rows = free.ranges(i, 2, 4)
