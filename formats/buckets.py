@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsetir.formats.direct import Level, direct
+from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import index_type, is_integer, starts
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["Bucket", "positions", "set_bucket", "split_rows", "store_bucket"]
+__all__ = ["Bucket", "positions", "set_bucket", "split_rows", "store_bucket", "store_tiles"]
 
 LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 still counts
 
@@ -114,6 +114,47 @@ def store_bucket(
     return direct(
         rule, pattern, levels, (elements.size,), elements=elements, lengths=shape, stored=stored
     )
+
+
+def store_tiles(
+    rule: FormatRewriteRule,
+    pattern: Pattern,
+    parents: np.ndarray,
+    rows: np.ndarray,
+    bucket: Bucket,
+    size: int,
+) -> FormatPart:
+    """The arrays of a rule with axes root > tiles > rows > columns, for the pieces of a bucket.
+
+    size : rows of a tile, whose pieces have one parent; rows of number -1 fill the last tile of one
+    The others as of :func:`store_bucket`; tiles have the coordinate of the parent.
+
+    Time and memory grow linearly with the places.
+    """
+    columns = pattern.coords[-1]
+    slots = int(rule.axis(rule.axes_after_rewrite[-1]).nnz_cols)
+    pieces = np.bincount(parents, minlength=pattern.shape[0])
+    tiles = -(-pieces // size)
+    count = int(tiles.sum())
+    check_fits(rule, pattern, count * size * slots)
+    shift = (np.cumsum(tiles) - tiles) * size - (np.cumsum(pieces) - pieces)
+    at = np.arange(len(rows)) + np.repeat(shift, pieces)
+    rows_of = np.full(count * size, -1, rows.dtype)
+    rows_of[at] = rows
+    within = np.arange(slots)
+    held = bucket.start[:, None] + within
+    held[within >= bucket.length[:, None]] = pattern.nnz
+    elements = np.full((count * size, slots), pattern.nnz, index_type(pattern.nnz + slots))
+    elements[at] = held
+    columns_of = np.append(columns, columns.dtype.type(-1)).take(elements)
+    levels = [
+        Level(), Level(np.array([0, count]), np.repeat(np.arange(len(tiles)), tiles)),
+        Level(None, rows_of), Level(None, columns_of.reshape(-1)),
+    ]  # fmt: skip
+    return direct(
+        rule, pattern, levels, (elements.size,), elements=elements,
+        lengths=(1, *pattern.shape), stored=int(bucket.length.sum()),
+    )  # fmt: skip
 
 
 def _stripes(first: int, last: int) -> list[slice]:

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.buckets import Bucket, positions, set_bucket, split_rows, store_bucket
-from sparsetir.formats.format import Format
+from sparsetir.formats.buckets import (
+    Bucket,
+    positions,
+    set_bucket,
+    split_rows,
+    store_bucket,
+    store_tiles,
+)
+from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
@@ -23,23 +30,35 @@ class RelationalHyb(Format):
     Bucket b of all relations is one rule, `relational_hyb_<k>_b<b>`, with the relation as its outer
     axis. (SparseTIR, section 4.4.1, with k = 5.)
 
+    rows : with a number, the pieces of rows of a bucket come in tiles of as many, each of one
+        relation, whose last tile is padded with rows of number -1, which nothing visits. The outer
+        axis is over tiles then, and holds the relation of each. None: no tiles
+
+    The rule of tiles does not say where a tile ends: arrays come from `convert`.
+
     When to use: products by relation (RGCN, sparse convolution), where a relation's rows share a
-    weight matrix and have very different lengths.
+    weight matrix and have very different lengths. Tiles are for those who multiply a tile of rows
+    with that matrix.
     """
 
     order = 3
 
     k: int
+    rows: int | None = None
 
     def __post_init__(self) -> None:
         set_bucket(self)
+        if self.rows is not None:
+            set_positive(self, "rows")
 
     @property
     def name(self) -> str:
-        return f"relational_hyb_{self.k}"
+        return f"relational_hyb_{self.k}" + (f"_{self.rows}" if self.rows else "")
 
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
         r, i, j = operand.axes
+        if self.rows is not None:
+            return self._rules_of_tiles(operand, self.rows)
         outer, row, col = f"{r}O", f"{i}B", f"{j}B"
         return [
             make_rule(
@@ -55,11 +74,33 @@ class RelationalHyb(Format):
             for b in range(self.k + 1)
         ]  # fmt: skip
 
+    def _rules_of_tiles(self, operand: Operand, rows: int) -> list[FormatRewriteRule]:
+        r, i, j = operand.axes
+        tile, row, col = f"{r}T", f"{i}B", f"{j}B"
+        return [
+            make_rule(
+                f"{self.name}_b{b}", operand,
+                [
+                    dense("O", 1), sparse(tile, "O", unique=False),
+                    fixed(row, tile, slots=rows, unique=False),
+                    fixed(col, row, slots=1 << b),
+                ],
+                {r: ["O", tile], i: [row], j: [col]},
+                lambda r, i, j: (0, r, i, j), lambda o, r, i, j: (r, i, j),
+            )
+            for b in range(self.k + 1)
+        ]  # fmt: skip
+
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         return [positions(bucket) for bucket in self._buckets(pattern)]
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         relation, row, _ = pattern.coords
+        if self.rows is not None:
+            return [
+                store_tiles(rule, pattern, relation[b.start], row[b.start], b, self.rows)
+                for rule, b in zip(rules, self._buckets(pattern), strict=True)
+            ]
         return [
             store_bucket(rule, pattern, pattern.shape, relation[b.start], row[b.start], b)
             for rule, b in zip(rules, self._buckets(pattern), strict=True)

@@ -21,9 +21,12 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.lower import lower_template
 from sparsetir.ops import message_kernels
 from sparsetir.request import request
+from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.registry import TEMPLATES, template_of
+from sparsetir.schedules.templates.rgms_gpu import RelationalRows
+from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -200,7 +203,16 @@ def test_every_stage_of_a_template_for_a_matrix_engine():
 
 def test_no_template_is_left_out():
     ours = {kind for kind in TEMPLATES if kind.__module__.startswith("sparsetir.")}
-    assert {type(config) for _, config, _ in KERNELS} | {AmxBlocks} == ours
+    apart = {AmxBlocks, RelationalRows, RelationalTensorCores}
+    assert {type(config) for _, config, _ in KERNELS} | apart == ours
+
+
+@pytest.mark.parametrize("config", [RelationalRows(0), RelationalTensorCores(0)], ids=repr)
+def test_every_stage_of_a_template_for_relations(config):
+    cores = isinstance(config, RelationalTensorCores)
+    problem = Rgms("float16", out="float32") if cores else Rgms()
+    stages = lower_template(template_of(config, problem, gpu=True), problem, config, GPU)
+    assert list(stages) == STAGES and len(set(text(stages).values())) == 4
 
 
 def test_operators_for_torch_keep_every_stage(monkeypatch):

@@ -44,7 +44,7 @@ from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["copy_together"]
+__all__ = ["copy_together", "padded"]
 
 WHO = "copy_together"
 BANK_BYTES = 16  # of a row of 8 that `ldmatrix` loads
@@ -94,7 +94,7 @@ def copy_together(func: tirx.PrimFunc, copy: str, *, warps: int, vector: int) ->
         return unrolled([steps], step)
 
     out = replaced(func, nest, for_threads(copy, warps, code))
-    return _padded(out, store.buffer, size)
+    return padded(out, store.buffer, size)
 
 
 def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
@@ -131,7 +131,7 @@ def _is_neighbour(var: Any, store: Any, source: Any) -> bool:
     return True
 
 
-def _padded(func: tirx.PrimFunc, old: Any, size: int) -> tirx.PrimFunc:
+def padded(func: tirx.PrimFunc, old: Any, size: int) -> tirx.PrimFunc:
     """Rows of an odd number of 16 bytes, so that 8 of them begin in different banks."""
     *outer, last = [int(n) for n in old.ty.shape]
     if last * size % BANK_BYTES == 0 and last * size // BANK_BYTES % 2 == 0:

@@ -29,6 +29,7 @@ THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
 # TVM's kinds of calls that change nothing: annotation, pure, reads state, part of another call.
 HARMLESS_EFFECTS = (0, 1, 2, 4)
 ATOMIC_ADDS = ("tirx.atomic_add", "tirx.cuda.atomic_add")
+COPIES = "tirx.ptx.cp_async"  # of (address in shared memory, address to read from, bytes, ...)
 
 
 def top_level(func: tirx.PrimFunc) -> list[Any]:
@@ -262,6 +263,12 @@ class _Uses:
             return WalkResult.SKIP
         if name in ("tirx.address_of", "tirx.tvm_access_ptr"):
             self._address(call, *self._directions(name, args))
+            return WalkResult.SKIP
+        if name.startswith(COPIES) and len(args) > 1 and _op_name(args[1]) == "tirx.address_of":
+            self.calls.append(call)
+            self._address(args[1], self.found.reads)
+            for arg in (args[0], *args[2:]):
+                self._walk(arg)
             return WalkResult.SKIP
         self.calls.append(call)
         for arg in args:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm, in_csr
+from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.sddmm import program as sddmm_operator
 from sparsetir.schedules.operators.spmm import program as spmm_operator
 from sparsetir.schedules.operators.spmv import program as spmv_operator
 from sparsetir.schedules.templates import (
     amx,
     decomposed,
+    rgms_gpu,
+    rgms_tensor_cores,
     sddmm,
     sddmm_gpu,
     spmm,
@@ -34,8 +37,9 @@ class Template:
 
     program : (problem, config) -> stage-I function
     apply : (Schedule of that function, config), which schedules it by primitives, in both stages
-    problem : Spmm or Sddmm
-    arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR
+    problem : Spmm, Sddmm or Rgms
+    arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR. Of
+        Rgms a Pattern of three axes is given
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
@@ -74,6 +78,13 @@ TEMPLATES: dict[type, Template] = {
     spmm_tensor_cores.TensorCores: Template(
         spmm_tensor_cores.program, spmm_tensor_cores.apply, Spmm, spmm_tensor_cores.arrange,
         gpu=True, configs=spmm_tensor_cores.configs,
+    ),
+    rgms_gpu.RelationalRows: Template(
+        rgms_gpu.program, rgms_gpu.apply, Rgms, rgms_gpu.arrange, gpu=True
+    ),
+    rgms_tensor_cores.RelationalTensorCores: Template(
+        rgms_tensor_cores.program, rgms_tensor_cores.apply, Rgms, rgms_tensor_cores.arrange,
+        gpu=True,
     ),
     decomposed.Decomposed: Template(
         decomposed.program, decomposed.apply, Spmm, decomposed.arrange, gpu=None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -185,6 +186,33 @@ def test_relational_hyb_is_what_plain_python_makes(name: str) -> None:
         assert [pieces_of(p) for p in conv.parts] == slow_relational(pattern, k)
 
 
+def tiles_of(part: Any, rows: int) -> list[tuple[int, list[Piece]]]:
+    """What the index arrays of a part in tiles say: of each the relation and the pieces."""
+    _, tile, row, col = part.rule.axes_after_rewrite
+    names = (f"indptr_{tile.lower()}", f"indices_{tile.lower()}", f"indices_{row.lower()}",
+             f"indices_{col.lower()}")  # fmt: skip
+    indptr, relation, row_of, columns = (part.indices[part.rule.renamed(n)] for n in names)
+    assert indptr.tolist() == [0, len(relation)]
+    columns = columns.reshape(len(relation), rows, int(part.rule.axis(col).nnz_cols))
+    out = []
+    for r, own, slots in zip(relation, row_of.reshape(-1, rows), columns, strict=True):
+        count = int((own >= 0).sum())  # padding comes last
+        assert count and (own[count:] == -1).all() and (slots[count:] == -1).all()
+        out.append((int(r), [(int(r), int(own[t]), slots[t].tolist()) for t in range(count)]))
+    return out
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(patterns(order=3, longest=9), st.integers(0, 2), st.integers(1, 5))
+def test_tiles_have_the_pieces_of_one_relation(pattern: Pattern, k: int, rows: int) -> None:
+    conv = round_trip(RelationalHyb(k, rows), pattern, ("float32",))
+    for part, pieces in zip(conv.parts, slow_relational(pattern, k), strict=True):
+        tiles = tiles_of(part, rows)
+        assert [p for _, own in tiles for p in own] == pieces
+        for before, after in itertools.pairwise(tiles):  # full but for the last of a relation
+            assert len(before[1]) == rows or before[0] != after[0]
+
+
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(patterns(order=3, longest=9), st.integers(0, 3))
 def test_relational_hyb_of_random_tensors(pattern: Pattern, k: int) -> None:
@@ -217,6 +245,7 @@ def test_rgms_on_relational_hyb(k: int, build: bool) -> None:
         (lambda: Hyb(1, -1), r"Hyb: argument 'k': expected an integer in \[0, 30\], got -1"),
         (lambda: Hyb(1, 31), r"Hyb: argument 'k': expected an integer in \[0, 30\], got 31"),
         (lambda: RelationalHyb(True), r"RelationalHyb: argument 'k': .* \[0, 30\], got True"),
+        (lambda: RelationalHyb(1, 0), "RelationalHyb: argument 'rows': .* integer, got 0"),
         (lambda: Hyb(1, 1).convert(TENSORS["random"]), "hyb_1_1: expected a pattern of 2 axes"),
         (
             lambda: RelationalHyb(1).convert(MATRICES["random"]),

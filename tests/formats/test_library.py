@@ -74,9 +74,15 @@ TENSOR_FORMATS: list[Format] = [
     CSF((2, 0, 1)),
     CSF((2, 1, 0)),
     RelationalHyb(2),
+    RelationalHyb(1, 3),
 ]
-# Formats whose rules tell them less than their `infer` knows, such as which rows go together.
-OWN_ORDER = (EnumeratedPatterns, SELL)
+
+
+def has_own_order(fmt: Format) -> bool:
+    """Whether rules tell less than `infer` knows, such as which rows go together."""
+    tiled = isinstance(fmt, RelationalHyb) and fmt.rows is not None
+    return tiled or isinstance(fmt, EnumeratedPatterns | SELL)
+
 
 ON_MATRICES = [pytest.param(f, p, id=f"{f.name}-{n}") for f in FORMATS for n, p in MATRICES.items()]
 ON_ALL = ON_MATRICES + [
@@ -86,7 +92,7 @@ INFER_THEMSELVES = [
     pytest.param(f, p, id=f"{f.name}-{n}")
     for formats, zoo in ((FORMATS, MATRICES), (TENSOR_FORMATS, TENSORS))
     for f in formats
-    if type(f).infer is not Format.infer and not isinstance(f, OWN_ORDER)
+    if type(f).infer is not Format.infer and not has_own_order(f)
     for n, p in zoo.items()
 ]
 FEAT = 3

@@ -1,0 +1,137 @@
+"""Relational gather-matmul-scatter on the tensor cores of a GPU. (SparseTIR, section 4.4.1.)
+
+As :mod:`sparsetir.schedules.templates.rgms_gpu`, in tiles of rows of one relation, all buckets in
+one launch, with factors of 16 bits and sums in float32, which are added to a float32 Y atomically.
+
+The rows that an element gathers are summed in float32, then rounded to the type of X once, since
+tensor cores take factors of 16 bits: an error of half a unit in the last place of each inner sum,
+beside those of X and W. Fragments of 16 bits as sums would be rounded with each row. An inner sum
+beyond the range of float16 becomes an infinity. In bucket 0 without weights there is nothing to
+sum: rows are copied to shared memory asynchronously, and nothing is rounded.
+
+Padding meets no number (see :mod:`sparsetir.schedules.passes.inner_sums`): rows and columns of a
+tile that are padding are multiplied, and not written.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sparsetir.formats import Pattern
+from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.passes.ptx import PRODUCTS
+from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
+from sparsetir.schedules.templates import rgms_gpu
+from sparsetir.schedules.templates.rgms_gpu import (
+    RelationalTiles,
+    arrange,
+    in_tiles,
+    sizes_of,
+    tile_of,
+    vectors_of,
+)
+from sparsetir.schedules.templates.spmm_tensor_cores import has_instructions
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule import Schedule
+
+__all__ = ["RelationalTensorCores", "apply", "arrange", "configs", "program", "serves"]
+
+WHO = "RelationalTensorCores"
+MAX_WARPS = 16
+
+
+@dataclass(frozen=True)
+class RelationalTensorCores(RelationalTiles):
+    """Tiles on tensor cores.
+
+    shares : among how many warps a tile's rows and features are divided; each has a multiple of 16
+        rows, and of 8 features
+    The others as of :class:`RelationalTiles`; depth is a multiple of 16.
+    """
+
+    depth: int = 32
+    vectors: tuple[int, int] = (8, 8)
+    shares: tuple[int, int] = (2, 2)
+
+    def __post_init__(self) -> None:
+        self.check()
+        expect(self, "depth", self.depth % ROWS == 0, f"a multiple of {ROWS}")
+        two = isinstance(self.shares, tuple) and len(self.shares) == 2 and min(self.shares) > 0
+        exact = two and math.prod(self.shares) <= MAX_WARPS and not (
+            self.rows % (self.shares[0] * ROWS) or self.tile % (self.shares[1] * COLUMNS)
+        )  # fmt: skip
+        expect(self, "shares", exact, (
+            f"two numbers, {MAX_WARPS} together, that leave each a multiple of {ROWS} of "
+            f"{self.rows} rows and of {COLUMNS} of {self.tile} features"
+        ))  # fmt: skip
+
+    @property
+    def warps(self) -> int:
+        return math.prod(self.shares)
+
+    @classmethod
+    def for_features(
+        cls, feat_in: int, feat: int, dtype: str = "float16", k: int = 5, rows: int = 64
+    ) -> RelationalTensorCores:
+        """A configuration for numbers of features: up to four warps."""
+        tile = tile_of(feat)
+        vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
+        depth = 16 if feat_in <= 16 else 32
+        by_rows = min(rows // ROWS, 4 if tile <= 32 else 2)
+        shares = by_rows, min(4 // by_rows, tile // 16)
+        return cls(k, rows, tile, depth, vectors, 2, feat_in, feat, shares)
+
+
+def serves(problem: Rgms) -> str | None:
+    """What of a problem is not served; None for one that is."""
+    if problem.dtype not in PRODUCTS:
+        return f"dtype '{problem.dtype}'"
+    return None if problem.out == "float32" else f"out={problem.out!r}"
+
+
+def configs(
+    problem: Rgms, pattern: Pattern, feat_in: int, feat: int, target: Any
+) -> list[RelationalTensorCores]:
+    """What a search tries, likeliest first; as of :func:`rgms_gpu.configs`."""
+    if serves(problem) is not None or not has_instructions(target):
+        return []
+    return [
+        RelationalTensorCores.for_features(feat_in, feat, problem.dtype, k, rows)
+        for k, rows in sizes_of(pattern)
+    ]
+
+
+def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
+    """As :func:`sparsetir.schedules.templates.rgms_gpu.program`, of 16-bit operands.
+
+    Raises ScheduleError for what :func:`serves` names.
+    """
+    missing = serves(problem)
+    if missing is not None:
+        raise ScheduleError(
+            f"rgms_tensor_cores.program: argument 'problem': {WHO} serves operands of float16 or "
+            f"bfloat16 with out='float32', got {missing}"
+        )
+    return rgms_gpu.program(problem, config)
+
+
+def apply(sch: Schedule, config: RelationalTensorCores) -> None:
+    """Schedule a program that is decomposed into tiles of rows, by primitives of both stages.
+
+    As :func:`sparsetir.schedules.templates.rgms_gpu.apply`, with products on tensor cores.
+    """
+    dtypes = {b.dtype for b in sch.func.buffers} & set(PRODUCTS)
+    if len(dtypes) != 1:
+        raise ScheduleError(
+            f"{WHO}: argument 'sch': expected operands of one of {', '.join(PRODUCTS)} in "
+            f"'{sch.func.name}', got {sorted(dtypes)}"
+        )
+
+    def multiply(product: str, steps: list[str]) -> None:
+        sch.rewrite(on_tensor_cores, product, steps, warps=config.shares)
+
+    in_tiles(sch, config, WHO, multiply, factors=dtypes.pop())

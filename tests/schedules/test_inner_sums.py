@@ -1,0 +1,121 @@
+"""The passes behind fused relational products: what they make of a program, what they refuse."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm.script import tirx as T
+
+from cuda_runner import requires_cuda_text, run_cuda
+from sparsetir import lower_sparse_buffer
+from sparsetir.schedules.passes.copy_together import copy_together
+from sparsetir.schedules.passes.gather_together import gather_together
+from sparsetir.schedules.passes.inner_sums import inner_sums
+from sparsetir.schedules.passes.register_tiles import register_tiles
+from sparsetir.schedules.passes.software_pipeline import software_pipeline
+from sparsetir.sparse_ir.errors import ScheduleError
+from stage2 import golden, plain_text
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# pyright: reportArgumentType=false, reportGeneralTypeIssues=false
+
+STEPS = ["sums_start", "sums_write"]
+
+
+@T.prim_func(s_tir=True)
+def products(
+    I: T.Buffer((3, 16), "int32"), J: T.Buffer((3, 16, 2), "int32"),
+    A: T.Buffer((3, 16, 2), "float32"), X: T.Buffer((9, 8), "float32"),
+    W: T.Buffer((3, 8, 32), "float32"), Y: T.Buffer((20, 32), "float32"),
+) -> None:  # fmt: skip
+    """Rows in three tiles, two elements of each, 8 features in two steps."""
+    for t in T.thread_binding(3, thread="blockIdx.x"):
+        for i, l, k0, k1, j in T.grid(16, 32, 2, 4, 2):
+            with T.sblock("sums"):
+                vt, vi, vl, vk0, vk1, vj = T.axis.remap("SSSRRR", [t, i, l, k0, k1, j])
+                if I[vt, vi] >= 0 and J[vt, vi, vj] >= 0:
+                    T.call_extern(
+                        "float32", "atomicAdd", T.address_of(Y[I[vt, vi], vl]),
+                        A[vt, vi, vj] * X[J[vt, vi, vj], vk0 * 4 + vk1] * W[vt, vk0 * 4 + vk1, vl],
+                    )  # fmt: skip
+
+
+def apart(func: Any = products) -> Any:
+    return inner_sums(func, "sums", outer=1, dtype="float32")
+
+
+def on_threads() -> Any:
+    func = gather_together(apart(), "sums_gather", warps=1, vector=4)
+    func = copy_together(func, "sums_matrix", warps=1, vector=4)
+    func = register_tiles(func, "sums_product", STEPS, warps=1, shape=(4, 4))
+    return software_pipeline(func, "sums_visit", ["sums_gather", "sums_matrix"], stages=2)
+
+
+def test_golden() -> None:
+    """The sums apart, and all passes one after the other."""
+    assert plain_text(apart()) == golden("inner_sums")
+    assert plain_text(on_threads()) == golden("inner_sums_on_threads")
+
+
+@requires_cuda_text
+def test_a_program_without_a_template() -> None:
+    rng = np.random.default_rng(0)
+    i, j = rng.integers(-1, 20, (3, 16)), rng.integers(-1, 9, (3, 16, 2))
+    a, x, w = (rng.standard_normal(s).astype("f4") for s in ((3, 16, 2), (9, 8), (3, 8, 32)))
+    args = {"I": i.astype("int32"), "J": j.astype("int32"), "A": a, "X": x, "W": w}
+    zeros = np.zeros((20, 32), "float32")
+    found = run_cuda(lower_sparse_buffer(on_threads()), {**args, "Y": zeros})["Y"]
+    inner = (np.where(j[..., None] >= 0, x[j], 0) * a[..., None]).sum(axis=2) @ w
+    expected = np.zeros((20, 32))
+    np.add.at(expected, i[i >= 0], inner[i >= 0])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def refused(message: str) -> Any:
+    return pytest.raises(ScheduleError, match=re.escape(message))
+
+
+def edited(*changes: tuple[str, str]) -> Any:
+    """The products with some of their text changed."""
+    from tvm.script import from_source
+
+    text = products.script()
+    for what, instead in changes:
+        assert what in text, text
+        text = text.replace(what, instead)
+    return from_source(text, s_tir=True)
+
+
+def test_sums_of_another_shape() -> None:
+    with refused("inner_sums: expected a block in loops, among ['sums'], got 'none'"):
+        inner_sums(products, "none", outer=1, dtype="float32")
+    with refused("argument 'block': expected an element to be added to atomically, got"):
+        apart(edited(("atomicAdd", "atomicMax")))
+    with refused("expected products of what is gathered for a row with a matrix over columns"):
+        apart(edited((" * W[vt, vk0 * 4 + vk1, vl]", "")))
+    with refused("expected a matrix over steps, terms and columns alone, in tiles of constant"):
+        apart(edited(("W[vt, vk0 * 4 + vk1, vl]", "W[vt, vk1, vl]")))
+    with refused("expected conditions of what is gathered, of the matrix or of the result alone"):
+        apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl")))
+
+
+def test_gathers_of_another_shape() -> None:
+    with refused("argument 'vector': expected a divisor of 4 neighbours, of at most 16 bytes, got 8"):
+        gather_together(apart(), "sums_gather", warps=1, vector=8)
+    with refused("argument 'gather': expected a block that sets a sum to zero and adds rows to it"):
+        gather_together(apart(), "sums_matrix", warps=1, vector=4)
+
+
+def test_products_of_another_shape() -> None:
+    func = apart()
+    with refused("argument 'shape': expected 32 tiles that make 16 by 32 sums of block 'sums_prod"):
+        register_tiles(func, "sums_product", STEPS, warps=1, shape=(4, 8))
+    with refused("argument 'reduce': expected X[i, j] = X[i, j] + A[i, k] * B[k, j] of A and B in"):
+        register_tiles(func, "sums_start", STEPS, warps=1, shape=(4, 4))
+    with refused("argument 'steps': expected the blocks of all accesses of the sums, got Y_ws"):
+        register_tiles(func, "sums_product", STEPS[:1], warps=1, shape=(4, 4))
+    with refused("argument 'steps': expected loops over rows and columns of the sums around block"):
+        register_tiles(func, "sums_product", [*STEPS, "sums_matrix"], warps=1, shape=(4, 4))
