@@ -91,6 +91,20 @@ class RelationPattern(_Csf):
         counts = np.diff(self.indptr).astype("int64")
         return np.repeat(counts, counts)
 
+    # What a ConvertedFormat says of itself:
+
+    padding = 0.0
+
+    @cached_property
+    def keeps_order(self) -> bool:
+        """Whether the triples were in order, so that values are taken as they are."""
+        return bool(np.all(self.order[1:] > self.order[:-1]))
+
+    def values(self, /, **stored: Any) -> dict[str, Any]:
+        """Values of the triples in the order of the elements: of buffer `A` the parameter `a`."""
+        kept = self.keeps_order
+        return {n.lower(): array if kept else array[self.order] for n, array in stored.items()}
+
     def arguments(self) -> dict[str, Any]:
         """Index arrays and sizes, by the names of the parameters of operators."""
         relations, m, n = self.shape

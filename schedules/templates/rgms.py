@@ -12,18 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
-from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.operators.rgms import program
+from sparsetir.schedules.operators.problems import Arranged, accumulator
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import Nest, gathered_operand, only_nest
 from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.range_recipes import row_ranges
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration
 
-__all__ = ["TiledRelations", "apply", "program"]
+__all__ = ["TiledRelations", "apply", "arrange", "program"]
 
 MOST_ROWS = 12  # of a tile: of relations with few rows much of a larger one would be empty
 STRAIGHT = 8  # vectors that are loaded, stored or summed up by straight code
@@ -31,7 +34,7 @@ MOST_DEEP = 1024  # features of X at a time
 
 
 @dataclass(frozen=True)
-class TiledRelations:
+class TiledRelations(Tiled):
     """How a CPU kernel is made.
 
     feat_in, feat : the feature sizes that it serves
@@ -200,6 +203,14 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     if config.prefetch:
         span = min(STRAIGHT * config.lanes_in, config.depth)
         sch.rewrite(prefetch_gathered, gathering[1], found.gathered, config.prefetch, span)
+
+
+def arrange(pattern: Pattern, problem: Rgms, config: TiledRelations) -> Arranged:
+    """CSF by relation of a pattern of relations by rows by columns."""
+    del config
+    relations, m, n = pattern.shape
+    found = RelationPattern.of(*pattern.coords, (relations, m, n), problem.idtype)
+    return Arranged(found, found.arguments())
 
 
 def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> dict[str, Any]:

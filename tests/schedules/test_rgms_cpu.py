@@ -10,11 +10,13 @@ import pytest
 import sparsetir
 from pairs import by_turns
 from rgms_common import arguments, exact
+from sparsetir.formats import Pattern
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
 from sparsetir.schedules.templates.shapes import ShapeError
 from sparsetir.targets import resolve_target
@@ -104,6 +106,22 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     )
 
 
+def test_the_registered_template() -> None:
+    """From a pattern of three axes and values in its order to the result."""
+    problem, rng = Rgms(), np.random.default_rng(6)
+    config = TiledRelations.for_sizes(32, 32)
+    template = template_of(config, problem, gpu=False)
+    mask, args = given(problem, (3, 50, 40, 0.1), (32, 32), rng)
+    arranged = template.arrange(Pattern(mask.nonzero(), mask.shape), problem, config)
+    assert arranged.stored.keeps_order
+    args |= {**arranged.arguments, **arranged.stored.values(A=args["a"])}
+    kernel(problem, config)(**args)
+    np.testing.assert_allclose(args["out"], exact(mask, args), rtol=1e-4, atol=1e-4)
+    assert config.tiles(32) == 1
+    with pytest.raises(sparsetir.ScheduleError, match="the config serves 32 features, got 64"):
+        config.tiles(64)
+
+
 def test_what_is_chosen() -> None:
     target = resolve_target({"kind": "llvm", "mcpu": "cascadelake"})
     config = choose_rgms(Rgms(), 10**6, 32, 32, target, threads=2)
@@ -136,6 +154,8 @@ def test_patterns_of_triples() -> None:
         assert found.rows.dtype == np.dtype(idtype or "int32")
         rows = np.repeat(np.arange(len(found.rows)), np.diff(found.indptr))
         relation = np.repeat(np.arange(3), np.diff(found.row_ptr))[rows]
+        values = np.arange(100.0)
+        np.testing.assert_array_equal(found.values(A=values)["a"], values[found.order])
         for got, key in zip((relation, found.rows[rows], found.indices), triples, strict=True):
             np.testing.assert_array_equal(got, key[found.order])
         of_row = (relation[:, None] == relation) & (found.rows[rows][:, None] == found.rows[rows])
