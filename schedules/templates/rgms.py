@@ -209,7 +209,8 @@ def arrange(pattern: Pattern, problem: Rgms, config: TiledRelations) -> Arranged
     """CSF by relation of a pattern of relations by rows by columns."""
     del config
     relations, m, n = pattern.shape
-    found = RelationPattern.of(*pattern.coords, (relations, m, n), problem.idtype)
+    relation, row, column = pattern.coords
+    found = RelationPattern.of(relation, row, column, (relations, m, n), problem.idtype)
     return Arranged(found, found.arguments())
 
 
