@@ -75,6 +75,13 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     commands.add_parser(
         "amx", parents=[fixed], help="blocks of bfloat16 in the CPU's matrix engine, beside torch"
     )
+    blocks = commands.add_parser(
+        "blocks", parents=[fixed], help="pruned weights in blocks, beside torch; on a GPU all peers"
+    )
+    blocks.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
+    blocks.add_argument(
+        "--seconds", type=float, default=20, help="of the comparison on a CPU (default: 20)"
+    )
     _add_study(commands.add_parser("study", parents=[fixed], help="what papers say of schedules"))
     day = commands.add_parser(
         "gpu_day", parents=[fixed], help="tests, peers, studies and tuning on a GPU, one by one"
@@ -96,12 +103,26 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
         "attention", parents=[fixed], help="sparse attention, beside torch's dense one and Flex"
     )
     attention.add_argument("--mask", nargs="+", choices=MASKS, default=MASKS, help="default: all")
-    attention.add_argument("--peers", nargs="*", choices=("dense", "flex"), help="default: both")
+    attention.add_argument(
+        "--peers", nargs="*", choices=("dense", "flex", "torch bsr"), help="default: all there are"
+    )
     attention.add_argument("--length", type=int, help="default: 4096")
     attention.add_argument(
         "--seconds", type=float, default=20, help="of each comparison (default: 20)"
     )
+    attention.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     attention.add_argument("--plot", action="store_true", help="draw a picture beside the file")
+    rgcn = commands.add_parser(
+        "rgcn", parents=[fixed], help="relational layers: times and memory, beside PyG's"
+    )
+    rgcn.add_argument(
+        "--graph", nargs="+", help="npz files of graphs with relations; default: random"
+    )
+    rgcn.add_argument(
+        "--peers", nargs="*", choices=("unfused", "RGCNConv", "FastRGCNConv"), help="default: all"
+    )
+    rgcn.add_argument("--seconds", type=float, default=5, help="of each comparison (default: 5)")
+    rgcn.add_argument("--plot", action="store_true", help="draw a picture beside the file")
     mttkrp = commands.add_parser(
         "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"
     )

@@ -58,6 +58,11 @@ def rule(name: str, mask: Any) -> Callable[..., Any]:
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
+    if args.target == "cuda":
+        from sparsetir.bench import attention_gpu
+
+        attention_gpu.run(args)
+        return
     length, heads = (256, 2) if args.quick else (args.length or LENGTH, HEADS)
     seconds = 0.05 if args.quick else args.seconds
     peers = PEERS if args.peers is None else tuple(args.peers)
@@ -142,11 +147,13 @@ def with_gradients(way: Callable[..., Any], operands: list[Any], grad: Any) -> C
     return lambda: torch.autograd.grad(way(*own), own, grad)
 
 
-def flex(holds: Callable[..., Any], length: int, block: int) -> Callable[..., Any]:
+def flex(
+    holds: Callable[..., Any], length: int, block: int, device: str = "cpu"
+) -> Callable[..., Any]:
     """Compiled FlexAttention with a mask; its blocks are made beforehand."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    made = create_block_mask(holds, None, None, length, length, "cpu", BLOCK_SIZE=block)
+    made = create_block_mask(holds, None, None, length, length, device, BLOCK_SIZE=block)
     compiled: Any = torch.compile(flex_attention, dynamic=False)
     return lambda q, k, v: compiled(q, k, v, block_mask=made)
 

@@ -7,18 +7,16 @@ take turns with copies of their operands.
 from __future__ import annotations
 
 import argparse
-import statistics
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 
 import sparsetir
 from sparsetir.bench.cusparse import CuSparse
-from sparsetir.bench.gpu_clock import Clock
+from sparsetir.bench.gpu_clock import Clock, take_turns
 from sparsetir.bench.limits import limit
 from sparsetir.bench.operators import Case, Reference, features, make, rows_of
 from sparsetir.bench.ours import describe
@@ -33,7 +31,6 @@ FEATURES = (32, 128, 512)
 COPIES = 3
 ROUNDS, CALLS = 5, 20
 QUICK_ROUNDS, QUICK_CALLS = 2, 3
-WARM_UP = 3
 MOST_DENSE = 2 * 10**9  # bytes of a dense matrix that is multiplied for comparison
 PEAK_SIZE = 8192
 THREADS = "cuda"  # in place of a number of threads
@@ -151,9 +148,10 @@ class Bench:
                 why = "; ".join(refused.values()) or f"has no {case.op} of {case.dtype} here"
                 out["failed" if name == OURS else "missing"][name] = why
             out["peers"][name] = {"about": about, "refused": refused}
-        for (name, variant), times in self._times(ways).items():
+        times = take_turns(self.clock, ways, self.rounds, self.calls, COPIES)
+        for (name, variant), taken in times.items():
             found = out["peers"][name].setdefault("variants", {})
-            found[variant] = times
+            found[variant] = taken
         for found in out["peers"].values():
             if "variants" in found:
                 best = min(found["variants"], key=lambda v: found["variants"][v]["min"])
@@ -215,28 +213,6 @@ class Bench:
         matrix[tensors.rows.long(), tensors.indices.long()] = tensors.values
         product = torch.mm if case.op == "spmm" else torch.mv
         return {"mm": lambda i: product(matrix, tensors.copies[i][0][0], out=tensors.copies[i][1])}
-
-    def _times(self, ways: dict[tuple[str, str], Call]) -> dict[tuple[str, str], dict[str, float]]:
-        """Seconds, ways in turns."""
-        found: dict[tuple[str, str], list[list[float]]] = {w: [] for w in ways}
-        order = list(ways)
-        for turn in range(self.rounds):
-            start = turn % max(1, len(order))
-            for way in order[start:] + order[:start]:
-                calls = [partial(ways[way], copy) for copy in range(COPIES)]
-                for i in range(WARM_UP):
-                    calls[i % COPIES]()
-                taken = [self.clock.seconds(calls[i % COPIES]) for i in range(self.calls)]
-                found[way].append(taken)
-        return {
-            way: {
-                "min": min(map(min, turns)),
-                "median": statistics.median(t for turn in turns for t in turn),
-                "noise": sorted(map(min, turns))[len(turns) // 4] / min(map(min, turns)) - 1,
-                "turns": len(turns), "calls": sum(map(len, turns)),
-            }
-            for way, turns in found.items()
-        }  # fmt: skip
 
     def _bandwidth(self) -> float:
         torch = self.torch

@@ -1,9 +1,15 @@
-"""Time of a call on a GPU."""
+"""Time of a call on a GPU; calls that take turns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import statistics
+import time
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+Way = TypeVar("Way", bound=Hashable)
+WARM_UP = 3
 
 
 class Clock:
@@ -30,3 +36,42 @@ class Clock:
         end.record()
         cuda.synchronize()
         return start.elapsed_time(end) / 1e3
+
+
+class HostClock:
+    """In place of :class:`Clock`, for a rehearsal on a CPU."""
+
+    def seconds(self, call: Callable[[], Any]) -> float:
+        """Of one call."""
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+
+def take_turns(
+    clock: Clock | HostClock, ways: Mapping[Way, Callable[[int], Any]], rounds: int, calls: int,
+    copies: int,
+) -> dict[Way, dict[str, float]]:  # fmt: skip
+    """Seconds of ways, which take turns: minimum, median, and how far turns are from each other.
+
+    ways : take the number of a copy of their operands
+    calls : timed of each way in each round, after some to warm up
+    """
+    found: dict[Way, list[list[float]]] = {w: [] for w in ways}
+    order = list(ways)
+    for turn in range(rounds):
+        start = turn % max(1, len(order))
+        for way in order[start:] + order[:start]:
+            own = [partial(ways[way], copy) for copy in range(copies)]
+            for i in range(WARM_UP):
+                own[i % copies]()
+            found[way].append([clock.seconds(own[i % copies]) for i in range(calls)])
+    return {
+        way: {
+            "min": min(map(min, turns)),
+            "median": statistics.median(t for turn in turns for t in turn),
+            "noise": sorted(map(min, turns))[len(turns) // 4] / min(map(min, turns)) - 1,
+            "turns": len(turns), "calls": sum(map(len, turns)),
+        }
+        for way, turns in found.items()
+    }  # fmt: skip

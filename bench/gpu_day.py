@@ -47,6 +47,9 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
     tests = ("pytest", "-q", "-x", "tests/test_cuda_runner.py") if quick else (
         "pytest", "-q", "--maxfail=20", "tests", "-k", "cuda or gpu or groups or thesis",
     )  # fmt: skip
+    rehearsal = target == "cpu"
+    seconds = ("--seconds", "2") if rehearsal else ()
+    masks = ("--mask", "band", "--peers", "dense", *seconds) if rehearsal else ()
     run = (*bench, "run", *where, "--target", target)
     study = (*bench, "study")
     return [
@@ -54,6 +57,8 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
         Step("spmm", (*run, "--op", "spmm", *feat, *graphs), 0.3),
         Step("sddmm", (*run, "--op", "sddmm", *feat, *graphs), 0.2),
         Step("spmv", (*run, "--op", "spmv", *graphs), 0.1),
+        Step("blocks", (*bench, "blocks", *where, "--target", target, *seconds), 0.25),
+        Step("attention", (*bench, "attention", *where, "--target", target, *masks), 0.2),
         Step("load-balance", (*study, "load-balance", *where, "--target", target), 0.15),
         Step("groups", (*study, "groups", *where, "--target", target), 0.15),
         Step(

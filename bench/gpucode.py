@@ -17,6 +17,8 @@ from sparsetir.bench.timing import progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.lower import lower, lower_template
+from sparsetir.schedules.operators import block_spmm
+from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.passes.launches import count_launches
@@ -25,6 +27,7 @@ from sparsetir.schedules.templates import (
     block_attention_backward,
     block_attention_gpu,
     block_sddmm_gpu,
+    spmm_tensor_cores,
 )
 from sparsetir.schedules.templates.block_attention import BlockAttention
 from sparsetir.schedules.templates.block_attention_backward import BlockAttentionBackward
@@ -96,6 +99,8 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
             found[f"attention gradient of {what} {feat} {dtype}"] = (problem, WarpTiles())
         problem = BlockSddmm(64, 64, feat, dtype)
         found[f"sddmm of blocks {feat} {dtype}"] = (problem, WarpTiles())
+        config = TensorCores.for_features(BSR(64, 64), feat, dtype)
+        found[f"spmm of blocks {feat} {dtype}"] = (BlockSpmm(64, 64, dtype), config)
     return found | relational()
 
 
@@ -113,11 +118,12 @@ def relational() -> dict[str, tuple[Any, Any]]:
     return found
 
 
-# Programs over blocks of attention: (program, schedule), by their problem.
+# Programs over the blocks of a mask: (program, schedule), by their problem.
 OVER_BLOCKS = {
     BlockAttention: (block_attention.program, block_attention_gpu.apply),
     BlockAttentionBackward: (block_attention_backward.program, block_attention_gpu.apply),
     BlockSddmm: (block_sddmm_gpu.program, block_sddmm_gpu.apply),
+    BlockSpmm: (block_spmm.program, spmm_tensor_cores.apply),
 }
 
 

@@ -84,7 +84,9 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
         print("  ".join(cells).rstrip())
 
 
-def write(folder: Path, command: str, where: dict[str, Any], results: Any) -> Path:
+def write(
+    folder: Path, command: str, where: dict[str, Any], results: Any, quiet: bool = False
+) -> Path:
     """Write the JSON file of a command; one for each CPU (or GPU) and number of threads."""
     folder.mkdir(parents=True, exist_ok=True)
     device = where.get("gpu") or f"{where['cpu']} {where['llvm_cpu']}"
@@ -93,7 +95,8 @@ def write(folder: Path, command: str, where: dict[str, Any], results: Any) -> Pa
     path = folder / f"{command}-{name}-{'-'.join(map(str, threads))}t.json"
     record = {"command": command, **where, "results": results}
     path.write_text(json.dumps(_short(record), indent=1) + "\n")
-    print(f"\nwritten: {path.name}")
+    if not quiet:
+        print(f"\nwritten: {path.name}")
     return path
 
 

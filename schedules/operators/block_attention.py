@@ -30,7 +30,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import DTYPES, Problem
+from sparsetir.schedules.operators.problems import DTYPES, Problem, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -66,7 +66,8 @@ def is_element(bits: Any, at: Any) -> Any:
     return ((T.cast(bits, "int32") >> (at % WORD)) & 1) != 0
 
 
-def program(problem: BlockAttention, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: BlockAttention) -> SparseFunc:
     """The operator as a stage-I function.
 
     q : (heads, rows, block, feat) ; k : (heads, cols, block, feat)
@@ -82,7 +83,6 @@ def program(problem: BlockAttention, config: Any = None) -> SparseFunc:
     block last, so that a step does the same for neighbouring ones, whether it sums over features or
     keys.
     """
-    del config
     dtype, acc, block = problem.dtype, problem.accumulator, problem.block
     feat, width, number = problem.feat, problem.width, getattr(T, problem.accumulator)
     zero, one, least = tirx.const(0.0, acc), tirx.const(1.0, acc), tirx.const(-math.inf, acc)

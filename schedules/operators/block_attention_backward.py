@@ -24,6 +24,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.block_attention import WORD, BlockAttention, is_element
+from sparsetir.schedules.operators.problems import made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -40,7 +41,8 @@ class BlockAttentionBackward(BlockAttention):
     keys: bool = False
 
 
-def program(problem: BlockAttentionBackward, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: BlockAttentionBackward) -> SparseFunc:
     """The operator as a stage-I function.
 
     q, k, v, lse : as for attention
@@ -50,7 +52,6 @@ def program(problem: BlockAttentionBackward, config: Any = None) -> SparseFunc:
     indptr, indices, kind, bits : as for attention; with `keys` of the transposed mask, of which
         `rows` and `cols` count the blocks
     """
-    del config
     return _keys(problem) if problem.keys else _queries(problem)
 
 

@@ -16,7 +16,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import DTYPES, Problem
+from sparsetir.schedules.operators.problems import DTYPES, Problem, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["BlockSddmm", "program"]
@@ -41,14 +41,14 @@ class BlockSddmm(Problem):
         expect_one_of(self, dtype=DTYPES)
 
 
-def program(problem: BlockSddmm, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: BlockSddmm) -> SparseFunc:
     """The operator as a stage-I function.
 
     x : (heads, mb, rows, feat) ; y : (heads, nb, cols, feat)
-    out : (heads, blocks, rows, cols), in the order of the stored blocks
+    out : (heads * blocks, rows, cols), by heads, then in the order of the stored blocks
     indptr : (mb + 1,) ; indices : (blocks,) columns of blocks, each once in a row
     """
-    del config
     dtype, acc = problem.dtype, problem.accumulator
     rows, cols, feat = problem.rows, problem.cols, problem.feat
     zero = tirx.const(0.0, dtype)

@@ -17,7 +17,7 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Problem, greater
+from sparsetir.schedules.operators.problems import Problem, greater, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["EdgeAttention", "program"]
@@ -41,7 +41,8 @@ class EdgeAttention(Problem):
         return [head, node] if self.heads_first else [node, head]
 
 
-def program(problem: EdgeAttention, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: EdgeAttention) -> SparseFunc:
     """The operator as a stage-I function.
 
     q : (m, heads, feat) ; k : (n, heads, feat) ; v : (n, heads, width) ; out : (m, heads, width);
@@ -50,7 +51,6 @@ def program(problem: EdgeAttention, config: Any = None) -> SparseFunc:
     scale : number of that type
     indptr : (m + 1,) ; indices : (nnz,) columns in any order
     """
-    del config
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
     size, number = getattr(T, idtype), getattr(T, acc)
     zero, one, least = tirx.const(0.0, acc), tirx.const(1.0, acc), tirx.const(-math.inf, acc)

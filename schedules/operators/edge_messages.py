@@ -18,7 +18,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.messages import DIMS, combined, dims
-from sparsetir.schedules.operators.problems import Problem, with_parameters
+from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -51,7 +51,8 @@ class EdgeMessages(Problem):
         expect_one_of(self, op=OPS, lhs=DIMS, rhs=DIMS, lhs_at=ends, rhs_at=ends)
 
 
-def program(problem: EdgeMessages, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: EdgeMessages) -> SparseFunc:
     """The operator as a stage-I function.
 
     Its arrays; of the dimensions h and k of the operands those that the problem names:
@@ -61,7 +62,6 @@ def program(problem: EdgeMessages, config: Any = None) -> SparseFunc:
         nodes. Absent for operands that hold features of edges
     out : (nnz, heads, feat), for "dot" (nnz, heads)
     """
-    del config
     dtype, idtype, acc, op = problem.dtype, problem.idtype, problem.accumulator, problem.op
     size, dot = getattr(T, idtype), op == "dot"
     with_lhs, with_rhs = op != "copy_rhs", op != "copy_lhs"

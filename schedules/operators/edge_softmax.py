@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_one_of
-from sparsetir.schedules.operators.problems import Problem, greater
+from sparsetir.schedules.operators.problems import Problem, greater, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["EdgeSoftmax", "program"]
@@ -40,14 +40,14 @@ class EdgeSoftmax(Problem):
         expect_one_of(self, dtype=("float32", "float64"))
 
 
-def program(problem: EdgeSoftmax, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: EdgeSoftmax) -> SparseFunc:
     """The operator as a stage-I function.
 
     x : (batch, nnz, heads) in row order; backward: y and g
     y : (batch, nnz, heads); backward: dx
     indptr : (m + 1,)
     """
-    del config
     dtype, idtype, backward = problem.dtype, problem.idtype, problem.backward
     size = getattr(T, idtype)
     zero, one = tirx.const(0.0, dtype), tirx.const(1.0, dtype)

@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
-from sparsetir.schedules.operators.problems import Problem, with_parameters
+from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -94,7 +94,8 @@ def dims(kind: str, h: Any, k: Any) -> list[Any]:
     return [*([h] if "h" in kind else []), *([k] if "f" in kind else [])]
 
 
-def program(problem: Messages, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: Messages) -> SparseFunc:
     """The operator as a stage-I function.
 
     Its arrays; of the dimensions h and k of U and E those that the problem names:
@@ -107,7 +108,6 @@ def program(problem: Messages, config: Any = None) -> SparseFunc:
         maximum or minimum what rows begin with: an infinity, and 0 without elements; absent for a
         sum, and where the result is given
     """
-    del config
     dtype, idtype, acc, op, reduce = (
         problem.dtype, problem.idtype, problem.accumulator, problem.op, problem.reduce,
     )  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -28,6 +29,7 @@ __all__ = [
     "Stored",
     "greater",
     "in_csr",
+    "made_once",
     "vector_lanes",
     "with_parameters",
 ]
@@ -189,6 +191,19 @@ class Sddmm(Problem):
 
     def __post_init__(self) -> None:
         expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
+
+
+def made_once(program: Callable[..., SparseFunc]) -> Callable[..., SparseFunc]:
+    """A program (problem) -> function as templates call it, (problem, config=None): the plain one,
+    whatever the config, made once for each problem, since it takes as long to read as to lower."""
+    made = functools.lru_cache(maxsize=64)(program)
+
+    @functools.wraps(program)
+    def kept(problem: Any, config: Any = None) -> SparseFunc:
+        del config
+        return made(problem)
+
+    return kept
 
 
 def with_parameters(func: Any, unused: Mapping[str, bool], reduce: str = "sum") -> SparseFunc:

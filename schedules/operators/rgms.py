@@ -19,7 +19,13 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
-from sparsetir.schedules.operators.problems import DTYPES, IDTYPES, Problem, with_parameters
+from sparsetir.schedules.operators.problems import (
+    DTYPES,
+    IDTYPES,
+    Problem,
+    made_once,
+    with_parameters,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["Rgms", "program"]
@@ -46,7 +52,8 @@ class Rgms(Problem):
         expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
 
 
-def program(problem: Rgms, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: Rgms) -> SparseFunc:
     """The operator as a stage-I function over CSF by relation, which every template schedules.
 
     a : (nnz,), absent where the problem is not weighted
@@ -54,7 +61,6 @@ def program(problem: Rgms, config: Any = None) -> SparseFunc:
     row_ptr : (relations + 1,) ; rows : (nnz_rows,) rows of each relation that are not empty
     indptr : (nnz_rows + 1,) ; indices : (nnz,) columns, in any order within a row
     """
-    del config
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
     out_type, size = problem.out or dtype, getattr(T, idtype)
     weighted, zero = problem.weighted, tirx.const(0.0, out_type)

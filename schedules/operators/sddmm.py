@@ -10,13 +10,14 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Sddmm, with_parameters
+from sparsetir.schedules.operators.problems import Sddmm, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["program"]
 
 
-def program(problem: Sddmm, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: Sddmm) -> SparseFunc:
     """The operator as a stage-I function, which templates schedule.
 
     Its arrays, with a dimension of heads before those of X, Y and OUT where the problem is batched:
@@ -24,7 +25,6 @@ def program(problem: Sddmm, config: Any = None) -> SparseFunc:
     x : (m, feat) ; y : (n, feat) ; out : (nnz,)
     indptr : (m + 1,) ; indices : (nnz,) columns, in any order within a row
     """
-    del config
     dtype, idtype, acc, batched = (
         problem.dtype,
         problem.idtype,

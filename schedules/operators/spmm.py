@@ -10,13 +10,14 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Spmm, with_parameters
+from sparsetir.schedules.operators.problems import Spmm, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["program"]
 
 
-def program(problem: Spmm, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: Spmm) -> SparseFunc:
     """The operator as a stage-I function, which every template schedules.
 
     Its arrays, with a dimension of heads before those of A, B and C where the problem is batched:
@@ -26,7 +27,6 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
     row : (m,) computed, in the accumulator's type; for a mean what terms are multiplied with, for a
         maximum what rows begin with: -inf, and 0 without elements; absent for a sum
     """
-    del config
     dtype, idtype, acc, reduce = (
         problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
     )  # fmt: skip

@@ -37,7 +37,7 @@ class Elements:
             m, n = self._coordinates(nest, store)
             if {v for v, _ in nest.loops} - {m, n}:
                 self.program.refuse(store)
-            yield self._each(m, n, dict(nest.loops), condition, store)
+            yield self._each(m, n, nest, condition, store)
 
     def _coordinates(self, nest: Nest, store: Any) -> tuple[Any, Any]:
         """The variables of the owner and of the columns (None for numbers of rows)."""
@@ -51,8 +51,9 @@ class Elements:
         others = [v for v in loops if not v.same_as(m)]
         return m, (others[0] if others else None)
 
-    def _each(self, m: Any, n: Any, extents: Any, condition: Any, store: Any) -> Any:
+    def _each(self, m: Any, n: Any, nest: Nest, condition: Any, store: Any) -> Any:
         """A store for each of a lane's elements."""
+        extents = nest.extents
         groups = self.rows // ROWS
         inside = store.buffer in self.tiles
         if n is None:
@@ -69,14 +70,13 @@ class Elements:
         side_by_side = not inside and self._neighbours(store, n, condition)
 
         def element(g: Any, t: Any, r: Any, c: Any) -> Any:
-            places = {m: self._row(g, r), n: self._column(t, c)}
+            places = {m: self._row(g, r), n: nest.first(n) + self._column(t, c)}
             return self._stored(store, places, (g, t, r, c), condition)
 
         def pair(g: Any, t: Any, r: Any) -> Any:
             c = tirx.Var("pair", "int32")
-            both = self._stored(
-                store, {m: self._row(g, r), n: self._column(t, c)}, (g, t, r, c), None
-            )
+            places = {m: self._row(g, r), n: nest.first(n) + self._column(t, c)}
+            both = self._stored(store, places, (g, t, r, c), None)
             out = loop_over(c, 2, both, tirx.ForKind.VECTORIZED)
             if condition is None:
                 return out
@@ -147,9 +147,8 @@ class Elements:
         if combine is None or not n.same_as(nest.reduced[0]):
             self.program.refuse(store)
         if nest.init is not None:
-            extents = {v: x for v, x in nest.loops if v.same_as(m)}
-            yield self._each(m, None, extents, None, nest.init)
-        groups, terms = self.rows // ROWS, dict(nest.loops)[n] // QUAD
+            yield self._each(m, None, nest, None, nest.init)
+        groups, terms = self.rows // ROWS, nest.extents[n] // QUAD
         dtype = dtype_of(store.buffer)
         part = buffer_var([groups * 2], dtype, self.program.name("part"), "local")
 

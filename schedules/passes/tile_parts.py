@@ -11,9 +11,21 @@ from sparsetir.schedules.passes.nests import is_choice, is_zero
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["VECTOR", "Factor", "Loop", "Nest", "RegisterTile", "Side", "stride_of"]
+__all__ = ["VECTOR", "Factor", "Loop", "Nest", "Parts", "RegisterTile", "Side", "stride_of"]
 
 VECTOR = 8  # 16-bit numbers in 16 bytes
+
+
+@dataclass(eq=False)
+class Parts:
+    """Parts that the statements of a loop are done in, one after the other.
+
+    var : number of the part; count : how many; size : coordinates of one
+    """
+
+    var: Any
+    count: int
+    size: int
 
 
 @dataclass(eq=False)
@@ -24,6 +36,7 @@ class Nest:
     reduced : variables of these that are reduced over
     init : what the result begins with
     stores : (condition or None, store)
+    cut : the variable of which it visits a part at a time, and the parts, or None
     """
 
     name: str
@@ -31,16 +44,35 @@ class Nest:
     reduced: list[Any]
     init: Any
     stores: list[tuple[Any, Any]]
+    cut: tuple[Any, Parts] | None = None
+
+    @property
+    def extents(self) -> dict[Any, int]:
+        """Of its loops, in one part."""
+        found = dict(self.loops)
+        if self.cut is not None:
+            found[self.cut[0]] = self.cut[1].size
+        return found
+
+    def first(self, var: Any) -> Any:
+        """Where a loop begins, in this part."""
+        if self.cut is None or not self.cut[0].same_as(var):
+            return 0
+        return self.cut[1].var * self.cut[1].size
 
 
 @dataclass(eq=False)
 class Loop:
-    """A loop of any extent around statements; name : of the block in it."""
+    """A loop of any extent around statements.
+
+    name : of the block in it; parts : in which all of them are done, or None
+    """
 
     name: str
     var: Any
     extent: Any
     body: list[Any]
+    parts: Parts | None = None
 
 
 @dataclass(eq=False)

@@ -14,6 +14,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.passes.ptx import PRODUCTS
+from sparsetir.schedules.passes.tile_cuts import find_parts
 from sparsetir.schedules.passes.tile_parts import (
     Factor,
     Loop,
@@ -57,6 +58,7 @@ class TileProgram:
         self.rows = self._owned(warps)
         self.tiles = self._tiles()
         self.inlined = self._inlined()
+        self._in_parts()
         self.loops: list[Loop] = []
         self.factors: list[Factor] = []
         self.sides: dict[int, tuple[RegisterTile | Side, Side]] = {}
@@ -172,6 +174,17 @@ class TileProgram:
             registers = buffer_var([size], dtype_of(buffer), name, "local")
             out[buffer] = RegisterTile(buffer, at, columns, registers)
         return out
+
+    def _in_parts(self) -> None:
+        """Have the statements of a loop done in parts where their tiles are too many."""
+        for loop in [s for s in self.tree if isinstance(s, Loop)]:
+            outside = self._nests([s for s in self.tree if s is not loop])
+            tiles, loop.parts = find_parts(loop, outside, self.tiles, COLUMNS)
+            for tile in tiles:
+                count = loop.parts.count if loop.parts else 1
+                size = int(tile.registers.ty.shape[0]) // count
+                old, tile.columns = tile.registers, tile.columns // count
+                tile.registers = buffer_var([size], dtype_of(old), old.name, "local")
 
     def _nests(self, tree: list[Any] | None = None) -> Iterator[Nest]:
         for s in self.tree if tree is None else tree:

@@ -210,7 +210,11 @@ class _Code:
         for s in tree:
             if isinstance(s, Loop):
                 copies = [self._copied(f) for f in self.factors if f.step is s]
-                body = as_one([*copies, *self._code(s.body)])
+                work = list(self._code(s.body))
+                if s.parts is not None:
+                    inside = block_of(f"{s.name}_part", as_one(work))
+                    work = [loop_over(s.parts.var, s.parts.count, inside)]
+                body = as_one([*copies, *work])
                 yield loop_over(s.var, s.extent, block_of(s.name, body))
             elif not any(x.buffer in self.program.inlined for _, x in s.stores):
                 made = self._multiplied(s) if id(s) in self.program.sides else self.elements.code(s)
@@ -224,8 +228,11 @@ class _Code:
         tile = self.program.tiles[store.buffer]
         if nest.init is not None:
             loops = [(v, n) for v, n in nest.loops if v not in nest.reduced]
-            yield from self.elements.code(Nest(nest.name, loops, [], None, [(None, nest.init)]))
-        depth = dict(nest.loops)[nest.reduced[0]] // COLUMNS
+            init = Nest(nest.name, loops, [], None, [(None, nest.init)], nest.cut)
+            yield from self.elements.code(init)
+        (k,) = nest.reduced
+        depth, begin = nest.extents[k] // COLUMNS, nest.first(k)
+        across = nest.first(store.indices[1 - tile.owner])
         groups, pairs = self.rows // ROWS, tile.columns // COLUMNS
         held = self.program.held.get(left) if isinstance(left, Side) else None
         a = buffer_var([groups * LEFT], "uint32", self.program.name("left"), "local")
@@ -237,7 +244,8 @@ class _Code:
 
             def columns(p: Any) -> Any:
                 to = _some(b, 0, 2 * RIGHT)
-                load = load_right(to, _tile(right), p * COLUMNS, s * COLUMNS, self.lane)
+                at = across + p * COLUMNS, begin + s * COLUMNS
+                load = load_right(to, _tile(right), *at, self.lane)
 
                 def product(half: Any, g: Any) -> Any:
                     sums = _some(tile.registers, (g * pairs * 2 + p * 2 + half) * SUMS, SUMS)

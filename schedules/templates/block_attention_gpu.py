@@ -12,16 +12,14 @@ powers are in float32.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from sparsetir.schedules.arguments import expect, expect_at_least
-from sparsetir.schedules.passes.ptx import PRODUCTS
 from sparsetir.schedules.passes.warp_tiles import in_warp_tiles
 from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["WarpTiles", "apply", "serves"]
+__all__ = ["WarpTiles", "apply"]
 
 WHO = "block_attention_gpu"
 
@@ -40,15 +38,6 @@ class WarpTiles:
     def __post_init__(self) -> None:
         expect_at_least(self, warps=1)
         expect(self, "stages", self.stages in (2, 3, 4), "2, 3 or 4")
-
-
-def serves(problem: Any) -> str | None:
-    """What of a problem is not served; None for one that is."""
-    if problem.dtype not in PRODUCTS:
-        return f"dtype '{problem.dtype}'"
-    if problem.feat % 16 or problem.width % 16:
-        return f"head sizes {problem.feat} and {problem.width}, which 16 does not divide"
-    return None
 
 
 def apply(sch: Schedule, config: WarpTiles) -> None:

@@ -107,7 +107,10 @@ def _row_sum(sch: Schedule, who: str, it: SparseIteration) -> RowSums:
             continue
         if summed & {a.name for a in loop.node.ancestors()}:
             refuse_shape(who, sch.func, f"the rows of '{it.name}' to come before their columns")
-        inner = loop.name not in parents and _is_part(loop, nest.store, rows)
+        inner = loop.name not in parents and (
+            _is_part(loop, nest.store, rows)
+            or bool(columns and rows and _is_axis_of_blocks(loop, nest.store, it, features[0]))
+        )
         (block if columns and inner else rows).append(loop)
     many = [x for x in rows if _length(x) != 1]
     gathered, gathered_axis = gathered_operand(nest, features[0].var, {x.var for x in columns})
@@ -143,6 +146,23 @@ def _is_part(loop: Any, store: Any, rows: list[Any]) -> bool:
     indices = [free_vars(i) for i in store.indices]
     part = any(loop.var in variables and variables & around for variables in indices)
     return part and loop.node.kind == "dense_fixed" and _length(loop) is not None
+
+
+def _is_axis_of_blocks(loop: Any, store: Any, it: SparseIteration, features: Any) -> bool:
+    """Whether a loop of constant extent is an axis of its own for rows of blocks.
+
+    As `ii` in `C[io, ii, k] += A[io, jo, ii, ji] * B[jo, ji, k]`: what has features is the same for
+    all of them.
+    """
+    gathered = [
+        load
+        for load in nodes_of(ir.TensorLoad, it.body)
+        if features.var in free_vars(load) and not load.source.same_as(store.buffer)
+    ]
+    alone = any(i.same_as(loop.var) for i in store.indices)
+    shared = bool(gathered) and not any(loop.var in free_vars(load) for load in gathered)
+    constant = loop.node.kind == "dense_fixed" and _length(loop) is not None
+    return alone and shared and constant and _length(loop) != 1
 
 
 def _length(loop: Any) -> int | None:

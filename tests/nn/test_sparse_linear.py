@@ -10,14 +10,19 @@ import sys
 import pytest
 import torch
 from torch.nn.functional import linear
+from tvm.target import Target
 
 import sparsetir
+from cuda_runner import CudaFunction, requires_cuda_text
 from pairs import by_turns
 from sparsetir import ScheduleError
 from sparsetir.nn import SparseLinear, prune, sparse_linears
+from sparsetir.ops import block_linear as operator
 from sparsetir.ops.block_linear import block_outer
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.templates.block_linear import BlockTile, apply, program
+from sparsetir.signature import signature_of
+from spmm_gpu_common import bfloat16_arrays
 
 CLOSE = {torch.float32: 2e-6, torch.float64: 1e-13, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
@@ -275,3 +280,67 @@ def test_blocks_elsewhere_than_on_a_cpu(monkeypatch, block):
         found.append([out, *torch.autograd.grad(out.square().sum(), wanted)])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
+
+
+# -- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """Kernels of GPUs in the place of others, their CUDA text run on the CPU; those compiled."""
+    made: list[str] = []
+
+    def compiled(key, target, stages):
+        found = stages()
+        made.append(type(key[0]).__name__)
+        names = [str(p.name) for p in found["III"].params]
+        signature, function = signature_of(found), CudaFunction(found["III"])
+
+        def run(**given):
+            sizes = [given.get(name) for name in signature.names]
+            for name in signature.names:
+                if torch.is_tensor(given[name]):
+                    shape = signature.expected_shape(signature.position[name], sizes)
+                    assert [*given[name].shape] == shape and given[name].is_contiguous()
+            arrays = {
+                n: x.view(torch.int16).numpy().view("bfloat16")
+                if torch.is_tensor(x) and x.dtype == torch.bfloat16
+                else x.numpy() if torch.is_tensor(x) else x
+                for n, x in given.items()
+            }  # fmt: skip
+            with bfloat16_arrays():
+                out = function({n: arrays[c] for n, c in zip(names, signature.passed, strict=True)})
+            result = out[names[signature.passed.index("out")]]
+            given["out"].view(torch.int16).copy_(torch.from_numpy(result.view("int16")))
+
+        return run
+
+    monkeypatch.setattr(operator, "compiled", compiled)
+    monkeypatch.setattr(operator, "target_of", lambda _: Target({"kind": "cuda", "arch": "sm_90"}))
+    monkeypatch.setattr(operator, "_has_kernels", lambda _: False)
+    return made
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(
+    "block, dtype", by_turns([((8, 16), torch.float16), ((32, 16), torch.bfloat16)], 2), ids=str
+)
+def test_blocks_on_tensor_cores(as_on_a_gpu, block, dtype):
+    layer = made(64, 48, block, dtype)
+    x = torch.randn(5, 48).to(dtype).requires_grad_()
+    found, other = layer(x), x.detach().double().requires_grad_()
+    wanted = linear(other, layer.dense_weight().double(), layer.bias.detach().double())
+    found.backward(torch.ones_like(found))
+    wanted.sum().backward()
+    close(found, wanted, dtype, 2)
+    close(x.grad, other.grad, dtype, 1)
+    assert as_on_a_gpu == ["BlockSpmm", "BlockSpmm"]
+
+
+@pytest.mark.parametrize("block, dtype", [((6, 2), torch.float16), ((16, 16), torch.float32)])
+def test_products_that_are_dense_on_a_gpu(as_on_a_gpu, block, dtype):
+    layer = made(96, 48, block, dtype)
+    x = torch.randn(5, 48).to(dtype)
+    with torch.no_grad():
+        close(layer(x), linear(x, layer.dense_weight(), layer.bias).double(), dtype, 1)
+    assert as_on_a_gpu == []

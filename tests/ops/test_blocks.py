@@ -1,16 +1,24 @@
 """Sparse BSR tensors of torch: products by their blocks, gradients in the order of their values."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from cuda_runner import requires_cuda_text
 from pairs import by_turns
 from sparsetir import ops
+from sparsetir.ops import blocks
 from sparsetir.ops.structure import structure_of_edges
+from sparsetir.request import request
+from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
+from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
+from sparsetir.targets import resolve_target
+from spmm_gpu_common import kernel, run_kernel
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 CLOSE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -127,3 +135,35 @@ def test_values_beside_a_tensor():
         A.crow_indices(), A.col_indices(), other.view_as(values), A.shape
     ).to_dense()
     torch.testing.assert_close(ops.spmm(A, B, values=other), dense @ B)
+
+
+@requires_cuda_text
+def test_on_a_gpu_tensor_cores_take_them(monkeypatch):
+    """What a plan is asked for, and its kernel with values block by block, on the CPU."""
+    A, values, dense = blocked((3, 4), (16, 8), torch.float16)
+    operand, target = ops.resolve(A), resolve_target({"kind": "cuda", "arch": "sm_90"})
+    structure = structure_of_edges(operand.col, operand.m, operand.n)
+    b = np.random.default_rng(1).standard_normal((32, 24)).astype("float16")
+    asked: list[str] = []
+
+    def plan(op, matrix, feat, **options):
+        fmt = options.pop("format")
+        asked.append(fmt.name)
+        wanted = request(op, matrix, feat, **options)
+        given = wanted.pattern.coordinates, wanted.statistics, wanted.target
+        config = by_format(fmt, wanted.problem, *given)
+        template = wanted.template(config)
+        arranged = template.arrange(wanted.pattern, wanted.problem, config)
+        assert isinstance(config, TensorCores) and arranged.stored.keeps_order
+        args = {**arranged.arguments, **arranged.stored.values(A=values.detach().numpy())}
+        args |= {"b": b, "feat": feat, "out": np.full((48, feat), 7, "float16")}
+        return run_kernel(kernel(template, wanted.problem, config, as_cuda=True), args)["out"]
+
+    monkeypatch.setattr(blocks, "plan", plan)
+    found: Any = structure.blocks.plan(structure.pattern, 24, "float16", target)
+    wanted = dense.double().numpy() @ b
+    np.testing.assert_allclose(found, wanted, atol=3e-3 * (1 + np.abs(wanted).max()))
+    assert structure.blocks.plan(structure.pattern, 24, "float32", target) is None
+    other = structure_of_edges(ops.resolve(blocked((3, 4), (4, 4), torch.float16)[0]).col, 12, 16)
+    assert other.blocks.plan(other.pattern, 24, "float16", target) is None
+    assert asked == ["bsr_16_8"]

@@ -15,10 +15,10 @@ from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, covering
 from sparsetir import ScheduleError, lower, masks
-from sparsetir.schedules.passes import software_pipeline
+from sparsetir.schedules.passes import software_pipeline, tile_cuts
 from sparsetir.schedules.passes.warp_tiles import in_warp_tiles
 from sparsetir.schedules.templates import block_attention, block_attention_backward
-from sparsetir.schedules.templates.block_attention_gpu import WarpTiles, apply, serves
+from sparsetir.schedules.templates.block_attention_gpu import WarpTiles, apply
 from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions
 
@@ -131,14 +131,16 @@ def forward(mask: masks.BlockMask, shape: Shape, config: WarpTiles = DEFAULT) ->
     np.testing.assert_allclose(found["lse"], expected["lse"], atol=0.05)
 
 
-def backward(mask: masks.BlockMask, shape: Shape, config: WarpTiles = DEFAULT) -> None:
+def backward(
+    mask: masks.BlockMask, shape: Shape, config: WarpTiles = DEFAULT, which: Any = (False, True)
+) -> None:
     given, dtype, (m, n) = arrays(mask, shape), TYPES[shape.dtype], mask.shape
     grad = np.random.default_rng(5).standard_normal((HEADS, m, shape.width)).astype(dtype)
     expected = exact({**given, "grad": grad}, mask)
     delta = (expected["out"].numpy() * grad.astype("float64")).sum(-1).astype("float32")
     lse = expected["lse"].numpy().astype("float32")
     shared = {**given, "grad": grad, "lse": lse, "delta": delta, "heads": HEADS}
-    for keys in (False, True):
+    for keys in which:
         problem = block_attention_backward.BlockAttentionBackward(*shape, keys)
         rows, cols = (mask.columns, m) if keys else (mask.rows, n)
         out = {"dq": nothing(m, shape.feat, dtype)}
@@ -200,7 +202,6 @@ def test_a_missing_barrier_is_found(monkeypatch):
 )
 def test_refusals(change, message):
     problem = block_attention.BlockAttention(**Shape()._replace(**change)._asdict())
-    assert serves(problem)
     with pytest.raises(ScheduleError, match=message):
         scheduled(problem)
 
@@ -230,3 +231,33 @@ def test_instructions(arch, tmp_path):
     text = instructions(made.cubin)
     for name in ("HMMA.16816.F32.BF16", "LDSM.16.M88.4", "LDSM.16.MT88.4", "LDGSTS.E.BYPASS.128"):
         assert name in text
+
+
+PARTS = "for part in range("
+
+
+@requires_cuda_text
+@pytest.mark.slow
+def test_many_registers():
+    """Tiles of 192 registers: the statements of a visit are done for 16 queries at a time."""
+    backward(rows_of_blocks(32)["partial"], Shape(32, 64, 64, "bfloat16"), WarpTiles(1))
+
+
+@requires_cuda_text
+def test_in_parts(monkeypatch):
+    monkeypatch.setattr(tile_cuts, "REGISTERS", 64)
+    backward(rows_of_blocks(32)["partial"], Shape(32), WarpTiles(1), which=[True])
+
+
+def test_what_is_done_in_parts(monkeypatch):
+    """Gradients, but no sums over all columns, which the next statements need."""
+    shape, config = (64, 64, 64, "float16"), WarpTiles()
+    monkeypatch.setattr(tile_cuts, "REGISTERS", 64)
+    forward = scheduled(block_attention.BlockAttention(*shape))
+    assert PARTS not in forward["II scheduled"].script()
+    problem = block_attention_backward.BlockAttentionBackward(*shape, True)
+    program = block_attention_backward.program(problem)
+    for most, count in ((128, None), (127, 2), (80, 4), (1, 4)):
+        monkeypatch.setattr(tile_cuts, "REGISTERS", most)
+        text = lower(program, apply, config, CUDA)["II scheduled"].script()
+        assert (f"{PARTS}{count})" in text) if count else (PARTS not in text)

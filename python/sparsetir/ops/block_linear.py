@@ -2,6 +2,9 @@
 
 W (rows, cols) is stored in blocks of r x c: `values` (blocks, c, r) has each by columns, `indptr`
 (rows / r + 1,) and `indices` (blocks,) say where rows of blocks have blocks. x is (..., cols).
+
+On a GPU tensor cores multiply blocks of 16-bit types; other products, and gradients of W, are dense
+ones there.
 """
 
 from __future__ import annotations
@@ -13,15 +16,21 @@ import torch
 from torch import Tensor
 
 from sparsetir.compiled import compiled
-from sparsetir.lower import lower_template
+from sparsetir.formats import BSR
+from sparsetir.lower import lower, lower_template
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.structure import DTYPES, Structure, structure_of, target_of
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
+from sparsetir.schedules.operators.block_spmm import BlockSpmm
+from sparsetir.schedules.operators.block_spmm import program as block_spmm
+from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates import block_linear as template
 from sparsetir.schedules.templates.block_linear import BlockTile
+from sparsetir.schedules.templates.spmm_tensor_cores import apply as tensor_cores
+from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 from sparsetir.schedules.versions import WORK_OF_THREADS
 
 __all__ = ["block_linear", "block_outer"]
@@ -34,8 +43,35 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _has_kernels(x: Tensor) -> bool:
-    """Whether there are kernels for the device; elsewhere products are dense ones."""
+    """Whether there are kernels for all types; elsewhere products are dense ones, or by blocks."""
     return x.device.type == "cpu"
+
+
+def _by_blocks(x: Tensor, indices: Tensor, rows: int, cols: int, tokens: int) -> Any:
+    """The config of tensor cores for blocks of a weight, where a GPU has them; else None."""
+    if _has_kernels(x) or indices.dtype != torch.int32:
+        return None
+    return for_format(BSR(rows, cols), Spmm(DTYPES[x.dtype]), tokens, target_of(x.device))
+
+
+def _product_by_blocks(x: Tensor, w: Tensor, structure: Structure, config: Any) -> Tensor:
+    """(tokens, rows) of x (tokens, columns) and w (blocks, columns, rows of a block).
+
+    Kernels have tokens side by side, so that x is transposed before, and the result after.
+    """
+    (tokens, _), (blocks, cols, rows) = x.shape, w.shape
+    problem, target = BlockSpmm(rows, cols, DTYPES[x.dtype]), target_of(x.device)
+    key = problem, config.compiled
+    kernel = compiled(key, target, lambda: lower(block_spmm(problem), tensor_cores, config, target))
+    out = x.new_empty(1, structure.m, rows, tokens)
+    arrays = {
+        "a": w.transpose(1, 2).contiguous(),
+        "b": x.t().contiguous().view(1, structure.n, cols, tokens),
+        "out": out, "indptr": structure.rowptr, "indices": structure.col,
+    }  # fmt: skip
+    sizes = {"heads": 1, "mb": structure.m, "nb": structure.n, "blocks": blocks, "feat": tokens}
+    structure.call(kernel, arrays, sizes)
+    return out.view(-1, tokens).t()
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -84,13 +120,18 @@ def _linear(
         return out
     blocks, c, r = values.shape
     structure = _structure(indptr, indices, cols // c)
-    wide = _wide(values.detach())
+    tokens = math.prod(x.shape[:-1])
+    config = _by_blocks(x, indices, *((c, r) if transposed else (r, c)), tokens)
+    wide = values.detach() if blocks and config is not None else _wide(values.detach())
     if transposed:
         structure = structure.transposed
         wide = wide.transpose(1, 2)
         wide = (wide if structure.order is None else wide[structure.order]).contiguous()
         r, c = c, r
-    tokens = math.prod(x.shape[:-1])
+    if blocks and config is not None:
+        product = _product_by_blocks(_flat(x).detach(), wide, structure, config)
+        product = product if bias is None else product + bias.detach().to(x.dtype)
+        return product.contiguous().view(out.shape)
     if not blocks or not _has_kernels(x):
         dense = wide.new_zeros(structure.n, structure.m, c, r)
         dense[structure.col.long(), structure.rows.long()] = wide

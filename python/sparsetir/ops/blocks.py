@@ -17,6 +17,7 @@ from sparsetir.ops.compress import transpose
 from sparsetir.plan import Plan, plan
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, vector_lanes
+from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = ["Blocks"]
@@ -61,11 +62,14 @@ class Blocks:
         dtype, target : as of :func:`sparsetir.plan`
 
         None where row blocks of CSR are as fast: for features that fill no vector, for blocks of
-        one row (see :func:`sparsetir.schedules.search.choose.block_rows`) and on a GPU; and where
-        the blocks of a row are in no order.
+        one row (see :func:`sparsetir.schedules.search.choose.block_rows`), on a GPU for blocks that
+        its tensor cores do not multiply; and where the blocks of a row are in no order.
         """
-        fmt = BSR(*self.size)
-        if is_gpu(target) or fmt.rows == 1 or feat < vector_lanes(Spmm(dtype), vector_bits(target)):
+        fmt, problem = BSR(*self.size), Spmm(dtype)
+        if is_gpu(target):
+            if for_format(fmt, problem, feat, target) is None:
+                return None
+        elif fmt.rows == 1 or feat < vector_lanes(problem, vector_bits(target)):
             return None
         options: Any = {"dtype": dtype, "target": target, "format": fmt}
         try:

@@ -1,0 +1,197 @@
+"""`python -m bench attention --target cuda`: sparse attention on a GPU.
+
+As in figure 16 of the SparseTIR paper: fused in one kernel, and in three steps, beside compiled
+FlexAttention, torch's dense attention with the mask and, where blocks are full, its attention over
+BSR; results, and results with gradients.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from sparsetir import ops
+from sparsetir.bench.attention import FLEX_BLOCKS, HEAD_SIZE, HEADS, LENGTH, MASKS, flex, rule
+from sparsetir.bench.blocks_gpu import Device, first_line
+from sparsetir.bench.gpu_clock import take_turns
+from sparsetir.bench.report import circumstances, table, write
+from sparsetir.bench.timing import progress
+from sparsetir.bench.unfused import Unfused
+
+OURS, UNFUSED, DENSE, FLEX, BSR = "sparsetir", "sparsetir unfused", "dense", "flex", "torch bsr"
+PEERS = (DENSE, FLEX, BSR)
+DTYPES = ("bfloat16", "float16")
+COPIES, ROUNDS, CALLS = 3, 5, 10
+# Operands are rounded, and weights, which add up to one.
+CLOSE = {"bfloat16": 4e-2, "float16": 1e-2, "float32": 1e-4}
+
+Way = Callable[..., Any]
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command; without a device it says so and measures nothing."""
+    if not torch.cuda.is_available():
+        print("no CUDA device: skipped")
+        return
+    length, heads = (512, 2) if args.quick else (args.length or LENGTH, HEADS)
+    peers = PEERS if args.peers is None else tuple(args.peers)
+    where = {**circumstances(1), "gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    device, cells = Device.gpu(), []
+    for name in args.mask:
+        for dtype in DTYPES:
+            progress(f"{name}, {dtype}")
+            cells.append(measure(name, dtype, length, heads, peers, device, args.quick))
+            results = {"heads": heads, "head_size": HEAD_SIZE, "cells": cells}
+            write(args.out, "attention", where, results, quiet=True)
+    progress("")
+    show(cells)
+    bad = [c for c in cells if c["wrong"] or OURS in c["missing"]]
+    if bad:
+        raise SystemExit(f"{len(bad)} of {len(cells)} cells hold wrong results or failures")
+
+
+def measure(
+    name: str, dtype: str, length: int, heads: int, peers: tuple[str, ...], device: Device,
+    quick: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Times of results (`forward`), with gradients (`backward`), and of products alone."""
+    mask = MASKS[name](length).to(device.name)
+    rng = torch.Generator().manual_seed(0)
+    to = {"dtype": getattr(torch, dtype), "device": device.name}
+    copies = [
+        [torch.randn(1, heads, length, HEAD_SIZE, generator=rng).to(**to) for _ in range(4)]
+        for _ in range(COPIES)
+    ]
+    wide = [x.float() for x in copies[0][:3]]
+    expected = scaled_dot_product_attention(*wide, attn_mask=mask.to_dense())
+    cell: dict[str, Any] = {
+        "mask": name, "dtype": dtype, "length": length, "blocks": len(mask.rows.indices),
+        "elements": mask.nnz, "missing": {}, "no_gradient": {}, "wrong": {},
+    }  # fmt: skip
+    ways: dict[str, Way] = {}
+    for who, make in makers(name, mask, dtype, peers, device).items():
+        try:
+            way = make()
+            with torch.no_grad():
+                error = (way(*copies[0][:3]).float() - expected).abs().max().item()
+        except Exception as problem:  # of a peer that is not there, or does not take this
+            cell["missing"][who] = first_line(problem)
+            continue
+        if error < CLOSE[dtype]:
+            ways[who] = way
+        else:
+            cell["wrong"][who] = f"by {error:.2g}"
+    forward = {who: without_gradients(way, copies) for who, way in ways.items()}
+    backward = {}
+    for who, way in ways.items():
+        call = with_gradients(way, copies)
+        try:
+            call(0)
+            backward[who] = call
+        except Exception as problem:
+            cell["no_gradient"][who] = first_line(problem)
+    counts = (1, 2, COPIES) if quick else (ROUNDS, CALLS, COPIES)
+    for what, calls in (("forward", forward), ("backward", backward)):
+        cell[what] = take_turns(device.clock, calls, *counts)
+    if UNFUSED in ways:
+        products = alone(ways[UNFUSED], copies)
+        cell["products"] = take_turns(device.clock, products, *counts)
+    return cell
+
+
+def makers(
+    name: str, mask: Any, dtype: str, peers: tuple[str, ...], device: Device
+) -> dict[str, Callable[[], Way]]:
+    """What makes each way, by its name."""
+    out: dict[str, Callable[[], Way]] = {
+        OURS: lambda: lambda q, k, v: ops.sparse_attention(q, k, v, mask),
+        UNFUSED: lambda: Unfused(mask, HEAD_SIZE, dtype, device.kernels),
+    }
+    if DENSE in peers:
+        held = mask.to_dense()
+        out[DENSE] = lambda: lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=held)
+    if FLEX in peers:
+        torch._dynamo.reset()  # which compiles one function only so many times
+        for block in FLEX_BLOCKS:
+            out[f"{FLEX} {block}"] = lambda block=block: flex(
+                rule(name, mask), mask.shape[0], block, device.name
+            )
+    if BSR in peers:
+        out[BSR] = lambda: torch_bsr(mask, dtype)
+    return out
+
+
+def torch_bsr(mask: Any, dtype: str) -> Way:
+    """Attention over blocks as torch has it in Triton, for blocks whose elements are all there."""
+    from torch.sparse import _triton_ops
+
+    function: Any = _triton_ops._scaled_dot_product_attention
+    if function is None:
+        raise ValueError("torch has it with triton alone")
+    if not bool(mask.full.all()):
+        raise ValueError("it takes full blocks")
+    dense = mask.to_dense().to(getattr(torch, dtype))
+    stored = dense.to_sparse_bsr((mask.block, mask.block))
+    return lambda q, k, v: function(q[0], k[0], v[0], stored)[None]
+
+
+def without_gradients(way: Way, copies: list[Any]) -> Callable[[int], Any]:
+    def call(i: int) -> None:
+        with torch.no_grad():
+            way(*copies[i][:3])
+
+    return call
+
+
+def with_gradients(way: Way, copies: list[Any]) -> Callable[[int], Any]:
+    own = [([x.clone().requires_grad_() for x in given], grad) for *given, grad in copies]
+    return lambda i: torch.autograd.grad(way(*own[i][0]), *own[i])
+
+
+def alone(unfused: Any, copies: list[Any]) -> dict[str, Callable[[int], Any]]:
+    """Both products of the way in three steps, and the dense ones by cuBLAS."""
+    with torch.no_grad():
+        weights = [unfused.sddmm(q, k) for q, k, _, _ in copies]
+        full = [torch.bmm(q[0], k[0].transpose(1, 2)) for q, k, _, _ in copies]
+    return {
+        "sddmm": lambda i: unfused.sddmm(*copies[i][:2]),
+        "sddmm dense": lambda i: torch.bmm(copies[i][0][0], copies[i][1][0].transpose(1, 2)),
+        "spmm": lambda i: unfused.spmm(weights[i], copies[i][2]),
+        "spmm dense": lambda i: torch.bmm(full[i], copies[i][2][0]),
+    }
+
+
+def show(cells: list[dict[str, Any]]) -> None:
+    """Print tables."""
+    titles = {
+        "forward": "Attention, result", "backward": "Attention, result and gradients",
+        "products": "Products of attention in three steps",
+    }  # fmt: skip
+    for what, title in titles.items():
+        names = list(dict.fromkeys(n for c in cells for n in c.get(what, {})))
+        rows = []
+        for cell in cells:
+            times = cell.get(what, {})
+            base = times[OURS]["median"] if OURS in times else math.nan
+            texts = [
+                "-" if n not in times
+                else f"{1e6 * times[n]['median']:.0f}"
+                if math.isnan(base)
+                else f"{1e6 * times[n]['median']:.0f} ({times[n]['median'] / base:.2f})"
+                for n in names
+            ]  # fmt: skip
+            rows.append([cell["mask"], cell["dtype"], cell["blocks"], *texts])
+        if names:
+            rest = "" if what == "products" else ", and times what sparsetir takes"
+            table(f"{title}: median us{rest}", ["mask", "dtype", "blocks", *names], rows)
+    for what, text in (("missing", "is missing"), ("no_gradient", "has no gradient here")):
+        for name, why in {n: w for c in cells for n, w in c[what].items()}.items():
+            print(f"{name} {text}: {why}")
+    for cell in cells:
+        for name, error in cell["wrong"].items():
+            print(f"wrong: {name}, {cell['mask']}, {cell['dtype']}: {error}")
