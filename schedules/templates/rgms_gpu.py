@@ -153,13 +153,13 @@ class RelationalRows(RelationalTiles):
     def for_features(
         cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5, rows: int = 32
     ) -> RelationalRows:
-        """A configuration for numbers of features: 128 threads or more, of up to 8 by 2 sums.
+        """A configuration for numbers of features: 128 threads or more, of up to 16 by 2 sums.
 
         Neighbouring threads have columns two apart, so that two atomic additions of a warp go to
         each sector of 32 bytes; with four columns that would be four.
         """
         tile = tile_of(feat)
-        sums = rows * tile // max(128, rows * tile // 16)
+        sums = rows * tile // max(128, rows * tile // 32)
         shape = sums // 2, 2
         vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
         return cls(k, rows, tile, 16, vectors, 2, feat_in, feat, shape)
