@@ -20,6 +20,7 @@ from sparsetir.lower import lower, lower_template
 from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
+from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates import (
     block_attention,
@@ -33,6 +34,8 @@ from sparsetir.schedules.templates.block_attention_backward import BlockAttentio
 from sparsetir.schedules.templates.block_attention_gpu import WarpTiles
 from sparsetir.schedules.templates.block_sddmm_gpu import BlockSddmm
 from sparsetir.schedules.templates.registry import template_of
+from sparsetir.schedules.templates.rgms_gpu import RelationalRows
+from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
@@ -98,6 +101,20 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
         found[f"sddmm of blocks {feat} {dtype}"] = (problem, WarpTiles())
         config = TensorCores.for_features(BSR(64, 64), feat, dtype)
         found[f"spmm of blocks {feat} {dtype}"] = (BlockSpmm(64, 64, dtype), config)
+    return found | relational()
+
+
+def relational() -> dict[str, tuple[Any, Any]]:
+    """Relational gather-matmul-scatter, and a convolution: bucket 0 without weights."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for what, k, weighted in (("rgms", 5, True), ("convolution", 0, False)):
+        for feat in (32, 128):
+            config = RelationalRows.for_features(feat, feat, k=k)
+            found[f"{what} {feat}"] = (Rgms(weighted=weighted), config)
+            for dtype in ("float16", "bfloat16"):
+                cores = RelationalTensorCores.for_features(feat, feat, dtype, k)
+                problem = Rgms(dtype, weighted=weighted, out="float32")
+                found[f"{what} {feat} {dtype}"] = (problem, cores)
     return found
 
 

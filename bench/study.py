@@ -7,7 +7,7 @@ import importlib
 
 from sparsetir.bench.names import STUDIES
 
-COUNTED = ("load-balance", "groups")
+COUNTED = ("load-balance", "groups", "relations")
 
 
 def run(args: argparse.Namespace) -> None:

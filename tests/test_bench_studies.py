@@ -15,11 +15,13 @@ import sparsetir
 from cuda_runner import requires_cuda_text
 from sparsetir.bench import study
 from sparsetir.bench.names import STUDIES
-from sparsetir.bench.studies import common, counting, load_balance, sgap_tables
+from sparsetir.bench.studies import common, counting, load_balance, relations, sgap_tables
 from sparsetir.bench.studies.matrices import folder, generated
 from sparsetir.bench.studies.sgap import ONE, PART_OF_ROW, Point, points
 from sparsetir.bench.studies.skew import SIZES, Size, lengths, skewed
+from sparsetir.formats import Pattern
 from sparsetir.graphs import GraphError
+from sparsetir.schedules.operators.rgms import Rgms
 
 ROOT = Path(__file__).parents[1]
 
@@ -218,13 +220,50 @@ def test_tables_of_pretended_times():
     assert five[-1] == ["N = 4, Sgap on Tesla V100", "1.326", ""]
 
 
+# -- relations ------------------------------------------------------------------------------------
+
+
+def test_patterns_of_relations():
+    """Skewed relations; a kernel map with its own point in the middle, symmetric around it."""
+    counts = np.bincount(relations.graph(200, 5, 2_000).coords[0])
+    assert counts.max() > 2 * counts.min() > 0
+    found = relations.kernel_map(12)
+    offset, i, j = found.coords
+    assert found.shape[0] == 27 and np.array_equal(i[offset == 13], np.arange(found.shape[1]))
+    assert np.array_equal(i[offset == 13], j[offset == 13])
+    pairs = set(zip(offset.tolist(), i.tolist(), j.tolist(), strict=True))
+    assert {(26 - o, b, a) for o, a, b in pairs} == pairs
+    assert np.bincount(offset * found.shape[1] + i).max() == 1
+
+
+def test_what_unfused_steps_take():
+    pattern = Pattern([np.array([0, 0, 2]), np.array([0, 1, 1]), np.array([1, 0, 0])], (3, 2, 2))
+    found = relations.unfused(Rgms("float16", out="float32"), pattern, 8)
+    assert found["launches"] == 7 and found["atomics"] == 24
+    assert found["between"] == 2 * 2 * 3 * 8 * 2  # two arrays, written and read
+    matrices, indices, result = 2 * 8 * 8 * 2, 3 * (8 + 2), (3 + 2) * 8 * 4
+    assert found["bytes"] == 5 * 3 * 8 * 2 + matrices + indices + result
+
+
+@requires_cuda_text
+@pytest.mark.slow
+def test_counts_of_relations(tmp_path):
+    out = run(tmp_path, "relations", counts=True)["results"]
+    assert [c["dtype"] for c in out["cells"]] == ["float32", "float16"] * 2
+    for cell in out["cells"]:
+        assert cell["fused"]["launches"] == 2 < cell["unfused"]["launches"]
+        assert sum(e["bytes"] for e in cell["fused"]["each"]) == cell["fused"]["bytes"] > 0
+        assert 0 < cell["fused"]["atomics"] <= cell["unfused"]["atomics"]
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("locality", {"counts": True}, "--counts is of load-balance and groups"),
+        ("locality", {"counts": True}, "--counts is of load-balance and groups and relations"),
+        ("relations", {}, "study relations: it is counted alone; give --counts"),
         ("locality", {"target": "cuda"}, "is of CPUs"),
         ("locality", {"data": Path("x")}, "--data is of groups"),
         ("groups", {"counts": True, "full": True}, "--counts is of small sizes"),

@@ -48,7 +48,8 @@ from sparsetir.sparse_ir.nodes import SparseFunc, map_expr, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 __all__ = [
-    "RelationalRows", "RelationalTiles", "apply", "arrange", "configs", "in_tiles", "program",
+    "RelationalRows", "RelationalTiles", "apply", "arrange", "configs", "in_tiles", "pattern_of",
+    "program",
 ]  # fmt: skip
 
 VECTORS = (8, 4, 2, 1)
@@ -152,10 +153,14 @@ class RelationalRows(RelationalTiles):
     def for_features(
         cls, feat_in: int, feat: int, dtype: str = "float32", k: int = 5, rows: int = 32
     ) -> RelationalRows:
-        """A configuration for numbers of features: 128 threads, of up to 32 sums each."""
+        """A configuration for numbers of features: 128 threads or more, of up to 16 by 2 sums.
+
+        Neighbouring threads have columns two apart, so that two atomic additions of a warp go to
+        each sector of 32 bytes; with four columns that would be four.
+        """
         tile = tile_of(feat)
-        sums = rows * tile // 128
-        shape = max(1, sums // 4), min(4, sums)
+        sums = rows * tile // max(128, rows * tile // 32)
+        shape = sums // 2, 2
         vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
         return cls(k, rows, tile, 16, vectors, 2, feat_in, feat, shape)
 
@@ -250,10 +255,28 @@ def _operand(problem: Rgms) -> Operand:
     return Operand({"A": problem.dtype}, ("R", "I", "J"), problem.idtype)
 
 
+def pattern_of(
+    row_ptr: np.ndarray, rows: np.ndarray, indptr: np.ndarray, indices: np.ndarray,
+    shape: tuple[int, int, int],
+) -> Pattern:  # fmt: skip
+    """The pattern of a program's arrays, which may hold an element several times.
+
+    row_ptr, rows, indptr, indices : as of :func:`sparsetir.schedules.operators.rgms.program`,
+        taken as they are; values stay in their order
+    shape : relations, rows and columns
+    """
+    of_row = np.repeat(np.arange(shape[0], dtype=rows.dtype), np.diff(row_ptr))
+    counts = np.diff(indptr)
+    found = Pattern.__new__(Pattern)  # whose own check asks for each coordinate once
+    found.shape = shape
+    found.coords = [np.repeat(of_row, counts), np.repeat(rows, counts), indices]
+    return found
+
+
 def arrange(pattern: Pattern, problem: Rgms, config: RelationalTiles) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
-    pattern : of relations by rows by columns
+    pattern : of relations by rows by columns, such as of :func:`pattern_of`
     """
     converted = config.format.convert(pattern, _operand(problem))
     relations, m, n = map(int, pattern.shape)

@@ -77,12 +77,12 @@ class RelationalTensorCores(RelationalTiles):
     def for_features(
         cls, feat_in: int, feat: int, dtype: str = "float16", k: int = 5, rows: int = 64
     ) -> RelationalTensorCores:
-        """A configuration for numbers of features: up to four warps."""
+        """A configuration for numbers of features: four warps or more, of up to 32 by 32 sums."""
         tile = tile_of(feat)
         vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
         depth = 16 if feat_in <= 16 else 32
         by_rows = min(rows // ROWS, 4 if tile <= 32 else 2)
-        shares = by_rows, min(4 // by_rows, tile // 16)
+        shares = by_rows, max(tile // 32, min(4 // by_rows, tile // 16))
         return cls(k, rows, tile, depth, vectors, 2, feat_in, feat, shares)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import rgms_common
 from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import requires_nvcc
@@ -164,6 +165,26 @@ def test_values_of_padding_are_not_read(problem: Rgms, config: Any) -> None:
     found = [run(x, seeds=(0,))["out"] for x in (args, padded)]
     np.testing.assert_array_equal(*found)
     assert not np.isnan(found[0]).any() and exact(MASKS["mixed"], **operands).any()
+
+
+@requires_cuda_text
+def test_elements_that_are_there_several_times() -> None:
+    """As edges of a graph are; columns in any order."""
+    rng, mask = np.random.default_rng(2), MASKS["mixed"]
+    given = rgms_common.arguments(rng, mask, 20, 36)
+    given["indices"] = rng.integers(0, mask.shape[2], len(given["indices"])).astype("int32")
+    arrays = [given[n] for n in ("row_ptr", "rows", "indptr", "indices")]
+    pattern = rgms_gpu.pattern_of(*arrays, mask.shape)
+    relation, row, column = pattern.coords
+    np.testing.assert_array_equal(np.stack([relation, row]), np.stack(mask.nonzero()[:2]))
+    made = rgms_gpu.arrange(pattern, Rgms(), PLAIN)
+    args = {**made.arguments, **made.stored.values(A=given["a"])}
+    args |= {n: given[n] for n in ("x", "w", "out")} | {"feat_in": 20, "feat": 36}
+    found = kernel(Rgms(), PLAIN)(args, seeds=SEEDS)["out"]
+    expected = np.zeros(found.shape)
+    terms = given["x"].astype(float)[column] * given["a"][:, None]
+    np.add.at(expected, row, np.einsum("ek,ekl->el", terms, given["w"].astype(float)[relation]))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
 SIZES = ((16, 16), (32, 32), (48, 20), (20, 48), (33, 7), (64, 100), (1, 1), (24, 200))
