@@ -78,6 +78,11 @@ def test_any_number_of_edges(edges, reduce):
     check(torch.float64, edges, reduce=reduce)
 
 
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
+def test_no_features(sizes):
+    check(torch.float64, sizes=sizes)
+
+
 def test_gradients_of_gradients():
     """By finite differences; all three operators are in it."""
     pattern = graph(12, n=5, m=4)
