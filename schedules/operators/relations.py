@@ -95,7 +95,7 @@ class RelationPattern(_Csf):
 
     padding = 0.0
 
-    @cached_property
+    @property
     def keeps_order(self) -> bool:
         """Whether the triples were in order, so that values are taken as they are."""
         return bool(np.all(self.order[1:] > self.order[:-1]))
