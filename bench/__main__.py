@@ -119,6 +119,9 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
         "--graph", nargs="+", help="npz files of graphs with relations; default: random"
     )
     rgcn.add_argument(
+        "--edges", nargs="+", type=int, help="of random graphs: 10000 30000 .. (default: all)"
+    )
+    rgcn.add_argument(
         "--peers", nargs="*", choices=("unfused", "RGCNConv", "FastRGCNConv"), help="default: all"
     )
     rgcn.add_argument("--seconds", type=float, default=5, help="of each comparison (default: 5)")

@@ -67,7 +67,13 @@ def test_tables_and_picture(tmp_path, capsys):
 def test_a_run(tmp_path, capsys):
     pytest.importorskip("torch_geometric")
     args = argparse.Namespace(
-        quick=True, out=tmp_path, threads=1, graph=None, peers=["unfused", "RGCNConv"], plot=True
+        quick=True,
+        out=tmp_path,
+        threads=1,
+        graph=None,
+        edges=None,
+        plot=True,
+        peers=["unfused", "RGCNConv"],
     )
     rgcn.run(args)
     (path,) = tmp_path.glob("*.json")

@@ -78,6 +78,28 @@ def test_rgcn_of_a_file(run, tmp_path):
     assert "test accuracy of 1 runs" in text
 
 
+def test_rgcn_of_labels_and_of_groups(tmp_path):
+    """Labels and a split from a file; in AIFB without labels the group that published most."""
+    module = runpy.run_path(str(EXAMPLES / "rgcn.py"))
+    arrays = {
+        "num_nodes": 7,
+        "src": [0, 0, 1, 2, 3, 4],
+        "dst": [2, 3, 4, 5, 5, 5],
+        "etype": [0] * 6,
+    }
+    given = {"labels": [0, 1, -1, 0, 1, 0, 1], "train": [0, 1], "test": [3]}
+    np.savez(tmp_path / "a.npz", **arrays, **given)
+    data = module["load"](str(tmp_path / "a.npz"))
+    assert data.labels.tolist() == given["labels"]
+    assert [x.tolist() for x in data.split] == [[0, 1], [3]]
+    names = ["Forschungsgruppen", "Publikationen", "Personen"]
+    arrays |= {"etype": [0, 0, 0, 1, 1, 1], "etype_names": ["publishes", "author"]}
+    arrays |= {"node_type": [0, 0, 1, 1, 1, 2, 2], "ntype_names": names}
+    np.savez(tmp_path / "b.npz", **arrays)
+    data = module["load"](str(tmp_path / "b.npz"))  # two of three by group 0; one person wrote none
+    assert data.labels.tolist() == [-1, -1, -1, -1, -1, 0, -1] and data.split is None
+
+
 @pytest.mark.slow  # many kernels, which test_thesis.py checks too
 def test_thesis_schedules(run):
     text = run("thesis_schedules.py", "--scale", "0.01", "--seconds", "0")

@@ -99,11 +99,14 @@ def memory(array: Any, itemsize: int) -> tuple[int, int]:
     return 0, 0
 
 
-def overlap(a: Any, b: Any, itemsize: int) -> bool:
-    """Whether two contiguous arrays have memory in common, as far as that is known."""
+def overlap(a: Any, b: Any, itemsize: int, other: int | None = None) -> bool:
+    """Whether two contiguous arrays have memory in common, as far as that is known.
+
+    itemsize : of their dtype; other : of that of b, where it has another
+    """
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return np.may_share_memory(a, b)
-    return spans_meet(memory(a, itemsize), memory(b, itemsize))
+    return spans_meet(memory(a, itemsize), memory(b, other or itemsize))
 
 
 def spans_meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
@@ -112,22 +115,25 @@ def spans_meet(a: tuple[int, int], b: tuple[int, int]) -> bool:
     return bool(length) and first < other + length and other < first + size
 
 
-def empty_like(array: Any, shape: tuple[int, ...], who: str) -> Any:
-    """A new array of the same kind, dtype and device.
+def empty_like(array: Any, shape: tuple[int, ...], who: str, dtype: str | None = None) -> Any:
+    """A new array of the same kind and device.
 
     who : begins the TypeError for what is no array
+    dtype : its name; by default that of the array
     """
     if isinstance(array, np.ndarray):
-        return np.empty(shape, array.dtype)
+        return np.empty(shape, dtype or array.dtype)
     if is_torch(array):
         try:
-            return array.new_empty(shape)
+            if dtype is None:
+                return array.new_empty(shape)
+            return array.new_empty(shape, dtype=getattr(sys.modules["torch"], dtype))
         except RuntimeError as error:
             if not hidden(array):
                 raise
             raise TypeError(f"{who}: expected {hidden(array)}") from error
     if isinstance(array, tvm_ffi.Tensor):
-        return tvm.runtime.empty(shape, str(array.dtype), array.device)
+        return tvm.runtime.empty(shape, dtype or str(array.dtype), array.device)
     raise TypeError(f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}")
 
 

@@ -65,6 +65,7 @@ def plan(
     threads: int | None = None,
     format: Format | None = None,
     config: Any = None,
+    out_dtype: str | None = None,
 ) -> Plan:
     """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
 
@@ -89,13 +90,17 @@ def plan(
         this very problem on this machine (see :mod:`sparsetir.tuning.records`), else one chosen by
         the sizes of the pattern and the target. For a CsrPattern, by its sizes alone:
         `sparsetir.ops`, which has such patterns, looks for records itself
+    out_dtype : of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for
+        "int8", whose sums are in int32 (on a GPU with a format that tensor cores take); by default
+        `dtype`. Records of tuning are for the default
 
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem, RuntimeError where there is no such device.
     """
     wanted = request(
-        op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads
-    )
+        op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
+        out_dtype=out_dtype,
+    )  # fmt: skip
     if format is not None:
         if config is not None:
             raise ValueError(
@@ -104,12 +109,17 @@ def plan(
         config = _config_of(wanted, format)
     if config is not None:
         return Plan(wanted, config)
+    if wanted.gpu and wanted.problem.dtype == "int8":
+        raise ValueError(
+            "plan: argument 'format': expected one that tensor cores take, for 'int8' on a GPU, "
+            "such as sparsetir.formats.BSR(32, 32), got None"
+        )
     default = next(iter(wanted.engine()), None) or choose(
         wanted.problem, wanted.statistics, wanted.target
     )
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
         return Plan(wanted, getattr(default, "unpacked", default), "default")  # values of each run
-    recorded = recorded_config(wanted.task())
+    recorded = None if out_dtype is not None else recorded_config(wanted.task())
     if recorded is not None:
         try:
             return Plan(wanted, recorded, "record")
@@ -178,6 +188,8 @@ class Plan:
         self._operands = operator.names
         self._shapes = operator.shapes(shape, matrix.nnz, wanted.feat, wanted.heads)
         self._bytes = itemsize(problem.dtype)
+        self._out_dtype = getattr(problem, "out", None)
+        self._out_bytes = itemsize(self._out_dtype or problem.dtype)
         signature = self.kernel.signature
         self._place = {name: at for at, name in enumerate(signature.passed)}
         count = len(self._operands)
@@ -266,7 +278,7 @@ class Plan:
             for name, array in self._values(values).items():
                 args[place[name]] = array
         if out is None:
-            out = empty_like(operands[0], self._shapes["out"], self._first)
+            out = empty_like(operands[0], self._shapes["out"], self._first, self._out_dtype)
         else:
             self._refuse_overlap(out, operands, values)
         args[place["out"]] = self._view("out", out) if "out" in viewed else out
@@ -290,7 +302,10 @@ class Plan:
         if self._nothing:
             return self._run_detached(operands, values)
         args, viewed = self._args.copy(), self._kernel_shapes
-        out = operands[0].new_empty(self._shapes["out"])
+        if self._out_dtype is None:  # one call less
+            out = operands[0].new_empty(self._shapes["out"])
+        else:
+            out = empty_like(operands[0], self._shapes["out"], self._first, self._out_dtype)
         given = dict(zip(self._operands, operands, strict=True), out=out)
         if values is not None:
             given |= self._stored.values(A=values)
@@ -357,14 +372,17 @@ class Plan:
     def _refuse_overlap(self, out: Any, operands: tuple[Any, ...], values: Any) -> None:
         """Raise where the result shares memory with what is read."""
         for name, array in zip(self._operands, operands, strict=True):
-            if overlap(out, array, self._bytes):
+            if self._overlaps(out, array):
                 raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
         if values is not None or isinstance(out, np.ndarray):
-            shared = overlap(out, self._planned if values is None else values, self._bytes)
+            shared = self._overlaps(out, self._planned if values is None else values)
         else:  # to ask NumPy's array for its memory takes longer than all else here
-            shared = spans_meet(memory(out, self._bytes), self._planned_memory)
+            shared = spans_meet(memory(out, self._out_bytes), self._planned_memory)
         if shared:
             raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
+
+    def _overlaps(self, out: Any, array: Any) -> bool:
+        return overlap(out, array, self._out_bytes, self._bytes)
 
     def _refuse_alignment(self, operands: tuple[Any, ...], out: Any) -> None:
         """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""

@@ -100,14 +100,18 @@ def request(
     heads: int | None = None,
     target: Any = "llvm",
     threads: int | None = None,
+    out_dtype: str | None = None,
 ) -> Request:
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
     operator = OPERATORS.get(op) if isinstance(op, str) else None
     if operator is None:
         known = ", ".join(OPERATORS)
         raise ValueError(f"plan: argument 'op': expected one of {known}, got {op!r}")
-    if dtype is not None and not isinstance(dtype, str):
-        raise TypeError(f"plan: argument 'dtype': expected a name as 'float32', got {dtype!r}")
+    for name, given in (("dtype", dtype), ("out_dtype", out_dtype)):
+        if given is not None and not isinstance(given, str):
+            raise TypeError(f"plan: argument '{name}': expected a name as 'float32', got {given!r}")
+    if out_dtype is not None and not hasattr(operator.problem, "out"):
+        raise ValueError(f"plan: argument 'out_dtype': expected None for '{op}', got {out_dtype!r}")
     counts = {"feat": feat, "heads": heads, "threads": threads}
     for name, value in counts.items():
         if value is None and name != "feat":
@@ -121,7 +125,9 @@ def request(
     if not isinstance(matrix, SparseMatrix | CsrPattern):
         matrix = SparseMatrix(matrix)
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
-    problem = operator.compiled_for(dtype or own, reduce, heads is not None, _offsets(matrix, feat))
+    problem = operator.compiled_for(
+        dtype or own, reduce, heads is not None, _offsets(matrix, feat), out_dtype
+    )
     m, n = matrix.shape
     threads = int(threads or default_threads())
     target = resolve_target(target)

@@ -59,10 +59,12 @@ class Operator:
         return tuple(name for name in self.dims if name != "out")
 
     def compiled_for(
-        self, dtype: str, reduce: str = "sum", batched: bool = False, idtype: str = "int32"
-    ) -> Any:
+        self, dtype: str, reduce: str = "sum", batched: bool = False, idtype: str = "int32",
+        out: str | None = None,
+    ) -> Any:  # fmt: skip
         """The problem of these types; raises ValueError for others than there are."""
-        options = {"reduce": reduce} if len(self.reductions) > 1 else {}
+        options: dict[str, Any] = {"reduce": reduce} if len(self.reductions) > 1 else {}
+        options |= {} if out is None else {"out": out}
         return self.problem(dtype=dtype, idtype=idtype, batched=batched, **options)
 
     def shapes(

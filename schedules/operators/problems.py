@@ -219,7 +219,7 @@ def with_parameters(func: Any, unused: Mapping[str, bool], reduce: str = "sum") 
 
 def accumulator(dtype: str) -> str:
     """The type that products of `dtype` are summed in."""
-    return {"float64": "float64", "int8": "int32"}.get(dtype, "float32")
+    return {"float64": "float64", "int8": "int32", "int32": "int32"}.get(dtype, "float32")
 
 
 def greater(total: Any, term: Any) -> Any:

@@ -36,8 +36,8 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
             f"got reduce='{problem.reduce}', batched={problem.batched}"
         )
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    size = getattr(T, idtype)
-    zero = tirx.const(0.0, dtype)
+    size, out_type = getattr(T, idtype), problem.out or dtype
+    zero = tirx.const(0.0 if "float" in out_type else 0, out_type)
 
     @T.prim_func
     def spmv(
@@ -49,11 +49,11 @@ def program(problem: Spmm, config: Any = None) -> SparseFunc:
         N = T.dense_fixed(n, idtype)
         A = T.match_sparse_buffer(a, (I, J), dtype)
         B = T.match_sparse_buffer(b, (N,), dtype)
-        C = T.match_sparse_buffer(out, (I,), dtype)
+        C = T.match_sparse_buffer(out, (I,), out_type)
         with T.sp_iter([I, J], "SR", "spmv") as [i, j]:
             with T.init():
                 C[i] = zero
-            C[i] = T.cast(T.cast(C[i], acc) + T.cast(A[i, j], acc) * T.cast(B[j], acc), dtype)
+            C[i] = T.cast(T.cast(C[i], acc) + T.cast(A[i, j], acc) * T.cast(B[j], acc), out_type)
 
     func: Any = spmv
     return func

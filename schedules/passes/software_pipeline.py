@@ -50,10 +50,11 @@ from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, nodes_o
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import as_one, loop_over
 
-__all__ = ["MAX_SHARED", "software_pipeline"]
+__all__ = ["DYNAMIC_BYTES", "MAX_SHARED", "software_pipeline"]
 
 WHO = "software_pipeline"
 MAX_SHARED = 48 * 1024  # bytes that a kernel has without its launch asking for more
+DYNAMIC_BYTES = 163 * 1024  # that a launch may ask for, on sm_80
 
 
 def software_pipeline(

@@ -48,7 +48,11 @@ from sparsetir.schedules.passes.fragments import (
 )
 from sparsetir.schedules.passes.nests import block_of, for_threads, unrolled
 from sparsetir.schedules.passes.ptx import barrier, commit_copies, multiply, wait_for_copies
-from sparsetir.schedules.passes.software_pipeline import MAX_SHARED, software_pipeline
+from sparsetir.schedules.passes.software_pipeline import (
+    DYNAMIC_BYTES,
+    MAX_SHARED,
+    software_pipeline,
+)
 from sparsetir.schedules.passes.tile_elements import Elements
 from sparsetir.schedules.passes.tile_parts import VECTOR, Factor, Loop, Nest, RegisterTile, Side
 from sparsetir.schedules.passes.tile_programs import (
@@ -65,7 +69,6 @@ from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 __all__ = ["in_warp_tiles"]
 
 HALF_BYTES = 2
-DYNAMIC_BYTES = 163 * 1024  # of shared memory at most, on sm_80
 
 
 def in_warp_tiles(

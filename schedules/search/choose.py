@@ -96,6 +96,11 @@ def _sddmm(problem: Sddmm, given: Statistics, target: Any) -> list[Any]:
     return list(dict.fromkeys(found))
 
 
+def _widest(problem: Spmm) -> str:
+    """The type whose elements set how many are loaded or stored at once."""
+    return problem.out or problem.dtype
+
+
 def _spmm_gpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     """Blocks on tensor cores, where a matrix of 16-bit numbers is made of full ones.
 
@@ -111,7 +116,7 @@ def _spmm_gpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     times as many, as each is added by itself. Groups are whole warps: of a long row each 32 are one
     atomic addition. Batches have no hyb, and a row by itself keeps one block for all of its length.
     """
-    rows = RowSplit.for_features(given.feat, problem.dtype)
+    rows = RowSplit.for_features(given.feat, _widest(problem))
     found: list[Any] = [rows]
     if rows.rows_per_block > 1:
         found.append(replace(rows, rows_per_block=1))
@@ -137,7 +142,9 @@ def _hyb(problem: Spmm, given: Statistics, mean: float) -> list[HybRows]:
     """Hyb, in one column part and more."""
     k = max(0, ceil(log2(max(1.0, mean))))
     whole = max(0, ceil(log2(max(1, given.longest))))
-    hyb = HybRows.for_features(given.feat, problem.dtype, 1, k if shares_rows(problem) else whole)
+    hyb = HybRows.for_features(
+        given.feat, _widest(problem), 1, k if shares_rows(problem) else whole
+    )
     return [hyb, replace(hyb, c=2), replace(hyb, c=4)] if shares_rows(problem) else [hyb]
 
 
@@ -147,8 +154,8 @@ def _groups(problem: Spmm, given: Statistics, mean: float) -> tuple[Groups, Grou
     Groups of 4 and 8 are the best static ones of Sgap's tables 1 and 5.
     """
     lanes = 8 if mean >= 8 else 4
-    shared = Groups.for_features(given.feat, problem.dtype, lanes=lanes, group=lanes)
-    return shared, Groups.for_features(given.feat, problem.dtype, split="non-zeros", group=WARP)
+    shared = Groups.for_features(given.feat, _widest(problem), lanes=lanes, group=lanes)
+    return shared, Groups.for_features(given.feat, _widest(problem), split="non-zeros", group=WARP)
 
 
 def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:

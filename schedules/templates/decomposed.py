@@ -111,7 +111,7 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     rules = config.format.rules(_operand(problem))
     unmasked = [rule.name for rule in rules if rule.masked] if config.filled else []
     _, func = extract_preprocess(decompose_format(spmm(problem), rules, unmasked))
-    narrow = problem.accumulator != problem.dtype
+    narrow = problem.accumulator != (problem.out or problem.dtype)
     if narrow and (config.tile is None or not adds_once(func)):
         return sums_apart(func, "C", problem.accumulator)
     return func

@@ -14,6 +14,7 @@ from sparsetir.schedules.operators.spmv import program as spmv_operator
 from sparsetir.schedules.templates import (
     amx,
     decomposed,
+    rgms,
     rgms_gpu,
     rgms_tensor_cores,
     sddmm,
@@ -79,6 +80,7 @@ TEMPLATES: dict[type, Template] = {
         spmm_tensor_cores.program, spmm_tensor_cores.apply, Spmm, spmm_tensor_cores.arrange,
         gpu=True, configs=spmm_tensor_cores.configs,
     ),
+    rgms.TiledRelations: Template(rgms.program, rgms.apply, Rgms, rgms.arrange),
     rgms_gpu.RelationalRows: Template(
         rgms_gpu.program, rgms_gpu.apply, Rgms, rgms_gpu.arrange, gpu=True
     ),

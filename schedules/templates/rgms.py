@@ -12,17 +12,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
-from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.operators.rgms import program
+from sparsetir.schedules.operators.problems import Arranged, accumulator
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
-from sparsetir.schedules.templates.shapes import Nest, only_nest
+from sparsetir.schedules.passes.prefetch import prefetch_gathered
+from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.shapes import Nest, gathered_operand, only_nest
 from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.range_recipes import row_ranges
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration
 
-__all__ = ["TiledRelations", "apply", "program"]
+__all__ = ["TiledRelations", "apply", "arrange", "program"]
 
 MOST_ROWS = 12  # of a tile: of relations with few rows much of a larger one would be empty
 STRAIGHT = 8  # vectors that are loaded, stored or summed up by straight code
@@ -30,7 +34,7 @@ MOST_DEEP = 1024  # features of X at a time
 
 
 @dataclass(frozen=True)
-class TiledRelations:
+class TiledRelations(Tiled):
     """How a CPU kernel is made.
 
     feat_in, feat : the feature sizes that it serves
@@ -43,6 +47,7 @@ class TiledRelations:
     ranges : of rows, with about as much work each, which are divided among the threads; by default
         as many as keep their rows of Y in half of a cache of 'cache' bytes
     threads : of the CPU, which have some ranges each
+    prefetch : how many elements ahead rows of X are asked for; 0 for never
     parallel : use all threads; to wake them takes as long as a small product
     """
 
@@ -57,11 +62,12 @@ class TiledRelations:
     ranges: int | None = None
     cache: int = 1 << 20
     threads: int = 1
+    prefetch: int = 16
     parallel: bool = True
 
     def __post_init__(self) -> None:
         expect_at_least(self, feat_in=1, feat=1, rows=1, tile=1, depth=1, cost=1)
-        expect_at_least(self, cache=1, threads=1)
+        expect_at_least(self, cache=1, threads=1, prefetch=0)
         expect(self, "ranges", self.ranges is None or self.ranges > 0, "None, or 1 or more")
         for name, whole in (("tile", self.feat), ("depth", self.feat_in)):
             expect(self, name, whole % getattr(self, name) == 0, f"a divisor of {whole}")
@@ -102,11 +108,16 @@ def _divisor(n: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class _Found:
-    """The iteration, and its loops over relations, rows, columns, and features of X and of Y."""
+    """The iteration, and its loops over relations, rows, columns, and features of X and of Y.
+
+    result, gathered : names of Y and X
+    dtype : of Y
+    """
 
     iteration: SparseIterationRef
     loops: list[SpIter]
     result: str
+    gathered: str
     dtype: str
 
 
@@ -126,9 +137,12 @@ def _found(sch: Schedule) -> _Found:
     fits = len(ends) == 2 and len(columns) == len(inside) == len(features) == 1
     if not fits or [x.kinds for x in (*ends, *columns, *inside, *features)] != [*"RSRRS"]:
         nest.refuse("to visit relations, their rows, what these store, and features")
+    gathered, _ = gathered_operand(nest, inside[0].var, {columns[0].var})
+    if gathered is None:
+        nest.refuse("to gather rows of a dense operand by columns")
     ref, handles = nest.handles()
     loops_in_order = [handles[x.axes] for x in (*ends, *columns, *inside, *features)]
-    return _Found(ref, loops_in_order, nest.result, nest.dtype)
+    return _Found(ref, loops_in_order, nest.result, gathered, nest.dtype)
 
 
 def apply(sch: Schedule, config: TiledRelations) -> None:
@@ -173,7 +187,8 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     apart = [ref for ref, _ in vectors]
     vectors += [(start, config.lanes_in), (write, config.lanes)]
     made = [(ref, _in_lanes(sch, ref, lanes)) for ref, lanes in vectors]
-    made += [(ref, 2) for ref in _summed(sch, sums, config)]
+    gathering = _summed(sch, sums, config)
+    made += [(ref, 2) for ref in gathering]
     made += [(ref, 3) for ref in _multiplied(sch, product, config)]
     if config.parallel:
         for ref in apart:
@@ -185,6 +200,18 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
         run_in_parallel(stage_two, by_range, "parallel")
     for ref, loops in made:
         in_vectors(stage_two, ref, loops)
+    if config.prefetch:
+        span = min(STRAIGHT * config.lanes_in, config.depth)
+        sch.rewrite(prefetch_gathered, gathering[1], found.gathered, config.prefetch, span)
+
+
+def arrange(pattern: Pattern, problem: Rgms, config: TiledRelations) -> Arranged:
+    """CSF by relation of a pattern of relations by rows by columns."""
+    del config
+    relations, m, n = pattern.shape
+    relation, row, column = pattern.coords
+    found = RelationPattern.of(relation, row, column, (relations, m, n), problem.idtype)
+    return Arranged(found, found.arguments())
 
 
 def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> dict[str, Any]:

@@ -32,10 +32,15 @@ from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.copy_together import copy_together
+from sparsetir.schedules.passes.one_shared_array import one_shared_array
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.passes.ptx import COPY_BYTES, PRODUCTS
 from sparsetir.schedules.passes.shared_tiles import shared_tiles
-from sparsetir.schedules.passes.software_pipeline import MAX_SHARED, software_pipeline
+from sparsetir.schedules.passes.software_pipeline import (
+    DYNAMIC_BYTES,
+    MAX_SHARED,
+    software_pipeline,
+)
 from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
@@ -290,7 +295,8 @@ def apply(sch: Schedule, config: TensorCores) -> None:
     sch.rewrite(copy_together, copies[1], warps=warps, vector=own)
     others = [f"{start.name}0", f"{write.name}0"]
     sch.rewrite(on_tensor_cores, product, others, warps=config.warps, pairs=config.vector > 1)
-    sch.rewrite(software_pipeline, visit, copies, stages=config.stages)
+    sch.rewrite(software_pipeline, visit, copies, stages=config.stages, room=DYNAMIC_BYTES)
+    sch.rewrite(one_shared_array)
 
 
 def _parts(sch: Schedule) -> tuple[list[RowSums], RowSums]:

@@ -28,6 +28,7 @@ from sparsetir.schedules.search.configs import FORMATS, from_data, to_data
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.templates.rgms_gpu import RelationalRows
 from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm import SddmmGroups
@@ -57,6 +58,7 @@ CONFIGS = (
     *map(Decomposed, STORED),
     AmxBlocks(BSR(32, 16), 16, finite=True, blocks=4, parallel=False),
     Decomposed(BSR(8, 8), 20, 16, 20, filled=True),
+    TiledRelations(48, 32, rows=6, depth=16, ranges=3),
     RelationalRows(3, 16, 32, shape=(1, 4), feat=64),
     RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4)),
 )

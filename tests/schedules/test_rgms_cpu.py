@@ -3,17 +3,20 @@
 from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 import sparsetir
 from pairs import by_turns
 from rgms_common import arguments, exact
+from sparsetir.formats import Pattern
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
 from sparsetir.schedules.templates.shapes import ShapeError
 from sparsetir.targets import resolve_target
@@ -46,7 +49,7 @@ def given(problem: Rgms, shape: Any, sizes: tuple[int, int], rng: Any) -> Any:
 
 
 @pytest.mark.parametrize(("problem", "sizes"), by_turns(
-    [(p, s) for p in PROBLEMS if p.dtype != "bfloat16" for s in SIZES], 6), ids=str
+    [(p, s) for p in PROBLEMS if p.dtype != "bfloat16" for s in SIZES], 7), ids=str
 )  # fmt: skip
 def test_results(problem: Rgms, sizes: tuple[int, int]) -> None:
     """All shapes, in as many ranges as suit and in several."""
@@ -79,6 +82,16 @@ def test_each_step_means_the_same() -> None:
         np.testing.assert_allclose(args["out"], exact(mask, args), rtol=1e-2, atol=1e-2)
 
 
+def test_bfloat16() -> None:
+    """Sums are in float32, and rounded once, where all relations have added to a row."""
+    problem, dtype = Rgms("bfloat16", "int64", weighted=False), np.dtype(ml_dtypes.bfloat16)
+    mask, args = given(problem, (9, 60, 60, 0.1), (16, 32), np.random.default_rng(5))
+    args |= {name: args[name].astype(dtype) for name in ("x", "w", "out")}
+    kernel(problem, TiledRelations.for_sizes(16, 32))(**args)
+    wanted = exact(mask, args)
+    np.testing.assert_allclose(args["out"].astype(float), wanted, rtol=2.0**-8, atol=1e-4)
+
+
 def test_nan_and_infinity_stay_in_their_rows() -> None:
     rng = np.random.default_rng(3)
     mask, args = given(Rgms(), (3, 50, 40, 0.1), (32, 32), rng)
@@ -91,6 +104,22 @@ def test_nan_and_infinity_stay_in_their_rows() -> None:
     np.testing.assert_allclose(
         args["out"][~touched], exact(mask, clean)[~touched], rtol=1e-4, atol=1e-4
     )
+
+
+def test_the_registered_template() -> None:
+    """From a pattern of three axes and values in its order to the result."""
+    problem, rng = Rgms(), np.random.default_rng(6)
+    config = TiledRelations.for_sizes(32, 32)
+    template = template_of(config, problem, gpu=False)
+    mask, args = given(problem, (3, 50, 40, 0.1), (32, 32), rng)
+    arranged = template.arrange(Pattern(mask.nonzero(), mask.shape), problem, config)
+    assert arranged.stored.keeps_order
+    args |= {**arranged.arguments, **arranged.stored.values(A=args["a"])}
+    kernel(problem, config)(**args)
+    np.testing.assert_allclose(args["out"], exact(mask, args), rtol=1e-4, atol=1e-4)
+    assert config.tiles(32) == 1
+    with pytest.raises(sparsetir.ScheduleError, match="the config serves 32 features, got 64"):
+        config.tiles(64)
 
 
 def test_what_is_chosen() -> None:
@@ -125,11 +154,17 @@ def test_patterns_of_triples() -> None:
         assert found.rows.dtype == np.dtype(idtype or "int32")
         rows = np.repeat(np.arange(len(found.rows)), np.diff(found.indptr))
         relation = np.repeat(np.arange(3), np.diff(found.row_ptr))[rows]
+        values = np.arange(100.0)
+        np.testing.assert_array_equal(found.values(A=values)["a"], values[found.order])
         for got, key in zip((relation, found.rows[rows], found.indices), triples, strict=True):
             np.testing.assert_array_equal(got, key[found.order])
         of_row = (relation[:, None] == relation) & (found.rows[rows][:, None] == found.rows[rows])
         np.testing.assert_array_equal(found.counts, of_row.sum(axis=1))
         assert np.all(np.diff(_joined(found, relation, rows)) >= 0)
+    far = [triples[0], triples[1] * 2**40, triples[2] * 2**20]  # too far to sort as one number
+    again = RelationPattern.of(*far, (3, 2**45, 2**24))
+    np.testing.assert_array_equal(again.order, found.order)
+    assert again.rows.dtype == np.int64
     nothing = np.zeros(0, "int64")
     empty = RelationPattern.of(nothing, nothing, nothing, (2, 3, 0))
     assert (empty.nnz, [*empty.row_ptr], [*empty.indptr]) == (0, [0, 0, 0], [0])

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 import scipy.sparse as sp
+from tvm import tirx
 
 import spmm_gpu_common
 from cuda_runner import KernelError, requires_cuda_text
@@ -19,6 +20,7 @@ from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
 from sparsetir.lower import lower_template
 from sparsetir.request import request
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.passes.one_shared_array import one_shared_array
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.search.spaces import space
@@ -28,6 +30,7 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.targets import resolve_target
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions, of_mask, run_kernel
@@ -341,10 +344,31 @@ def test_problems_that_are_not_served(problem, got):
 
 
 def test_too_much_shared_memory():
-    config = TensorCores(BSR(64, 64), warps=(2, 2), stages=8)
-    message = r"stages of \d+ bytes each to fit in 49152 bytes of shared memory, got 8"
+    config = TensorCores(BSR(128, 128), warps=(4, 2), stages=8, depth=128)
+    message = r"stages of \d+ bytes each to fit in 166912 bytes of shared memory, got 8"
     with pytest.raises(ScheduleError, match=message):
         lower_template(TEMPLATES[TensorCores], Spmm("float16"), config, GPU)
+
+
+@requires_cuda_text
+def test_more_shared_memory_than_kernels_declare():
+    """One array that a launch asks for: 8 stages of 64 rows and 32 terms of both."""
+    config = TensorCores(BSR(64, 64), tile=64, warps=(2, 2), stages=8)
+    made = kernel(config)
+    check(made, pattern(config.format, SHAPE, COUNTS), feat=72)
+    found = made.run.stages["II scheduled"].script()
+    assert found.count('scope="shared.dyn"') == 1 and 'scope="shared")' not in found
+
+
+def test_shared_arrays_of_several_types_are_refused_and_small_ones_stay():
+    def func(*dtypes):
+        arrays = [buffer_var([20000], d, f"x{n}", "shared") for n, d in enumerate(dtypes)]
+        return tirx.PrimFunc([], tirx.SeqStmt([*map(tirx.AllocBuffer, arrays), tirx.Evaluate(0)]))
+
+    small = func("int8", "int8")
+    assert one_shared_array(small) is small
+    with pytest.raises(ScheduleError, match="expected shared arrays of one type, got .'float16'"):
+        one_shared_array(func("float16", "float32"))
 
 
 def test_sums_of_another_type():

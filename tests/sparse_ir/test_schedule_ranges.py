@@ -209,8 +209,39 @@ def test_what_aggregate_refuses() -> None:
     sch.sparse_reorder(it, [*outer, k, rows, j, l])
     sch.aggregate("Y", k, rows, [j])  # a feature of X at a time
     check(sch.func, Rgms(), sparsetir.interpret)
+    with pytest.raises(ScheduleError, match="expected a body of the form .*without conditions"):
+        again, (_, i, j, k, _) = opened()
+        _, tiles, rows = again.ranges(i, 2, 4)
+        again.split(k, [None, 2])  # which 3 is no multiple of
+        again.aggregate("Y", tiles, rows, [j])
     free = sparsetir.Schedule(program(Rgms()))
     _, i, j, _, _ = free.get_sp_iters(free.get_sparse_iteration("rgms"))
     _, tiles, rows = free.ranges(i, 2, 4)
     with pytest.raises(ScheduleError, match="expected other loops of constant extent inside"):
         free.aggregate("Y", tiles, rows, [j])
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ((" * W[k, l]", " * W[k, l] * Y2[i]"), "expected the other factors not to vary over 'I'"),
+    (("SRRS", "SRSS"), "expected 'K' to be a reduction, as sums vary over it"),
+    (("SRRS", "SRRR"), "expected 'L' to be spatial"),
+    (("with T.init():", ""), "argument 'dtype': expected an init for sums in another type"),
+])  # fmt: skip
+def test_programs_that_aggregate_refuses(change: tuple[str, str], message: str) -> None:
+    text = layer.script().replace(
+        "A = T.match", 'Y2 = T.alloc_sparse_buffer((I,), "float32")\n    A = T.match'
+    )
+    if not change[1]:
+        text = text.replace("            Y[i, l] = T.float32(1.0)\n", "").replace(
+            "        with T.init():\n", ""
+        )
+    elif change[1] == "SRRR":
+        text = text.replace("Y[i, l]", "Y[i, 0]").replace(*change)
+    else:
+        text = text.replace(*change)
+    sch = sparsetir.Schedule(sparsetir.from_source(text))
+    i, j, _, _ = sch.get_sp_iters(sch.get_sparse_iteration("layer"))
+    sch.pos(i)
+    tiles, rows = sch.split(i, [None, 3])
+    with pytest.raises(ScheduleError, match=message):
+        sch.aggregate("Y", tiles, rows, [j], dtype="float64")

@@ -1,0 +1,109 @@
+"""Plans whose results have another type than their operands."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+import tvm
+
+import sparsetir
+from cuda_runner import requires_cuda_text
+from pairs import by_turns
+from sparsetir.formats import BSR, CSC, SRBCRS, Hyb
+from sparsetir.request import request
+from sparsetir.schedules.search.choose import candidates
+from sparsetir.signature import signature_of
+from spmm_gpu_common import kernel, run_kernel
+
+GPU = {"kind": "cuda", "arch": "sm_80"}
+OUT = {"float16": "float32", "bfloat16": "float32", "int8": "int32"}
+
+
+def matrix(dtype):
+    """Whole numbers, of which all sums are exact."""
+    found = sp.random_array((50, 40), density=0.2, format="csr", dtype="float32", rng=0)
+    found.data = np.random.default_rng(0).integers(-128, 128, found.nnz).astype("float32")
+    return found.astype("int8") if dtype == "int8" else found
+
+
+def operand(feat, dtype):
+    b = torch.from_numpy(np.random.default_rng(1).integers(-8, 8, (40, feat)))
+    return b.to(getattr(torch, dtype))
+
+
+FORMATS = [None, BSR(8, 8), CSC(), SRBCRS(8, 16), Hyb(1, 2)]
+
+
+@pytest.mark.parametrize("dtype, fmt", by_turns([(d, f) for f in FORMATS for d in OUT], 2), ids=str)
+def test_sums_are_not_rounded(dtype, fmt):
+    a, b = matrix(dtype), operand(24, dtype)
+    run = sparsetir.plan("spmm", a, 24, dtype=dtype, out_dtype=OUT[dtype], format=fmt)
+    wanted = torch.from_numpy(a.toarray().astype("float64") @ b.double().numpy())
+    found = run(b)
+    assert str(found.dtype) == f"torch.{OUT[dtype]}"
+    torch.testing.assert_close(found.double(), wanted, rtol=0, atol=0)
+    out = torch.full((50, 24), 7, dtype=found.dtype)
+    assert run(b, out=out) is out and torch.equal(out, found)
+
+
+@pytest.mark.parametrize("dtype", OUT)
+def test_vectors(dtype):
+    a, b = matrix(dtype), operand(1, dtype)[:, 0].contiguous()
+    found = sparsetir.plan("spmv", a, dtype=dtype, out_dtype=OUT[dtype])(b)
+    wanted = a.toarray().astype("float64") @ b.double().numpy()
+    assert str(found.dtype) == f"torch.{OUT[dtype]}"
+    np.testing.assert_array_equal(found.double(), wanted)
+
+
+def test_other_arrays_and_overlaps():
+    a, b = matrix("int8"), operand(24, "int8").numpy()
+    run = sparsetir.plan("spmm", a, 24, out_dtype="int32")
+    wanted = a.toarray().astype("int32") @ b.astype("int32")
+    for found in (run(b), run(tvm.runtime.tensor(b)).numpy()):
+        assert found.dtype == "int32"
+        np.testing.assert_array_equal(found, wanted)
+    memory = torch.zeros(50 * 24 * 4, dtype=torch.int8)
+    out, inside = memory.view(torch.int32).view(50, 24), memory[-960:].view(40, 24)
+    with pytest.raises(ValueError, match="argument 'out' shares memory with 'b'"):
+        run(inside, out=out)
+    with pytest.raises(TypeError, match="argument 'out': expected dtype int32, got int8"):
+        run(b, out=np.empty((50, 24), "int8"))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("feat", by_turns([24, 1], 2))
+def test_on_gpus(feat):
+    """One of each template that is chosen among: vectors are of the wider type."""
+    a = matrix("float16")
+    wanted = request("spmm", a, feat, dtype="float16", out_dtype="float32", target=GPU)
+    b = operand(feat, "float16").numpy()
+    found = candidates(wanted.problem, wanted.statistics, wanted.target)
+    for config in {type(c): c for c in found}.values():
+        template, sizes = wanted.template(config), {"heads": 1, "tiles": config.tiles(feat)}
+        arranged = template.arrange(wanted.pattern, wanted.problem, config)
+        args = {**sizes, "feat": feat, **arranged.arguments, "b": b}
+        args |= arranged.computed(signature_of(wanted.stages(config)).func, args)
+        args |= {**arranged.stored.values(A=a.data.astype("float16"))}
+        args["out"] = np.full((50, feat), 7, "float32")
+        out = run_kernel(kernel(template, wanted.problem, config, as_cuda=True), args)["out"]
+        np.testing.assert_array_equal(out, a.toarray() @ b.astype("float32"))
+
+
+@pytest.mark.parametrize("op, options, error, message", [
+    ("sddmm", {"out_dtype": "float32"}, ValueError, "'out_dtype': expected None for 'sddmm'"),
+    ("spmm", {"out_dtype": 4}, TypeError, "'out_dtype': expected a name as 'float32', got 4"),
+    ("spmm", {"out_dtype": "float64"}, ValueError, "expected None, 'float16' or 'float32'"),
+    ("spmm", {"dtype": "int8"}, ValueError, "Spmm: argument 'dtype': expected"),
+    (
+        "spmm", {"dtype": "int8", "out_dtype": "int32", "target": GPU}, ValueError,
+        "argument 'format': expected one that tensor cores take, for 'int8' on a GPU",
+    ),
+])  # fmt: skip
+def test_refusals(op, options, error, message):
+    given = {"dtype": "float16", **options}
+    with pytest.raises(error, match=re.escape(message)):
+        sparsetir.plan(op, matrix("float16"), 8, **given)
