@@ -27,10 +27,11 @@ from typing import Any
 import numpy as np
 from tvm import DataType, ir, tirx
 
-from sparsetir.formats import Operand, Pattern, RelationalHyb
+from sparsetir.formats import ConvertedFormat, Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.operators.problems import Arranged
+from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.copy_together import copy_together
@@ -273,15 +274,36 @@ def pattern_of(
     return found
 
 
-def arrange(pattern: Pattern, problem: Rgms, config: RelationalTiles) -> Arranged:
+def arrange(pattern: RelationPattern | Pattern, problem: Rgms, config: RelationalTiles) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
-    pattern : of relations by rows by columns, such as of :func:`pattern_of`
+    pattern : of relations by rows by columns; values are given in the order of its triples, or of
+        its coordinates, such as of :func:`pattern_of`
     """
-    converted = config.format.convert(pattern, _operand(problem))
-    relations, m, n = map(int, pattern.shape)
+    relations, m, n = (int(size) for size in pattern.shape)
     sizes = {"relations": relations, "m": m, "n": n}
-    return Arranged(converted, {**converted.arguments(), **sizes})
+    triples = pattern if isinstance(pattern, RelationPattern) else None
+    if isinstance(pattern, RelationPattern):
+        pattern = pattern_of(*pattern[:4], pattern.shape)
+    converted = config.format.convert(pattern, _operand(problem))
+    stored = converted if triples is None else _OfTriples(converted, triples)
+    return Arranged(stored, {**converted.arguments(), **sizes})
+
+
+@dataclass(frozen=True)
+class _OfTriples:
+    """A format of the elements of triples, which takes values in the order of these."""
+
+    converted: ConvertedFormat
+    triples: RelationPattern
+    keeps_order = False
+
+    @property
+    def padding(self) -> float:
+        return self.converted.padding
+
+    def values(self, /, **stored: Any) -> dict[str, Any]:
+        return self.converted.values(**{n: x[self.triples.order] for n, x in stored.items()})
 
 
 def apply(sch: Schedule, config: RelationalRows) -> None:

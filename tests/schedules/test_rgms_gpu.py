@@ -19,6 +19,7 @@ from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import Pattern, RelationalHyb
 from sparsetir.lower import lower_template
+from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.launches import count_launches
@@ -178,7 +179,13 @@ def test_elements_that_are_there_several_times() -> None:
     relation, row, column = pattern.coords
     np.testing.assert_array_equal(np.stack([relation, row]), np.stack(mask.nonzero()[:2]))
     made = rgms_gpu.arrange(pattern, Rgms(), PLAIN)
-    args = {**made.arguments, **made.stored.values(A=given["a"])}
+    shuffled = rng.permutation(len(row))  # as triples in any order, with their values
+    triples = RelationPattern.of(*(c[shuffled] for c in pattern.coords), mask.shape)
+    other = rgms_gpu.arrange(triples, Rgms(), PLAIN)
+    for name, array in other.arguments.items():
+        if "indices_jb" not in name:  # columns are in order here
+            np.testing.assert_array_equal(array, made.arguments[name])
+    args = {**other.arguments, **other.stored.values(A=given["a"][shuffled])}
     args |= {n: given[n] for n in ("x", "w", "out")} | {"feat_in": 20, "feat": 36}
     found = kernel(Rgms(), PLAIN)(args, seeds=SEEDS)["out"]
     expected = np.zeros(found.shape)
