@@ -124,6 +124,9 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     rgcn.add_argument(
         "--peers", nargs="*", choices=("unfused", "RGCNConv", "FastRGCNConv"), help="default: all"
     )
+    rgcn.add_argument(
+        "--cpu-time", action="store_true", help="of the processor, where others use it; one thread"
+    )
     rgcn.add_argument("--seconds", type=float, default=5, help="of each comparison (default: 5)")
     rgcn.add_argument("--plot", action="store_true", help="draw a picture beside the file")
     mttkrp = commands.add_parser(

@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -32,6 +33,7 @@ HIDDEN, CLASSES, BASES = 16, 4, 30
 # FastRGCNConv has the weights of each edge; more bytes than this are not tried.
 MOST_BYTES = 5 << 30
 STEPS = ("inference", "training")
+Clock = Callable[[], float]
 
 
 class Graph(NamedTuple):
@@ -89,6 +91,7 @@ def run(args: argparse.Namespace) -> None:
     graphs: list[Any] = args.graph or ([(2000, 6)] if args.quick else sizes)
     seconds = 0.05 if args.quick else args.seconds
     ways = WAYS if args.peers is None else (OURS, *(w for w in WAYS if w in args.peers))
+    clock = time.process_time if args.cpu_time else time.perf_counter
     torch.set_num_threads(args.threads)
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
@@ -97,13 +100,13 @@ def run(args: argparse.Namespace) -> None:
         graph = graph_of(what)
         for feat in FEATURES:
             progress(f"{graph.name}, d = {feat}")
-            cells.append(measure(graph, feat, ways, seconds))
+            cells.append(measure(graph, feat, ways, seconds, clock))
         progress(f"{graph.name}, epoch")
-        cells[-1]["epoch"] = epochs(graph, ways, seconds)
+        cells[-1]["epoch"] = epochs(graph, ways, seconds, clock)
         cells[-1]["memory"] = {way: peak(way, what, cells[-2]) for way in ways}
         ops.clear_cache()
     progress("")
-    results = {"cells": cells, "summary": summary(cells)}
+    results = {"cells": cells, "summary": summary(cells), "clock": clock.__name__}
     show(results, args.threads)
     load_average = os.getloadavg()[0]
     path = write(args.out, "rgcn", {**circumstances(args.threads), "load": load_average}, results)
@@ -122,7 +125,9 @@ def too_large(way: str, edges: int, feat: int) -> bool:
     return way == FAST and 2 * 4 * edges * feat**2 > MOST_BYTES
 
 
-def measure(graph: Graph, feat: int, ways: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def measure(
+    graph: Graph, feat: int, ways: tuple[str, ...], seconds: float, clock: Clock
+) -> dict[str, Any]:
     """Shortest and median times of a layer with as many features before as after."""
     torch.manual_seed(0)
     x, grad = torch.randn(2, graph.nodes, feat)
@@ -141,7 +146,7 @@ def measure(graph: Graph, feat: int, ways: tuple[str, ...], seconds: float) -> d
         for mine, other in zip(found[way], found[OURS], strict=True):
             if not (mine - other).abs().max() < 1e-4 * (1 + other.abs().max()):  # NaN is wrong
                 wrong.append(way)
-    times = {step: interleaved(calls[step], seconds, least=3) for step in STEPS}
+    times = {step: interleaved(calls[step], seconds, 3, clock=clock) for step in STEPS}
     return {
         "graph": graph.name, "nodes": graph.nodes, "edges": graph.edges,
         "relations": graph.relations, "feat": feat, **times, "missing": missing, "wrong": wrong,
@@ -178,7 +183,7 @@ class Model(torch.nn.Module):
         return self.second(self.first(None, edge_index, edge_type).relu(), edge_index, edge_type)
 
 
-def epochs(graph: Graph, ways: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def epochs(graph: Graph, ways: tuple[str, ...], seconds: float, clock: Clock) -> dict[str, Any]:
     """Times of an epoch of a model of two layers without features."""
     bytes_of_table = 4 * graph.nodes * graph.relations * HIDDEN
     if 12 * bytes_of_table > MOST_BYTES:
@@ -190,7 +195,7 @@ def epochs(graph: Graph, ways: tuple[str, ...], seconds: float) -> dict[str, Any
             continue
         torch.manual_seed(0)
         calls[way] = epoch(Model(way, graph), graph, labels)
-    return interleaved(calls, seconds, least=3)
+    return interleaved(calls, seconds, 3, clock=clock)
 
 
 def epoch(model: Model, graph: Graph, labels: Tensor) -> Callable[[], None]:

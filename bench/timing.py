@@ -26,20 +26,22 @@ def progress(text: str) -> None:
 
 
 def interleaved(
-    calls: Mapping[str, Callable[[], Any]], seconds: float, least: int = 5, most: int = 1000
-) -> dict[str, dict[str, float]]:
+    calls: Mapping[str, Callable[[], Any]], seconds: float, least: int = 5, most: int = 1000,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, dict[str, float]]:  # fmt: skip
     """Minimum and median in seconds of calls that take turns, after a warm-up.
 
     seconds : how long to go on, at least `least` rounds and at most `most`
+    clock : of seconds
     """
     found: dict[str, list[float]] = {name: [] for name in calls}
-    end = time.perf_counter() + seconds
+    end = clock() + seconds
     rounds = 0
-    while rounds < least + WARM_UP or (rounds < most and time.perf_counter() < end):
+    while rounds < least + WARM_UP or (rounds < most and clock() < end):
         for name, call in calls.items():
-            start = time.perf_counter()
+            start = clock()
             call()
-            found[name].append(time.perf_counter() - start)
+            found[name].append(clock() - start)
         rounds += 1
     return {
         name: {"min": min(t[WARM_UP:]), "median": statistics.median(t[WARM_UP:]), "rounds": rounds}

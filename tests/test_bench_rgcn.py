@@ -72,6 +72,7 @@ def test_a_run(tmp_path, capsys):
         threads=1,
         graph=None,
         edges=None,
+        cpu_time=False,
         plot=True,
         peers=["unfused", "RGCNConv"],
     )
