@@ -24,6 +24,7 @@ from sparsetir.ops.messages import (
     sparse_softmax,
 )
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.rgms import rgms
 from sparsetir.ops.structure import (
     Structure,
     cache_info,
@@ -43,6 +44,7 @@ __all__ = [
     "gspmm",
     "limit_cache",
     "resolve",
+    "rgms",
     "sddmm",
     "segment_reduce",
     "sparse_attention",

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsetir.arrays import dtype_name
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
-__all__ = ["check_csr", "check_edges", "check_size"]
+__all__ = ["check_csr", "check_edges", "check_kind", "check_range", "check_size"]
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 SIZES = (int, torch.SymInt, np.integer)
@@ -34,8 +34,8 @@ def check_csr(
 ) -> None:
     """Raise unless rowptr (m + 1,) and col (nnz,) are compressed rows of an (m, n) matrix."""
     pointers, indices = names
-    _check_kind(who, pointers, rowptr)
-    _check_kind(who, indices, col)
+    check_kind(who, pointers, rowptr)
+    check_kind(who, indices, col)
     _check_together(who, rowptr, col, names)
     if rowptr.dim() != 1 or not len(rowptr):
         raise StructureError(
@@ -59,21 +59,22 @@ def check_csr(
             f"{who}: argument '{pointers}': expected not to decrease, got {int(rowptr[row])} at "
             f"{row} and {int(rowptr[row + 1])} at {row + 1}"
         )
-    _check_range(who, indices, "index", col, n)
+    check_range(who, indices, "index", col, n)
 
 
 def check_edges(who: str, edges: Tensor, m: int, n: int, name: str = "edges") -> None:
     """Raise unless `edges` are (2, nnz) columns and rows of an (m, n) matrix."""
-    _check_kind(who, name, edges)
+    check_kind(who, name, edges)
     if edges.dim() != 2 or len(edges) != 2:
         raise StructureError(
             f"{who}: argument '{name}': expected shape (2, nnz), got {tuple(edges.shape)}"
         )
-    _check_range(who, name, "source", edges[0], n)
-    _check_range(who, name, "target", edges[1], m)
+    check_range(who, name, "source", edges[0], n)
+    check_range(who, name, "target", edges[1], m)
 
 
-def _check_kind(who: str, name: str, x: Tensor) -> None:
+def check_kind(who: str, name: str, x: Tensor) -> None:
+    """Raise unless x is a dense tensor of int32 or int64."""
     if not isinstance(x, Tensor) or x.layout is not torch.strided:
         got = x.layout if isinstance(x, Tensor) else type(x).__name__
         raise StructureTypeError(f"{who}: argument '{name}': expected a dense tensor, got {got}")
@@ -102,7 +103,8 @@ def _check_together(who: str, rowptr: Tensor, col: Tensor, names: tuple[str, ...
         )
 
 
-def _check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
+def check_range(who: str, name: str, what: str, x: Tensor, size: int) -> None:
+    """Raise unless each of x is from 0 to size - 1; what : they are, in words."""
     if not len(x):
         return
     low, high = (int(v) for v in torch.aminmax(x))

@@ -31,6 +31,8 @@ __all__ = [
     "clear_cache",
     "compiled_code",
     "conversions",
+    "find_kept",
+    "keep",
     "limit_cache",
     "structure_of",
     "structure_of_edges",
@@ -306,7 +308,7 @@ def target_of(device: torch.device) -> Any:
 class _Kept:
     """A structure; where others may write unseen, copies of the tensors that it was made for."""
 
-    structure: Structure
+    structure: Any
     copies: tuple[Tensor, ...]
 
 
@@ -338,12 +340,12 @@ def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of")
     if col.dim() == 2:
         return structure_of_edges(col, len(rowptr) - 1, n, who)
     key = (n, *memory_key(col), *memory_key(rowptr))
-    found = _find(key, rowptr, col)
+    found = find_kept(key, rowptr, col)
     if found is None:
         n = check_size(who, "n", n)
         check_csr(who, rowptr, col, n)
         shape = (len(rowptr) - 1, n)
-        found = _keep(key, lambda rowptr, col: Structure(rowptr, col, shape), rowptr, col)
+        found = keep(key, lambda rowptr, col: Structure(rowptr, col, shape), rowptr, col)
     return found
 
 
@@ -363,7 +365,7 @@ def structure_of_edges(
     key = (m, n, *memory_key(edges))
     if blocks is not None:
         conversions.put(("blocks", *key), blocks, 0, edges)
-    found = _find(key, edges)
+    found = find_kept(key, edges)
     if found is None:
         m, n = check_size(who, "m", m), check_size(who, "n", n)
         check_edges(who, edges, m, n, name)
@@ -372,12 +374,12 @@ def structure_of_edges(
             rowptr, col, order = compress(edges, m)
             return Structure(rowptr, col, (m, n), order, conversions.get(("blocks", *key)))
 
-        found = _keep(key, make, edges)
+        found = keep(key, make, edges)
     return found
 
 
-def _find(key: Any, *tensors: Tensor) -> Structure | None:
-    """The structure that was kept for these tensors."""
+def find_kept(key: Any, *tensors: Tensor) -> Any:
+    """The structure, or None, that was kept for these tensors."""
     kept = _seen.get(key)
     if kept is None:
         return None
@@ -388,8 +390,8 @@ def _find(key: Any, *tensors: Tensor) -> Structure | None:
 
 
 @lasting
-def _keep(key: Any, make: Callable[..., Structure], *tensors: Tensor) -> Structure:
-    """The structure that `make` gives for tensors, kept."""
+def keep(key: Any, make: Callable[..., Any], *tensors: Tensor) -> Any:
+    """The structure that `make` gives for tensors, kept; has `nbytes`."""
     copies: tuple[Tensor, ...] = ()
     if getattr(compiled_code, "runs", False):
         copies = tuple(x.clone() for x in tensors)

@@ -1,0 +1,196 @@
+"""Graphs whose edges have relations, as the kernels of relational operators take them.
+
+What kernels want of a graph is made once and kept, as :mod:`sparsetir.ops.structure` keeps
+patterns: rows of each relation, compressed twice (CSF).
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.check_pattern import check_edges, check_kind, check_range, check_size
+from sparsetir.ops.compress import compress
+from sparsetir.ops.structure import find_kept, keep
+from sparsetir.sparse_ir.errors import StructureError
+
+__all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_of"]
+
+# Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
+CHUNK = 32
+CHUNKS_OF_PIECE = 64
+BYTES_PER_EDGE, BYTES_PER_RELATION = 72, 64
+INT32_MAX = 2**31 - 1
+
+
+class Chunks:
+    """Rows of each relation in chunks, chunks in pieces of one relation each.
+
+    chunk_ptr : (chunks + 1,) into the rows
+    piece_ptr : (pieces + 1,) into the chunks
+    relation : (pieces,) of each, in order
+    """
+
+    @lasting
+    def __init__(self, row_ptr: Tensor) -> None:
+        starts, ends = row_ptr[:-1].long(), row_ptr[1:].long()
+        chunks = (ends - starts + CHUNK - 1) // CHUNK
+        chunk_of, place = _repeated(chunks)
+        firsts = starts[chunk_of] + place * CHUNK
+        self.chunk_ptr = torch.cat([firsts, ends[-1:]]).to(row_ptr.dtype)
+        of_piece, part = _repeated((chunks + CHUNKS_OF_PIECE - 1) // CHUNKS_OF_PIECE)
+        before = (chunks.cumsum(0) - chunks)[of_piece]
+        begins = before + part * CHUNKS_OF_PIECE
+        self.piece_ptr = torch.cat([begins, chunks.sum()[None]]).to(row_ptr.dtype)
+        self.relation = of_piece.to(row_ptr.dtype)
+
+
+def _repeated(counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Each index as often as its count says, and how often it was there before."""
+    index = torch.repeat_interleave(counts)
+    place = torch.arange(len(index), device=counts.device) - (counts.cumsum(0) - counts)[index]
+    return index, place
+
+
+class RelationRows:
+    """The rows of each relation that are not empty, with what they store.
+
+    row_ptr : (relations + 1,) into the rows of relations
+    rows : (nnz_rows,) which they are
+    indptr : (nnz_rows + 1,) into the elements
+    indices : (E,) columns
+    order : (E,) int64 edge of each element; None where that is the same
+    """
+
+    @lasting
+    def __init__(self, rows: Tensor, columns: Tensor, relation: Tensor, m: int, count: int) -> None:
+        # By rows, then by relations, which leaves the rows of each in order.
+        _, relation, first = compress(torch.stack([relation, rows]), m)
+        rows = rows if first is None else rows[first]
+        ptr, rows, second = compress(torch.stack([rows, relation]), count)
+        self.order = first if second is None else second if first is None else first[second]
+        self.indices = columns if self.order is None else columns[self.order]
+        # A row begins where the row or the relation is another one.
+        begins = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
+        begins[1:] = rows[1:] != rows[:-1]
+        begins[ptr[:-1][ptr[:-1] < len(rows)].long()] = True
+        starts = begins.nonzero()[:, 0].to(rows.dtype)
+        self.rows = rows[starts]
+        self.indptr = torch.nn.functional.pad(starts, (0, 1), value=len(rows))
+        self.row_ptr = torch.searchsorted(starts, ptr).to(rows.dtype)
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """The rows in chunks."""
+        return Chunks(self.row_ptr)
+
+    @cached_property
+    @lasting
+    def counts(self) -> Tensor:
+        """(E,) int64 elements in the row of each element."""
+        counts = (self.indptr[1:] - self.indptr[:-1]).long()
+        return torch.repeat_interleave(counts, counts)
+
+    @lasting
+    def arranged(self, values: Tensor) -> Tensor:
+        """Values in the order of the elements, of values in the order of the edges."""
+        return values if self.order is None else values[self.order]
+
+    @lasting
+    def restored(self, values: Tensor) -> Tensor:
+        """Values in the order of the edges, of values in the order of the elements."""
+        if self.order is None:
+            return values
+        return torch.empty_like(values).index_copy_(0, self.order, values)
+
+
+class Relations:
+    """Edges of `count` relations from n nodes to m nodes; get one with :func:`relations_of`.
+
+    Index arrays are int32 where that suffices. May be used from several threads at once.
+    """
+
+    def __init__(self, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> None:
+        self.n, self.m, self.count = n, m, count
+        self.edges = edge_index.shape[1]
+        small = max(n, m, count, self.edges) < INT32_MAX
+        dtype = torch.int32 if small else torch.int64
+        source, target = edge_index.to(dtype)
+        self.device = edge_index.device
+        self.by_target = RelationRows(target, source, edge_type.to(dtype), m, count)
+        self._shares: dict[Any, Tensor] = {}
+
+    @cached_property
+    @lasting
+    def by_source(self) -> RelationRows:
+        """The same edges as elements of the transposed matrices."""
+        forth = self.by_target
+        in_rows = (forth.indptr[1:] - forth.indptr[:-1]).long()
+        rows_of = (forth.row_ptr[1:] - forth.row_ptr[:-1]).long()
+        relation = torch.repeat_interleave(rows_of.to(forth.rows.device)).to(forth.rows.dtype)
+        target, relation = (
+            forth.restored(torch.repeat_interleave(x, in_rows)) for x in (forth.rows, relation)
+        )
+        return RelationRows(forth.restored(forth.indices), target, relation, self.n, self.count)
+
+    def rows(self, transposed: bool) -> RelationRows:
+        """Rows of sources, or of targets."""
+        return self.by_source if transposed else self.by_target
+
+    def shares(self, dtype: torch.dtype, transposed: bool) -> Tensor:
+        """One in as many edges as the target of an edge has in its relation: (E,) elements."""
+        found = self._shares.get((dtype, transposed))
+        if found is None:
+            found = lasting(torch.reciprocal)(self.by_target.counts.to(dtype))
+            if transposed:
+                found = self.by_source.arranged(self.by_target.restored(found))
+            self._shares[dtype, transposed] = found
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """About what this takes with all that is made of it, in bytes."""
+        return BYTES_PER_EDGE * self.edges + BYTES_PER_RELATION * self.count
+
+
+def relations_of(
+    edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int, who: str = "relations_of"
+) -> Relations:
+    """Edges with relations, in the form of kernels: made when first seen, kept in a bounded cache.
+
+    edge_index : (2, E) int32 or int64 sources, then targets, in any order
+    edge_type : (E,) int32 or int64 relation of each edge, from 0 to count - 1
+    n, m : sources and targets
+    who : is named in errors
+
+    What is written to the tensors is seen, or not, as by :func:`structure_of`. Raises TypeError,
+    ValueError and StructureError for what is no such graph.
+    """
+    key = ("relations", n, m, count, *memory_key(edge_index), *memory_key(edge_type))
+    found = find_kept(key, edge_index, edge_type)
+    if found is None:
+        sizes = {"n": n, "m": m, "relations": count}
+        n, m, count = (check_size(who, name, size) for name, size in sizes.items())
+        check_edges(who, edge_index, m, n, "edge_index")
+        _check_types(who, edge_index, edge_type, count)
+        found = keep(key, lambda *e: Relations(*e, n, m, count), edge_index, edge_type)
+    return found
+
+
+def _check_types(who: str, edge_index: Tensor, edge_type: Tensor, count: int) -> None:
+    check_kind(who, "edge_type", edge_type)
+    if edge_type.shape != edge_index.shape[1:]:
+        raise StructureError(
+            f"{who}: argument 'edge_type': expected shape {tuple(edge_index.shape[1:])}, "
+            f"got {tuple(edge_type.shape)}"
+        )
+    if edge_type.device != edge_index.device:
+        raise StructureError(
+            f"{who}: argument 'edge_type': expected to be on {edge_index.device} as 'edge_index', "
+            f"got {edge_type.device}"
+        )
+    check_range(who, "edge_type", "relation", edge_type, count)

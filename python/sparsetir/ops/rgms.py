@@ -1,0 +1,226 @@
+"""Relational gather-matmul-scatter as a torch operator, with gradients of all orders.
+
+What the gradients are made of are the operator itself, along edges or against them, and two more:
+those for the weights of relations and of edges. All are linear in each operand, so that these three
+serve gradients of gradients, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.ops import rgms_kernels
+from sparsetir.ops.check_pattern import check_size
+from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.registry import define, save_inputs, saved
+from sparsetir.ops.relations import Relations, relations_of
+
+__all__ = ["rgms"]
+
+WHO = "rgms"
+REDUCTIONS = ("sum", "mean")
+
+
+def rgms(
+    x: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor,
+    edge_weight: Tensor | None = None, reduce: str = "sum", num_targets: int | None = None,
+) -> Tensor:  # fmt: skip
+    """Y[i] = sum over edges e = (j -> i) of relation r of edge_weight[e] * x[j] @ weight[r].
+
+    x : (n, feat_in) features of sources; float16, bfloat16, float32 or float64
+    weight : (relations, feat_in, feat) of x's dtype
+    edge_index : (2, E) int32 or int64 sources, then targets, in any order; several edges may have
+        the same ends, and a node may have one to itself
+    edge_type : (E,) int32 or int64 relation of each edge
+    edge_weight : (E,) of x's dtype; by default ones
+    reduce : "sum"; "mean" divides what a target gets of a relation by the number of its edges in
+        that relation, as in an RGCN
+    num_targets : how many there are; by default as many as sources
+
+    Gives (num_targets, feat); targets without edges get zeros. No array has features for each edge,
+    here and in the gradients. Differentiable with respect to x, weight and edge_weight any number of
+    times. Sums are in float32, for float64 in float64, on a CPU always in the same order.
+
+    What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
+    :func:`sparsetir.ops.structure_of` for what is noticed of writing to `edge_index` and
+    `edge_type`.
+
+    Raises TypeError, ValueError and StructureError that name the argument. (SparseTIR, section 4.4.)
+    """
+    _check(x, weight, edge_index, edge_type, edge_weight, reduce)
+    n = x.shape[0]
+    m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
+    return rgms_sum(
+        x, weight, edge_index, edge_type, edge_weight, n, m, reduce == "mean", False
+    )  # fmt: skip
+
+
+def _check(
+    x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: Any, reduce: Any
+) -> None:
+    """Raise unless operands fit each other; what graphs are is checked when they are first seen."""
+    if not isinstance(reduce, str) or reduce not in REDUCTIONS:
+        raise ValueError(
+            f"{WHO}: argument 'reduce': expected {', '.join(REDUCTIONS)}, got {reduce!r}"
+        )
+    check_tensor(WHO, "x", x)
+    check_tensor(WHO, "weight", weight, like=x)
+    if x.dim() != 2:
+        raise ValueError(f"{WHO}: argument 'x': expected shape (n, feat_in), got {tuple(x.shape)}")
+    if weight.dim() != 3 or weight.shape[1] != x.shape[1]:
+        raise ValueError(
+            f"{WHO}: argument 'weight': expected shape (relations, {x.shape[1]}, feat) as 'x' has "
+            f"{x.shape[1]} features, got {tuple(weight.shape)}"
+        )
+    for name, given in (("edge_index", edge_index), ("edge_type", edge_type)):
+        if not isinstance(given, Tensor) or given.layout is not torch.strided:
+            got = given.layout if isinstance(given, Tensor) else type(given).__name__
+            raise TypeError(f"{WHO}: argument '{name}': expected a dense tensor, got {got}")
+    if edge_index.dim() != 2 or edge_index.shape[0] != 2:
+        raise ValueError(
+            f"{WHO}: argument 'edge_index': expected shape (2, E), got {tuple(edge_index.shape)}"
+        )
+    if edge_weight is not None:
+        check_tensor(WHO, "edge_weight", edge_weight, like=x)
+        if edge_weight.shape != edge_index.shape[1:]:
+            raise ValueError(
+                f"{WHO}: argument 'edge_weight': expected shape {tuple(edge_index.shape[1:])}, "
+                f"got {tuple(edge_weight.shape)}"
+            )
+    others = {"weight": weight, "edge_index": edge_index, "edge_weight": edge_weight}
+    for name, given in others.items():
+        if given is not None and given.device != x.device:
+            raise ValueError(
+                f"{WHO}: argument '{name}': expected to be on {x.device} as 'x', got {given.device}"
+            )
+
+
+def _values(
+    relations: Relations, edge_weight: Tensor | None, mean: bool, dtype: torch.dtype,
+    transposed: bool,
+) -> Tensor | None:  # fmt: skip
+    """(E,) of the elements, in the type that kernels compute in."""
+    wide = torch.promote_types(dtype, torch.float32)
+    if edge_weight is None:
+        return relations.shares(wide, transposed) if mean else None
+    values = relations.rows(transposed).arranged(edge_weight.to(wide))
+    return values * relations.shares(wide, transposed) if mean else values
+
+
+# -- sums at nodes --------------------------------------------------------------------------------
+
+
+def _sum(
+    x: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor, edge_weight: Tensor | None,
+    n: int, m: int, mean: bool, transposed: bool,
+) -> Tensor:  # fmt: skip
+    relations = relations_of(edge_index, edge_type, n, m, weight.shape[0], WHO)
+    values = _values(relations, edge_weight, mean, x.dtype, transposed)
+    return rgms_kernels.of_nodes(relations, x, weight, values, transposed)
+
+
+def _sum_backward(ctx: Any, grad: Tensor) -> Any:
+    x, weight, *graph, edge_weight, n, m, mean, transposed = saved(ctx)
+    for_x, for_weight, _, _, for_edges, *_ = ctx.needs_input_grad
+    sizes = (n, m, mean)
+    turned = weight.transpose(1, 2)
+    grad_x = grad_weight = grad_edges = None
+    if for_x:
+        grad_x = rgms_sum(grad, turned, *graph, edge_weight, *sizes, not transposed)
+    # Features of sources, then of targets.
+    ends = (grad, x) if transposed else (x, grad)
+    if for_weight:
+        grad_weight = rgms_weight(*ends, *graph, edge_weight, weight.shape[0], mean)
+        grad_weight = grad_weight.transpose(1, 2) if transposed else grad_weight
+    if for_edges:
+        grad_edges = rgms_edge(*ends, turned if transposed else weight, *graph, mean)
+    return grad_x, grad_weight, None, None, grad_edges, None, None, None, None
+
+
+rgms_sum = define(
+    "rgms(Tensor x, Tensor weight, Tensor edge_index, Tensor edge_type, Tensor? edge_weight, "
+    "SymInt n, SymInt m, bool mean, bool transposed) -> Tensor",
+    _sum,
+    lambda x, weight, edge_index, edge_type, edge_weight, n, m, mean, transposed: x.new_empty(
+        (n if transposed else m, weight.shape[2])
+    ),
+    _sum_backward,
+    save_inputs,
+)
+
+
+# -- for the weights of relations -----------------------------------------------------------------
+
+
+def _weight(
+    x: Tensor, grad: Tensor, edge_index: Tensor, edge_type: Tensor, edge_weight: Tensor | None,
+    count: int, mean: bool,
+) -> Tensor:  # fmt: skip
+    relations = relations_of(edge_index, edge_type, x.shape[0], grad.shape[0], count, WHO)
+    values = _values(relations, edge_weight, mean, x.dtype, False)
+    return rgms_kernels.of_weights(relations, x, grad, values)
+
+
+def _weight_backward(ctx: Any, by: Tensor) -> Any:
+    x, grad, *graph, edge_weight, _, mean = saved(ctx)
+    for_x, for_grad, _, _, for_edges, *_ = ctx.needs_input_grad
+    sizes = (x.shape[0], grad.shape[0], mean)
+    turned = by.transpose(1, 2)
+    return (
+        rgms_sum(grad, turned, *graph, edge_weight, *sizes, True) if for_x else None,
+        rgms_sum(x, by, *graph, edge_weight, *sizes, False) if for_grad else None,
+        None, None, rgms_edge(x, grad, by, *graph, mean) if for_edges else None, None, None,
+    )  # fmt: skip
+
+
+rgms_weight = define(
+    "rgms_weight(Tensor x, Tensor grad, Tensor edge_index, Tensor edge_type, Tensor? edge_weight, "
+    "SymInt count, bool mean) -> Tensor",
+    _weight,
+    lambda x, grad, edge_index, edge_type, edge_weight, count, mean: x.new_empty(
+        (count, x.shape[1], grad.shape[1])
+    ),
+    _weight_backward,
+    save_inputs,
+)
+
+
+# -- for the weights of edges ---------------------------------------------------------------------
+
+
+def _edge(
+    x: Tensor, grad: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor, mean: bool
+) -> Tensor:
+    count = weight.shape[0]
+    relations = relations_of(edge_index, edge_type, x.shape[0], grad.shape[0], count, WHO)
+    found = rgms_kernels.of_edges(relations, x, weight, grad)
+    if mean:
+        found = found * relations.shares(found.dtype, False)
+    found = relations.by_target.restored(found).to(x.dtype)
+    return found
+
+
+def _edge_backward(ctx: Any, by: Tensor) -> Any:
+    x, grad, weight, *graph, mean = saved(ctx)
+    for_x, for_grad, for_weight, *_ = ctx.needs_input_grad
+    sizes = (x.shape[0], grad.shape[0], mean)
+    turned = weight.transpose(1, 2)
+    return (
+        rgms_sum(grad, turned, *graph, by, *sizes, True) if for_x else None,
+        rgms_sum(x, weight, *graph, by, *sizes, False) if for_grad else None,
+        rgms_weight(x, grad, *graph, by, weight.shape[0], mean) if for_weight else None,
+        None, None, None,
+    )  # fmt: skip
+
+
+rgms_edge = define(
+    "rgms_edge(Tensor x, Tensor grad, Tensor weight, Tensor edge_index, Tensor edge_type, "
+    "bool mean) -> Tensor",
+    _edge,
+    lambda x, grad, weight, edge_index, edge_type, mean: x.new_empty(edge_index.shape[1:]),
+    _edge_backward,
+    save_inputs,
+)

@@ -1,0 +1,154 @@
+"""Gradients of relational gather-matmul-scatter for the weights of relations and of edges:
+
+dW[r, k, l] = sum over i, j of A[r, i, j] * X[j, k] * dY[i, l]
+dA[r, i, j] = sum over k, l of X[j, k] * W[r, k, l] * dY[i, l]
+
+The gradient of X is the operator itself over the transposed pattern. (SparseTIR, section 4.4.)
+
+Rows of a relation come in chunks. What a chunk shares, sums of rows of X or rows of dY times W[r],
+is in a workspace of the chunk's size, so that nothing has a row of features for each element, or
+for each row of each relation. Relations come in pieces, each of chunks of one relation.
+"""
+
+# pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
+# (TVMScript is Python in form only.)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from tvm import tirx
+from tvm.script import sparse_tir as T
+
+from sparsetir.schedules.arguments import expect_at_least, expect_one_of
+from sparsetir.schedules.operators.problems import IDTYPES, Problem, with_parameters
+from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule.assume import assume
+
+__all__ = ["RgmsBackward", "program"]
+
+
+@dataclass(frozen=True)
+class RgmsBackward(Problem):
+    """What a kernel is compiled for.
+
+    feat_in, feat : of X and of Y
+    chunk : rows of a relation in a chunk, at most
+    edges : the gradient of A, instead of that of W
+    dtype : of all values, that sums are in
+    idtype : of the index arrays
+    weighted : whether elements have values; that of A asks for none
+    """
+
+    feat_in: int
+    feat: int
+    chunk: int = 32
+    edges: bool = False
+    dtype: str = "float32"
+    idtype: str = "int32"
+    weighted: bool = True
+
+    def __post_init__(self) -> None:
+        expect_at_least(self, feat_in=1, feat=1, chunk=1)
+        expect_one_of(self, dtype=("float32", "float64"), idtype=IDTYPES)
+
+
+def program(problem: RgmsBackward, config: Any = None) -> SparseFunc:
+    """The operator as a stage-I function over rows in chunks.
+
+    x : (n, feat_in) ; grad : (m, feat)
+    a : (nnz,), absent where the problem is not weighted
+    dw : (pieces, feat_in, feat), written: sums of each piece
+    or w : (relations, feat, feat_in), transposed, and relation : (pieces,) of each piece;
+    da : (nnz,), written
+    piece_ptr : (pieces + 1,) into chunks ; chunk_ptr : (chunks + 1,) into rows
+    rows : (nnz_rows,) of the result ; indptr : (nnz_rows + 1,) ; indices : (nnz,) columns
+    """
+    del config
+    return _edges(problem) if problem.edges else _weights(problem)
+
+
+def _weights(problem: RgmsBackward) -> SparseFunc:
+    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
+    weighted, zero = problem.weighted, tirx.const(0.0, problem.dtype)
+
+    @T.prim_func
+    def rgms_weights(
+        a: T.handle, x: T.handle, grad: T.handle, dw: T.handle, piece_ptr: T.handle,
+        chunk_ptr: T.handle, rows: T.handle, indptr: T.handle, indices: T.handle, pieces: size,
+        chunks: size, nnz_rows: size, nnz: size, m: size, n: size,
+    ) -> None:  # fmt: skip
+        P = T.dense_fixed(pieces, idtype)
+        C = T.dense_variable(P, (chunks, chunks), piece_ptr, idtype)
+        I = T.dense_variable(C, (problem.chunk, nnz_rows), chunk_ptr, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        M = T.dense_fixed(m, idtype)
+        N = T.dense_fixed(n, idtype)
+        PLACE = T.dense_fixed(problem.chunk, idtype)
+        K = T.dense_fixed(problem.feat_in, idtype)
+        L = T.dense_fixed(problem.feat, idtype)
+        if weighted:
+            A = T.match_sparse_buffer(a, (P, C, I, J), dtype)
+        X = T.match_sparse_buffer(x, (N, K), dtype)
+        G = T.match_sparse_buffer(grad, (M, L), dtype)
+        DW = T.match_sparse_buffer(dw, (P, K, L), dtype)
+        ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
+        SUM = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
+        with T.sp_iter([P], "S", "pieces") as [p]:
+            with T.sp_iter([K, L], "SS", "clear") as [k, l]:
+                DW[p, k, l] = zero
+            with T.sp_iter([C], "R", "chunks") as [c]:
+                with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
+                    SUM[i, k] = zero
+                with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+                    SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * X[j, k] if weighted else X[j, k])
+                with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]:
+                    DW[p, k, l] = DW[p, k, l] + SUM[i, k] * G[ROW[p, c, i], l]
+
+    func = with_parameters(rgms_weights, {"a": not weighted})
+    func, _ = assume(cast(Any, func), "coordinates", buffer="ROW", axis="M")
+    return func
+
+
+def _edges(problem: RgmsBackward) -> SparseFunc:
+    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
+    zero = tirx.const(0.0, problem.dtype)
+
+    @T.prim_func
+    def rgms_edges(
+        x: T.handle, w: T.handle, grad: T.handle, da: T.handle, relation: T.handle,
+        piece_ptr: T.handle, chunk_ptr: T.handle, rows: T.handle, indptr: T.handle,
+        indices: T.handle, relations: size, pieces: size, chunks: size, nnz_rows: size, nnz: size,
+        m: size, n: size,
+    ) -> None:  # fmt: skip
+        P = T.dense_fixed(pieces, idtype)
+        C = T.dense_variable(P, (chunks, chunks), piece_ptr, idtype)
+        I = T.dense_variable(C, (problem.chunk, nnz_rows), chunk_ptr, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        R = T.dense_fixed(relations, idtype)
+        M = T.dense_fixed(m, idtype)
+        N = T.dense_fixed(n, idtype)
+        PLACE = T.dense_fixed(problem.chunk, idtype)
+        K = T.dense_fixed(problem.feat_in, idtype)
+        L = T.dense_fixed(problem.feat, idtype)
+        X = T.match_sparse_buffer(x, (N, K), dtype)
+        W = T.match_sparse_buffer(w, (R, L, K), dtype)
+        G = T.match_sparse_buffer(grad, (M, L), dtype)
+        DA = T.match_sparse_buffer(da, (P, C, I, J), dtype)
+        REL = T.match_sparse_buffer(relation, (P,), idtype)
+        ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
+        TURNED = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
+        with T.sp_iter([P, C], "SS", "chunks") as [p, c]:
+            with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
+                TURNED[i, k] = zero
+            with T.sp_iter([I, K, L], "SSR", "turned") as [i, k, l]:
+                TURNED[i, k] = TURNED[i, k] + W[REL[p], l, k] * G[ROW[p, c, i], l]
+            with T.sp_iter([I, J, K], "SSR", "dots") as [i, j, k]:
+                with T.init():
+                    DA[p, c, i, j] = zero
+                DA[p, c, i, j] = DA[p, c, i, j] + X[j, k] * TURNED[i, k]
+
+    func, _ = assume(cast(Any, rgms_edges), "coordinates", buffer="ROW", axis="M")
+    func, _ = assume(cast(Any, func), "coordinates", buffer="REL", axis="R")
+    return func

@@ -1,0 +1,230 @@
+"""Relational gather-matmul-scatter for torch: values, gradients, compilation, refusals."""
+
+# pyright: reportAttributeAccessIssue=false
+import pytest
+import torch
+
+from ops_common import DTYPES, TOLERANCE
+from sparsetir import ops
+
+N, M, RELATIONS, E = 9, 7, 5, 40
+
+
+def graph(edges=E, idtype=torch.int64, relations=RELATIONS, n=N, m=M, seed=0):
+    """Edges with equal ends among them; the first relation has none, and the last one has one."""
+    rng = torch.Generator().manual_seed(seed)
+    ends = [torch.randint(0, k, (edges,), generator=rng) for k in (n, m)]
+    kind = torch.randint(1, max(relations - 1, 2), (edges,), generator=rng)
+    if edges > 3:
+        ends[0][:2], ends[1][:2], kind[:2] = 3, 3, 1  # a self loop, twice
+        kind[-1] = relations - 1
+    return torch.stack(ends).to(idtype), kind.to(idtype)
+
+
+def operands(dtype=torch.float64, feat_in=6, feat=4, edges=E, relations=RELATIONS, n=N):
+    """x, weight and edge_weight, which take gradients."""
+    rng = torch.Generator().manual_seed(1)
+    shapes = ((n, feat_in), (relations, feat_in, feat), (edges,))
+    made = (torch.randn(s, dtype=torch.float64, generator=rng) for s in shapes)
+    return [x.to(dtype).requires_grad_() for x in made]
+
+
+def expected(x, weight, edge_index, edge_type, edge_weight=None, reduce="sum", m=M):
+    """By dense tensors in float64."""
+    (source, target), kind = edge_index.long(), edge_type.long()
+    count, n = weight.shape[0], x.shape[0]
+    a = torch.ones(len(source), dtype=torch.float64)
+    a = a if edge_weight is None else edge_weight.double()
+    if reduce == "mean":
+        key = kind * m + target
+        a = a / torch.bincount(key, minlength=count * m)[key]
+    dense = torch.zeros(count, m, n, dtype=torch.float64)
+    dense = dense.index_put((kind, target, source), a, accumulate=True)
+    return torch.einsum("rij,jk,rkl->il", dense, x.double(), weight.double())
+
+
+def check(dtype, edges=E, idtype=torch.int64, weighted=True, reduce="sum", sizes=(6, 4), seed=0):
+    """The result and its gradients."""
+    pattern = graph(edges, idtype, seed=seed)
+    *given, edge_weight = operands(dtype, *sizes, edges)
+    given += [edge_weight] if weighted else []
+    extra = edge_weight if weighted else None
+    found = ops.rgms(*given[:2], *pattern, extra, reduce, num_targets=M)
+    want = expected(*given[:2], *pattern, extra, reduce)
+    assert found.dtype == dtype and found.shape == (M, sizes[1])
+    tolerance = 8 * TOLERANCE[str(dtype)[6:]]
+
+    def close(x, y):
+        assert x.dtype == dtype
+        torch.testing.assert_close(x.double(), y.double(), rtol=tolerance, atol=tolerance)
+
+    close(found, want)
+    by = torch.randn(want.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    got = torch.autograd.grad((found * by.to(dtype)).sum(), given)
+    for x, y in zip(got, torch.autograd.grad((want * by).sum(), given), strict=True):
+        close(x, y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_and_gradients(dtype):
+    idtype = torch.int32 if dtype == "float32" else torch.int64
+    check(getattr(torch, dtype), idtype=idtype)
+    check(getattr(torch, dtype), idtype=idtype, weighted=False, reduce="mean")
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("edges", [0, 1, 2, 400])
+def test_any_number_of_edges(edges, reduce):
+    check(torch.float64, edges, reduce=reduce)
+
+
+def test_gradients_of_gradients():
+    """By finite differences; all three operators are in it."""
+    pattern = graph(12, n=5, m=4)
+    given = [x.detach().requires_grad_() for x in operands(feat_in=2, feat=3, edges=12, n=5)]
+    for reduce in ("sum", "mean"):
+
+        def call(x, weight, edge_weight, reduce=reduce):
+            return ops.rgms(x, weight, *pattern, edge_weight, reduce, 4)
+
+        torch.autograd.gradcheck(call, given)
+        torch.autograd.gradgradcheck(call, given)
+
+
+def test_features_of_any_number_and_threads(monkeypatch):
+    """Vectors, parts of them, several; many rows of a relation, of which pieces are made."""
+    from sparsetir.ops import relations, rgms_kernels
+
+    monkeypatch.setattr(rgms_kernels, "WORK_OF_THREADS", 0)
+    monkeypatch.setattr(rgms_kernels, "default_threads", lambda: 2)
+    monkeypatch.setattr(relations, "CHUNKS_OF_PIECE", 2)
+    ops.clear_cache()  # which may hold pieces of another size
+    for sizes in ((32, 48), (5, 1), (19, 36)):
+        pattern, given = graph(3000, n=300, m=200), operands(torch.float32, *sizes, 3000, n=300)
+        found = ops.rgms(*given[:2], *pattern, given[2], num_targets=200)
+        want = expected(*given[:2], *pattern, given[2], m=200)
+        torch.testing.assert_close(found.double(), want, rtol=1e-4, atol=1e-3)
+        got = torch.autograd.grad(found.sum(), given)
+        for x, y in zip(got, torch.autograd.grad(want.sum(), given), strict=True):
+            torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-2)
+    ops.clear_cache()
+
+
+def test_what_is_not_finite_stays_where_it_belongs():
+    """Chunks are not full, and nothing of theirs meets an infinity elsewhere."""
+    pattern = graph()
+    x, weight, edge_weight = (v.detach() for v in operands())
+    (source, target), kind = pattern
+    x[source[-1]] = torch.inf
+    weight[0] = torch.nan  # of a relation without edges
+    x.requires_grad_(), weight.requires_grad_(), edge_weight.requires_grad_()
+    found = ops.rgms(x, weight, *pattern, edge_weight, num_targets=M)
+    touched = torch.zeros(M, dtype=torch.bool).index_fill(0, target[source == source[-1]], True)
+    assert torch.equal(found.isfinite().all(1), ~touched)
+    of_x, of_weight, of_edges = torch.autograd.grad(found.sum(), (x, weight, edge_weight))
+    assert of_x.isfinite().all()
+    relations = torch.zeros(RELATIONS, dtype=torch.bool)
+    relations[kind[source == source[-1]]] = True
+    assert torch.equal(of_weight.isfinite().flatten(1).all(1), ~relations)
+    assert torch.equal(of_edges.isfinite(), source != source[-1])
+    assert not of_weight[0].any()
+
+
+def test_views():
+    """Operands with strides, and edges that are a view."""
+    edge_index, edge_type = graph()
+    x, weight, edge_weight = operands()
+    want = ops.rgms(x, weight, edge_index, edge_type, edge_weight, num_targets=M)
+    found = ops.rgms(
+        x.t().contiguous().t(), weight.mT.contiguous().mT,
+        edge_index.t().contiguous().t(), edge_type.repeat_interleave(2)[::2],
+        edge_weight.repeat(2, 1).t().contiguous()[:, 0], num_targets=M,
+    )  # fmt: skip
+    assert torch.equal(found, want)
+
+
+def test_as_many_targets_as_sources():
+    pattern, (x, weight, _) = graph(m=N), operands()
+    torch.testing.assert_close(ops.rgms(x, weight, *pattern), expected(x, weight, *pattern, m=N))
+
+
+def test_edges_that_are_written_to():
+    """Another graph in the same memory is another graph."""
+    edge_index, edge_type = graph()
+    x, weight, _ = operands()
+    ops.rgms(x, weight, edge_index, edge_type, num_targets=M)
+    edge_type.copy_(edge_type.flip(0))
+    found = ops.rgms(x, weight, edge_index, edge_type, num_targets=M)
+    torch.testing.assert_close(found, expected(x, weight, edge_index, edge_type))
+
+
+def test_memory_is_counted():
+    ops.clear_cache()
+    x, weight, _ = operands()
+    ops.rgms(x, weight, *graph(), num_targets=M)
+    assert ops.cache_info()["entries"] == 1
+    assert ops.cache_info()["bytes"] >= 64 * E
+    ops.clear_cache()
+
+
+def test_compile():
+    torch.compiler.reset()
+    pattern, given = graph(), operands()
+
+    def model(x, weight, edge_weight):
+        found = ops.rgms(x, weight, *pattern, edge_weight, "mean", M).relu()
+        return ops.rgms(found, weight.mT, pattern[0].flip(0), pattern[1], num_targets=N).sum()
+
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    want, got = model(*given), compiled(*given)
+    torch.testing.assert_close(got, want)
+    for x, y in zip(torch.autograd.grad(got, given), torch.autograd.grad(want, given)):
+        torch.testing.assert_close(x, y)
+
+
+def test_checks_of_torch():
+    x, weight, edge_weight = operands()
+    graph_of = (*graph(), edge_weight, N, M, True, False)
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    torch.library.opcheck(torch.ops.sparsetir.rgms, (x, weight, *graph_of), test_utils=tests)
+
+
+def test_autocast():
+    pattern, (x, weight, edge_weight) = graph(), operands(torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = ops.rgms(x, weight.double().float(), *pattern, edge_weight, num_targets=M)
+    assert found.dtype == torch.bfloat16
+    want = expected(x, weight, *pattern, edge_weight)
+    torch.testing.assert_close(found.double(), want, rtol=0.05, atol=0.1)
+    assert torch.autograd.grad(found.sum(), x)[0].dtype == torch.float32
+
+
+X, W, A = (v.detach() for v in operands())
+INDEX, KIND = graph()
+REFUSED = [
+    ((X[0], W, INDEX, KIND), {}, ValueError, r"'x': expected shape \(n, feat_in\)"),
+    ((X.long(), W, INDEX, KIND), {}, TypeError, "'x': expected float32, float16"),
+    ((X, W.float(), INDEX, KIND), {}, TypeError, "'weight': expected float64"),
+    ((X, W[0], INDEX, KIND), {}, ValueError, r"'weight': expected shape \(relations, 6, feat\)"),
+    ((X, W.mT, INDEX, KIND), {}, ValueError, r"'weight': expected shape \(relations, 6, feat\)"),
+    ((X, W, [0, 1], KIND), {}, TypeError, "'edge_index': expected a dense tensor, got list"),
+    ((X, W, INDEX[0], KIND), {}, ValueError, r"'edge_index': expected shape \(2, E\)"),
+    ((X, W, INDEX.double(), KIND), {}, TypeError, "'edge_index': expected int32 or int64"),
+    ((X, W, INDEX + N, KIND), {}, IndexError, "'edge_index': expected each source to be"),
+    ((X, W, INDEX, KIND), {"num_targets": 2}, IndexError, "'edge_index': expected each target"),
+    ((X, W, INDEX, KIND), {"num_targets": -1}, ValueError, "'num_targets': expected sizes of 0"),
+    ((X, W, INDEX, KIND + 1), {}, IndexError, "'edge_type': expected each relation to be .* 5"),
+    ((X, W, INDEX, KIND[1:]), {}, ValueError, r"'edge_type': expected shape \(40,\)"),
+    ((X, W, INDEX, KIND.bool()), {}, TypeError, "'edge_type': expected int32 or int64, got bool"),
+    ((X, W, INDEX, None), {}, TypeError, "'edge_type': expected a dense tensor, got NoneType"),
+    ((X, W, INDEX, KIND, A[1:]), {}, ValueError, r"'edge_weight': expected shape \(40,\)"),
+    ((X, W, INDEX, KIND, A.float()), {}, TypeError, "'edge_weight': expected float64"),
+    ((X, W, INDEX, KIND, A, "max"), {}, ValueError, "'reduce': expected sum, mean, got 'max'"),
+    ((X.to("meta"), W, INDEX, KIND), {}, ValueError, "'weight': expected to be on meta as 'x'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given, options, error, message", REFUSED)
+def test_refused(given, options, error, message):
+    with pytest.raises(error, match=f"rgms: argument {message}"):
+        ops.rgms(*given, **options)
