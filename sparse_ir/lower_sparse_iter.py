@@ -43,6 +43,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     stores_of,
 )
+from sparsetir.sparse_ir.parallel import RANGES
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
     SIGNATURE,
@@ -73,7 +74,7 @@ __all__ = ["LowerSparseIter", "lower_sparse_iter"]
 # Attributes that go with the signature.
 SAID = (COMPUTED, PROMISES, ASSUMED)
 # Annotations of iterations that blocks do not carry on.
-STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP)
+STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES)
 
 
 def lower_sparse_iter(func_or_mod: Any) -> Any:

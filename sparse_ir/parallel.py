@@ -9,6 +9,9 @@ that takes a different value for each choice of them, as `io * 16 + ii` does for
 Visits of different parts of an axis are at different positions of it (`T.part`): where its
 coordinates have elements of their own, so has the axis that tells the parts apart.
 
+Ranges of an axis's coordinates that are the same for all of its parents are parts as well, and
+tell coordinates apart whatever the parent (:mod:`sparsetir.sparse_ir.schedule.ranges`).
+
 Coordinates of a sparse axis differ under one parent only. Loops outside of a level of loops stand
 still meanwhile, but a schedule may exchange the loops of one level, and a level may hold an axis
 and its parent when all parents store as much: then the parent's loop must be free of races too.
@@ -35,7 +38,11 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.tail_limits import limits_of
 
-__all__ = ["constant_length", "has_own_place", "parallel_units", "written_accesses"]
+__all__ = ["RANGES", "constant_length", "has_own_place", "parallel_units", "written_accesses"]
+
+# Annotation of an iteration: the axes whose loops are over ranges of coordinates of an axis, which
+# are the same for all of its parents (`ranges`).
+RANGES = "ranges"
 
 # An index as a sum: the coefficient of each coordinate, and a constant. A coefficient is a number,
 # or a variable that stands still. What else stands still has a coefficient too.
@@ -50,6 +57,7 @@ def parallel_units(it: SparseIteration, private: set[Any] | None = None) -> list
     accesses = {b: found for b, found in written_accesses(it).items() if b not in (private or ())}
     out: list[int] = []
     free: dict[str, bool] = {}
+    alike = [str(name) for name in it.annotations.get(RANGES, [])]
     at = 0
     for number, node in enumerate(map(visited_node, it.axes)):
         axes = list(node.axes) if isinstance(node, FusedAxis) else [node]
@@ -59,7 +67,7 @@ def parallel_units(it: SparseIteration, private: set[Any] | None = None) -> list
         is_free = (
             set(kinds) == {"S"}
             and all(a.unique for a in plain)
-            and all(_differs_between_parents(a, free) for a in axes)
+            and all(a.name in alike or _differs_between_parents(a, free) for a in axes)
             and bool(accesses)
             and all(has_own_place(it, v, found) for v in coords for found in accesses.values())
         )

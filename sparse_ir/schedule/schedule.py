@@ -35,17 +35,15 @@ from sparsetir.sparse_ir.schedule.pos import coord, pos
 from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.precompute import precompute
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
-from sparsetir.sparse_ir.schedule.runs import runs
-from sparsetir.sparse_ir.schedule.slices import slices
+from sparsetir.sparse_ir.schedule.row_primitives import RowPrimitives
 from sparsetir.sparse_ir.schedule.split import split
-from sparsetir.sparse_ir.schedule.steps import steps
 from sparsetir.sparse_ir.schedule.tiles import tiles
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
 
 __all__ = ["Schedule"]
 
 
-class Schedule:
+class Schedule(RowPrimitives):
     """Transform the sparse iterations of a stage-I function; the function given is not changed.
 
     func : SparseFunc, or an IRModule that holds just one
@@ -188,46 +186,6 @@ class Schedule:
         More: `help("sparsetir.sparse_ir.schedule.peel")`.
         """
         return self._apply(peel, loop, multiple)
-
-    def slices(
-        self, rows: SpIter, columns: SpIter, lanes: int, *, longest: int | str = 256,
-        window: int | str = 4096, filled: int | str = 90,
-    ) -> list[SpIter]:  # fmt: skip
-        """Lay rows of about the same length side by side, one element of each at a time.
-
-        rows, columns : over a dense axis, and the sparse axis under it, a reduction
-        lanes : rows of a slice, and elements of a vector of a long row
-        longest, window, filled : elements of a long row, rows sorted together, percent of a slice's
-            slots that long rows must fill; numbers, or names by which they can be chosen later
-
-        Handles: slices, steps, lanes; long rows, vectors, their lanes; other rows, elements. More:
-        `help("sparsetir.sparse_ir.schedule.slices")`.
-        """
-        return self._apply(
-            slices, rows, columns, lanes, longest=longest, window=window, filled=filled
-        )
-
-    def steps(self, columns: SpIter, lanes: int) -> list[SpIter]:
-        """Go through what each row stores in steps of so many elements side by side.
-
-        columns : over the sparse axis under a dense one, a reduction
-        lanes : elements of a step
-
-        Handles: steps, lanes. More: `help("sparsetir.sparse_ir.schedule.steps")`.
-        """
-        return self._apply(steps, columns, lanes)
-
-    def runs(
-        self, loop: SpIter, *, dtype: str | None = None, name: str | None = None
-    ) -> list[SparseIterationRef]:
-        """Let visits of a loop add up elements of one row, and write where the row changes.
-
-        loop : over positions, whose rows a table gives, as after `positions`
-        dtype : of the sums; name : of their workspace
-
-        Handles: start, reduce, write, again. More: `help("sparsetir.sparse_ir.schedule.runs")`.
-        """
-        return self._apply(runs, loop, dtype=dtype, name=name)
 
     def distribute(self, loop: SpIter | Sequence[SpIter]) -> list[SparseIterationRef]:
         """Move the innermost loops of an iteration into each of its steps; handles of the steps.

@@ -1,0 +1,229 @@
+"""Relational gather-matmul-scatter on a CPU: rows gather, a tile of them is multiplied.
+
+Y[i, l] = sum over r, j, k of A[r, i, j] * X[j, k] * W[r, k, l]. For some rows of a relation at a
+time, what they gather of X is summed up in a small workspace, which is multiplied by W[r] with sums
+in registers, and added to the rows of Y: nothing is as large as edges x features. Threads have
+ranges of rows, for all relations, so that they do not meet; the rows of Y of a range stay in cache
+from one relation to the next. (SparseTIR, section 4.4.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.operators.rgms import program
+from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
+from sparsetir.schedules.templates.shapes import Nest, only_nest
+from sparsetir.sparse_ir.computed import keyword
+from sparsetir.sparse_ir.range_recipes import row_ranges
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import find_iteration
+
+__all__ = ["TiledRelations", "apply", "program"]
+
+MOST_ROWS = 12  # of a tile: of relations with few rows much of a larger one would be empty
+STRAIGHT = 8  # vectors that are loaded, stored or summed up by straight code
+MOST_DEEP = 1024  # features of X at a time
+
+
+@dataclass(frozen=True)
+class TiledRelations:
+    """How a CPU kernel is made.
+
+    feat_in, feat : the feature sizes that it serves
+    rows : of a relation at a time
+    tile : features of Y summed up in registers at a time, each of `rows`; a divisor of `feat`
+    lanes : of a vector, a power of two that divides `tile`
+    lanes_in : of a vector of X's features, a power of two that divides `feat_in`
+    depth : features of X at a time, a divisor of `feat_in`
+    cost : of a row of a relation beside its elements, each of which counts as one
+    ranges : of rows, with about as much work each, which are divided among the threads; by default
+        as many as keep their rows of Y in half of a cache of 'cache' bytes
+    threads : of the CPU, which have some ranges each
+    parallel : use all threads; to wake them takes as long as a small product
+    """
+
+    feat_in: int
+    feat: int
+    rows: int = 8
+    tile: int = 32
+    lanes: int = 16
+    lanes_in: int = 16
+    depth: int = 32
+    cost: int = 8
+    ranges: int | None = None
+    cache: int = 1 << 20
+    threads: int = 1
+    parallel: bool = True
+
+    def __post_init__(self) -> None:
+        expect_at_least(self, feat_in=1, feat=1, rows=1, tile=1, depth=1, cost=1)
+        expect_at_least(self, cache=1, threads=1)
+        expect(self, "ranges", self.ranges is None or self.ranges > 0, "None, or 1 or more")
+        for name, whole in (("tile", self.feat), ("depth", self.feat_in)):
+            expect(self, name, whole % getattr(self, name) == 0, f"a divisor of {whole}")
+        for name, whole in (("lanes", self.tile), ("lanes_in", self.depth)):
+            lanes = getattr(self, name)
+            fits = is_power_of_two(lanes) and whole % lanes == 0
+            expect(self, name, fits, f"a power of two that divides {whole}")
+
+    @staticmethod
+    def for_sizes(
+        feat_in: int, feat: int, lanes: int = 16, sums: int = 24, **options: Any
+    ) -> TiledRelations:
+        """As many sums as stay in vector registers, for these feature sizes.
+
+        lanes : of a vector register
+        sums : vector registers for sums
+        """
+        out, inside = _lanes(feat, lanes), _lanes(feat_in, lanes)
+        vectors = _divisor(feat // out, 4)
+        options.setdefault("rows", max(1, min(MOST_ROWS, sums // vectors)))
+        depth = inside * _divisor(feat_in // inside, MOST_DEEP // inside)
+        return TiledRelations(
+            feat_in, feat, tile=vectors * out, lanes=out, lanes_in=inside, depth=depth, **options
+        )
+
+
+def _lanes(feat: int, most: int) -> int:
+    """The widest vectors that divide a feature size."""
+    while feat % most:
+        most //= 2
+    return most
+
+
+def _divisor(n: int, most: int) -> int:
+    """The greatest divisor up to a number."""
+    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
+
+
+@dataclass(frozen=True)
+class _Found:
+    iteration: SparseIterationRef
+    relations: SpIter
+    rows: SpIter
+    columns: SpIter
+    features_in: SpIter
+    features: SpIter
+    result: str
+    dtype: str
+
+
+def _found(sch: Schedule) -> _Found:
+    """The loops of a program that sums products over what the rows of relations store."""
+    nest = only_nest(sch, "TiledRelations")
+    if not nest.plain or nest.reduction is None or len(nest.loops) != 5:
+        nest.refuse("to be a sum over relations, columns and features")
+    loops = {x.name: x for x in nest.loops}
+    sparse = [x for x in nest.loops if x.node.kind == "sparse_variable"]
+    columns = [x for x in sparse if x.node.parent.name in {y.name for y in sparse}]
+    rows = loops.get(columns[0].node.parent.name) if len(columns) == 1 else None
+    relations = None if rows is None else loops.get(rows.node.parent.name)
+    features = nest.along()
+    inside = [x for x in nest.loops if x not in (relations, rows, *columns, *features)]
+    fits = relations is not None and len(features) == len(inside) == 1
+    fits = fits and rows is not None and (rows.kinds, features[0].kinds) == ("S", "S")
+    if not fits or any(x.kinds != "R" for x in (*columns, *inside, relations)):
+        nest.refuse("to visit relations, their rows, what these store, and features")
+    ref, handles = nest.handles()
+    order = [handles[x.axes] for x in (relations, rows, *columns, *inside, *features)]
+    return _Found(ref, *order, nest.result, nest.dtype)
+
+
+def apply(sch: Schedule, config: TiledRelations) -> None:
+    """Schedule a program that multiplies what rows of relations gather by a matrix of each.
+
+    Before (stage I), and after::
+
+        with T.sp_iter([R, I, J, K, L], "RSRRS", "rgms") as [r, i, j, k, l]: ...
+
+        ...                              # rgms_init
+        with T.sp_iter([R, I_ranges, I_tiles], "SSS", "rgms") as [r, i_range, i_tile]:
+            ...                          # rgms_start
+            ...                          # rgms_sums, vectors of X's features in registers
+            with T.sp_iter([L0], ..) as [l0]:
+                ...                      # rgms_product, rows by vectors of features in registers
+            ...                          # rgms_write
+
+    and in stage II the loop over ranges comes first.
+    """
+    found = _found(sch)
+    sch.bound(found.features_in, config.feat_in, "exact")
+    sch.bound(found.features, config.feat, "exact")
+    ranges, tiles, rows = sch.ranges(
+        found.rows, "ranges", config.rows, cost=config.cost,
+        default=_ranges(sch, found, config) if config.ranges is None else config.ranges,
+    )  # fmt: skip
+    inside, outer = [found.features_in], [found.relations, ranges, tiles]
+    if config.depth < config.feat_in:
+        deep, inside[0] = sch.split(found.features_in, [None, config.depth])
+        outer.append(deep)
+    order = [*outer, rows, found.columns, *inside, found.features]
+    sch.sparse_reorder(found.iteration, order)
+    total = accumulator(found.dtype)
+    start, sums, product, write = sch.aggregate(
+        found.result, outer[-1], rows, [found.columns], dtype=total
+    )
+    name = found.iteration.name
+    vectors = [(sch.get_sparse_iteration(f"{name}_init"), config.lanes)]
+    if total != found.dtype:
+        vectors.append((sch.get_sparse_iteration(f"{name}_round"), config.lanes))
+    apart = [ref for ref, _ in vectors]
+    vectors += [(start, config.lanes_in), (write, config.lanes)]
+    made = [(ref, _in_lanes(sch, ref, lanes)) for ref, lanes in vectors]
+    made += [(ref, 2) for ref in _summed(sch, sums, config)]
+    made += [(ref, 3) for ref in _multiplied(sch, product, config)]
+    if config.parallel:
+        for ref in apart:
+            sch.parallelize(sch.get_sp_iters(ref)[0])
+    stage_two = sch.lower()
+    relation, by_range = stage_two.get_loops(stage_two.get_sblock(f"{name}0"))
+    stage_two.reorder(by_range, relation)
+    if config.parallel:
+        run_in_parallel(stage_two, by_range, "parallel")
+    for ref, loops in made:
+        in_vectors(stage_two, ref, loops)
+
+
+def _ranges(sch: Schedule, found: _Found, config: TiledRelations) -> dict[str, Any]:
+    """The recipe of how many ranges there are."""
+    rows = next(a for a in sch.func.axes if a.name == found.rows.name)
+    size = 8 if accumulator(found.dtype) == "float64" else 4
+    return {
+        "recipe": row_ranges.__name__, "m": keyword(rows.length), "rows": keyword(rows.nnz),
+        "parents": keyword(rows.parent.length), "tile": config.rows,
+        "row_bytes": config.feat * size, "cache": config.cache // 2, "threads": config.threads,
+    }  # fmt: skip
+
+
+def _in_lanes(sch: Schedule, ref: SparseIterationRef, lanes: int) -> int:
+    """Cut the last loop of an iteration into vectors; how many loops are to be straight code."""
+    *_, last = sch.get_sp_iters(ref)
+    length = next(int(a.length) for a in sch.func.axes if a.name == last.name)
+    sch.split(last, [None, _divisor(length // lanes, STRAIGHT), lanes])
+    return 2
+
+
+def _summed(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> list[Any]:
+    """Sums of what a row gathers, in registers; the iterations in vectors."""
+    rows, columns, features = sch.get_sp_iters(ref)
+    lanes = config.lanes_in
+    tiles, *vectors = sch.split(features, [None, _divisor(config.depth // lanes, STRAIGHT), lanes])
+    sch.sparse_reorder(ref, [rows, tiles, columns, *vectors])
+    return sch.precompute(_written(sch, ref), tiles, vectors)
+
+
+def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> list[Any]:
+    """The product of a tile, its sums in registers; the iterations in vectors."""
+    places, inside, features = sch.get_sp_iters(ref)
+    tiles, *vectors = sch.split(features, [None, config.tile // config.lanes, config.lanes])
+    sch.sparse_reorder(ref, [tiles, inside, places, *vectors])
+    return sch.precompute(_written(sch, ref), tiles, [places, *vectors])
+
+
+def _written(sch: Schedule, ref: SparseIterationRef) -> str:
+    """The name of the buffer that an iteration writes."""
+    return Nest(sch, "TiledRelations", find_iteration(sch.func, ref.name)).result

@@ -1,0 +1,106 @@
+"""Recipes of rows under several parents, cut into the same ranges of rows for all of them.
+
+What a tensor stores by (relation, row) is gone through by ranges of rows: within a range relation
+by relation, within a relation by tiles of rows. Ranges hold about as much work each.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsetir.sparse_ir.computed import recipe
+from sparsetir.sparse_ir.errors import ScheduleError
+
+__all__ = ["places_in_tiles", "range_tile_ptr", "range_tile_starts", "row_ranges"]
+
+RANGES_PER_THREAD = 4
+TILES_PER_RANGE = 2  # of a parent
+
+
+@recipe
+def row_ranges(
+    m: int, rows: int, parents: int, tile: int, row_bytes: int, cache: int, threads: int
+) -> int:
+    """How many ranges suit: each keeps its rows in a cache, and threads have several each.
+
+    m : coordinates of rows
+    rows, parents : stored ones, and what they hang under
+    tile : rows of a tile; ranges are not so many that most tiles of a parent hold fewer, beyond one
+        for each thread
+    row_bytes : that are written of a coordinate
+    cache : bytes
+    """
+    wanted = max(-(-m * row_bytes // max(1, cache)), RANGES_PER_THREAD * threads)
+    most = rows // max(1, TILES_PER_RANGE * tile * parents)
+    return max(1, min(m, max(min(wanted, most), threads)))
+
+
+def _cuts(rows: np.ndarray, m: int, parts: int, cost: int, indptr: np.ndarray | None) -> np.ndarray:
+    """(parts + 1,) the first coordinates of ranges; from 0, not decreasing, to m."""
+    if indptr is None:
+        work = np.bincount(rows, minlength=m) * cost
+    else:
+        work = np.bincount(rows, np.diff(indptr) + cost, minlength=m)
+    until = np.append(0, np.cumsum(work))
+    inner = np.searchsorted(until, until[-1] * np.arange(1, parts) / parts)
+    return np.concatenate([[0], np.minimum(inner, m), [m]])
+
+
+def _segments(
+    ptr: np.ndarray, rows: np.ndarray, m: int, parts: int, cost: int, indptr: np.ndarray | None
+) -> np.ndarray:
+    """(relations * parts + 1,) the position where each relation's rows of each range begin."""
+    relations, largest = len(ptr) - 1, np.iinfo(ptr.dtype).max
+    if parts < 1 or relations * parts > largest:
+        raise ScheduleError(
+            f"ranges: argument 'parts': expected 1 or more, and parts * parents to be at most "
+            f"{largest} with indices of {ptr.dtype}, got {parts} * {relations}"
+        )
+    of = np.searchsorted(_cuts(rows, m, parts, cost, indptr)[1:-1], rows, "right")
+    place = np.repeat(np.arange(relations) * parts, np.diff(ptr)) + of
+    if np.any(place[1:] < place[:-1]):
+        raise ScheduleError("ranges: expected coordinates in order under each parent")
+    return np.append(0, np.cumsum(np.bincount(place, minlength=relations * parts)))
+
+
+@recipe
+def range_tile_ptr(
+    ptr: np.ndarray, rows: np.ndarray, m: int, parts: int, cost: int, size: int,
+    indptr: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """(relations * parts + 1,) the first tile of each relation's rows of each range.
+
+    ptr : (relations + 1,) where the rows of each relation begin
+    rows : (nnz_rows,) coordinates, 0 .. m - 1, in order within a relation
+    parts : ranges with about as much work each, the same for all relations
+    cost : of a row beside its elements, which count as one each
+    size : rows of a tile, of which the last of a range may hold fewer
+    indptr : (nnz_rows + 1,) where the elements of each row begin
+
+    Raises ScheduleError for coordinates out of order, and for more parts than the type of `ptr`
+    counts.
+    """
+    lengths = np.diff(_segments(ptr, rows, m, parts, cost, indptr))
+    return np.append(0, np.cumsum(-(-lengths // size)))
+
+
+@recipe
+def range_tile_starts(
+    ptr: np.ndarray, rows: np.ndarray, m: int, parts: int, cost: int, size: int,
+    indptr: np.ndarray | None = None,
+) -> np.ndarray:  # fmt: skip
+    """(tiles + 1,) the position where each tile begins, and the end; see `range_tile_ptr`."""
+    segments = _segments(ptr, rows, m, parts, cost, indptr)
+    tiles = -(-np.diff(segments) // size)
+    first = np.cumsum(tiles) - tiles
+    within = np.arange(tiles.sum()) - np.repeat(first, tiles)
+    return np.append(np.repeat(segments[:-1], tiles) + within * size, len(rows))
+
+
+@recipe
+def places_in_tiles(starts: np.ndarray) -> np.ndarray:
+    """(rows,) the number of each position within its tile.
+
+    starts : (tiles + 1,) where tiles begin, and the end
+    """
+    return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))

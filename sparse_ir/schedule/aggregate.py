@@ -1,0 +1,289 @@
+"""Sum what rows gather before it is multiplied, a tile of rows at a time (SparseTIR, section 4.4).
+
+The factors of a sum of products that do not vary over what a row gathers are taken out of its sum,
+and a tile of such sums is multiplied as a whole. Before, with tiles of rows by `ranges`::
+
+    with T.sp_iter([R, I_ranges, I_tiles, T.part(I, I_part), J, K, L], "RSSSRRS", "rgms") as [...]:
+        with T.init():
+            Y[i, l] = 0.0
+        Y[i, l] = Y[i, l] + A[r, i, j] * X[j, k] * W[r, k, l]
+
+After `aggregate("Y", tiles, i, [j])`::
+
+    G = T.alloc_sparse_buffer((I_places, K), "float32", scope="local")
+    P = T.alloc_sparse_buffer((I_places, L), "float32", scope="local")
+    with T.sp_iter([M, L], "SS", "rgms_init") as [m, l]:
+        Y[m, l] = 0.0
+    with T.sp_iter([R, I_ranges, I_tiles], "SSS", "rgms") as [r, i_range, i_tile]:
+        with T.sp_iter([I_places, K], "SS", "rgms_start") as [p, k]:
+            G[p, k] = 0.0
+        with T.sp_iter([T.part(I, I_part), J, K], "SRS", "rgms_sums") as [i, j, k]:
+            G[I_place[r, i], k] = G[I_place[r, i], k] + A[r, i, j] * X[j, k]
+        with T.sp_iter([I_places, K, L], "SRS", "rgms_product") as [p, k, l]:
+            with T.init():
+                P[p, l] = 0.0
+            P[p, l] = P[p, l] + G[p, k] * W[r, k, l]
+        with T.sp_iter([T.part(I, I_part), L], "SS", "rgms_write") as [i, l]:
+            Y[i, l] = Y[i, l] + P[I_place[r, i], l]
+
+The product goes over all places of a tile, also where it holds fewer rows. Sums are in another
+order then, and infinite factors may give NaN where they did not. With `dtype` other than that of
+the result, which visits of loops around add to, that is summed up in this type as a whole and
+written at last, `rgms_round`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    PartAxis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    nodes_of,
+    stores_of,
+)
+from sparsetir.sparse_ir.position_recipes import tile_starts
+from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.range_recipes import places_in_tiles, range_tile_starts
+from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
+from sparsetir.sparse_ir.schedule.cuts import Cut
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    fresh_name,
+    iteration_of,
+    loops_of,
+    place_of,
+    replaced,
+)
+from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["aggregate"]
+
+WHO = "aggregate"
+TILES = (tile_starts.__name__, range_tile_starts.__name__)  # recipes with a `size`
+
+
+def aggregate(
+    func: SparseFunc, buffer: str, at: SpIter, rows: SpIter, columns: Sequence[SpIter], *,
+    dtype: str | None = None,
+) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
+    """The function with sums over `columns` in a workspace, and their product by tiles of rows.
+
+    buffer : name of the result, a sum of products
+    at : the innermost of the loops whose visits have a tile each
+    rows : inside of it, the rows of a tile, as `split` by positions and `ranges` make them
+    columns : reductions inside of it that some factors vary over; these vary over no loop that the
+        others have alone, which do not vary over rows
+    dtype : that sums are in; that of the buffer by default
+
+    Handles: start, sums, product, write; without an init before, and with another dtype, after.
+    """
+    it = iteration_of(WHO, func, at)
+    outer = place_of(WHO, func, it, at) + 1
+    loops = loops_of(it)
+    mine = loops[place_of(WHO, func, it, rows)]
+    summed = [loops[place_of(WHO, func, it, handle)] for handle in columns]
+    made = _Aggregate(func, it, buffer, loops[:outer], loops[outer:], mine, summed)
+    return made.run(dtype)
+
+
+class _Aggregate(Cut):
+    def __init__(
+        self, func: SparseFunc, it: SparseIteration, result: str, outer: list[Loop],
+        inner: list[Loop], rows: Loop, columns: list[Loop],
+    ) -> None:  # fmt: skip
+        super().__init__(WHO, func, it, rows)
+        self.outer, self.rows, self.columns = outer, rows, columns
+        names = [x.name for x in inner]
+        for loop in [rows, *columns]:
+            if loop.name not in names:
+                self.refuse(f"expected loops inside of the place of the sums, {names}, got "
+                            f"'{loop.name}'; sparse_reorder can bring it there")  # fmt: skip
+        if not columns or any(x.kinds != "R" for x in columns):
+            self.refuse(
+                "argument 'columns': expected one or more reduction loops, got "
+                f"{[x.name for x in columns]}"
+            )
+        self.size = self._size()
+        reduction = reduction_of(it.body)
+        plain = reduction is not None and reduction.operator == "sum" and not reduction.conditions
+        if not plain or len(stores_of(it.body)) != 1:
+            self.refuse("expected a body of the form X[..] = X[..] + term, without conditions")
+        assert reduction is not None
+        self.store, self.term = reduction.store, reduction.term
+        found = [b for b in func.buffers if b.var.same_as(self.store.buffer) and b.name == result]
+        if not found:
+            self.refuse(
+                f"argument 'buffer': expected '{self.store.buffer.name}', which the iteration "
+                f"writes, got {result!r}"
+            )
+        self.result = found[0]
+        self._divide(inner)
+
+    def _size(self) -> int:
+        """Rows of a tile."""
+        node = self.rows.node
+        if isinstance(node, PartAxis) and isinstance(node.axis, Axis) and self.rows.kinds == "S":
+            how = computed_parameters(self.func).get(str(node.by.indptr.name), {})
+            if how.get("recipe") in TILES and "indices" not in how:
+                return int(how["size"])
+        return self.refuse(
+            "argument 'rows': expected a spatial loop over the rows of a tile of a number of them, "
+            f"as split by positions and ranges make it, got '{self.rows.name}'"
+        )
+
+    def _divide(self, inner: list[Loop]) -> None:
+        """Which factors are summed up before, and which loops sums, products and both have."""
+        over = {v for x in self.columns for v in x.vars}
+        factors = factors_of(self.term)
+        first = [f for f in factors if free_vars(f) & over]
+        then = [f for f in factors if not free_vars(f) & over]
+        moving = {v for f in first for v in free_vars(f)}
+        still = {v for f in then for v in free_vars(f)}
+        if not first or not then:
+            self.refuse("expected factors that vary over the columns, and others that do not")
+        if self.rows.var in still:
+            self.refuse(f"expected the other factors not to vary over '{self.rows.name}'")
+        rest = [x for x in inner if x is not self.rows and x not in self.columns]
+        self.shared = [x for x in rest if x.var in moving]
+        self.alone = [x for x in rest if x.var not in moving]
+        for loop in rest:
+            dense = isinstance(loop.node, Axis) and loop.node.kind == "dense_fixed"
+            if not dense or not isinstance(loop.node.length, tirx.IntImm):
+                self.refuse(
+                    f"expected other loops of constant extent inside, got '{loop.name}'; bound or "
+                    "split it first"
+                )
+            kind = "R" if loop in self.shared else "S"
+            if loop.kinds != kind:
+                what = "a reduction, as sums vary over it" if kind == "R" else "spatial"
+                self.refuse(f"expected '{loop.name}' to be {what}")
+        self.first, self.then = _product(first), _product(then)
+
+    def run(self, dtype: str | None) -> tuple[SparseFunc, list[SparseIterationRef]]:
+        """The rewritten function and its handles."""
+        it, func, target = self.it, self.func, self.result
+        total = dtype or target.dtype
+        before: list[Any] = []
+        if it.init is not None:
+            first, axes = init_apart(func, it)
+            before, self.axes = [first], [*self.axes, *axes]
+        tile = self.axis("places", kind="dense_fixed", length=as_dtype(self.size, self.idtype))
+        at = Loop(tile, [tirx.Var(f"{self.rows.vars[0].name}_place", self.idtype)], "S")
+        place = self._places()
+        sums = workspace(func, f"{target.name}_sums", [at, *self.shared], total, "local")
+        product = workspace(func, f"{target.name}_product", [at, *self.alone], total, "local")
+        own = [tirx.BufferLoad(place.var, [*self._path()])]
+        shared, alone = ([x.var for x in xs] for xs in (self.shared, self.alone))
+        zero = tirx.const(0, total)
+        to = self._wide(total) if total != target.dtype else target.var
+        made = [
+            self._step("start", [at, *self.shared], "S", sums, [at.var, *shared], zero),
+            self._sum("sums", [self.rows, *self.columns, *self.shared], sums.var,
+                      [*own, *shared], widened(self.first, total, _nothing)),
+            self._sum("product", [at, *self.shared, *self.alone], product.var,
+                      [at.var, *alone],
+                      tirx.BufferLoad(sums.var, [at.var, *shared])
+                      * widened(self.then, total, _nothing), zero),
+            self._sum("write", [self.rows, *self.alone], to, list(self.store.indices),
+                      tirx.BufferLoad(product.var, [*own, *alone])),
+        ]  # fmt: skip
+        after: list[Any] = []
+        buffers = [place, sums, product]
+        if total != target.dtype:
+            wide = SparseBuffer(var=to, axes=target.axes, handle=None)
+            buffers.append(wide)
+            before, after = self._rounded(before, wide)
+        # Visits scatter what they have: a place of a row may be chosen by a coordinate of theirs.
+        around = [Loop(x.node, x.vars, "S" * len(x.kinds)) for x in self.outer]
+        main = changed(it, around, init=None, body=tirx.SeqStmt(made))
+        whole = [*before, main, *after]
+        out = replaced(
+            WHO, func.with_attr("computed", self.computed), it,
+            tirx.SeqStmt(whole) if len(whole) > 1 else main,
+            axes=self.axes, params=self.params, buffers=buffers,
+        )  # fmt: skip
+        return out, [SparseIterationRef(x.name) for x in made]
+
+    # -- the steps ----------------------------------------------------------------------------
+
+    def _step(
+        self, what: str, loops: list[Loop], kinds: str, buffer: SparseBuffer, at: list[Any],
+        value: Any,
+    ) -> SparseIteration:  # fmt: skip
+        over = [Loop(x.node, x.vars, kinds) for x in loops]
+        body = tirx.BufferStore(buffer.var, value, at)
+        return self._iteration(what, over, body, None)
+
+    def _sum(
+        self, what: str, loops: list[Loop], to: Any, at: list[Any], term: Any, init: Any = None
+    ) -> SparseIteration:
+        """An iteration that adds terms to elements of a buffer."""
+        indexed = {v for i in at for v in free_vars(i)}
+        over = [Loop(x.node, x.vars, "S" if x.var in indexed else "R") for x in loops]
+        body = tirx.BufferStore(to, tirx.BufferLoad(to, at) + term, at)
+        return self._iteration(
+            what, over, body, None if init is None else tirx.BufferStore(to, init, at)
+        )
+
+    def _iteration(self, what: str, loops: list[Loop], body: Any, init: Any) -> SparseIteration:
+        name = fresh_name(self.func, f"{self.it.name}_{what}")
+        step = changed(self.it, loops, name=name, init=init, body=body, annotations={})
+        return over_fresh_vars(step)
+
+    def _wide(self, dtype: str) -> Any:
+        name = fresh_name(self.func, f"{self.result.name}_total")
+        return buffer_var(list(self.result.var.ty.shape), dtype, name)
+
+    def _rounded(self, before: list[Any], wide: SparseBuffer) -> tuple[list[Any], list[Any]]:
+        """The init of the sums, and what writes the result of them."""
+        if not before:
+            self.refuse("argument 'dtype': expected an init for sums in another type than that of "
+                        f"'{self.result.name}'")  # fmt: skip
+        (first,) = before
+        (store,) = nodes_of(tirx.BufferStore, first.body)
+        at, total = list(store.indices), str(wide.var.ty.dtype)
+        start = tirx.BufferStore(wide.var, widened(store.value, total, _nothing), at)
+        value = tirx.Cast(self.result.dtype, tirx.BufferLoad(wide.var, at))
+        last = over_fresh_vars(
+            changed(first, name=fresh_name(self.func, f"{self.it.name}_round"),
+                    body=tirx.BufferStore(self.result.var, value, at))
+        )  # fmt: skip
+        return [changed(first, body=start)], [last]
+
+    def _places(self) -> SparseBuffer:
+        """The number of each row within its tile: a computed buffer over rows."""
+        node = self.rows.node
+        how = {"recipe": places_in_tiles.__name__, "starts": self.named(node.by.indptr)}
+        handle = self.array("place", how)
+        axes = node.axis.ancestors()
+        name = fresh_name(self.func, f"{self.rows.name}_places_of")
+        var = buffer_var([a.length for a in axes], self.idtype, name)
+        return SparseBuffer(var=var, axes=axes, handle=handle)
+
+    def _path(self) -> list[Any]:
+        """The coordinates of a row and of what it hangs under."""
+        known = {a.name: v for a, v, _ in self.it.axis_of()}
+        return [known[a.name] for a in self.rows.node.axis.ancestors()]
+
+
+def _product(factors: list[Any]) -> Any:
+    product = factors[0]
+    for factor in factors[1:]:
+        product = product * factor
+    return product
+
+
+def _nothing(_: Any) -> Any:
+    return None

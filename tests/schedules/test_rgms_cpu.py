@@ -1,0 +1,149 @@
+"""Relational gather-matmul-scatter by tiles of rows, on CPUs."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from pairs import by_turns
+from rgms_common import arguments, exact
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms import Rgms, program
+from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.templates.rgms import TiledRelations, apply
+from sparsetir.schedules.templates.shapes import ShapeError
+from sparsetir.targets import resolve_target
+
+# relations, m, n, density
+SHAPES = [
+    (3, 50, 40, 0.1), (1, 1, 1, 1.0), (4, 3, 6, 0.0), (2, 133, 7, 0.6), (40, 9, 5, 0.05),
+    (1, 70, 30, 1.0), (27, 60, 60, 0.02), (2, 0, 4, 0.0),
+]  # fmt: skip
+SIZES = [(32, 32), (16, 48), (12, 20), (7, 5), (1, 1), (160, 96)]
+PROBLEMS = [
+    Rgms(), Rgms(weighted=False), Rgms("float64", "int64"), Rgms("float16"),
+    Rgms("float16", out="float32"), Rgms("bfloat16", "int64", weighted=False),
+]  # fmt: skip
+
+
+@cache
+def kernel(problem: Rgms, config: TiledRelations) -> Any:
+    return sparsetir.build(program(problem), schedule=apply, config=config)
+
+
+def given(problem: Rgms, shape: Any, sizes: tuple[int, int], rng: Any) -> Any:
+    """A mask and arguments; bfloat16 in NumPy's way."""
+    relations, m, n, density = shape
+    mask = rng.random((relations, m, n)) < density
+    mask[:, m // 2 : m // 2 + 1] |= density > 0.05  # a dense row
+    dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
+    args = arguments(rng, mask, *sizes, dtype, problem.idtype, problem.weighted)
+    return mask, args
+
+
+@pytest.mark.parametrize(("problem", "sizes"), by_turns(
+    [(p, s) for p in PROBLEMS if p.dtype != "bfloat16" for s in SIZES], 6), ids=str
+)  # fmt: skip
+def test_results(problem: Rgms, sizes: tuple[int, int]) -> None:
+    """All shapes, in one range and in several."""
+    rng = np.random.default_rng(1)
+    for ranges in (None, 3):
+        config = TiledRelations.for_sizes(
+            *sizes, 16 if problem.dtype != "float64" else 8, ranges=ranges
+        )
+        for shape in SHAPES:
+            mask, args = given(problem, shape, sizes, rng)
+            if problem.out:
+                args["out"] = args["out"].astype(problem.out)
+            kernel(problem, config)(**args)
+            rough = problem.dtype == "float16"
+            tolerance = {"rtol": 2e-3, "atol": 2e-2} if rough else {"rtol": 1e-4, "atol": 1e-4}
+            np.testing.assert_allclose(args["out"], exact(mask, args), **tolerance)
+
+
+def test_each_step_means_the_same() -> None:
+    """What the schedule makes, interpreted before it goes on to stage II."""
+    problem = Rgms("float16")
+    sch = sparsetir.Schedule(program(problem))
+    apply(sch, TiledRelations(6, 4, rows=3, tile=2, lanes=2, lanes_in=1, depth=3, ranges=2))
+    rng = np.random.default_rng(2)
+    for shape in [(3, 8, 5, 0.3), (1, 1, 1, 1.0), (2, 3, 4, 0.0)]:
+        mask, args = given(problem, shape, (6, 4), rng)
+        args |= {
+            "relations": shape[0], "nnz_rows": len(args["rows"]), "nnz": len(args["indices"]),
+            "feat_in": 6, "feat": 4,
+        }  # fmt: skip
+        sparsetir.interpret(sch.func, args)
+        np.testing.assert_allclose(args["out"], exact(mask, args), rtol=1e-2, atol=1e-2)
+
+
+def test_nan_and_infinity_stay_in_their_rows() -> None:
+    rng = np.random.default_rng(3)
+    mask, args = given(Rgms(), (3, 50, 40, 0.1), (32, 32), rng)
+    args["x"][3], args["x"][7] = np.nan, np.inf
+    config = TiledRelations.for_sizes(32, 32, ranges=2)
+    kernel(Rgms(), config)(**args)
+    touched = mask[:, :, [3, 7]].any(axis=(0, 2))
+    assert not np.isfinite(args["out"][touched]).any()
+    clean = {**args, "x": np.nan_to_num(args["x"], nan=0, posinf=0)}
+    np.testing.assert_allclose(
+        args["out"][~touched], exact(mask, clean)[~touched], rtol=1e-4, atol=1e-4
+    )
+
+
+def test_what_is_chosen() -> None:
+    target = resolve_target({"kind": "llvm", "mcpu": "cascadelake"})
+    config = choose_rgms(Rgms(), 10**6, 32, 32, target, threads=2)
+    assert (config.rows, config.tile, config.lanes, config.parallel) == (12, 32, 16, True)
+    small = choose_rgms(Rgms(), 100, 16, 64, target, threads=2)
+    assert (small.rows, small.tile, small.parallel) == (6, 64, False)
+    assert choose_rgms(Rgms("float64"), 100, 7, 5, target).lanes == 1
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="TiledRelations: argument 'tile': expected a divisor of"):
+        TiledRelations(32, 32, tile=24)
+    with pytest.raises(ValueError, match="argument 'lanes_in': expected a power of two that"):
+        TiledRelations(24, 32, depth=24)
+    with pytest.raises(ValueError, match="argument 'ranges': expected None, or 1 or more"):
+        TiledRelations(32, 32, ranges=0)
+    with pytest.raises(ShapeError, match="TiledRelations: argument 'sch'"):
+        apply(sparsetir.Schedule(spmm(Spmm())), TiledRelations.for_sizes(32, 32))
+    mask, args = given(Rgms(), (2, 133, 7, 0.6), (16, 48), np.random.default_rng(0))
+    with pytest.raises(ValueError, match="as its schedule promises that 'feat' is 32"):
+        kernel(Rgms(), TiledRelations.for_sizes(32, 32))(**args)
+
+
+def test_patterns_of_triples() -> None:
+    rng = np.random.default_rng(4)
+    shape = (3, 20, 10)
+    triples = [rng.integers(0, size, 100) for size in shape]
+    for idtype in (None, "int64"):
+        found = RelationPattern.of(*triples, shape, idtype)
+        assert found.rows.dtype == np.dtype(idtype or "int32")
+        rows = np.repeat(np.arange(len(found.rows)), np.diff(found.indptr))
+        relation = np.repeat(np.arange(3), np.diff(found.row_ptr))[rows]
+        for got, key in zip((relation, found.rows[rows], found.indices), triples, strict=True):
+            np.testing.assert_array_equal(got, key[found.order])
+        of_row = (relation[:, None] == relation) & (found.rows[rows][:, None] == found.rows[rows])
+        np.testing.assert_array_equal(found.counts, of_row.sum(axis=1))
+        assert np.all(np.diff(_joined(found, relation, rows)) >= 0)
+    nothing = np.zeros(0, "int64")
+    empty = RelationPattern.of(nothing, nothing, nothing, (2, 3, 0))
+    assert (empty.nnz, [*empty.row_ptr], [*empty.indptr]) == (0, [0, 0, 0], [0])
+    with pytest.raises(
+        ValueError, match="RelationPattern.of: argument 'row': expected 0 to 4, got"
+    ):
+        RelationPattern.of(*triples, (3, 5, 10))
+    with pytest.raises(ValueError, match="argument 'column': expected .100,. integers, got float"):
+        RelationPattern.of(*triples[:2], triples[2] * 0.5, shape)
+    with pytest.raises(ValueError, match="argument 'idtype': expected a type that holds 8589934"):
+        RelationPattern.of(*triples, (3, 2**33, 10), "int32")
+
+
+def _joined(found: RelationPattern, relation: Any, rows: Any) -> Any:
+    return (relation * 20 + found.rows[rows]) * 10 + found.indices
