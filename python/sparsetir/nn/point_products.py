@@ -7,16 +7,22 @@ pairs are gathered, multiplied and scattered offset by offset.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from sparsetir.compiled import compiled
+from sparsetir.lower import lower_template
 from sparsetir.nn.points import KernelMap, Places, transposed
 from sparsetir.ops import rgms_kernels
 from sparsetir.ops.relations import RelationRows, Relations
+from sparsetir.ops.structure import DTYPES, target_of
+from sparsetir.request import default_threads
+from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.templates import rgms as template
 
 __all__ = ["products"]
 
@@ -34,7 +40,7 @@ class _Products(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, pairs: KernelMap, inputs: Places) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.pairs, ctx.inputs = pairs, inputs
-        return _sums(x, weight, pairs, inputs, False)
+        return _sums(x, weight, pairs)
 
     @staticmethod
     @once_differentiable
@@ -42,11 +48,38 @@ class _Products(torch.autograd.Function):
         (x, weight), pairs, (grad,) = ctx.saved_tensors, ctx.pairs, grads
         for_x, for_weight, *_ = ctx.needs_input_grad
         return (
-            _sums(grad, weight.mT, pairs, ctx.inputs, True) if for_x else None,
-            _outer(x, grad, pairs, ctx.inputs) if for_weight else None,
+            _sums(grad, weight.mT, transposed(pairs, ctx.inputs)) if for_x else None,
+            _outer(x, grad, pairs) if for_weight else None,
             None,
             None,
         )
+
+
+def _sums(x: Tensor, weight: Tensor, pairs: KernelMap) -> Tensor:
+    feat, dtype = weight.shape[2], x.dtype
+    wide = torch.promote_types(dtype, torch.float32)
+    x, weight = (a.detach().to(wide).contiguous() for a in (x, weight))
+    if x.device.type != "cpu" or not len(pairs.rows):
+        out = x.new_zeros(pairs.m, feat)
+        for r, rows, indices in _by_offset(pairs):
+            out.index_add_(0, rows, x[indices] @ weight[r])
+        return out.to(dtype)
+    out, target = x.new_empty(pairs.m, feat), target_of(x.device)
+    idtype = "int64" if pairs.rows.dtype == torch.int64 else "int32"
+    problem = Rgms(DTYPES[wide], idtype, weighted=False)
+    count, feat_in = len(pairs.rows), x.shape[1]
+    config = choose_rgms(problem, count, feat_in, feat, target, default_threads())
+    kernel = compiled(
+        (problem, config), target, lambda: lower_template(template, problem, config, target)
+    )
+    given = {
+        "x": x, "w": weight, "out": out, "row_ptr": pairs.row_ptr, "rows": pairs.rows,
+        "indptr": pairs.indptr, "indices": pairs.indices, "relations": pairs.offsets,
+        "m": pairs.m, "n": pairs.n, "nnz_rows": count, "nnz": count, "feat_in": feat_in,
+        "feat": feat,
+    }  # fmt: skip
+    kernel(**{name: given[name] for name in kernel.signature.names})
+    return out.to(dtype)
 
 
 class _Rows(RelationRows):
@@ -59,38 +92,18 @@ class _Rows(RelationRows):
 
 
 class _Relations(Relations):
-    """The pairs of a map as edges; `inputs` : the places of its inputs."""
+    """The pairs of a map as edges."""
 
-    def __init__(self, pairs: KernelMap, inputs: Places) -> None:
+    def __init__(self, pairs: KernelMap) -> None:
         self.n, self.m, self.count = pairs.n, pairs.m, pairs.offsets
         self.edges, self.device = len(pairs.rows), pairs.rows.device
-        self._pairs, self._inputs = pairs, inputs
-
-    @cached_property
-    def by_target(self) -> RelationRows:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return _Rows(self._pairs)
-
-    @cached_property
-    def by_source(self) -> RelationRows:
-        return _Rows(transposed(self._pairs, self._inputs))
+        self.by_target = _Rows(pairs)
 
 
-def _sums(x: Tensor, weight: Tensor, pairs: KernelMap, inputs: Places, back: bool) -> Tensor:
-    """back : x belongs to the outputs of the map, the result to its inputs."""
-    if x.device.type == "cpu":
-        return rgms_kernels.of_nodes(_Relations(pairs, inputs), x, weight, None, back)
-    wide = torch.promote_types(x.dtype, torch.float32)
-    out = torch.zeros(pairs.n if back else pairs.m, weight.shape[2], dtype=wide, device=x.device)
-    for r, rows, indices in _by_offset(pairs):
-        rows, indices = (indices, rows) if back else (rows, indices)
-        out.index_add_(0, rows, x[indices].to(wide) @ weight[r].to(wide))
-    return out.to(x.dtype)
-
-
-def _outer(x: Tensor, grad: Tensor, pairs: KernelMap, inputs: Places) -> Tensor:
+def _outer(x: Tensor, grad: Tensor, pairs: KernelMap) -> Tensor:
     """(offsets, feat_in, feat) sums of x[j] by grad[i] over pairs."""
     if x.device.type == "cpu":
-        return rgms_kernels.of_weights(_Relations(pairs, inputs), x, grad, None)
+        return rgms_kernels.of_weights(pairs.remembered("relations", _Relations), x, grad, None)
     wide = torch.promote_types(x.dtype, torch.float32)
     out = torch.zeros(pairs.offsets, x.shape[1], grad.shape[1], dtype=wide, device=x.device)
     for r, rows, indices in _by_offset(pairs):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from sparsetir.nn.kernel_map import (
     submanifold,
 )
 from sparsetir.nn.memory import remembered
+from sparsetir.ops.cache import lasting
 from sparsetir.ops.checks import check_tensor
 
 __all__ = ["KernelMap", "OnFeatures", "SparsePoints", "kernel_map", "triple"]
@@ -29,6 +30,7 @@ __all__ = ["KernelMap", "OnFeatures", "SparsePoints", "kernel_map", "triple"]
 INT32_MAX = 2**31 - 1
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 Triple = tuple[int, int, int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,16 +53,25 @@ class KernelMap:
     m: int
     n: int
     coords: Tensor
+    made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def offsets(self) -> int:
         """Of the kernel."""
         return len(self.row_ptr) - 1
 
-    @property
+    @cached_property
+    @lasting
     def indptr(self) -> Tensor:
         """(pairs + 1,) where the inputs of each pair begin, as there is one: 0, 1, 2 .."""
         return torch.arange(len(self.rows) + 1, dtype=self.rows.dtype, device=self.rows.device)
+
+    def remembered(self, key: str, make: Callable[[KernelMap], T]) -> T:
+        """What is made of the map, once, and lives as long."""
+        found = self.made.get(key)
+        if found is None:
+            found = self.made.setdefault(key, lasting(lambda: make(self))())
+        return found
 
 
 class Places:
@@ -137,7 +148,7 @@ class Places:
     def _remembered(self, key: Any, make: Callable[[], Any], *more: Tensor) -> Any:
         def nbytes(made: Any) -> int:
             found = made[0] if isinstance(made, tuple) else made
-            return (2 * found.rows.nbytes + found.coords.nbytes) * 2
+            return 6 * found.rows.nbytes + 2 * found.coords.nbytes
 
         return remembered((self.coords, *more), key, make, nbytes=nbytes)
 
@@ -145,14 +156,15 @@ class Places:
 def transposed(there: KernelMap, inputs: Places) -> KernelMap:
     """With outputs for inputs; `inputs` : the places of the latter."""
 
-    def make() -> KernelMap:
+    def make(_: KernelMap) -> KernelMap:
         arrays = (x.cpu().numpy() for x in (there.row_ptr, there.indices, there.rows))
         pairs = in_row_order(Pairs(*arrays), there.n)
         rows, indices = (torch.from_numpy(x).to(there.rows) for x in (pairs.rows, pairs.indices))
-        return KernelMap(there.row_ptr, rows, indices, there.n, there.m, inputs.coords)
+        back = KernelMap(there.row_ptr, rows, indices, there.n, there.m, inputs.coords)
+        back.made["transposed"] = there
+        return back
 
-    arrays = (there.rows, there.indices)
-    return remembered(arrays, "transposed", make, nbytes=lambda x: 2 * x.rows.nbytes)
+    return there.remembered("transposed", make)
 
 
 class SparsePoints:
