@@ -107,6 +107,17 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
             "sparse_conv", parents=[fixed], help="convolutions of points, beside torch's gathering"
         )
     )
+    rgcn = commands.add_parser(
+        "rgcn", parents=[fixed], help="relational layers: times and memory, beside PyG's"
+    )
+    rgcn.add_argument(
+        "--graph", nargs="+", help="npz files of graphs with relations; default: random"
+    )
+    rgcn.add_argument(
+        "--peers", nargs="*", choices=("unfused", "RGCNConv", "FastRGCNConv"), help="default: all"
+    )
+    rgcn.add_argument("--seconds", type=float, default=5, help="of each comparison (default: 5)")
+    rgcn.add_argument("--plot", action="store_true", help="draw a picture beside the file")
     mttkrp = commands.add_parser(
         "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"
     )

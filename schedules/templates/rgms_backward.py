@@ -1,7 +1,7 @@
-"""Gradients of relational gather-matmul-scatter for weights, on a CPU: products of tiles in registers.
+"""Gradients of relational gather-matmul-scatter for weights, on a CPU: tiles in registers.
 
-Rows of a chunk are summed up, or multiplied by their relation's matrix, in a workspace that stays in
-the first cache. A tile of a relation's sums is in registers while it goes through a chunk.
+Rows of a chunk are summed up, or multiplied by their relation's matrix, in a workspace that stays
+in the first cache. A tile of a relation's sums is in registers while it goes through a chunk.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import shutil
 import pytest
 import torch
 
-from sparsetir.nn import GCNConv, SAGEConv
+from sparsetir.nn import GCNConv, RGCNConv, SAGEConv
 
 NODES, FEATURES = 20, 6
 
@@ -53,3 +53,17 @@ def test_exported():
     model, x, edges = Model(GCNConv), features(), graph()
     exported = torch.export.export(model, (x, edges)).module()
     torch.testing.assert_close(exported(x, edges), model(x, edges))
+
+
+def test_relational_layer_compiled_without_graph_breaks():
+    torch.compiler.reset()
+    layer, x, edges = RGCNConv(FEATURES, 8, 3, num_bases=2), features(), graph()
+    given = (x, edges, torch.arange(90) % 3)
+    out, expected = torch.compile(layer, fullgraph=True, backend="aot_eager")(*given), layer(*given)
+    torch.testing.assert_close(out, expected)
+    parameters = list(layer.parameters())
+    torch.testing.assert_close(
+        torch.autograd.grad(out.square().sum(), parameters),
+        torch.autograd.grad(expected.square().sum(), parameters),
+        rtol=1e-4, atol=1e-4,
+    )  # fmt: skip

@@ -81,7 +81,7 @@ def test_any_number_of_edges(edges, reduce):
 def test_gradients_of_gradients():
     """By finite differences; all three operators are in it."""
     pattern = graph(12, n=5, m=4)
-    given = [x.detach().requires_grad_() for x in operands(feat_in=2, feat=3, edges=12, n=5)]
+    given = [x.detach().requires_grad_() for x in operands(feat_in=2, feat=2, edges=12, n=5)]
     for reduce in ("sum", "mean"):
 
         def call(x, weight, edge_weight, reduce=reduce):
@@ -228,3 +228,13 @@ REFUSED = [
 def test_refused(given, options, error, message):
     with pytest.raises(error, match=f"rgms: argument {message}"):
         ops.rgms(*given, **options)
+
+
+@pytest.mark.parametrize("weighted", [True, False])
+def test_each_relation_apart(weighted, monkeypatch):
+    """As on devices without kernels."""
+    from sparsetir.ops import rgms_kernels
+
+    monkeypatch.setattr(rgms_kernels, "_has_kernels", lambda x: False)
+    check(torch.float64, weighted=weighted, reduce="mean")
+    check(torch.float16, 0)

@@ -14,6 +14,7 @@ from sparsetir.nn.conv import Conv, pair, weights_first
 from sparsetir.nn.graph import Graph, check_count, is_edges, reversed_edges
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.nn.memory import remembered
+from sparsetir.ops.rgms import rgms
 
 __all__ = ["RGCNConv"]
 
@@ -40,7 +41,7 @@ class Ends(NamedTuple):
 
 
 class Relations(NamedTuple):
-    """What sums over relations go by; patterns are (2, k) edges.
+    """What reductions in relations go by; patterns are (2, k) edges.
 
     sources, targets : ends of the edges
     through_sources : of the graph from `sources` to nodes, an edge for each
@@ -80,9 +81,9 @@ class Relations(NamedTuple):
 class RGCNConv(Conv):
     """x'_i = W_root x_i + sum over relations r of W_r mean of x_j over neighbours j in r, + b.
 
-    Arguments and parameters as `torch_geometric.nn.RGCNConv`. Where sums or means are taken and
-    it is less work, each source is multiplied by the weights of its relations and one sum follows;
-    otherwise the sums come first, of all relations at once.
+    Arguments and parameters as `torch_geometric.nn.RGCNConv`. Sums and means are those of
+    :func:`sparsetir.ops.rgms`, which keeps no features for each edge. With blocks and for other
+    reductions, rows are multiplied by the weights of each relation apart.
 
     in_channels : features, or a pair of those of sources and of targets; without features, the
         number of nodes
@@ -159,15 +160,15 @@ class RGCNConv(Conv):
             x = (self._all_rows(), x[1])
         sources, targets = pair("RGCNConv", x, self.flow, (1, 2))
         targets = sources if targets is None else targets
-        relations = self._relations(edge_index, edge_type, len(sources), len(targets))
+        graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
-            out = self._of_rows(relations, sources, len(targets))
-        elif self.aggr in ("add", "sum", "mean") and weights_first(
-            sources, self.weight, self.out_channels
-        ):
-            out = self._weights_first(relations, sources, len(targets))
+            out = self._of_rows(graph, sources, len(targets))
+        elif self._sums and self.num_blocks is None:
+            out = rgms(sources, self._full_weight(), *graph, None, self._reduce, len(targets))
+        elif self._sums and weights_first(sources, self.weight, self.out_channels):
+            out = self._weights_first(graph, sources, len(targets))
         else:
-            out = self._sums_first(relations, sources, len(targets))
+            out = self._sums_first(graph, sources, len(targets))
         if self.root is not None:
             by_features = targets.is_floating_point()
             if not by_features and targets is not sources:
@@ -178,7 +179,18 @@ class RGCNConv(Conv):
     def _all_rows(self) -> Tensor:
         return torch.arange(self.in_channels_l, device=self.weight.device)
 
-    def _relations(self, edge_index: Any, edge_type: Tensor | None, n: int, m: int) -> Relations:
+    @property
+    def _sums(self) -> bool:
+        return self.aggr in ("add", "sum", "mean")
+
+    @property
+    def _reduce(self) -> str:
+        return "mean" if self.aggr == "mean" else "sum"
+
+    def _graph(
+        self, edge_index: Any, edge_type: Tensor | None, n: int, m: int
+    ) -> tuple[Tensor, Tensor]:
+        """Edges from sources to targets, and their relations; always the same tensors for them."""
         if not is_edges(edge_index):
             raise TypeError(
                 "RGCNConv: argument 'edge_index': expected a (2, E) tensor of edges, "
@@ -195,21 +207,32 @@ class RGCNConv(Conv):
                 f"RGCNConv: argument 'edge_type': expected shape {tuple(edge_index.shape[1:])}, "
                 f"got {got}"
             )
+        edges = edge_index if self.flow == "source_to_target" else reversed_edges(edge_index)
+        kind = edge_type
+        if kind.dtype not in (torch.int32, torch.int64):
+            kind = remembered((edge_type,), "long", edge_type.long)
+        if torch.compiler.is_compiling():  # the operator looks at the numbers
+            return edges, kind
+        count = self.num_relations
 
-        def make() -> Relations:
-            edges = edge_index if self.flow == "source_to_target" else reversed_edges(edge_index)
+        def check() -> None:
             Graph.of("RGCNConv", edges, n, m)  # refuses what is no graph
-            if edge_type.numel() and not 0 <= edge_type.min() <= edge_type.max() < count:
+            if kind.numel() and not 0 <= kind.min() <= kind.max() < count:
                 raise ValueError(
                     f"RGCNConv: argument 'edge_type': expected relations from 0 to {count - 1}, "
-                    f"got {int(edge_type.min())} to {int(edge_type.max())}"
+                    f"got {int(kind.min())} to {int(kind.max())}"
                 )
-            return Relations.of(edges, edge_type, n, m, count)
 
+        remembered((edges, kind), ("checked", n, m, count), check)
+        return edges, kind
+
+    def _relations(self, graph: tuple[Tensor, Tensor], n: int, m: int) -> Relations:
         count = self.num_relations
-        return remembered((edge_index, edge_type), ("relations", self.flow, n, m, count), make)
+        return remembered(
+            graph, ("relations", n, m, count), lambda: Relations.of(*graph, n, m, count)
+        )
 
-    def _of_rows(self, relations: Relations, index: Tensor, m: int) -> Tensor:
+    def _of_rows(self, graph: tuple[Tensor, Tensor], index: Tensor, m: int) -> Tensor:
         """Messages are rows of the weights."""
         if self.num_blocks is not None:
             raise ValueError(
@@ -221,21 +244,39 @@ class RGCNConv(Conv):
             _check_rows(index, rows)
             weight, rows = weight[:, index], len(index)
         table = weight.reshape(count * rows, self.out_channels)
+        if self._sums:
+            edges, share = self._from_table(graph, rows, m)
+            found = Graph.of("RGCNConv", edges, len(table), m)
+            return found.aggregate(table, "sum", share if self.aggr == "mean" else None)
+        relations = self._relations(graph, rows, m)
         targets = len(relations.targets.key)
         found = Graph.of("RGCNConv", relations.from_table, len(table), targets).aggregate(
             table, self.aggr
         )
         return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(found, "sum")
 
-    def _weights_first(self, relations: Relations, x: Tensor, m: int) -> Tensor:
+    def _from_table(self, graph: tuple[Tensor, Tensor], n: int, m: int) -> tuple[Tensor, Tensor]:
+        """Edges (2, E) from rows (relation * n + source) of a table to targets, and one in as many
+        edges as the target of an edge has in its relation (E,)."""
+
+        def make() -> tuple[Tensor, Tensor]:
+            (source, target), kind = graph[0].long(), graph[1].long()
+            _, row = torch.unique(kind * m + target, return_inverse=True)
+            return torch.stack([kind * n + source, target]), 1 / torch.bincount(row)[row].double()
+
+        return remembered(graph, ("table", n, m), make)
+
+    def _weights_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
+        relations = self._relations(graph, len(x), m)
         ends = relations.sources
         sent = self._by_relation(x[ends.node], ends.count)
-        scale = relations.mean.to(x.dtype) if self.aggr == "mean" else None
+        scale = relations.mean if self.aggr == "mean" else None
         return Graph.of("RGCNConv", relations.through_sources, len(ends.key), m).aggregate(
             sent, "sum", scale
         )
 
-    def _sums_first(self, relations: Relations, x: Tensor, m: int) -> Tensor:
+    def _sums_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
+        relations = self._relations(graph, len(x), m)
         ends = relations.targets
         found = Graph.of("RGCNConv", relations.to_targets, len(x), len(ends.key)).aggregate(
             x, self.aggr

@@ -33,6 +33,7 @@ class Chunks:
     chunk_ptr : (chunks + 1,) into the rows
     piece_ptr : (pieces + 1,) into the chunks
     relation : (pieces,) of each, in order
+    one_each : whether each relation has one piece
     """
 
     @lasting
@@ -47,6 +48,7 @@ class Chunks:
         begins = before + part * CHUNKS_OF_PIECE
         self.piece_ptr = torch.cat([begins, chunks.sum()[None]]).to(row_ptr.dtype)
         self.relation = of_piece.to(row_ptr.dtype)
+        self.one_each = torch.equal(of_piece, torch.arange(len(chunks), device=row_ptr.device))
 
 
 def _repeated(counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,10 +66,12 @@ class RelationRows:
     indptr : (nnz_rows + 1,) into the elements
     indices : (E,) columns
     order : (E,) int64 edge of each element; None where that is the same
+    computed : what kernels compute of these arrays, by kernel
     """
 
     @lasting
     def __init__(self, rows: Tensor, columns: Tensor, relation: Tensor, m: int, count: int) -> None:
+        self.computed: dict[Any, Any] = {}
         # By rows, then by relations, which leaves the rows of each in order.
         _, relation, first = compress(torch.stack([relation, rows]), m)
         rows = rows if first is None else rows[first]

@@ -40,15 +40,17 @@ def rgms(
         that relation, as in an RGCN
     num_targets : how many there are; by default as many as sources
 
-    Gives (num_targets, feat); targets without edges get zeros. No array has features for each edge,
-    here and in the gradients. Differentiable with respect to x, weight and edge_weight any number of
-    times. Sums are in float32, for float64 in float64, on a CPU always in the same order.
+    Gives (num_targets, feat); targets without edges get zeros. Differentiable with respect to x,
+    weight and edge_weight any number of times. On a CPU no array has features for each edge, in the
+    gradients neither, and results are the same in each run. Sums are in float32, for float64 in
+    float64.
 
     What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
     :func:`sparsetir.ops.structure_of` for what is noticed of writing to `edge_index` and
     `edge_type`.
 
-    Raises TypeError, ValueError and StructureError that name the argument. (SparseTIR, section 4.4.)
+    Raises TypeError, ValueError and StructureError that name the argument. (SparseTIR, section
+    4.4.)
     """
     _check(x, weight, edge_index, edge_type, edge_weight, reduce)
     n = x.shape[0]

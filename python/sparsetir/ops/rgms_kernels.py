@@ -1,25 +1,31 @@
 """Runs the kernels of relational gather-matmul-scatter on torch tensors, without gradients.
 
 Kernels take float32 and float64: of types with 16 bits, operands become float32 beforehand, and
-results are rounded once. Elements are the edges in the order of the rows of relations.
+results are rounded once. Elements are the edges in the order of the rows of relations. Where there
+are no kernels, on GPUs, each relation is computed apart, with features for each of its edges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from sparsetir.arrays import is_array
 from sparsetir.compiled import compiled
-from sparsetir.lower import lower, lower_template
+from sparsetir.lower import lower_template
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, target_of
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.operators import rgms
+from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.templates import rgms as template
 from sparsetir.schedules.templates import rgms_backward
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
 from sparsetir.schedules.versions import WORK_OF_THREADS
@@ -45,21 +51,28 @@ def of_nodes(
     (count, feat_in, feat), dtype = weight.shape, x.dtype
     if not m * feat * feat_in * relations.edges:
         return x.new_zeros(m, feat)
-    x, weight = _wide(x), _wide(weight)
-    out = x.new_empty(m, feat)
+    if not _has_kernels(x):
+        out, wide = _wide(x).new_zeros(m, feat), _wide(weight)
+        for r, row, terms in _apart(rows, _wide(x), values):
+            out.index_add_(0, row, terms @ wide[r])
+        return out.to(dtype)
+    x = _padded(x)
+    weight = _padded(weight, x.shape[1])
+    out = x.new_empty(m, weight.shape[2])
     problem = rgms.Rgms(DTYPES[x.dtype], IDTYPES[rows.rows.dtype], values is not None)
-    target = target_of(x.device)
-    arrays = {
-        "x": x, "w": weight, "out": out, "row_ptr": rows.row_ptr, "rows": rows.rows,
-        "indptr": rows.indptr, "indices": rows.indices,
+    target, sizes = target_of(x.device), (x.shape[1], weight.shape[2])
+    config = choose_rgms(problem, len(rows.rows), *sizes, target, default_threads())
+    arrays = _weighted({"x": x, "w": weight, "out": out}, values)
+    index = {
+        "row_ptr": rows.row_ptr, "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
     }  # fmt: skip
-    sizes = {
+    numbers = {
         "relations": count, "m": m, "n": n, "nnz_rows": len(rows.rows), "nnz": relations.edges,
-        "feat_in": feat_in, "feat": feat,
+        "feat_in": sizes[0], "feat": sizes[1],
     }  # fmt: skip
-    _run(problem, None, target, lambda: lower(rgms.program(problem), target=target),
-         _weighted(arrays, values), sizes)  # fmt: skip
-    return out.to(dtype)
+    stages = partial(lower_template, template, problem, config, target)
+    _run(rows, (problem, config), target, stages, arrays, index, numbers)
+    return out[:, :feat].to(dtype).contiguous()
 
 
 def of_weights(relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None) -> Tensor:
@@ -69,71 +82,100 @@ def of_weights(relations: Relations, x: Tensor, grad: Tensor, values: Tensor | N
     values : (E,) of the elements; by default ones
     """
     feat_in, feat, dtype = x.shape[1], grad.shape[1], x.dtype
-    rows = relations.by_target
-    x, grad = _padded(x), _padded(grad)
-    found = x.new_zeros(relations.count, x.shape[1], grad.shape[1])
-    if found.numel() and relations.edges:
-        chunks = rows.chunks
-        parts = x.new_empty(len(chunks.relation), *found.shape[1:])
-        _run_chunks(
-            relations, False, values is not None, {**_weighted({}, values), "x": x, "grad": grad},
-            dw=parts,
-        )  # fmt: skip
-        alone = len(parts) == relations.count and not (chunks.relation.diff() != 1).any()
-        found = parts if alone else found.index_add_(0, chunks.relation, parts)
-    return found[:, :feat_in, :feat].to(dtype).contiguous()
+    found = x.new_zeros(relations.count, feat_in, feat)
+    if not found.numel() or not relations.edges:
+        return found
+    if not _has_kernels(x):
+        wide = _wide(grad)
+        for r, row, terms in _apart(relations.by_target, _wide(x), values):
+            found[r] = (terms.T @ wide[row]).to(dtype)
+        return found
+    x, grad, chunks = _padded(x), _padded(grad), relations.by_target.chunks
+    parts = x.new_empty(len(chunks.relation), x.shape[1], grad.shape[1])
+    arrays = _weighted({"x": x, "grad": grad, "dw": parts}, values)
+    _run_chunks(relations, False, arrays)
+    if not chunks.one_each:
+        sums = parts.new_zeros(relations.count, *parts.shape[1:])
+        parts = sums.index_add_(0, chunks.relation, parts)
+    return parts[:, :feat_in, :feat].to(dtype).contiguous()
 
 
 def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
     """(E,) x[source] @ weight[relation] . grad[target] of each element, in the type of sums."""
-    x, grad = _padded(x), _padded(grad)
+    x, weight, grad = _wide(x), _wide(weight), _wide(grad)
     out = x.new_zeros(relations.edges)
-    if x.shape[1] and grad.shape[1] and relations.edges:
-        turned = _padded(weight.transpose(1, 2), grad.shape[1])
-        _run_chunks(
-            relations, True, False, {"x": x, "w": turned, "grad": grad}, da=out,
-            relation=relations.by_target.chunks.relation,
-        )  # fmt: skip
+    if not x.shape[1] or not grad.shape[1] or not relations.edges:
+        return out
+    rows = relations.by_target
+    if not _has_kernels(x):
+        found = [
+            ((terms @ weight[r]) * grad[row]).sum(1) for r, row, terms in _apart(rows, x, None)
+        ]
+        return torch.cat(found)
+    x, grad = _padded(x), _padded(grad)
+    turned = _padded(weight.transpose(1, 2), grad.shape[1])
+    _run_chunks(relations, True, {"x": x, "w": turned, "grad": grad, "da": out})
     return out
 
 
-def _run_chunks(
-    relations: Relations, edges: bool, weighted: bool, given: dict[str, Tensor], **more: Tensor
-) -> None:
+def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
+    """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
-    x, grad = given["x"], given["grad"]
+    feat_in, feat, dtype = arrays["x"].shape[1], arrays["grad"].shape[1], arrays["x"].dtype
     problem = RgmsBackward(
-        x.shape[1], grad.shape[1], CHUNK, edges, DTYPES[x.dtype], IDTYPES[rows.rows.dtype], weighted
+        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays
     )
-    work = len(rows.rows) * x.shape[1] * grad.shape[1]
-    threads = default_threads()
-    blocks = threads * BLOCKS_PER_THREAD if threads > 1 and work >= WORK_OF_THREADS else 0
-    target = target_of(x.device)
-    lanes = _lanes(x.dtype, target)
-    while x.shape[1] % lanes or grad.shape[1] % lanes:
-        lanes //= 2
-    config = ChunkTiles(lanes, blocks=blocks)
-    arrays = {
-        **given, **more, "piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr,
-        "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
+    threads, target = default_threads(), target_of(relations.device)
+    parallel = threads > 1 and len(rows.rows) * feat_in * feat >= WORK_OF_THREADS
+    lanes = min(_lanes(dtype, target), feat_in, feat)  # of which all but whole vectors are powers
+    config = ChunkTiles(lanes, blocks=threads * BLOCKS_PER_THREAD if parallel else 0)
+    index = {
+        "piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows,
+        "indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation,
     }  # fmt: skip
     sizes = {
         "pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1,
         "nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m, "n": relations.n,
         "relations": relations.count,
     }  # fmt: skip
-    _run(problem, config, target,
-         lambda: lower_template(rgms_backward, problem, config, target), arrays, sizes)  # fmt: skip
+    stages = partial(lower_template, rgms_backward, problem, config, target)
+    _run(rows, (problem, config), target, stages, arrays, index, sizes)
 
 
 def _run(
-    problem: Any, config: Any, target: Any, stages: Callable[[], Any], arrays: dict[str, Tensor],
-    sizes: dict[str, int],
+    rows: RelationRows, key: Any, target: Any, stages: Callable[[], Any],
+    arrays: Mapping[str, Tensor], index: Mapping[str, Tensor], sizes: Mapping[str, int],
 ) -> None:  # fmt: skip
-    """Compile a kernel if it is new, and run it."""
-    kernel = compiled((problem, config), target, stages)
-    given = {**arrays, **sizes}
-    kernel(**{name: given[name] for name in kernel.signature.names})
+    """Compile a kernel if it is new, and run it on arrays that fit."""
+    kernel = compiled(key, target, stages)
+    made = rows.computed.get(key)
+    if made is None:
+        given = {name: x.numpy() for name, x in index.items()}
+        found = kernel.compute({**given, **sizes})
+        made = {n: torch.from_numpy(x) if is_array(x) else x for n, x in found.items()}
+        rows.computed[key] = made
+    named = {**arrays, **index, **sizes, **made}
+    kernel.run_unchecked([named[name] for name in kernel.signature.passed])
+
+
+def _has_kernels(x: Tensor) -> bool:
+    """Whether there are kernels for the device."""
+    return x.device.type == "cpu"
+
+
+def _apart(
+    rows: RelationRows, x: Tensor, values: Tensor | None
+) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Each relation that has edges, with the rows and the gathered features of its elements."""
+    counts = rows.indptr[1:] - rows.indptr[:-1]
+    ends = rows.indptr[rows.row_ptr.long()].tolist()
+    row = torch.repeat_interleave(rows.rows, counts.long())
+    for r, (begin, end) in enumerate(pairwise(ends)):
+        if begin < end:
+            terms = x[rows.indices[begin:end].long()]
+            if values is not None:
+                terms = terms * values[begin:end, None]
+            yield r, row[begin:end].long(), terms
 
 
 def _weighted(arrays: dict[str, Tensor], values: Tensor | None) -> dict[str, Tensor]:

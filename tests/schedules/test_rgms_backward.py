@@ -1,0 +1,101 @@
+"""Gradients of relational gather-matmul-scatter for weights: plain programs, their schedule."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from sparsetir.lower import lower, lower_template
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
+from sparsetir.schedules.operators.spmm import program as spmm
+from sparsetir.schedules.templates import rgms_backward as template
+from sparsetir.schedules.templates.rgms_backward import ChunkTiles
+from sparsetir.schedules.templates.shapes import ShapeError
+
+RELATIONS, M, N, CHUNK = 4, 11, 9, 3
+
+
+def arguments(problem: RgmsBackward, density: float = 0.4) -> tuple[dict[str, Any], np.ndarray]:
+    """Of the program, and where elements are; the second relation has none."""
+    rng = np.random.default_rng(0)
+    mask = rng.random((RELATIONS, M, N)) < density
+    mask[1] = False
+    stored = mask.any(axis=2)
+    row_ptr = np.append(0, np.cumsum(stored.sum(axis=1)))
+    relation, piece_ptr, chunk_ptr = [], [0], []
+    for r, (begin, end) in enumerate(zip(row_ptr[:-1], row_ptr[1:], strict=True)):
+        for piece in range(begin, end, 2 * CHUNK):
+            chunk_ptr += range(piece, min(end, piece + 2 * CHUNK), CHUNK)
+            piece_ptr.append(len(chunk_ptr))
+            relation.append(r)
+    index = {
+        "piece_ptr": piece_ptr, "chunk_ptr": [*chunk_ptr, row_ptr[-1]], "rows": stored.nonzero()[1],
+        "indptr": np.append(0, np.cumsum(mask.sum(axis=2)[stored])), "indices": mask.nonzero()[2],
+    }  # fmt: skip
+    index |= {"relation": relation} if problem.edges else {}
+    args: dict[str, Any] = {k: np.array(v, problem.idtype) for k, v in index.items()}
+    args |= {"m": M, "n": N, "pieces": len(relation), "chunks": len(chunk_ptr)}
+    shapes = {"x": (N, problem.feat_in), "grad": (M, problem.feat)}
+    shapes |= {"w": (RELATIONS, problem.feat, problem.feat_in)} if problem.edges else {}
+    shapes |= {"a": (int(mask.sum()),)} if problem.weighted and not problem.edges else {}
+    args |= {k: rng.uniform(-1, 1, shape).astype(problem.dtype) for k, shape in shapes.items()}
+    out = (int(mask.sum()),) if problem.edges else (len(relation), problem.feat_in, problem.feat)
+    args["da" if problem.edges else "dw"] = np.full(out, np.nan, problem.dtype)
+    return args, mask
+
+
+def check(problem: RgmsBackward, stages: Any, density: float = 0.4) -> None:
+    args, mask = arguments(problem, density)
+    sparsetir.build(stages["II scheduled"])(**args)
+    x, grad = args["x"].astype(float), args["grad"].astype(float)
+    if problem.edges:
+        want = np.einsum("jk,rlk,il->rij", x, args["w"].astype(float), grad)[mask]
+        found = args["da"]
+    else:
+        a = np.zeros(mask.shape)
+        a[mask] = args.get("a", 1.0)
+        want = np.einsum("rij,jk,il->rkl", a, x, grad)
+        found = np.zeros(want.shape)
+        relation = [r for r in range(RELATIONS) for _ in range(pieces(mask[r]))]
+        np.add.at(found, relation, args["dw"])
+    np.testing.assert_allclose(found, want, rtol=1e-4, atol=1e-4)
+
+
+def pieces(mask: np.ndarray) -> int:
+    return -(-int(mask.any(axis=1).sum()) // (2 * CHUNK))
+
+
+@pytest.mark.parametrize("edges", [False, True])
+def test_the_plain_programs(edges: bool) -> None:
+    problem = RgmsBackward(5, 3, CHUNK, edges, "float64", "int64", weighted=not edges)
+    check(problem, lower(program(problem)))
+
+
+@pytest.mark.parametrize(
+    "edges, sizes, config",
+    [(False, (32, 16), ChunkTiles(16, 4, 2)), (False, (4, 48), ChunkTiles(4, 3)),
+     (True, (32, 16), ChunkTiles(16, 4, 2)), (True, (1, 8), ChunkTiles(1))],
+)  # fmt: skip
+def test_scheduled(edges: bool, sizes: tuple[int, int], config: ChunkTiles) -> None:
+    problem = RgmsBackward(*sizes, CHUNK, edges, weighted=sizes[0] != 4)
+    check(problem, lower_template(template, problem, config))
+
+
+def test_no_elements() -> None:
+    problem = RgmsBackward(4, 48, CHUNK, weighted=False)
+    check(problem, lower_template(template, problem, ChunkTiles(4, 3)), density=0)
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="RgmsBackward: argument 'dtype': expected one of float32"):
+        RgmsBackward(4, 4, dtype="float16")
+    with pytest.raises(ValueError, match="RgmsBackward: argument 'chunk': expected 1 or more"):
+        RgmsBackward(4, 4, 0)
+    with pytest.raises(ValueError, match="ChunkTiles: argument 'lanes': expected a power of two"):
+        ChunkTiles(3)
+    with pytest.raises(
+        ShapeError, match="rgms_backward: argument 'sch': expected one iteration of"
+    ):
+        lower(spmm(Spmm("float32"), None), template.apply, ChunkTiles())
