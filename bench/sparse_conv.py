@@ -21,9 +21,10 @@ from sparsetir.bench.clouds import Layer, layers, read, scene
 from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.rounds import PRIORITY
 from sparsetir.bench.timing import interleaved, progress
-from sparsetir.nn import KernelMap, SparseConv3d
+from sparsetir.nn import KernelMap, SparseConv3d, kernel_map
 from sparsetir.nn.kernel_map import Sorted, reached, submanifold
 from sparsetir.ops import clear_cache
+from sparsetir.plot_kernel_map import plot_kernel_map
 
 OURS, GATHER, SPARSE, DENSE = "sparsetir", "gather", "torch.sparse", "dense"
 PEERS = (GATHER, SPARSE, DENSE)
@@ -67,6 +68,8 @@ def run(args: argparse.Namespace) -> None:
     path = write(args.out, "sparse_conv", circumstances(args.threads), found)
     if args.plot:
         draw(path)
+        for name, places in clouds.items():
+            draw_map(places, path.with_name(f"{path.stem}-map-{name}.png"))
     wrong = [c["wrong"] for cloud in found for c in cloud["cells"] if c["wrong"]]
     if wrong:
         raise SystemExit(f"sparse_conv: wrong: {wrong}")
@@ -343,3 +346,10 @@ def draw(path: Path) -> Path:
     figure.savefig(picture, dpi=150)
     print(f"drawn: {picture.name}")
     return picture
+
+
+def draw_map(places: np.ndarray, picture: Path) -> None:
+    """A picture of the kernel map of the first convolution."""
+    pairs = kernel_map(torch.from_numpy(np.insert(places, 0, 0, axis=1)), 3)
+    plot_kernel_map(pairs).savefig(picture, dpi=150)
+    print(f"drawn: {picture.name}")
