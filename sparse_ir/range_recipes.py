@@ -98,9 +98,17 @@ def range_tile_starts(
 
 
 @recipe
-def places_in_tiles(starts: np.ndarray) -> np.ndarray:
-    """(rows,) the number of each position within its tile.
+def places_in_tiles(starts: np.ndarray, size: int) -> np.ndarray:
+    """(rows,) the number of each position within its tile, below `size`.
 
     starts : (tiles + 1,) where tiles begin, and the end
+    size : the most that a tile holds
+
+    Raises ScheduleError for larger tiles.
     """
+    if np.any(np.diff(starts) > size):
+        raise ScheduleError(
+            f"places_in_tiles: argument 'starts': expected tiles of at most {size}, got "
+            f"{np.diff(starts).max()}"
+        )
     return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))

@@ -105,7 +105,7 @@ def _rows(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any
     return axis.parent.length if axis is not None and root else None
 
 
-def _places(how: Mapping[str, Any], _: Any, __: Any, by_indices: Mapping[str, Axis]) -> Any:
+def _elements(how: Mapping[str, Any], _: Any, __: Any, by_indices: Mapping[str, Axis]) -> Any:
     axis = by_indices.get(str(how["indices"])[1:])
     return None if axis is None else axis.nnz
 
@@ -121,6 +121,11 @@ def _positions(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __
     return None if axis is None else axis.nnz
 
 
+def _places(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any) -> Any:
+    axis = by_indptr.get(str(how["starts"])[1:])
+    return None if axis is None else as_dtype(how["size"], axis.idtype)
+
+
 def _some(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: Any) -> Any:
     return known.get(str(how["order"])[1:])
 
@@ -132,7 +137,7 @@ def _same_values(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: A
 # recipe -> the length of what its values are coordinates or positions of
 _RECIPES: dict[str, Callable[..., Any]] = {
     "row_of_position": _rows,
-    "order_by_column_parts": _places,
+    "order_by_column_parts": _elements,
     "in_order": _same_values,
     "row_order": _rows,
     "rows_of_slices": _some,
@@ -143,4 +148,5 @@ _RECIPES: dict[str, Callable[..., Any]] = {
     "row_lasts": _positions,
     "row_starts": _positions,
     "last_vectors": _last_vectors,
+    "places_in_tiles": _places,
 }

@@ -102,12 +102,10 @@ def _divisor(n: int, most: int) -> int:
 
 @dataclass(frozen=True)
 class _Found:
+    """The iteration, and its loops over relations, rows, columns, and features of X and of Y."""
+
     iteration: SparseIterationRef
-    relations: SpIter
-    rows: SpIter
-    columns: SpIter
-    features_in: SpIter
-    features: SpIter
+    loops: list[SpIter]
     result: str
     dtype: str
 
@@ -123,14 +121,14 @@ def _found(sch: Schedule) -> _Found:
     rows = loops.get(columns[0].node.parent.name) if len(columns) == 1 else None
     relations = None if rows is None else loops.get(rows.node.parent.name)
     features = nest.along()
-    inside = [x for x in nest.loops if x not in (relations, rows, *columns, *features)]
-    fits = relations is not None and len(features) == len(inside) == 1
-    fits = fits and rows is not None and (rows.kinds, features[0].kinds) == ("S", "S")
-    if not fits or any(x.kinds != "R" for x in (*columns, *inside, relations)):
+    ends = [x for x in (relations, rows) if x is not None]
+    inside = [x for x in nest.loops if x not in (*ends, *columns, *features)]
+    fits = len(ends) == 2 and len(columns) == len(inside) == len(features) == 1
+    if not fits or [x.kinds for x in (*ends, *columns, *inside, *features)] != [*"RSRRS"]:
         nest.refuse("to visit relations, their rows, what these store, and features")
     ref, handles = nest.handles()
-    order = [handles[x.axes] for x in (relations, rows, *columns, *inside, *features)]
-    return _Found(ref, *order, nest.result, nest.dtype)
+    loops_in_order = [handles[x.axes] for x in (*ends, *columns, *inside, *features)]
+    return _Found(ref, loops_in_order, nest.result, nest.dtype)
 
 
 def apply(sch: Schedule, config: TiledRelations) -> None:
@@ -151,21 +149,22 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     and in stage II the loop over ranges comes first.
     """
     found = _found(sch)
-    sch.bound(found.features_in, config.feat_in, "exact")
-    sch.bound(found.features, config.feat, "exact")
+    relations, rows, columns, features_in, features = found.loops
+    sch.bound(features_in, config.feat_in, "exact")
+    sch.bound(features, config.feat, "exact")
     ranges, tiles, rows = sch.ranges(
-        found.rows, "ranges", config.rows, cost=config.cost,
-        default=_ranges(sch, found, config) if config.ranges is None else config.ranges,
+        rows, "ranges", config.rows, cost=config.cost,
+        default=_ranges(sch, rows, found.dtype, config) if config.ranges is None else config.ranges,
     )  # fmt: skip
-    inside, outer = [found.features_in], [found.relations, ranges, tiles]
+    inside, outer = [features_in], [relations, ranges, tiles]
     if config.depth < config.feat_in:
-        deep, inside[0] = sch.split(found.features_in, [None, config.depth])
+        deep, inside[0] = sch.split(features_in, [None, config.depth])
         outer.append(deep)
-    order = [*outer, rows, found.columns, *inside, found.features]
+    order = [*outer, rows, columns, *inside, features]
     sch.sparse_reorder(found.iteration, order)
     total = accumulator(found.dtype)
     start, sums, product, write = sch.aggregate(
-        found.result, outer[-1], rows, [found.columns], dtype=total
+        found.result, outer[-1], rows, [columns], dtype=total
     )
     name = found.iteration.name
     vectors = [(sch.get_sparse_iteration(f"{name}_init"), config.lanes)]
@@ -188,10 +187,10 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
         in_vectors(stage_two, ref, loops)
 
 
-def _ranges(sch: Schedule, found: _Found, config: TiledRelations) -> dict[str, Any]:
+def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> dict[str, Any]:
     """The recipe of how many ranges there are."""
-    rows = next(a for a in sch.func.axes if a.name == found.rows.name)
-    size = 8 if accumulator(found.dtype) == "float64" else 4
+    rows = next(a for a in sch.func.axes if a.name == loop.name)
+    size = 8 if accumulator(dtype) == "float64" else 4
     return {
         "recipe": row_ranges.__name__, "m": keyword(rows.length), "rows": keyword(rows.nnz),
         "parents": keyword(rows.parent.length), "tile": config.rows,

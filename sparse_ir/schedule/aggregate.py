@@ -50,7 +50,7 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     stores_of,
 )
-from sparsetir.sparse_ir.position_recipes import tile_starts
+from sparsetir.sparse_ir.position_recipes import tile_cuts, tile_starts
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.range_recipes import places_in_tiles, range_tile_starts
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
@@ -71,7 +71,8 @@ from sparsetir.sparse_ir.translate import free_vars
 __all__ = ["aggregate"]
 
 WHO = "aggregate"
-TILES = (tile_starts.__name__, range_tile_starts.__name__)  # recipes with a `size`
+# Recipes of where tiles begin, of `size` rows.
+TILES = (tile_cuts.__name__, tile_starts.__name__, range_tile_starts.__name__)
 
 
 def aggregate(
@@ -265,7 +266,10 @@ class _Aggregate(Cut):
     def _places(self) -> SparseBuffer:
         """The number of each row within its tile: a computed buffer over rows."""
         node = self.rows.node
-        how = {"recipe": places_in_tiles.__name__, "starts": self.named(node.by.indptr)}
+        how = {
+            "recipe": places_in_tiles.__name__, "starts": self.named(node.by.indptr),
+            "size": self.size,
+        }  # fmt: skip
         handle = self.array("place", how)
         axes = node.axis.ancestors()
         name = fresh_name(self.func, f"{self.rows.name}_places_of")

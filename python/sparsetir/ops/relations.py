@@ -6,7 +6,7 @@ patterns: rows of each relation, compressed twice (CSF).
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -92,12 +92,11 @@ class RelationRows:
         """The rows in chunks."""
         return Chunks(self.row_ptr)
 
-    @cached_property
     @lasting
-    def counts(self) -> Tensor:
-        """(E,) int64 elements in the row of each element."""
+    def shares(self, dtype: torch.dtype) -> Tensor:
+        """(E,) one in as many elements as the row of an element has."""
         counts = (self.indptr[1:] - self.indptr[:-1]).long()
-        return torch.repeat_interleave(counts, counts)
+        return torch.repeat_interleave(1 / counts.to(dtype), counts)
 
     @lasting
     def arranged(self, values: Tensor) -> Tensor:
@@ -149,7 +148,7 @@ class Relations:
         """One in as many edges as the target of an edge has in its relation: (E,) elements."""
         found = self._shares.get((dtype, transposed))
         if found is None:
-            found = lasting(torch.reciprocal)(self.by_target.counts.to(dtype))
+            found = self.by_target.shares(dtype)
             if transposed:
                 found = self.by_source.arranged(self.by_target.restored(found))
             self._shares[dtype, transposed] = found
@@ -177,11 +176,11 @@ def relations_of(
     key = ("relations", n, m, count, *memory_key(edge_index), *memory_key(edge_type))
     found = find_kept(key, edge_index, edge_type)
     if found is None:
-        sizes = {"n": n, "m": m, "relations": count}
-        n, m, count = (check_size(who, name, size) for name, size in sizes.items())
+        sizes = {"n": n, "m": m, "count": count}
+        sizes = {name: check_size(who, name, size) for name, size in sizes.items()}
         check_edges(who, edge_index, m, n, "edge_index")
         _check_types(who, edge_index, edge_type, count)
-        found = keep(key, lambda *e: Relations(*e, n, m, count), edge_index, edge_type)
+        found = keep(key, partial(Relations, **sizes), edge_index, edge_type)
     return found
 
 
