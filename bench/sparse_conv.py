@@ -289,7 +289,7 @@ def show(found: dict[str, Any], threads: int) -> None:
                 [
                     f"{c['layer']}, {c['channels'][0]} to {c['channels'][1]}", c["outputs"],
                     f"{c['pairs'] / max(1, c['outputs']):.1f}", f"{1e3 * best(c[step], OURS):.2f}",
-                    *(f"{best(c[step], p) / best(c[step], OURS):.2f}" for p in peers),
+                    *(_times(best(c[step], p) / best(c[step], OURS)) for p in peers),
                 ]
                 for c in cells
             ]  # fmt: skip
@@ -306,6 +306,10 @@ def show(found: dict[str, Any], threads: int) -> None:
         for m in found["memory"]
     ]  # fmt: skip
     table("Most memory of a result and gradients", ["layer", "way", "MiB", "times x and y"], rows)
+
+
+def _times(ratio: float) -> str:
+    return "-" if math.isnan(ratio) else f"{ratio:.2f}"
 
 
 def draw(path: Path) -> Path:

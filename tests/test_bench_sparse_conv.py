@@ -57,6 +57,7 @@ def test_tables_and_picture(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "3, level 0, 4 to 32       10         3.5       2.00    2.00" in printed
     assert "geometric mean                                         5.00" in printed
+    assert sparse_conv._times(math.nan) == "-"
     record = {"threads": 1, "cpu": "a CPU", "results": [found]}
     (tmp_path / "a.json").write_text(json.dumps(record))
     assert sparse_conv.draw(tmp_path / "a.json").stat().st_size > 1000

@@ -28,7 +28,7 @@ def plot_kernel_map(found: Any, ax: Any = None) -> Any:
     from matplotlib.colors import to_rgb
 
     offsets, outputs = found.offsets, found.m
-    counts = np.diff(np.asarray(found.row_ptr.cpu()))
+    counts = np.diff(np.asarray(found.row_ptr.cpu(), np.int64))
     of_pair, each = np.repeat(np.arange(offsets), counts), max(1, -(-outputs // OUTPUTS))
     pixels = max(1, -(-outputs // each))
     place = of_pair * pixels + np.asarray(found.rows.cpu()) // each

@@ -167,9 +167,10 @@ def submanifold(points: Sorted, conv: Convolution) -> Pairs:
     mirrored = all(k % 2 for k in kernel)
     for at, places, hits in _columns(keys, box, conv):
         rows = np.flatnonzero(hits).astype(np.int32)
-        found[at] = rows, places[rows].astype(np.int32)
+        inputs = places[rows].astype(np.int32)
+        found[at] = rows, inputs
         if mirrored:
-            found[-1 - at] = found[at][::-1]
+            found[-1 - at] = inputs, rows
     if mirrored:
         every = np.arange(n, dtype=np.int32)
         found[conv.offsets // 2] = every, every
@@ -190,11 +191,12 @@ def _columns(
     for i, j in product(range(kx), range(ky)):
         column = (i * ky + j) * kz
         wanted = keys + (i * dx - px) * box.radix[1] + (j * dy - py) * box.radix[2] - pz
+        places = hits = None
         for k in range(min(kz, last - column)):
-            if k == 0 or dz > 1:
+            if places is None or hits is None or dz > 1:
                 places = np.searchsorted(keys, wanted)
             else:
-                places = places + hits  # noqa: F821 (of the offset before)
+                places = places + hits
             hits = ended[places] == wanted
             yield column + k, places, hits
             wanted = wanted + dz

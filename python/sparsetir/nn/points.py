@@ -262,9 +262,9 @@ class OnFeatures(torch.nn.Sequential):
     >>> norm = OnFeatures(torch.nn.BatchNorm1d(8), torch.nn.ReLU())
     """
 
-    def forward(self, x: SparsePoints) -> SparsePoints:
+    def forward(self, input: SparsePoints) -> SparsePoints:
         """The same points with other features."""
-        return x.with_features(super().forward(x.features))
+        return input.with_features(super().forward(input.features))
 
 
 def kernel_map(
