@@ -11,7 +11,7 @@ import os
 import sys
 from pathlib import Path
 
-from sparsetir.bench.names import DTYPES, MASKS, OPS, STUDIES, THREADS
+from sparsetir.bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES, THREADS
 from sparsetir.graphs import KINDS, GraphError
 
 RESULTS = Path("bench/results")
@@ -112,6 +112,11 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     )
     attention.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     attention.add_argument("--plot", action="store_true", help="draw a picture beside the file")
+    _add_sparse_conv(
+        commands.add_parser(
+            "sparse_conv", parents=[fixed], help="convolutions of points, beside torch's gathering"
+        )
+    )
     rgcn = commands.add_parser(
         "rgcn", parents=[fixed], help="relational layers: times and memory, beside PyG's"
     )
@@ -137,6 +142,17 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     mttkrp.add_argument("--rounds", type=int, default=60, help="turns of each (default: 60)")
     mttkrp.set_defaults(threads=1)
     return out
+
+
+def _add_sparse_conv(conv: argparse.ArgumentParser) -> None:
+    conv.add_argument(
+        "--points", nargs="+", type=Path, help="npz files with 'points' (default: generated)"
+    )
+    conv.add_argument("--voxel", type=float, default=0.05, help="of these points (default: 0.05)")
+    conv.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
+    conv.add_argument("--peers", nargs="*", choices=CONVOLUTIONS, help="default: all")
+    conv.add_argument("--seconds", type=float, default=2, help="of each comparison (default: 2)")
+    conv.add_argument("--plot", action="store_true", help="draw a picture beside the file")
 
 
 def _add_problems(command: argparse.ArgumentParser, features: str) -> None:

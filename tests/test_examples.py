@@ -139,6 +139,24 @@ def test_an_encoder_with_weights_of_a_file(run, tmp_path):
     assert "one by one, 95%" in text
 
 
+def test_sparse_unet_of_a_file(run, tmp_path):
+    points = np.random.default_rng(0).uniform(0, 1, (500, 4)).astype(np.float32)
+    np.savez(tmp_path / "cloud.npz", points=points)
+    text = run(
+        "sparse_unet.py", "--data", str(tmp_path / "cloud.npz"), "--voxel", "0.1", "--channels",
+        "8", "8", "--steps", "2", "--every", "1",
+    )  # fmt: skip
+    assert "2 classes" in text and re.search(r"^step 1: loss [\d.]+, accuracy", text, re.MULTILINE)
+    assert "accuracy on the file: " in text
+
+
+@pytest.mark.slow  # several seconds of training
+def test_sparse_unet(run):
+    text = run("sparse_unet.py", "--steps", "25", "--points", "4000", "--batches", "4")
+    (found,) = re.findall(r"^accuracy on new clouds: ([\d.]+) %$", text, re.MULTILINE)
+    assert float(found) > 85
+
+
 @pytest.mark.slow  # many processes
 def test_epoch_time(run, tmp_path):
     pytest.importorskip("torch_geometric")

@@ -1,11 +1,14 @@
-"""Layers on sparse kernels: graph neural networks, and linear layers with pruned weights.
+"""Layers on sparse kernels: for graphs, for points, and linear layers with pruned weights.
 
 :class:`SparseLinear` is made of a pruned `torch.nn.Linear`; :func:`sparse_linears` swaps those of a
-model, :func:`prune` says which weights to keep. The others are in the shape of PyTorch Geometric's:
-they take the arguments of PyG's layers of the same names, give the same results, and have the same
-parameters, so that state dictionaries go both ways; PyG itself is not needed. What they have in
-common: `edge_index` is a (2, E) int32 or int64 tensor of sources and targets, a `torch.sparse`
-matrix of targets x sources (PyG's `adj_t`), or anything else :func:`sparsetir.ops.spmm` takes.
+model, :func:`prune` says which weights to keep. :class:`SparseConv3d` and
+:class:`SparseConvTranspose3d` are convolutions of :class:`SparsePoints`.
+
+The others are in the shape of PyTorch Geometric's: they take the arguments of PyG's layers of the
+same names, give the same results, and have the same parameters, so that state dictionaries go both
+ways; PyG itself is not needed. What they have in common: `edge_index` is a (2, E) int32 or int64
+tensor of sources and targets, a `torch.sparse` matrix of targets x sources (PyG's `adj_t`), or
+anything else :func:`sparsetir.ops.spmm` takes.
 
 Features may be sparse matrices. On a CPU dense ones that are nearly all zero, such as words of
 papers, are multiplied as sparse ones, once a layer sees them again (:mod:`sparsetir.nn.features`).
@@ -18,13 +21,16 @@ To run PyG's own layers on these kernels, see :func:`sparsetir.nn.pyg.accelerate
 
 from sparsetir.nn.gat import GATConv
 from sparsetir.nn.gcn import GCNConv
+from sparsetir.nn.points import KernelMap, OnFeatures, SparsePoints, kernel_map
 from sparsetir.nn.prune import prune
 from sparsetir.nn.pyg import accelerate
 from sparsetir.nn.rgcn import RGCNConv
 from sparsetir.nn.sage import SAGEConv
+from sparsetir.nn.sparse_conv import SparseConv3d, SparseConvTranspose3d
 from sparsetir.nn.sparse_linear import SparseLinear, sparse_linears
 
 __all__ = [
-    "GATConv", "GCNConv", "RGCNConv", "SAGEConv", "SparseLinear", "accelerate", "prune",
+    "GATConv", "GCNConv", "KernelMap", "OnFeatures", "RGCNConv", "SAGEConv", "SparseConv3d",
+    "SparseConvTranspose3d", "SparseLinear", "SparsePoints", "accelerate", "kernel_map", "prune",
     "sparse_linears",
 ]  # fmt: skip

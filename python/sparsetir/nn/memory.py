@@ -24,12 +24,14 @@ def remembered(
     key: Hashable,
     make: Callable[[], T],
     compared: tuple[Tensor, ...] = (),
+    nbytes: Callable[[T], int] | None = None,
 ) -> T:
     """`make()`, or what it gave before for the same tensors, unless they were written to since.
 
     key : tells uses apart
     compared : what `make` uses besides; may be written to unseen, as by NumPy. Results for the
         numbers that it had last are remembered
+    nbytes : about how much memory a result takes; by default by that of the tensors
 
     While calls are traced (torch.compile) or transformed (torch.func) nothing is remembered.
     """
@@ -44,6 +46,8 @@ def remembered(
         conversions.drop(full)
     copies = lasting(lambda: [x.clone() for x in compared])()
     made = lasting(make)()
-    nbytes = GROWTH * sum(x.nbytes for x in (*tensors, *compared))
-    conversions.put(full, (made, copies), nbytes, *tensors)
+    taken = (
+        GROWTH * sum(x.nbytes for x in (*tensors, *compared)) if nbytes is None else nbytes(made)
+    )
+    conversions.put(full, (made, copies), taken, *tensors)
     return made

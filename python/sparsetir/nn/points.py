@@ -1,0 +1,387 @@
+"""Clouds of points on a grid, with features, as sparse convolutions take and give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparsetir.arrays import dtype_name
+from sparsetir.nn.kernel_map import (
+    Convolution,
+    Pairs,
+    Sorted,
+    between,
+    in_row_order,
+    reached,
+    submanifold,
+)
+from sparsetir.nn.memory import remembered
+from sparsetir.ops.cache import lasting
+from sparsetir.ops.checks import check_tensor
+
+__all__ = ["KernelMap", "OnFeatures", "SparsePoints", "kernel_map", "triple"]
+
+INT32_MAX = 2**31 - 1
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
+Triple = tuple[int, int, int]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class KernelMap:
+    """Which inputs a convolution adds to which outputs, by offset: each at most one to each.
+
+    It is the pattern of relational gather-matmul-scatter, offsets being relations, without values.
+
+    row_ptr : (offsets + 1,), where pairs of each offset begin
+    rows, indices : (pairs,) outputs, ascending for each offset, and inputs
+    m, n : outputs and inputs
+    coords : (m, 4) int32 of the outputs
+
+    All are int32, or int64 where there are as many pairs.
+    """
+
+    row_ptr: Tensor
+    rows: Tensor
+    indices: Tensor
+    m: int
+    n: int
+    coords: Tensor
+    made: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @property
+    def offsets(self) -> int:
+        """Of the kernel."""
+        return len(self.row_ptr) - 1
+
+    @cached_property
+    @lasting
+    def indptr(self) -> Tensor:
+        """(pairs + 1,) where the inputs of each pair begin, as there is one: 0, 1, 2 .."""
+        return torch.arange(len(self.rows) + 1, dtype=self.rows.dtype, device=self.rows.device)
+
+    def remembered(self, key: str, make: Callable[[KernelMap], T]) -> T:
+        """What is made of the map, once, and lives as long."""
+        found = self.made.get(key)
+        if found is None:
+            found = self.made.setdefault(key, lasting(lambda: make(self))())
+        return found
+
+
+class Places:
+    """Where points are, and what is made of that once: shared by all features there.
+
+    coords : (n, 4) int32
+    batch_size : clouds
+    stride : of this grid in that of the first points
+    before : the places that a strided convolution came from, and which it was
+    """
+
+    def __init__(
+        self,
+        coords: Tensor,
+        stride: Triple = (1, 1, 1),
+        before: tuple[Places, Convolution] | None = None,
+        sorted_: Sorted | None = None,
+    ) -> None:
+        self.coords, self.stride, self.before = coords, stride, before
+        if sorted_ is not None:
+            self.sorted = sorted_
+
+    @cached_property
+    def sorted(self) -> Sorted:
+        """The same in lexicographic order; ValueError where points occur twice."""
+        return Sorted.of(self.coords.cpu().numpy())
+
+    @cached_property
+    def batch_size(self) -> int:
+        """One more than the last batch."""
+        return int(self.coords[:, 0].max()) + 1 if len(self.coords) else 0
+
+    def submanifold(self, conv: Convolution) -> KernelMap:
+        """That of a convolution whose outputs are here too."""
+        return self._remembered(
+            (conv, "submanifold"), lambda: self._map(submanifold(self.sorted, conv), self)
+        )
+
+    def reached(self, conv: Convolution) -> tuple[KernelMap, Places]:
+        """That of a convolution with all outputs it reaches, and these."""
+
+        def make() -> tuple[KernelMap, Places]:
+            pairs, outputs = reached(self.sorted, conv)
+            columns = outputs.columns
+            limits = columns.min(initial=0), columns.max(initial=0)
+            if limits[0] < -INT32_MAX - 1 or limits[1] > INT32_MAX:
+                raise ValueError(f"expected outputs within 2^31, got one at {max(limits, key=abs)}")
+            coords = torch.from_numpy(columns.T.astype(np.int32)).to(self.coords.device)
+            x, y, z = (a * b for a, b in zip(self.stride, conv.stride, strict=True))
+            places = Places(coords, (x, y, z), (self, conv), outputs)
+            return self._map(pairs, places), places
+
+        return self._remembered((conv, "reached"), make)
+
+    def back_from(self, coarse: Places, conv: Convolution) -> KernelMap:
+        """That of the transposed convolution whose inputs are there, and whose outputs here."""
+        if coarse.before == (self, conv):
+            return transposed(self.reached(conv)[0], self)
+
+        def make() -> KernelMap:
+            pairs = between(self.sorted, conv, coarse.sorted)
+            return transposed(coarse._map(pairs, coarse, len(self.coords)), self)
+
+        return self._remembered((conv, "back"), make, coarse.coords)
+
+    def _map(self, pairs: Pairs, outputs: Places, n: int | None = None) -> KernelMap:
+        wide = len(pairs.rows) > INT32_MAX
+        dtype, device = torch.int64 if wide else torch.int32, self.coords.device
+        arrays = (pairs.row_ptr, pairs.rows, pairs.indices)
+        row_ptr, rows, indices = (torch.from_numpy(x).to(device, dtype) for x in arrays)
+        n = len(self.coords) if n is None else n
+        return KernelMap(row_ptr, rows, indices, len(outputs.coords), n, outputs.coords)
+
+    def _remembered(self, key: Any, make: Callable[[], Any], *more: Tensor) -> Any:
+        def nbytes(made: Any) -> int:
+            found = made[0] if isinstance(made, tuple) else made
+            return 6 * found.rows.nbytes + 2 * found.coords.nbytes
+
+        return remembered((self.coords, *more), key, make, nbytes=nbytes)
+
+
+def transposed(there: KernelMap, inputs: Places) -> KernelMap:
+    """With outputs for inputs; `inputs` : the places of the latter."""
+
+    def make(_: KernelMap) -> KernelMap:
+        arrays = (x.cpu().numpy() for x in (there.row_ptr, there.indices, there.rows))
+        pairs = in_row_order(Pairs(*arrays), there.n)
+        rows, indices = (torch.from_numpy(x).to(there.rows) for x in (pairs.rows, pairs.indices))
+        back = KernelMap(there.row_ptr, rows, indices, there.n, there.m, inputs.coords)
+        back.made["transposed"] = there
+        return back
+
+    return there.remembered("transposed", make)
+
+
+class SparsePoints:
+    """Points on a grid, of one cloud or several, with features.
+
+    The grid has no bounds, and coordinates may be negative. Points at the same places share what
+    convolutions find out about these: make others by :meth:`with_features`, or of the same tensor
+    of coordinates.
+
+    coords : (n, 4) int32 of batch, x, y and z
+    features : (n, channels)
+    batch_size : clouds
+    stride : of the grid in that of the first points, which strided convolutions make larger
+
+    >>> import torch
+    >>> x = SparsePoints(torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]]), torch.ones(2, 8))
+    >>> x
+    SparsePoints(2 points, 8 channels, batch_size=1, stride=(1, 1, 1))
+    """
+
+    def __init__(self, coords: Tensor, features: Tensor, batch_size: int | None = None) -> None:
+        """Raises TypeError and ValueError for what are no points, or points that occur twice.
+
+        coords : (n, 4) integers within 2^31, in any order, each point once
+        batch_size : where the last clouds have no points
+        """
+        _check_coords("SparsePoints", coords)
+        places = _places("SparsePoints", coords)
+        self._set(places, features, check_batches("SparsePoints", batch_size, places))
+
+    def _set(self, places: Places, features: Tensor, batch_size: int) -> None:
+        _check_features("SparsePoints", features, places.coords)
+        self.places, self.features, self.batch_size = places, features, batch_size
+
+    @classmethod
+    def at(cls, places: Places, features: Tensor, batch_size: int) -> SparsePoints:
+        """At places that are known."""
+        made = cls.__new__(cls)
+        made._set(places, features, batch_size)
+        return made
+
+    @property
+    def coords(self) -> Tensor:
+        """(n, 4) int32 of batch, x, y and z."""
+        return self.places.coords
+
+    @property
+    def stride(self) -> Triple:
+        """Of the grid in that of the first points."""
+        return self.places.stride
+
+    def with_features(self, features: Tensor) -> SparsePoints:
+        """Other features (n, channels) at the same places."""
+        return SparsePoints.at(self.places, features, self.batch_size)
+
+    def dense(
+        self, low: tuple[int, int, int] | None = None, size: tuple[int, int, int] | None = None
+    ) -> Tensor:
+        """(batch_size, channels, x, y, z) features, zero where there is no point.
+
+        low, size : a box; by default around the points. ValueError where a point lies outside
+        """
+        at = self.coords[:, 1:].long()
+        if low is None:
+            least = at.amin(0) if len(at) else at.new_zeros(3)
+        else:
+            least = at.new_tensor(low)
+        at = at - least
+        if size is None:
+            sizes = (at.amax(0) + 1).tolist() if len(at) else [0, 0, 0]
+        else:
+            sizes = list(size)
+        if len(at) and (bool((at < 0).any()) or bool((at >= at.new_tensor(sizes)).any())):
+            raise ValueError(
+                f"SparsePoints.dense: argument 'size': expected a box with all points, got "
+                f"{tuple(sizes)} from {tuple(least.tolist())}"
+            )
+        shape = (self.batch_size, *sizes, self.features.shape[1])
+        place = (self.coords[:, 0].long(), *at.unbind(1))
+        return self.features.new_zeros(shape).index_put(place, self.features).movedim(-1, 1)
+
+    def __len__(self) -> int:
+        return len(self.coords)
+
+    def __repr__(self) -> str:
+        return (
+            f"SparsePoints({len(self)} points, {self.features.shape[1]} channels, "
+            f"batch_size={self.batch_size}, stride={self.stride})"
+        )
+
+
+class OnFeatures(torch.nn.Sequential):
+    """Modules that work on features alone, such as BatchNorm1d and ReLU, one after the other.
+
+    >>> norm = OnFeatures(torch.nn.BatchNorm1d(8), torch.nn.ReLU())
+    """
+
+    def forward(self, input: SparsePoints) -> SparsePoints:
+        """The same points with other features."""
+        return input.with_features(super().forward(input.features))
+
+
+def kernel_map(
+    coords: Tensor,
+    kernel_size: int | Triple,
+    stride: int | Triple = 1,
+    padding: int | Triple | None = None,
+    dilation: int | Triple = 1,
+    submanifold: bool = True,
+) -> KernelMap:
+    """Which points a convolution of these arguments (:class:`SparseConv3d`) adds to which.
+
+    coords : (n, 4), as :class:`SparsePoints` takes them
+    """
+    who = "kernel_map"
+    conv, here = convolution(who, kernel_size, stride, padding, dilation, submanifold)
+    _check_coords(who, coords)
+    places = _places(who, coords)
+    return places.submanifold(conv) if here else reached_by(who, places, conv)[0]
+
+
+def convolution(
+    who: str, kernel_size: Any, stride: Any, padding: Any, dilation: Any, submanifold: bool
+) -> tuple[Convolution, bool]:
+    """Of arguments as :class:`SparseConv3d` takes them, and whether outputs are at inputs."""
+    kernel, strides, dilations = (
+        triple(who, name, x, 1)
+        for name, x in (("kernel_size", kernel_size), ("stride", stride), ("dilation", dilation))
+    )
+    here = submanifold and strides == (1, 1, 1)
+    if not here:
+        pads = triple(who, "padding", 0 if padding is None else padding, 0)
+        return Convolution(kernel, strides, pads, dilations), False
+    if padding is not None:
+        raise ValueError(
+            f"{who}: argument 'padding': expected None, as outputs are at inputs, got {padding!r}"
+        )
+    return Convolution.submanifold(kernel, dilations), True
+
+
+def reached_by(who: str, places: Places, conv: Convolution) -> tuple[KernelMap, Places]:
+    """As :meth:`Places.reached`, with errors that say who was called."""
+    try:
+        return places.reached(conv)
+    except ValueError as error:
+        raise ValueError(f"{who}: argument 'coords': {error}") from None
+
+
+def triple(who: str, name: str, value: Any, least: int) -> Triple:
+    """Integers for x, y and z of one or of three; TypeError and ValueError for what is neither."""
+    numbers = value if isinstance(value, tuple | list) else (value,) * 3
+    if len(numbers) != 3:
+        raise ValueError(f"{who}: argument '{name}': expected one number or three, got {value!r}")
+    for number in numbers:
+        if isinstance(number, bool) or not isinstance(number, int | np.integer):
+            raise TypeError(f"{who}: argument '{name}': expected integers, got {value!r}")
+        if number < least:
+            raise ValueError(f"{who}: argument '{name}': expected at least {least}, got {value!r}")
+    x, y, z = (int(number) for number in numbers)
+    return x, y, z
+
+
+def check_batches(who: str, batch_size: Any, places: Places) -> int:
+    """The number of clouds; TypeError and ValueError where it is none, or fewer than there are."""
+    least = places.batch_size
+    if batch_size is None:
+        return least
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer):
+        raise TypeError(f"{who}: argument 'batch_size': expected an integer, got {batch_size!r}")
+    if batch_size < least:
+        raise ValueError(
+            f"{who}: argument 'batch_size': expected at least {least} as the points have, got "
+            f"{batch_size}"
+        )
+    return int(batch_size)
+
+
+def _places(who: str, coords: Tensor) -> Places:
+    """Of coordinates that have been checked by themselves."""
+
+    def make() -> Places:
+        limits = (int(coords.min()), int(coords.max())) if len(coords) else (0, 0)
+        if limits[0] < -INT32_MAX - 1 or limits[1] > INT32_MAX:
+            raise ValueError(f"expected coordinates within 2^31, got {max(limits, key=abs)}")
+        if len(coords) and int(coords[:, 0].min()) < 0:
+            raise ValueError(f"expected batches from 0 on, got {int(coords[:, 0].min())}")
+        places = Places(coords.to(torch.int32, copy=True).contiguous())
+        places.sorted  # noqa: B018 (raises for points that occur twice)
+        return places
+
+    try:
+        return remembered((coords,), "places", make, nbytes=lambda x: 4 * x.coords.nbytes)
+    except ValueError as error:
+        raise ValueError(f"{who}: argument 'coords': {error}") from None
+
+
+def _check_coords(who: str, coords: Any) -> None:
+    if not isinstance(coords, Tensor):
+        raise TypeError(f"{who}: argument 'coords': expected a tensor, got {type(coords).__name__}")
+    if coords.dtype not in INTEGERS:
+        raise TypeError(f"{who}: argument 'coords': expected integers, got {dtype_name(coords)}")
+    if coords.dim() != 2 or coords.shape[1] != 4:
+        raise ValueError(
+            f"{who}: argument 'coords': expected shape (n, 4) of batch, x, y and z, got "
+            f"{tuple(coords.shape)}"
+        )
+
+
+def _check_features(who: str, features: Any, coords: Tensor) -> None:
+    check_tensor(who, "features", features)
+    if features.dim() != 2 or len(features) != len(coords):
+        raise ValueError(
+            f"{who}: argument 'features': expected shape ({len(coords)}, channels) as there are "
+            f"points, got {tuple(features.shape)}"
+        )
+    if features.device != coords.device:
+        raise ValueError(
+            f"{who}: argument 'features': expected to be on {coords.device} as the coordinates, "
+            f"got {features.device}"
+        )

@@ -1,0 +1,187 @@
+"""Convolutions of points on a grid, in the manner of MinkowskiEngine, TorchSparse and spconv.
+
+>>> import torch
+>>> from sparsetir.nn import SparseConv3d, SparseConvTranspose3d, SparsePoints
+>>> x = SparsePoints(torch.tensor([[0, 5, 4, 4], [0, 5, 4, 5], [0, 9, 9, 9]]), torch.randn(3, 4))
+>>> down, up = SparseConv3d(4, 8, 2, stride=2), SparseConvTranspose3d(8, 4, 2, stride=2)
+>>> down(x)
+SparsePoints(2 points, 8 channels, batch_size=1, stride=(2, 2, 2))
+>>> down(x).coords.tolist()
+[[0, 2, 2, 2], [0, 4, 4, 4]]
+>>> up(down(x))
+SparsePoints(3 points, 4 channels, batch_size=1, stride=(1, 1, 1))
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.nn import Parameter
+
+from sparsetir.arrays import dtype_name
+from sparsetir.nn.point_products import products
+from sparsetir.nn.points import KernelMap, Places, SparsePoints, convolution, reached_by
+from sparsetir.ops.check_pattern import check_size
+
+__all__ = ["SparseConv3d", "SparseConvTranspose3d"]
+
+
+class _Convolution(torch.nn.Module):
+    """What both have in common: parameters, checks and the sum.
+
+    weight : (kernel x, kernel y, kernel z, in_channels, out_channels)
+    bias : (out_channels,), or None
+    """
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any, padding: Any,
+        dilation: Any, submanifold: bool, bias: bool,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        who = type(self).__name__
+        for name, value in (("in_channels", in_channels), ("out_channels", out_channels)):
+            if check_size(who, name, value) < 1:
+                raise ValueError(f"{who}: argument '{name}': expected 1 or more, got {value}")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.conv, self.submanifold = convolution(
+            who, kernel_size, stride, padding, dilation, submanifold
+        )
+        kernel = self.conv.kernel_size
+        self.weight = Parameter(torch.empty(*kernel, in_channels, out_channels))
+        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters anew, from the same intervals as torch's dense convolutions."""
+        bound = 1 / math.sqrt(self.in_channels * self.conv.offsets)
+        torch.nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            torch.nn.init.uniform_(self.bias, -bound, bound)
+
+    def _check(self, x: Any) -> None:
+        who = type(self).__name__
+        if not isinstance(x, SparsePoints):
+            raise TypeError(f"{who}: argument 'x': expected SparsePoints, got {type(x).__name__}")
+        features = x.features
+        if features.shape[1] != self.in_channels:
+            raise ValueError(
+                f"{who}: argument 'x': expected {self.in_channels} channels, got "
+                f"{features.shape[1]}"
+            )
+        if features.dtype != self.weight.dtype:
+            raise TypeError(
+                f"{who}: argument 'x': expected features of {dtype_name(self.weight)} as the "
+                f"weights, got {dtype_name(features)}"
+            )
+
+    def _sum(self, x: SparsePoints, pairs: KernelMap, places: Places) -> SparsePoints:
+        weight = self.weight.flatten(0, 2)
+        out = products(x.features, weight, pairs, x.places)
+        out = out if self.bias is None else out + self.bias
+        return SparsePoints.at(places, out, x.batch_size)
+
+    def extra_repr(self) -> str:
+        """What its representation says."""
+        conv = self.conv
+        said = f"{self.in_channels}, {self.out_channels}, kernel_size={conv.kernel_size}"
+        if self.submanifold:
+            said += ", submanifold=True"
+        else:
+            said += f", stride={conv.stride}, padding={conv.padding}"
+        if conv.dilation != (1, 1, 1):
+            said += f", dilation={conv.dilation}"
+        return said if self.bias is not None else f"{said}, bias=False"
+
+
+class SparseConv3d(_Convolution):
+    """y[o] = b + sum over k of x[o * stride - padding + k * dilation] W[k], where there is an x.
+
+    With stride 1 outputs are at the points of the input (submanifold): there the result is that of
+    a dense convolution with `padding="same"`, so that kernels of even size reach one further to the
+    right. With another stride, or `submanifold=False`, outputs are at all o that some input
+    reaches, numbered as a dense convolution does, in lexicographic order: the result is that of
+    `torch.nn.functional.conv3d` on a grid without bounds. That is spconv's way. MinkowskiEngine
+    keeps the coordinates of the finest grid, multiples of the stride, and has an output for each
+    cell of the coarse grid that has points in it, as there are here for `kernel_size == stride`
+    without padding.
+
+    kernel_size, stride, padding, dilation : numbers, or three for x, y and z; padding by default 0
+    submanifold : what a stride of 1 means
+    weight : (kernel x, kernel y, kernel z, in_channels, out_channels); that of torch's dense layer
+        is `weight.permute(4, 3, 0, 1, 2)`
+    bias : (out_channels,), or None
+
+    Sums are in float32 for float16 and bfloat16.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int, int],
+        stride: int | tuple[int, int, int] = 1,
+        padding: int | tuple[int, int, int] | None = None,
+        dilation: int | tuple[int, int, int] = 1,
+        submanifold: bool = True,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, submanifold, bias
+        )
+
+    def forward(self, x: SparsePoints) -> SparsePoints:
+        """Points with `out_channels` features, of points with `in_channels`."""
+        self._check(x)
+        if self.submanifold:
+            return self._sum(x, x.places.submanifold(self.conv), x.places)
+        return self._sum(x, *reached_by(type(self).__name__, x.places, self.conv))
+
+
+class SparseConvTranspose3d(_Convolution):
+    """The transposed convolution, back onto the points that a strided one came from.
+
+    y[i] = b + sum over k and o with o * stride - padding + k * dilation = i of x[o] W[k], as
+    `torch.nn.functional.conv_transpose3d` has it. Points and features are as in
+    :class:`SparseConv3d`.
+
+    weight : (kernel x, kernel y, kernel z, in_channels, out_channels); that of torch's dense layer
+        is `weight.permute(3, 4, 0, 1, 2)`
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int, int],
+        stride: int | tuple[int, int, int] = 1,
+        padding: int | tuple[int, int, int] = 0,
+        dilation: int | tuple[int, int, int] = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(
+            in_channels, out_channels, kernel_size, stride, padding, dilation, False, bias
+        )
+
+    def forward(self, x: SparsePoints, onto: SparsePoints | None = None) -> SparsePoints:
+        """Points with `out_channels` features.
+
+        onto : points whose places the result has; by default those that x came from by a strided
+            convolution, ValueError where there are none
+        """
+        who = type(self).__name__
+        self._check(x)
+        if onto is not None and not isinstance(onto, SparsePoints):
+            raise TypeError(
+                f"{who}: argument 'onto': expected SparsePoints, got {type(onto).__name__}"
+            )
+        if onto is not None:
+            places = onto.places
+        elif x.places.before is not None:
+            places = x.places.before[0]
+        else:
+            raise ValueError(
+                f"{who}: argument 'onto': expected points, as x came from no strided convolution"
+            )
+        return self._sum(x, places.back_from(x.places, self.conv), places)

@@ -1,0 +1,55 @@
+"""A picture of a sparse convolution's kernel map, made without pyplot as those of `plot.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsetir.extras import need
+
+__all__ = ["plot_kernel_map"]
+
+OUTPUTS = 512  # that have a column of pixels each
+COLOUR = "#0072B2"
+
+
+def plot_kernel_map(found: Any, ax: Any = None) -> Any:
+    """A picture of a sparse convolution's kernel map: offsets going down, outputs to the right.
+
+    found : a :class:`sparsetir.nn.KernelMap`
+    ax : matplotlib Axes to draw on; by default a new figure
+
+    Colour shows where an offset has an input for an output; of more than 512 outputs, for which
+    share of those that are drawn together. The bars are pairs of an offset. Returns the new Figure,
+    or `ax` if given. Raises ImportError without matplotlib.
+    """
+    need("plot_kernel_map", "matplotlib", "plot")
+    from matplotlib.colors import to_rgb
+
+    offsets, outputs = found.offsets, found.m
+    counts = np.diff(np.asarray(found.row_ptr.cpu(), np.int64))
+    of_pair, each = np.repeat(np.arange(offsets), counts), max(1, -(-outputs // OUTPUTS))
+    pixels = max(1, -(-outputs // each))
+    place = of_pair * pixels + np.asarray(found.rows.cpu()) // each
+    stored = np.bincount(place, minlength=offsets * pixels).reshape(offsets, pixels)
+    together = np.minimum(each, outputs - each * np.arange(pixels)).clip(1)
+    share, bars = stored / together, None
+    figure = None
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(7.5, 1.4 + 0.13 * offsets), layout="constrained")
+        ax, bars = figure.subplots(1, 2, width_ratios=(5, 1), sharey=True)
+    image = np.where(
+        share[..., None] > 0, 1 - np.sqrt(share)[..., None] * (1 - np.array(to_rgb(COLOUR))), 1
+    )
+    edges = (-0.5, outputs - 0.5, offsets - 0.5, -0.5)
+    ax.imshow(image, aspect="auto", interpolation="nearest", extent=edges)
+    ax.set(xlabel="output", ylabel="offset, z fastest")
+    ax.set_title(f"{offsets} offsets, {outputs:,} outputs: {len(of_pair):,} pairs", fontsize=9)
+    if bars is not None:
+        bars.barh(np.arange(offsets), counts, color=COLOUR)
+        bars.set_xlabel("pairs")
+        bars.spines[["top", "right"]].set_visible(False)
+    return ax if figure is None else figure

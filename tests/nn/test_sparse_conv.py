@@ -1,0 +1,253 @@
+"""Sparse convolutions beside torch's dense ones."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import conv3d, conv_transpose3d
+
+from sparsetir.nn import (
+    OnFeatures,
+    SparseConv3d,
+    SparseConvTranspose3d,
+    SparsePoints,
+    kernel_map,
+    points,
+)
+
+LOW, PERIOD = -12, 24  # of a box around all that small clouds reach; multiples of all strides
+
+
+def cloud(
+    seed: int, n: int, channels: int, batches: int = 1, extent: int = 6, dtype: Any = torch.float64
+) -> SparsePoints:
+    """Up to n points in no order around the origin."""
+    generator = torch.Generator().manual_seed(seed)
+    grid = torch.randint(-extent // 2, extent - extent // 2, (n, 3), generator=generator)
+    batch = torch.randint(0, batches, (n, 1), generator=generator)
+    coords = torch.unique(torch.cat([batch, grid], 1), dim=0)
+    coords = coords[torch.randperm(len(coords), generator=generator)]
+    features = torch.randn(len(coords), channels, generator=generator, dtype=torch.float64)
+    return SparsePoints(coords, features.to(dtype), batches)
+
+
+def in_box(x: SparsePoints, stride: Any = (1, 1, 1)) -> Tensor:
+    """Features in a box as large for all clouds; strides divide its place."""
+    low = tuple(LOW // s for s in stride)
+    return x.dense(low, tuple(PERIOD // s for s in stride))
+
+
+def of_points(dense: Tensor, coords: Tensor, stride: Any = (1, 1, 1)) -> Tensor:
+    """(n, channels) of the numbers of a dense result that such a box gave."""
+    b, *at = coords.long().unbind(1)
+    at = [x - LOW // s for x, s in zip(at, stride, strict=True)]
+    return dense.movedim(1, -1)[b, at[0], at[1], at[2]]
+
+
+triples = st.tuples(*[st.integers(1, 3)] * 3)
+clouds = {"seed": st.integers(0, 99), "n": st.sampled_from([0, 1, 2, 30, 60])}
+few = settings(max_examples=15, deadline=None)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding")
+@few
+@given(
+    kernel=st.tuples(*[st.integers(1, 4)] * 3), dilation=triples, batches=st.integers(1, 3),
+    channels=st.sampled_from([(1, 1), (3, 2), (16, 5)]), **clouds,
+)  # fmt: skip
+def test_outputs_at_inputs(
+    kernel: Any, dilation: Any, batches: int, channels: Any, seed: int, n: int
+) -> None:
+    cin, cout = channels
+    x = cloud(seed, n, cin, batches)
+    layer = SparseConv3d(cin, cout, kernel, dilation=dilation).double()
+    y = layer(x)
+    weight = layer.weight.permute(4, 3, 0, 1, 2)
+    dense = conv3d(in_box(x), weight, layer.bias, padding="same", dilation=dilation)
+    assert y.places is x.places and y.batch_size == batches
+    torch.testing.assert_close(y.features, of_points(dense, x.coords))
+
+
+@few
+@given(
+    kernel=triples, stride=st.tuples(*[st.sampled_from([1, 2, 3, 4])] * 3), dilation=triples,
+    padding=st.tuples(*[st.integers(0, 3)] * 3), **clouds,
+)  # fmt: skip
+def test_all_outputs_that_are_reached(
+    kernel: Any, stride: Any, dilation: Any, padding: Any, seed: int, n: int
+) -> None:
+    x = cloud(seed, n, 2, 2)
+    how = {"stride": stride, "padding": padding, "dilation": dilation}
+    layer = SparseConv3d(2, 3, kernel, submanifold=False, **how).double()
+    y = layer(x)
+    dense = conv3d(in_box(x), layer.weight.permute(4, 3, 0, 1, 2), layer.bias, **how)
+    torch.testing.assert_close(y.features, of_points(dense, y.coords, stride))
+    # Outputs are where anything is reached, in order, and the rest of the result is bias.
+    ones = in_box(x.with_features(torch.ones(len(x), 1).double()))
+    counts = conv3d(ones, torch.ones(1, 1, *kernel).double(), **how)
+    expected = counts[:, 0].nonzero() + torch.tensor([0, *(LOW // s for s in stride)])
+    assert torch.equal(y.coords, expected.to(torch.int32))
+    assert y.stride == stride
+
+
+@few
+@given(kernel=triples, stride=triples, padding=st.tuples(*[st.integers(0, 2)] * 3), **clouds)
+def test_back_onto_points(kernel: Any, stride: Any, padding: Any, seed: int, n: int) -> None:
+    x = cloud(seed, n, 2, 2)
+    how = {"stride": stride, "padding": padding}
+    coarse = SparseConv3d(2, 3, 2, stride=(2, 2, 2), submanifold=False).double()(x)
+    same = SparseConv3d(2, 3, kernel, submanifold=False, **how).double()(x)
+    layer = SparseConvTranspose3d(3, 4, kernel, **how).double()
+    weight = layer.weight.permute(3, 4, 0, 1, 2)
+    # From the points that this convolution made, and from others.
+    for given_, onto in ((same, None), (coarse, x)):
+        y = layer(given_, onto)
+        dense = conv_transpose3d(in_box(given_, stride), weight, layer.bias, **how)
+        assert y.places is x.places
+        torch.testing.assert_close(y.features, of_points(dense, x.coords))
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients(transposed: bool) -> None:
+    x = cloud(1, 8, 2, 2, extent=3)
+    down = SparseConv3d(2, 2, 3, stride=2, padding=1).double()
+    up = SparseConvTranspose3d(2, 3, 3, stride=2, padding=1).double()
+    here = SparseConv3d(2, 3, (3, 2, 1)).double()
+
+    def run(features: Tensor, *_: Tensor) -> Tensor:
+        points = x.with_features(features)
+        return up(down(points)).features if transposed else here(points).features
+
+    layers = (down, up) if transposed else (here,)
+    parameters = [p for layer in layers for p in layer.parameters()]
+    torch.autograd.gradcheck(run, (x.features.requires_grad_(), *parameters))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = cloud(2, 60, 5, dtype=dtype)
+    layer = SparseConv3d(5, 7, 3).to(dtype)
+    exact = SparseConv3d(5, 7, 3).double()
+    exact.load_state_dict(layer.state_dict())
+    features = [x.features.clone().requires_grad_(), x.features.double().requires_grad_()]
+    found, wanted = (
+        f(x.with_features(a)).features for f, a in zip((layer, exact), features, strict=True)
+    )
+    assert found.dtype == dtype
+    tolerance = {"rtol": 4 * torch.finfo(dtype).eps, "atol": 16 * torch.finfo(dtype).eps}
+    torch.testing.assert_close(found.double(), wanted, **tolerance)
+    for y in (found, wanted):
+        y.sum().backward()
+    pairs = [(features[0].grad, features[1].grad), (layer.weight.grad, exact.weight.grad)]
+    for a, b in pairs:
+        assert a is not None and b is not None and a.dtype == dtype
+        torch.testing.assert_close(a.double(), b, **{**tolerance, "atol": 0.1})
+
+
+def test_maps_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    for name in ("submanifold", "reached", "between"):
+        original = getattr(points, name)
+        monkeypatch.setattr(points, name, lambda *a, f=original, n=name: (made.append(n), f(*a))[1])
+    x = cloud(3, 40, 4)
+    first, second = SparseConv3d(4, 4, 3).double(), SparseConv3d(4, 4, 3).double()
+    down = SparseConv3d(4, 4, 2, stride=2).double()
+    up = SparseConvTranspose3d(4, 4, 2, stride=2).double()
+    act = OnFeatures(torch.nn.BatchNorm1d(4), torch.nn.ReLU()).double()
+    for _ in range(2):
+        low = down(act(second(first(x))))
+        up(first(low)).features.sum().backward()
+    assert made == ["submanifold", "reached", "submanifold"]
+    again = SparsePoints(x.coords, x.features)
+    assert again.places is SparsePoints(x.coords, x.features).places
+
+
+def test_a_map() -> None:
+    """Points 0 and 2 are neighbours along z, 1 is alone."""
+    coords = torch.tensor([[0, 0, 0, 1], [0, 5, 0, 0], [0, 0, 0, 0]])
+    found = kernel_map(coords, (1, 1, 3))
+    assert found.row_ptr.tolist() == [0, 1, 4, 5]
+    assert found.rows.tolist() == [0, 0, 1, 2, 2]
+    assert found.indices.tolist() == [2, 0, 1, 2, 0]
+    assert found.indptr.tolist() == list(range(6)) and (found.m, found.n) == (3, 3)
+    coarse = kernel_map(coords, 2, stride=2)
+    assert coarse.coords.tolist() == [[0, 0, 0, 0], [0, 2, 0, 0]]
+    assert [coarse.rows.tolist(), coarse.indices.tolist()] == [[0, 0, 1], [2, 0, 1]]
+
+
+def test_points_far_apart() -> None:
+    far = 2**31 - 1
+    coords = torch.tensor([[0, -far, 0, 3], [0, far, 0, 2], [7, far, 0, 3]])
+    found = kernel_map(coords, 3)
+    assert found.rows.tolist() == [0, 1, 2] and found.offsets == 27
+
+
+def of_ones(*rows: Any, **how: Any) -> Any:
+    coords = torch.tensor(rows, **how)
+    return SparsePoints(coords, torch.ones(len(rows), 2))
+
+
+X = cloud(0, 9, 2, dtype=torch.float32)
+REFUSED = [
+    (lambda: SparsePoints([[0, 1, 2, 3]], X.features), TypeError,
+     "SparsePoints: argument 'coords': expected a tensor, got list"),
+    (lambda: of_ones([0.0, 1, 2, 3]), TypeError,
+     "SparsePoints: argument 'coords': expected integers, got float32"),
+    (lambda: of_ones([0, 1, 2]), ValueError,
+     r"SparsePoints: argument 'coords': expected shape \(n, 4\) of batch, x, y and z, got"),
+    (lambda: of_ones([0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 3]), ValueError,
+     r"SparsePoints: argument 'coords': expected each point once, got \[0, 1, 2, 3\] again"),
+    (lambda: of_ones([-1, 1, 2, 3]), ValueError,
+     "SparsePoints: argument 'coords': expected batches from 0 on, got -1"),
+    (lambda: of_ones([0, 1, 2**31, 3]), ValueError,
+     "SparsePoints: argument 'coords': expected coordinates within 2\\^31, got 2147483648"),
+    (lambda: of_ones([0, 2**31 - 1, 2**31 - 1, 0], [0, -(2**31), -(2**31), 9]), ValueError,
+     "SparsePoints: argument 'coords': expected a box of at most 2\\^62 places, got "),
+    (lambda: SparsePoints(X.coords, X.features[1:]), ValueError,
+     r"SparsePoints: argument 'features': expected shape \(\d+, channels\) as there are points"),
+    (lambda: X.with_features(X.features.int()), TypeError,
+     "SparsePoints: argument 'features': expected float32, float16, bfloat16, float64, got int32"),
+    (lambda: X.with_features(X.features.to("meta")), ValueError,
+     "SparsePoints: argument 'features': expected to be on cpu as the coordinates, got meta"),
+    (lambda: SparsePoints(X.coords + 4, X.features, 0), ValueError,
+     "SparsePoints: argument 'batch_size': expected at least 5 as the points have, got 0"),
+    (lambda: SparsePoints(X.coords, X.features, 1.5), TypeError,
+     "SparsePoints: argument 'batch_size': expected an integer, got 1.5"),
+    (lambda: X.dense((0, 0, 0), (2, 2, 2)), ValueError,
+     r"SparsePoints.dense: argument 'size': expected a box with all points, got \(2, 2, 2\) from"),
+    (lambda: SparseConv3d(0, 2, 3), ValueError,
+     "SparseConv3d: argument 'in_channels': expected 1 or more, got 0"),
+    (lambda: SparseConv3d(2, 2, (3, 3)), ValueError,
+     r"SparseConv3d: argument 'kernel_size': expected one number or three, got \(3, 3\)"),
+    (lambda: SparseConv3d(2, 2, 0), ValueError,
+     "SparseConv3d: argument 'kernel_size': expected at least 1, got 0"),
+    (lambda: SparseConv3d(2, 2, 3, stride=1.0), TypeError,
+     "SparseConv3d: argument 'stride': expected integers, got 1.0"),
+    (lambda: SparseConv3d(2, 2, 3, padding=1), ValueError,
+     "SparseConv3d: argument 'padding': expected None, as outputs are at inputs, got 1"),
+    (lambda: SparseConvTranspose3d(2, 2, 3, padding=-1), ValueError,
+     "SparseConvTranspose3d: argument 'padding': expected at least 0, got -1"),
+    (lambda: SparseConv3d(2, 2, 3)(X.features), TypeError,
+     "SparseConv3d: argument 'x': expected SparsePoints, got Tensor"),
+    (lambda: SparseConv3d(3, 2, 3)(X), ValueError,
+     "SparseConv3d: argument 'x': expected 3 channels, got 2"),
+    (lambda: SparseConv3d(2, 2, 3).half()(X), TypeError,
+     "SparseConv3d: argument 'x': expected features of float16 as the weights, got float32"),
+    (lambda: SparseConvTranspose3d(2, 2, 2)(X), ValueError,
+     "SparseConvTranspose3d: argument 'onto': expected points, as x came from no strided"),
+    (lambda: SparseConvTranspose3d(2, 2, 2)(X, X.coords), TypeError,
+     "SparseConvTranspose3d: argument 'onto': expected SparsePoints, got Tensor"),
+    (lambda: kernel_map(X.coords.float(), 3), TypeError,
+     "kernel_map: argument 'coords': expected integers, got float32"),
+    (lambda: kernel_map(torch.tensor([[0, 0, 0, 2**31 - 1]]), 1, 1, 1, 1, False), ValueError,
+     "kernel_map: argument 'coords': expected outputs within 2\\^31, got one at 2147483648"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call, error, message", REFUSED)
+def test_what_is_refused(call: Any, error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
