@@ -136,6 +136,7 @@ def test_locality(tmp_path, capsys):
 
 
 @requires_cuda_text
+@pytest.mark.slow  # Sgap's groups are counted in schedules/test_spmm_groups.py
 def test_groups_counts(tmp_path, data, capsys):
     out = run(tmp_path, "groups", counts=True, data=data)["results"]
     printed = capsys.readouterr().out

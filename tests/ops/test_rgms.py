@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from ops_common import DTYPES, TOLERANCE
+from pairs import by_default
 from sparsetir import ops
 
 N, M, RELATIONS, E = 9, 7, 5, 40
@@ -65,7 +66,7 @@ def check(dtype, edges=E, idtype=torch.int64, weighted=True, reduce="sum", sizes
         close(x, y)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", by_default(DTYPES, "float32", "bfloat16"))
 def test_values_and_gradients(dtype):
     idtype = torch.int32 if dtype == "float32" else torch.int64
     check(getattr(torch, dtype), idtype=idtype)

@@ -90,7 +90,8 @@ def of_features(config: Groups, dtype: str = "float32", schedule: Any = apply) -
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_default(MTTKRP, "1 nnz"))
+@pytest.mark.slow  # in its place `test_cuda`
+@pytest.mark.parametrize("name", MTTKRP)
 def test_mttkrp(name: str) -> None:
     check(PROGRAMS["mttkrp"], of_features(MTTKRP[name]))
 

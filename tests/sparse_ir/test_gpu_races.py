@@ -130,7 +130,7 @@ def check(name: str, apply: Apply, dtype: str = "float32", idtype: str = "int32"
     return kernel
 
 
-SUMS = ["spmm", "spmv", "row_sum"]
+SUMS = ["spmv", "spmm", "row_sum"]
 
 
 def all_of_one(names: list[str], options: list[Any]) -> list[Any]:

@@ -274,6 +274,7 @@ def test_wmma_compiles_to_tensor_core_instructions(arch, tmp_path):
 
 
 @requires_cuda_text
+@pytest.mark.slow
 def test_wmma_runs():
     """Its CUDA text on a CPU; rows of no block are zero."""
     sch = schedule(make_bsr("float16"), wmma)
