@@ -17,6 +17,7 @@ from sparsetir.request import (
     default_threads,
     idtype_for,
 )
+from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.search import rgms_space
@@ -90,6 +91,18 @@ class RelationalRequest(KernelRequest):
                 f"{self.feat_in}"
             )
         return found
+
+    def arguments(self) -> dict[str, Any]:
+        """Of the plain program, with random values and operands, but the result."""
+        rng = np.random.default_rng(0)
+        dtype = self.problem.dtype
+        arrays = {
+            name: rounded(rng.uniform(-1, 1, shape), dtype).astype(dtype)
+            for name, shape in self.shapes.items()
+            if name != "out"
+        }
+        assert isinstance(self.pattern, RelationPattern)
+        return {**arrays, **self.pattern.arguments(), **self.sizes}
 
     def chosen(self) -> Any:
         """The config of a plan whose user names none."""
