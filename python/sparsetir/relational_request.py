@@ -112,6 +112,7 @@ class RelationalRequest(KernelRequest):
         """Configs worth measuring, that of :meth:`chosen` first."""
         if not self.gpu:
             return rgms_space.configs(*self._choosing)
+        assert isinstance(self.pattern, Pattern)
         given = self.problem, self.pattern, self.feat_in, self.feat, self.target
         return [*rgms_tensor_cores.configs(*given), *rgms_gpu.configs(*given)]
 
