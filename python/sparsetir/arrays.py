@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import tvm_ffi
 from sparsetir.readable import hidden
 
 __all__ = [
+    "check_alignment",
     "device_name",
     "dtype_name",
     "empty_like",
@@ -97,6 +98,18 @@ def memory(array: Any, itemsize: int) -> tuple[int, int]:
     if isinstance(array, tvm_ffi.Tensor):
         return array.data_ptr(), array.numel() * itemsize
     return 0, 0
+
+
+def check_alignment(
+    who: str, names: Sequence[str], arrays: Sequence[Any], itemsize: int, alignment: int
+) -> None:
+    """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
+    for name, array in zip(names, arrays, strict=True):
+        if memory(array, itemsize)[0] % alignment:
+            raise ValueError(
+                f"{who}: argument '{name}': expected memory aligned to {alignment} bytes; copy "
+                "the array"
+            )
 
 
 def overlap(a: Any, b: Any, itemsize: int, other: int | None = None) -> bool:

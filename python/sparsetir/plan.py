@@ -20,6 +20,7 @@ import tvm
 import tvm_ffi
 
 from sparsetir.arrays import (
+    check_alignment,
     dtype_name,
     empty_like,
     is_array,
@@ -36,12 +37,11 @@ from sparsetir.compiled import compilations, compiled
 from sparsetir.formats import Format
 from sparsetir.kernel import WRITTEN
 from sparsetir.readable import check_memory, count_writes
-from sparsetir.request import Request, request
-from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.relational_request import AnyRequest, relational_request
+from sparsetir.request import refuse_relational, request
+from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import candidates, choose
-from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
@@ -66,16 +66,20 @@ def plan(
     format: Format | None = None,
     config: Any = None,
     out_dtype: str | None = None,
+    feat_in: int | None = None,
+    weighted: bool = True,
 ) -> Plan:
     """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
 
     op : "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
-        values of the matrix play no part)
+        values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and
+        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes
     matrix : a SparseMatrix, or what that takes; its values are the default of a run. Or a
         :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
         row may come in any order and more than once, as edges of a graph do. It has no values, so
-        that each run is given its own
+        that each run is given its own. Of "rgms" a SparseTensor by (relation, row, column), or a
+        :class:`sparsetir.schedules.operators.relations.RelationPattern`, on a CPU, without values
     feat : features of the dense operands (1 for "spmv")
     dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
         by default that of the matrix. Sums are in float32, for float64 in float64
@@ -93,10 +97,21 @@ def plan(
     out_dtype : of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for
         "int8", whose sums are in int32 (on a GPU with a format that tensor cores take); by default
         `dtype`. Records of tuning are for the default
+    feat_in, weighted : of "rgms": features of x, by default `feat`; whether values play a part,
+        without which they are all 1. It takes no reduce, heads and format, and no records
 
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem, RuntimeError where there is no such device.
     """
+    if op == "rgms":
+        related = relational_request(
+            matrix, feat, feat_in=feat_in, weighted=weighted, dtype=dtype, reduce=reduce,
+            heads=heads, target=target, threads=threads, format=format, out_dtype=out_dtype,
+        )  # fmt: skip
+        if config is None:
+            return Plan(related, related.chosen(), "default")
+        return Plan(related, config)
+    refuse_relational(op, feat_in, weighted)
     wanted = request(
         op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
         out_dtype=out_dtype,
@@ -106,7 +121,7 @@ def plan(
             raise ValueError(
                 f"plan: argument 'format': expected None beside a config, got {format!r}"
             )
-        config = _config_of(wanted, format)
+        config = wanted.config_of(format)
     if config is not None:
         return Plan(wanted, config)
     if wanted.gpu and wanted.problem.dtype == "int8":
@@ -128,24 +143,10 @@ def plan(
     return Plan(wanted, default, "default")
 
 
-def _config_of(wanted: Request, format: Any) -> Any:
-    """The config for a format."""
-    if not isinstance(format, Format) or format.order not in (None, 2):
-        raise TypeError(
-            "plan: argument 'format': expected a format of matrices, such as "
-            f"sparsetir.formats.BSR(32, 32), got {format!r}"
-        )
-    if not isinstance(wanted.problem, Spmm):
-        raise ValueError(f"plan: argument 'format': expected None for '{wanted.operator.name}'")
-    found = wanted.engine(format)
-    if found:
-        return found[0]
-    pattern = wanted.pattern.coordinates
-    return by_format(format, wanted.problem, pattern, wanted.statistics, wanted.target)
-
-
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
+    if op == "rgms":
+        return relational_request(matrix, feat, **options).candidates()
     wanted = request(op, matrix, feat, **options)
     return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]
 
@@ -164,10 +165,10 @@ class Plan:
     needs_values : whether each run is to be given values
     """
 
-    def __init__(self, wanted: Request, config: Any, chosen_by: str = "user") -> None:
-        self.op, self.problem, self.feat = wanted.operator.name, wanted.problem, wanted.feat
+    def __init__(self, wanted: AnyRequest, config: Any, chosen_by: str = "user") -> None:
+        self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
-        matrix, problem, target = wanted.matrix, wanted.problem, wanted.target
+        problem, target, values = wanted.problem, wanted.target, wanted.values
         gpu = self._gpu = wanted.gpu
         self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
         if not self._device.exist:
@@ -183,10 +184,8 @@ class Plan:
         self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
         self._stored = arranged.stored
         self.arranges_values = not self._stored.keeps_order
-        operator = wanted.operator
-        shape = matrix.shape[0], matrix.shape[1]
-        self._operands = operator.names
-        self._shapes = operator.shapes(shape, matrix.nnz, wanted.feat, wanted.heads)
+        self._shapes = wanted.shapes
+        self._operands = tuple(name for name in self._shapes if name not in ("a", "out"))
         self._bytes = itemsize(problem.dtype)
         self._out_dtype = getattr(problem, "out", None)
         self._out_bytes = itemsize(self._out_dtype or problem.dtype)
@@ -205,8 +204,8 @@ class Plan:
             self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
         self._planned: Any = None  # the values, unless the caller gives others
         self._planned_memory: tuple[int, int] = (0, 0)
-        self.needs_values = operator.reads_values and isinstance(matrix, CsrPattern)
-        sizes = {"heads": wanted.heads or 1, "tiles": tiles, "feat": wanted.feat}
+        self.needs_values = "a" in self._shapes and values is None
+        sizes = {**wanted.sizes, "tiles": tiles}
         computed = arranged.computed(signature.func, sizes)
         self._computed = computed if signature.of_values else {}
         given = {**sizes, **arranged.arguments, **computed}
@@ -217,8 +216,8 @@ class Plan:
         taken = {name: signature.expected_shape(self._place[name], numbers) for name in own}
         self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
         self._put({name: value for name, value in given.items() if name in self._place})
-        if operator.reads_values and isinstance(matrix, SparseMatrix):
-            values = np.broadcast_to(matrix.values, self._shapes["a"])
+        if "a" in self._shapes and values is not None:
+            values = np.broadcast_to(values, self._shapes["a"])
             self._planned = np.ascontiguousarray(values, problem.dtype)
             self._planned_memory = memory(self._planned, self._bytes)
             self._put(self._arranged(self._planned))
@@ -245,7 +244,8 @@ class Plan:
     def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
         """Run on torch, NumPy or TVM arrays, contiguous and of the plan's dtype.
 
-        operands : b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm"
+        operands : b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm";
+            x (n, feat_in) and w (relations, feat_in, feat) for "rgms"
         out : written and returned; by default a new array like the first operand: (m, feat),
             (m,) or (nnz,)
         values : (nnz,) of the matrix, in the order of its pattern; by default those planned with
@@ -283,7 +283,8 @@ class Plan:
             self._refuse_overlap(out, operands, values)
         args[place["out"]] = self._view("out", out) if "out" in viewed else out
         if self._gpu:
-            self._refuse_alignment(operands, out)
+            names, arrays = (*self._operands, "out"), (*operands, out)
+            check_alignment(self.op, names, arrays, self._bytes, GPU_ALIGNMENT)
         if self._nothing and self._gpu:
             return out  # a grid of no blocks is an error there
         try:
@@ -383,15 +384,6 @@ class Plan:
 
     def _overlaps(self, out: Any, array: Any) -> bool:
         return overlap(out, array, self._out_bytes, self._bytes)
-
-    def _refuse_alignment(self, operands: tuple[Any, ...], out: Any) -> None:
-        """Raise where vector loads of a GPU would fail, such as for a part of a tensor."""
-        for name, array in zip((*self._operands, "out"), (*operands, out), strict=True):
-            if memory(array, self._bytes)[0] % GPU_ALIGNMENT:
-                raise ValueError(
-                    f"{self.op}: argument '{name}': expected memory aligned to {GPU_ALIGNMENT} "
-                    "bytes; copy the array"
-                )
 
     def __reduce__(self) -> Any:
         raise TypeError("Plan: cannot be pickled; pickle the matrix and plan again")

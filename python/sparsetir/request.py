@@ -18,6 +18,7 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.operands import OPERATORS, Operator
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS, has_product
+from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.registry import Template, template_of
@@ -25,11 +26,45 @@ from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
 
-__all__ = ["Request", "csr_pattern", "default_threads", "request"]
+__all__ = [
+    "KernelRequest",
+    "Request",
+    "check_counts",
+    "check_dtypes",
+    "csr_pattern",
+    "default_threads",
+    "idtype_for",
+    "refuse_relational",
+    "request",
+]
+
+
+class KernelRequest:
+    """What plans of all operators ask: which kernel it is to be, for a config.
+
+    problem : what kernels are compiled for
+    target : a `tvm.target.Target`
+    """
+
+    problem: Any
+    target: Any
+
+    @property
+    def gpu(self) -> bool:
+        """Whether it is for a GPU."""
+        return is_gpu(self.target)
+
+    def template(self, config: Any) -> Template:
+        """The template of a config; raises TypeError for what is no config for this."""
+        return template_of(config, self.problem, self.gpu)
+
+    def stages(self, config: Any) -> Stages:
+        """All stages of the kernel for a config."""
+        return lower_template(self.template(config), self.problem, config, self.target)
 
 
 @dataclass(frozen=True)
-class Request:
+class Request(KernelRequest):
     """An operator on a matrix; :func:`request` makes it.
 
     matrix : a CsrPattern where there are no values
@@ -47,18 +82,30 @@ class Request:
     target: Any
 
     @property
-    def gpu(self) -> bool:
-        """Whether it is for a GPU."""
-        return is_gpu(self.target)
+    def name(self) -> str:
+        """Of the operator."""
+        return self.operator.name
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of operands, of values "a" if the operator reads any, and of the result "out"."""
+        m, n = self.matrix.shape
+        return self.operator.shapes((m, n), self.matrix.nnz, self.feat, self.heads)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes beside those of the pattern, by the names of the parameters of operators."""
+        return {"heads": self.heads or 1, "feat": self.feat}
+
+    @property
+    def values(self) -> np.ndarray | None:
+        """Of the matrix; None where each run is given its own."""
+        return self.matrix.values if isinstance(self.matrix, SparseMatrix) else None
 
     @cached_property
     def pattern(self) -> CsrPattern:
         """Where the matrix has elements, in the type of the problem."""
         return csr_pattern(self.matrix, self.problem.idtype)
-
-    def template(self, config: Any) -> Template:
-        """The template of a config; raises TypeError for what is no config for this."""
-        return template_of(config, self.problem, self.gpu)
 
     def engine(self, format: Any = None) -> list[Any]:
         """Configs for the CPU's matrix engine, where there is one that suits the pattern.
@@ -76,9 +123,20 @@ class Request:
         formats = BLOCKS if format is None else (format,)
         return configs(self.problem, self.pattern, self.statistics, self.target, formats)
 
-    def stages(self, config: Any) -> Stages:
-        """All stages of the kernel for a config."""
-        return lower_template(self.template(config), self.problem, config, self.target)
+    def config_of(self, format: Any) -> Any:
+        """The config for a format."""
+        if not isinstance(format, Format) or format.order not in (None, 2):
+            raise TypeError(
+                "plan: argument 'format': expected a format of matrices, such as "
+                f"sparsetir.formats.BSR(32, 32), got {format!r}"
+            )
+        if not isinstance(self.problem, Spmm):
+            raise ValueError(f"plan: argument 'format': expected None for '{self.name}'")
+        found = self.engine(format)
+        if found:
+            return found[0]
+        pattern = self.pattern.coordinates
+        return by_format(format, self.problem, pattern, self.statistics, self.target)
 
     def task(self) -> Task:
         """What records of tuning are looked up by; of a SparseMatrix."""
@@ -105,19 +163,12 @@ def request(
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
     operator = OPERATORS.get(op) if isinstance(op, str) else None
     if operator is None:
-        known = ", ".join(OPERATORS)
+        known = ", ".join((*OPERATORS, "rgms"))
         raise ValueError(f"plan: argument 'op': expected one of {known}, got {op!r}")
-    for name, given in (("dtype", dtype), ("out_dtype", out_dtype)):
-        if given is not None and not isinstance(given, str):
-            raise TypeError(f"plan: argument '{name}': expected a name as 'float32', got {given!r}")
+    check_dtypes(dtype=dtype, out_dtype=out_dtype)
     if out_dtype is not None and not hasattr(operator.problem, "out"):
         raise ValueError(f"plan: argument 'out_dtype': expected None for '{op}', got {out_dtype!r}")
-    counts = {"feat": feat, "heads": heads, "threads": threads}
-    for name, value in counts.items():
-        if value is None and name != "feat":
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"plan: argument '{name}': expected 1 or more, got {value!r}")
+    check_counts(feat=feat, heads=heads, threads=threads)
     if operator.vectors and feat != 1:
         raise ValueError(f"plan: argument 'feat': expected 1 for '{op}', got {feat}")
     if operator.reductions == ("sum",) and reduce != "sum":
@@ -125,10 +176,9 @@ def request(
     if not isinstance(matrix, SparseMatrix | CsrPattern):
         matrix = SparseMatrix(matrix)
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
-    problem = operator.compiled_for(
-        dtype or own, reduce, heads is not None, _offsets(matrix, feat), out_dtype
-    )
     m, n = matrix.shape
+    idtype = idtype_for(m, n, matrix.nnz, feat)
+    problem = operator.compiled_for(dtype or own, reduce, heads is not None, idtype, out_dtype)
     threads = int(threads or default_threads())
     target = resolve_target(target)
     longest = 0  # as if no row stood out: hyb is for coordinates in order, each once
@@ -142,6 +192,22 @@ def request(
         m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block
     )
     return Request(operator, matrix, problem, feat, heads, given, target)
+
+
+def check_dtypes(**dtypes: Any) -> None:
+    """Raise for names of dtypes that are no texts; None is fine."""
+    for name, given in dtypes.items():
+        if given is not None and not isinstance(given, str):
+            raise TypeError(f"plan: argument '{name}': expected a name as 'float32', got {given!r}")
+
+
+def check_counts(**counts: Any) -> None:
+    """Raise for what is no number from 1 on; None is fine for all but features."""
+    for name, value in counts.items():
+        if value is None and not name.startswith("feat"):
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"plan: argument '{name}': expected 1 or more, got {value!r}")
 
 
 def default_threads() -> int:
@@ -180,7 +246,14 @@ class _OfMatrix(CsrPattern):
         return self.matrix.to(format, operand)
 
 
-def _offsets(matrix: SparseMatrix | CsrPattern, feat: int) -> str:
+def refuse_relational(op: Any, feat_in: Any, weighted: Any) -> None:
+    """Raise where another operator is asked for with what "rgms" alone takes."""
+    if feat_in is not None:
+        raise ValueError(f"plan: argument 'feat_in': expected None for {op!r}, got {feat_in!r}")
+    if weighted is not True:
+        raise ValueError(f"plan: argument 'weighted': expected True for {op!r}, got {weighted!r}")
+
+
+def idtype_for(*sizes: int) -> str:
     """int32 where it holds all that is counted; offsets into values are 64-bit either way."""
-    largest = max(*matrix.shape, matrix.nnz, feat)
-    return "int32" if largest < 2**31 - 1 else "int64"
+    return "int32" if max(sizes) < 2**31 - 1 else "int64"

@@ -205,12 +205,15 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
         sch.rewrite(prefetch_gathered, gathering[1], found.gathered, config.prefetch, span)
 
 
-def arrange(pattern: Pattern, problem: Rgms, config: TiledRelations) -> Arranged:
-    """CSF by relation of a pattern of relations by rows by columns."""
+def arrange(pattern: Pattern | RelationPattern, problem: Rgms, config: TiledRelations) -> Arranged:
+    """CSF by relation of a pattern of relations by rows by columns; what is that stays as it is."""
     del config
-    relations, m, n = pattern.shape
-    relation, row, column = pattern.coords
-    found = RelationPattern.of(relation, row, column, (relations, m, n), problem.idtype)
+    if isinstance(pattern, Pattern):
+        relations, m, n = pattern.shape
+        relation, row, column = pattern.coords
+        found = RelationPattern.of(relation, row, column, (relations, m, n), problem.idtype)
+    else:
+        found = pattern
     return Arranged(found, found.arguments())
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import tvm
 
 from sparsetir.extras import need
+from sparsetir.request import refuse_relational
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
@@ -21,7 +22,7 @@ from sparsetir.targets import resolve_target
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.records import Key, Record, RecordError, Records
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.sought import of_operator, of_program, refuse_options
+from sparsetir.tuning.sought import of_operator, of_program, of_relations, refuse_options
 from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram
 
 __all__ = ["SAMPLERS", "Trial", "Tuned", "TunedProgram", "forget_trials", "study_name", "tune"]
@@ -43,6 +44,8 @@ def tune(
     heads: int | None = None,
     target: Any = "llvm",
     threads: int | None = None,
+    feat_in: int | None = None,
+    weighted: bool = True,
     trials: int = 64,
     seconds: float | None = None,
     sampler: str = "auto",
@@ -62,7 +65,8 @@ def tune(
 
     (SparseTIR, section 2.) `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of
     one's own, `tune(function, {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})`
-    gives a :class:`TunedProgram`.
+    gives a :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose
+    program is one of ours: a :class:`sparsetir.tuning.tuned.TunedRelations`, with its `plan()`.
 
     op : an operator's name, or a stage-I function
     matrix : of the operator; of a function its arguments by name, arrays and sizes. Sizes that
@@ -73,7 +77,8 @@ def tune(
     space : of a function: choices by name, numbers, texts, booleans or None; with no schedule,
         instead of some of those that there are
     feat, dtype, reduce, heads, target, threads : as for :func:`sparsetir.plan`; a function takes
-        the last two
+        target and threads
+    feat_in, weighted : of "rgms", as for :func:`sparsetir.plan`
     trials : configs to have measured in the end. Those of earlier runs of the same search count,
         and those of other processes that are at it; each config is measured once
     seconds : after which the search ends
@@ -108,16 +113,20 @@ def tune(
     for name in modules:
         import_module(name)
     device = None if remote is None else remote.key
-    if isinstance(op, str):
+    asked = {"dtype": dtype, "reduce": reduce, "heads": heads, "target": target, "threads": threads}
+    if op == "rgms":
+        given = {"schedule": schedule, "space": space, "remote": remote, "modules": modules or None}
+        refuse_options("'rgms'", given)
+        sought = of_relations(matrix, feat, feat_in=feat_in, weighted=weighted, **asked)
+    elif isinstance(op, str):
+        refuse_relational(op, feat_in, weighted)
         refuse_options("an operator", {"schedule": schedule, "space": space})
-        sought = of_operator(
-            op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target,
-            threads=threads, device=device,
-        )  # fmt: skip
+        sought = of_operator(op, matrix, feat, device=device, **asked)
     else:
         refuse_options("a function", {
             "feat": None if feat == 1 else feat, "dtype": dtype, "heads": heads, "remote": remote,
             "reduce": None if reduce == "sum" else reduce, "modules": modules or None,
+            "feat_in": feat_in, "weighted": None if weighted else weighted,
         })  # fmt: skip
         sought = of_program(op, matrix, schedule, space, target=target, threads=threads)
     task, found = sought.tuned.task, sought.space

@@ -7,8 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from sparsetir.relational_request import relational_request
 from sparsetir.request import default_threads, request
 from sparsetir.schedules.default import is_gpu, vector_bits
+from sparsetir.schedules.operators.rgms import program as rgms
+from sparsetir.schedules.search import rgms_space
 from sparsetir.schedules.search.choices import Choices, is_choice
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.program_space import space_of
@@ -18,9 +21,9 @@ from sparsetir.targets import resolve_target
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.record import Key
 from sparsetir.tuning.schedule_ref import ScheduleRef, importing
-from sparsetir.tuning.tuned import Search, Tuned, TunedProgram
+from sparsetir.tuning.tuned import Search, Tuned, TunedProgram, TunedRelations
 
-__all__ = ["Sought", "of_operator", "of_program", "refuse_options"]
+__all__ = ["Sought", "of_operator", "of_program", "of_relations", "refuse_options"]
 
 MOST_CONFIGS = 100_000  # of a space that is gone through as a whole
 
@@ -49,6 +52,28 @@ def of_operator(
     configs = candidates(wanted.problem, wanted.statistics, wanted.target)
     found = space(wanted.problem, wanted.pattern, wanted.statistics, wanted.target)
     return Sought(Tuned(task, Key.of(task, device), [], configs[0]), found, configs)
+
+
+def of_relations(matrix: Any, feat: int, *, target: Any, **options: Any) -> Sought:
+    """Relational gather-matmul-scatter: its plain program, over the configs of its template.
+
+    options : of :func:`sparsetir.relational_request.relational_request`
+    """
+    wanted = relational_request(matrix, feat, target=target, **options)
+    if wanted.gpu:
+        raise ValueError(
+            f"tune: argument 'target': expected a CPU for 'rgms', got {wanted.target.kind.name}"
+        )
+    choices, arguments = wanted.choices(), wanted.arguments()
+    sought = of_program(
+        rgms(wanted.problem), arguments, rgms_space.apply, choices, target=target,
+        threads=wanted.threads,
+    )  # fmt: skip
+    task = sought.tuned.task
+    assert isinstance(task, ProgramTask)
+    default = Choices({name: values[0] for name, values in choices.items()})
+    tuned = TunedRelations(task, sought.tuned.key, [], default, request=wanted)
+    return Sought(tuned, sought.space, [default])
 
 
 def of_program(

@@ -8,12 +8,14 @@ from typing import Any
 
 from sparsetir.kernel import Kernel
 from sparsetir.plan import Plan, plan
+from sparsetir.relational_request import RelationalRequest
 from sparsetir.schedules.search.choices import Choices
+from sparsetir.schedules.search.rgms_space import config_of
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.records import Key
 from sparsetir.tuning.task import OK, PRUNED, Outcome, Task, Tunable
 
-__all__ = ["MARGIN", "Search", "Trial", "Tuned", "TunedProgram"]
+__all__ = ["MARGIN", "Search", "Trial", "Tuned", "TunedProgram", "TunedRelations"]
 
 # Of the time, that a config must save to be preferred to the default: as little is luck.
 MARGIN = 0.02
@@ -142,6 +144,20 @@ class TunedProgram(Search):
     def kernel(self) -> Kernel:
         """The function built with the best config."""
         return self.task.build(Choices(self.config or {}))
+
+
+@dataclass(repr=False)
+class TunedRelations(TunedProgram):
+    """What :func:`sparsetir.tune` found for relational gather-matmul-scatter.
+
+    default : what a plan takes that nobody tuned
+    """
+
+    request: RelationalRequest = field(kw_only=True)
+
+    def plan(self) -> Plan:
+        """The operator with the best config."""
+        return Plan(self.request, config_of(self.best.config))
 
 
 def seconds(trial: Trial) -> float:

@@ -1,0 +1,179 @@
+"""What plans of relational gather-matmul-scatter are asked for, checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsetir.formats import Pattern
+from sparsetir.request import (
+    KernelRequest,
+    Request,
+    check_counts,
+    check_dtypes,
+    default_threads,
+    idtype_for,
+)
+from sparsetir.schedules.operators.operands import rounded
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.search import rgms_space
+from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.templates import rgms_gpu, rgms_tensor_cores
+from sparsetir.schedules.templates.registry import Template
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_tensor import SparseTensor
+from sparsetir.targets import resolve_target
+
+__all__ = ["AnyRequest", "RelationalRequest", "relational_request"]
+
+
+@dataclass(frozen=True)
+class RelationalRequest(KernelRequest):
+    """Relational gather-matmul-scatter on a tensor; :func:`relational_request` makes it.
+
+    matrix : by (relation, row, column); a RelationPattern where there are no values
+    feat_in, feat : features of X and of Y
+    threads : of the CPU
+    The others as of :class:`KernelRequest`.
+    """
+
+    matrix: SparseTensor | RelationPattern
+    problem: Rgms
+    feat_in: int
+    feat: int
+    threads: int
+    target: Any
+
+    @property
+    def name(self) -> str:
+        """Of the operator."""
+        return "rgms"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of operands, of values "a" if they play a part, and of the result "out"."""
+        relations, m, n = self.matrix.shape
+        values = {"a": (self.matrix.nnz,)} if self.problem.weighted else {}
+        operands = {"x": (n, self.feat_in), "w": (relations, self.feat_in, self.feat)}
+        return {**operands, "out": (m, self.feat), **values}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Sizes beside those of the pattern, by the names of the operator's parameters."""
+        return {"feat_in": self.feat_in, "feat": self.feat}
+
+    @property
+    def values(self) -> np.ndarray | None:
+        """Of the tensor; None where each run is given its own."""
+        return self.matrix.values if isinstance(self.matrix, SparseTensor) else None
+
+    @cached_property
+    def pattern(self) -> Pattern | RelationPattern:
+        """As templates take it: CSF by relation for CPUs, coordinates for GPUs."""
+        if isinstance(self.matrix, RelationPattern):
+            return self.matrix
+        if self.gpu:
+            return self.matrix.pattern
+        relations, m, n = self.matrix.shape
+        relation, row, column = self.matrix.pattern.coords
+        return RelationPattern.of(relation, row, column, (relations, m, n), self.problem.idtype)
+
+    def template(self, config: Any) -> Template:
+        """See :class:`KernelRequest`; raises ScheduleError for other features than a config's."""
+        found = super().template(config)
+        if config.feat_in not in (None, self.feat_in):
+            raise ScheduleError(
+                f"plan: argument 'feat_in': the config serves {config.feat_in} features, got "
+                f"{self.feat_in}"
+            )
+        return found
+
+    def arguments(self) -> dict[str, Any]:
+        """Of the plain program, with random values and operands, but the result."""
+        rng = np.random.default_rng(0)
+        dtype = self.problem.dtype
+        arrays = {
+            name: rounded(rng.uniform(-1, 1, shape), dtype).astype(dtype)
+            for name, shape in self.shapes.items()
+            if name != "out"
+        }
+        assert isinstance(self.pattern, RelationPattern)
+        return {**arrays, **self.pattern.arguments(), **self.sizes}
+
+    def chosen(self) -> Any:
+        """The config of a plan whose user names none."""
+        return self.candidates()[0] if self.gpu else choose_rgms(*self._choosing)
+
+    def candidates(self) -> list[Any]:
+        """Configs worth measuring, that of :meth:`chosen` first."""
+        if not self.gpu:
+            return rgms_space.configs(*self._choosing)
+        assert isinstance(self.pattern, Pattern)
+        given = self.problem, self.pattern, self.feat_in, self.feat, self.target
+        return [*rgms_tensor_cores.configs(*given), *rgms_gpu.configs(*given)]
+
+    def choices(self) -> dict[str, tuple[Any, ...]]:
+        """What a search on a CPU tries, by the fields of its configs."""
+        return rgms_space.space(*self._choosing)
+
+    @property
+    def _choosing(self) -> tuple[Rgms, int, int, int, Any, int]:
+        """What configs for CPUs are chosen by."""
+        pattern = self.pattern
+        assert isinstance(pattern, RelationPattern)
+        rows = len(pattern.rows)
+        return self.problem, rows, self.feat_in, self.feat, self.target, self.threads
+
+
+AnyRequest = Request | RelationalRequest
+
+
+def relational_request(
+    matrix: Any,
+    feat: int = 1,
+    *,
+    feat_in: int | None = None,
+    weighted: bool = True,
+    dtype: str | None = None,
+    reduce: str = "sum",
+    heads: int | None = None,
+    target: Any = "llvm",
+    threads: int | None = None,
+    format: Any = None,
+    out_dtype: str | None = None,
+) -> RelationalRequest:
+    """The arguments of `sparsetir.plan("rgms", ...)`, checked; raises as that does."""
+    check_dtypes(dtype=dtype, out_dtype=out_dtype)
+    feat_in = feat if feat_in is None else feat_in
+    check_counts(feat=feat, feat_in=feat_in, threads=threads)
+    if reduce != "sum":
+        raise ValueError(f"plan: argument 'reduce': expected 'sum' for 'rgms', got {reduce!r}")
+    for name, given in (("heads", heads), ("format", format)):
+        if given is not None:
+            raise ValueError(f"plan: argument '{name}': expected None for 'rgms', got {given!r}")
+    if not isinstance(weighted, bool):
+        raise TypeError(f"plan: argument 'weighted': expected True or False, got {weighted!r}")
+    if not isinstance(matrix, SparseTensor | RelationPattern):
+        matrix = SparseTensor(matrix)
+    if len(matrix.shape) != 3:
+        raise ValueError(
+            "plan: argument 'matrix': expected a SparseTensor by (relation, row, column) for "
+            f"'rgms', got shape {matrix.shape}"
+        )
+    target = resolve_target(target)
+    if isinstance(matrix, SparseTensor):
+        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, feat_in, feat)
+    else:
+        own, idtype = "float32", str(matrix.rows.dtype)
+    problem = Rgms(dtype or (own if weighted else "float32"), idtype, weighted, out_dtype)
+    threads = int(threads or default_threads())
+    made = RelationalRequest(matrix, problem, int(feat_in), int(feat), threads, target)
+    if made.gpu and isinstance(matrix, RelationPattern):
+        raise TypeError(
+            "plan: argument 'matrix': expected a SparseTensor for a GPU, got a RelationPattern"
+        )
+    return made

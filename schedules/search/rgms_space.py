@@ -1,0 +1,69 @@
+"""The configs that are tried for relational gather-matmul-scatter on CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.templates import rgms as template
+from sparsetir.schedules.templates.rgms import TiledRelations
+from sparsetir.sparse_ir.schedule import Schedule
+
+__all__ = ["apply", "config_of", "configs", "space"]
+
+ROWS = (4, 6, 8, 12, 16)
+VECTORS = (1, 2, 4)  # of a tile of features
+COST = (4, 8, 16, 32)
+CACHES = (0.5, 1, 2)  # of the cache that rows of the result are to stay in
+PREFETCH = (0, 8, 16, 32)
+
+
+def space(
+    problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1
+) -> dict[str, tuple[Any, ...]]:
+    """Values of each field of :class:`TiledRelations`, the chosen config's first.
+
+    Searched are rows, tile, cost, cache, prefetch and, for several threads, whether to use them
+    (`parallel`, which is no choice of its own, follows); the other fields have one value. Arguments
+    as of :func:`choose_rgms`.
+
+    `tune(program(problem), arguments, schedule=apply, space=space(...))` searches them.
+    """
+    chosen = choose_rgms(problem, nnz_rows, feat_in, feat, target, threads)
+    lanes = chosen.lanes
+    tried: dict[str, tuple[Any, ...]] = {
+        "rows": ROWS,
+        "tile": tuple(n * lanes for n in VECTORS if feat % (n * lanes) == 0),
+        "cost": COST,
+        "cache": tuple(int(chosen.cache * part) for part in CACHES),
+        "prefetch": PREFETCH,
+        "threads": (1, threads),
+    }
+    return {
+        name: tuple(dict.fromkeys((value, *tried.get(name, ()))))
+        for name, value in asdict(chosen).items()
+        if name != "parallel"
+    }
+
+
+def configs(
+    problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1
+) -> list[TiledRelations]:
+    """The chosen config, and those that differ from it in one field of the :func:`space`."""
+    fields = space(problem, nnz_rows, feat_in, feat, target, threads)
+    first = {name: values[0] for name, values in fields.items()}
+    others = ((name, value) for name, values in fields.items() for value in values[1:])
+    return [config_of(first), *(config_of({**first, name: value}) for name, value in others)]
+
+
+def config_of(choices: Mapping[str, Any]) -> TiledRelations:
+    """The config of one of each of the :func:`space`'s values."""
+    return TiledRelations(**choices, parallel=choices["threads"] > 1)
+
+
+def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
+    """Schedule the operator by one of each of the :func:`space`'s values."""
+    template.apply(sch, config_of(config))

@@ -1,0 +1,101 @@
+"""Tuning of relational gather-matmul-scatter."""
+
+import numpy as np
+import pytest
+
+import sparsetir
+from fake_measurer import install
+from rgms_common import exact
+from sparsetir.relational_request import relational_request
+from sparsetir.schedules.search import rgms_space
+from sparsetir.schedules.search.choices import Choices
+from sparsetir.tuning.program import ProgramTask
+from sparsetir.tuning.program_case import ProgramCase
+from sparsetir.tuning.records import Records
+from sparsetir.tuning.search import TunedProgram
+from sparsetir.tuning.sought import of_relations
+from sparsetir.tuning.task import Outcome
+
+RNG = np.random.default_rng(0)
+MASK = RNG.random((3, 20, 15)) < 0.2
+VALUES = RNG.uniform(-1, 1, int(MASK.sum())).astype("float32")
+A = sparsetir.SparseTensor(MASK.nonzero(), VALUES, MASK.shape)
+X = RNG.uniform(-1, 1, (15, 8)).astype("float32")
+W = RNG.uniform(-1, 1, (3, 8, 32)).astype("float32")
+
+
+def tune(**options):
+    return sparsetir.tune("rgms", A, 32, **{"feat_in": 8, "threads": 2, "records": "", **options})
+
+
+def is_right(plan):
+    want = exact(MASK, {"a": VALUES, "x": X, "w": W})
+    np.testing.assert_allclose(plan(X, W), want, atol=1e-4)
+
+
+def test_a_search_begins_with_the_plans_config_and_ends_with_a_plan(monkeypatch, tmp_path):
+    """With seconds that are pretended: nothing is slower than to prefetch as by default."""
+    chosen = sparsetir.plan("rgms", A, 32, feat_in=8, threads=2).config
+
+    def measured(config):
+        return Outcome("ok", seconds=2e-3 if config["prefetch"] == chosen.prefetch else 1e-3)
+
+    install(monkeypatch, measured)
+    file = tmp_path / "records.sqlite"
+    found = tune(trials=5, records=file, graph="small")
+    assert isinstance(found, TunedProgram) and len(found.trials) == 5
+    assert rgms_space.config_of(found.trials[0].config) == chosen
+    assert found.default_seconds == 2e-3 and found.speedup == 2
+    made = found.plan()
+    assert made.config.prefetch != chosen.prefetch and made.chosen_by == "user"
+    is_right(made)
+    (record,) = Records(file).all()
+    assert record.key.op == "rgms" and record.graph == "small"
+
+
+def test_what_is_tried_is_right(tmp_path):
+    """The plain program with the arguments of a search, by the ends of the space."""
+    space = relational_request(A, 32, feat_in=8, threads=2).choices()
+    assert {n for n, values in space.items() if len(values) > 1} == {
+        "rows", "tile", "cost", "cache", "prefetch", "threads",
+    }  # fmt: skip
+    task = of_relations(A, 32, feat_in=8, threads=2, target="llvm").tuned.task
+    assert isinstance(task, ProgramTask)
+    case = ProgramCase(task, tmp_path)
+    for at in (0, -1):
+        prepared = case.prepared(Choices({name: values[at] for name, values in space.items()}))
+        prepared.call()
+        assert prepared.wrong() is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_real_search(dtype):
+    found = tune(trials=2, dtype=dtype, weighted=False)
+    assert found.counts == {"ok": 2}
+    made = found.plan()
+    x, w = X.astype(dtype), W.astype(dtype)
+    np.testing.assert_allclose(made(x, w), exact(MASK, {"x": x, "w": w}), rtol=1e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": {"kind": "cuda", "arch": "sm_90"}}, "tune: argument 'target': expected a CPU"),
+        ({"space": {"rows": [1]}}, "tune: argument 'space': expected none for 'rgms'"),
+        ({"modules": ["json"]}, "tune: argument 'modules': expected none for 'rgms'"),
+        ({"heads": 2}, "plan: argument 'heads': expected None for 'rgms'"),
+        ({"feat_in": 0}, "plan: argument 'feat_in': expected 1 or more, got 0"),
+    ],
+)
+def test_what_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        tune(**options)
+
+
+def test_features_of_x_are_refused_elsewhere():
+    matrix = sparsetir.SparseMatrix(MASK[0].nonzero())
+    with pytest.raises(ValueError, match="argument 'feat_in': expected None for 'spmm', got 8"):
+        sparsetir.tune("spmm", matrix, 8, feat_in=8)
+    with pytest.raises(ValueError, match="argument 'feat_in': expected none for a function"):
+        sparsetir.tune(lambda: None, {}, feat_in=8)
