@@ -302,7 +302,8 @@ def show(results: dict[str, Any], threads: int) -> None:
 
 
 def draw(path: Path) -> Path:
-    """A picture of a JSON file of this command, beside it: times as fast as PyG's RGCNConv."""
+    """A picture of a JSON file of this command, beside it: times as fast as PyG's RGCNConv, or as
+    the layer before where PyG was not measured."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -310,16 +311,20 @@ def draw(path: Path) -> Path:
 
     record = json.loads(path.read_text())
     cells = record["results"]["cells"]
+    there = {way for cell in cells for way in cell[STEPS[0]]}
+    base = next(way for way in (PYG, BEFORE, FAST, OURS) if way in there)
+    ways = [way for way in WAYS if way in there]
     colours = dict(zip(WAYS, ("#c8102e", "#e79aa5", "#8a8a8a", "#c4c4c4"), strict=True))
     figure, axes = plt.subplots(2, len(FEATURES), squeeze=False, figsize=(10, 6), sharex="col")
     for row, step in zip(axes, STEPS, strict=True):
         for axis, feat in zip(row, FEATURES, strict=True):
-            mine = [c for c in cells if c["feat"] == feat and PYG in c[step]]
-            for at, way in enumerate(WAYS):
+            mine = [c for c in cells if c["feat"] == feat and base in c[step]]
+            for at, way in enumerate(ways):
                 speed = [
-                    c[step][PYG]["min"] / c[step][way]["min"] if way in c[step] else 0 for c in mine
+                    c[step][base]["min"] / c[step][way]["min"] if way in c[step] else 0
+                    for c in mine
                 ]
-                places = [i + (at - 1.5) / 5 for i in range(len(mine))]
+                places = [i + (at - (len(ways) - 1) / 2) / 5 for i in range(len(mine))]
                 bars = axis.bar(places, speed, 0.19, color=colours[way], label=way)
                 axis.bar_label(bars, [f"{s:.1f}" if s else "" for s in speed], fontsize=6)
             axis.set_xticks(range(len(mine)), [c["graph"] for c in mine], fontsize=8)
@@ -329,7 +334,8 @@ def draw(path: Path) -> Path:
                 axis.spines[side].set_visible(False)
     axes[0, 0].legend(fontsize=7, frameon=False)
     threads = f"{record['threads']} thread{'s' if record['threads'] != 1 else ''}"
-    figure.supylabel("times as fast as RGCNConv of PyG", fontsize=8)
+    name = "RGCNConv of PyG" if base == PYG else base
+    figure.supylabel(f"times as fast as {name}", fontsize=8)
     figure.supxlabel(f"graphs by edges, float32, {threads}, {record['cpu']}", fontsize=8)
     figure.tight_layout()
     picture = path.with_suffix(".png")
