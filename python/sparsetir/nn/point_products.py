@@ -37,9 +37,7 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator's types)
-        ctx: Any, *grads: Tensor
-    ) -> Any:
+    def backward(ctx: Any, *grads: Tensor) -> Any:
         (x, weight), relations, (grad,) = ctx.saved_tensors, ctx.relations, grads
         for_x, for_weight, *_ = ctx.needs_input_grad
         return (
