@@ -22,7 +22,7 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import IDTYPES, Problem, with_parameters
+from sparsetir.schedules.operators.problems import IDTYPES, Problem, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -54,7 +54,8 @@ class RgmsBackward(Problem):
         expect_one_of(self, dtype=("float32", "float64"), idtype=IDTYPES)
 
 
-def program(problem: RgmsBackward, config: Any = None) -> SparseFunc:
+@made_once
+def program(problem: RgmsBackward) -> SparseFunc:
     """The operator as a stage-I function over rows in chunks.
 
     x : (n, feat_in) ; grad : (m, feat)
@@ -65,7 +66,6 @@ def program(problem: RgmsBackward, config: Any = None) -> SparseFunc:
     piece_ptr : (pieces + 1,) into chunks ; chunk_ptr : (chunks + 1,) into rows
     rows : (nnz_rows,) of the result ; indptr : (nnz_rows + 1,) ; indices : (nnz,) columns
     """
-    del config
     return _edges(problem) if problem.edges else _weights(problem)
 
 
