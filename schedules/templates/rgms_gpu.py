@@ -21,13 +21,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from tvm import DataType, ir, tirx
 
-from sparsetir.formats import ConvertedFormat, Operand, Pattern, RelationalHyb
+from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.operators.problems import Arranged
@@ -49,8 +49,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc, map_expr, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 __all__ = [
-    "RelationalRows", "RelationalTiles", "apply", "arrange", "configs", "in_tiles", "pattern_of",
-    "program",
+    "RelationalRows", "RelationalTiles", "apply", "arrange", "configs", "in_tiles", "program",
 ]  # fmt: skip
 
 VECTORS = (8, 4, 2, 1)
@@ -178,7 +177,7 @@ def vectors_of(feat: int, dtype: str) -> int:
 
 
 def configs(
-    problem: Rgms, pattern: Pattern, feat_in: int, feat: int, target: Any = None
+    problem: Rgms, pattern: RelationPattern | Pattern, feat_in: int, feat: int, target: Any = None
 ) -> list[RelationalRows]:
     """What a search tries, likeliest first.
 
@@ -191,19 +190,19 @@ def configs(
     ]
 
 
-def sizes_of(pattern: Pattern) -> list[tuple[int, int]]:
+def sizes_of(pattern: RelationPattern | Pattern) -> list[tuple[int, int]]:
     """Largest buckets with rows of a tile, as many as a relation has in a bucket or fewer, 16 up.
 
     5 is the bucket of SparseTIR's section 4.4.1, or the one that holds the longest row.
     """
-    relation, row, _ = pattern.coords
+    if isinstance(pattern, Pattern):
+        relations, m, n = pattern.shape
+        relation, row, column = pattern.coords
+        pattern = RelationPattern.of(relation, row, column, (relations, m, n))
     if not pattern.nnz:
         return [(0, 16)]
-    first = np.ones(pattern.nnz, bool)
-    first[1:] = (relation[1:] != relation[:-1]) | (row[1:] != row[:-1])
-    starts = np.flatnonzero(first)
-    longest = int(np.diff(starts, append=pattern.nnz).max())
-    rows = len(starts) / len(np.unique(relation[starts]))
+    longest = int(np.diff(pattern.indptr).max())
+    rows = len(pattern.rows) / np.count_nonzero(np.diff(pattern.row_ptr))
     most = math.ceil(math.log2(longest))
     found = []
     for k in dict.fromkeys(min(k, most) for k in (5, 3, 7)):
@@ -228,7 +227,7 @@ def program(problem: Rgms, config: RelationalTiles) -> SparseFunc:
             f"rgms_gpu.program: argument 'problem': expected a result of float32 or float64, which "
             f"is added to atomically, got {out}; legal is out='float32'"
         )
-    weighted = Rgms(problem.dtype, problem.idtype, True, problem.out)
+    weighted = replace(problem, weighted=True)
     rules = config.format.rules(_operand(problem))
     _, func = extract_preprocess(decompose_format(operator(weighted), rules))
     return func if problem.weighted else _unweighted(func)
@@ -253,57 +252,25 @@ def _unweighted(func: SparseFunc) -> SparseFunc:
 
 
 def _operand(problem: Rgms) -> Operand:
-    return Operand({"A": problem.dtype}, ("R", "I", "J"), problem.idtype)
-
-
-def pattern_of(
-    row_ptr: np.ndarray, rows: np.ndarray, indptr: np.ndarray, indices: np.ndarray,
-    shape: tuple[int, int, int],
-) -> Pattern:  # fmt: skip
-    """The pattern of a program's arrays, which may hold an element several times.
-
-    row_ptr, rows, indptr, indices : as of :func:`sparsetir.schedules.operators.rgms.program`,
-        taken as they are; values stay in their order
-    shape : relations, rows and columns
-    """
-    of_row = np.repeat(np.arange(shape[0], dtype=rows.dtype), np.diff(row_ptr))
-    counts = np.diff(indptr)
-    found = Pattern.__new__(Pattern)  # whose own check asks for each coordinate once
-    found.shape = shape
-    found.coords = [np.repeat(of_row, counts), np.repeat(rows, counts), indices]
-    return found
+    return Operand({"A": problem.values or problem.dtype}, ("R", "I", "J"), problem.idtype)
 
 
 def arrange(pattern: RelationPattern | Pattern, problem: Rgms, config: RelationalTiles) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
     pattern : of relations by rows by columns; values are given in the order of its triples, or of
-        its coordinates, such as of :func:`pattern_of`
+        its coordinates
     """
     relations, m, n = (int(size) for size in pattern.shape)
     sizes = {"relations": relations, "m": m, "n": n}
-    triples = pattern if isinstance(pattern, RelationPattern) else None
+    stored = converted = config.format.convert(_coordinates(pattern), _operand(problem))
     if isinstance(pattern, RelationPattern):
-        pattern = pattern_of(*pattern[:4], pattern.shape)
-    converted = config.format.convert(pattern, _operand(problem))
-    stored = converted if triples is None else _OfTriples(converted, triples)
+        stored = pattern.stored_in(converted)
     return Arranged(stored, {**converted.arguments(), **sizes})
 
 
-@dataclass(frozen=True)
-class _OfTriples:
-    """A format of the elements of triples, which takes values in the order of these."""
-
-    converted: ConvertedFormat
-    triples: RelationPattern
-    keeps_order = False
-
-    @property
-    def padding(self) -> float:
-        return self.converted.padding
-
-    def values(self, /, **stored: Any) -> dict[str, Any]:
-        return self.converted.values(**{n: x[self.triples.order] for n, x in stored.items()})
+def _coordinates(pattern: RelationPattern | Pattern) -> Pattern:
+    return pattern.coordinates if isinstance(pattern, RelationPattern) else pattern
 
 
 def apply(sch: Schedule, config: RelationalRows) -> None:

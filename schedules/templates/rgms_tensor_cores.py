@@ -21,6 +21,7 @@ from typing import Any
 
 from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.passes.ptx import PRODUCTS
 from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
@@ -94,7 +95,7 @@ def serves(problem: Rgms) -> str | None:
 
 
 def configs(
-    problem: Rgms, pattern: Pattern, feat_in: int, feat: int, target: Any
+    problem: Rgms, pattern: RelationPattern | Pattern, feat_in: int, feat: int, target: Any
 ) -> list[RelationalTensorCores]:
     """What a search tries, likeliest first; as of :func:`rgms_gpu.configs`."""
     if serves(problem) is not None or not has_instructions(target):
