@@ -119,9 +119,13 @@ class RelationPattern(_Csf):
 
     padding = 0.0
 
-    @cached_property
+    @property
     def keeps_order(self) -> bool:
         """Whether the triples were in order, so that values are taken as they are."""
+        return self._were_in_order
+
+    @cached_property
+    def _were_in_order(self) -> bool:
         return bool(np.all(self.order[1:] > self.order[:-1]))
 
     def values(self, /, **stored: Any) -> dict[str, Any]:

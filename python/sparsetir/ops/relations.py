@@ -9,9 +9,11 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetir.formats import ConvertedFormat
 from sparsetir.ops.cache import lasting, memory_key
 from sparsetir.ops.check_pattern import check_edges, check_kind, check_range, check_size
 from sparsetir.ops.structure import find_kept, keep
@@ -76,6 +78,14 @@ class RelationRows:
         kept = pattern.keeps_order
         self.order = None if kept else torch.from_numpy(pattern.order).to(device)
 
+    def pattern(self, shape: tuple[int, int, int]) -> RelationPattern:
+        """As plans take it; shape : relations, rows and columns."""
+        given = self.row_ptr, self.rows, self.indptr, self.indices
+        row_ptr, rows, indptr, indices = (x.cpu().numpy() for x in given)
+        found = _InOrder(row_ptr, rows, indptr, indices, shape, np.empty(0, np.int64))
+        found.device = self.rows.device
+        return found
+
     @cached_property
     def chunks(self) -> Chunks:
         """The rows in chunks."""
@@ -98,6 +108,41 @@ class RelationRows:
         if self.order is None:
             return values
         return torch.empty_like(values).index_copy_(0, self.order, values)
+
+
+class _InOrder(RelationPattern):
+    """Whose values come in the order of the elements, as tensors on a device."""
+
+    device: torch.device
+
+    @property
+    def keeps_order(self) -> bool:
+        return True
+
+    def stored_in(self, converted: ConvertedFormat) -> _Gathered:
+        return _Gathered(converted, self.device)
+
+
+class _Gathered:
+    """A format on a device, that values on it are gathered for."""
+
+    keeps_order = True  # which is seen to here
+
+    @lasting
+    def __init__(self, converted: ConvertedFormat, device: torch.device) -> None:
+        self.padding = converted.padding
+        self._elements = {
+            converted.parameter("A", part): (torch.from_numpy(part.elements).to(device), part.shape)
+            for part in converted.parts
+        }
+
+    def values(self, /, A: Tensor) -> dict[str, Tensor]:
+        """Arrays of values by parameter, of (E,) elements; zeros where padded."""
+        more = torch.nn.functional.pad(A, (0, 1))
+        return {
+            name: more.index_select(0, elements).view(shape)
+            for name, (elements, shape) in self._elements.items()
+        }
 
 
 class Relations:
