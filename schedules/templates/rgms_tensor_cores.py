@@ -25,8 +25,8 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.passes.ptx import PRODUCTS
 from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
-from sparsetir.schedules.templates import rgms_gpu
-from sparsetir.schedules.templates.rgms_gpu import (
+from sparsetir.schedules.templates import rgms_tiles
+from sparsetir.schedules.templates.rgms_tiles import (
     RelationalTiles,
     arrange,
     in_tiles,
@@ -107,7 +107,7 @@ def configs(
 
 
 def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
-    """As :func:`sparsetir.schedules.templates.rgms_gpu.program`, of 16-bit operands.
+    """As :func:`sparsetir.schedules.templates.rgms_tiles.program`, of 16-bit operands.
 
     Raises ScheduleError for what :func:`serves` names.
     """
@@ -117,7 +117,7 @@ def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
             f"rgms_tensor_cores.program: argument 'problem': {WHO} serves operands of float16 or "
             f"bfloat16 with out='float32', got {missing}"
         )
-    return rgms_gpu.program(problem, config)
+    return rgms_tiles.program(problem, config)
 
 
 def apply(sch: Schedule, config: RelationalTensorCores) -> None:
