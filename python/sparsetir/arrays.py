@@ -158,6 +158,10 @@ def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
         return array
     if isinstance(array, tvm_ffi.Tensor):
         return tvm.runtime.tensor(with_zeros(to_numpy(array), shape), array.device)
+    if is_torch(array):  # in one step
+        more = ((0, size - had) for size, had in zip(shape, array.shape, strict=True))
+        ends = [end for pair in reversed([*more]) for end in pair]
+        return sys.modules["torch"].nn.functional.pad(array, ends)
     out = empty_like(array, shape, "with_zeros")
     out[...] = 0
     out[tuple(slice(size) for size in array.shape)] = array
