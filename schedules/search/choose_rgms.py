@@ -1,18 +1,34 @@
-"""The config that a relational gather-matmul-scatter gets by its sizes."""
+"""The config that a relational gather-matmul-scatter gets by its sizes, and which sizes it has."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sparsetir.schedules.default import l2_bytes, vector_bits
+from tvm import DataType
+
+from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.versions import WORK_OF_THREADS
 
 # Vectors of sums that stay in registers, of 32 as AVX-512 has, and of 16.
 SUMS, FEW_SUMS = 24, 12
+GPU_BYTES = 16  # of a vector
 
-__all__ = ["choose_rgms"]
+__all__ = ["choose_rgms", "lanes_of", "whole_vectors"]
+
+
+def lanes_of(problem: Rgms, target: Any) -> int:
+    """Numbers in a vector: on a CPU of sums, on a GPU of what is loaded."""
+    if is_gpu(target):
+        return GPU_BYTES // DataType(problem.dtype).itemsize
+    return vector_bits(target) // (64 if problem.accumulator == "float64" else 32)
+
+
+def whole_vectors(problem: Rgms, feat: int, target: Any) -> int:
+    """A number of features with those that fill vectors, or a power of two where these are few."""
+    lanes = lanes_of(problem, target)
+    return -(-feat // lanes) * lanes if feat > lanes else 1 << max(feat - 1, 0).bit_length()
 
 
 def choose_rgms(
@@ -23,7 +39,7 @@ def choose_rgms(
     nnz_rows : rows of all relations that are not empty
     threads : of the CPU
     """
-    lanes = vector_bits(target) // (64 if problem.accumulator == "float64" else 32)
+    lanes = lanes_of(problem, target)
     parallel = threads > 1 and nnz_rows * feat_in * feat >= WORK_OF_THREADS
     return TiledRelations.for_sizes(
         feat_in, feat, lanes, SUMS if vector_bits(target) >= 512 else FEW_SUMS,
