@@ -39,17 +39,21 @@ class Rgms(Problem):
     idtype : of the index arrays
     weighted : whether elements have values; without, A[r, i, j] is 1 where it is stored
     out : of Y, that of X by default: float32 for 16-bit types too
+    added : to what is in Y, whose type is that of sums then; without, Y is set
     """
 
     dtype: str = "float32"
     idtype: str = "int32"
     weighted: bool = True
     out: str | None = None
+    added: bool = False
 
     def __post_init__(self) -> None:
         expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
         wide = self.out is None or self.out in (self.dtype, self.accumulator)
         expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
+        summed = not self.added or (self.out or self.dtype) == self.accumulator
+        expect(self, "added", summed, f"False where the result is not {self.accumulator}")
 
 
 @made_once
@@ -63,7 +67,8 @@ def program(problem: Rgms) -> SparseFunc:
     """
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
     out_type, size = problem.out or dtype, getattr(T, idtype)
-    weighted, zero = problem.weighted, tirx.const(0.0, out_type)
+    weighted, sets = problem.weighted, not problem.added
+    zero = tirx.const(0.0, out_type)
 
     def term(a: Any, x: Any, w: Any) -> Any:
         x = T.cast(x, acc)
@@ -88,8 +93,9 @@ def program(problem: Rgms) -> SparseFunc:
         W = T.match_sparse_buffer(w, (R, K, L), dtype)
         Y = T.match_sparse_buffer(out, (M, L), out_type)
         with T.sp_iter([R, I, J, K, L], "RSRRS", "rgms") as [r, i, j, k, l]:
-            with T.init():
-                Y[i, l] = zero
+            if sets:
+                with T.init():
+                    Y[i, l] = zero
             Y[i, l] = T.cast(
                 T.cast(Y[i, l], acc) + term(A[r, i, j] if weighted else None, X[j, k], W[r, k, l]),
                 out_type,

@@ -112,6 +112,7 @@ class _Found:
 
     result, gathered : names of Y and X
     dtype : of Y
+    sets : Y, instead of adding to it
     """
 
     iteration: SparseIterationRef
@@ -119,6 +120,7 @@ class _Found:
     result: str
     gathered: str
     dtype: str
+    sets: bool
 
 
 def _found(sch: Schedule) -> _Found:
@@ -142,7 +144,7 @@ def _found(sch: Schedule) -> _Found:
         nest.refuse("to gather rows of a dense operand by columns")
     ref, handles = nest.handles()
     loops_in_order = [handles[x.axes] for x in (*ends, *columns, *inside, *features)]
-    return _Found(ref, loops_in_order, nest.result, gathered, nest.dtype)
+    return _Found(ref, loops_in_order, nest.result, gathered, nest.dtype, nest.it.init is not None)
 
 
 def apply(sch: Schedule, config: TiledRelations) -> None:
@@ -181,7 +183,9 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
         found.result, outer[-1], rows, [columns], dtype=total
     )
     name = found.iteration.name
-    vectors = [(sch.get_sparse_iteration(f"{name}_init"), config.lanes)]
+    vectors = []
+    if found.sets:
+        vectors.append((sch.get_sparse_iteration(f"{name}_init"), config.lanes))
     if total != found.dtype:
         vectors.append((sch.get_sparse_iteration(f"{name}_round"), config.lanes))
     apart = [ref for ref, _ in vectors]

@@ -1,6 +1,7 @@
 """Relational gather-matmul-scatter for torch: values, gradients, compilation, refusals."""
 
 # pyright: reportAttributeAccessIssue=false
+import numpy as np
 import pytest
 import torch
 
@@ -244,3 +245,49 @@ def test_each_relation_apart(weighted, monkeypatch):
     monkeypatch.setattr(rgms_kernels, "_has_kernels", lambda x: False)
     check(torch.float64, weighted=weighted, reduce="mean")
     check(torch.float16, 0)
+
+
+@pytest.mark.parametrize("dtype", by_default(DTYPES, "float32"))
+@pytest.mark.parametrize("first", [[1, 3], [2, RELATIONS - 1], range(1, RELATIONS)], ids=str)
+def test_products_before_sums(dtype, first, monkeypatch):
+    """Of some relations, and of all that have edges, in all directions."""
+    from sparsetir.ops import relation_orders
+
+    made = []
+
+    def chosen(sizes, m, n, *features):
+        found = np.isin(np.arange(RELATIONS), first) & (sizes.edges > 0)
+        assert ((sizes.columns > 0) == (sizes.edges > 0)).all()
+        made.append(features)
+        return found
+
+    monkeypatch.setattr(relation_orders, "products_first", chosen)
+    ops.clear_cache()
+    idtype = torch.int32 if dtype == "float32" else torch.int64
+    for reduce, weighted in (("mean", False), ("sum", True), ("sum", False)):
+        check(getattr(torch, dtype), 60, idtype, weighted, reduce, seed=5)
+    assert len(made) >= 2
+    ops.clear_cache()
+
+
+def test_products_are_no_more_than_nodes():
+    """A relation of two columns and many rows is multiplied twice, of which each row takes one."""
+    from sparsetir.ops.relation_orders import where_products_first
+    from sparsetir.ops.relations import relations_of
+
+    rng = torch.Generator().manual_seed(3)
+    target = torch.randperm(20000, generator=rng)
+    edges = torch.stack([torch.randint(5, 7, (20000,), generator=rng), target])
+    kind = torch.zeros(20000, dtype=torch.long)
+    kind[:20], edges[0, :20] = 1, torch.arange(20)
+    x, weight, _ = operands(torch.float32, 64, 64, relations=2, n=20000)
+    rows = relations_of(edges, kind, 20000, 20000, 2).by_target
+    found = where_products_first(rows, 20000, 20000, 64, 64)
+    assert found is not None and found.others is not None
+    assert (found.sums.n, found.sums.nnz, len(found.others.indices)) == (2, 19980, 20)
+    for _ in range(2):  # the parts of shares are kept
+        got = ops.rgms(x, weight, edges, kind, reduce="mean")
+        want = torch.zeros(20000, 64).index_add(
+            0, target, torch.stack([x[edges[0]] @ w for w in weight])[kind, torch.arange(20000)]
+        )
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)

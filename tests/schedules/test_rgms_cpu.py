@@ -15,7 +15,12 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.operators.spmm import program as spmm
-from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.search.choose_rgms import (
+    MOST_PRODUCTS,
+    RelationSizes,
+    choose_rgms,
+    products_first,
+)
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
 from sparsetir.schedules.templates.shapes import ShapeError
@@ -92,6 +97,15 @@ def test_bfloat16() -> None:
     np.testing.assert_allclose(args["out"].astype(float), wanted, rtol=2.0**-8, atol=1e-4)
 
 
+def test_added_to_what_is_there() -> None:
+    problem, config = Rgms(added=True), TiledRelations.for_sizes(7, 5, ranges=3)
+    mask, args = given(problem, (3, 50, 40, 0.1), (7, 5), np.random.default_rng(7))
+    args["out"] = before = np.random.default_rng(8).random((50, 5)).astype("float32")
+    wanted = before + exact(mask, args)
+    kernel(problem, config)(**args)
+    np.testing.assert_allclose(args["out"], wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_nan_and_infinity_stay_in_their_rows() -> None:
     rng = np.random.default_rng(3)
     mask, args = given(Rgms(), (3, 50, 40, 0.1), (32, 32), rng)
@@ -129,6 +143,35 @@ def test_what_is_chosen() -> None:
     small = choose_rgms(Rgms(), 100, 16, 64, target, threads=2)
     assert (small.rows, small.tile, small.parallel) == (6, 64, False)
     assert choose_rgms(Rgms("float64"), 100, 7, 5, target).lanes == 1
+
+
+def test_which_products_come_first() -> None:
+    """Where many rows share few columns, or where many edges have fewer features after."""
+    many = 10**6
+    sizes = RelationSizes(
+        *(
+            np.array(x)
+            for x in [
+                (many, many, many, many, 0, 1),
+                (many // 10, many, 10, many // 10, 0, 1),
+                (many // 10, 10, many, many // 10, 0, 1),
+            ]
+        )
+    )  # edges, rows, columns
+
+    def chosen(*features: int, nodes: int = many) -> list[Any]:
+        found = products_first(sizes, nodes, nodes, *features)
+        return [] if found is None else [*np.flatnonzero(found)]
+
+    assert chosen(32, 32) == [1]
+    assert chosen(128, 16) == [0, 1, 3]
+    assert chosen(16, 128) == [1]
+    few = many // 10 // MOST_PRODUCTS + 10
+    assert chosen(128, 16, nodes=few) == [0, 1]  # no more products than that
+    nothing = RelationSizes(*(x[3:] for x in sizes))
+    assert products_first(nothing, many, many, 32, 32) is None
+    small = RelationSizes(*(x // 1000 for x in sizes))  # two more kernels would take longer
+    assert products_first(small, many // 1000, many // 1000, 8, 8) is None
 
 
 def test_what_is_refused() -> None:

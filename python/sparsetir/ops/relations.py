@@ -23,7 +23,7 @@ __all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_of"]
 # Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
 CHUNK = 32
 CHUNKS_OF_PIECE = 64
-BYTES_PER_EDGE, BYTES_PER_RELATION = 72, 64
+BYTES_PER_EDGE, BYTES_PER_RELATION = 120, 64
 INT32_MAX = 2**31 - 1
 
 
@@ -67,11 +67,16 @@ class RelationRows:
     indices : (E,) columns
     order : (E,) int64 edge of each element; None where that is the same
     computed : what kernels compute of these arrays, by kernel
+    orders : what was found of the order of work, by numbers of features; None where no relation has
+        several elements with a row or a column, and where this is a part of a graph already
     """
+
+    orders: dict[Any, Any] | None = None
 
     @lasting
     def __init__(self, rows: Tensor, columns: Tensor, relation: Tensor, m: int, count: int) -> None:
         self.computed: dict[Any, Any] = {}
+        self.orders = {}
         # By rows, then by relations, which leaves the rows of each in order.
         _, relation, first = compress(torch.stack([relation, rows]), m)
         rows = rows if first is None else rows[first]
@@ -86,6 +91,14 @@ class RelationRows:
         self.rows = rows[starts]
         self.indptr = torch.nn.functional.pad(starts, (0, 1), value=len(rows))
         self.row_ptr = torch.searchsorted(starts, ptr).to(rows.dtype)
+
+    @staticmethod
+    def of(row_ptr: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor) -> RelationRows:
+        """By its arrays; edges are in the order of the elements, sums come first."""
+        made = object.__new__(RelationRows)
+        made.row_ptr, made.rows, made.indptr, made.indices = row_ptr, rows, indptr, indices
+        made.order, made.computed = None, {}
+        return made
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -153,6 +166,10 @@ class Relations:
                 found = self.by_source.arranged(self.by_target.restored(found))
             self._shares[dtype, transposed] = found
         return found
+
+    def lasts(self, values: Tensor) -> bool:
+        """Whether they are shares, which stay the same."""
+        return any(values is kept for kept in self._shares.values())
 
     @property
     def nbytes(self) -> int:

@@ -19,6 +19,7 @@ from torch.nn.functional import pad
 from sparsetir.arrays import is_array
 from sparsetir.compiled import compiled
 from sparsetir.lower import lower_template
+from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, target_of
 from sparsetir.request import default_threads
@@ -48,7 +49,7 @@ def of_nodes(
     """
     rows = relations.rows(transposed)
     m, n = (relations.n, relations.m) if transposed else (relations.m, relations.n)
-    (count, feat_in, feat), dtype = weight.shape, x.dtype
+    (_, feat_in, feat), dtype = weight.shape, x.dtype
     if not m * feat * feat_in * relations.edges:
         return x.new_zeros(m, feat)
     if not _has_kernels(x):
@@ -58,8 +59,29 @@ def of_nodes(
         return out.to(dtype)
     x = _padded(x)
     weight = _padded(weight, x.shape[1])
-    out = x.new_empty(m, weight.shape[2])
-    problem = rgms.Rgms(DTYPES[x.dtype], IDTYPES[rows.rows.dtype], values is not None)
+    found = where_products_first(rows, m, n, x.shape[1], weight.shape[2])
+    if found is None:
+        out = x.new_empty(m, weight.shape[2])
+        _run_nodes(rows, x, weight, values, out)
+    else:
+        of_sums = of_others = None
+        if values is not None:
+            of_sums, of_others = found.values(_wide(values), relations.lasts(values))
+        products = x.new_empty(found.sums.n, weight.shape[2])
+        _run_nodes(found.products, x, weight, None, products)
+        out = found.sums.run("spmm", (products,), of_sums)
+        del products
+        if found.others is not None:
+            _run_nodes(found.others, x, weight, of_others, out, added=True)
+    return out[:, :feat].to(dtype).contiguous()
+
+
+def _run_nodes(
+    rows: RelationRows, x: Tensor, weight: Tensor, values: Tensor | None, out: Tensor,
+    added: bool = False,
+) -> None:  # fmt: skip
+    """Set the result, or add to it, by the kernel that sums up first."""
+    problem = rgms.Rgms(DTYPES[x.dtype], IDTYPES[rows.rows.dtype], values is not None, added=added)
     target, sizes = target_of(x.device), (x.shape[1], weight.shape[2])
     config = choose_rgms(problem, len(rows.rows), *sizes, target, default_threads())
     arrays = _weighted({"x": x, "w": weight, "out": out}, values)
@@ -67,12 +89,11 @@ def of_nodes(
         "row_ptr": rows.row_ptr, "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
     }  # fmt: skip
     numbers = {
-        "relations": count, "m": m, "n": n, "nnz_rows": len(rows.rows), "nnz": relations.edges,
-        "feat_in": sizes[0], "feat": sizes[1],
+        "relations": len(weight), "m": len(out), "n": len(x), "nnz_rows": len(rows.rows),
+        "nnz": len(rows.indices), "feat_in": sizes[0], "feat": sizes[1],
     }  # fmt: skip
     stages = partial(lower_template, template, problem, config, target)
     _run(rows, (problem, config), target, stages, arrays, index, numbers)
-    return out[:, :feat].to(dtype).contiguous()
 
 
 def of_weights(relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None) -> Tensor:
