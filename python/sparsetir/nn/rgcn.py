@@ -14,6 +14,8 @@ from sparsetir.nn.conv import Conv, pair, weights_first
 from sparsetir.nn.graph import Graph, check_count, is_edges, reversed_edges
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.nn.memory import remembered
+from sparsetir.ops.check_pattern import check_edges
+from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.rgms import rgms
 
 __all__ = ["RGCNConv"]
@@ -173,8 +175,11 @@ class RGCNConv(Conv):
             by_features = targets.is_floating_point()
             if not by_features and targets is not sources:
                 _check_rows(targets, len(self.root))
-            out = out + (targets @ self.root if by_features else self.root[targets])
-        return out if self.bias is None else out + self.bias
+            if by_features and _owned(out, targets, self.root):
+                out.addmm_(targets, self.root)
+            else:
+                out = _added(out, targets @ self.root if by_features else self.root[targets])
+        return out if self.bias is None else _added(out, self.bias)
 
     def _all_rows(self) -> Tensor:
         return torch.arange(self.in_channels_l, device=self.weight.device)
@@ -216,7 +221,9 @@ class RGCNConv(Conv):
         count = self.num_relations
 
         def check() -> None:
-            Graph.of("RGCNConv", edges, n, m)  # refuses what is no graph
+            check_edges(
+                "RGCNConv", plain_edges("RGCNConv", "edge_index", edges)[0], m, n, "edge_index"
+            )
             if kind.numel() and not 0 <= kind.min() <= kind.max() < count:
                 raise ValueError(
                     f"RGCNConv: argument 'edge_type': expected relations from 0 to {count - 1}, "
@@ -308,6 +315,16 @@ class RGCNConv(Conv):
         return (
             f"RGCNConv({self.in_channels}, {self.out_channels}, num_relations={self.num_relations})"
         )
+
+
+def _owned(out: Tensor, *terms: Tensor) -> bool:
+    """Whether a layer may add to its result in place: no gradient looks at it."""
+    return not torch.is_grad_enabled() and all(x.dtype is out.dtype for x in terms)
+
+
+def _added(out: Tensor, term: Tensor) -> Tensor:
+    """The sum, in the memory of `out` where that is the layer's own."""
+    return out.add_(term) if _owned(out, term) else out + term
 
 
 def _is_integers(x: Any) -> bool:

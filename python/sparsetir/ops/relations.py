@@ -9,12 +9,13 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparsetir.ops.cache import lasting, memory_key
 from sparsetir.ops.check_pattern import check_edges, check_kind, check_range, check_size
-from sparsetir.ops.compress import compress
+from sparsetir.ops.compress import sorted_by
 from sparsetir.ops.structure import find_kept, keep
 from sparsetir.sparse_ir.errors import StructureError
 
@@ -65,7 +66,7 @@ class RelationRows:
     rows : (nnz_rows,) which they are
     indptr : (nnz_rows + 1,) into the elements
     indices : (E,) columns
-    order : (E,) int64 edge of each element; None where that is the same
+    order : (E,) edge of each element; None where that is the same
     computed : what kernels compute of these arrays, by kernel
     orders : what was found of the order of work, by numbers of features; None where no relation has
         several elements with a row or a column, and where this is a part of a graph already
@@ -74,23 +75,30 @@ class RelationRows:
     orders: dict[Any, Any] | None = None
 
     @lasting
-    def __init__(self, rows: Tensor, columns: Tensor, relation: Tensor, m: int, count: int) -> None:
+    def __init__(
+        self, rows: Tensor, columns: Tensor, relation: Tensor, m: int, count: int,
+        dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        """Ends and relations of edges, for indices of a type; little more than they is in memory
+        at a time."""
         self.computed: dict[Any, Any] = {}
         self.orders = {}
         # By rows, then by relations, which leaves the rows of each in order.
-        _, relation, first = compress(torch.stack([relation, rows]), m)
-        rows = rows if first is None else rows[first]
-        ptr, rows, second = compress(torch.stack([rows, relation]), count)
-        self.order = first if second is None else second if first is None else first[second]
-        self.indices = columns if self.order is None else columns[self.order]
+        _, first = sorted_by(rows.to(dtype), m)
+        ptr, second = sorted_by(relation.to(dtype).index_select(0, first), count)
+        order = first.index_select(0, second)
+        del first, second
+        self.order = None if bool((order[1:] > order[:-1]).all()) else order
+        self.indices = columns.to(dtype).index_select(0, order)
+        rows = rows.to(dtype).index_select(0, order)
         # A row begins where the row or the relation is another one.
         begins = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        begins[1:] = rows[1:] != rows[:-1]
+        torch.ne(rows[1:], rows[:-1], out=begins[1:])
         begins[ptr[:-1][ptr[:-1] < len(rows)].long()] = True
-        starts = begins.nonzero()[:, 0].to(rows.dtype)
-        self.rows = rows[starts]
+        starts = begins.nonzero()[:, 0].to(dtype)
+        self.rows = rows.index_select(0, starts)
         self.indptr = torch.nn.functional.pad(starts, (0, 1), value=len(rows))
-        self.row_ptr = torch.searchsorted(starts, ptr).to(rows.dtype)
+        self.row_ptr = torch.searchsorted(starts, ptr).to(dtype)
 
     @staticmethod
     def of(row_ptr: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor) -> RelationRows:
@@ -108,20 +116,23 @@ class RelationRows:
     @lasting
     def shares(self, dtype: torch.dtype) -> Tensor:
         """(E,) one in as many elements as the row of an element has."""
-        counts = (self.indptr[1:] - self.indptr[:-1]).long()
-        return torch.repeat_interleave(1 / counts.to(dtype), counts)
+        counts = self.indptr[1:] - self.indptr[:-1]
+        share = 1 / counts.to(dtype)
+        if self.rows.device.type != "cpu":
+            return torch.repeat_interleave(share, counts.long())
+        return torch.from_numpy(np.repeat(share.numpy(), counts.numpy()))  # less memory
 
     @lasting
     def arranged(self, values: Tensor) -> Tensor:
         """Values in the order of the elements, of values in the order of the edges."""
-        return values if self.order is None else values[self.order]
+        return values if self.order is None else values.index_select(0, self.order)
 
     @lasting
     def restored(self, values: Tensor) -> Tensor:
         """Values in the order of the edges, of values in the order of the elements."""
         if self.order is None:
             return values
-        return torch.empty_like(values).index_copy_(0, self.order, values)
+        return torch.empty_like(values).index_copy_(0, self.order.long(), values)
 
 
 class Relations:
@@ -135,9 +146,8 @@ class Relations:
         self.edges = edge_index.shape[1]
         small = max(n, m, count, self.edges) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
-        source, target = edge_index.to(dtype)
-        self.device = edge_index.device
-        self.by_target = RelationRows(target, source, edge_type.to(dtype), m, count)
+        (source, target), self.device = edge_index, edge_index.device
+        self.by_target = RelationRows(target, source, edge_type, m, count, dtype)
         self._shares: dict[Any, Tensor] = {}
 
     @cached_property
@@ -151,7 +161,8 @@ class Relations:
         target, relation = (
             forth.restored(torch.repeat_interleave(x, in_rows)) for x in (forth.rows, relation)
         )
-        return RelationRows(forth.restored(forth.indices), target, relation, self.n, self.count)
+        source, dtype = forth.restored(forth.indices), forth.rows.dtype
+        return RelationRows(source, target, relation, self.n, self.count, dtype)
 
     def rows(self, transposed: bool) -> RelationRows:
         """Rows of sources, or of targets."""
