@@ -33,23 +33,26 @@ class RelationSizes(NamedTuple):
 
 
 def choose_rgms(
-    problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1
-) -> TiledRelations:
+    problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1,
+    blocks: int = 1,
+) -> TiledRelations:  # fmt: skip
     """A config for a CPU.
 
     nnz_rows : rows of all relations that are not empty
     threads : of the CPU
+    blocks : of features, each of `feat_in` and `feat`
     """
     lanes = vector_bits(target) // (64 if problem.accumulator == "float64" else 32)
-    parallel = threads > 1 and nnz_rows * feat_in * feat >= WORK_OF_THREADS
+    parallel = threads > 1 and nnz_rows * feat_in * feat * blocks >= WORK_OF_THREADS
     return TiledRelations.for_sizes(
         feat_in, feat, lanes, SUMS if vector_bits(target) >= 512 else FEW_SUMS,
         cache=l2_bytes(), threads=threads if parallel else 1, parallel=parallel,
+        blocks=blocks,
     )  # fmt: skip
 
 
 def products_first(
-    sizes: RelationSizes, m: int, n: int, feat_in: int, feat: int
+    sizes: RelationSizes, m: int, n: int, feat_in: int, feat: int, blocks: int = 1
 ) -> np.ndarray | None:
     """(relations,) whether rows of X are better multiplied by W[r] before they are summed up.
 
@@ -63,9 +66,11 @@ def products_first(
     taken that gain most for each product.
 
     m, n : rows and columns
+    feat_in, feat : features of X and Y, of all blocks
+    blocks : of features, each multiplied by a matrix of its own
     """
     edges, rows, columns = (x.astype(float) for x in sizes)
-    product = PRODUCT * feat_in * feat + ROW
+    product = PRODUCT * feat_in * feat / blocks + ROW * blocks
     before = edges * (ELEMENT + feat_in) + rows * (product + feat)
     after = edges * (ELEMENT + feat) + columns * (product + ELEMENT + feat_in + 2 * feat)
     gain = before - after

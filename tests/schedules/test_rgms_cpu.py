@@ -97,6 +97,29 @@ def test_bfloat16() -> None:
     np.testing.assert_allclose(args["out"].astype(float), wanted, rtol=2.0**-8, atol=1e-4)
 
 
+@pytest.mark.parametrize("sizes", [(3, 8, 16), (2, 5, 7)])
+def test_features_in_blocks(sizes: tuple[int, int, int]) -> None:
+    """Each block by a matrix of its own, as by matrices with blocks on the diagonal."""
+    blocks, k, feat = sizes
+    problem = Rgms("float16" if k == 5 else "float32", "int64", in_blocks=True)
+    config = TiledRelations.for_sizes(k, feat, ranges=2, blocks=blocks)
+    rng = np.random.default_rng(9)
+    for shape in SHAPES[:4]:
+        mask, args = given(problem, shape, (blocks * k, blocks * feat), rng)
+        w = rng.uniform(-1, 1, (shape[0], blocks, k, feat)).astype(problem.dtype)
+        args["w"] = np.zeros((shape[0], blocks * k, blocks * feat))
+        for b in range(blocks):
+            args["w"][:, b * k : (b + 1) * k, b * feat : (b + 1) * feat] = w[:, b]
+        wanted, (_, m, n, _) = exact(mask, args), shape
+        args |= {"w": w, "x": args["x"].reshape(n, blocks, k)}
+        args["out"] = np.full((m, blocks, feat), np.nan, problem.dtype)
+        kernel(problem, config)(**args)
+        tolerance = 2e-2 if problem.dtype == "float16" else 1e-4
+        np.testing.assert_allclose(
+            args["out"].reshape(m, -1), wanted, rtol=tolerance, atol=tolerance
+        )
+
+
 def test_added_to_what_is_there() -> None:
     problem, config = Rgms(added=True), TiledRelations.for_sizes(7, 5, ranges=3)
     mask, args = given(problem, (3, 50, 40, 0.1), (7, 5), np.random.default_rng(7))

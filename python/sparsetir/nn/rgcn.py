@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
-from sparsetir.nn.conv import Conv, pair, weights_first
+from sparsetir.nn.conv import Conv, pair
 from sparsetir.nn.graph import Graph, check_count, is_edges, reversed_edges
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.nn.memory import remembered
@@ -43,20 +43,15 @@ class Ends(NamedTuple):
 
 
 class Relations(NamedTuple):
-    """What reductions in relations go by; patterns are (2, k) edges.
+    """What extrema in relations go by; patterns are (2, k) edges.
 
-    sources, targets : ends of the edges
-    through_sources : of the graph from `sources` to nodes, an edge for each
-    mean : (E,) one in as many edges as the target of an edge has in the relation
+    targets : ends of the edges
     to_targets : of the graph from nodes to `targets`
     from_table : the same from rows (relation * nodes + node) of a table
     joined : of the graph from `targets` to nodes, an edge for each of `targets`
     """
 
-    sources: Ends
     targets: Ends
-    through_sources: Tensor
-    mean: Tensor
     to_targets: Tensor
     from_table: Tensor
     joined: Tensor
@@ -65,15 +60,10 @@ class Relations(NamedTuple):
     def of(cls, edge_index: Tensor, edge_type: Tensor, n: int, m: int, relations: int) -> Relations:
         source, target = edge_index.long()
         edge_type = edge_type.long()
-        sources = Ends.of(source, edge_type, n, relations)
         targets = Ends.of(target, edge_type, m, relations)
-        edges_of_target = torch.bincount(targets.place, minlength=len(targets.key))
         order = torch.arange(len(targets.key), device=source.device)
         return cls(
-            sources,
             targets,
-            torch.stack([sources.place, target]),
-            1 / edges_of_target[targets.place].double(),
             torch.stack([source, targets.place]),
             torch.stack([edge_type * n + source, targets.place]),
             torch.stack([order, targets.node]),
@@ -84,8 +74,8 @@ class RGCNConv(Conv):
     """x'_i = W_root x_i + sum over relations r of W_r mean of x_j over neighbours j in r, + b.
 
     Arguments and parameters as `torch_geometric.nn.RGCNConv`. Sums and means are those of
-    :func:`sparsetir.ops.rgms`, which keeps no features for each edge. With blocks and for other
-    reductions, rows are multiplied by the weights of each relation apart.
+    :func:`sparsetir.ops.rgms`, which keeps no features for each edge. For other reductions, rows
+    are multiplied by the weights of each relation apart.
 
     in_channels : features, or a pair of those of sources and of targets; without features, the
         number of nodes
@@ -165,10 +155,8 @@ class RGCNConv(Conv):
         graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
             out = self._of_rows(graph, sources, len(targets))
-        elif self._sums and self.num_blocks is None:
+        elif self._sums:
             out = rgms(sources, self._full_weight(), *graph, None, self._reduce, len(targets))
-        elif self._sums and weights_first(sources, self.weight, self.out_channels):
-            out = self._weights_first(graph, sources, len(targets))
         else:
             out = self._sums_first(graph, sources, len(targets))
         if self.root is not None:
@@ -272,15 +260,6 @@ class RGCNConv(Conv):
             return torch.stack([kind * n + source, target]), 1 / torch.bincount(row)[row].double()
 
         return remembered(graph, ("table", n, m), make)
-
-    def _weights_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
-        relations = self._relations(graph, len(x), m)
-        ends = relations.sources
-        sent = self._by_relation(x[ends.node], ends.count)
-        scale = relations.mean if self.aggr == "mean" else None
-        return Graph.of("RGCNConv", relations.through_sources, len(ends.key), m).aggregate(
-            sent, "sum", scale
-        )
 
     def _sums_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
         relations = self._relations(graph, len(x), m)

@@ -25,25 +25,26 @@ __all__ = ["ProductsFirst", "sizes_of", "where_products_first"]
 
 
 def where_products_first(
-    rows: RelationRows, m: int, n: int, feat_in: int, feat: int
+    rows: RelationRows, m: int, n: int, feat_in: int, feat: int, blocks: int
 ) -> ProductsFirst | None:
     """The graph in parts as :func:`products_first` chooses; None where sums come first in all.
 
     m, n : rows and columns
-    feat_in, feat : features of X and Y
+    feat_in, feat, blocks : features of X and Y, and of how many blocks they are
     """
     orders = rows.orders
     if orders is None:
         return None
-    if (feat_in, feat) not in orders:
+    sizes = (feat_in, feat, blocks)
+    if sizes not in orders:
         if "sizes" not in orders:
             orders["sizes"] = sizes_of(rows, n)
-        first, found = products_first(orders["sizes"], m, n, feat_in, feat), None
+        first, found = products_first(orders["sizes"], m, n, *sizes), None
         if first is not None:
             found = orders.get(first.tobytes()) or ProductsFirst(rows, first, m, n)
             orders[first.tobytes()] = found
-        orders[feat_in, feat] = found
-    return orders[feat_in, feat]
+        orders[sizes] = found
+    return orders[sizes]
 
 
 @lasting

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -43,65 +44,89 @@ def of_nodes(
     """(m, feat) sums over edges of their value times x[source] @ weight[relation].
 
     x : (n, feat_in)
-    weight : (relations, feat_in, feat)
+    weight : (relations, feat_in, feat), or (relations, blocks, feat_in / blocks, feat / blocks) of
+        what is on the diagonal
     values : (E,) of the elements; by default ones
     transposed : of the edges in the other direction: x is (m, feat_in), the result (n, feat)
     """
     rows = relations.rows(transposed)
     m, n = (relations.n, relations.m) if transposed else (relations.m, relations.n)
-    (_, feat_in, feat), dtype = weight.shape, x.dtype
-    if not m * feat * feat_in * relations.edges:
-        return x.new_zeros(m, feat)
+    *blocks, feat_in, feat = weight.shape[1:]
+    count, dtype = prod(blocks), x.dtype
+    if not m * count * feat * feat_in * relations.edges:
+        return x.new_zeros(m, count * feat)
     if not _has_kernels(x):
+        if blocks:
+            of_blocks = zip(x.chunk(count, 1), weight.unbind(1), strict=True)
+            return torch.cat([of_nodes(relations, *b, values, transposed) for b in of_blocks], 1)
         out, wide = _wide(x).new_zeros(m, feat), _wide(weight)
         for r, row, terms in _apart(rows, _wide(x), values):
             out.index_add_(0, row, terms @ wide[r])
         return out.to(dtype)
-    x = _padded(x)
-    weight = _padded(weight, x.shape[1])
-    found = where_products_first(rows, m, n, x.shape[1], weight.shape[2])
+    x = _padded(x.unflatten(1, (*blocks, feat_in)) if blocks else x)
+    weight = _padded(weight, x.shape[-1])
+    shape = (*blocks, weight.shape[-1])
+    sizes = count * x.shape[-1], count * shape[-1], count
+    found = where_products_first(rows, m, n, *sizes)
     if found is None:
-        out = x.new_empty(m, weight.shape[2])
+        out = x.new_empty(m, *shape)
         _run_nodes(rows, x, weight, values, out)
     else:
         of_sums = of_others = None
         if values is not None:
             of_sums, of_others = found.values(_wide(values), relations.lasts(values))
-        products = x.new_empty(found.sums.n, weight.shape[2])
+        products = x.new_empty(found.sums.n, *shape)
         _run_nodes(found.products, x, weight, None, products)
-        out = found.sums.run("spmm", (products,), of_sums)
+        out = found.sums.run("spmm", (products.flatten(1),), of_sums).view(m, *shape)
         del products
         if found.others is not None:
             _run_nodes(found.others, x, weight, of_others, out, added=True)
-    return out[:, :feat].to(dtype).contiguous()
+    return out[..., :feat].flatten(1).to(dtype).contiguous()
 
 
 def _run_nodes(
     rows: RelationRows, x: Tensor, weight: Tensor, values: Tensor | None, out: Tensor,
     added: bool = False,
 ) -> None:  # fmt: skip
-    """Set the result, or add to it, by the kernel that sums up first."""
-    problem = rgms.Rgms(DTYPES[x.dtype], IDTYPES[rows.rows.dtype], values is not None, added=added)
-    target, sizes = target_of(x.device), (x.shape[1], weight.shape[2])
-    config = choose_rgms(problem, len(rows.rows), *sizes, target, default_threads())
+    """Set the result, or add to it, by the kernel that sums up first.
+
+    x, weight, out : with a dimension for blocks of features, if there are any
+    """
+    index_type, (*blocks, feat_in, feat) = IDTYPES[rows.rows.dtype], weight.shape[1:]
+    problem = rgms.Rgms(
+        DTYPES[x.dtype], index_type, values is not None, added=added, in_blocks=bool(blocks)
+    )
+    target = target_of(x.device)
+    config = choose_rgms(
+        problem, len(rows.rows), feat_in, feat, target, default_threads(), prod(blocks)
+    )
     arrays = _weighted({"x": x, "w": weight, "out": out}, values)
     index = {
         "row_ptr": rows.row_ptr, "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
     }  # fmt: skip
     numbers = {
         "relations": len(weight), "m": len(out), "n": len(x), "nnz_rows": len(rows.rows),
-        "nnz": len(rows.indices), "feat_in": sizes[0], "feat": sizes[1],
+        "nnz": len(rows.indices), "feat_in": feat_in, "feat": feat,
     }  # fmt: skip
+    if blocks:
+        numbers["blocks"] = blocks[0]
     stages = partial(lower_template, template, problem, config, target)
     _run(rows, (problem, config), target, stages, arrays, index, numbers)
 
 
-def of_weights(relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None) -> Tensor:
+def of_weights(
+    relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None, blocks: int = 0
+) -> Tensor:
     """(relations, feat_in, feat) sums over edges of their value times x[source]^T @ grad[target].
 
     x, grad : (n, feat_in) and (m, feat)
     values : (E,) of the elements; by default ones
+    blocks : of features, of which what is on the diagonal is wanted, (relations, blocks,
+        feat_in / blocks, feat / blocks); 0 for none
     """
+    if blocks:
+        of_blocks = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), strict=True)
+        return torch.stack([of_weights(relations, *b, values) for b in of_blocks], 1)
     feat_in, feat, dtype = x.shape[1], grad.shape[1], x.dtype
     found = x.new_zeros(relations.count, feat_in, feat)
     if not found.numel() or not relations.edges:
@@ -122,7 +147,17 @@ def of_weights(relations: Relations, x: Tensor, grad: Tensor, values: Tensor | N
 
 
 def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
-    """(E,) x[source] @ weight[relation] . grad[target] of each element, in the type of sums."""
+    """(E,) x[source] @ weight[relation] . grad[target] of each element, in the type of sums.
+
+    weight : as of :func:`of_nodes`
+    """
+    if weight.dim() == 4:
+        count = weight.shape[1]
+        of_blocks = zip(x.chunk(count, 1), weight.unbind(1), grad.chunk(count, 1), strict=True)
+        out = _wide(x).new_zeros(relations.edges)
+        for block in of_blocks:
+            out += of_edges(relations, *block)
+        return out
     x, weight, grad = _wide(x), _wide(weight), _wide(grad)
     out = x.new_zeros(relations.edges)
     if not x.shape[1] or not grad.shape[1] or not relations.edges:
