@@ -49,7 +49,7 @@ class TiledRelations(Tiled):
     threads : of the CPU, which have some ranges each
     prefetch : how many elements ahead rows of X are asked for; 0 for never
     parallel : use all threads; to wake them takes as long as a small product
-    blocks : of features; the number of ranges goes by it, kernels take any
+    blocks : of features, where these are in blocks
     """
 
     feat_in: int
@@ -177,8 +177,8 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
                 ...                      # rgms_product, rows by vectors of features in registers
             ...                          # rgms_write
 
-    and in stage II the loop over ranges comes first. A loop over blocks of features goes around the
-    steps of a tile.
+    and in stage II the loop over ranges comes first. Of features in blocks sums and products are
+    over blocks, too, which each has its matrix for.
     """
     found = _found(sch)
     relations, rows, columns, features_in, features = found.loops
@@ -188,9 +188,11 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
         rows, "ranges", config.rows, cost=config.cost,
         default=_ranges(sch, rows, found.dtype, config) if config.ranges is None else config.ranges,
     )  # fmt: skip
-    inside, outer = [features_in], [relations, ranges, tiles, *found.blocks]
+    for blocks in found.blocks:
+        sch.bound(blocks, config.blocks, "exact")
+    inside, outer = [*found.blocks, features_in], [relations, ranges, tiles]
     if config.depth < config.feat_in:
-        deep, inside[0] = sch.split(features_in, [None, config.depth])
+        deep, inside[-1] = sch.split(features_in, [None, config.depth])
         outer.append(deep)
     order = [*outer, rows, columns, *inside, features]
     sch.sparse_reorder(found.iteration, order)
@@ -208,7 +210,7 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     vectors += [(start, config.lanes_in), (write, config.lanes)]
     made = [(ref, _in_lanes(sch, ref, lanes)) for ref, lanes in vectors]
     gathering = _summed(sch, sums, config)
-    made += [(ref, 2) for ref in gathering]
+    made += [(ref, 2 + len(found.blocks)) for ref in gathering]
     made += [(ref, 3) for ref in _multiplied(sch, product, config)]
     if config.parallel:
         for ref in apart:
@@ -258,19 +260,24 @@ def _in_lanes(sch: Schedule, ref: SparseIterationRef, lanes: int) -> int:
 
 
 def _summed(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> list[Any]:
-    """Sums of what a row gathers, in registers; the iterations in vectors."""
-    rows, columns, features = sch.get_sp_iters(ref)
-    lanes = config.lanes_in
-    tiles, *vectors = sch.split(features, [None, _divisor(config.depth // lanes, STRAIGHT), lanes])
-    sch.sparse_reorder(ref, [rows, tiles, columns, *vectors])
-    return sch.precompute(_written(sch, ref), tiles, vectors)
+    """Sums of what a row gathers, in registers; the iterations in vectors, the last loops of each
+    straight code."""
+    rows, columns, *blocks, features = sch.get_sp_iters(ref)
+    wide = _divisor(config.depth // config.lanes_in, STRAIGHT)
+    tiles, *held = sch.split(features, [None, wide, config.lanes_in])
+    outer = [rows]
+    for loop in blocks:
+        around, inside = sch.split(loop, [None, _divisor(config.blocks, STRAIGHT // wide)])
+        outer, held = [*outer, around], [inside, *held]
+    sch.sparse_reorder(ref, [*outer, tiles, columns, *held])
+    return sch.precompute(_written(sch, ref), tiles, held)
 
 
 def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> list[Any]:
     """The product of a tile, its sums in registers; the iterations in vectors."""
-    places, inside, features = sch.get_sp_iters(ref)
+    places, *blocks, inside, features = sch.get_sp_iters(ref)
     tiles, *vectors = sch.split(features, [None, config.tile // config.lanes, config.lanes])
-    sch.sparse_reorder(ref, [tiles, inside, places, *vectors])
+    sch.sparse_reorder(ref, [*blocks, tiles, inside, places, *vectors])
     return sch.precompute(_written(sch, ref), tiles, [places, *vectors])
 
 

@@ -99,25 +99,41 @@ def test_bfloat16() -> None:
 
 @pytest.mark.parametrize("sizes", [(3, 8, 16), (2, 5, 7)])
 def test_features_in_blocks(sizes: tuple[int, int, int]) -> None:
-    """Each block by a matrix of its own, as by matrices with blocks on the diagonal."""
+    """Each block by a matrix of its own, as by matrices with blocks on the diagonal; interpreted
+    after the steps of stage I, and compiled."""
     blocks, k, feat = sizes
     problem = Rgms("float16" if k == 5 else "float32", "int64", in_blocks=True)
     config = TiledRelations.for_sizes(k, feat, ranges=2, blocks=blocks)
+    sch = sparsetir.Schedule(program(problem))
+    apply(sch, config)
     rng = np.random.default_rng(9)
-    for shape in SHAPES[:4]:
+    for shape in [(1, 1, 1, 1.0), (2, 5, 4, 0.4), *SHAPES[:4]]:
         mask, args = given(problem, shape, (blocks * k, blocks * feat), rng)
         w = rng.uniform(-1, 1, (shape[0], blocks, k, feat)).astype(problem.dtype)
         args["w"] = np.zeros((shape[0], blocks * k, blocks * feat))
         for b in range(blocks):
             args["w"][:, b * k : (b + 1) * k, b * feat : (b + 1) * feat] = w[:, b]
-        wanted, (_, m, n, _) = exact(mask, args), shape
+        wanted, (relations, m, n, _) = exact(mask, args), shape
         args |= {"w": w, "x": args["x"].reshape(n, blocks, k)}
         args["out"] = np.full((m, blocks, feat), np.nan, problem.dtype)
-        kernel(problem, config)(**args)
         tolerance = 2e-2 if problem.dtype == "float16" else 1e-4
-        np.testing.assert_allclose(
-            args["out"].reshape(m, -1), wanted, rtol=tolerance, atol=tolerance
-        )
+        close = {"rtol": tolerance, "atol": tolerance}
+        kernel(problem, config)(**args)
+        np.testing.assert_allclose(args["out"].reshape(m, -1), wanted, **close)
+        if m > 5:
+            continue
+        args |= {
+            "relations": relations, "nnz_rows": len(args["rows"]), "nnz": len(args["indices"]),
+            "blocks": blocks, "feat_in": k, "feat": feat,
+        }  # fmt: skip
+        args["out"][:] = np.nan
+        sparsetir.interpret(sch.func, args)
+        np.testing.assert_allclose(args["out"].reshape(m, -1), wanted, **close)
+    with pytest.raises(
+        ValueError, match="argument 'blocks': expected .*, as its schedule promises"
+    ):
+        more = {name: np.repeat(args[name], 2, axis=1) for name in ("w", "x", "out")}
+        kernel(problem, config)(**{**args, **more, "blocks": 2 * blocks})
 
 
 def test_added_to_what_is_there() -> None:
