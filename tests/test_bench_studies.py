@@ -261,7 +261,7 @@ def test_orders_of_relations(tmp_path):
     assert all({"sums first", "products first"} <= set(c["times"]) for c in out["cells"])
     graph = relation_orders.turned_too(relation_orders.attributes(4000, 60_000, 8))
     assert (graph.edges, graph.relations) == (120_000, 16)
-    cell = relation_orders.measure(graph, 64, 32, 0.01)
+    cell = relation_orders.measure(graph, 128, 64, 0.01)
     assert set(cell["times"]) == set(relation_orders.WAYS)
     assert 0 < cell["products"] < cell["columns"] == cell["rows"]
 

@@ -16,8 +16,11 @@ SUMS, FEW_SUMS = 24, 12
 
 # What steps on a CPU take, in the time in which a gathered feature is added up (0.3 ns, measured
 # with AVX-512): a multiplication of a product of rows with matrices, and beside its features an
-# element, a row of products, two more kernels, and a row of the result of these.
-PRODUCT, ELEMENT, ROW, KERNELS, RESULT_ROW = 0.1, 10, 80, 500_000, 15
+# element, a row of products, two more kernels (and what relations that are left lose by that), and
+# a row of the result of these.
+PRODUCT, ELEMENT, ROW, KERNELS, RESULT_ROW = 0.1, 10, 80, 4_000_000, 15
+# Times as long that the other order has to take: products are memory, too.
+LONGER = 1.5
 # Rows of products for each row of X or Y, at most: what they take is bounded by nodes, not edges.
 MOST_PRODUCTS = 4
 
@@ -75,7 +78,7 @@ def products_first(
     after = edges * (ELEMENT + feat) + columns * (product + ELEMENT + feat_in + 2 * feat)
     gain = before - after
     order = np.argsort(-gain / np.maximum(columns, 1), kind="stable")
-    order = order[(gain[order] > 0) & (2 * columns[order] <= edges[order])]
+    order = order[(before > LONGER * after)[order] & (2 * columns[order] <= edges[order])]
     order = order[np.cumsum(columns[order]) <= MOST_PRODUCTS * max(m, n)]
     if gain[order].sum() <= KERNELS + m * (RESULT_ROW + feat):
         return None

@@ -286,12 +286,15 @@ def test_products_are_no_more_than_nodes():
     found = where_products_first(rows, 20000, 20000, 64, 64, 1)
     assert found is not None and found.others is not None
     assert (found.sums.n, found.sums.nnz, len(found.others.indices)) == (2, 19980, 20)
-    for _ in range(2):  # the parts of shares are kept
+    kept = []
+    for _ in range(2):  # the parts of shares are made once
         got = ops.rgms(x, weight, edges, kind, reduce="mean")
+        kept.append(found._kept)
         want = torch.zeros(20000, 64).index_add(
             0, target, torch.stack([x[edges[0]] @ w for w in weight])[kind, torch.arange(20000)]
         )
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert kept[0] is not None and kept[0] is kept[1]
 
 
 def in_blocks(blocks, rows, columns, dtype=torch.float64, relations=RELATIONS):

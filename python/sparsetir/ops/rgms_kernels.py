@@ -74,7 +74,7 @@ def of_nodes(
     else:
         of_sums = of_others = None
         if values is not None:
-            of_sums, of_others = found.values(_wide(values), relations.lasts(values))
+            of_sums, of_others = found.values(values, relations.lasts(values))
         products = x.new_empty(found.sums.n, *shape)
         _run_nodes(found.products, x, weight, None, products)
         out = found.sums.run("spmm", (products.flatten(1),), of_sums).view(m, *shape)
@@ -124,26 +124,29 @@ def of_weights(
     blocks : of features, of which what is on the diagonal is wanted, (relations, blocks,
         feat_in / blocks, feat / blocks); 0 for none
     """
-    if blocks:
-        of_blocks = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), strict=True)
-        return torch.stack([of_weights(relations, *b, values) for b in of_blocks], 1)
-    feat_in, feat, dtype = x.shape[1], grad.shape[1], x.dtype
-    found = x.new_zeros(relations.count, feat_in, feat)
+    dims, dtype = ([blocks] if blocks else []), x.dtype
+    feat_in, feat = (size // max(blocks, 1) for size in (x.shape[1], grad.shape[1]))
+    found = x.new_zeros(relations.count, *dims, feat_in, feat)
     if not found.numel() or not relations.edges:
         return found
     if not _has_kernels(x):
+        if blocks:
+            of_blocks = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), strict=True)
+            return torch.stack([of_weights(relations, *b, values) for b in of_blocks], 1)
         wide = _wide(grad)
         for r, row, terms in _apart(relations.by_target, _wide(x), values):
             found[r] = (terms.T @ wide[row]).to(dtype)
         return found
+    if blocks:
+        x, grad = x.unflatten(1, (blocks, feat_in)), grad.unflatten(1, (blocks, feat))
     x, grad, chunks = _padded(x), _padded(grad), relations.by_target.chunks
-    parts = x.new_empty(len(chunks.relation), x.shape[1], grad.shape[1])
+    parts = x.new_empty(len(chunks.relation), *dims, x.shape[-1], grad.shape[-1])
     arrays = _weighted({"x": x, "grad": grad, "dw": parts}, values)
     _run_chunks(relations, False, arrays)
     if not chunks.one_each:
         sums = parts.new_zeros(relations.count, *parts.shape[1:])
         parts = sums.index_add_(0, chunks.relation, parts)
-    return parts[:, :feat_in, :feat].to(dtype).contiguous()
+    return parts[..., :feat_in, :feat].to(dtype).contiguous()
 
 
 def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
@@ -177,12 +180,14 @@ def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> T
 def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
     """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
-    feat_in, feat, dtype = arrays["x"].shape[1], arrays["grad"].shape[1], arrays["x"].dtype
+    (*blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
+    dtype = arrays["x"].dtype
     problem = RgmsBackward(
-        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays
-    )
+        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays,
+        bool(blocks),
+    )  # fmt: skip
     threads, target = default_threads(), target_of(relations.device)
-    parallel = threads > 1 and len(rows.rows) * feat_in * feat >= WORK_OF_THREADS
+    parallel = threads > 1 and len(rows.rows) * prod(blocks) * feat_in * feat >= WORK_OF_THREADS
     lanes = min(_lanes(dtype, target), feat_in, feat)  # of which all but whole vectors are powers
     config = ChunkTiles(lanes, blocks=threads * BLOCKS_PER_THREAD if parallel else 0)
     index = {
@@ -194,6 +199,8 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
         "nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m, "n": relations.n,
         "relations": relations.count,
     }  # fmt: skip
+    if blocks:
+        sizes["blocks"] = blocks[0]
     stages = partial(lower_template, rgms_backward, problem, config, target)
     _run(rows, (problem, config), target, stages, arrays, index, sizes)
 
