@@ -19,8 +19,9 @@ def run(args: argparse.Namespace) -> None:
             f"study {args.study}: --counts is of small sizes, for each access is looked at; leave "
             "out --full"
         )
-    if args.data and args.study != "groups":
-        raise SystemExit(f"study {args.study}: --data is of groups; the others make their matrices")
+    if args.data and args.study not in ("groups", "relations"):
+        raise SystemExit(f"study {args.study}: --data is of groups and relations; the others make "
+                         "their matrices")  # fmt: skip
     assert args.study in STUDIES
     module = args.study.replace("-", "_")
     importlib.import_module(f"sparsetir.bench.studies.{module}").run(args)

@@ -15,6 +15,7 @@ __all__ = ["places_in_tiles", "range_tile_ptr", "range_tile_starts", "row_ranges
 
 RANGES_PER_THREAD = 4
 TILES_PER_RANGE = 2  # of a parent
+AT_A_TIME = 1 << 18  # rows: what is worked with on the way is no larger, whatever their number
 
 
 @recipe
@@ -37,10 +38,11 @@ def row_ranges(
 
 def _cuts(rows: np.ndarray, m: int, parts: int, cost: int, indptr: np.ndarray | None) -> np.ndarray:
     """(parts + 1,) the first coordinates of ranges; from 0, not decreasing, to m."""
-    if indptr is None:
-        work = np.bincount(rows, minlength=m) * cost
-    else:
-        work = np.bincount(rows, np.diff(indptr) + cost, minlength=m)
+    work = np.zeros(m)
+    for begin in range(0, len(rows), AT_A_TIME):
+        mine = rows[begin : begin + AT_A_TIME]
+        elements = 0 if indptr is None else np.diff(indptr[begin : begin + len(mine) + 1])
+        work += np.bincount(mine, np.broadcast_to(elements + cost, mine.shape), minlength=m)
     until = np.append(0, np.cumsum(work))
     inner = np.searchsorted(until, until[-1] * np.arange(1, parts) / parts)
     return np.concatenate([[0], np.minimum(inner, m), [m]])
@@ -56,11 +58,17 @@ def _segments(
             f"ranges: argument 'parts': expected 1 or more, and parts * parents to be at most "
             f"{largest} with indices of {ptr.dtype}, got {parts} * {relations}"
         )
-    of = np.searchsorted(_cuts(rows, m, parts, cost, indptr)[1:-1], rows, "right")
-    place = np.repeat(np.arange(relations) * parts, np.diff(ptr)) + of
-    if np.any(place[1:] < place[:-1]):
-        raise ScheduleError("ranges: expected coordinates in order under each parent")
-    return np.append(0, np.cumsum(np.bincount(place, minlength=relations * parts)))
+    inner = _cuts(rows, m, parts, cost, indptr)[1:-1]
+    lengths, last = np.zeros(relations * parts, "int64"), 0
+    for begin in range(0, len(rows), AT_A_TIME):
+        mine = rows[begin : begin + AT_A_TIME]
+        relation = np.searchsorted(ptr, np.arange(begin, begin + len(mine)), "right") - 1
+        place = relation * parts + np.searchsorted(inner, mine, "right")
+        if place[0] < last or np.any(place[1:] < place[:-1]):
+            raise ScheduleError("ranges: expected coordinates in order under each parent")
+        first, last = place[0], place[-1]
+        lengths[first : last + 1] += np.bincount(place - first)
+    return np.append(0, np.cumsum(lengths))
 
 
 @recipe
@@ -111,4 +119,6 @@ def places_in_tiles(starts: np.ndarray, size: int) -> np.ndarray:
             f"places_in_tiles: argument 'starts': expected tiles of at most {size}, got "
             f"{np.diff(starts).max()}"
         )
-    return np.arange(starts[-1]) - np.repeat(starts[:-1], np.diff(starts))
+    places = np.arange(starts[-1], dtype=starts.dtype)
+    places -= np.repeat(starts[:-1], np.diff(starts))
+    return places

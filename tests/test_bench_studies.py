@@ -15,7 +15,14 @@ import sparsetir
 from cuda_runner import requires_cuda_text
 from sparsetir.bench import study
 from sparsetir.bench.names import STUDIES
-from sparsetir.bench.studies import common, counting, load_balance, relations, sgap_tables
+from sparsetir.bench.studies import (
+    common,
+    counting,
+    load_balance,
+    relation_orders,
+    relations,
+    sgap_tables,
+)
 from sparsetir.bench.studies.matrices import folder, generated
 from sparsetir.bench.studies.sgap import ONE, PART_OF_ROW, Point, points
 from sparsetir.bench.studies.skew import SIZES, Size, lengths, skewed
@@ -246,6 +253,19 @@ def test_what_unfused_steps_take():
     assert found["bytes"] == 5 * 3 * 8 * 2 + matrices + indices + result
 
 
+@pytest.mark.slow
+def test_orders_of_relations(tmp_path):
+    """All ways give the same, where sizes choose one too."""
+    out = run(tmp_path, "relations", threads=1)["results"]
+    assert {c["graph"] for c in out["cells"]} == {"6e2", "attributes", "crowded"}
+    assert all({"sums first", "products first"} <= set(c["times"]) for c in out["cells"])
+    graph = relation_orders.turned_too(relation_orders.attributes(4000, 60_000, 8))
+    assert (graph.edges, graph.relations) == (120_000, 16)
+    cell = relation_orders.measure(graph, 128, 64, 0.01)
+    assert set(cell["times"]) == set(relation_orders.WAYS)
+    assert 0 < cell["products"] < cell["columns"] == cell["rows"]
+
+
 @requires_cuda_text
 @pytest.mark.slow
 def test_counts_of_relations(tmp_path):
@@ -264,9 +284,8 @@ def test_counts_of_relations(tmp_path):
     ("name", "options", "message"),
     [
         ("locality", {"counts": True}, "--counts is of load-balance and groups and relations"),
-        ("relations", {}, "study relations: it is counted alone; give --counts"),
         ("locality", {"target": "cuda"}, "is of CPUs"),
-        ("locality", {"data": Path("x")}, "--data is of groups"),
+        ("locality", {"data": Path("x")}, "--data is of groups and relations"),
         ("groups", {"counts": True, "full": True}, "--counts is of small sizes"),
         ("groups", {"target": "cuda"}, "study groups: no CUDA device: GPU times are absent"),
     ],

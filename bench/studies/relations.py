@@ -72,7 +72,10 @@ def kernel_map(side: int) -> Pattern:
 def run(args: argparse.Namespace) -> None:
     """The command."""
     if not args.counts:
-        raise SystemExit("study relations: it is counted alone; give --counts")
+        from sparsetir.bench.studies import relation_orders  # which needs torch
+
+        relation_orders.run(args)
+        return
     print(f"Counted, not timed; {common.NO_GPU}")
     nodes, relations, edges, side, feat = SIZES["quick" if args.quick else "counts"]
     cases = {

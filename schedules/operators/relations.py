@@ -32,7 +32,7 @@ class RelationPattern(_Csf):
     indptr : (nnz_rows + 1,) into the columns
     indices : (nnz,) columns, not decreasing within a row
     shape : (relations, m, n)
-    order : (nnz,) int64, which of the triples each element is; their values are `values[order]`
+    order : (nnz,) of that dtype, which of the triples each element is; their values are `values[order]`
     """
 
     @staticmethod
@@ -69,18 +69,18 @@ class RelationPattern(_Csf):
             )
         relations, m, n = (int(size) for size in shape)
         order = _order(keys, (relations, m, n))
-        relation, row, column = (key[order] for key in keys)
+        relation, row, column = (key.astype(dtype, copy=False)[order] for key in keys)
         begins = np.ones(len(order), bool)
         begins[1:] = (row[1:] != row[:-1]) | (relation[1:] != relation[:-1])
         starts = np.flatnonzero(begins)
         of_rows = np.bincount(relation[starts], minlength=relations)
         return RelationPattern(
             np.append(0, np.cumsum(of_rows)).astype(dtype),
-            row[starts].astype(dtype),
+            row[starts],
             np.append(starts, len(order)).astype(dtype),
-            column.astype(dtype),
+            column,
             (relations, m, n),
-            order,
+            order.astype(dtype),
         )
 
     @property
@@ -164,7 +164,12 @@ def _order(keys: list[np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:
     nnz, places = len(keys[0]), shape[0] * shape[1] * shape[2]
     if places * nnz >= 2**63:
         return np.lexsort(keys[::-1])
-    relation, row, column = (key.astype("int64") for key in keys)
-    joined = ((relation * shape[1] + row) * shape[2] + column) * nnz + np.arange(nnz)
+    joined = keys[0].astype("int64")  # in place from here on: there may be many
+    for key, size in zip(keys[1:], shape[1:], strict=True):
+        joined *= size
+        np.add(joined, key, out=joined, casting="unsafe")
+    joined *= nnz
+    joined += np.arange(nnz)
     joined.sort()  # numbers, which is several times as fast as to sort by them
-    return joined % max(1, nnz)
+    joined %= max(1, nnz)
+    return joined

@@ -40,6 +40,9 @@ class Rgms(Problem):
     idtype : of the index arrays
     weighted : whether elements have values; without, A[r, i, j] is 1 where it is stored
     out : of Y, that of X by default: float32 for 16-bit types too
+    added : to what is in Y, whose type is that of sums then; without, Y is set
+    in_blocks : whether features are in blocks, each multiplied by a matrix of its own: what W[r]
+        has on its diagonal
     """
 
     dtype: str = "float32"
@@ -47,6 +50,8 @@ class Rgms(Problem):
     weighted: bool = True
     out: str | None = None
     values: str | None = None
+    added: bool = False
+    in_blocks: bool = False
 
     def __post_init__(self) -> None:
         expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
@@ -54,6 +59,19 @@ class Rgms(Problem):
         for name in ("out", "values"):
             fits = getattr(self, name) in legal
             expect(self, name, fits, f"None, '{self.dtype}' or '{self.accumulator}'")
+        summed = not self.added or (self.out or self.dtype) == self.accumulator
+        expect(self, "added", summed, f"False where the result is not {self.accumulator}")
+
+
+def _term(problem: Rgms) -> Any:
+    """A product, in the type of sums; without `a` where elements have no values."""
+    acc = problem.accumulator
+
+    def term(a: Any, x: Any, w: Any) -> Any:
+        x = T.cast(x, acc)
+        return (x if a is None else T.cast(a, acc) * x) * T.cast(w, acc)
+
+    return term
 
 
 @made_once
@@ -64,14 +82,16 @@ def program(problem: Rgms) -> SparseFunc:
     x : (n, feat_in) ; w : (relations, feat_in, feat) ; out : (m, feat)
     row_ptr : (relations + 1,) ; rows : (nnz_rows,) rows of each relation that are not empty
     indptr : (nnz_rows + 1,) ; indices : (nnz,) columns, in any order within a row
+
+    With features in blocks x : (n, blocks, feat_in), w : (relations, blocks, feat_in, feat) and
+    out : (m, blocks, feat), sizes being those of a block.
     """
+    if problem.in_blocks:
+        return _in_blocks(problem)
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
     out_type, size = problem.out or dtype, getattr(T, idtype)
-    weighted, zero = problem.weighted, tirx.const(0.0, out_type)
-
-    def term(a: Any, x: Any, w: Any) -> Any:
-        x = T.cast(x, acc)
-        return (T.cast(a, acc) * x if weighted else x) * T.cast(w, acc)
+    weighted, sets = problem.weighted, not problem.added
+    zero, term = tirx.const(0.0, out_type), _term(problem)
 
     @T.prim_func
     def rgms(
@@ -92,11 +112,51 @@ def program(problem: Rgms) -> SparseFunc:
         W = T.match_sparse_buffer(w, (R, K, L), dtype)
         Y = T.match_sparse_buffer(out, (M, L), out_type)
         with T.sp_iter([R, I, J, K, L], "RSRRS", "rgms") as [r, i, j, k, l]:
-            with T.init():
-                Y[i, l] = zero
+            if sets:
+                with T.init():
+                    Y[i, l] = zero
             Y[i, l] = T.cast(
                 T.cast(Y[i, l], acc) + term(A[r, i, j] if weighted else None, X[j, k], W[r, k, l]),
                 out_type,
             )
 
     return with_parameters(rgms, {"a": not weighted})
+
+
+def _in_blocks(problem: Rgms) -> SparseFunc:
+    """Y[i, b, l] = sum over r, j, k of A[r, i, j] * X[j, b, k] * W[r, b, k, l]."""
+    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
+    out_type, size = problem.out or dtype, getattr(T, idtype)
+    weighted, sets = problem.weighted, not problem.added
+    zero, term = tirx.const(0.0, out_type), _term(problem)
+
+    @T.prim_func
+    def rgms_in_blocks(
+        a: T.handle, x: T.handle, w: T.handle, out: T.handle, row_ptr: T.handle, rows: T.handle,
+        indptr: T.handle, indices: T.handle, relations: size, m: size, n: size, nnz_rows: size,
+        nnz: size, blocks: size, feat_in: size, feat: size,
+    ) -> None:  # fmt: skip
+        R = T.dense_fixed(relations, idtype)
+        I = T.sparse_variable(R, (m, nnz_rows), (row_ptr, rows), idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        M = T.dense_fixed(m, idtype)
+        N = T.dense_fixed(n, idtype)
+        B = T.dense_fixed(blocks, idtype)
+        K = T.dense_fixed(feat_in, idtype)
+        L = T.dense_fixed(feat, idtype)
+        if weighted:
+            A = T.match_sparse_buffer(a, (R, I, J), problem.values or dtype)
+        X = T.match_sparse_buffer(x, (N, B, K), dtype)
+        W = T.match_sparse_buffer(w, (R, B, K, L), dtype)
+        Y = T.match_sparse_buffer(out, (M, B, L), out_type)
+        with T.sp_iter([R, I, B, J, K, L], "RSSRRS", "rgms") as [r, i, b, j, k, l]:
+            if sets:
+                with T.init():
+                    Y[i, b, l] = zero
+            Y[i, b, l] = T.cast(
+                T.cast(Y[i, b, l], acc)
+                + term(A[r, i, j] if weighted else None, X[j, b, k], W[r, b, k, l]),
+                out_type,
+            )
+
+    return with_parameters(rgms_in_blocks, {"a": not weighted})

@@ -21,7 +21,7 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.arguments import expect_at_least, expect_one_of
+from sparsetir.schedules.arguments import expect, expect_at_least, expect_one_of
 from sparsetir.schedules.operators.problems import IDTYPES, Problem, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
@@ -39,6 +39,8 @@ class RgmsBackward(Problem):
     dtype : of all values, that sums are in
     idtype : of the index arrays
     weighted : whether elements have values; that of A asks for none
+    in_blocks : whether features are in blocks, of which W has what is on the diagonal; for the
+        gradient of W
     """
 
     feat_in: int
@@ -48,10 +50,12 @@ class RgmsBackward(Problem):
     dtype: str = "float32"
     idtype: str = "int32"
     weighted: bool = True
+    in_blocks: bool = False
 
     def __post_init__(self) -> None:
         expect_at_least(self, feat_in=1, feat=1, chunk=1)
         expect_one_of(self, dtype=("float32", "float64"), idtype=IDTYPES)
+        expect(self, "in_blocks", not (self.in_blocks and self.edges), "False with 'edges'")
 
 
 @made_once
@@ -65,8 +69,13 @@ def program(problem: RgmsBackward) -> SparseFunc:
     da : (nnz,), written
     piece_ptr : (pieces + 1,) into chunks ; chunk_ptr : (chunks + 1,) into rows
     rows : (nnz_rows,) of the result ; indptr : (nnz_rows + 1,) ; indices : (nnz,) columns
+
+    With features in blocks x : (n, blocks, feat_in), grad : (m, blocks, feat) and
+    dw : (pieces, blocks, feat_in, feat).
     """
-    return _edges(problem) if problem.edges else _weights(problem)
+    if problem.edges:
+        return _edges(problem)
+    return _weights_in_blocks(problem) if problem.in_blocks else _weights(problem)
 
 
 def _weights(problem: RgmsBackward) -> SparseFunc:
@@ -107,6 +116,50 @@ def _weights(problem: RgmsBackward) -> SparseFunc:
                     DW[p, k, l] = DW[p, k, l] + SUM[i, k] * G[ROW[p, c, i], l]
 
     func = with_parameters(rgms_weights, {"a": not weighted})
+    func, _ = assume(cast(Any, func), "coordinates", buffer="ROW", axis="M")
+    return func
+
+
+def _weights_in_blocks(problem: RgmsBackward) -> SparseFunc:
+    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
+    weighted, zero = problem.weighted, tirx.const(0.0, problem.dtype)
+
+    @T.prim_func
+    def rgms_weights_in_blocks(
+        a: T.handle, x: T.handle, grad: T.handle, dw: T.handle, piece_ptr: T.handle,
+        chunk_ptr: T.handle, rows: T.handle, indptr: T.handle, indices: T.handle, pieces: size,
+        chunks: size, nnz_rows: size, nnz: size, m: size, n: size, blocks: size,
+    ) -> None:  # fmt: skip
+        P = T.dense_fixed(pieces, idtype)
+        C = T.dense_variable(P, (chunks, chunks), piece_ptr, idtype)
+        I = T.dense_variable(C, (problem.chunk, nnz_rows), chunk_ptr, idtype)
+        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
+        M = T.dense_fixed(m, idtype)
+        N = T.dense_fixed(n, idtype)
+        B = T.dense_fixed(blocks, idtype)
+        PLACE = T.dense_fixed(problem.chunk, idtype)
+        K = T.dense_fixed(problem.feat_in, idtype)
+        L = T.dense_fixed(problem.feat, idtype)
+        if weighted:
+            A = T.match_sparse_buffer(a, (P, C, I, J), dtype)
+        X = T.match_sparse_buffer(x, (N, B, K), dtype)
+        G = T.match_sparse_buffer(grad, (M, B, L), dtype)
+        DW = T.match_sparse_buffer(dw, (P, B, K, L), dtype)
+        ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
+        SUM = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
+        with T.sp_iter([P, B], "SS", "pieces") as [p, b]:
+            with T.sp_iter([K, L], "SS", "clear") as [k, l]:
+                DW[p, b, k, l] = zero
+            with T.sp_iter([C], "R", "chunks") as [c]:
+                with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
+                    SUM[i, k] = zero
+                with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
+                    x_jk = T.meta_var(X[j, b, k])
+                    SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * x_jk if weighted else x_jk)
+                with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]:
+                    DW[p, b, k, l] = DW[p, b, k, l] + SUM[i, k] * G[ROW[p, c, i], b, l]
+
+    func = with_parameters(rgms_weights_in_blocks, {"a": not weighted})
     func, _ = assume(cast(Any, func), "coordinates", buffer="ROW", axis="M")
     return func
 

@@ -37,7 +37,7 @@ MOST_DEEP = 1024  # features of X at a time
 class TiledRelations(Tiled):
     """How a CPU kernel is made.
 
-    feat_in, feat : the feature sizes that it serves
+    feat_in, feat : the feature sizes that it serves, of a block where features are in blocks
     rows : of a relation at a time
     tile : features of Y summed up in registers at a time, each of `rows`; a divisor of `feat`
     lanes : of a vector, a power of two that divides `tile`
@@ -49,6 +49,7 @@ class TiledRelations(Tiled):
     threads : of the CPU, which have some ranges each
     prefetch : how many elements ahead rows of X are asked for; 0 for never
     parallel : use all threads; to wake them takes as long as a small product
+    blocks : of features, where these are in blocks
     """
 
     feat_in: int
@@ -64,10 +65,11 @@ class TiledRelations(Tiled):
     threads: int = 1
     prefetch: int = 16
     parallel: bool = True
+    blocks: int = 1
 
     def __post_init__(self) -> None:
         expect_at_least(self, feat_in=1, feat=1, rows=1, tile=1, depth=1, cost=1)
-        expect_at_least(self, cache=1, threads=1, prefetch=0)
+        expect_at_least(self, cache=1, threads=1, prefetch=0, blocks=1)
         expect(self, "ranges", self.ranges is None or self.ranges > 0, "None, or 1 or more")
         for name, whole in (("tile", self.feat), ("depth", self.feat_in)):
             expect(self, name, whole % getattr(self, name) == 0, f"a divisor of {whole}")
@@ -110,21 +112,25 @@ def _divisor(n: int, most: int) -> int:
 class _Found:
     """The iteration, and its loops over relations, rows, columns, and features of X and of Y.
 
+    blocks : the loop over blocks of features, if there is one
     result, gathered : names of Y and X
     dtype : of Y
+    sets : Y, instead of adding to it
     """
 
     iteration: SparseIterationRef
     loops: list[SpIter]
+    blocks: list[SpIter]
     result: str
     gathered: str
     dtype: str
+    sets: bool
 
 
 def _found(sch: Schedule) -> _Found:
     """The loops of a program that sums products over what the rows of relations store."""
     nest = only_nest(sch, "TiledRelations")
-    if not nest.plain or nest.reduction is None or len(nest.loops) != 5:
+    if not nest.plain or nest.reduction is None or len(nest.loops) not in (5, 6):
         nest.refuse("to be a sum over relations, columns and features")
     loops = {x.name: x for x in nest.loops}
     sparse = [x for x in nest.loops if x.node.kind == "sparse_variable"]
@@ -134,7 +140,9 @@ def _found(sch: Schedule) -> _Found:
     features = nest.along()
     ends = [x for x in (relations, rows) if x is not None]
     inside = [x for x in nest.loops if x not in (*ends, *columns, *features)]
-    fits = len(ends) == 2 and len(columns) == len(inside) == len(features) == 1
+    blocks = [x for x in inside if x.kinds == "S" and x.node.kind == "dense_fixed"]
+    inside = [x for x in inside if x not in blocks]
+    fits = len(ends) == 2 and len(blocks) < 2 and len(columns) == len(inside) == len(features) == 1
     if not fits or [x.kinds for x in (*ends, *columns, *inside, *features)] != [*"RSRRS"]:
         nest.refuse("to visit relations, their rows, what these store, and features")
     gathered, _ = gathered_operand(nest, inside[0].var, {columns[0].var})
@@ -142,7 +150,16 @@ def _found(sch: Schedule) -> _Found:
         nest.refuse("to gather rows of a dense operand by columns")
     ref, handles = nest.handles()
     loops_in_order = [handles[x.axes] for x in (*ends, *columns, *inside, *features)]
-    return _Found(ref, loops_in_order, nest.result, gathered, nest.dtype)
+    over_blocks = [handles[x.axes] for x in blocks]
+    return _Found(
+        ref,
+        loops_in_order,
+        over_blocks,
+        nest.result,
+        gathered,
+        nest.dtype,
+        nest.it.init is not None,
+    )
 
 
 def apply(sch: Schedule, config: TiledRelations) -> None:
@@ -160,7 +177,8 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
                 ...                      # rgms_product, rows by vectors of features in registers
             ...                          # rgms_write
 
-    and in stage II the loop over ranges comes first.
+    and in stage II the loop over ranges comes first. Of features in blocks sums and products are
+    over blocks, too, which each has its matrix for.
     """
     found = _found(sch)
     relations, rows, columns, features_in, features = found.loops
@@ -170,9 +188,11 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
         rows, "ranges", config.rows, cost=config.cost,
         default=_ranges(sch, rows, found.dtype, config) if config.ranges is None else config.ranges,
     )  # fmt: skip
-    inside, outer = [features_in], [relations, ranges, tiles]
+    for blocks in found.blocks:
+        sch.bound(blocks, config.blocks, "exact")
+    inside, outer = [*found.blocks, features_in], [relations, ranges, tiles]
     if config.depth < config.feat_in:
-        deep, inside[0] = sch.split(features_in, [None, config.depth])
+        deep, inside[-1] = sch.split(features_in, [None, config.depth])
         outer.append(deep)
     order = [*outer, rows, columns, *inside, features]
     sch.sparse_reorder(found.iteration, order)
@@ -181,14 +201,16 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
         found.result, outer[-1], rows, [columns], dtype=total
     )
     name = found.iteration.name
-    vectors = [(sch.get_sparse_iteration(f"{name}_init"), config.lanes)]
+    vectors = []
+    if found.sets:
+        vectors.append((sch.get_sparse_iteration(f"{name}_init"), config.lanes))
     if total != found.dtype:
         vectors.append((sch.get_sparse_iteration(f"{name}_round"), config.lanes))
     apart = [ref for ref, _ in vectors]
     vectors += [(start, config.lanes_in), (write, config.lanes)]
     made = [(ref, _in_lanes(sch, ref, lanes)) for ref, lanes in vectors]
     gathering = _summed(sch, sums, config)
-    made += [(ref, 2) for ref in gathering]
+    made += [(ref, 2 + len(found.blocks)) for ref in gathering]
     made += [(ref, 3) for ref in _multiplied(sch, product, config)]
     if config.parallel:
         for ref in apart:
@@ -224,7 +246,8 @@ def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> 
     return {
         "recipe": row_ranges.__name__, "m": keyword(rows.length), "rows": keyword(rows.nnz),
         "parents": keyword(rows.parent.length), "tile": config.rows,
-        "row_bytes": config.feat * size, "cache": config.cache // 2, "threads": config.threads,
+        "row_bytes": config.blocks * config.feat * size, "cache": config.cache // 2,
+        "threads": config.threads,
     }  # fmt: skip
 
 
@@ -237,19 +260,24 @@ def _in_lanes(sch: Schedule, ref: SparseIterationRef, lanes: int) -> int:
 
 
 def _summed(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> list[Any]:
-    """Sums of what a row gathers, in registers; the iterations in vectors."""
-    rows, columns, features = sch.get_sp_iters(ref)
-    lanes = config.lanes_in
-    tiles, *vectors = sch.split(features, [None, _divisor(config.depth // lanes, STRAIGHT), lanes])
-    sch.sparse_reorder(ref, [rows, tiles, columns, *vectors])
-    return sch.precompute(_written(sch, ref), tiles, vectors)
+    """Sums of what a row gathers, in registers; the iterations in vectors, the last loops of each
+    straight code."""
+    rows, columns, *blocks, features = sch.get_sp_iters(ref)
+    wide = _divisor(config.depth // config.lanes_in, STRAIGHT)
+    tiles, *held = sch.split(features, [None, wide, config.lanes_in])
+    outer = [rows]
+    for loop in blocks:
+        around, inside = sch.split(loop, [None, _divisor(config.blocks, STRAIGHT // wide)])
+        outer, held = [*outer, around], [inside, *held]
+    sch.sparse_reorder(ref, [*outer, tiles, columns, *held])
+    return sch.precompute(_written(sch, ref), tiles, held)
 
 
 def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> list[Any]:
     """The product of a tile, its sums in registers; the iterations in vectors."""
-    places, inside, features = sch.get_sp_iters(ref)
+    places, *blocks, inside, features = sch.get_sp_iters(ref)
     tiles, *vectors = sch.split(features, [None, config.tile // config.lanes, config.lanes])
-    sch.sparse_reorder(ref, [tiles, inside, places, *vectors])
+    sch.sparse_reorder(ref, [*blocks, tiles, inside, places, *vectors])
     return sch.precompute(_written(sch, ref), tiles, [places, *vectors])
 
 

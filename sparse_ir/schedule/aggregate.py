@@ -26,10 +26,11 @@ After `aggregate("Y", tiles, i, [j])`::
         with T.sp_iter([T.part(I, I_part), L], "SS", "rgms_write") as [i, l]:
             Y[i, l] = Y[i, l] + P[I_place[r, i], l]
 
-The product goes over all places of a tile, also where it holds fewer rows. Sums are in another
-order then, and infinite factors may give NaN where they did not. With `dtype` other than that of
-the result, which visits of loops around add to, that is summed up in this type as a whole and
-written at last, `rgms_round`.
+A spatial loop that sums vary over, as over blocks of features with a
+matrix each, stays in all steps. The product goes over all places of a tile, also where it holds
+fewer rows. Sums are in another order then, and infinite factors may give NaN where they did not.
+With `dtype` other than that of the result, which visits of loops around add to, that is summed up
+in this type as a whole and written at last, `rgms_round`.
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ class _Aggregate(Cut):
         then = [f for f in factors if not free_vars(f) & over]
         moving = {v for f in first for v in free_vars(f)}
         still = {v for f in then for v in free_vars(f)}
+        written = {v for i in self.store.indices for v in free_vars(i)}
         if not first or not then:
             self.refuse("expected factors that vary over the columns, and others that do not")
         if self.rows.var in still:
@@ -166,10 +168,13 @@ class _Aggregate(Cut):
                     f"expected other loops of constant extent inside, got '{loop.name}'; bound or "
                     "split it first"
                 )
-            kind = "R" if loop in self.shared else "S"
-            if loop.kinds != kind:
-                what = "a reduction, as sums vary over it" if kind == "R" else "spatial"
+            summed = loop in self.shared
+            if summed and loop.kinds == "S" and loop.var in written:
+                self.alone.append(loop)  # sums and products have elements of each
+            elif loop.kinds != ("R" if summed else "S"):
+                what = "a reduction, as sums vary over it" if summed else "spatial"
                 self.refuse(f"expected '{loop.name}' to be {what}")
+        self.alone = [x for x in rest if x in self.alone]
         self.first, self.then = _product(first), _product(then)
 
     def run(self, dtype: str | None) -> tuple[SparseFunc, list[SparseIterationRef]]:
@@ -187,13 +192,14 @@ class _Aggregate(Cut):
         product = workspace(func, f"{target.name}_product", [at, *self.alone], total, "local")
         own = [tirx.BufferLoad(place.var, [*self._path()])]
         shared, alone = ([x.var for x in xs] for xs in (self.shared, self.alone))
+        own_alone = [x for x in self.alone if x not in self.shared]
         zero = tirx.const(0, total)
         to = self._wide(total) if total != target.dtype else target.var
         made = [
             self._step("start", [at, *self.shared], "S", sums, [at.var, *shared], zero),
             self._sum("sums", [self.rows, *self.columns, *self.shared], sums.var,
                       [*own, *shared], widened(self.first, total, _nothing)),
-            self._sum("product", [at, *self.shared, *self.alone], product.var,
+            self._sum("product", [at, *self.shared, *own_alone], product.var,
                       [at.var, *alone],
                       tirx.BufferLoad(sums.var, [at.var, *shared])
                       * widened(self.then, total, _nothing), zero),

@@ -1,6 +1,7 @@
 """Relational gather-matmul-scatter for torch: values, gradients, compilation, refusals."""
 
 # pyright: reportAttributeAccessIssue=false
+import numpy as np
 import pytest
 import torch
 
@@ -217,6 +218,7 @@ REFUSED = [
     ((X.long(), W, INDEX, KIND), {}, TypeError, "'x': expected float32, float16"),
     ((X, W.float(), INDEX, KIND), {}, TypeError, "'weight': expected float64"),
     ((X, W[0], INDEX, KIND), {}, ValueError, r"'weight': expected shape \(relations, 6, feat\)"),
+    ((X, W[:, None, :4], INDEX, KIND), {}, ValueError, r"'weight': .* with 6 rows in all"),
     ((X, W.mT, INDEX, KIND), {}, ValueError, r"'weight': expected shape \(relations, 6, feat\)"),
     ((X, W, [0, 1], KIND), {}, TypeError, "'edge_index': expected a dense tensor, got list"),
     ((X, W, INDEX[0], KIND), {}, ValueError, r"'edge_index': expected shape \(2, E\)"),
@@ -249,6 +251,127 @@ def test_each_relation_apart(weighted, monkeypatch):
     monkeypatch.setattr(rgms_kernels, "_has_kernels", lambda x: False)
     check(torch.float64, weighted=weighted, reduce="mean")
     check(torch.float16, 0)
+
+
+@pytest.mark.parametrize("dtype", by_default(DTYPES, "float32"))
+@pytest.mark.parametrize("first", [[1, 3], [2, RELATIONS - 1], range(1, RELATIONS)], ids=str)
+def test_products_before_sums(dtype, first, monkeypatch):
+    """Of some relations, and of all that have edges, in all directions."""
+    from sparsetir.ops import relation_orders
+
+    made = []
+
+    def chosen(sizes, m, n, *features):
+        found = np.isin(np.arange(RELATIONS), first) & (sizes.edges > 0)
+        assert ((sizes.columns > 0) == (sizes.edges > 0)).all()
+        made.append(features)
+        return found
+
+    monkeypatch.setattr(relation_orders, "products_first", chosen)
+    ops.clear_cache()
+    idtype = torch.int32 if dtype == "float32" else torch.int64
+    for reduce, weighted in (("mean", False), ("sum", True), ("sum", False)):
+        check(getattr(torch, dtype), 60, idtype, weighted, reduce, seed=5)
+    assert len(made) >= 2
+    ops.clear_cache()
+
+
+def test_products_are_no_more_than_nodes():
+    """A relation of two columns and many rows is multiplied twice, of which each row takes one."""
+    from sparsetir.ops.relation_orders import where_products_first
+    from sparsetir.ops.relations import relations_of
+
+    rng = torch.Generator().manual_seed(3)
+    target = torch.randperm(20000, generator=rng)
+    edges = torch.stack([torch.randint(5, 7, (20000,), generator=rng), target])
+    kind = torch.zeros(20000, dtype=torch.long)
+    kind[:20], edges[0, :20] = 1, torch.arange(20)
+    x, weight, _ = operands(torch.float32, 64, 64, relations=2, n=20000)
+    rows = relations_of(edges, kind, 20000, 20000, 2).by_target
+    found = where_products_first(rows, 20000, 20000, 64, 64, 1)
+    assert found is not None and found.others is not None
+    assert (found.sums.n, found.sums.nnz, len(found.others.indices)) == (2, 19980, 20)
+    kept = []
+    for _ in range(2):  # the parts of shares are made once
+        got = ops.rgms(x, weight, edges, kind, reduce="mean")
+        kept.append(found._kept)
+        want = torch.zeros(20000, 64).index_add(
+            0, target, torch.stack([x[edges[0]] @ w for w in weight])[kind, torch.arange(20000)]
+        )
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    assert kept[0] is not None and kept[0] is kept[1]
+
+
+def in_blocks(blocks, rows, columns, dtype=torch.float64, relations=RELATIONS):
+    rng = torch.Generator().manual_seed(4)
+    shape = (relations, blocks, rows, columns)
+    return torch.randn(shape, dtype=torch.float64, generator=rng).to(dtype).requires_grad_()
+
+
+def whole(weight):
+    """Matrices with these blocks on the diagonal, and zeros elsewhere."""
+    return torch.stack([torch.block_diag(*of_relation) for of_relation in weight])
+
+
+@pytest.mark.parametrize("dtype", by_default(DTYPES, "float32", "bfloat16"))
+@pytest.mark.parametrize("sizes", [(3, 2, 5), (2, 8, 4), (1, 6, 6)], ids=str)
+def test_weights_in_blocks(dtype, sizes):
+    dtype, idtype = getattr(torch, dtype), torch.int32 if dtype == "float32" else torch.int64
+    pattern, weight = graph(60, idtype), in_blocks(*sizes, dtype)
+    x, _, edge_weight = operands(dtype, sizes[0] * sizes[1], 1, 60)
+    given, tolerance = [x, weight, edge_weight], 16 * TOLERANCE[str(dtype)[6:]]
+    for extra, reduce in ((edge_weight, "sum"), (None, "mean")):
+        found = ops.rgms(x, weight, *pattern, extra, reduce, num_targets=M)
+        want = expected(x, whole(weight), *pattern, extra, reduce)
+        of = given[: 2 if extra is None else 3]
+        by = torch.randn(want.shape, dtype=want.dtype, generator=torch.Generator().manual_seed(2))
+        got = torch.autograd.grad((found * by.to(dtype)).sum(), of)
+        wanted = torch.autograd.grad((want * by).sum(), of)
+        for mine, other in zip((found, *got), (want, *wanted), strict=True):
+            assert mine.dtype == dtype
+            torch.testing.assert_close(
+                mine.double(), other.double(), rtol=tolerance, atol=tolerance
+            )
+
+
+def test_blocks_of_any_number_of_edges(monkeypatch):
+    """None, one; twice differentiated; with products first; on devices without kernels."""
+    from sparsetir.ops import relation_orders, rgms_kernels
+
+    x, weight = operands()[0], in_blocks(2, 3, 2)
+    for edges in (0, 1):
+        pattern = graph(edges)
+        found = ops.rgms(x, weight, *pattern, num_targets=M)
+        torch.testing.assert_close(found, expected(x, whole(weight), *pattern))
+        assert torch.autograd.grad(found.sum(), weight)[0].shape == weight.shape
+    pattern, edge_weight = graph(), operands()[2]
+    torch.autograd.gradgradcheck(
+        lambda *given: ops.rgms(*given[:2], *pattern, given[2], num_targets=M),
+        (x, weight, edge_weight), fast_mode=True,
+    )  # fmt: skip
+    want = expected(x, whole(weight), *pattern, edge_weight)
+    with monkeypatch.context() as patched:
+        patched.setattr(relation_orders, "products_first", lambda s, *_: s.columns > 4)
+        ops.clear_cache()
+        torch.testing.assert_close(ops.rgms(x, weight, *pattern, edge_weight, num_targets=M), want)
+        ops.clear_cache()
+    monkeypatch.setattr(rgms_kernels, "_has_kernels", lambda x: False)
+    torch.testing.assert_close(ops.rgms(x, weight, *pattern, edge_weight, num_targets=M), want)
+
+
+def test_checks_of_torch_in_blocks():
+    edge_index, edge_type = graph()
+    x, weight, edge_weight = operands()[0], in_blocks(2, 3, 2), operands()[2]
+    graph_of = (edge_index, edge_type, edge_weight, N, M, True, False)
+    torch.library.opcheck(
+        torch.ops.sparsetir.rgms, (x, weight, *graph_of),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+    grad = torch.randn(M, 4, dtype=torch.float64)
+    torch.library.opcheck(
+        torch.ops.sparsetir.rgms_weight, (x, grad, *graph_of[:3], RELATIONS, 2, True),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
 
 
 # -- on a GPU -------------------------------------------------------------------------------------

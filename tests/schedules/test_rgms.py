@@ -29,3 +29,5 @@ def test_what_is_refused() -> None:
         Rgms("int8")
     with pytest.raises(ValueError, match="Rgms: argument 'out': expected None, 'float16' or"):
         Rgms("float16", out="float64")
+    with pytest.raises(ValueError, match="'added': expected False where the result is not float32"):
+        Rgms("float16", added=True)

@@ -15,7 +15,12 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
 from sparsetir.schedules.operators.spmm import program as spmm
-from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.search.choose_rgms import (
+    MOST_PRODUCTS,
+    RelationSizes,
+    choose_rgms,
+    products_first,
+)
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
 from sparsetir.schedules.templates.shapes import ShapeError
@@ -92,6 +97,54 @@ def test_bfloat16() -> None:
     np.testing.assert_allclose(args["out"].astype(float), wanted, rtol=2.0**-8, atol=1e-4)
 
 
+@pytest.mark.parametrize("sizes", [(3, 8, 16), (2, 5, 7)])
+def test_features_in_blocks(sizes: tuple[int, int, int]) -> None:
+    """Each block by a matrix of its own, as by matrices with blocks on the diagonal; interpreted
+    after the steps of stage I, and compiled."""
+    blocks, k, feat = sizes
+    problem = Rgms("float16" if k == 5 else "float32", "int64", in_blocks=True)
+    config = TiledRelations.for_sizes(k, feat, ranges=2, blocks=blocks)
+    sch = sparsetir.Schedule(program(problem))
+    apply(sch, config)
+    rng = np.random.default_rng(9)
+    for shape in [(1, 1, 1, 1.0), (2, 5, 4, 0.4), *SHAPES[:4]]:
+        mask, args = given(problem, shape, (blocks * k, blocks * feat), rng)
+        w = rng.uniform(-1, 1, (shape[0], blocks, k, feat)).astype(problem.dtype)
+        args["w"] = np.zeros((shape[0], blocks * k, blocks * feat))
+        for b in range(blocks):
+            args["w"][:, b * k : (b + 1) * k, b * feat : (b + 1) * feat] = w[:, b]
+        wanted, (relations, m, n, _) = exact(mask, args), shape
+        args |= {"w": w, "x": args["x"].reshape(n, blocks, k)}
+        args["out"] = np.full((m, blocks, feat), np.nan, problem.dtype)
+        tolerance = 2e-2 if problem.dtype == "float16" else 1e-4
+        close = {"rtol": tolerance, "atol": tolerance}
+        kernel(problem, config)(**args)
+        np.testing.assert_allclose(args["out"].reshape(m, -1), wanted, **close)
+        if m > 5:
+            continue
+        args |= {
+            "relations": relations, "nnz_rows": len(args["rows"]), "nnz": len(args["indices"]),
+            "blocks": blocks, "feat_in": k, "feat": feat,
+        }  # fmt: skip
+        args["out"][:] = np.nan
+        sparsetir.interpret(sch.func, args)
+        np.testing.assert_allclose(args["out"].reshape(m, -1), wanted, **close)
+    with pytest.raises(
+        ValueError, match="argument 'blocks': expected .*, as its schedule promises"
+    ):
+        more = {name: np.repeat(args[name], 2, axis=1) for name in ("w", "x", "out")}
+        kernel(problem, config)(**{**args, **more, "blocks": 2 * blocks})
+
+
+def test_added_to_what_is_there() -> None:
+    problem, config = Rgms(added=True), TiledRelations.for_sizes(7, 5, ranges=3)
+    mask, args = given(problem, (3, 50, 40, 0.1), (7, 5), np.random.default_rng(7))
+    args["out"] = before = np.random.default_rng(8).random((50, 5)).astype("float32")
+    wanted = before + exact(mask, args)
+    kernel(problem, config)(**args)
+    np.testing.assert_allclose(args["out"], wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_nan_and_infinity_stay_in_their_rows() -> None:
     rng = np.random.default_rng(3)
     mask, args = given(Rgms(), (3, 50, 40, 0.1), (32, 32), rng)
@@ -129,6 +182,35 @@ def test_what_is_chosen() -> None:
     small = choose_rgms(Rgms(), 100, 16, 64, target, threads=2)
     assert (small.rows, small.tile, small.parallel) == (6, 64, False)
     assert choose_rgms(Rgms("float64"), 100, 7, 5, target).lanes == 1
+
+
+def test_which_products_come_first() -> None:
+    """Where many rows share few columns, or where many edges have fewer features after."""
+    many = 10**6
+    sizes = RelationSizes(
+        *(
+            np.array(x)
+            for x in [
+                (many, many, many, many, 0, 1),
+                (many // 10, many, 10, many // 10, 0, 1),
+                (many // 10, 10, many, many // 10, 0, 1),
+            ]
+        )
+    )  # edges, rows, columns
+
+    def chosen(*features: int, nodes: int = many) -> list[Any]:
+        found = products_first(sizes, nodes, nodes, *features)
+        return [] if found is None else [*np.flatnonzero(found)]
+
+    assert chosen(32, 32) == [1]
+    assert chosen(128, 16) == [0, 1, 3]
+    assert chosen(16, 128) == [1]
+    few = many // 10 // MOST_PRODUCTS + 10
+    assert chosen(128, 16, nodes=few) == [0, 1]  # no more products than that
+    nothing = RelationSizes(*(x[3:] for x in sizes))
+    assert products_first(nothing, many, many, 32, 32) is None
+    small = RelationSizes(*(x // 1000 for x in sizes))  # two more kernels would take longer
+    assert products_first(small, many // 1000, many // 1000, 8, 8) is None
 
 
 def test_what_is_refused() -> None:

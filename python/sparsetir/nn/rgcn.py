@@ -10,10 +10,12 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
-from sparsetir.nn.conv import Conv, pair, weights_first
+from sparsetir.nn.conv import Conv, pair
 from sparsetir.nn.graph import Graph, check_count, is_edges, reversed_edges
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.nn.memory import remembered
+from sparsetir.ops.check_pattern import check_edges
+from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.rgms import rgms
 
 __all__ = ["RGCNConv"]
@@ -41,20 +43,15 @@ class Ends(NamedTuple):
 
 
 class Relations(NamedTuple):
-    """What reductions in relations go by; patterns are (2, k) edges.
+    """What extrema in relations go by; patterns are (2, k) edges.
 
-    sources, targets : ends of the edges
-    through_sources : of the graph from `sources` to nodes, an edge for each
-    mean : (E,) one in as many edges as the target of an edge has in the relation
+    targets : ends of the edges
     to_targets : of the graph from nodes to `targets`
     from_table : the same from rows (relation * nodes + node) of a table
     joined : of the graph from `targets` to nodes, an edge for each of `targets`
     """
 
-    sources: Ends
     targets: Ends
-    through_sources: Tensor
-    mean: Tensor
     to_targets: Tensor
     from_table: Tensor
     joined: Tensor
@@ -63,15 +60,10 @@ class Relations(NamedTuple):
     def of(cls, edge_index: Tensor, edge_type: Tensor, n: int, m: int, relations: int) -> Relations:
         source, target = edge_index.long()
         edge_type = edge_type.long()
-        sources = Ends.of(source, edge_type, n, relations)
         targets = Ends.of(target, edge_type, m, relations)
-        edges_of_target = torch.bincount(targets.place, minlength=len(targets.key))
         order = torch.arange(len(targets.key), device=source.device)
         return cls(
-            sources,
             targets,
-            torch.stack([sources.place, target]),
-            1 / edges_of_target[targets.place].double(),
             torch.stack([source, targets.place]),
             torch.stack([edge_type * n + source, targets.place]),
             torch.stack([order, targets.node]),
@@ -82,8 +74,8 @@ class RGCNConv(Conv):
     """x'_i = W_root x_i + sum over relations r of W_r mean of x_j over neighbours j in r, + b.
 
     Arguments and parameters as `torch_geometric.nn.RGCNConv`. Sums and means are those of
-    :func:`sparsetir.ops.rgms`, which keeps no features for each edge. With blocks and for other
-    reductions, rows are multiplied by the weights of each relation apart.
+    :func:`sparsetir.ops.rgms`, which keeps no features for each edge. For other reductions, rows
+    are multiplied by the weights of each relation apart.
 
     in_channels : features, or a pair of those of sources and of targets; without features, the
         number of nodes
@@ -163,18 +155,19 @@ class RGCNConv(Conv):
         graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
             out = self._of_rows(graph, sources, len(targets))
-        elif self._sums and self.num_blocks is None:
+        elif self._sums:
             out = rgms(sources, self._full_weight(), *graph, None, self._reduce, len(targets))
-        elif self._sums and weights_first(sources, self.weight, self.out_channels):
-            out = self._weights_first(graph, sources, len(targets))
         else:
             out = self._sums_first(graph, sources, len(targets))
         if self.root is not None:
             by_features = targets.is_floating_point()
             if not by_features and targets is not sources:
                 _check_rows(targets, len(self.root))
-            out = out + (targets @ self.root if by_features else self.root[targets])
-        return out if self.bias is None else out + self.bias
+            if by_features and _owned(out, targets, self.root):
+                out.addmm_(targets, self.root)
+            else:
+                out = _added(out, targets @ self.root if by_features else self.root[targets])
+        return out if self.bias is None else _added(out, self.bias)
 
     def _all_rows(self) -> Tensor:
         return torch.arange(self.in_channels_l, device=self.weight.device)
@@ -216,7 +209,9 @@ class RGCNConv(Conv):
         count = self.num_relations
 
         def check() -> None:
-            Graph.of("RGCNConv", edges, n, m)  # refuses what is no graph
+            check_edges(
+                "RGCNConv", plain_edges("RGCNConv", "edge_index", edges)[0], m, n, "edge_index"
+            )
             if kind.numel() and not 0 <= kind.min() <= kind.max() < count:
                 raise ValueError(
                     f"RGCNConv: argument 'edge_type': expected relations from 0 to {count - 1}, "
@@ -266,15 +261,6 @@ class RGCNConv(Conv):
 
         return remembered(graph, ("table", n, m), make)
 
-    def _weights_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
-        relations = self._relations(graph, len(x), m)
-        ends = relations.sources
-        sent = self._by_relation(x[ends.node], ends.count)
-        scale = relations.mean if self.aggr == "mean" else None
-        return Graph.of("RGCNConv", relations.through_sources, len(ends.key), m).aggregate(
-            sent, "sum", scale
-        )
-
     def _sums_first(self, graph: tuple[Tensor, Tensor], x: Tensor, m: int) -> Tensor:
         relations = self._relations(graph, len(x), m)
         ends = relations.targets
@@ -308,6 +294,16 @@ class RGCNConv(Conv):
         return (
             f"RGCNConv({self.in_channels}, {self.out_channels}, num_relations={self.num_relations})"
         )
+
+
+def _owned(out: Tensor, *terms: Tensor) -> bool:
+    """Whether a layer may add to its result in place: no gradient looks at it."""
+    return not torch.is_grad_enabled() and all(x.dtype is out.dtype for x in terms)
+
+
+def _added(out: Tensor, term: Tensor) -> Tensor:
+    """The sum, in the memory of `out` where that is the layer's own."""
+    return out.add_(term) if _owned(out, term) else out + term
 
 
 def _is_integers(x: Any) -> bool:

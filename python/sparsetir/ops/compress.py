@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-__all__ = ["compress", "transpose"]
+__all__ = ["compress", "sorted_by", "transpose"]
 
 
 def transpose(rowptr: Tensor, col: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -37,17 +37,26 @@ def compress(edges: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
     where they are in order already. Those of a row stay in the order of the edges.
     """
     col, row = edges.contiguous()
-    if col.device.type == "cpu":
-        # One element in each row of an incidence matrix: its columns are what has each row of ours.
-        edge = torch.arange(len(row) + 1, dtype=row.dtype).numpy()
-        found = sp.csr_array((edge[:-1], row.numpy(), edge), shape=(len(row), m)).tocsc()
-        rowptr, order = (torch.from_numpy(x) for x in (found.indptr, found.indices))
-        rowptr, order = rowptr.to(row.dtype), order.long()
-    else:
-        rowptr, order = _starts(row, m), torch.argsort(row, stable=True)
+    rowptr, order = sorted_by(row, m)
+    order = order.long()
     if bool((order[1:] > order[:-1]).all()):
         return rowptr, col, None
     return rowptr, col[order], order
+
+
+def sorted_by(keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Where each key begins (size + 1,), and the elements in the order of the keys.
+
+    keys : (nnz,) from 0 to size - 1; on a CPU results are of their type, and take no more for long
+    """
+    if keys.device.type != "cpu":
+        return _starts(keys, size), torch.argsort(keys, stable=True)
+    # One element in each row of an incidence matrix: its columns are what has each key.
+    rows = torch.arange(len(keys) + 1, dtype=keys.dtype).numpy()
+    one_each = torch.zeros(len(keys), dtype=torch.int8).numpy()
+    found = sp.csr_array((one_each, keys.numpy(), rows), shape=(len(keys), size)).tocsc()
+    starts, order = (torch.from_numpy(x).to(keys.dtype) for x in (found.indptr, found.indices))
+    return starts, order
 
 
 def _starts(rows: Tensor, m: int) -> Tensor:

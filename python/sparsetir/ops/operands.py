@@ -16,7 +16,7 @@ from sparsetir.ops.registry import is_plain
 from sparsetir.ops.structure import conversions, structure_of_edges
 from sparsetir.sparse_tensor import SparseMatrix
 
-__all__ = ["Operand", "resolve"]
+__all__ = ["Operand", "plain_edges", "resolve"]
 
 
 class Operand(NamedTuple):
@@ -70,7 +70,7 @@ def resolve(
     """
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
-            edges, size = _edges(who, name, A)
+            edges, size = plain_edges(who, name, A)
             return _of_edges(who, name, edges, values, size or shape)
         return _of_sparse(who, name, A, values)
     if isinstance(A, Operand):
@@ -79,7 +79,7 @@ def resolve(
     if isinstance(A, SparseMatrix):
         return _of_matrix(A, values)
     if isinstance(A, tuple | list) and len(A) == 2 and isinstance(A[0], Tensor):
-        edges, size = _edges(who, name, A[0])
+        edges, size = plain_edges(who, name, A[0])
         return _of_edges(who, name, edges, values, _size(who, name, A[1]) or size or shape)
     return _of_foreign(who, name, A, values)
 
@@ -113,7 +113,7 @@ def _converted(
 # -- edges ----------------------------------------------------------------------------------------
 
 
-def _edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
+def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int] | None]:
     """Plain edges, and (m, n) where they know it."""
     size = None
     if hasattr(A, "sparse_size"):  # torch_geometric.EdgeIndex

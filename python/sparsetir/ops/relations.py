@@ -25,7 +25,7 @@ __all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_of"]
 # Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
 CHUNK = 32
 CHUNKS_OF_PIECE = 64
-BYTES_PER_EDGE, BYTES_PER_RELATION = 72, 64
+BYTES_PER_EDGE, BYTES_PER_RELATION = 120, 64
 
 
 class Chunks:
@@ -66,13 +66,18 @@ class RelationRows:
     rows : (nnz_rows,) which they are
     indptr : (nnz_rows + 1,) into the elements
     indices : (E,) columns
-    order : (E,) int64 edge of each element; None where that is the same
+    order : (E,) edge of each element; None where that is the same
     computed : what is made of these arrays for kernels
+    orders : what was found of the order of work, by numbers of features; None where this is a part
+        of a graph already
     """
+
+    orders: dict[Any, Any] | None = None
 
     @lasting
     def __init__(self, pattern: RelationPattern, device: torch.device) -> None:
         self.computed: dict[Any, Any] = {}
+        self.orders = {}
         arrays = (torch.from_numpy(x).to(device) for x in pattern[:4])
         self.row_ptr, self.rows, self.indptr, self.indices = arrays
         kept = pattern.keeps_order
@@ -86,6 +91,14 @@ class RelationRows:
         found.device = self.rows.device
         return found
 
+    @staticmethod
+    def of(row_ptr: Tensor, rows: Tensor, indptr: Tensor, indices: Tensor) -> RelationRows:
+        """By its arrays; edges are in the order of the elements, sums come first."""
+        made = object.__new__(RelationRows)
+        made.row_ptr, made.rows, made.indptr, made.indices = row_ptr, rows, indptr, indices
+        made.order, made.computed = None, {}
+        return made
+
     @cached_property
     def chunks(self) -> Chunks:
         """The rows in chunks."""
@@ -94,20 +107,23 @@ class RelationRows:
     @lasting
     def shares(self, dtype: torch.dtype) -> Tensor:
         """(E,) one in as many elements as the row of an element has."""
-        counts = (self.indptr[1:] - self.indptr[:-1]).long()
-        return torch.repeat_interleave(1 / counts.to(dtype), counts)
+        counts = self.indptr[1:] - self.indptr[:-1]
+        share = 1 / counts.to(dtype)
+        if self.rows.device.type != "cpu":
+            return torch.repeat_interleave(share, counts.long())
+        return torch.from_numpy(np.repeat(share.numpy(), counts.numpy()))  # less memory
 
     @lasting
     def arranged(self, values: Tensor) -> Tensor:
         """Values in the order of the elements, of values in the order of the edges."""
-        return values if self.order is None else values[self.order]
+        return values if self.order is None else values.index_select(0, self.order)
 
     @lasting
     def restored(self, values: Tensor) -> Tensor:
         """Values in the order of the edges, of values in the order of the elements."""
         if self.order is None:
             return values
-        return torch.empty_like(values).index_copy_(0, self.order, values)
+        return torch.empty_like(values).index_copy_(0, self.order.long(), values)
 
 
 class _InOrder(RelationPattern):
@@ -178,6 +194,10 @@ class Relations:
                 found = self.by_source.arranged(self.by_target.restored(found))
             self._shares[dtype, transposed] = found
         return found
+
+    def lasts(self, values: Tensor) -> bool:
+        """Whether they are shares, which stay the same."""
+        return any(values is kept for kept in self._shares.values())
 
     @property
     def nbytes(self) -> int:

@@ -7,6 +7,7 @@ serve gradients of gradients, too.
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import torch
@@ -31,7 +32,8 @@ def rgms(
     """Y[i] = sum over edges e = (j -> i) of relation r of edge_weight[e] * x[j] @ weight[r].
 
     x : (n, feat_in) features of sources; float16, bfloat16, float32 or float64
-    weight : (relations, feat_in, feat) of x's dtype
+    weight : (relations, feat_in, feat) of x's dtype; or (relations, blocks, feat_in / blocks,
+        feat / blocks) of matrices that have blocks on the diagonal, and zeros elsewhere
     edge_index : (2, E) int32 or int64 sources, then targets, in any order; several edges may have
         the same ends, and a node may have one to itself
     edge_type : (E,) int32 or int64 relation of each edge
@@ -75,9 +77,10 @@ def _check(
     check_tensor(WHO, "weight", weight, like=x)
     if x.dim() != 2:
         raise ValueError(f"{WHO}: argument 'x': expected shape (n, feat_in), got {tuple(x.shape)}")
-    if weight.dim() != 3 or weight.shape[1] != x.shape[1]:
+    if weight.dim() not in (3, 4) or prod(weight.shape[1:-1]) != x.shape[1]:
         raise ValueError(
-            f"{WHO}: argument 'weight': expected shape (relations, {x.shape[1]}, feat) as 'x' has "
+            f"{WHO}: argument 'weight': expected shape (relations, {x.shape[1]}, feat), or "
+            f"(relations, blocks, rows, columns) with {x.shape[1]} rows in all, as 'x' has "
             f"{x.shape[1]} features, got {tuple(weight.shape)}"
         )
     for name, given in (("edge_index", edge_index), ("edge_type", edge_type)):
@@ -101,6 +104,11 @@ def _check(
             raise ValueError(
                 f"{WHO}: argument '{name}': expected to be on {x.device} as 'x', got {given.device}"
             )
+
+
+def _counts(weight: Tensor) -> tuple[int, int]:
+    """Relations, and blocks of features, 0 without any."""
+    return weight.shape[0], weight.shape[1] if weight.dim() == 4 else 0
 
 
 def _values(
@@ -131,15 +139,15 @@ def _sum_backward(ctx: Any, grad: Tensor) -> Any:
     x, weight, *graph, edge_weight, n, m, mean, transposed = saved(ctx)
     for_x, for_weight, _, _, for_edges, *_ = ctx.needs_input_grad
     sizes = (n, m, mean)
-    turned = weight.transpose(1, 2)
+    turned = weight.mT
     grad_x = grad_weight = grad_edges = None
     if for_x:
         grad_x = rgms_sum(grad, turned, *graph, edge_weight, *sizes, not transposed)
     # Features of sources, then of targets.
     ends = (grad, x) if transposed else (x, grad)
     if for_weight:
-        grad_weight = rgms_weight(*ends, *graph, edge_weight, weight.shape[0], mean)
-        grad_weight = grad_weight.transpose(1, 2) if transposed else grad_weight
+        grad_weight = rgms_weight(*ends, *graph, edge_weight, *_counts(weight), mean)
+        grad_weight = grad_weight.mT if transposed else grad_weight
     if for_edges:
         grad_edges = rgms_edge(*ends, turned if transposed else weight, *graph, mean)
     return grad_x, grad_weight, None, None, grad_edges, None, None, None, None
@@ -150,7 +158,7 @@ rgms_sum = define(
     "SymInt n, SymInt m, bool mean, bool transposed) -> Tensor",
     _sum,
     lambda x, weight, edge_index, edge_type, edge_weight, n, m, mean, transposed: x.new_empty(
-        (n if transposed else m, weight.shape[2])
+        (n if transposed else m, prod(weight.shape[1:-2]) * weight.shape[-1])
     ),
     _sum_backward,
     save_inputs,
@@ -162,31 +170,33 @@ rgms_sum = define(
 
 def _weight(
     x: Tensor, grad: Tensor, edge_index: Tensor, edge_type: Tensor, edge_weight: Tensor | None,
-    count: int, mean: bool,
+    count: int, blocks: int, mean: bool,
 ) -> Tensor:  # fmt: skip
     relations = relations_of(edge_index, edge_type, x.shape[0], grad.shape[0], count, WHO)
     values = _values(relations, edge_weight, mean, x.dtype, False)
-    return rgms_kernels.of_weights(relations, x, grad, values)
+    return rgms_kernels.of_weights(relations, x, grad, values, blocks)
 
 
 def _weight_backward(ctx: Any, by: Tensor) -> Any:
-    x, grad, *graph, edge_weight, _, mean = saved(ctx)
+    x, grad, *graph, edge_weight, _, _, mean = saved(ctx)
     for_x, for_grad, _, _, for_edges, *_ = ctx.needs_input_grad
     sizes = (x.shape[0], grad.shape[0], mean)
-    turned = by.transpose(1, 2)
+    turned = by.mT
     return (
         rgms_sum(grad, turned, *graph, edge_weight, *sizes, True) if for_x else None,
         rgms_sum(x, by, *graph, edge_weight, *sizes, False) if for_grad else None,
-        None, None, rgms_edge(x, grad, by, *graph, mean) if for_edges else None, None, None,
+        None, None, rgms_edge(x, grad, by, *graph, mean) if for_edges else None, None, None, None,
     )  # fmt: skip
 
 
 rgms_weight = define(
     "rgms_weight(Tensor x, Tensor grad, Tensor edge_index, Tensor edge_type, Tensor? edge_weight, "
-    "SymInt count, bool mean) -> Tensor",
+    "SymInt count, SymInt blocks, bool mean) -> Tensor",
     _weight,
-    lambda x, grad, edge_index, edge_type, edge_weight, count, mean: x.new_empty(
-        (count, x.shape[1], grad.shape[1])
+    lambda x, grad, edge_index, edge_type, edge_weight, count, blocks, mean: x.new_empty(
+        (count, blocks, x.shape[1] // blocks, grad.shape[1] // blocks)
+        if blocks
+        else (count, x.shape[1], grad.shape[1])
     ),
     _weight_backward,
     save_inputs,
@@ -212,11 +222,11 @@ def _edge_backward(ctx: Any, by: Tensor) -> Any:
     x, grad, weight, *graph, mean = saved(ctx)
     for_x, for_grad, for_weight, *_ = ctx.needs_input_grad
     sizes = (x.shape[0], grad.shape[0], mean)
-    turned = weight.transpose(1, 2)
+    turned = weight.mT
     return (
         rgms_sum(grad, turned, *graph, by, *sizes, True) if for_x else None,
         rgms_sum(x, weight, *graph, by, *sizes, False) if for_grad else None,
-        rgms_weight(x, grad, *graph, by, weight.shape[0], mean) if for_weight else None,
+        rgms_weight(x, grad, *graph, by, *_counts(weight), mean) if for_weight else None,
         None, None, None,
     )  # fmt: skip
 

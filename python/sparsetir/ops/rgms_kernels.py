@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.nn.functional import pad
 from sparsetir.arrays import is_array
 from sparsetir.compiled import compiled
 from sparsetir.lower import lower_template
+from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
 from sparsetir.relational_plan import relational_plan
@@ -30,7 +32,8 @@ from sparsetir.relational_request import RelationalRequest
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators import rgms
-from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
+from sparsetir.schedules.search.choose_rgms import choose_rgms, lanes_of, whole_vectors
+from sparsetir.schedules.templates import rgms as template
 from sparsetir.schedules.templates import rgms_backward
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
 from sparsetir.schedules.versions import WORK_OF_THREADS
@@ -47,21 +50,85 @@ def of_nodes(
     """(m, feat) sums over edges of their value times x[source] @ weight[relation].
 
     x : (n, feat_in)
-    weight : (relations, feat_in, feat)
+    weight : (relations, feat_in, feat), or (relations, blocks, feat_in / blocks, feat / blocks) of
+        what is on the diagonal
     values : (E,) of the elements; by default ones
     transposed : of the edges in the other direction: x is (m, feat_in), the result (n, feat)
     """
     rows = relations.rows(transposed)
     m, n = (relations.n, relations.m) if transposed else (relations.m, relations.n)
-    (count, feat_in, feat), dtype = weight.shape, x.dtype
-    if not m * feat * feat_in * relations.edges:
-        return x.new_zeros(m, feat)
-    target = target_of(x.device)
-    if not (_has_kernels(x) or is_gpu(target)):
+    *blocks, feat_in, feat = weight.shape[1:]
+    count, dtype = prod(blocks), x.dtype
+    if not m * count * feat * feat_in * relations.edges:
+        return x.new_zeros(m, count * feat)
+    if not _has_kernels(x):
+        if blocks:
+            of_blocks = zip(x.chunk(count, 1), weight.unbind(1), strict=True)
+            return torch.cat([of_nodes(relations, *b, values, transposed) for b in of_blocks], 1)
+        if is_gpu(target_of(x.device)):
+            return _by_plan(rows, m, n, x, weight, values)
         out, wide = _wide(x).new_zeros(m, feat), _wide(weight)
         for r, row, terms in _apart(rows, _wide(x), values):
             out.index_add_(0, row, terms @ wide[r])
         return out.to(dtype)
+    x = _padded(x.unflatten(1, (*blocks, feat_in)) if blocks else x)
+    weight = _padded(weight, x.shape[-1])
+    shape = (*blocks, weight.shape[-1])
+    sizes = count * x.shape[-1], count * shape[-1], count
+    found = where_products_first(rows, m, n, *sizes)
+    if found is None and not blocks:
+        out = _by_plan(rows, m, n, x, weight, values)
+    elif found is None:
+        out = x.new_empty(m, *shape)
+        _run_nodes(rows, x, weight, values, out)
+    else:
+        of_sums = of_others = None
+        if values is not None:
+            of_sums, of_others = found.values(values, relations.lasts(values))
+        products = x.new_empty(found.sums.n, *shape)
+        _run_nodes(found.products, x, weight, None, products)
+        out = found.sums.run("spmm", (products.flatten(1),), of_sums).view(m, *shape)
+        del products
+        if found.others is not None:
+            _run_nodes(found.others, x, weight, of_others, out, added=True)
+    return out[..., :feat].flatten(1).to(dtype).contiguous()
+
+
+def _run_nodes(
+    rows: RelationRows, x: Tensor, weight: Tensor, values: Tensor | None, out: Tensor,
+    added: bool = False,
+) -> None:  # fmt: skip
+    """Set the result, or add to it, by the kernel that sums up first.
+
+    x, weight, out : with a dimension for blocks of features, if there are any
+    """
+    index_type, (*blocks, feat_in, feat) = IDTYPES[rows.rows.dtype], weight.shape[1:]
+    problem = rgms.Rgms(
+        DTYPES[x.dtype], index_type, values is not None, added=added, in_blocks=bool(blocks)
+    )
+    target = target_of(x.device)
+    config = choose_rgms(
+        problem, len(rows.rows), feat_in, feat, target, default_threads(), prod(blocks)
+    )
+    arrays = _weighted({"x": x, "w": weight, "out": out}, values)
+    index = {
+        "row_ptr": rows.row_ptr, "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
+    }  # fmt: skip
+    numbers = {
+        "relations": len(weight), "m": len(out), "n": len(x), "nnz_rows": len(rows.rows),
+        "nnz": len(rows.indices), "feat_in": feat_in, "feat": feat,
+    }  # fmt: skip
+    if blocks:
+        numbers["blocks"] = blocks[0]
+    stages = partial(lower_template, template, problem, config, target)
+    _run(rows, (problem, config), target, stages, arrays, index, numbers)
+
+
+def _by_plan(
+    rows: RelationRows, m: int, n: int, x: Tensor, weight: Tensor, values: Tensor | None
+) -> Tensor:
+    """As :func:`of_nodes`, by the plan of these sizes; m, n : rows and columns."""
+    (count, feat_in, feat), dtype, target = weight.shape, x.dtype, target_of(x.device)
     problem = _problem(dtype, IDTYPES[rows.rows.dtype], values is not None, target)
     key = problem, feat_in, feat
     run = rows.computed.get(key)
@@ -81,33 +148,53 @@ def _problem(dtype: torch.dtype, idtype: str, weighted: bool, target: Any) -> rg
     return rgms.Rgms(DTYPES[dtype], idtype, weighted, out=wide, values=wide if weighted else None)
 
 
-def of_weights(relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None) -> Tensor:
+def of_weights(
+    relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None, blocks: int = 0
+) -> Tensor:
     """(relations, feat_in, feat) sums over edges of their value times x[source]^T @ grad[target].
 
     x, grad : (n, feat_in) and (m, feat)
     values : (E,) of the elements; by default ones
+    blocks : of features, of which what is on the diagonal is wanted, (relations, blocks,
+        feat_in / blocks, feat / blocks); 0 for none
     """
-    feat_in, feat, dtype = x.shape[1], grad.shape[1], x.dtype
-    found = x.new_zeros(relations.count, feat_in, feat)
+    dims, dtype = ([blocks] if blocks else []), x.dtype
+    feat_in, feat = (size // max(blocks, 1) for size in (x.shape[1], grad.shape[1]))
+    found = x.new_zeros(relations.count, *dims, feat_in, feat)
     if not found.numel() or not relations.edges:
         return found
     if not _has_kernels(x):
+        if blocks:
+            of_blocks = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), strict=True)
+            return torch.stack([of_weights(relations, *b, values) for b in of_blocks], 1)
         wide = _wide(grad)
         for r, row, terms in _apart(relations.by_target, _wide(x), values):
             found[r] = (terms.T @ wide[row]).to(dtype)
         return found
+    if blocks:
+        x, grad = x.unflatten(1, (blocks, feat_in)), grad.unflatten(1, (blocks, feat))
     x, grad, chunks = _padded(x), _padded(grad), relations.by_target.chunks
-    parts = x.new_empty(len(chunks.relation), x.shape[1], grad.shape[1])
+    parts = x.new_empty(len(chunks.relation), *dims, x.shape[-1], grad.shape[-1])
     arrays = _weighted({"x": x, "grad": grad, "dw": parts}, values)
     _run_chunks(relations, False, arrays)
     if not chunks.one_each:
         sums = parts.new_zeros(relations.count, *parts.shape[1:])
         parts = sums.index_add_(0, chunks.relation, parts)
-    return parts[:, :feat_in, :feat].to(dtype).contiguous()
+    return parts[..., :feat_in, :feat].to(dtype).contiguous()
 
 
 def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> Tensor:
-    """(E,) x[source] @ weight[relation] . grad[target] of each element, in the type of sums."""
+    """(E,) x[source] @ weight[relation] . grad[target] of each element, in the type of sums.
+
+    weight : as of :func:`of_nodes`
+    """
+    if weight.dim() == 4:
+        count = weight.shape[1]
+        of_blocks = zip(x.chunk(count, 1), weight.unbind(1), grad.chunk(count, 1), strict=True)
+        out = _wide(x).new_zeros(relations.edges)
+        for block in of_blocks:
+            out += of_edges(relations, *block)
+        return out
     x, weight, grad = _wide(x), _wide(weight), _wide(grad)
     out = x.new_zeros(relations.edges)
     if not x.shape[1] or not grad.shape[1] or not relations.edges:
@@ -127,12 +214,14 @@ def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> T
 def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
     """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
-    feat_in, feat, dtype = arrays["x"].shape[1], arrays["grad"].shape[1], arrays["x"].dtype
+    (*blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
+    dtype = arrays["x"].dtype
     problem = RgmsBackward(
-        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays
-    )
+        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays,
+        bool(blocks),
+    )  # fmt: skip
     threads, target = default_threads(), target_of(relations.device)
-    parallel = threads > 1 and len(rows.rows) * feat_in * feat >= WORK_OF_THREADS
+    parallel = threads > 1 and len(rows.rows) * prod(blocks) * feat_in * feat >= WORK_OF_THREADS
     # All but whole vectors are powers of two.
     lanes = min(lanes_of(rgms.Rgms(DTYPES[dtype]), target), feat_in, feat)
     config = ChunkTiles(lanes, blocks=threads * BLOCKS_PER_THREAD if parallel else 0)
@@ -145,6 +234,8 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
         "nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m, "n": relations.n,
         "relations": relations.count,
     }  # fmt: skip
+    if blocks:
+        sizes["blocks"] = blocks[0]
     stages = partial(lower_template, rgms_backward, problem, config, target)
     _run(rows, (problem, config), target, stages, arrays, index, sizes)
 
