@@ -32,7 +32,7 @@ class RelationPattern(_Csf):
     indptr : (nnz_rows + 1,) into the columns
     indices : (nnz,) columns, not decreasing within a row
     shape : (relations, m, n)
-    order : (nnz,) of that dtype, which of the triples each element is; their values are `values[order]`
+    order : (nnz,) of that dtype, which triple each element is; its value is `values[order]`
     """
 
     @staticmethod
