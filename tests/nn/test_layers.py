@@ -7,6 +7,7 @@ import torch
 
 from pairs import in_pairs
 from sparsetir import nn as ours
+from sparsetir import ops
 from sparsetir.datasets import load_cora
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -246,6 +247,19 @@ def test_rgcn_bipartite():
     x = (features(), torch.randn(7, 5, dtype=torch.float64))
     options = {"in_channels": (FEATURES, 5), "out_channels": 4, "num_relations": RELATIONS}
     same("RGCNConv", options, (x, edges, torch.randint(0, RELATIONS, (EDGES,))))
+
+
+@pytest.mark.parametrize("blocks", [None, 2])
+def test_rgcn_keeps_a_graph_once(blocks):
+    """One structure of the graph, and the same result where sums are in place."""
+    ops.clear_cache()
+    layer = ours.RGCNConv(FEATURES, 4, RELATIONS, num_blocks=blocks).double()
+    given = features(), graph(), torch.randint(0, RELATIONS, (EDGES,))
+    out = layer(*given)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(*given), out)
+    assert ops.cache_info()["entries"] == 1
+    ops.clear_cache()
 
 
 @pytest.mark.parametrize("name", ["GCNConv", "SAGEConv", "GATConv"])

@@ -88,7 +88,37 @@ def test_no_elements() -> None:
     check(problem, lower_template(template, problem, ChunkTiles(4, 3)), density=0)
 
 
+def test_features_in_blocks() -> None:
+    """Of each block as of features alone, by the plain program and the scheduled one."""
+    sizes, blocks = (8, 4), 3
+    alone = RgmsBackward(*sizes, CHUNK)
+    problem = RgmsBackward(*sizes, CHUNK, in_blocks=True)
+    kernels = [
+        sparsetir.build(stages["II scheduled"])
+        for stages in (
+            lower(program(problem)), lower_template(template, problem, ChunkTiles(4, 3, 2))
+        )
+    ]  # fmt: skip
+    of_one = sparsetir.build(lower(program(alone))["II scheduled"])
+    args, _ = arguments(alone)
+    rng, wide = np.random.default_rng(1), {}
+    for name in ("x", "grad", "dw"):
+        shape = (len(args[name]), blocks, *args[name].shape[1:])
+        wide[name] = rng.uniform(-1, 1, shape).astype("float32")
+    want = []
+    for b in range(blocks):
+        args |= {name: np.ascontiguousarray(x[:, b]) for name, x in wide.items()}
+        of_one(**args)
+        want.append(args["dw"].copy())
+    for kernel in kernels:
+        wide["dw"][:] = np.nan
+        kernel(**{**args, **wide})
+        np.testing.assert_allclose(wide["dw"], np.stack(want, 1), rtol=1e-5, atol=1e-5)
+
+
 def test_what_is_refused() -> None:
+    with pytest.raises(ValueError, match="argument 'in_blocks': expected False with 'edges'"):
+        RgmsBackward(4, 4, edges=True, in_blocks=True)
     with pytest.raises(ValueError, match="RgmsBackward: argument 'dtype': expected one of float32"):
         RgmsBackward(4, 4, dtype="float16")
     with pytest.raises(ValueError, match="RgmsBackward: argument 'chunk': expected 1 or more"):
