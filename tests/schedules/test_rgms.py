@@ -29,3 +29,5 @@ def test_what_is_refused() -> None:
         Rgms("int8")
     with pytest.raises(ValueError, match="Rgms: argument 'out': expected None, 'float16' or"):
         Rgms("float16", out="float64")
+    with pytest.raises(ValueError, match="Rgms: argument 'values': expected None, 'float32' or"):
+        Rgms("float32", values="float16")
