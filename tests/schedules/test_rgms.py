@@ -31,3 +31,5 @@ def test_what_is_refused() -> None:
         Rgms("float16", out="float64")
     with pytest.raises(ValueError, match="'added': expected False where the result is not float32"):
         Rgms("float16", added=True)
+    with pytest.raises(ValueError, match="Rgms: argument 'values': expected None, 'float32' or"):
+        Rgms("float32", values="float16")

@@ -20,6 +20,7 @@ from sparsetir.schedules.search.choose_rgms import (
     RelationSizes,
     choose_rgms,
     products_first,
+    whole_vectors,
 )
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms import TiledRelations, apply
@@ -182,6 +183,14 @@ def test_what_is_chosen() -> None:
     small = choose_rgms(Rgms(), 100, 16, 64, target, threads=2)
     assert (small.rows, small.tile, small.parallel) == (6, 64, False)
     assert choose_rgms(Rgms("float64"), 100, 7, 5, target).lanes == 1
+    gpu = resolve_target({"kind": "cuda", "arch": "sm_90"})
+    for problem, on, sizes in (
+        (Rgms("float16"), target, {1: 1, 3: 4, 15: 16, 17: 32}),
+        (Rgms("float64"), target, {7: 8, 9: 16}),
+        (Rgms("float16"), gpu, {3: 4, 9: 16, 24: 24}),
+        (Rgms(), gpu, {3: 4, 5: 8, 100: 100}),
+    ):
+        assert {feat: whole_vectors(problem, feat, on) for feat in sizes} == sizes
 
 
 def test_which_products_come_first() -> None:
