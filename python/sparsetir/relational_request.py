@@ -121,12 +121,12 @@ class RelationalRequest(KernelRequest):
         return rgms_space.space(*self._choosing)
 
     @property
-    def _choosing(self) -> tuple[Rgms, int, int, int, Any, int]:
+    def _choosing(self) -> tuple[Rgms, int, int, int, Any, int, int]:
         """What configs for CPUs are chosen by."""
         pattern = self.pattern
         assert isinstance(pattern, RelationPattern)
-        rows = len(pattern.rows)
-        return self.problem, rows, self.feat_in, self.feat, self.target, self.threads
+        sizes = len(pattern.rows), self.feat_in, self.feat
+        return self.problem, *sizes, self.target, self.threads, pattern.shape[0]
 
 
 AnyRequest = Request | RelationalRequest

@@ -1,5 +1,6 @@
 """Relational gather-matmul-scatter by tiles of rows, on CPUs."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -92,6 +93,23 @@ def test_bfloat16() -> None:
     np.testing.assert_allclose(args["out"].astype(float), wanted, rtol=2.0**-8, atol=1e-4)
 
 
+@pytest.mark.parametrize(("problem", "sizes"), by_turns(
+    [(Rgms(weighted=False), (96, 64)), (Rgms("float16"), (160, 48))], 2), ids=str
+)  # fmt: skip
+def test_matrices_in_panels(problem: Rgms, sizes: tuple[int, int]) -> None:
+    """For each range and relation, also of several steps over features."""
+    config = TiledRelations.for_sizes(*sizes, sums=6, packed=True, ranges=2, ahead=5)
+    config = replace(config, depth=32)
+    rng = np.random.default_rng(8)
+    assert "W_ws_copy" in kernel(problem, config).stages["I"].script()
+    for shape in SHAPES:
+        mask, args = given(problem, shape, sizes, rng)
+        kernel(problem, config)(**args)
+        rough = problem.dtype == "float16"
+        tolerance = {"rtol": 2e-3, "atol": 2e-2} if rough else {"rtol": 1e-4, "atol": 1e-4}
+        np.testing.assert_allclose(args["out"], exact(mask, args), **tolerance)
+
+
 def test_nan_and_infinity_stay_in_their_rows() -> None:
     rng = np.random.default_rng(3)
     mask, args = given(Rgms(), (3, 50, 40, 0.1), (32, 32), rng)
@@ -129,6 +147,8 @@ def test_what_is_chosen() -> None:
     small = choose_rgms(Rgms(), 100, 16, 64, target, threads=2)
     assert (small.rows, small.tile, small.parallel) == (6, 64, False)
     assert choose_rgms(Rgms("float64"), 100, 7, 5, target).lanes == 1
+    wide = [choose_rgms(Rgms(), rows, 256, 256, target, relations=27) for rows in (6000, 60000)]
+    assert [config.packed for config in wide] == [False, True]
 
 
 def test_what_is_refused() -> None:

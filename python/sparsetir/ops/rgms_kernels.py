@@ -61,7 +61,7 @@ def of_nodes(
     out = x.new_empty(m, weight.shape[2])
     problem = rgms.Rgms(DTYPES[x.dtype], IDTYPES[rows.rows.dtype], values is not None)
     target, sizes = target_of(x.device), (x.shape[1], weight.shape[2])
-    config = choose_rgms(problem, len(rows.rows), *sizes, target, default_threads())
+    config = choose_rgms(problem, len(rows.rows), *sizes, target, default_threads(), count)
     arrays = _weighted({"x": x, "w": weight, "out": out}, values)
     index = {
         "row_ptr": rows.row_ptr, "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
