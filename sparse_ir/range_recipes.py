@@ -24,8 +24,8 @@ def row_ranges(
 ) -> int:  # fmt: skip
     """How many ranges suit: each keeps its rows in a cache, and threads have several each.
 
-    Each range reads what belongs to the parents again. Where that is more than rows that do not stay
-    in a cache are read and written, there is one for each thread.
+    Each range reads what belongs to the parents again. Where that is more than rows that do not
+    stay in a cache are read and written, there is one for each thread.
 
     m : coordinates of rows
     rows, parents : stored ones, and what they hang under
