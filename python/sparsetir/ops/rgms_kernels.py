@@ -128,7 +128,9 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     threads, target = default_threads(), target_of(relations.device)
     parallel = threads > 1 and len(rows.rows) * feat_in * feat >= WORK_OF_THREADS
     lanes = min(_lanes(dtype, target), feat_in, feat)  # of which all but whole vectors are powers
-    config = ChunkTiles(lanes, blocks=threads * BLOCKS_PER_THREAD if parallel else 0)
+    vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
+    blocks = threads * BLOCKS_PER_THREAD if parallel else 0
+    config = ChunkTiles(lanes, vectors=vectors, blocks=blocks)
     index = {
         "piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows,
         "indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation,
