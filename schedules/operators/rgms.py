@@ -39,12 +39,14 @@ class Rgms(Problem):
     idtype : of the index arrays
     weighted : whether elements have values; without, A[r, i, j] is 1 where it is stored
     out : of Y, that of X by default: float32 for 16-bit types too
+    wide : whether A's values and W are in the type of the sums, which saves a cast in each product
     """
 
     dtype: str = "float32"
     idtype: str = "int32"
     weighted: bool = True
     out: str | None = None
+    wide: bool = False
 
     def __post_init__(self) -> None:
         expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
@@ -63,6 +65,7 @@ def program(problem: Rgms) -> SparseFunc:
     """
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
     out_type, size = problem.out or dtype, getattr(T, idtype)
+    factors = acc if problem.wide else dtype
     weighted, zero = problem.weighted, tirx.const(0.0, out_type)
 
     def term(a: Any, x: Any, w: Any) -> Any:
@@ -83,9 +86,9 @@ def program(problem: Rgms) -> SparseFunc:
         K = T.dense_fixed(feat_in, idtype)
         L = T.dense_fixed(feat, idtype)
         if weighted:
-            A = T.match_sparse_buffer(a, (R, I, J), dtype)
+            A = T.match_sparse_buffer(a, (R, I, J), factors)
         X = T.match_sparse_buffer(x, (N, K), dtype)
-        W = T.match_sparse_buffer(w, (R, K, L), dtype)
+        W = T.match_sparse_buffer(w, (R, K, L), factors)
         Y = T.match_sparse_buffer(out, (M, L), out_type)
         with T.sp_iter([R, I, J, K, L], "RSRRS", "rgms") as [r, i, j, k, l]:
             with T.init():

@@ -1,8 +1,9 @@
 """Runs the kernels of relational gather-matmul-scatter on torch tensors, without gradients.
 
-Kernels take float32 and float64: of types with 16 bits, operands become float32 beforehand, and
-results are rounded once. Elements are the edges in the order of the rows of relations. Where there
-are no kernels, on GPUs, each relation is computed apart, with features for each of its edges.
+Sums are in float32 or float64, and results are rounded once: of types with 16 bits, sums at nodes
+gather features as they are, other operands become float32 beforehand. Elements are the edges in the
+order of the rows of relations. Where there are no kernels, on GPUs, each relation is computed
+apart, with features for each of its edges.
 """
 
 from __future__ import annotations
@@ -56,10 +57,13 @@ def of_nodes(
         for r, row, terms in _apart(rows, _wide(x), values):
             out.index_add_(0, row, terms @ wide[r])
         return out.to(dtype)
-    x = _padded(x)
+    x = _padded(x, wide=False)
     weight = _padded(weight, x.shape[1])
-    out = x.new_empty(m, weight.shape[2])
-    problem = rgms.Rgms(DTYPES[x.dtype], IDTYPES[rows.rows.dtype], values is not None)
+    out = weight.new_empty(m, weight.shape[2])
+    total = DTYPES[out.dtype]
+    problem = rgms.Rgms(
+        DTYPES[dtype], IDTYPES[rows.rows.dtype], values is not None, total, dtype != out.dtype
+    )
     target, sizes = target_of(x.device), (x.shape[1], weight.shape[2])
     config = choose_rgms(problem, len(rows.rows), *sizes, target, default_threads(), count)
     arrays = _weighted({"x": x, "w": weight, "out": out}, values)
@@ -195,12 +199,13 @@ def _lanes(dtype: torch.dtype, target: Any) -> int:
     return vector_bits(target) // (64 if dtype == torch.float64 else 32)
 
 
-def _padded(x: Tensor, rows: int | None = None) -> Tensor:
+def _padded(x: Tensor, rows: int | None = None, wide: bool = True) -> Tensor:
     """With zeros for features up to whole vectors, or a power of two of them where these are few.
 
     rows : as many, with zeros too
+    wide : in the type of the sums
     """
-    x = _wide(x)
+    x = _wide(x) if wide else x.detach().resolve_neg().contiguous()
     lanes, feat = _lanes(x.dtype, target_of(x.device)), x.shape[-1]
     size = -(-feat // lanes) * lanes if feat > lanes else 1 << max(feat - 1, 0).bit_length()
     below = 0 if rows is None else rows - x.shape[-2]
