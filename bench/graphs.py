@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import Pattern
-from sparsetir.graphs import GraphError, graph_name, load_graph
+from sparsetir.graphs import GraphError, graph_name, load_graph, load_relations
 from sparsetir.graphs import layers as layers_of
 
 
@@ -55,14 +55,4 @@ def pruned(files: list[str], layers: int) -> dict[str, Any]:
 
 def relations(paths: list[Path]) -> dict[str, Pattern]:
     """Graphs with relations: patterns over (relation, destination, source)."""
-    found = {}
-    for path in paths:
-        with np.load(path) as arrays:
-            missing = {"num_nodes", "src", "dst", "etype"} - set(arrays.files)
-            if missing:
-                raise GraphError(f"{path}: has no {', '.join(sorted(missing))}")
-            nodes = int(arrays["num_nodes"])
-            edges = np.stack([arrays[k].astype("int32") for k in ("etype", "dst", "src")])
-        edges = np.unique(edges, axis=1)
-        found[path.stem] = Pattern(list(edges), (int(edges[0].max()) + 1, nodes, nodes))
-    return found
+    return {path.stem: load_relations(path).pattern for path in paths}

@@ -11,8 +11,8 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     make_func,
-    nodes_of,
     stores_of,
+    variables_of,
     walk,
 )
 
@@ -62,26 +62,26 @@ def is_copy(stmt: Any) -> bool:
 
 def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
     stmt = tirx.SeqStmt(body) if len(body) > 1 else body[0] if body else tirx.Evaluate(0)
-    used: set[Any] = set()
+    found: dict[int, Any] = {}
     axes: dict[str, Axis] = {}
 
     def visit(node: Any) -> None:
         if isinstance(node, ir.Var):
-            used.add(node)
+            found[node.__chandle__()] = node
         elif isinstance(node, Axis):
             axes[node.name] = node
 
     walk(stmt, visit, ir.Var, Axis)
-    buffers = [b for b in func.buffers if b.var in used]
+    buffers = [b for b in func.buffers if b.var.__chandle__() in found]
     for buf in buffers:
         for part in [*(buf.axes or ()), *buf.var.ty.shape]:
             walk(part, visit, ir.Var, Axis)
     kept_axes = [a for a in func.axes if a.name in axes]
     for axis in kept_axes:
         walk(axis, visit, ir.Var, Axis)
-    used |= {b.handle for b in buffers if b.handle is not None}
+    used = {*found.values(), *(b.handle for b in buffers if b.handle is not None)}
     # Parameters that nothing uses stay: a format's lengths, where they follow from others.
-    anywhere = set(nodes_of(ir.Var, func.body, list(func.axes), list(func.buffers)))
+    anywhere = set(variables_of(func.body, list(func.axes), list(func.buffers)))
     params = [p for p in func.params if p in used or p not in anywhere]
     attrs = {k: v for k, v in func.attrs.items() if k != "global_symbol"}
     return make_func(name, params, kept_axes, buffers, stmt, attrs, func.span)

@@ -41,6 +41,7 @@ __all__ = [
     "sparse_iterations",
     "stores_of",
     "substitute",
+    "variables_of",
     "visited_node",
     "walk",
     "without_iteration",
@@ -329,6 +330,14 @@ def nodes_of(kind: Any, *trees: Any, nested: bool = True) -> list[Any]:
         if tree is not None:
             visit_nodes(tree, rules)
     return found
+
+
+def variables_of(*trees: Any) -> list[Any]:
+    """The distinct variables, buffers included, in TIR or stage-I trees, in order.
+
+    Sets and dicts compare equal variables by TVM's operators, which takes ten times as long.
+    """
+    return list({var.__chandle__(): var for var in nodes_of(ir.Var, *trees)}.values())
 
 
 def substitute(node: Any, mapping: dict[Any, Any]) -> Any:

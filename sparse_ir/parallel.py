@@ -33,6 +33,7 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     nodes_of,
     substitute,
+    variables_of,
     visited_node,
     walk,
 )
@@ -249,7 +250,7 @@ class _Still:
 
 def _moves(index: Any, axis_of: dict[Any, Any], moving: set[Any]) -> bool:
     """Whether an index may change with what the iteration visits, or computes."""
-    found = nodes_of(ir.Var, index)
+    found = variables_of(index)
     return any(v in axis_of or v in moving or tirx.is_buffer_var(v) for v in found)
 
 

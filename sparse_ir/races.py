@@ -34,9 +34,9 @@ from sparsetir.sparse_ir.nodes import (
     accesses_of,
     flat_axes,
     loads_of,
-    nodes_of,
     sparse_iterations,
     stores_of,
+    variables_of,
 )
 from sparsetir.sparse_ir.parallel import (
     constant_length,
@@ -187,7 +187,7 @@ def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | No
     if isinstance(index, ir.Var):
         visited = axis_of.get(index)
         return {index} if visited is not None and visited.name == axis.name else None
-    used = [v for v in dict.fromkeys(nodes_of(ir.Var, index)) if v in axis_of]
+    used = [v for v in variables_of(index) if v in axis_of]
     weights: list[Any] = [*detect_linear_equation(index, used)]
     numbers = [*weights, axis.length, *(axis_of[v].length for v in used)]
     dense = all(axis_of[v].kind == "dense_fixed" for v in used)

@@ -32,6 +32,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     flat_axes,
     nodes_of,
+    variables_of,
     visited_node,
 )
 from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
@@ -92,7 +93,7 @@ def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> Sparse
     visited : names of the axes that enclosing iterations stand on
     """
     spatial = {var: axis for axis, var, kind in it.axis_of() if kind == "S"}
-    used = {var for var in nodes_of(ir.Var, it.init) if var in spatial}
+    used = {var for var in variables_of(it.init) if var in spatial}
     axes = _axes_of_the_store(it, func, spatial, used, visited)
     if axes is None:
         axes = {

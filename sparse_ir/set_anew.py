@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tvm import ir, tirx
+from tvm import tirx
 
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -28,6 +28,7 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
     substitute,
+    variables_of,
 )
 from sparsetir.sparse_ir.reduction import taken_apart
 
@@ -108,7 +109,7 @@ def _init_sets(stmt: Any, var: Any) -> bool:
     init = stmt.init
     if not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(var):
         return False
-    indices = set(nodes_of(ir.Var, *init.indices))
+    indices = set(variables_of(*init.indices))
     spatial = {v for _, v, kind in stmt.axis_of() if kind == "S"}
     return (
         not loads_of(init.value, var)

@@ -17,7 +17,15 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, map_expr, nodes_of, substitute, walk
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    map_expr,
+    nodes_of,
+    substitute,
+    variables_of,
+    walk,
+)
 from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.rows import found_rows
@@ -109,7 +117,7 @@ class Scope:
 
 def free_vars(expr: Any) -> set[Any]:
     """All variables, buffers included, that occur in an expression."""
-    return set(nodes_of(ir.Var, expr))
+    return set(variables_of(expr))
 
 
 def conjunction(guards: list[Any]) -> Any:

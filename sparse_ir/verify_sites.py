@@ -89,16 +89,16 @@ class Site:
 
 
 def used_variables(expr: Any) -> list[Any]:
-    """The variables in an expression, without the buffers."""
-    found: list[Any] = []
+    """The distinct variables in an expression, without the buffers."""
+    found: dict[int, Any] = {}
 
     def visit(var: Any) -> Any:
         if not tirx.is_buffer_var(var):
-            found.append(var)
+            found.setdefault(var.__chandle__(), var)
         return SKIP  # a buffer's type mentions variables that the expression does not use
 
     visit_nodes(expr, [(ir.Var, visit)])
-    return found
+    return list(found.values())
 
 
 def loads(expr: Any) -> list[Any]:

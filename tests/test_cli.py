@@ -20,6 +20,7 @@ from fake_measurer import install
 from sparsetir.cli import arguments, main
 from sparsetir.cli.tune import report_path
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.graphs import load_relations
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_tensor import SparseMatrix
@@ -122,9 +123,14 @@ def test_help_of_each_command_has_examples(run, capsys, command):
         ("tun", "sparsetir: argument COMMAND: invalid choice: 'tun'"),
         ("tune spmm", "sparsetir tune: argument --graph: expected one, for spmm"),
         ("tune spam --graph cora",
-         "sparsetir tune: argument OP|FILE: expected spmm, spmv, sddmm or a .py file, got 'spam'"),
+         "sparsetir tune: argument OP|FILE: expected spmm, spmv, sddmm, rgms or a .py file, "
+         "got 'spam'"),
         ("tune spmm --graph cora --arg a=1",
          "sparsetir tune: argument --arg: expected none for an operator"),
+        ("tune spmm --graph cora --feat-in 4",
+         "sparsetir tune: argument --feat-in: expected none for spmm"),
+        ("tune rgms --graph cora",
+         "sparsetir tune: argument --graph: cora: no such file; a graph with relations is an .npz"),
         ("tune gone.py", "sparsetir tune: argument OP|FILE: gone.py: no such file"),
         ("tune gone.py --graph cora",
          "sparsetir tune: argument --graph: expected none for a function in a file"),
@@ -255,6 +261,25 @@ def test_tune_takes_a_function_in_a_file(run, records, monkeypatch):
     assert (
         code == 2 and err == "sparsetir tune: argument --schedule: mine.py has no function gone\n"
     )
+
+
+def test_tune_takes_a_graph_with_relations(run, records, monkeypatch):
+    install(monkeypatch)
+    edges = {name: np.arange(9) % size for name, size in (("src", 5), ("dst", 4), ("etype", 2))}
+    np.savez("g.npz", **edges, num_nodes=6)
+    words = ("tune", "rgms", "--graph", "g.npz", "--feat", 15, "--feat-in", 8, "--unweighted")
+    code, out, _ = run(*words, "--threads", 1, "--trials", 2, "--no-report")
+    assert code == 0 and "rgms on g (relations=2, m=6, n=6, nnz_rows=4, nnz=9, feat_in=8," in out
+    (kept,) = records.all()
+    assert (kept.key.op, kept.key.feat, kept.graph) == ("rgms", 15, "g")
+    code, out, _ = run("records", "list", "--op", "rgms")
+    assert code == 0 and "sum-of-8-unweighted" in out
+    matrix = load_relations("g.npz")
+    options = {"feat_in": 8, "weighted": False, "threads": 1}
+    assert sparsetir.plan("rgms", matrix, 15, **options).chosen_by == "record"
+    np.savez("g.npz", src=edges["src"])
+    code, _, err = run(*words)
+    assert code == 2 and "--graph: g.npz: has no dst, etype, num_nodes" in err
 
 
 def test_tune_prints_one_json_document(run, records, monkeypatch):

@@ -38,7 +38,7 @@ def operand(feat, dtype):
 FORMATS = [None, BSR(8, 8), CSC(), SRBCRS(8, 16), Hyb(1, 2)]
 
 
-@pytest.mark.parametrize("dtype, fmt", by_turns([(d, f) for f in FORMATS for d in OUT], 2), ids=str)
+@pytest.mark.parametrize("dtype, fmt", by_turns([(d, f) for f in FORMATS for d in OUT], 4), ids=str)
 def test_sums_are_not_rounded(dtype, fmt):
     a, b = matrix(dtype), operand(24, dtype)
     run = sparsetir.plan("spmm", a, 24, dtype=dtype, out_dtype=OUT[dtype], format=fmt)

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 import torch
+import tvm
 
 import sparsetir
+from cuda_plans import run_plans
+from cuda_runner import requires_cuda_text
 from rgms_common import exact
 from sparsetir.relational_request import relational_request
 from sparsetir.schedules.operators.relations import RelationPattern
@@ -111,6 +114,49 @@ def test_what_is_chosen_for_a_gpu():
     assert kinds[0] is RelationalTensorCores and kinds[-1] is RelationalRows
 
 
+@requires_cuda_text
+def test_a_plan_for_a_gpu(monkeypatch):
+    """Its kernel on the CPU, for a tensor and for triples in any order; 15 features are padded."""
+    kernels = run_plans(monkeypatch)
+    config = RelationalRows.for_features(16, 16, k=1, rows=16)
+    order = RNG.permutation(len(VALUES))
+    triples = RelationPattern.of(*(c[order] for c in MASK.nonzero()), MASK.shape)
+    x, w = (RNG.uniform(-1, 1, s).astype("float32") for s in ((40, 16), (3, 16, 15)))
+    for matrix, values in ((A, None), (triples, VALUES[order])):
+        plan = sparsetir.plan("rgms", matrix, 15, feat_in=16, target=CUDA, config=config)
+        assert plan.launches == 2 and plan.arranges_values
+        right(plan(x, w, values=values), x=x, w=w)
+    assert len(kernels) == 1
+
+
+def test_features_that_fill_no_vectors():
+    """Zeros are put behind them; results are what was asked for, in the caller's array too."""
+    x, w = (RNG.uniform(-1, 1, s).astype("float32") for s in ((40, 19), (3, 19, 33)))
+    plan = sparsetir.plan("rgms", A, 33, feat_in=19)
+    assert plan.config.feat_in % plan.config.lanes == 0 and plan.config.lanes > 1
+    assert plan.feat == 33
+    right(plan(x, w), x=x, w=w)
+    arrays = [torch.from_numpy(v) for v in (x, w)]
+    out = torch.empty(50, 33)
+    assert plan(*arrays, out=out) is out
+    right(out.numpy(), x=x, w=w)
+    own = [tvm.runtime.tensor(v) for v in (x, w)]
+    right(plan(*own).numpy(), x=x, w=w)
+    made = tvm.runtime.empty((50, 33))
+    assert plan(*own, out=made) is made
+    right(made.numpy(), x=x, w=w)
+    for given, error, message in (
+        ((x[:, 1:], w), ValueError, r"rgms: argument 'x': expected an array of shape \(40, 19\)"),
+        ((x.astype("float64"), w), TypeError, "rgms: argument 'x': expected dtype float32"),
+        ((x,), TypeError, r"rgms: expected 2 operands \(x, w\), got 1"),
+        ((arrays[0].requires_grad_(), arrays[1]), ValueError, "'x': it requires a gradient"),
+    ):
+        with pytest.raises(error, match=message):
+            plan(*given)
+    with pytest.raises(ValueError, match="rgms: argument 'out': expected an array of shape"):
+        plan(x, w, out=np.empty((50, 48), "float32"))
+
+
 REFUSED = [
     (lambda: PLAN(X), TypeError, r"rgms: expected 2 operands \(x, w\), got 1"),
     (lambda: PLAN(X[:5], W), ValueError, r"'x': expected shape \(40, 8\), got \(5, 8\)"),
@@ -163,11 +209,6 @@ REFUSED = [
         lambda: sparsetir.plan("rgms", A, 8, config=PLAN.config, feat_in=8),
         sparsetir.ScheduleError,
         "'feat': the config serves 16 features, got 8",
-    ),
-    (
-        lambda: relational_request(RelationPattern.of(*MASK.nonzero(), MASK.shape), target=CUDA),
-        TypeError,
-        "'matrix': expected a SparseTensor for a GPU, got a RelationPattern",
     ),
     (
         lambda: sparsetir.plan("spmm", A, 8, feat_in=8),

@@ -23,6 +23,7 @@ __all__ = [
     "is_read_only",
     "is_torch",
     "itemsize",
+    "leading",
     "memory",
     "overlap",
     "placed",
@@ -31,6 +32,7 @@ __all__ = [
     "spans_meet",
     "strides",
     "to_numpy",
+    "with_zeros",
 ]
 
 
@@ -148,6 +150,37 @@ def empty_like(array: Any, shape: tuple[int, ...], who: str, dtype: str | None =
     if isinstance(array, tvm_ffi.Tensor):
         return tvm.runtime.empty(shape, dtype or str(array.dtype), array.device)
     raise TypeError(f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}")
+
+
+def with_zeros(array: Any, shape: tuple[int, ...]) -> Any:
+    """An array of a larger shape with zeros behind what there is; of TVM's through the host."""
+    if tuple(array.shape) == shape:
+        return array
+    if isinstance(array, tvm_ffi.Tensor):
+        return tvm.runtime.tensor(with_zeros(to_numpy(array), shape), array.device)
+    if is_torch(array):  # in one step
+        more = ((0, size - had) for size, had in zip(shape, array.shape, strict=True))
+        ends = [end for pair in reversed([*more]) for end in pair]
+        return sys.modules["torch"].nn.functional.pad(array, ends)
+    out = empty_like(array, shape, "with_zeros")
+    out[...] = 0
+    out[tuple(slice(size) for size in array.shape)] = array
+    return out
+
+
+def leading(array: Any, shape: tuple[int, ...], out: Any = None) -> Any:
+    """What a smaller shape has of an array, as a contiguous array; of TVM's through the host.
+
+    out : of the same kind, where it is written
+    """
+    if isinstance(array, tvm_ffi.Tensor):
+        found = np.ascontiguousarray(leading(to_numpy(array), shape))
+        return tvm.runtime.tensor(found, array.device) if out is None else out.copyfrom(found)
+    part = array[tuple(slice(size) for size in shape)]
+    if out is not None:
+        out[...] = part
+        return out
+    return part.contiguous() if is_torch(part) else np.ascontiguousarray(part)
 
 
 def placed(array: np.ndarray, kind: str, beside: Iterable[Any]) -> Any:

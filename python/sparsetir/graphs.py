@@ -20,8 +20,9 @@ from sparsetir import graph_folders
 from sparsetir.datasets import SHIPPED
 from sparsetir.file_errors import UNREADABLE, check_npz, need_room, why
 from sparsetir.graph_edges import EDGE_LISTS, GraphError, from_edges, read_edges, two_lengths
+from sparsetir.sparse_tensor import SparseTensor
 
-__all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph"]
+__all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph", "load_relations"]
 
 KINDS = (
     f"{', '.join(SHIPPED)}, an .npz file (file.npz:layer for one of several matrices), .mtx[.gz], "
@@ -30,6 +31,7 @@ KINDS = (
 WEIGHTS = ("float32", "float64")
 # The least bytes of memory for each element of a matrix that is read: coordinates, values, order.
 ELEMENT_BYTES = 24
+OF_RELATIONS = ("num_nodes", "src", "dst", "etype")
 
 
 def load_graph(source: str | Path) -> sp.csr_array:
@@ -60,6 +62,31 @@ def load_graph(source: str | Path) -> sp.csr_array:
     with _errors(plain):
         matrix = _canonical(_read(plain))
         return _canonical(matrix.T.tocsr()) if transposed else matrix
+
+
+def load_relations(source: str | Path) -> SparseTensor:
+    """A graph whose edges have relations, as a tensor by (relation, target, source).
+
+    source : an .npz file with `num_nodes`, a number, and `src`, `dst` and `etype`, (E,) integers
+
+    Values, float32, are how often an edge is there. Raises GraphError as :func:`load_graph` does.
+    """
+    path = Path(source)
+    with _errors(str(path)):
+        if not path.is_file():
+            raise GraphError(
+                f"{path}: no such file; a graph with relations is an .npz file of "
+                f"{', '.join(OF_RELATIONS)}"
+            )
+        check_npz(path)
+        with np.load(path) as arrays:
+            missing = sorted({*OF_RELATIONS} - {*arrays.files})
+            if missing:
+                raise GraphError(f"{path}: has no {', '.join(missing)}")
+            nodes = int(arrays["num_nodes"])
+            coords = [arrays[name] for name in ("etype", "dst", "src")]
+        relations = 1 + int(coords[0].max(initial=-1))
+        return SparseTensor(coords, None, (relations, nodes, nodes))
 
 
 def graph_name(source: str | Path) -> str:

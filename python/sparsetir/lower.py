@@ -25,7 +25,7 @@ from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
-from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, variables_of
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.workers import GPU_UNITS, units_of
@@ -176,13 +176,13 @@ def _without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimF
     computed = computed_parameters(given)
     argument = {v.name: str(p.name) for v, p in zip(scheduled.params, given.params, strict=True)}
     made = {p for p in func.params if argument[p.name] in computed}
-    needed, shapes = set(nodes_of(ir.Var, func.body)), natural_shapes(scheduled)
+    needed, shapes = set(variables_of(func.body)), natural_shapes(scheduled)
     lengths = set[Any]()
     for array in filter(tirx.is_buffer_var, func.params):
         flat, natural = array.ty.shape, shapes[array.name][1]
         if array in needed or array not in made:
             for size in (*flat, *natural):
-                needed |= set(nodes_of(ir.Var, size))
+                needed |= set(variables_of(size))
         if array in needed and array in made:
             lengths |= {n for n in flat if isinstance(n, ir.Var) and n in set(natural)}
     dropped = made - (needed - lengths)

@@ -79,7 +79,7 @@ def plan(
         :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
         row may come in any order and more than once, as edges of a graph do. It has no values, so
         that each run is given its own. Of "rgms" a SparseTensor by (relation, row, column), or a
-        :class:`sparsetir.schedules.operators.relations.RelationPattern`, on a CPU, without values
+        :class:`sparsetir.schedules.operators.relations.RelationPattern`, without values
     feat : features of the dense operands (1 for "spmv")
     dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
         by default that of the matrix. Sums are in float32, for float64 in float64
@@ -98,7 +98,8 @@ def plan(
         "int8", whose sums are in int32 (on a GPU with a format that tensor cores take); by default
         `dtype`. Records of tuning are for the default
     feat_in, weighted : of "rgms": features of x, by default `feat`; whether values play a part,
-        without which they are all 1. It takes no reduce, heads and format, and no records
+        without which they are all 1. It takes no reduce, heads and format. Features that fill no
+        vectors get zeros behind them, in copies
 
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem, RuntimeError where there is no such device.
@@ -108,9 +109,9 @@ def plan(
             matrix, feat, feat_in=feat_in, weighted=weighted, dtype=dtype, reduce=reduce,
             heads=heads, target=target, threads=threads, format=format, out_dtype=out_dtype,
         )  # fmt: skip
-        if config is None:
-            return Plan(related, related.chosen(), "default")
-        return Plan(related, config)
+        from sparsetir.relational_plan import relational_plan  # whose plans are Plans
+
+        return relational_plan(related, config)
     refuse_relational(op, feat_in, weighted)
     wanted = request(
         op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
@@ -146,7 +147,7 @@ def plan(
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
     if op == "rgms":
-        return relational_request(matrix, feat, **options).candidates()
+        return relational_request(matrix, feat, **options).whole.candidates()
     wanted = request(op, matrix, feat, **options)
     return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,12 +21,13 @@ from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.search import rgms_space
-from sparsetir.schedules.search.choose_rgms import choose_rgms
+from sparsetir.schedules.search.choose_rgms import choose_rgms, whole_vectors
 from sparsetir.schedules.templates import rgms_gpu, rgms_tensor_cores
 from sparsetir.schedules.templates.registry import Template
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseTensor
 from sparsetir.targets import resolve_target
+from sparsetir.tuning.task import Task
 
 __all__ = ["AnyRequest", "RelationalRequest", "relational_request"]
 
@@ -36,7 +37,7 @@ class RelationalRequest(KernelRequest):
     """Relational gather-matmul-scatter on a tensor; :func:`relational_request` makes it.
 
     matrix : by (relation, row, column); a RelationPattern where there are no values
-    feat_in, feat : features of X and of Y
+    feat_in, feat : features of X and of Y; :attr:`whole` is for those that kernels have
     threads : of the CPU
     The others as of :class:`KernelRequest`.
     """
@@ -72,15 +73,35 @@ class RelationalRequest(KernelRequest):
         return self.matrix.values if isinstance(self.matrix, SparseTensor) else None
 
     @cached_property
-    def pattern(self) -> Pattern | RelationPattern:
-        """As templates take it: CSF by relation for CPUs, coordinates for GPUs."""
+    def csf(self) -> RelationPattern:
+        """The rows of each relation."""
         if isinstance(self.matrix, RelationPattern):
             return self.matrix
-        if self.gpu:
-            return self.matrix.pattern
         relations, m, n = self.matrix.shape
         relation, row, column = self.matrix.pattern.coords
         return RelationPattern.of(relation, row, column, (relations, m, n), self.problem.idtype)
+
+    @property
+    def pattern(self) -> Pattern | RelationPattern:
+        """As templates take it: of a tensor CSF for CPUs, coordinates for GPUs."""
+        if self.gpu and isinstance(self.matrix, SparseTensor):
+            return self.matrix.pattern
+        return self.csf
+
+    @property
+    def whole(self) -> RelationalRequest:
+        """The same for features that fill vectors, with zeros behind those that are given."""
+        sizes = {n: whole_vectors(self.problem, x, self.target) for n, x in self.sizes.items()}
+        return replace(self, **sizes)
+
+    def task(self) -> Task:
+        """What records of tuning are looked up by."""
+        reduce = f"sum-of-{self.feat_in}" + ("" if self.problem.weighted else "-unweighted")
+        matrix: Any = self.csf
+        return Task(
+            self.name, matrix, self.feat, self.problem.dtype, reduce, None, self.target,
+            self.threads,
+        )  # fmt: skip
 
     def template(self, config: Any) -> Template:
         """See :class:`KernelRequest`; raises ScheduleError for other features than a config's."""
@@ -101,8 +122,7 @@ class RelationalRequest(KernelRequest):
             for name, shape in self.shapes.items()
             if name != "out"
         }
-        assert isinstance(self.pattern, RelationPattern)
-        return {**arrays, **self.pattern.arguments(), **self.sizes}
+        return {**arrays, **self.csf.arguments(), **self.sizes}
 
     def chosen(self) -> Any:
         """The config of a plan whose user names none."""
@@ -112,7 +132,6 @@ class RelationalRequest(KernelRequest):
         """Configs worth measuring, that of :meth:`chosen` first."""
         if not self.gpu:
             return rgms_space.configs(*self._choosing)
-        assert isinstance(self.pattern, Pattern)
         given = self.problem, self.pattern, self.feat_in, self.feat, self.target
         return [*rgms_tensor_cores.configs(*given), *rgms_gpu.configs(*given)]
 
@@ -123,10 +142,8 @@ class RelationalRequest(KernelRequest):
     @property
     def _choosing(self) -> tuple[Rgms, int, int, int, Any, int, int]:
         """What configs for CPUs are chosen by."""
-        pattern = self.pattern
-        assert isinstance(pattern, RelationPattern)
-        sizes = len(pattern.rows), self.feat_in, self.feat
-        return self.problem, *sizes, self.target, self.threads, pattern.shape[0]
+        sizes = len(self.csf.rows), self.feat_in, self.feat
+        return self.problem, *sizes, self.target, self.threads, self.csf.shape[0]
 
 
 AnyRequest = Request | RelationalRequest
@@ -171,9 +188,4 @@ def relational_request(
         own, idtype = "float32", str(matrix.rows.dtype)
     problem = Rgms(dtype or (own if weighted else "float32"), idtype, weighted, out_dtype)
     threads = int(threads or default_threads())
-    made = RelationalRequest(matrix, problem, int(feat_in), int(feat), threads, target)
-    if made.gpu and isinstance(matrix, RelationPattern):
-        raise TypeError(
-            "plan: argument 'matrix': expected a SparseTensor for a GPU, got a RelationPattern"
-        )
-    return made
+    return RelationalRequest(matrix, problem, int(feat_in), int(feat), threads, target)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from sparsetir.formats import ConvertedFormat, Pattern
 
 __all__ = ["RelationPattern"]
 
@@ -86,6 +89,27 @@ class RelationPattern(_Csf):
         return len(self.indices)
 
     @cached_property
+    def coordinates(self) -> Pattern:
+        """Relation, row and column of each element, in order; some may be there several times."""
+        dtype = self.rows.dtype
+        of_row = np.repeat(np.arange(self.shape[0], dtype=dtype), np.diff(self.row_ptr))
+        counts = np.diff(self.indptr)
+        found = Pattern.__new__(Pattern)  # whose own check asks for each coordinate once
+        found.shape = self.shape
+        found.coords = [np.repeat(of_row, counts), np.repeat(self.rows, counts), self.indices]
+        return found
+
+    def transposed(self) -> RelationPattern:
+        """Rows for columns, of the same triples."""
+        (relations, m, n), (relation, row, column) = self.shape, self.coordinates.coords
+        found = RelationPattern.of(relation, column, row, (relations, n, m), str(self.rows.dtype))
+        return found._replace(order=self.order[found.order])
+
+    def stored_in(self, converted: ConvertedFormat) -> Any:
+        """A format of :attr:`coordinates`, which takes values in the order of the triples."""
+        return _OfTriples(converted, self)
+
+    @cached_property
     def counts(self) -> np.ndarray:
         """(nnz,) int64 elements in the row of each element: a mean is the sum of their inverses."""
         counts = np.diff(self.indptr).astype("int64")
@@ -98,6 +122,10 @@ class RelationPattern(_Csf):
     @property
     def keeps_order(self) -> bool:
         """Whether the triples were in order, so that values are taken as they are."""
+        return self._were_in_order
+
+    @cached_property
+    def _were_in_order(self) -> bool:
         return bool(np.all(self.order[1:] > self.order[:-1]))
 
     def values(self, /, **stored: Any) -> dict[str, Any]:
@@ -113,6 +141,22 @@ class RelationPattern(_Csf):
             "indices": self.indices, "relations": relations, "m": m, "n": n,
             "nnz_rows": len(self.rows), "nnz": self.nnz,
         }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _OfTriples:
+    """A format of the elements of triples, which takes values in the order of these."""
+
+    converted: ConvertedFormat
+    triples: RelationPattern
+    keeps_order = False
+
+    @property
+    def padding(self) -> float:
+        return self.converted.padding
+
+    def values(self, /, **stored: Any) -> dict[str, Any]:
+        return self.converted.values(**{n: x[self.triples.order] for n, x in stored.items()})
 
 
 def _order(keys: list[np.ndarray], shape: tuple[int, int, int]) -> np.ndarray:

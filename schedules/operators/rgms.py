@@ -36,22 +36,24 @@ class Rgms(Problem):
     """What a kernel is compiled for.
 
     dtype : of A's values, of X, W and Y; sums are in float32 (float64 for float64)
+    values : of A's values, `dtype` by default: float32 for 16-bit types too, such as for means
     idtype : of the index arrays
     weighted : whether elements have values; without, A[r, i, j] is 1 where it is stored
     out : of Y, that of X by default: float32 for 16-bit types too
-    wide : whether A's values and W are in the type of the sums, which saves a cast in each product
     """
 
     dtype: str = "float32"
     idtype: str = "int32"
     weighted: bool = True
     out: str | None = None
-    wide: bool = False
+    values: str | None = None
 
     def __post_init__(self) -> None:
         expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
-        wide = self.out is None or self.out in (self.dtype, self.accumulator)
-        expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
+        legal = None, self.dtype, self.accumulator
+        for name in ("out", "values"):
+            fits = getattr(self, name) in legal
+            expect(self, name, fits, f"None, '{self.dtype}' or '{self.accumulator}'")
 
 
 @made_once
@@ -65,7 +67,6 @@ def program(problem: Rgms) -> SparseFunc:
     """
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
     out_type, size = problem.out or dtype, getattr(T, idtype)
-    factors = acc if problem.wide else dtype
     weighted, zero = problem.weighted, tirx.const(0.0, out_type)
 
     def term(a: Any, x: Any, w: Any) -> Any:
@@ -86,9 +87,9 @@ def program(problem: Rgms) -> SparseFunc:
         K = T.dense_fixed(feat_in, idtype)
         L = T.dense_fixed(feat, idtype)
         if weighted:
-            A = T.match_sparse_buffer(a, (R, I, J), factors)
+            A = T.match_sparse_buffer(a, (R, I, J), problem.values or dtype)
         X = T.match_sparse_buffer(x, (N, K), dtype)
-        W = T.match_sparse_buffer(w, (R, K, L), factors)
+        W = T.match_sparse_buffer(w, (R, K, L), dtype)
         Y = T.match_sparse_buffer(out, (M, L), out_type)
         with T.sp_iter([R, I, J, K, L], "RSRRS", "rgms") as [r, i, j, k, l]:
             with T.init():

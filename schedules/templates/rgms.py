@@ -207,7 +207,7 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     made += [(ref, 2) for ref in gathering]
     made += [(ref, 3) for ref in _multiplied(sch, product, config)]
     if config.packed:
-        made.append((_packed(sch, found.matrices, ranges, outer[3:], product), 2))
+        made.append((_packed(sch, found.matrices, ranges, outer[3:], product, total), 2))
     if config.parallel:
         for ref in apart:
             sch.parallelize(sch.get_sp_iters(ref)[0])
@@ -275,8 +275,9 @@ def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) 
 
 
 def _packed(
-    sch: Schedule, matrices: str, at: SpIter, deep: list[SpIter], product: SparseIterationRef
-) -> SparseIterationRef:
+    sch: Schedule, matrices: str, at: SpIter, deep: list[SpIter], product: SparseIterationRef,
+    dtype: str,
+) -> SparseIterationRef:  # fmt: skip
     """The copy of a relation's matrix by tiles, rows and vectors of a tile.
 
     deep : the loop over parts of X's features, where there is one
@@ -284,7 +285,8 @@ def _packed(
     (tiles,) = sch.get_sp_iters(product)
     reduce = sch.get_sparse_iteration(f"{product.name}_reduce")
     inside, _, vectors, lanes = sch.get_sp_iters(reduce)
-    return sch.precompute(matrices, at, [*deep, tiles, inside, vectors, lanes], scope="global")[0]
+    axes = [*deep, tiles, inside, vectors, lanes]
+    return sch.precompute(matrices, at, axes, scope="global", dtype=dtype)[0]
 
 
 def _written(sch: Schedule, ref: SparseIterationRef) -> str:

@@ -21,11 +21,12 @@ from typing import Any
 
 from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.passes.ptx import PRODUCTS
 from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
-from sparsetir.schedules.templates import rgms_gpu
-from sparsetir.schedules.templates.rgms_gpu import (
+from sparsetir.schedules.templates import rgms_tiles
+from sparsetir.schedules.templates.rgms_tiles import (
     RelationalTiles,
     arrange,
     in_tiles,
@@ -94,7 +95,7 @@ def serves(problem: Rgms) -> str | None:
 
 
 def configs(
-    problem: Rgms, pattern: Pattern, feat_in: int, feat: int, target: Any
+    problem: Rgms, pattern: RelationPattern | Pattern, feat_in: int, feat: int, target: Any
 ) -> list[RelationalTensorCores]:
     """What a search tries, likeliest first; as of :func:`rgms_gpu.configs`."""
     if serves(problem) is not None or not has_instructions(target):
@@ -106,7 +107,7 @@ def configs(
 
 
 def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
-    """As :func:`sparsetir.schedules.templates.rgms_gpu.program`, of 16-bit operands.
+    """As :func:`sparsetir.schedules.templates.rgms_tiles.program`, of 16-bit operands.
 
     Raises ScheduleError for what :func:`serves` names.
     """
@@ -116,7 +117,7 @@ def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
             f"rgms_tensor_cores.program: argument 'problem': {WHO} serves operands of float16 or "
             f"bfloat16 with out='float32', got {missing}"
         )
-    return rgms_gpu.program(problem, config)
+    return rgms_tiles.program(problem, config)
 
 
 def apply(sch: Schedule, config: RelationalTensorCores) -> None:

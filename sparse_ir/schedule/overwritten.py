@@ -44,6 +44,7 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
     substitute,
+    variables_of,
     without_iteration,
 )
 from sparsetir.sparse_ir.position_space import dtype_of
@@ -281,7 +282,7 @@ def _as_sum(index: Any, coords: list[Any]) -> dict[Any, int] | None:
 
 def _variables(exprs: list[Any], axes: dict[Any, Axis]) -> list[Any]:
     """The coordinates in some expressions, in the order in which they occur."""
-    return list(dict.fromkeys(var for var in nodes_of(ir.Var, *exprs) if var in axes))
+    return [var for var in variables_of(*exprs) if var in axes]
 
 
 def _before(body: Any, iteration: str, buffer: Any) -> SparseIteration | None:

@@ -4,9 +4,14 @@
 import pytest
 import torch
 
+from cuda_plans import run_plans
+from cuda_runner import requires_cuda_text
 from ops_common import DTYPES, TOLERANCE
-from pairs import by_default
+from pairs import by_default, by_turns
 from sparsetir import ops
+from sparsetir.schedules.templates.rgms_gpu import RelationalRows
+from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
+from sparsetir.targets import resolve_target
 
 N, M, RELATIONS, E = 9, 7, 5, 40
 
@@ -244,3 +249,53 @@ def test_each_relation_apart(weighted, monkeypatch):
     monkeypatch.setattr(rgms_kernels, "_has_kernels", lambda x: False)
     check(torch.float64, weighted=weighted, reduce="mean")
     check(torch.float16, 0)
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+def sparse_graph():
+    """Up to two edges for each end in each relation: one kernel serves both directions."""
+    node = torch.arange(24)
+    ends = [(node, (5 * node + 3) % 24), (node, (7 * node + 1) % 24), (node[:9], node[:9] + 1)]
+    edge_index = torch.cat([torch.stack(x) for x in ends], 1)
+    return edge_index, torch.cat([torch.zeros(48, dtype=torch.int64), torch.full((9,), 2)])
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(
+    ("dtype", "weighted", "reduce", "template"),
+    by_turns(
+        [
+            (torch.float32, True, "sum", RelationalRows),
+            (torch.bfloat16, False, "sum", RelationalTensorCores),
+            (torch.float16, False, "mean", RelationalTensorCores),
+            (torch.float64, True, "mean", RelationalRows),
+        ],
+        2,
+    ),
+    ids=str,
+)
+def test_on_a_gpu(dtype, weighted, reduce, template, monkeypatch):
+    """The result and all gradients; sums at nodes are of kernels, with odd features too."""
+    from sparsetir.ops import rgms_kernels
+
+    kernels = run_plans(monkeypatch)
+    target = resolve_target({"kind": "cuda", "arch": "sm_90"})
+    monkeypatch.setattr(rgms_kernels, "target_of", lambda _: target)
+    monkeypatch.setattr(rgms_kernels, "_has_kernels", lambda _: False)
+    ops.clear_cache()
+    pattern, made = sparse_graph(), operands(dtype, 15, 16, 57, 3, 24)
+    given = made if weighted else made[:2]
+    extra = made[2] if weighted else None
+    found = ops.rgms(*made[:2], *pattern, extra, reduce)
+    want = expected(*made[:2], *pattern, extra, reduce, m=24)
+    tolerance = 8 * TOLERANCE[str(dtype)[6:]]
+    by = torch.randn(want.shape, generator=torch.Generator().manual_seed(2)).to(dtype)
+    got = torch.autograd.grad((found * by).sum(), given)
+    exact = torch.autograd.grad((want * by.double()).sum(), given)
+    for one, other in zip((found, *got), (want, *exact), strict=True):
+        assert one.dtype == dtype
+        torch.testing.assert_close(one.double(), other.double(), rtol=tolerance, atol=tolerance)
+    assert [type(config) for _, config in kernels] == [template]
+    ops.clear_cache()

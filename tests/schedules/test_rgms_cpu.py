@@ -30,7 +30,7 @@ SHAPES = [
 SIZES = [(32, 32), (16, 48), (12, 20), (7, 5), (1, 1), (160, 96)]
 PROBLEMS = [
     Rgms(), Rgms(weighted=False), Rgms("float64", "int64"), Rgms("float16"),
-    Rgms("float16", out="float32", wide=True), Rgms("bfloat16", "int64", weighted=False),
+    Rgms("float16", out="float32", values="float32"), Rgms("bfloat16", "int64", weighted=False),
 ]  # fmt: skip
 
 
@@ -46,8 +46,8 @@ def given(problem: Rgms, shape: Any, sizes: tuple[int, int], rng: Any) -> Any:
     mask[:, m // 2 : m // 2 + 1] |= density > 0.05  # a dense row
     dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
     args = arguments(rng, mask, *sizes, dtype, problem.idtype, problem.weighted)
-    if problem.wide:
-        args |= {name: args[name].astype("float32") for name in ("a", "w")}
+    if problem.values:
+        args["a"] = args["a"].astype(problem.values)
     return mask, args
 
 

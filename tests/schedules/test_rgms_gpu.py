@@ -175,7 +175,8 @@ def test_elements_that_are_there_several_times() -> None:
     given = rgms_common.arguments(rng, mask, 20, 36)
     given["indices"] = rng.integers(0, mask.shape[2], len(given["indices"])).astype("int32")
     arrays = [given[n] for n in ("row_ptr", "rows", "indptr", "indices")]
-    pattern = rgms_gpu.pattern_of(*arrays, mask.shape)
+    order = np.arange(len(given["indices"]))
+    pattern = RelationPattern(*arrays, mask.shape, order).coordinates
     relation, row, column = pattern.coords
     np.testing.assert_array_equal(np.stack([relation, row]), np.stack(mask.nonzero()[:2]))
     made = rgms_gpu.arrange(pattern, Rgms(), PLAIN)

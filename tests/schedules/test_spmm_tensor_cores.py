@@ -62,7 +62,7 @@ def test_rows_of_any_number_of_blocks(stages):
 
 @requires_cuda_text
 @pytest.mark.parametrize(
-    ("fmt", "types", "feat"), by_turns(itertools.product(FORMATS, TYPES, FEATURES), 151), ids=str
+    ("fmt", "types", "feat"), by_turns(itertools.product(FORMATS, TYPES, FEATURES), 179), ids=str
 )
 def test_formats(fmt, types, feat):
     """Each format with each type and any number of features, under three orders of warps."""

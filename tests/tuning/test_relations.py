@@ -2,16 +2,21 @@
 
 import numpy as np
 import pytest
+import torch
 
 import sparsetir
 from fake_measurer import install
 from rgms_common import exact
+from sparsetir import ops
+from sparsetir.ops.relations import relations_of
 from sparsetir.relational_request import relational_request
+from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.search import rgms_space
 from sparsetir.schedules.search.choices import Choices
+from sparsetir.schedules.search.configs import to_data
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.records import Records
+from sparsetir.tuning.records import Key, Record, Records
 from sparsetir.tuning.search import TunedProgram
 from sparsetir.tuning.sought import of_relations
 from sparsetir.tuning.task import Outcome
@@ -51,6 +56,40 @@ def test_a_search_begins_with_the_plans_config_and_ends_with_a_plan(monkeypatch,
     is_right(made)
     (record,) = Records(file).all()
     assert record.key.op == "rgms" and record.graph == "small"
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(file))
+    again = sparsetir.plan("rgms", A, 32, feat_in=8, threads=2)
+    assert again.chosen_by == "record" and again.config == made.config
+    is_right(again)
+    triples = RelationPattern.of(*(c[::-1] for c in MASK.nonzero()), MASK.shape)
+    assert sparsetir.plan("rgms", triples, 32, feat_in=8, threads=2).chosen_by == "record"
+    for options in ({"feat_in": 16}, {"weighted": False}, {"threads": 1}, {"dtype": "float64"}):
+        other = {"feat_in": 8, "threads": 2, **options}
+        assert sparsetir.plan("rgms", A, 32, **other).chosen_by == "default"
+
+
+def test_a_record_of_a_config_that_is_no_more(monkeypatch, tmp_path):
+    """Plans warn, and take the default; sums of torch's tensors are planned by the same records."""
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    relation, row, column = (torch.from_numpy(c) for c in MASK.nonzero())
+    given = [torch.from_numpy(v) for v in (X, W)], torch.stack([column, row]), relation
+
+    def planned():
+        ops.clear_cache()
+        (x, w), *graph = given
+        ops.rgms(x, w, *graph, torch.from_numpy(VALUES), num_targets=20)
+        (kept,) = relations_of(*graph, 15, 20, 3).by_target.computed.values()
+        return kept.chosen_by
+
+    wanted = relational_request(A, 32, feat_in=8)
+    first = {name: values[0] for name, values in wanted.choices().items()}
+    key = Key.of(wanted.task())
+    assert planned() == "default"
+    Records().add(Record(key, to_data(Choices({**first, "prefetch": 3})), 1e-3))
+    assert planned() == "record"
+    Records().add(Record(key, to_data(Choices({**first, "gone": 3})), 1e-4))
+    with pytest.warns(RuntimeWarning, match="plan: the record with the config .* is not used"):
+        assert planned() == "default"
+    ops.clear_cache()
 
 
 def test_what_is_tried_is_right(tmp_path):

@@ -20,6 +20,7 @@ __all__ = [
     "DTYPES",
     "OPS",
     "REDUCTIONS",
+    "TUNED",
     "Failed",
     "Parser",
     "UsageError",
@@ -31,11 +32,13 @@ __all__ = [
     "memory",
     "named_values",
     "print_json",
+    "relations",
     "size",
     "target",
 ]
 
 OPS = tuple(OPERATORS)
+TUNED = (*OPS, "rgms")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -80,6 +83,16 @@ def graph(text: str, argument: str = "--graph") -> tuple[str, Any]:
 
     try:
         return graph_name(text), load_graph(text)
+    except GraphError as error:
+        raise UsageError(f"argument {argument}: {error}") from error
+
+
+def relations(text: str, argument: str = "--graph") -> tuple[str, Any]:
+    """Name and tensor of an argument, by (relation, target, source); as :func:`graph`."""
+    from sparsetir.graphs import GraphError, graph_name, load_relations
+
+    try:
+        return graph_name(text), load_relations(text)
     except GraphError as error:
         raise UsageError(f"argument {argument}: {error}") from error
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, UsageError, add_command, at_least
+from sparsetir.cli.arguments import DTYPES, REDUCTIONS, TUNED, UsageError, add_command, at_least
 from sparsetir.cli.functions import function_of, is_file, schedule_of
 
 __all__ = ["add", "report_path", "run"]
@@ -20,7 +20,8 @@ INTERRUPTED = 130
 
 EPILOG = """\
 A graph is cora, an .npz file (file.npz:layer for one of several matrices), .mtx, an edge list
-(.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes.
+(.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes. For rgms it is an
+.npz file with relations: num_nodes, src, dst and etype.
 
 Each feature size is a search of its own. Results are kept (`sparsetir records list`), and plans of
 the same operator and pattern use them by themselves; a search that was stopped goes on where it
@@ -37,6 +38,7 @@ examples:
   sparsetir tune sddmm --graph edges.csv --seconds 120 --workers 2 --threads 1
   sparsetir tune spmm --graph weights.npz:conv1 --target '{"kind": "cuda", "arch": "sm_90"}'
   sparsetir tune spmm --graph ~/data/Cora --json > tuned.json
+  sparsetir tune rgms --graph aifb.npz --feat 16 --feat-in 32 --unweighted
   sparsetir tune program.py:two_hop --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz
   sparsetir tune program.py --arg a=a.npz:data --schedule fast.py:apply --space '{"tile": [1, 2]}'
 """
@@ -46,7 +48,7 @@ def add(commands: Any) -> None:
     """Add the command."""
     title = "search formats and schedules for an operator on a graph, or for a function in a file"
     out = add_command(commands, "tune", run, title, EPILOG)
-    out.add_argument("op", metavar="OP|FILE", help=f"{', '.join(OPS)}, or file.py[:function]")
+    out.add_argument("op", metavar="OP|FILE", help=f"{', '.join(TUNED)}, or file.py[:function]")
     of_op = out.add_argument_group("of an operator")
     of_op.add_argument("--graph", help="see below")
     of_op.add_argument(
@@ -55,6 +57,12 @@ def add(commands: Any) -> None:
     of_op.add_argument("--dtype", choices=DTYPES, help="default: that of the graph, float32")
     of_op.add_argument("--reduce", choices=REDUCTIONS, help="default: sum")
     of_op.add_argument("--heads", type=at_least(1), help="how many matrices share the pattern")
+    of_op.add_argument(
+        "--feat-in", type=at_least(1), metavar="N", help="of rgms: features of X (default: as of Y)"
+    )
+    of_op.add_argument(
+        "--unweighted", action="store_true", default=None, help="of rgms: all values are one"
+    )
     of_file = out.add_argument_group("of a function in a file")
     of_file.add_argument(
         "--arg", action="append", metavar="NAME=VALUE", help="of a parameter; once for each"
@@ -114,19 +122,23 @@ def run(args: argparse.Namespace) -> int:
 
     if is_file(args.op):
         return run_program(args)
-    if args.op not in OPS:
+    if args.op not in TUNED:
         raise UsageError(
-            f"argument OP|FILE: expected {', '.join(OPS)} or a .py file, got {args.op!r}"
+            f"argument OP|FILE: expected {', '.join(TUNED)} or a .py file, got {args.op!r}"
         )
     if args.graph is None:
         raise UsageError(f"argument --graph: expected one, for {args.op}")
     for name in ("arg", "schedule", "space"):
         if getattr(args, name) is not None:
             raise UsageError(f"argument --{name}: expected none for an operator")
-    feats = args.feat or [1 if OPERATORS[args.op].vectors else 32]
+    related = args.op not in OPERATORS
+    for name in () if related else ("feat_in", "unweighted"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"argument --{name.replace('_', '-')}: expected none for {args.op}")
+    feats = args.feat or [32 if related or not OPERATORS[args.op].vectors else 1]
     if len(set(feats)) != len(feats):
         raise UsageError("argument --feat: expected each size once")
-    name, matrix = arguments.graph(args.graph)
+    name, matrix = (arguments.relations if related else arguments.graph)(args.graph)
     where = None if args.records == "" else Records(args.records).path
     runs, codes = [], [0]
     for feat in feats:
@@ -168,9 +180,11 @@ def run_program(args: argparse.Namespace) -> int:
     from sparsetir.tuning.records import Records
     from sparsetir.tuning.search import tune
 
-    for name in ("graph", "feat", "dtype", "reduce", "heads", "remote", "modules"):
+    names = "graph", "feat", "feat_in", "unweighted", "dtype", "reduce", "heads", "remote"
+    for name in (*names, "modules"):
         if getattr(args, name):
-            raise UsageError(f"argument --{name}: expected none for a function in a file")
+            option = name.replace("_", "-")
+            raise UsageError(f"argument --{option}: expected none for a function in a file")
     where = None if args.records == "" else Records(args.records).path
     given = arguments.named_values(args.arg or [])
     schedule = None if args.schedule is None else schedule_of(args.schedule)
@@ -196,6 +210,7 @@ def _search(
     args: argparse.Namespace, name: str, matrix: Any, feat: int, where: Path | None
 ) -> tuple[dict[str, Any], int]:
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
+    from sparsetir.schedules.operators.operands import OPERATORS
     from sparsetir.tuning.progress import Bar
     from sparsetir.tuning.search import tune
 
@@ -208,12 +223,13 @@ def _search(
         sampler=args.sampler, seed=args.seed, workers=args.workers, records=args.records,
         storage=args.storage, time_limit=args.time_limit, memory_limit=args.memory_limit,
         transfer=not args.no_transfer, graph=name, remote=args.remote,
-        modules=args.modules,
+        modules=args.modules, feat_in=args.feat_in, weighted=not args.unweighted,
         progress=Bar(f"{args.op} {feat}", seconds=args.seconds),
     )  # fmt: skip
     ran = any(t.outcome.state == "ok" for t in tuned.trials)
     comparison, stopped = None, tuned.interrupted
-    if ran and not stopped and not args.no_vendor and args.remote is None:
+    vendor = not args.no_vendor and args.remote is None and args.op in OPERATORS
+    if ran and not stopped and vendor:
         comparison, stopped = _compare(tuned)
     several = len(args.feat or [feat]) > 1
     path = report_path(args.report, args.op, name, feat, several)

@@ -1,7 +1,7 @@
 """Graphs whose edges have relations, as the kernels of relational operators take them.
 
 What kernels want of a graph is made once and kept, as :mod:`sparsetir.ops.structure` keeps
-patterns: rows of each relation, compressed twice (CSF).
+patterns: rows of each relation, compressed twice (CSF), which the host sorts.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ from __future__ import annotations
 from functools import cached_property, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetir.formats import ConvertedFormat
 from sparsetir.ops.cache import lasting, memory_key
 from sparsetir.ops.check_pattern import check_edges, check_kind, check_range, check_size
-from sparsetir.ops.compress import compress
 from sparsetir.ops.structure import find_kept, keep
+from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_of"]
@@ -24,7 +26,6 @@ __all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_of"]
 CHUNK = 32
 CHUNKS_OF_PIECE = 64
 BYTES_PER_EDGE, BYTES_PER_RELATION = 72, 64
-INT32_MAX = 2**31 - 1
 
 
 class Chunks:
@@ -66,26 +67,24 @@ class RelationRows:
     indptr : (nnz_rows + 1,) into the elements
     indices : (E,) columns
     order : (E,) int64 edge of each element; None where that is the same
-    computed : what kernels compute of these arrays, by kernel
+    computed : what is made of these arrays for kernels
     """
 
     @lasting
-    def __init__(self, rows: Tensor, columns: Tensor, relation: Tensor, m: int, count: int) -> None:
+    def __init__(self, pattern: RelationPattern, device: torch.device) -> None:
         self.computed: dict[Any, Any] = {}
-        # By rows, then by relations, which leaves the rows of each in order.
-        _, relation, first = compress(torch.stack([relation, rows]), m)
-        rows = rows if first is None else rows[first]
-        ptr, rows, second = compress(torch.stack([rows, relation]), count)
-        self.order = first if second is None else second if first is None else first[second]
-        self.indices = columns if self.order is None else columns[self.order]
-        # A row begins where the row or the relation is another one.
-        begins = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
-        begins[1:] = rows[1:] != rows[:-1]
-        begins[ptr[:-1][ptr[:-1] < len(rows)].long()] = True
-        starts = begins.nonzero()[:, 0].to(rows.dtype)
-        self.rows = rows[starts]
-        self.indptr = torch.nn.functional.pad(starts, (0, 1), value=len(rows))
-        self.row_ptr = torch.searchsorted(starts, ptr).to(rows.dtype)
+        arrays = (torch.from_numpy(x).to(device) for x in pattern[:4])
+        self.row_ptr, self.rows, self.indptr, self.indices = arrays
+        kept = pattern.keeps_order
+        self.order = None if kept else torch.from_numpy(pattern.order).to(device)
+
+    def pattern(self, shape: tuple[int, int, int]) -> RelationPattern:
+        """As plans take it; shape : relations, rows and columns."""
+        given = self.row_ptr, self.rows, self.indptr, self.indices
+        row_ptr, rows, indptr, indices = (x.cpu().numpy() for x in given)
+        found = _InOrder(row_ptr, rows, indptr, indices, shape, np.empty(0, np.int64))
+        found.device = self.rows.device
+        return found
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -111,6 +110,41 @@ class RelationRows:
         return torch.empty_like(values).index_copy_(0, self.order, values)
 
 
+class _InOrder(RelationPattern):
+    """Whose values come in the order of the elements, as tensors on a device."""
+
+    device: torch.device
+
+    @property
+    def keeps_order(self) -> bool:
+        return True
+
+    def stored_in(self, converted: ConvertedFormat) -> _Gathered:
+        return _Gathered(converted, self.device)
+
+
+class _Gathered:
+    """A format on a device, that values on it are gathered for."""
+
+    keeps_order = True  # which is seen to here
+
+    @lasting
+    def __init__(self, converted: ConvertedFormat, device: torch.device) -> None:
+        self.padding = converted.padding
+        self._elements = {
+            converted.parameter("A", part): (torch.from_numpy(part.elements).to(device), part.shape)
+            for part in converted.parts
+        }
+
+    def values(self, /, A: Tensor) -> dict[str, Tensor]:
+        """Arrays of values by parameter, of (E,) elements; zeros where padded."""
+        more = torch.nn.functional.pad(A, (0, 1))
+        return {
+            name: more.index_select(0, elements).view(shape)
+            for name, (elements, shape) in self._elements.items()
+        }
+
+
 class Relations:
     """Edges of `count` relations from n nodes to m nodes; get one with :func:`relations_of`.
 
@@ -120,25 +154,16 @@ class Relations:
     def __init__(self, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> None:
         self.n, self.m, self.count = n, m, count
         self.edges = edge_index.shape[1]
-        small = max(n, m, count, self.edges) < INT32_MAX
-        dtype = torch.int32 if small else torch.int64
-        source, target = edge_index.to(dtype)
         self.device = edge_index.device
-        self.by_target = RelationRows(target, source, edge_type.to(dtype), m, count)
+        source, target, relation = (x.cpu().numpy() for x in (*edge_index, edge_type))
+        self._pattern = RelationPattern.of(relation, target, source, (count, m, n))
+        self.by_target = RelationRows(self._pattern, self.device)
         self._shares: dict[Any, Tensor] = {}
 
     @cached_property
-    @lasting
     def by_source(self) -> RelationRows:
         """The same edges as elements of the transposed matrices."""
-        forth = self.by_target
-        in_rows = (forth.indptr[1:] - forth.indptr[:-1]).long()
-        rows_of = (forth.row_ptr[1:] - forth.row_ptr[:-1]).long()
-        relation = torch.repeat_interleave(rows_of.to(forth.rows.device)).to(forth.rows.dtype)
-        target, relation = (
-            forth.restored(torch.repeat_interleave(x, in_rows)) for x in (forth.rows, relation)
-        )
-        return RelationRows(forth.restored(forth.indices), target, relation, self.n, self.count)
+        return RelationRows(self._pattern.transposed(), self.device)
 
     def rows(self, transposed: bool) -> RelationRows:
         """Rows of sources, or of targets."""

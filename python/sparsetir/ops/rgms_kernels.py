@@ -1,9 +1,13 @@
 """Runs the kernels of relational gather-matmul-scatter on torch tensors, without gradients.
 
-Sums are in float32 or float64, and results are rounded once: of types with 16 bits, sums at nodes
-gather features as they are, other operands become float32 beforehand. Elements are the edges in the
-order of the rows of relations. Where there are no kernels, on GPUs, each relation is computed
-apart, with features for each of its edges.
+Kernels of sums at nodes take types of 16 bits as they are: CPUs in float32, GPUs on tensor cores
+where there are any, which round sums of what a row gathers. For gradients of weights operands
+become float32 beforehand. Results are rounded once. Elements are the edges in the order of the rows
+of relations.
+
+On GPUs sums at nodes, which gradients of features are too, have kernels. Gradients for weights of
+relations and of edges have none there: torch computes each relation apart, with features for each
+of its edges, as it computes all on other devices.
 """
 
 from __future__ import annotations
@@ -21,12 +25,13 @@ from sparsetir.arrays import is_array
 from sparsetir.compiled import compiled
 from sparsetir.lower import lower_template
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
-from sparsetir.ops.structure import DTYPES, target_of
+from sparsetir.ops.structure import DTYPES, call_plan, target_of
+from sparsetir.relational_plan import relational_plan
+from sparsetir.relational_request import RelationalRequest
 from sparsetir.request import default_threads
-from sparsetir.schedules.default import vector_bits
+from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators import rgms
-from sparsetir.schedules.search.choose_rgms import choose_rgms
-from sparsetir.schedules.templates import rgms as template
+from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
 from sparsetir.schedules.templates import rgms_backward
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
 from sparsetir.schedules.versions import WORK_OF_THREADS
@@ -52,31 +57,29 @@ def of_nodes(
     (count, feat_in, feat), dtype = weight.shape, x.dtype
     if not m * feat * feat_in * relations.edges:
         return x.new_zeros(m, feat)
-    if not _has_kernels(x):
+    target = target_of(x.device)
+    if not (_has_kernels(x) or is_gpu(target)):
         out, wide = _wide(x).new_zeros(m, feat), _wide(weight)
         for r, row, terms in _apart(rows, _wide(x), values):
             out.index_add_(0, row, terms @ wide[r])
         return out.to(dtype)
-    x = _padded(x, wide=False)
-    weight = _padded(weight, x.shape[1])
-    out = weight.new_empty(m, weight.shape[2])
-    total = DTYPES[out.dtype]
-    problem = rgms.Rgms(
-        DTYPES[dtype], IDTYPES[rows.rows.dtype], values is not None, total, dtype != out.dtype
-    )
-    target, sizes = target_of(x.device), (x.shape[1], weight.shape[2])
-    config = choose_rgms(problem, len(rows.rows), *sizes, target, default_threads(), count)
-    arrays = _weighted({"x": x, "w": weight, "out": out}, values)
-    index = {
-        "row_ptr": rows.row_ptr, "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
-    }  # fmt: skip
-    numbers = {
-        "relations": count, "m": m, "n": n, "nnz_rows": len(rows.rows), "nnz": relations.edges,
-        "feat_in": sizes[0], "feat": sizes[1],
-    }  # fmt: skip
-    stages = partial(lower_template, template, problem, config, target)
-    _run(rows, (problem, config), target, stages, arrays, index, numbers)
-    return out[:, :feat].to(dtype).contiguous()
+    problem = _problem(dtype, IDTYPES[rows.rows.dtype], values is not None)
+    key = problem, feat_in, feat
+    run = rows.computed.get(key)
+    if run is None:
+        pattern, threads = rows.pattern((count, m, n)), default_threads()
+        wanted = RelationalRequest(pattern, problem, feat_in, feat, threads, target)
+        run = rows.computed[key] = relational_plan(wanted)
+    given = x.detach(), weight.detach()
+    return call_plan(run, given, None if values is None else _wide(values)).to(dtype)
+
+
+def _problem(dtype: torch.dtype, idtype: str, weighted: bool) -> rgms.Rgms:
+    """What kernels are compiled for: they take types of 16 bits, and give wider ones."""
+    wide = DTYPES[_widened(dtype)]
+    if DTYPES[dtype] == wide:
+        return rgms.Rgms(wide, idtype, weighted)
+    return rgms.Rgms(DTYPES[dtype], idtype, weighted, out=wide, values=wide if weighted else None)
 
 
 def of_weights(relations: Relations, x: Tensor, grad: Tensor, values: Tensor | None) -> Tensor:
@@ -131,7 +134,8 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     )
     threads, target = default_threads(), target_of(relations.device)
     parallel = threads > 1 and len(rows.rows) * feat_in * feat >= WORK_OF_THREADS
-    lanes = min(_lanes(dtype, target), feat_in, feat)  # of which all but whole vectors are powers
+    # All but whole vectors are powers of two.
+    lanes = min(lanes_of(rgms.Rgms(DTYPES[dtype]), target), feat_in, feat)
     vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
     blocks = threads * BLOCKS_PER_THREAD if parallel else 0
     config = ChunkTiles(lanes, vectors=vectors, blocks=blocks)
@@ -188,25 +192,19 @@ def _weighted(arrays: dict[str, Tensor], values: Tensor | None) -> dict[str, Ten
     return arrays if values is None else {**arrays, "a": _wide(values)}
 
 
+def _widened(dtype: torch.dtype) -> torch.dtype:
+    """The type of the sums."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _wide(x: Tensor) -> Tensor:
     """As kernels take it: contiguous, in the type of the sums."""
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return x.detach().resolve_neg().to(wide).contiguous()
+    return x.detach().resolve_neg().to(_widened(x.dtype)).contiguous()
 
 
-def _lanes(dtype: torch.dtype, target: Any) -> int:
-    """Numbers in a vector."""
-    return vector_bits(target) // (64 if dtype == torch.float64 else 32)
-
-
-def _padded(x: Tensor, rows: int | None = None, wide: bool = True) -> Tensor:
-    """With zeros for features up to whole vectors, or a power of two of them where these are few.
-
-    rows : as many, with zeros too
-    wide : in the type of the sums
-    """
-    x = _wide(x) if wide else x.detach().resolve_neg().contiguous()
-    lanes, feat = _lanes(x.dtype, target_of(x.device)), x.shape[-1]
-    size = -(-feat // lanes) * lanes if feat > lanes else 1 << max(feat - 1, 0).bit_length()
+def _padded(x: Tensor, rows: int | None = None) -> Tensor:
+    """With zeros for features that fill vectors, and for as many rows, if given."""
+    x = _wide(x)
+    size = whole_vectors(rgms.Rgms(DTYPES[x.dtype]), x.shape[-1], target_of(x.device))
     below = 0 if rows is None else rows - x.shape[-2]
-    return pad(x, (0, size - feat, 0, below)) if size != feat or below else x
+    return pad(x, (0, size - x.shape[-1], 0, below)) if size != x.shape[-1] or below else x

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
@@ -28,6 +28,7 @@ __all__ = [
     "DTYPES",
     "Structure",
     "cache_info",
+    "call_plan",
     "clear_cache",
     "compiled_code",
     "conversions",
@@ -178,13 +179,13 @@ class Structure:
         run, resorted, in_blocks = self.planned(op, feat, first.dtype, reduce, heads, ones)
         at = self.with_columns_in_order if resorted else self
         if not operator.reads_values:
-            return at.restored(self._call(run, operands, None))
+            return at.restored(call_plan(run, operands, None))
         if values is not None:
             blocks = self.blocks if in_blocks else None
             values = at.arranged(values) if blocks is None else blocks.arranged(values)
         elif ones and run.needs_values:
             values = self._unit(first.dtype)
-        return self._call(run, operands, values)
+        return call_plan(run, operands, values)
 
     def plan(
         self,
@@ -254,14 +255,6 @@ class Structure:
                     self._plans.popitem(last=False)
             return self._plans[key]
 
-    def _call(self, run: Plan, operands: tuple[Tensor, ...], values: Tensor | None) -> Tensor:
-        plain = [_plain(x) for x in operands]
-        values = None if values is None else _plain(values)
-        if self.device.type == "cpu":
-            return run.run_trusted(plain, values)
-        with torch.cuda.device(self.device), tvm_ffi.use_torch_stream():
-            return run.run_trusted(plain, values)
-
     def call(self, kernel: Kernel, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
         """Run any kernel on this structure's device and torch's current stream there."""
         arrays = {name: _plain(x) for name, x in arrays.items()}
@@ -281,6 +274,16 @@ class Structure:
 
     def __repr__(self) -> str:
         return f"<sparsetir.ops.Structure {self.shape}, {self.nnz} elements, {self.device}>"
+
+
+def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
+    """A plan on operands that fit it, on their device and torch's current stream there."""
+    plain, device = [_plain(x) for x in operands], operands[0].device
+    values = None if values is None else _plain(values)
+    if device.type == "cpu":
+        return run.run_trusted(plain, values)
+    with torch.cuda.device(device), tvm_ffi.use_torch_stream():
+        return run.run_trusted(plain, values)
 
 
 def _plain(x: Tensor) -> Tensor:

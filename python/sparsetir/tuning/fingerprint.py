@@ -16,6 +16,7 @@ from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import distinctive_features, host_features
 
@@ -35,7 +36,7 @@ class Sizes(NamedTuple):
     nnz: int
 
 
-def fingerprint(matrix: SparseMatrix | CsrPattern | Sizes) -> str:
+def fingerprint(matrix: SparseMatrix | CsrPattern | RelationPattern | Sizes) -> str:
     """32 hex digits of the shape and the stored places; values play no part. Empty for sizes alone.
 
     The same for int32 and int64 indices, and on machines of either byte order. Computed once for
@@ -44,7 +45,7 @@ def fingerprint(matrix: SparseMatrix | CsrPattern | Sizes) -> str:
     """
     if isinstance(matrix, Sizes):
         return ""
-    if isinstance(matrix, CsrPattern):
+    if isinstance(matrix, CsrPattern | RelationPattern):
         return _digest(matrix)
     pattern = matrix.pattern
     found = _known.get(pattern)
@@ -53,13 +54,18 @@ def fingerprint(matrix: SparseMatrix | CsrPattern | Sizes) -> str:
     return found
 
 
-def _digest(pattern: Pattern | CsrPattern) -> str:
-    """Hash of the shape, indptr and column indices."""
-    columns = pattern.indices if isinstance(pattern, CsrPattern) else pattern.coords[1]
+def _digest(pattern: Pattern | CsrPattern | RelationPattern) -> str:
+    """Hash of the shape and of index arrays."""
+    if isinstance(pattern, RelationPattern):
+        arrays = pattern[:4]
+    elif isinstance(pattern, CsrPattern):
+        arrays = pattern.indptr, pattern.indices
+    else:
+        arrays = pattern.indptr, pattern.coords[1]
     # The type depends on the sizes alone: the one that patterns mostly have, so nothing is copied.
     idtype = "<i4" if index_type(max(*pattern.shape, pattern.nnz)) is np.int32 else "<i8"
     out = hashlib.blake2b(np.array([*pattern.shape, pattern.nnz], "<i8").data, digest_size=16)
-    for array in (pattern.indptr, columns):
+    for array in arrays:
         out.update(np.ascontiguousarray(array, idtype).data)
     return out.hexdigest()
 
@@ -86,10 +92,11 @@ def statistics(matrix: SparseMatrix) -> dict[str, float]:
 def shape_class(task: Task) -> str:
     """Sizes to the nearest power of two: "m12-n12-z15-f7" for about 4096 rows and columns.
 
-    z is the number of stored elements, f that of features.
+    z is the number of stored elements, f that of features; r comes first, that of relations.
     """
-    m, n = task.matrix.shape
-    sizes = {"m": m, "n": n, "z": task.matrix.nnz, "f": task.feat}
+    shape: tuple[int, ...] = task.matrix.shape
+    sizes = dict(zip("rmn"[-len(shape) :], shape, strict=True))
+    sizes |= {"z": task.matrix.nnz, "f": task.feat}
     return "-".join(f"{name}{round(log2(max(1, size)))}" for name, size in sizes.items())
 
 

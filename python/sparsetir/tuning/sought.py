@@ -64,7 +64,8 @@ def of_relations(matrix: Any, feat: int, *, target: Any, **options: Any) -> Soug
         raise ValueError(
             f"tune: argument 'target': expected a CPU for 'rgms', got {wanted.target.kind.name}"
         )
-    choices, arguments = wanted.choices(), wanted.arguments()
+    whole = wanted.whole
+    choices, arguments = whole.choices(), whole.arguments()
     sought = of_program(
         rgms(wanted.problem), arguments, rgms_space.apply, choices, target=target,
         threads=wanted.threads,
@@ -72,7 +73,9 @@ def of_relations(matrix: Any, feat: int, *, target: Any, **options: Any) -> Soug
     task = sought.tuned.task
     assert isinstance(task, ProgramTask)
     default = Choices({name: values[0] for name, values in choices.items()})
-    tuned = TunedRelations(task, sought.tuned.key, [], default, request=wanted)
+    # By which plans look records up, unlike those of other functions.
+    key = Key.of(wanted.task())
+    tuned = TunedRelations(task, key, [], default, request=wanted)
     return Sought(tuned, sought.space, [default])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsetir.kernel import Kernel
 from sparsetir.plan import Plan, plan
+from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import RelationalRequest
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.rgms_space import config_of
@@ -157,7 +158,7 @@ class TunedRelations(TunedProgram):
 
     def plan(self) -> Plan:
         """The operator with the best config."""
-        return Plan(self.request, config_of(self.best.config))
+        return relational_plan(self.request, config_of(self.best.config))
 
 
 def seconds(trial: Trial) -> float:

@@ -1,0 +1,65 @@
+"""Plans for a GPU without one: their kernels' CUDA text is run on the CPU."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cuda_runner import CudaFunction
+from sparsetir.arrays import is_array, to_numpy
+from sparsetir.signature import signature_of
+from spmm_gpu_common import bfloat16_arrays
+
+__all__ = ["run_plans"]
+
+
+class EmulatedKernel:
+    """What plans ask of a kernel."""
+
+    def __init__(self, stages: Any) -> None:
+        self.stages, self.signature = stages, signature_of(stages)
+        self.names = [str(p.name) for p in stages["III"].params]
+        self.function = CudaFunction(stages["III"])
+
+    def of_values(self, stored: Any, computed: Any) -> dict[str, Any]:
+        """None of its parameters are made of values."""
+        return {}
+
+    def run_unchecked(self, args: Any) -> None:
+        """Run on arrays of torch or NumPy, which must have the shapes that are expected."""
+        signature = self.signature
+        for at, name in enumerate(signature.names):
+            if is_array(args[at]):
+                expected = signature.expected_shape(signature.position[name], [*args])
+                assert [*args[at].shape] == expected, name
+        given = [to_numpy(x) if is_array(x) else x for x in args]
+        with bfloat16_arrays():
+            made = self.function(dict(zip(self.names, given, strict=True)), seeds=(0, 1))
+        at = signature.passed.index("out")
+        result = made[self.names[at]]
+        if isinstance(args[at], torch.Tensor):
+            args[at].copy_(torch.from_numpy(result))
+        else:
+            args[at][...] = result
+
+
+def run_plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, EmulatedKernel]:
+    """Let plans for GPUs be made and called on arrays of the CPU; their kernels by what is made."""
+    plans: Any = import_module("sparsetir.plan")
+    kernels: dict[Any, EmulatedKernel] = {}
+
+    def compiled(key: Any, target: Any, stages: Any) -> EmulatedKernel:
+        assert target.kind.name == "cuda"
+        if key not in kernels:
+            kernels[key] = EmulatedKernel(stages())
+        return kernels[key]
+
+    device = SimpleNamespace(device=lambda *_: SimpleNamespace(exist=True))
+    monkeypatch.setattr(plans, "compiled", compiled)
+    monkeypatch.setattr(plans, "tvm", SimpleNamespace(runtime=device))
+    monkeypatch.setattr(plans.Plan, "_on_device", lambda _, array: to_numpy(array))
+    return kernels
