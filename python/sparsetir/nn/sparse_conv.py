@@ -28,6 +28,9 @@ from sparsetir.ops.check_pattern import check_size
 __all__ = ["SparseConv3d", "SparseConvTranspose3d"]
 
 
+_untraced = torch._disable_dynamo(reached_by)  # which imports what it takes when it is called
+
+
 class _Convolution(torch.nn.Module):
     """What both have in common: parameters, checks and the sum.
 
@@ -138,7 +141,9 @@ class SparseConv3d(_Convolution):
         self._check(x)
         if self.submanifold:
             return self._sum(x, x.places, x.places)
-        places = reached_by(type(self).__name__, x.places, self.conv)[1]
+        # What is reached depends on where points are: it is not traced.
+        found = _untraced if torch.compiler.is_compiling() else reached_by
+        places = found(type(self).__name__, x.places, self.conv)[1]
         return self._sum(x, places, x.places, places)
 
 
