@@ -18,6 +18,7 @@ import math
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
@@ -28,7 +29,7 @@ from sparsetir.ops.check_pattern import check_size
 __all__ = ["SparseConv3d", "SparseConvTranspose3d"]
 
 
-_untraced = torch._disable_dynamo(reached_by)  # which imports what it takes when it is called
+_untraced = _disable_dynamo(reached_by)  # which imports what it takes when it is called
 
 
 class _Convolution(torch.nn.Module):
