@@ -8,4 +8,4 @@ OPS = ("spmm", "sddmm", "spmv")
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes
 MASKS = ("band", "causal band", "butterfly", "bigbird")  # of sparse attention
 STUDIES = ("load-balance", "locality", "groups", "relations")
-CONVOLUTIONS = ("gather", "torch.sparse", "dense")
+CONVOLUTIONS = ("gather", "torch.sparse", "dense", "mm")

@@ -7,6 +7,7 @@ import json
 import math
 import multiprocessing
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,10 +28,14 @@ from sparsetir.ops import clear_cache
 from sparsetir.plot_kernel_map import plot_kernel_map
 
 OURS, GATHER, SPARSE, DENSE = "sparsetir", "gather", "torch.sparse", "dense"
-PEERS = (GATHER, SPARSE, DENSE)
+MM = "mm"  # torch's products alone, of rows that are gathered before: what the others come down to
+PEERS = (GATHER, SPARSE, DENSE, MM)
+NO_GRADIENTS = (DENSE, MM)
 # A dense convolution is left out where its input and result are larger, or where it is more work.
 DENSE_BYTES, DENSE_WORK = 2 << 30, 10**11
 IN_FLOAT32 = " in float32"
+# Seconds that one call may take; torch multiplies float16 without instructions for it very slowly.
+MOST_SECONDS = 1.0
 MEASURED_MEMORY = (1, 2)  # layers: the first of 32 channels, and the widest on all points
 Way = Callable[[Tensor, Tensor], Tensor]
 
@@ -58,7 +63,7 @@ def run(args: argparse.Namespace) -> None:
                 cells.append({"dtype": dtype, **measure(layer, peers, seconds)})
         progress(f"{name}: maps and memory")
         maps = [] if args.quick else building(places)
-        tried = [OURS, *(p for p in peers if p != DENSE)]
+        tried = [OURS, *(p for p in peers if p not in NO_GRADIENTS)]
         memory = [peak(places, at, way) for at in MEASURED_MEMORY[: 1 if args.quick else 2]
                   for way in tried]  # fmt: skip
         found.append({"cloud": name, "points": len(places), "cells": cells, "maps": maps,
@@ -158,6 +163,20 @@ def dense(layer: Layer) -> Way | None:
     return way
 
 
+def multiplied(pairs: KernelMap, features: Tensor, channels: int) -> Way:
+    """For each offset only mm, in float32, of rows that are together, into one place."""
+    parts = features.float()[pairs.indices.long()].split(pairs.row_ptr.diff().tolist())
+    place = torch.empty(max(map(len, parts)), channels)
+
+    def way(x: Tensor, weight: Tensor) -> Tensor:
+        del x
+        for part, w in zip(parts, weight.flatten(0, 2).float(), strict=True):
+            torch.mm(part, w, out=place[: len(part)])
+        return place
+
+    return way
+
+
 def ways_of(layer: Layer, peers: tuple[str, ...]) -> dict[str, Way]:
     """By names; peers of 16-bit types also by way of float32."""
     pairs, dtype = map_of(layer), layer.points.features.dtype
@@ -169,6 +188,8 @@ def ways_of(layer: Layer, peers: tuple[str, ...]) -> dict[str, Way]:
     if dtype != torch.float32 and GATHER in peers:
         inner = ways[GATHER]
         ways[GATHER + IN_FLOAT32] = lambda x, w: inner(x.float(), w.float()).to(dtype)
+    if MM in peers:
+        ways[MM] = multiplied(pairs, layer.points.features, layer.channels[1])
     found = dense(layer) if DENSE in peers and dtype == torch.float32 else None
     return ways if found is None else {**ways, DENSE: found}
 
@@ -185,7 +206,13 @@ def measure(layer: Layer, peers: tuple[str, ...], seconds: float) -> dict[str, A
         scale = expected.abs().max().item() + 1e-30
         wrong, limit = [], 1e-5 if x.dtype == torch.float32 else 0.05
         for name, way in [*ways.items()]:
+            if name == MM:
+                continue
+            begun = time.perf_counter()
             result = getattr(way, "check", way)(x, weight).float()
+            if name + IN_FLOAT32 in ways and time.perf_counter() - begun > MOST_SECONDS:
+                del ways[name]
+                continue
             error = (result - expected).abs().max().item() / scale
             if not error < limit:  # NaN is wrong too
                 wrong.append(f"{layer.name}, {layer.channels}: {name} by {error}")
@@ -193,7 +220,9 @@ def measure(layer: Layer, peers: tuple[str, ...], seconds: float) -> dict[str, A
     grad = torch.randn(pairs.m, weight.shape[-1]).to(x.dtype)
     forward = {name: without_gradients(way, x, weight) for name, way in ways.items()}
     training = {
-        name: with_gradients(way, x, weight, grad) for name, way in ways.items() if name != DENSE
+        name: with_gradients(way, x, weight, grad)
+        for name, way in ways.items()
+        if name not in NO_GRADIENTS
     }
     return {
         "layer": layer.name, "channels": layer.channels, "inputs": pairs.n, "outputs": pairs.m,
@@ -321,7 +350,7 @@ def draw(path: Path) -> Path:
     dtypes = list(dict.fromkeys(c["dtype"] for cloud in found for c in cloud["cells"]))
     figure = Figure(figsize=(4 * len(dtypes) + 1, 3.2 * 2))
     axes = figure.subplots(2, len(dtypes), squeeze=False, sharex=True)
-    colours = {GATHER: "#c8102e", SPARSE: "#0072b2", DENSE: "#009e73"}
+    colours = {GATHER: "#c8102e", SPARSE: "#0072b2", DENSE: "#009e73", MM: "#8a8a8a"}
     for row, step in zip(axes, ("forward", "training"), strict=True):
         for axis, dtype in zip(row, dtypes, strict=True):
             cells = [c for cloud in found for c in cloud["cells"] if c["dtype"] == dtype]

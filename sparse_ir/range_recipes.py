@@ -20,9 +20,13 @@ AT_A_TIME = 1 << 18  # rows: what is worked with on the way is no larger, whatev
 
 @recipe
 def row_ranges(
-    m: int, rows: int, parents: int, tile: int, row_bytes: int, cache: int, threads: int
-) -> int:
+    m: int, rows: int, parents: int, tile: int, row_bytes: int, cache: int, threads: int,
+    parent_bytes: int = 0,
+) -> int:  # fmt: skip
     """How many ranges suit: each keeps its rows in a cache, and threads have several each.
+
+    Each range reads what belongs to the parents again. Where that is more than rows that do not
+    stay in a cache are read and written, there is one for each thread.
 
     m : coordinates of rows
     rows, parents : stored ones, and what they hang under
@@ -30,8 +34,11 @@ def row_ranges(
         for each thread
     row_bytes : that are written of a coordinate
     cache : bytes
+    parent_bytes : that are read for a parent in each range
     """
     wanted = max(-(-m * row_bytes // max(1, cache)), RANGES_PER_THREAD * threads)
+    if wanted * parents * parent_bytes > rows * row_bytes:
+        return max(1, min(m, threads))
     most = rows // max(1, TILES_PER_RANGE * tile * parents)
     return max(1, min(m, max(min(wanted, most), threads)))
 

@@ -140,10 +140,10 @@ class RelationalRequest(KernelRequest):
         return rgms_space.space(*self._choosing)
 
     @property
-    def _choosing(self) -> tuple[Rgms, int, int, int, Any, int]:
+    def _choosing(self) -> tuple[Rgms, int, int, int, Any, int, int]:
         """What configs for CPUs are chosen by."""
-        rows = len(self.csf.rows)
-        return self.problem, rows, self.feat_in, self.feat, self.target, self.threads
+        sizes = len(self.csf.rows), self.feat_in, self.feat
+        return self.problem, *sizes, self.target, self.threads, self.csf.shape[0]
 
 
 AnyRequest = Request | RelationalRequest

@@ -15,6 +15,9 @@ from sparsetir.schedules.versions import WORK_OF_THREADS
 # Vectors of sums that stay in registers, of 32 as AVX-512 has, and of 16.
 SUMS, FEW_SUMS = 24, 12
 GPU_BYTES = 16  # of a vector
+# Matrices that are larger than the pages that a CPU has at hand are packed, for so many rows each.
+PACKED_BYTES, PACKED_ROWS = 192 << 10, 256
+AHEAD = 12
 
 # What steps on a CPU take, in the time in which a gathered feature is added up (0.3 ns, measured
 # with AVX-512): a multiplication of a product of rows with matrices, and beside its features an
@@ -52,20 +55,23 @@ def whole_vectors(problem: Rgms, feat: int, target: Any) -> int:
 
 def choose_rgms(
     problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1,
-    blocks: int = 1,
+    relations: int = 1, blocks: int = 1,
 ) -> TiledRelations:  # fmt: skip
     """A config for a CPU.
 
     nnz_rows : rows of all relations that are not empty
     threads : of the CPU
+    relations : that have these rows
     blocks : of features, each of `feat_in` and `feat`
     """
-    lanes = lanes_of(problem, target)
+    size = 8 if problem.accumulator == "float64" else 4
+    packed = feat_in * feat * size >= PACKED_BYTES and nnz_rows >= PACKED_ROWS * relations
     parallel = threads > 1 and nnz_rows * feat_in * feat * blocks >= WORK_OF_THREADS
     return TiledRelations.for_sizes(
-        feat_in, feat, lanes, SUMS if vector_bits(target) >= 512 else FEW_SUMS,
-        cache=l2_bytes(), threads=threads if parallel else 1, parallel=parallel,
-        blocks=blocks,
+        feat_in, feat, lanes_of(problem, target),
+        SUMS if vector_bits(target) >= 512 else FEW_SUMS, cache=l2_bytes(),
+        threads=threads if parallel else 1, parallel=parallel, packed=packed and blocks == 1,
+        ahead=AHEAD, blocks=blocks,
     )  # fmt: skip
 
 

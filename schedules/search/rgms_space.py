@@ -19,20 +19,22 @@ VECTORS = (1, 2, 4)  # of a tile of features
 COST = (4, 8, 16, 32)
 CACHES = (0.5, 1, 2)  # of the cache that rows of the result are to stay in
 PREFETCH = (0, 8, 16, 32)
+AHEAD = (0, 6, 12, 24)
 
 
 def space(
-    problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1
-) -> dict[str, tuple[Any, ...]]:
+    problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1,
+    relations: int = 1,
+) -> dict[str, tuple[Any, ...]]:  # fmt: skip
     """Values of each field of :class:`TiledRelations`, the chosen config's first.
 
-    Searched are rows, tile, cost, cache, prefetch and, for several threads, whether to use them
-    (`parallel`, which is no choice of its own, follows); the other fields have one value. Arguments
-    as of :func:`choose_rgms`.
+    Searched are rows, tile, cost, cache, prefetch, ahead, packed and, for several threads, whether
+    to use them (`parallel`, which is no choice of its own, follows); the other fields have one
+    value. Arguments as of :func:`choose_rgms`.
 
     `tune(program(problem), arguments, schedule=apply, space=space(...))` searches them.
     """
-    chosen = choose_rgms(problem, nnz_rows, feat_in, feat, target, threads)
+    chosen = choose_rgms(problem, nnz_rows, feat_in, feat, target, threads, relations)
     lanes = chosen.lanes
     tried: dict[str, tuple[Any, ...]] = {
         "rows": ROWS,
@@ -40,6 +42,8 @@ def space(
         "cost": COST,
         "cache": tuple(int(chosen.cache * part) for part in CACHES),
         "prefetch": PREFETCH,
+        "ahead": AHEAD,
+        "packed": (False, True),
         "threads": (1, threads),
     }
     return {
@@ -50,10 +54,11 @@ def space(
 
 
 def configs(
-    problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1
-) -> list[TiledRelations]:
+    problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1,
+    relations: int = 1,
+) -> list[TiledRelations]:  # fmt: skip
     """The chosen config, and those that differ from it in one field of the :func:`space`."""
-    fields = space(problem, nnz_rows, feat_in, feat, target, threads)
+    fields = space(problem, nnz_rows, feat_in, feat, target, threads, relations)
     first = {name: values[0] for name, values in fields.items()}
     others = ((name, value) for name, values in fields.items() for value in values[1:])
     return [config_of(first), *(config_of({**first, name: value}) for name, value in others)]

@@ -48,6 +48,10 @@ class TiledRelations(Tiled):
         as many as keep their rows of Y in half of a cache of 'cache' bytes
     threads : of the CPU, which have some ranges each
     prefetch : how many elements ahead rows of X are asked for; 0 for never
+    ahead : how many rows ahead those of Y are asked for; 0 for never
+    packed : for each range and relation, bring W[r] into panels as wide as a tile, which products
+        read one after the other: pays for matrices larger than what the first caches hold, of
+        relations with many rows
     parallel : use all threads; to wake them takes as long as a small product
     blocks : of features, where these are in blocks
     """
@@ -64,12 +68,16 @@ class TiledRelations(Tiled):
     cache: int = 1 << 20
     threads: int = 1
     prefetch: int = 16
+    ahead: int = 0
+    packed: bool = False
     parallel: bool = True
     blocks: int = 1
 
     def __post_init__(self) -> None:
         expect_at_least(self, feat_in=1, feat=1, rows=1, tile=1, depth=1, cost=1)
-        expect_at_least(self, cache=1, threads=1, prefetch=0, blocks=1)
+        expect_at_least(self, cache=1, threads=1, prefetch=0, ahead=0, blocks=1)
+        apart = not (self.packed and self.blocks > 1)
+        expect(self, "packed", apart, "False for features in blocks")
         expect(self, "ranges", self.ranges is None or self.ranges > 0, "None, or 1 or more")
         for name, whole in (("tile", self.feat), ("depth", self.feat_in)):
             expect(self, name, whole % getattr(self, name) == 0, f"a divisor of {whole}")
@@ -113,7 +121,7 @@ class _Found:
     """The iteration, and its loops over relations, rows, columns, and features of X and of Y.
 
     blocks : the loop over blocks of features, if there is one
-    result, gathered : names of Y and X
+    result, gathered, matrices : names of Y, X and W
     dtype : of Y
     sets : Y, instead of adding to it
     """
@@ -123,6 +131,7 @@ class _Found:
     blocks: list[SpIter]
     result: str
     gathered: str
+    matrices: str
     dtype: str
     sets: bool
 
@@ -148,6 +157,9 @@ def _found(sch: Schedule) -> _Found:
     gathered, _ = gathered_operand(nest, inside[0].var, {columns[0].var})
     if gathered is None:
         nest.refuse("to gather rows of a dense operand by columns")
+    matrices, _ = gathered_operand(nest, inside[0].var, {ends[0].var})
+    if matrices is None:
+        nest.refuse("to multiply by a dense matrix of each relation")
     ref, handles = nest.handles()
     loops_in_order = [handles[x.axes] for x in (*ends, *columns, *inside, *features)]
     over_blocks = [handles[x.axes] for x in blocks]
@@ -157,6 +169,7 @@ def _found(sch: Schedule) -> _Found:
         over_blocks,
         nest.result,
         gathered,
+        matrices,
         nest.dtype,
         nest.it.init is not None,
     )
@@ -178,7 +191,12 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
             ...                          # rgms_write
 
     and in stage II the loop over ranges comes first. Of features in blocks sums and products are
-    over blocks, too, which each has its matrix for.
+    over blocks, too, which each has its matrix for. With `packed`::
+
+        with T.sp_iter([R, I_ranges], "SS", "rgms") as [r, i_range]:
+            with T.sp_iter([L0, K, L1, L2], "SSSS", "W_ws_copy") as [l0, k, l1, l2]:
+                W_ws[l0, k, l1, l2] = W[r, k, l0 * 64 + l1 * 16 + l2]
+            with T.sp_iter([I_tiles], "S", "rgms_rest") as [i_tile]: ...
     """
     found = _found(sch)
     relations, rows, columns, features_in, features = found.loops
@@ -200,6 +218,7 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     start, sums, product, write = sch.aggregate(
         found.result, outer[-1], rows, [columns], dtype=total
     )
+    added_to = _written(sch, write)
     name = found.iteration.name
     vectors = []
     if found.sets:
@@ -212,6 +231,8 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     gathering = _summed(sch, sums, config)
     made += [(ref, 2 + len(found.blocks)) for ref in gathering]
     made += [(ref, 3) for ref in _multiplied(sch, product, config)]
+    if config.packed:
+        made.append((_packed(sch, found.matrices, ranges, outer[3:], product, total), 2))
     if config.parallel:
         for ref in apart:
             sch.parallelize(sch.get_sp_iters(ref)[0])
@@ -225,6 +246,8 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     if config.prefetch:
         span = min(STRAIGHT * config.lanes_in, config.depth)
         sch.rewrite(prefetch_gathered, gathering[1], found.gathered, config.prefetch, span)
+    if config.ahead:
+        sch.rewrite(prefetch_gathered, write, added_to, config.ahead, config.feat)
 
 
 def arrange(pattern: Pattern | RelationPattern, problem: Rgms, config: TiledRelations) -> Arranged:
@@ -247,7 +270,7 @@ def _ranges(sch: Schedule, loop: SpIter, dtype: str, config: TiledRelations) -> 
         "recipe": row_ranges.__name__, "m": keyword(rows.length), "rows": keyword(rows.nnz),
         "parents": keyword(rows.parent.length), "tile": config.rows,
         "row_bytes": config.blocks * config.feat * size, "cache": config.cache // 2,
-        "threads": config.threads,
+        "threads": config.threads, "parent_bytes": config.feat_in * config.feat * size,
     }  # fmt: skip
 
 
@@ -279,6 +302,21 @@ def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) 
     tiles, *vectors = sch.split(features, [None, config.tile // config.lanes, config.lanes])
     sch.sparse_reorder(ref, [*blocks, tiles, inside, places, *vectors])
     return sch.precompute(_written(sch, ref), tiles, [places, *vectors])
+
+
+def _packed(
+    sch: Schedule, matrices: str, at: SpIter, deep: list[SpIter], product: SparseIterationRef,
+    dtype: str,
+) -> SparseIterationRef:  # fmt: skip
+    """The copy of a relation's matrix by tiles, rows and vectors of a tile.
+
+    deep : the loop over parts of X's features, where there is one
+    """
+    (tiles,) = sch.get_sp_iters(product)
+    reduce = sch.get_sparse_iteration(f"{product.name}_reduce")
+    inside, _, vectors, lanes = sch.get_sp_iters(reduce)
+    axes = [*deep, tiles, inside, vectors, lanes]
+    return sch.precompute(matrices, at, axes, scope="global", dtype=dtype)[0]
 
 
 def _written(sch: Schedule, ref: SparseIterationRef) -> str:

@@ -31,15 +31,17 @@ class ChunkTiles:
     lanes : of a vector, a power of two that divides both numbers of features
     tile : rows of a relation's matrix in a tile, at most; a divisor of theirs is taken
     blocks : of relations, with about as much work each; 0 for one thread
+    vectors : of a row in a tile, at most; a divisor of theirs is taken
     """
 
     lanes: int = 16
-    tile: int = 4
+    tile: int = 6
     blocks: int = 0
+    vectors: int = 2
 
     def __post_init__(self) -> None:
         expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
-        expect_at_least(self, tile=1, blocks=0)
+        expect_at_least(self, tile=1, vectors=1, blocks=0)
 
 
 def apply(sch: Schedule, config: ChunkTiles) -> None:
@@ -100,7 +102,7 @@ def _in_tiles(
         sums.append(f"{total.name}0")
         return [(start, 1), (reduce, 1)]
     vectors = lengths[features[-1].axes] // config.lanes
-    wide = _divisor(vectors, MOST_VECTORS if len(features) == 1 else 2)
+    wide = _divisor(vectors, MOST_VECTORS if len(features) == 1 else config.vectors)
     outer, *held = sch.split(features[-1], [None, wide, config.lanes], tail="exact")
     if not summed:
         sch.sparse_reorder(ref, [*rows, *features[:-1], outer, *held])

@@ -147,6 +147,64 @@ def test_dtypes(dtype: torch.dtype) -> None:
         torch.testing.assert_close(a.double(), b, **{**tolerance, "atol": 0.1})
 
 
+def test_gradients_of_gradients() -> None:
+    """At the same points, and from coarse ones back to fine ones."""
+    x = cloud(5, 12, 2, extent=3)
+    same, down = SparseConv3d(2, 2, 3).double(), SparseConv3d(2, 2, 2, 2).double()
+    up = SparseConvTranspose3d(2, 2, 2, 2).double()
+
+    def net(features: Tensor, *weights: Tensor) -> Tensor:
+        found = x.with_features(features)
+        for layer, weight in zip((same, down, up), weights, strict=True):
+            found = torch.func.functional_call(layer, {"weight": weight}, (found,))
+        return found.features
+
+    weights = [layer.weight.detach().clone() for layer in (same, down, up)]
+    given = [v.requires_grad_() for v in (x.features, *weights)]
+    torch.autograd.gradgradcheck(net, given, fast_mode=True)
+
+
+def test_compile() -> None:
+    torch.compiler.reset()
+    x = cloud(6, 30, 2)
+    first, second = SparseConv3d(2, 2, 3).double(), SparseConv3d(2, 2, (1, 3, 1)).double()
+    act = OnFeatures(torch.nn.ReLU())
+
+    def model(features: Tensor) -> Tensor:
+        return second(act(first(x.with_features(features)))).features.square().sum()
+
+    found = []
+    for f in (model, torch.compile(model, fullgraph=True, backend="aot_eager")):
+        features = x.features.clone().requires_grad_()
+        result = f(features)
+        found.append([result, *torch.autograd.grad(result, [features, first.weight])])
+    torch.testing.assert_close(*found)
+
+
+def test_checks_of_torch() -> None:
+    x = cloud(7, 20, 3)
+    numbers = [3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    features, weight = x.features.requires_grad_(), torch.randn(27, 3, 2, dtype=torch.float64)
+    where = (x.places.coords, None, numbers)
+    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
+    library = torch.ops.sparsetir
+    torch.library.opcheck(
+        library.points_sum, (features, weight.requires_grad_(), *where, True), test_utils=tests
+    )
+    given = (features, torch.randn_like(features), *where)
+    torch.library.opcheck(library.points_weight, given, test_utils=tests)
+
+
+def test_coordinates_whose_places_are_gone() -> None:
+    """Operators in compiled code may outlive what they were traced with."""
+    x = cloud(8, 20, 3)
+    layer = SparseConv3d(3, 2, 3, bias=False).double()
+    weight, numbers = layer.weight.flatten(0, 2), list(layer.conv.numbers)
+    coords = x.coords.clone()
+    found = torch.ops.sparsetir.points_sum(x.features, weight, coords, None, numbers, False)
+    torch.testing.assert_close(found, layer(x).features)
+
+
 def test_maps_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
     for name in ("submanifold", "reached", "between"):

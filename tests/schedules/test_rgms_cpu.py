@@ -1,5 +1,6 @@
 """Relational gather-matmul-scatter by tiles of rows, on CPUs."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -35,7 +36,7 @@ SHAPES = [
 SIZES = [(32, 32), (16, 48), (12, 20), (7, 5), (1, 1), (160, 96)]
 PROBLEMS = [
     Rgms(), Rgms(weighted=False), Rgms("float64", "int64"), Rgms("float16"),
-    Rgms("float16", out="float32"), Rgms("bfloat16", "int64", weighted=False),
+    Rgms("float16", out="float32", values="float32"), Rgms("bfloat16", "int64", weighted=False),
 ]  # fmt: skip
 
 
@@ -51,6 +52,8 @@ def given(problem: Rgms, shape: Any, sizes: tuple[int, int], rng: Any) -> Any:
     mask[:, m // 2 : m // 2 + 1] |= density > 0.05  # a dense row
     dtype = "float32" if problem.dtype == "bfloat16" else problem.dtype
     args = arguments(rng, mask, *sizes, dtype, problem.idtype, problem.weighted)
+    if problem.values:
+        args["a"] = args["a"].astype(problem.values)
     return mask, args
 
 
@@ -146,6 +149,23 @@ def test_added_to_what_is_there() -> None:
     np.testing.assert_allclose(args["out"], wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(("problem", "sizes"), by_turns(
+    [(Rgms(weighted=False), (96, 64)), (Rgms("float16"), (160, 48))], 2), ids=str
+)  # fmt: skip
+def test_matrices_in_panels(problem: Rgms, sizes: tuple[int, int]) -> None:
+    """For each range and relation, also of several steps over features."""
+    config = TiledRelations.for_sizes(*sizes, sums=6, packed=True, ranges=2, ahead=5)
+    config = replace(config, depth=32)
+    rng = np.random.default_rng(8)
+    assert "W_ws_copy" in kernel(problem, config).stages["I"].script()
+    for shape in SHAPES:
+        mask, args = given(problem, shape, sizes, rng)
+        kernel(problem, config)(**args)
+        rough = problem.dtype == "float16"
+        tolerance = {"rtol": 2e-3, "atol": 2e-2} if rough else {"rtol": 1e-4, "atol": 1e-4}
+        np.testing.assert_allclose(args["out"], exact(mask, args), **tolerance)
+
+
 def test_nan_and_infinity_stay_in_their_rows() -> None:
     rng = np.random.default_rng(3)
     mask, args = given(Rgms(), (3, 50, 40, 0.1), (32, 32), rng)
@@ -191,6 +211,8 @@ def test_what_is_chosen() -> None:
         (Rgms(), gpu, {3: 4, 5: 8, 100: 100}),
     ):
         assert {feat: whole_vectors(problem, feat, on) for feat in sizes} == sizes
+    wide = [choose_rgms(Rgms(), rows, 256, 256, target, relations=27) for rows in (6000, 60000)]
+    assert [config.packed for config in wide] == [False, True]
 
 
 def test_which_products_come_first() -> None:

@@ -171,6 +171,9 @@ def test_how_many_ranges() -> None:
     assert row_ranges(10**6, 10**6, 10, 8, 128, 10**6, 2) == 128
     assert row_ranges(10**6, 3200, 10, 8, 128, 10**6, 2) == 20
     assert row_ranges(10**6, 30, 10, 8, 128, 10**6, 2) == 2
+    # Read again for each range: less than the rows are, and more.
+    assert row_ranges(10**4, 10**5, 27, 6, 2000, 10**6, 2, parent_bytes=10**5) == 20
+    assert row_ranges(10**4, 10**5, 27, 6, 2000, 10**6, 2, parent_bytes=10**6) == 2
     assert row_ranges(1, 1, 1, 8, 128, 10**6, 2) == row_ranges(0, 0, 0, 8, 0, 0, 1) == 1
 
 

@@ -6,7 +6,7 @@ section 4.4.2: a sparse convolution is relational gather-matmul-scatter, offsets
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from math import prod
@@ -36,6 +36,17 @@ class Convolution:
     def offsets(self) -> int:
         """How many offsets, which are relations, there are."""
         return prod(self.kernel_size)
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """All of them, as operators take them."""
+        return (*self.kernel_size, *self.stride, *self.padding, *self.dilation)
+
+    @staticmethod
+    def of_numbers(numbers: Sequence[int]) -> Convolution:
+        """That of :attr:`numbers`."""
+        a, b, c, d, e, f, g, h, i, j, k, m = numbers
+        return Convolution((a, b, c), (d, e, f), (g, h, i), (j, k, m))
 
     @staticmethod
     def submanifold(kernel_size: Triple, dilation: Triple) -> Convolution:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from sparsetir.nn.kernel_map import (
     submanifold,
 )
 from sparsetir.nn.memory import remembered
-from sparsetir.ops.cache import lasting
+from sparsetir.ops.cache import lasting, memory_key
 from sparsetir.ops.checks import check_tensor
 
 __all__ = ["KernelMap", "OnFeatures", "SparsePoints", "kernel_map", "triple"]
@@ -78,21 +79,18 @@ class Places:
     """Where points are, and what is made of that once: shared by all features there.
 
     coords : (n, 4) int32
-    batch_size : clouds
     stride : of this grid in that of the first points
     before : the places that a strided convolution came from, and which it was
     """
 
     def __init__(
-        self,
-        coords: Tensor,
-        stride: Triple = (1, 1, 1),
-        before: tuple[Places, Convolution] | None = None,
-        sorted_: Sorted | None = None,
-    ) -> None:
+        self, coords: Tensor, stride: Triple = (1, 1, 1),
+        before: tuple[Places, Convolution] | None = None, sorted_: Sorted | None = None,
+    ) -> None:  # fmt: skip
         self.coords, self.stride, self.before = coords, stride, before
         if sorted_ is not None:
             self.sorted = sorted_
+        _alive[memory_key(coords)] = self
 
     @cached_property
     def sorted(self) -> Sorted:
@@ -126,24 +124,26 @@ class Places:
 
         return self._remembered((conv, "reached"), make)
 
-    def back_from(self, coarse: Places, conv: Convolution) -> KernelMap:
-        """That of the transposed convolution whose inputs are there, and whose outputs here."""
+    def onto(self, coarse: Places, conv: Convolution) -> KernelMap:
+        """That of a convolution whose inputs are here, and whose outputs there."""
         if coarse.before == (self, conv):
-            return transposed(self.reached(conv)[0], self)
+            return self.reached(conv)[0]
 
         def make() -> KernelMap:
-            pairs = between(self.sorted, conv, coarse.sorted)
-            return transposed(coarse._map(pairs, coarse, len(self.coords)), self)
+            return self._map(between(self.sorted, conv, coarse.sorted), coarse)
 
-        return self._remembered((conv, "back"), make, coarse.coords)
+        return self._remembered((conv, "onto"), make, coarse.coords)
 
-    def _map(self, pairs: Pairs, outputs: Places, n: int | None = None) -> KernelMap:
-        wide = len(pairs.rows) > INT32_MAX
-        dtype, device = torch.int64 if wide else torch.int32, self.coords.device
-        arrays = (pairs.row_ptr, pairs.rows, pairs.indices)
-        row_ptr, rows, indices = (torch.from_numpy(x).to(device, dtype) for x in arrays)
-        n = len(self.coords) if n is None else n
-        return KernelMap(row_ptr, rows, indices, len(outputs.coords), n, outputs.coords)
+    def back_from(self, coarse: Places, conv: Convolution) -> KernelMap:
+        """That of the transposed convolution whose inputs are there, and whose outputs here."""
+        return transposed(self.onto(coarse, conv), self)
+
+    def _map(self, pairs: Pairs, outputs: Places) -> KernelMap:
+        dtype = torch.int64 if len(pairs.rows) > INT32_MAX else torch.int32
+        arrays, at = (pairs.row_ptr, pairs.rows, pairs.indices), self.coords.device
+        row_ptr, rows, indices = (torch.from_numpy(x).to(at, dtype) for x in arrays)
+        onto = outputs.coords
+        return KernelMap(row_ptr, rows, indices, len(onto), len(self.coords), onto)
 
     def _remembered(self, key: Any, make: Callable[[], Any], *more: Tensor) -> Any:
         def nbytes(made: Any) -> int:
@@ -151,6 +151,16 @@ class Places:
             return 6 * found.rows.nbytes + 2 * found.coords.nbytes
 
         return remembered((self.coords, *more), key, make, nbytes=nbytes)
+
+
+# By the memory of their coordinates, which nobody writes to, and which lives as long as they.
+_alive: WeakValueDictionary[Any, Places] = WeakValueDictionary()
+
+
+def places_of(coords: Tensor) -> Places:
+    """Those that have these coordinates, as operators take them; others where they are no more."""
+    found = _alive.get(memory_key(coords))
+    return remembered((coords,), "places", lambda: Places(coords)) if found is None else found
 
 
 def transposed(there: KernelMap, inputs: Places) -> KernelMap:

@@ -18,14 +18,18 @@ import math
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
 from sparsetir.nn.point_products import products
-from sparsetir.nn.points import KernelMap, Places, SparsePoints, convolution, reached_by
+from sparsetir.nn.points import Places, SparsePoints, convolution, reached_by
 from sparsetir.ops.check_pattern import check_size
 
 __all__ = ["SparseConv3d", "SparseConvTranspose3d"]
+
+
+_untraced = _disable_dynamo(reached_by)  # which imports what it takes when it is called
 
 
 class _Convolution(torch.nn.Module):
@@ -76,9 +80,9 @@ class _Convolution(torch.nn.Module):
                 f"weights, got {dtype_name(features)}"
             )
 
-    def _sum(self, x: SparsePoints, pairs: KernelMap, places: Places) -> SparsePoints:
-        weight = self.weight.flatten(0, 2)
-        out = products(x.features, weight, pairs, x.places)
+    def _sum(self, x: SparsePoints, places: Places, *between: Any) -> SparsePoints:
+        """At `places`; `between` : which points a convolution goes from and to."""
+        out = products(x.features, self.weight.flatten(0, 2), self.conv, *between)
         out = out if self.bias is None else out + self.bias
         return SparsePoints.at(places, out, x.batch_size)
 
@@ -113,7 +117,9 @@ class SparseConv3d(_Convolution):
         is `weight.permute(4, 3, 0, 1, 2)`
     bias : (out_channels,), or None
 
-    Sums are in float32 for float16 and bfloat16.
+    Sums are in float32 for float16 and bfloat16. Gradients are of all orders. In compiled code
+    (torch.compile) a submanifold convolution is one operator; where others have outputs depends on
+    where points are, which ends a graph.
     """
 
     def __init__(
@@ -135,8 +141,11 @@ class SparseConv3d(_Convolution):
         """Points with `out_channels` features, of points with `in_channels`."""
         self._check(x)
         if self.submanifold:
-            return self._sum(x, x.places.submanifold(self.conv), x.places)
-        return self._sum(x, *reached_by(type(self).__name__, x.places, self.conv))
+            return self._sum(x, x.places, x.places)
+        # What is reached depends on where points are: it is not traced.
+        found = _untraced if torch.compiler.is_compiling() else reached_by
+        places = found(type(self).__name__, x.places, self.conv)[1]
+        return self._sum(x, places, x.places, places)
 
 
 class SparseConvTranspose3d(_Convolution):
@@ -184,4 +193,4 @@ class SparseConvTranspose3d(_Convolution):
             raise ValueError(
                 f"{who}: argument 'onto': expected points, as x came from no strided convolution"
             )
-        return self._sum(x, places.back_from(x.places, self.conv), places)
+        return self._sum(x, places, places, x.places, True)

@@ -1,8 +1,9 @@
 """Runs the kernels of relational gather-matmul-scatter on torch tensors, without gradients.
 
-Kernels of CPUs take float32 and float64: of types with 16 bits, operands become float32 beforehand.
-Those of GPUs take them as they are, on tensor cores where there are any, which round sums of what a
-row gathers. Results are rounded once. Elements are the edges in the order of the rows of relations.
+Kernels of sums at nodes take types of 16 bits as they are: CPUs in float32, GPUs on tensor cores
+where there are any, which round sums of what a row gathers. For gradients of weights operands
+become float32 beforehand. Results are rounded once. Elements are the edges in the order of the rows
+of relations.
 
 On GPUs sums at nodes, which gradients of features are too, have kernels. Gradients for weights of
 relations and of edges have none there: torch computes each relation apart, with features for each
@@ -30,7 +31,7 @@ from sparsetir.ops.structure import DTYPES, call_plan, target_of
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import RelationalRequest
 from sparsetir.request import default_threads
-from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators import rgms
 from sparsetir.schedules.search.choose_rgms import choose_rgms, lanes_of, whole_vectors
 from sparsetir.schedules.templates import rgms as template
@@ -71,14 +72,13 @@ def of_nodes(
         for r, row, terms in _apart(rows, _wide(x), values):
             out.index_add_(0, row, terms @ wide[r])
         return out.to(dtype)
+    found = where_products_first(rows, m, n, count * feat_in, count * feat, count)
+    if found is None and not blocks:
+        return _by_plan(rows, m, n, x, weight, values)
     x = _padded(x.unflatten(1, (*blocks, feat_in)) if blocks else x)
     weight = _padded(weight, x.shape[-1])
     shape = (*blocks, weight.shape[-1])
-    sizes = count * x.shape[-1], count * shape[-1], count
-    found = where_products_first(rows, m, n, *sizes)
-    if found is None and not blocks:
-        out = _by_plan(rows, m, n, x, weight, values)
-    elif found is None:
+    if found is None:
         out = x.new_empty(m, *shape)
         _run_nodes(rows, x, weight, values, out)
     else:
@@ -108,7 +108,14 @@ def _run_nodes(
     )
     target = target_of(x.device)
     config = choose_rgms(
-        problem, len(rows.rows), feat_in, feat, target, default_threads(), prod(blocks)
+        problem,
+        len(rows.rows),
+        feat_in,
+        feat,
+        target,
+        default_threads(),
+        len(weight),
+        prod(blocks),
     )
     arrays = _weighted({"x": x, "w": weight, "out": out}, values)
     index = {
@@ -129,21 +136,21 @@ def _by_plan(
 ) -> Tensor:
     """As :func:`of_nodes`, by the plan of these sizes; m, n : rows and columns."""
     (count, feat_in, feat), dtype, target = weight.shape, x.dtype, target_of(x.device)
-    problem = _problem(dtype, IDTYPES[rows.rows.dtype], values is not None, target)
+    problem = _problem(dtype, IDTYPES[rows.rows.dtype], values is not None)
     key = problem, feat_in, feat
     run = rows.computed.get(key)
     if run is None:
         pattern, threads = rows.pattern((count, m, n)), default_threads()
         wanted = RelationalRequest(pattern, problem, feat_in, feat, threads, target)
         run = rows.computed[key] = relational_plan(wanted)
-    x, weight = (v.detach() if problem.dtype == DTYPES[dtype] else _wide(v) for v in (x, weight))
-    return call_plan(run, (x, weight), None if values is None else _wide(values)).to(dtype)
+    given = x.detach(), weight.detach()
+    return call_plan(run, given, None if values is None else _wide(values)).to(dtype)
 
 
-def _problem(dtype: torch.dtype, idtype: str, weighted: bool, target: Any) -> rgms.Rgms:
-    """What kernels are compiled for: those of GPUs take types of 16 bits, and give wider ones."""
+def _problem(dtype: torch.dtype, idtype: str, weighted: bool) -> rgms.Rgms:
+    """What kernels are compiled for: they take types of 16 bits, and give wider ones."""
     wide = DTYPES[_widened(dtype)]
-    if not is_gpu(target) or DTYPES[dtype] == wide:
+    if DTYPES[dtype] == wide:
         return rgms.Rgms(wide, idtype, weighted)
     return rgms.Rgms(DTYPES[dtype], idtype, weighted, out=wide, values=wide if weighted else None)
 
@@ -224,7 +231,9 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     parallel = threads > 1 and len(rows.rows) * prod(blocks) * feat_in * feat >= WORK_OF_THREADS
     # All but whole vectors are powers of two.
     lanes = min(lanes_of(rgms.Rgms(DTYPES[dtype]), target), feat_in, feat)
-    config = ChunkTiles(lanes, blocks=threads * BLOCKS_PER_THREAD if parallel else 0)
+    vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
+    parts = threads * BLOCKS_PER_THREAD if parallel else 0
+    config = ChunkTiles(lanes, vectors=vectors, blocks=parts)
     index = {
         "piece_ptr": chunks.piece_ptr, "chunk_ptr": chunks.chunk_ptr, "rows": rows.rows,
         "indptr": rows.indptr, "indices": rows.indices, "relation": chunks.relation,
