@@ -67,6 +67,7 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
         "llvm_cpu": str(host_target().attrs["mcpu"]),
         "cpu_features": distinctive_features(name for name in has if has[name]),
         "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg(),
         "threads": threads,
         "python": platform.python_version(),
         "versions": {"sparsetir": sparsetir.__version__, **_versions()},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -18,6 +19,7 @@ from sparsetir.arrays import (
     empty_like,
     is_array,
     is_contiguous,
+    is_torch,
     itemsize,
     memory,
     overlap,
@@ -28,6 +30,7 @@ from sparsetir.arrays import (
 )
 from sparsetir.compiled import compiled
 from sparsetir.kernel import WRITTEN
+from sparsetir.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.readable import check_memory, count_writes
 from sparsetir.relational_request import AnyRequest
 from sparsetir.schedules.passes.launches import count_launches
@@ -87,6 +90,8 @@ class Plan:
         }
         self._first = f"{self.op}: argument '{self._operands[0]}'"
         self._nothing = 0 in self._shapes["out"]
+        result = math.prod(self._shapes["out"]) * self._out_bytes
+        self._large = not gpu and result >= LEAST_BYTES
         self._out_shape, self._count = self._shapes["out"], len(self._operands)
         self._run, self._out_at = self.kernel.entry, self._place["out"]
         self._args: list[Any] = [None] * len(signature.passed)
@@ -147,7 +152,8 @@ class Plan:
         operands : b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm";
             x (n, feat_in) and w (relations, feat_in, feat) for "rgms"
         out : written and returned; by default a new array like the first operand: (m, feat),
-            (m,) or (nnz,)
+            (m,) or (nnz,). From some MiB on a new one costs about as much as the product, since the
+            system gives its memory page by page: give one that is there where you can
         values : (nnz,) of the matrix, in the order of its pattern; by default those planned with
 
         Changing the matrix itself after planning is not supported: plans share its arrays where
@@ -171,7 +177,7 @@ class Plan:
             if type(array) is not np.ndarray:
                 self._check_memory(operands, values, out)
                 if given is None:
-                    out = empty_like(operands[0], self._out_shape, self._first, self._out_dtype)
+                    out = self._new_result(operands[0])
                 break
         else:
             if given is None:
@@ -237,7 +243,7 @@ class Plan:
             out = self.repeat(operands, values)
             return self._run_detached(operands, values) if out is None else out
         args = self._args.copy()
-        out = empty_like(operands[0], self._out_shape, self._first, self._out_dtype)
+        out = self._new_result(operands[0])
         given = dict(zip(self._operands, operands, strict=True), out=out)
         if values is not None:
             given |= self._stored.values(A=values)
@@ -248,6 +254,13 @@ class Plan:
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):
             return self._run_detached(operands, values)  # takes other views, or says what is wrong
+        return out
+
+    def _new_result(self, operand: Any) -> Any:
+        """An array like an operand that is none of NumPy's."""
+        out = empty_like(operand, self._out_shape, self._first, self._out_dtype)
+        if self._large and is_torch(out):
+            in_large_pages(out)
         return out
 
     def repeat(self, operands: Sequence[Any], values: Any = None) -> Any:
@@ -262,11 +275,11 @@ class Plan:
         if values is not None:
             args[self._values_at] = values
         try:
-            if self._out_dtype is None:
-                out = args[self._out_at] = first.new_empty(*self._out_shape)
+            if self._out_dtype is None and not self._large:
+                out = first.new_empty(*self._out_shape)
             else:
-                out = empty_like(first, self._out_shape, self._first, self._out_dtype)
-                args[self._out_at] = out
+                out = self._new_result(first)
+            args[self._out_at] = out
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):
             return None
