@@ -97,6 +97,9 @@ def write(
     record = {"command": command, **where, "results": results}
     path.write_text(json.dumps(_short(record), indent=1) + "\n")
     if not quiet:
+        if "gpu" not in where and "cpu_features" in where:
+            features = " ".join(where["cpu_features"])
+            print(f"\non {where['cpu']} ({features}), {where['cores']} cores")
         print(f"\nwritten: {path.name}")
     return path
 
