@@ -51,6 +51,13 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     steps.add_argument("--graph", nargs="+", default=[], help="default: cora")
     steps.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 128 512)")
     steps.add_argument("--plot", action="store_true", help="draw a picture beside the JSON file")
+    calls = commands.add_parser(
+        "calls", parents=[common], help="what a call costs beside the kernel, part by part"
+    )
+    calls.add_argument("--before", type=Path, help="another checkout, to take turns with")
+    calls.add_argument("--seconds", type=float, default=60, help="of each version (default: 60)")
+    calls.add_argument("--plot", action="store_true", help="draw a picture beside the file")
+    calls.set_defaults(threads=1)
     commands.add_parser(
         "compile", parents=[fixed], help="import, parsing, each lowering, build, call overhead"
     )

@@ -30,7 +30,7 @@ def load() -> Any:
     found = [os.environ.get("MKL_RT"), *map(str, sorted(folder.glob("libmkl_rt.so*")))]
     path = next((p for p in found if p), None)
     if path is None:
-        raise OSError("no libmkl_rt.so in the environment, and MKL_RT is not set")
+        raise OSError("is not installed: `pip install mkl`, or set MKL_RT to libmkl_rt.so")
     os.environ["MKL_RT"] = path  # for sparse_dot_mkl
     return ctypes.CDLL(path)
 

@@ -67,6 +67,7 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
         "llvm_cpu": str(host_target().attrs["mcpu"]),
         "cpu_features": distinctive_features(name for name in has if has[name]),
         "cores": len(os.sched_getaffinity(0)),
+        "load": os.getloadavg(),
         "threads": threads,
         "python": platform.python_version(),
         "versions": {"sparsetir": sparsetir.__version__, **_versions()},
@@ -96,6 +97,9 @@ def write(
     record = {"command": command, **where, "results": results}
     path.write_text(json.dumps(_short(record), indent=1) + "\n")
     if not quiet:
+        if "gpu" not in where and "cpu_features" in where:
+            features = " ".join(where["cpu_features"])
+            print(f"\non {where['cpu']} ({features}), {where['cores']} cores")
         print(f"\nwritten: {path.name}")
     return path
 

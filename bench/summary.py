@@ -104,10 +104,10 @@ def show(results: dict[str, Any]) -> None:
 def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) -> None:
     op, dtype, threads = key
     peers = list(dict.fromkeys(n for c in cells for n in c["peers"]))
-    head = ["", "nnz", "d", *peers, "limit", "reached"]
+    head = ["", "nnz", "d", "fastest", *peers, "limit", "reached"]
     rows = []
     for cell in cells:
-        row = [cell["problem"], cell["nnz"], cell["feat"]]
+        row = [cell["problem"], cell["nnz"], cell["feat"], fastest(cell) or "-"]
         ours = cell["peers"].get(OURS)
         for name in peers:
             found = cell["peers"].get(name)
@@ -122,6 +122,25 @@ def _show_times(key: tuple[str, str, int | str], cells: list[dict[str, Any]]) ->
     print(f"x: time of the peer over {OURS}'s, of minima. limit: all arrays once at the speed of a")
     print("copy, or all operations at the speed of a dense product, the longer one; reached: part")
     print(f"of it, by {OURS}'s minimum.")
+    _show_lost(cells)
+
+
+def fastest(cell: dict[str, Any]) -> str | None:
+    """The library that takes the least time, sparsetir among them; None where none has one."""
+    times = {n: p["min"] for n, p in cell["peers"].items() if n not in NO_PEERS}
+    return min(times, key=times.__getitem__, default=None)
+
+
+def _show_lost(cells: list[dict[str, Any]]) -> None:
+    """Name the cells in which another library is faster."""
+    done = [c for c in measured(cells) if peer_time(c, BEST) is not None]
+    lost = [c for c in done if fastest(c) != OURS]
+    if not done:
+        return
+    print(f"{OURS} is the fastest in {len(done) - len(lost)} of {len(done)} cells.")
+    for cell in sorted(lost, key=lambda c: ratio(c, BEST)):
+        where = f"{cell['problem']}, d = {cell['feat']}"
+        print(f"lost: {where}: {1 / ratio(cell, BEST):.2f} times as long as {fastest(cell)}")
 
 
 def _show_costs(cells: list[dict[str, Any]]) -> None:

@@ -29,7 +29,7 @@ class EmulatedKernel:
         """None of its parameters are made of values."""
         return {}
 
-    def run_unchecked(self, args: Any) -> None:
+    def entry(self, *args: Any) -> None:
         """Run on arrays of torch or NumPy, which must have the shapes that are expected."""
         signature = self.signature
         for at, name in enumerate(signature.names):
@@ -49,7 +49,7 @@ class EmulatedKernel:
 
 def run_plans(monkeypatch: pytest.MonkeyPatch) -> dict[Any, EmulatedKernel]:
     """Let plans for GPUs be made and called on arrays of the CPU; their kernels by what is made."""
-    plans: Any = import_module("sparsetir.plan")
+    plans: Any = import_module("sparsetir.run_plan")
     kernels: dict[Any, EmulatedKernel] = {}
 
     def compiled(key: Any, target: Any, stages: Any) -> EmulatedKernel:

@@ -92,6 +92,17 @@ def test_compile(tmp_path):
 
 
 @pytest.mark.slow  # its programs are those of docs/schedules.md, which run
+@pytest.mark.slow
+def test_calls(tmp_path):
+    printed = bench("calls", "--quick", "--plot", "--out", tmp_path)
+    assert "Of a call of ops.spmm" in printed and "\non " in printed
+    (path,) = tmp_path.glob("calls-*.json")
+    found = json.loads(path.read_text())["results"]["seconds"]["now"]
+    assert found["calls"]["plan, NumPy"]["min"] > found["floors"]["kernel, NumPy"]["min"] > 0
+    (picture,) = tmp_path.glob("calls-*.png")
+    assert picture.stat().st_size > 1000
+
+
 def test_steps(tmp_path):
     printed = bench("steps", "--quick", "--feat", 128, "--plot", "--out", tmp_path)
     assert "SpMM by steps" in printed

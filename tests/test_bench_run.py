@@ -396,6 +396,20 @@ def test_summary():
     assert (1, "mkl", "graph") not in found
 
 
+def test_lost_cells_are_named(capsys):
+    from sparsetir.bench.summary import _show_lost, fastest
+
+    cells = [cell("a", 1.0, 4.0), cell("b", 2.0, 1.0), cell("c", 3.0, 2.0)]
+    cells[0]["peers"]["yardstick"] = {"min": 0.5, "median": 0.5}  # nobody would call it
+    assert [fastest(c) for c in cells] == ["sparsetir", "mkl", "mkl"]
+    _show_lost(cells)
+    assert capsys.readouterr().out.splitlines() == [
+        "sparsetir is the fastest in 1 of 3 cells.",
+        "lost: b, d = 32: 2.00 times as long as mkl",
+        "lost: c, d = 32: 1.50 times as long as mkl",
+    ]
+
+
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
 def test_generated_graphs_have_the_sizes_of_the_paper(name):
     from sparsetir.bench.synthetic import LAWS, generate

@@ -12,8 +12,9 @@ import torch
 import tvm
 
 import sparsetir
-from sparsetir import ScheduleError
+from sparsetir import ScheduleError, run_plan
 from sparsetir.formats import BSR, CSC, CSF, CSR, DBSR, ELL, SRBCRS, Hyb, RowELL
+from sparsetir.large_pages import in_large_pages
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 
@@ -232,3 +233,34 @@ def test_sddmm_candidates(feat):
     for config in sparsetir.plan_candidates("sddmm", A, feat, heads=2):
         plan = sparsetir.plan("sddmm", A, feat, heads=2, config=config)
         np.testing.assert_allclose(plan(x, y), want, atol=1e-4)
+
+
+def test_large_results_are_asked_for_in_large_pages(monkeypatch):
+    asked = []
+    monkeypatch.setattr(run_plan, "in_large_pages", lambda x: asked.append(x) or in_large_pages(x))
+    run = sparsetir.plan("spmm", sp.eye_array(4096, format="csr", dtype="float32"), feat=256)
+    b = torch.rand(4096, 256)
+    assert torch.equal(run(b), b) and [x.nbytes for x in asked] == [1 << 22]
+    run(b, out=torch.empty_like(b))
+    small = torch.empty(64)
+    in_large_pages(small)  # less than a page: nothing is asked for
+    assert len(asked) == 1
+
+
+def test_what_changes_between_calls_is_seen():
+    run = sparsetir.plan("spmm", sp.eye_array(8, format="csr", dtype="float32"), feat=4)
+    b, out = np.ones((8, 4), "float32"), np.empty((8, 4), "float32")
+    for _ in range(2):
+        assert (run(b, out=out) == 1).all()
+    b.shape = (4, 8)
+    with pytest.raises(ValueError, match="argument 'b': expected shape"):
+        run(b, out=out)
+    b.shape = (8, 4)
+    out.flags.writeable = False
+    with pytest.raises(ValueError, match="'out': it is written, but the array is read-only"):
+        run(b, out=out)
+    memory = np.ones(40, "float32")
+    out = memory[:32].reshape(8, 4)
+    assert (run(b, out=out, values=memory[32:]) == 1).all()
+    with pytest.raises(ValueError, match="argument 'out' shares memory with the values"):
+        run(b, out=out, values=memory[31:39])

@@ -23,6 +23,7 @@ from sparsetir.arrays import (
     placed,
     plain_view,
     reference,
+    spans_meet,
     strides,
     to_numpy,
 )
@@ -79,6 +80,7 @@ class Kernel:
     computed : recipe and keywords of each computed parameter, by name
     stages : the function at stage "I", "II" (as lowered), "II scheduled" and "III"
     target : the `tvm.target.Target` it was compiled for
+    entry : TVM's function, which takes what `signature.passed` names, in order; only TVM checks it
     needs : features of the CPU that its schedule asked for by name. Where they, or the system's
         leave to use them, are not there, a call raises RuntimeError
     """
@@ -103,7 +105,7 @@ class Kernel:
         self._loaded = not stages  # from a file, which holds no stages and cannot be written again
         self.needs = features_needed(stages.get("II scheduled")) if needs is None else list(needs)
         refused = allowed(self.needs) if self.needs else ""
-        self._run = refusing(name, refused) if refused else module[name]
+        self._run = self.entry = refusing(name, refused) if refused else module[name]
         self._count = len(signature.names)
         self._arrays = tuple(signature.arrays)
         self._scalars = tuple(signature.scalars)
@@ -144,29 +146,21 @@ class Kernel:
                 seen = self._meet(values, key)
             values += self._with_values(values, *seen[1:]) if seen[2] else seen[1]
         arrays = [values[i] for i in self._arrays]
-        numpy, torch = True, False
+        numpy = True
         for array in arrays:
             if type(array) is not np.ndarray:
                 numpy, why = False, self._without_gradient
-                torch = check_memory(self.name, self._array_names, arrays, why)
+                check_memory(self.name, self._array_names, arrays, why)
                 break
+        refusal = None
         try:
-            shared = self._shared(arrays, numpy, torch)
-            if shared is None:
-                self._run(*values)
-                if not numpy:
-                    count_writes([values[i] for i in self._outputs])
-                return
+            self._run(*values)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             refusal = error
-        else:
-            self._refuse(values)
-            written, other = (self._array_names[at] for at in shared)
-            raise ValueError(
-                f"{self.name}: argument '{written}' is written and shares memory with '{other}'"
-            )
-        self._run_plain_views(values, refusal)
-        count_writes([values[i] for i in self._outputs])
+        if refusal is not None:
+            self._run_plain_views(values, refusal)
+        if not numpy:
+            count_writes([values[i] for i in self._outputs])
 
     def run_unchecked(self, values: Sequence[Any]) -> None:
         """Run on the arguments that `signature.passed` names, in order; only TVM checks them."""
@@ -385,30 +379,6 @@ class Kernel:
             self._refuse(values)
             raise refusal from None
 
-    def _shared(self, arrays: list[Any], numpy: bool, torch: bool) -> tuple[int, int] | None:
-        """Where an array is that is written, and another one that shares memory with it.
-
-        numpy, torch : whether all of them are NumPy's, or plain tensors of torch
-        """
-        if numpy:
-            for at in self._without_gradient:
-                written = arrays[at]
-                for other, array in enumerate(arrays):
-                    if at != other and np.may_share_memory(written, array):
-                        return at, other
-            return None
-        if torch:
-            begins, sizes = [x.data_ptr() for x in arrays], [x.nbytes for x in arrays]
-        else:
-            spans = [memory(x, size) for x, size in zip(arrays, self._itemsizes, strict=True)]
-            begins, sizes = [begin for begin, _ in spans], [size for _, size in spans]
-        for at in self._without_gradient:
-            first, last = begins[at], begins[at] + sizes[at]
-            for other, begin in enumerate(begins):
-                if begin < last and first < begin + sizes[other] and at != other and first < last:
-                    return at, other
-        return None
-
     def _refuse(self, values: list[Any]) -> None:
         """Raise for what is wrong with the arguments, if anything is."""
         for i in self._scalars:
@@ -428,6 +398,17 @@ class Kernel:
                 )
             if i in self._outputs and is_read_only(array):
                 raise ValueError(f"{who}: it is written, but the array is read-only")
+        self._refuse_shared(values)
+
+    def _refuse_shared(self, values: list[Any]) -> None:
+        """Raise where an array that is written has memory in common with another one."""
+        sizes = self._itemsizes
+        spans = {i: memory(values[i], size) for i, size in zip(self._arrays, sizes, strict=True)}
+        for at in sorted(self._outputs):
+            for other, span in spans.items():
+                if at != other and spans_meet(spans[at], span):
+                    name = self.signature.names[other]
+                    raise ValueError(f"{self._who(at)} is written and shares memory with '{name}'")
 
     def _who(self, at: int) -> str:
         return f"{self.name}: argument '{self.signature.names[at]}'"

@@ -10,47 +10,19 @@ True
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any
 
-import numpy as np
-import tvm
-import tvm_ffi
-
-from sparsetir.arrays import (
-    check_alignment,
-    dtype_name,
-    empty_like,
-    is_array,
-    is_contiguous,
-    itemsize,
-    memory,
-    overlap,
-    plain_view,
-    spans_meet,
-    strides,
-    to_numpy,
-)
-from sparsetir.compiled import compilations, compiled
+from sparsetir.compiled import compilations
 from sparsetir.formats import Format
-from sparsetir.kernel import WRITTEN
-from sparsetir.readable import check_memory, count_writes
-from sparsetir.relational_request import AnyRequest, relational_request
+from sparsetir.relational_plan import relational_plan
+from sparsetir.relational_request import relational_request
 from sparsetir.request import refuse_relational, request
+from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
-from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
-
-GPU_ALIGNMENT = 16
-NO_GRADIENT = (
-    "it requires a gradient, which results of plans do not have; use sparsetir.ops.{}, or call "
-    "under torch.no_grad()"
-)
 
 
 def plan(
@@ -109,8 +81,6 @@ def plan(
             matrix, feat, feat_in=feat_in, weighted=weighted, dtype=dtype, reduce=reduce,
             heads=heads, target=target, threads=threads, format=format, out_dtype=out_dtype,
         )  # fmt: skip
-        from sparsetir.relational_plan import relational_plan  # whose plans are Plans
-
         return relational_plan(related, config)
     refuse_relational(op, feat_in, weighted)
     wanted = request(
@@ -150,244 +120,3 @@ def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list
         return relational_request(matrix, feat, **options).whole.candidates()
     wanted = request(op, matrix, feat, **options)
     return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]
-
-
-class Plan:
-    """What :func:`plan` makes; call it with the dense operands.
-
-    config : of the template
-    chosen_by : "user", "record" (of tuning) or "default"
-    kernel : the :class:`Kernel`, which other plans may share
-    convert_seconds, compile_seconds : what the plan took; no compilation where the kernel was
-        there already
-    arranges_values : whether values are brought into another order, on the host, before the kernel
-        takes them: for those of a run in each run
-    launches : kernels started by a call
-    needs_values : whether each run is to be given values
-    """
-
-    def __init__(self, wanted: AnyRequest, config: Any, chosen_by: str = "user") -> None:
-        self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
-        self.config, self.chosen_by = config, chosen_by
-        problem, target, values = wanted.problem, wanted.target, wanted.values
-        gpu = self._gpu = wanted.gpu
-        self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
-        if not self._device.exist:
-            raise RuntimeError(f"plan: argument 'target': there is no {target.kind.name} device")
-        template = wanted.template(config)
-        tiles = config.tiles(wanted.feat)
-        start = time.perf_counter()
-        key = problem, config.compiled
-        self.kernel = compiled(key, target, lambda: wanted.stages(config))
-        self.compile_seconds = time.perf_counter() - start
-        start = time.perf_counter()
-        arranged = template.arrange(wanted.pattern, problem, config)
-        self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
-        self._stored = arranged.stored
-        self.arranges_values = not self._stored.keeps_order
-        self._shapes = wanted.shapes
-        self._operands = tuple(name for name in self._shapes if name not in ("a", "out"))
-        self._bytes = itemsize(problem.dtype)
-        self._out_dtype = getattr(problem, "out", None)
-        self._out_bytes = itemsize(self._out_dtype or problem.dtype)
-        signature = self.kernel.signature
-        self._place = {name: at for at, name in enumerate(signature.passed)}
-        count = len(self._operands)
-        self._no_gradient = dict.fromkeys(range(count), NO_GRADIENT.format(self.op))
-        self._no_gradient_out = {**self._no_gradient, count: WRITTEN}
-        self._first = f"{self.op}: argument '{self._operands[0]}'"
-        self._nothing = 0 in self._shapes["out"]
-        self._args: list[Any] = [None] * len(signature.passed)
-        # Values of a run's own may take another kernel, made when it is first wanted.
-        unpacked = getattr(config, "unpacked", config)
-        self._for_values: Any = None
-        if unpacked != config:
-            self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
-        self._planned: Any = None  # the values, unless the caller gives others
-        self._planned_memory: tuple[int, int] = (0, 0)
-        self.needs_values = "a" in self._shapes and values is None
-        sizes = {**wanted.sizes, "tiles": tiles}
-        computed = arranged.computed(signature.func, sizes)
-        self._computed = computed if signature.of_values else {}
-        given = {**sizes, **arranged.arguments, **computed}
-        # Of what kernels take in another shape than the caller gives it.
-        numbers = [given.get(name) for name in signature.names]
-        # Values that are arranged have other names.
-        own = [name for name in self._shapes if name in self._place]
-        taken = {name: signature.expected_shape(self._place[name], numbers) for name in own}
-        self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
-        self._put({name: value for name, value in given.items() if name in self._place})
-        if "a" in self._shapes and values is not None:
-            values = np.broadcast_to(values, self._shapes["a"])
-            self._planned = np.ascontiguousarray(values, problem.dtype)
-            self._planned_memory = memory(self._planned, self._bytes)
-            self._put(self._arranged(self._planned))
-        self.convert_seconds = time.perf_counter() - start
-
-    @property
-    def padding(self) -> float:
-        """Places that are stored beside the elements, as a fraction of all places."""
-        return self._stored.padding
-
-    def _put(self, arguments: Mapping[str, Any]) -> None:
-        """Keep arguments for all runs, arrays where the kernel runs."""
-        for name, value in arguments.items():
-            array = self._on_device(value) if is_array(value) else value
-            self._args[self._place[name]] = self._view(name, array)
-
-    def _on_device(self, array: Any) -> Any:
-        if not isinstance(array, np.ndarray):
-            return array
-        if not self._gpu:
-            return tvm_ffi.from_dlpack(plain_view(array))
-        return tvm.runtime.tensor(array, self._device)
-
-    def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
-        """Run on torch, NumPy or TVM arrays, contiguous and of the plan's dtype.
-
-        operands : b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm";
-            x (n, feat_in) and w (relations, feat_in, feat) for "rgms"
-        out : written and returned; by default a new array like the first operand: (m, feat),
-            (m,) or (nnz,)
-        values : (nnz,) of the matrix, in the order of its pattern; by default those planned with
-
-        Changing the matrix itself after planning is not supported: plans share its arrays where
-        they can. Results have no gradients, so what requires one is refused but under
-        torch.no_grad(); :mod:`sparsetir.ops` has them. With heads, each has them as a first
-        dimension.
-
-        Raises TypeError and ValueError that name the argument.
-        """
-        if values is not None and self._for_values is not None:
-            return self._for_values()(*operands, out=out, values=values)
-        if len(operands) != len(self._operands):
-            raise TypeError(
-                f"{self.op}: expected {len(self._operands)} operands "
-                f"({', '.join(self._operands)}), got {len(operands)}"
-            )
-        if values is None and self.needs_values:
-            raise TypeError(f"{self.op}: argument 'values': expected an array, got None")
-        given = out
-        for array in operands if out is None else (*operands, out):
-            if type(array) is not np.ndarray:
-                self._check_memory(operands, out)
-                break
-        args, place, viewed = self._args.copy(), self._place, self._kernel_shapes
-        for name, array in zip(self._operands, operands, strict=True):
-            args[place[name]] = self._view(name, array) if name in viewed else array
-        if values is not None:
-            for name, array in self._values(values).items():
-                args[place[name]] = array
-        if out is None:
-            out = empty_like(operands[0], self._shapes["out"], self._first, self._out_dtype)
-        else:
-            self._refuse_overlap(out, operands, values)
-        args[place["out"]] = self._view("out", out) if "out" in viewed else out
-        if self._gpu:
-            names, arrays = (*self._operands, "out"), (*operands, out)
-            check_alignment(self.op, names, arrays, self._bytes, GPU_ALIGNMENT)
-        if self._nothing and self._gpu:
-            return out  # a grid of no blocks is an error there
-        try:
-            self.kernel.run_unchecked(args)
-        except (TypeError, ValueError, BufferError, RuntimeError):
-            # Says what is wrong, or takes what only needs another view.
-            self.kernel(*args[: len(self.kernel.signature.names)])
-        if given is not None and type(given) is not np.ndarray:
-            count_writes((given,))
-        return out
-
-    def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """A call on contiguous torch tensors that fit, which is not checked, with a new result."""
-        if values is not None and (self.arranges_values or self._for_values is not None):
-            return self._run_detached(operands, values)
-        if self._nothing:
-            return self._run_detached(operands, values)
-        args, viewed = self._args.copy(), self._kernel_shapes
-        if self._out_dtype is None:  # one call less
-            out = operands[0].new_empty(self._shapes["out"])
-        else:
-            out = empty_like(operands[0], self._shapes["out"], self._first, self._out_dtype)
-        given = dict(zip(self._operands, operands, strict=True), out=out)
-        if values is not None:
-            given |= self._stored.values(A=values)
-        for name, array in given.items():
-            args[self._place[name]] = array.view(viewed[name]) if name in viewed else array
-        try:
-            self.kernel.run_unchecked(args)
-        except (TypeError, ValueError, BufferError, RuntimeError):
-            return self._run_detached(operands, values)  # takes other views, or says what is wrong
-        return out
-
-    def _run_detached(self, operands: Sequence[Any], values: Any) -> Any:
-        """A call whose caller sees to gradients."""
-        plain = [x.detach() for x in operands]
-        return self(*plain, values=None if values is None else values.detach())
-
-    def _check_memory(self, operands: tuple[Any, ...], out: Any) -> None:
-        """Raise for operands and a result whose memory does not hold their numbers."""
-        if out is None:
-            names, arrays, without = self._operands, operands, self._no_gradient
-        else:
-            names, without = (*self._operands, "out"), self._no_gradient_out
-            arrays = (*operands, out)
-        check_memory(self.op, names, arrays, without)
-
-    def _values(self, values: Any) -> Mapping[str, Any]:
-        """The kernel's arrays of values."""
-        if "a" not in self._shapes:
-            raise TypeError(f"{self.op}: argument 'values': the operator takes none")
-        if not is_array(values) or tuple(values.shape) != self._shapes["a"]:
-            raise ValueError(
-                f"{self.op}: argument 'values': expected an array of shape {self._shapes['a']}, "
-                f"got {getattr(values, 'shape', type(values).__name__)}"
-            )
-        if dtype_name(values) != self.problem.dtype:
-            raise TypeError(
-                f"{self.op}: argument 'values': expected dtype {self.problem.dtype}, got "
-                f"{dtype_name(values)}"
-            )
-        if type(values) is not np.ndarray:
-            why = {0: self._no_gradient[0]}
-            check_memory(self.op, ("values",), (values,), why)
-        arrays = self._arranged(values)
-        return {name: self._view(name, self._on_device(x)) for name, x in arrays.items()}
-
-    def _arranged(self, values: Any) -> dict[str, Any]:
-        """The kernel's arrays of values, those that its schedule makes of them too."""
-        stored = self._stored.values(A=values if self._stored.keeps_order else to_numpy(values))
-        return {**stored, **self.kernel.of_values(stored, self._computed)}
-
-    def _view(self, name: str, array: Any) -> Any:
-        """An array as the kernel takes it: it has no heads of its own, and no vectors."""
-        shape = self._kernel_shapes.get(name)
-        if shape is None or not is_array(array):
-            return array
-        if tuple(array.shape) != self._shapes[name] or not is_contiguous(array):
-            raise ValueError(
-                f"{self.op}: argument '{name}': expected a contiguous array of shape "
-                f"{self._shapes[name]}, got shape {tuple(array.shape)}, strides {strides(array)}"
-            )
-        view: Any = getattr(array, "_create_view", None)  # of TVM's tensors
-        return array.reshape(shape) if view is None else view(shape, array.dtype)
-
-    def _refuse_overlap(self, out: Any, operands: tuple[Any, ...], values: Any) -> None:
-        """Raise where the result shares memory with what is read."""
-        for name, array in zip(self._operands, operands, strict=True):
-            if self._overlaps(out, array):
-                raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
-        if values is not None or isinstance(out, np.ndarray):
-            shared = self._overlaps(out, self._planned if values is None else values)
-        else:  # to ask NumPy's array for its memory takes longer than all else here
-            shared = spans_meet(memory(out, self._out_bytes), self._planned_memory)
-        if shared:
-            raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
-
-    def _overlaps(self, out: Any, array: Any) -> bool:
-        return overlap(out, array, self._out_bytes, self._bytes)
-
-    def __reduce__(self) -> Any:
-        raise TypeError("Plan: cannot be pickled; pickle the matrix and plan again")
-
-    def __repr__(self) -> str:
-        return f"<sparsetir.Plan {self.op} {self._shapes['out']} {self.config}>"

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsetir.arrays import empty_like, is_array, leading, with_zeros
-from sparsetir.plan import Plan
 from sparsetir.relational_request import RelationalRequest
+from sparsetir.run_plan import Plan
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.rgms_space import config_of
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
@@ -65,7 +65,7 @@ class PaddedPlan(Plan):
                     f"{self.op}: argument '{name}': expected an array of shape "
                     f"{self._given[name]}, got {getattr(array, 'shape', type(array).__name__)}"
                 )
-        self._check_memory(operands, out)
+        self._check_memory(operands, values, out)
         whole = out
         if out is not None:
             self._refuse_overlap(out, operands, values)

@@ -22,9 +22,11 @@ from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.registry import Template, template_of
+from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
+from sparsetir.waking import work_of_threads
 
 __all__ = [
     "KernelRequest",
@@ -188,8 +190,11 @@ def request(
     asked = not is_gpu(target) or problem.dtype in ("float16", "bfloat16")
     if asked and operator.reads_values and isinstance(matrix, SparseMatrix):
         block = matrix.pattern.full_block
+    least = WORK_OF_THREADS
+    if not is_gpu(target):
+        least = work_of_threads(threads, matrix.nnz * int(feat))
     given = Statistics(
-        m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block
+        m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block, least
     )
     return Request(operator, matrix, problem, feat, heads, given, target)
 

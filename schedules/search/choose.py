@@ -56,6 +56,7 @@ class Statistics:
     longest : elements of the longest row; asked for by GPUs alone
     block : size of the square blocks that the pattern is made of, all full; 1 where of none. Asked
         for by CPUs, and by GPUs for 16-bit types
+    work_of_threads : multiplications from which on a CPU's other threads are woken
     """
 
     m: int
@@ -66,6 +67,12 @@ class Statistics:
     bytes: int = 4
     longest: int = 0
     block: int = 1
+    work_of_threads: int = WORK_OF_THREADS
+
+    @property
+    def parallel(self) -> bool:
+        """Whether to wake the other threads of a CPU."""
+        return self.threads > 1 and self.nnz * self.feat >= self.work_of_threads
 
 
 def choose(problem: Any, given: Statistics, target: Any) -> Any:
@@ -169,7 +176,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     """
     summed = np.dtype(problem.accumulator).itemsize
     lanes = vector_lanes(problem, vector_bits(target))
-    parallel = given.threads > 1 and given.nnz * given.feat >= WORK_OF_THREADS
+    parallel = given.parallel
     found = []
     for vectors, pack in ((8, False), (4, False), (4, True), (2, True), (8, True)):
         config = replace(_tiled(given.feat, lanes, vectors), pack=pack, tiles_first=pack)
@@ -223,7 +230,7 @@ def block_rows(
     tiles = _tiled(given.feat, lanes, 4 if not pack or fits or given.bytes < summed else 2)
     vectors = -(-tiles.tile // tiles.lanes)
     rows = next(r for r in range(min(most, fmt.rows), 0, -1) if _fits(r, vectors, most, fmt.rows))
-    parallel = given.threads > 1 and given.nnz * given.feat >= WORK_OF_THREADS
+    parallel = given.parallel
     parts = given.threads // gcd(-(-given.feat // tiles.tile), given.threads)
     blocks = parts if parallel and isinstance(fmt, BSR) else 1
     return BlockRows(

@@ -35,7 +35,6 @@ from sparsetir.schedules.passes.amx_tiles import (
     intrinsics,
 )
 from sparsetir.schedules.templates.row_shapes import row_sums
-from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, stores_of
 from sparsetir.sparse_ir.schedule import Schedule
@@ -235,7 +234,7 @@ def configs(
         sticks_out = matrix.shape[0] % fmt.rows or matrix.shape[1] % fmt.cols
         whole = sticks_out or matrix.nnz % (fmt.rows * fmt.cols) == 0
         if matrix.nnz and whole and fills_blocks(matrix.coordinates, fmt):
-            parallel = given.threads > 1 and given.nnz * given.feat >= WORK_OF_THREADS
+            parallel = given.parallel
             features = 32 if given.feat > 16 else 16
             blocks = BLOCKS_OF_A_THREAD * given.threads if parallel else 1
             found.append(AmxBlocks(fmt, features, blocks=blocks, parallel=parallel))

@@ -65,13 +65,22 @@ def records(tmp_path, monkeypatch):
 @pytest.fixture
 def runs(monkeypatch):
     """Of each plan that runs: the operator, the config, and what has chosen it."""
-    found, run = [], Plan.run_trusted
+    found, inside = [], []
 
-    def noted(self, *args):
-        found.append((self.op, self.config, self.chosen_by))
-        return run(self, *args)
+    def noting(run):
+        def noted(self, *args):
+            if not inside:  # one of them calls the other
+                found.append((self.op, self.config, self.chosen_by))
+            inside.append(run)
+            try:
+                return run(self, *args)
+            finally:
+                inside.pop()
 
-    monkeypatch.setattr(Plan, "run_trusted", noted)
+        return noted
+
+    for name in ("run_trusted", "repeat"):
+        monkeypatch.setattr(Plan, name, noting(getattr(Plan, name)))
     return found
 
 

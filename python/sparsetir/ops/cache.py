@@ -33,12 +33,12 @@ class Cache(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: Any) -> T | None:
-        """What is kept for a key."""
+    def get(self, key: Any, count: bool = True) -> T | None:
+        """What is kept for a key; `count` if it is not."""
         with self._lock:
             found = self._entries.get(key)
             if found is None:
-                self.misses += 1
+                self.misses += count
                 return None
             self._entries.move_to_end(key)
             return found[0]
@@ -91,7 +91,10 @@ def memory_key(x: Tensor) -> tuple[Any, ...]:
     to tensors that were made in inference mode, which count no versions.
     """
     storage = x.untyped_storage()._cdata  # itself, as its memory may be let go of while it lives
-    version = -1 if x.is_inference() else x._version
+    try:
+        version = x._version
+    except RuntimeError:  # of inference mode
+        version = -1
     return storage, x.storage_offset(), version, x.shape, x.stride(), x.dtype
 
 

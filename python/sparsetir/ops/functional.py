@@ -10,6 +10,7 @@ from torch import Tensor
 from sparsetir.ops import library
 from sparsetir.ops.checks import check_reduce, check_tensor
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.quick import again
 from sparsetir.sparse_tensor import SparseMatrix
 
 __all__ = ["sddmm", "spmm", "spmv"]
@@ -32,6 +33,9 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
 
     Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.1.)
     """
+    found = again(A, B, reduce, values)
+    if found is not None:
+        return found
     check_reduce("spmm", reduce)
     _check_operand("spmm", "B", B, (2, 3))
     operand = _operand("spmm", A, values, B)
@@ -80,8 +84,9 @@ def _operand(who: str, A: Any, values: Tensor | None, B: Tensor) -> Operand:
     """A for a product with B; edges without a size are of a square matrix."""
     n = B.shape[-2]
     operand = resolve(A, values, (n, n), who)
-    if values is None and operand.values is not None and isinstance(A, SparseMatrix):
-        operand = operand._replace(values=operand.values.to(B.device, B.dtype))
+    own = operand.values
+    if values is None and own is not None and isinstance(A, SparseMatrix):
+        operand = operand._replace(values=own.to(B.device, B.dtype))
     return operand
 
 

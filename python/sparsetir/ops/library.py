@@ -16,7 +16,15 @@ from sparsetir.ops.extremum import extremum, extremum_and_place, gradients
 from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import structure_of, structure_of_edges
 
-__all__ = ["mean_gradient", "row_pointers", "sddmm", "spmm", "spmm_arg", "spmm_transposed"]
+__all__ = [
+    "mean_gradient",
+    "row_pointers",
+    "sddmm",
+    "spmm",
+    "spmm_arg",
+    "spmm_kernel",
+    "spmm_transposed",
+]
 
 
 def _count(col: Tensor) -> Any:
@@ -42,9 +50,14 @@ row_pointers = define(
 # -- C = A B --------------------------------------------------------------------------------------
 
 
-def _spmm(rowptr: Tensor, col: Tensor, values: Tensor | None, b: Tensor, reduce: str) -> Tensor:
+def spmm_kernel(
+    rowptr: Tensor, col: Tensor, values: Tensor | None, b: Tensor, reduce: str
+) -> Tensor:
     """C[i, k] = reduce over the elements (i, j) of A[i, j] * B[j, k], without gradients."""
     structure = structure_of(rowptr, col, b.shape[-2], "spmm")
+    found = structure.again("spmm", (b,), values, reduce)
+    if found is not None:
+        return found
     check_dense("spmm", "b", b, structure, structure.n)
     if values is not None:
         check_values("spmm", values, b, structure)
@@ -89,7 +102,7 @@ def _spmm_backward(ctx: Any, grad: Tensor) -> Any:
 
 spmm = define(
     "spmm(Tensor rowptr, Tensor col, Tensor? values, Tensor b, str reduce) -> Tensor",
-    _spmm, _spmm_fake, _spmm_backward, save_inputs,
+    spmm_kernel, _spmm_fake, _spmm_backward, save_inputs,
 )  # fmt: skip
 
 
@@ -100,6 +113,9 @@ def _spmm_transposed(
     rowptr: Tensor, col: Tensor, values: Tensor | None, c: Tensor, n: int
 ) -> Tensor:
     structure = structure_of(rowptr, col, n)
+    found = structure.transposed.again("spmm", (c,), values)
+    if found is not None:
+        return found
     check_dense("spmm_transposed", "c", c, structure, structure.m)
     if values is not None:
         check_values("spmm_transposed", values, c, structure)
@@ -136,6 +152,9 @@ spmm_transposed = define(
 def _sddmm(rowptr: Tensor, col: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """OUT[e] = X[i] . Y[j] for each element e = (i, j), without gradients."""
     structure = structure_of(rowptr, col, y.shape[-2], "sddmm")
+    found = structure.again("sddmm", (x, y))
+    if found is not None:
+        return found
     check_dense("sddmm", "x", x, structure, structure.m)
     check_dense("sddmm", "y", y, structure, structure.n, like=x)
     return structure.run("sddmm", (x, y))

@@ -13,10 +13,16 @@ from sparsetir.ops.cache import lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_size
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import is_plain
-from sparsetir.ops.structure import conversions, structure_of_edges
+from sparsetir.ops.structure import (
+    Structure,
+    conversions,
+    known_edges,
+    known_structure,
+    structure_of_edges,
+)
 from sparsetir.sparse_tensor import SparseMatrix
 
-__all__ = ["Operand", "plain_edges", "resolve"]
+__all__ = ["Operand", "known", "plain_edges", "resolve"]
 
 
 class Operand(NamedTuple):
@@ -82,6 +88,36 @@ def resolve(
         edges, size = plain_edges(who, name, A[0])
         return _of_edges(who, name, edges, values, _size(who, name, A[1]) or size or shape)
     return _of_foreign(who, name, A, values)
+
+
+def known(A: Any, n: int) -> tuple[Structure, Tensor, Tensor, Tensor | None] | None:
+    """The structure, rowptr, col and own values of a matrix that was there before; None of others.
+
+    A : as for :func:`resolve`; here only what needs no conversion
+    n : columns, and rows, of edges without a size
+
+    Raises RuntimeError for tensors that have no memory.
+    """
+    kind, own = type(A), None
+    if kind is Operand:
+        rowptr, col, _, n, own = A
+        if type(rowptr) is not Tensor or type(col) is not Tensor:
+            return None
+    elif kind is Tensor and A.layout is torch.sparse_csr and A.dim() == 2:
+        rowptr, col, own, n = A.crow_indices(), A.col_indices(), A.values(), A.shape[1]
+    elif kind is SparseMatrix:
+        rowptr, col, _, n, own = _of_matrix(A, None)
+    else:
+        edges, m = A, n
+        if kind is tuple and len(A) == 2:
+            edges, m = A
+            n = m
+        if type(edges) is not Tensor or type(m) is not int or edges.layout is not torch.strided:
+            return None
+        found = known_edges(edges, m, n) if edges.dim() == 2 else None
+        return None if found is None else (found, found.rowptr, edges, None)
+    found = known_structure(rowptr, col, n)
+    return None if found is None else (found, rowptr, col, own)
 
 
 def _check_operand(who: str, name: str, A: Operand) -> None:
@@ -279,7 +315,7 @@ def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
     rowptr, col = _converted(("matrix", id(pattern)), (pattern,), convert)
     if values is None:
         own = A.values
-        bits = own.dtype.name == "bfloat16"  # which NumPy does not know
+        bits = own.dtype.kind == "V"  # bfloat16, which NumPy does not know
         values = torch.from_numpy(own.view("int16") if bits else own)
         values = values.view(torch.bfloat16) if bits else values
     return Operand(rowptr, col, m, n, values)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _has_storage
+from torch._C import _get_tracing_state, _has_storage, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
@@ -21,6 +21,7 @@ __all__ = [
     "define",
     "is_plain",
     "is_transformed",
+    "is_undisturbed",
     "save",
     "save_inputs",
     "saved",
@@ -210,6 +211,18 @@ def is_plain(*args: Any) -> bool:
             return False
     device = args[0].device.type
     return device in DEVICES and not torch.is_autocast_enabled(device)
+
+
+def is_undisturbed() -> bool:
+    """Whether nothing watches or changes what is done on a CPU: no trace, transform or autocast."""
+    return not (
+        torch.compiler.is_compiling()
+        or _len_torch_dispatch_stack()
+        or peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or _get_tracing_state() is not None
+        or torch.is_autocast_enabled("cpu")
+    )
 
 
 def is_transformed() -> bool:

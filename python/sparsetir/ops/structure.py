@@ -33,6 +33,8 @@ __all__ = [
     "compiled_code",
     "conversions",
     "find_kept",
+    "known_edges",
+    "known_structure",
     "keep",
     "limit_cache",
     "structure_of",
@@ -86,6 +88,7 @@ class Structure:
         self.device = col.device
         self._lock = threading.RLock()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
+        self._calls: dict[Any, tuple[Plan, bool]] = {}
         self._ones: dict[torch.dtype, Tensor] = {}
         self._transposed: Structure | None = None
 
@@ -178,6 +181,10 @@ class Structure:
         ones = values is None and operator.reads_values
         run, resorted, in_blocks = self.planned(op, feat, first.dtype, reduce, heads, ones)
         at = self.with_columns_in_order if resorted else self
+        if not resorted and run.repeats and self.device.type == "cpu":
+            if len(self._calls) >= MAX_PLANS:
+                self._calls.clear()
+            self._calls[_call_key(op, operands, values, reduce)] = run, in_blocks
         if not operator.reads_values:
             return at.restored(call_plan(run, operands, None))
         if values is not None:
@@ -186,6 +193,37 @@ class Structure:
         elif ones and run.needs_values:
             values = self._unit(first.dtype)
         return call_plan(run, operands, values)
+
+    def again(
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
+    ) -> Tensor | None:
+        """What :meth:`run` gives, for tensors as it has had before; None for others, or for those
+        that must be looked at: it then says what is wrong with them.
+
+        operands, values : any tensors that hold data, on any device
+        """
+        found = self._calls.get(_call_key(op, operands, values, reduce))
+        if found is None:
+            return None
+        for x in operands:
+            if x.is_neg():
+                return None
+        run, in_blocks = found
+        if values is not None:
+            if values.is_neg() or not values.is_cpu:
+                return None
+            blocks = self.blocks if in_blocks else None
+            values = self.arranged(values) if blocks is None else blocks.arranged(values)
+        elif run.needs_values:
+            values = self._unit(operands[0].dtype)
+        out = run.repeat(operands, values)
+        return out if out is None or op != "sddmm" else self.restored(out)
+
+    def has_run(
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
+    ) -> bool:
+        """Whether there was a call with tensors as these."""
+        return _call_key(op, operands, values, reduce) in self._calls
 
     def plan(
         self,
@@ -253,6 +291,7 @@ class Structure:
                 self._plans[key] = make()
                 while len(self._plans) > MAX_PLANS:
                     self._plans.popitem(last=False)
+                    self._calls.clear()
             return self._plans[key]
 
     def call(self, kernel: Kernel, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
@@ -284,6 +323,16 @@ def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> T
         return run.run_trusted(plain, values)
     with torch.cuda.device(device), tvm_ffi.use_torch_stream():
         return run.run_trusted(plain, values)
+
+
+def _call_key(
+    op: str, operands: tuple[Tensor, ...], values: Tensor | None, reduce: str
+) -> tuple[Any, ...]:
+    """What calls have in common that take the same way."""
+    shape = None if values is None else values.shape
+    first = operands[0]
+    last = first if len(operands) == 1 else operands[1]
+    return op, reduce, shape, first.shape, last.shape, first.dtype
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -381,12 +430,27 @@ def structure_of_edges(
     return found
 
 
-def find_kept(key: Any, *tensors: Tensor) -> Any:
+def known_structure(rowptr: Tensor, col: Tensor, n: int) -> Structure | None:
+    """What :func:`structure_of` has kept for a pattern; None where that is nothing.
+
+    Raises RuntimeError for tensors that have no memory.
+    """
+    if col.dim() == 2:
+        return known_edges(col, len(rowptr) - 1, n)
+    return find_kept((n, *memory_key(col), *memory_key(rowptr)), rowptr, col, count=False)
+
+
+def known_edges(edges: Tensor, m: int, n: int) -> Structure | None:
+    """As :func:`known_structure`, of :func:`structure_of_edges`."""
+    return find_kept((m, n, *memory_key(edges)), edges, count=False)
+
+
+def find_kept(key: Any, *tensors: Tensor, count: bool = True) -> Any:
     """The structure, or None, that was kept for these tensors."""
-    kept = _seen.get(key)
+    kept = _seen.get(key, count)
     if kept is None:
         return None
-    if not all(map(torch.equal, tensors, kept.copies)):  # none where there are no copies
+    if kept.copies and not all(map(torch.equal, tensors, kept.copies)):
         _seen.drop(key)
         return None
     return kept.structure

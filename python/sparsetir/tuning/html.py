@@ -111,7 +111,8 @@ def _summary(tuned: Search, summary: Summary) -> str:
         if best.over_default is not None:
             shown.append(("speed of the default", f"{best.over_default:.2f}x"))
         if best.over_vendor is not None and summary.vendor is not None:
-            shown.append((f"speed of {summary.vendor[0]}", f"{best.over_vendor:.2f}x"))
+            name = f"speed of the fastest library, {summary.vendor[0]}"
+            shown.insert(0, (name, f"{best.over_vendor:.2f}x"))
         tiles = "".join(
             f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
             for name, value in shown

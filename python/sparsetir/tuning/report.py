@@ -158,7 +158,7 @@ def table(
         lines += ["", "No config worked."]
     else:
         lines += [*_headline(summary), "", *_rows(summary)]
-    lines += ["", *_wrapped(counts(tuned))]
+    lines += ["", *_wrapped(f"on {tuned.key.device}"), *_wrapped(counts(tuned))]
     lines += [line for text in notes(tuned, summary) for line in _wrapped(text)]
     for title in ("missing", "wrong", "failed"):
         for name, why in getattr(comparison, title, {}).items():
@@ -188,9 +188,13 @@ def _headline(summary: Summary) -> list[str]:
     assert best is not None
     if best.over_default is not None:
         words.append(f"{best.over_default:.2f} times as fast as the default")
+    lines = []
     if best.over_vendor is not None and summary.vendor is not None:
-        words.append(f"{best.over_vendor:.2f} times as fast as {summary.vendor[0]}")
-    return [f"best: {', '.join([micros(best.seconds), *words])}"]
+        name, taken = summary.vendor
+        words.append(f"{best.over_vendor:.2f} times as fast as {name}")
+        ahead = " (faster than all configs)" if best.over_vendor < 1 else ""
+        lines.append(f"fastest library: {name}, {micros(taken)}{ahead}")
+    return [*lines, f"best: {', '.join([micros(best.seconds), *words])}"]
 
 
 def _rows(summary: Summary) -> list[str]:

@@ -1,0 +1,181 @@
+"""Calls like one before are not checked again; what has changed since is seen all the same."""
+
+import gc
+
+import pytest
+import torch
+
+import sparsetir
+from sparsetir import ops
+from sparsetir.plan import Plan
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
+
+M, N, F = 12, 10, 4
+DENSE = (torch.rand(M, N, generator=torch.Generator().manual_seed(0)) < 0.4).float()
+OTHER = DENSE.roll(1, 1)
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache():
+    torch.manual_seed(0)
+    ops.clear_cache()
+
+
+@pytest.fixture
+def repeats(monkeypatch):
+    """How often a call took the short way."""
+    found, run = [], Plan.repeat
+    monkeypatch.setattr(Plan, "repeat", lambda self, *args: found.append(self) or run(self, *args))
+    return found
+
+
+def operand(dense=DENSE):
+    csr = dense.to_sparse_csr()
+    parts = csr.crow_indices().clone(), csr.col_indices().clone()
+    return ops.Operand(*parts, *dense.shape, csr.values().clone())
+
+
+def warm(A, b, values=None):
+    for _ in range(2):
+        ops.spmm(A, b, values=values)
+
+
+def test_the_same_again(repeats):
+    b = torch.randn(N, F)
+    edges = DENSE.t().nonzero().t().contiguous()  # in another order than rows
+    kinds = {
+        "operand": operand(), "csr": DENSE.to_sparse_csr(),
+        "matrix": sparsetir.SparseMatrix(DENSE.to_sparse()), "edges": (edges, max(M, N)),
+    }  # fmt: skip
+    for name, A in kinds.items():
+        x = b if name != "edges" else torch.cat([b, torch.zeros(M - N, F)])
+        warm(A, x)
+        del repeats[:]
+        found = ops.spmm(A, x)
+        assert len(repeats) == 1, name
+        torch.testing.assert_close(found, DENSE @ b)
+
+
+def test_writing_is_seen():
+    A, b = operand(), torch.randn(N, F)
+    warm(A, b)
+    A.values.mul_(2)
+    torch.testing.assert_close(ops.spmm(A, b), 2 * DENSE @ b)
+    A.values.numpy()[:] = 3  # unseen by torch, but values are never kept
+    b.neg_()
+    torch.testing.assert_close(ops.spmm(A, b), 3 * DENSE @ b)
+    A.col.copy_(operand(OTHER).col)
+    torch.testing.assert_close(ops.spmm(A, b), 3 * OTHER @ b)
+
+
+def test_other_memory_is_seen():
+    b, csr = torch.randn(N, F), DENSE.to_sparse_csr()
+    warm(csr, b)
+    csr.data = 2 * OTHER.to_sparse_csr()  # of which torch takes what it likes
+    torch.testing.assert_close(ops.spmm(csr, b), csr.to_dense() @ b)
+    A = operand()
+    warm(A, b)
+    A.col.data = operand(OTHER).col
+    torch.testing.assert_close(ops.spmm(A, b), OTHER @ b)
+    A.col.set_(operand().col)
+    torch.testing.assert_close(ops.spmm(A, b), DENSE @ b)
+
+
+def test_memory_that_is_used_again():
+    b = torch.randn(N, F)
+    for dense in (DENSE, OTHER, DENSE.roll(3, 0), OTHER.roll(2, 0)):
+        A = operand(dense)
+        warm(A, b)
+        torch.testing.assert_close(ops.spmm(A, b), dense @ b)
+        del A  # the next one may come to be where it was
+        gc.collect()
+
+
+def test_sizes_that_change_in_place():
+    A, b = operand(), torch.randn(N, F)
+    warm(A, b)
+    A.col.resize_(len(A.col) - 1)
+    with pytest.raises(ValueError, match="values': expected shape"):
+        ops.spmm(A, b)
+    A = operand()
+    warm(A, b)
+    b.resize_(N - 1, F)
+    with pytest.raises(ValueError, match=f"expected {N} rows"):
+        ops.spmm(A, b)
+    edges, x = DENSE.nonzero().t().contiguous(), torch.randn(M, F)
+    values = torch.ones(edges.shape[1])
+    warm((edges, M), x, values)
+    with pytest.raises(ValueError, match="values': expected shape"):
+        ops.spmm((edges, M), x, values=torch.ones(edges.shape[1] + 3))
+    with pytest.raises(TypeError, match="expected float32"):
+        ops.spmm((edges, M), x, values=values.double())
+
+
+def test_gradients_that_are_asked_for_later(repeats):
+    A, b = operand(), torch.randn(N, F)
+    warm(A, b)
+    b.requires_grad_()
+    grad = torch.randn(M, F)
+    for _ in range(3):
+        b.grad = None
+        ops.spmm(A, b).backward(grad)
+        torch.testing.assert_close(b.grad, DENSE.t() @ grad)
+    values = A.values.clone().requires_grad_()
+    for _ in range(3):
+        b.grad = values.grad = None
+        del repeats[:]
+        ops.spmm(A, b, values=values).backward(grad)
+    assert len(repeats) == 3
+    at = DENSE.nonzero().t()
+    torch.testing.assert_close(values.grad, (grad @ b.detach().t())[at[0], at[1]])
+    with torch.no_grad():
+        assert not ops.spmm(A, b).requires_grad
+    ops.spmm(A, b, values=values).sum().backward()  # a gradient without memory of its own
+
+
+def test_second_gradients():
+    A, b = operand(), torch.randn(N, F, dtype=torch.float64, requires_grad=True)
+    values = A.values.double().requires_grad_()
+    run = lambda v, x: ops.spmm(A, x, values=v)  # noqa: E731
+    run(values, b).sum().backward()
+    assert torch.autograd.gradcheck(run, (values, b))
+    assert torch.autograd.gradgradcheck(run, (values, b))
+
+
+def test_what_is_written_before_the_backward_pass():
+    A, b = operand(), torch.randn(N, F, requires_grad=True)
+    ops.spmm(A, b).sum().backward()
+    for at in (A.col, A.rowptr):
+        out = ops.spmm(A, b)
+        at.add_(0)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            out.sum().backward()
+        ops.spmm(A, b).sum().backward()
+
+
+def test_negative_bits(repeats):
+    A, b = operand(), torch.randn(N, F)
+    warm(A, b)
+    torch.testing.assert_close(ops.spmm(A, torch._neg_view(b)), -(DENSE @ b))
+    values = torch._neg_view(A.values)
+    warm(A, b, A.values)
+    torch.testing.assert_close(ops.spmm(A, b, values=values), -(DENSE @ b))
+    leaf, grad = b.clone().requires_grad_(), torch.randn(M, F)
+    for _ in range(2):
+        leaf.grad = None
+        ops.spmm(A, leaf).backward(torch._neg_view(grad))
+    torch.testing.assert_close(leaf.grad, -(DENSE.t() @ grad))
+
+
+def test_what_watches_is_asked_first():
+    A, b = operand(), torch.randn(N, F)
+    warm(A, b)
+    batch = torch.randn(3, N, F)
+    found = torch.func.vmap(lambda x: ops.spmm(A, x))(batch)
+    torch.testing.assert_close(found, DENSE @ batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ops.spmm(A, b).dtype == torch.bfloat16
+    with torch.inference_mode():
+        assert ops.spmm(A, b).is_inference()
+    assert not ops.spmm(A, b).is_inference()
