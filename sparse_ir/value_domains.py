@@ -19,7 +19,13 @@ from sparsetir.sparse_ir.position_space import as_dtype
 
 __all__ = ["as_if_in_order", "permutations", "value_domains"]
 
-PERMUTATIONS = ("order_by_column_parts", "rows_of_slices", "long_rows", "left_rows")
+PERMUTATIONS = (
+    "order_by_column_parts",
+    "pattern_order",
+    "rows_of_slices",
+    "long_rows",
+    "left_rows",
+)
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:
@@ -138,6 +144,8 @@ def _same_values(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: A
 _RECIPES: dict[str, Callable[..., Any]] = {
     "row_of_position": _rows,
     "order_by_column_parts": _elements,
+    "pattern_order": _elements,
+    "first_elements": _elements,
     "in_order": _same_values,
     "row_order": _rows,
     "rows_of_slices": _some,
