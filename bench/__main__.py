@@ -178,7 +178,9 @@ def _add_study(study: argparse.ArgumentParser) -> None:
     study.add_argument(
         "--target", choices=("cpu", "cuda"), help="default: cuda where there is a device"
     )
-    study.add_argument("--data", type=Path, help="of groups: folder of npz and mtx files")
+    study.add_argument(
+        "--data", type=Path, help="of groups and coarsen: folder of npz (and mtx) files"
+    )
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
