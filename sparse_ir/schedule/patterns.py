@@ -42,8 +42,15 @@ from tvm import tirx
 
 from sparsetir.sparse_ir import pattern_recipes as recipes
 from sparsetir.sparse_ir.assumptions import with_fact
-from sparsetir.sparse_ir.computed import in_order, part_numbers
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, nodes_of
+from sparsetir.sparse_ir.computed import part_numbers
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    nodes_of,
+)
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.reduction import reduction_of, under
 from sparsetir.sparse_ir.schedule.cuts import Cut
@@ -119,56 +126,57 @@ class _Patterns(Elements):
 
     def run(self) -> tuple[SparseFunc, list[SpIter]]:
         """The rewritten function and the handles."""
-        it, idtype, size = self.it, self.idtype, self.size
-        count = as_dtype((1 << size) - 1, idtype)
+        it, idtype, size, name = self.it, self.idtype, self.size, self.row.name
+        count, panels = as_dtype((1 << size) - 1, idtype), self._panels()
+        n, many = self.named(self.column.length), self.named(panels.length)
         given = {
-            "indptr": self.named(self.column.indptr),
-            "indices": self.named(self.column.indices),
-        }
-        order = self.table(
-            f"{self.row.name}_order", [self.positions], recipes.pattern_order.__name__,
-            **given, n=self.named(self.column.length), rows=size,
-        )  # fmt: skip
-        given["order"] = self.named(order.handle)
-        panels = self._panels()
+            "indptr": self.named(self.column.indptr), "indices": self.named(self.column.indices)
+        }  # fmt: skip
+        held = self.array(
+            "held", {"recipe": recipes.pattern_entries.__name__, **given, "n": n, "rows": size}
+        )
+        entries = self.named(held)
         ids = self.array(
-            "ids", {"recipe": part_numbers.__name__, "rows": self._count, "parts": int(count)}
+            "ids", {"recipe": part_numbers.__name__, "rows": many, "parts": int(count)}
         )
         pattern = self.axis(
             "patterns", kind="sparse_fixed", length=count, parent=panels, nnz_cols=count,
             indices=ids,
         )  # fmt: skip
-        ptr = self.array(
-            "entries_ptr", {"recipe": recipes.entry_ptr.__name__, **given, "rows": size}
-        )
+        ptr = self.array("entries_ptr", {
+            "recipe": recipes.entry_ptr.__name__, "entries": entries, "n": n, "panels": many,
+            "rows": size,
+        })  # fmt: skip
         nnz = self.number("entries_count", {"recipe": "last_of", "offsets": self.named(ptr)})
         entry = self.axis(
             "entries", kind="dense_variable", length=nnz, parent=pattern, nnz=nnz, indptr=ptr
         )
         over = [panels, pattern, entry]
+        # Numbers of a column in a pattern, which may pass the type of the others.
+        var = buffer_var([a.length for a in over], "int64", self._buffer_name(f"{name}_held"))
+        self.buffers.append(SparseBuffer(var=var, axes=over, handle=held))
         values = self.table(
-            f"{self.row.name}_values", over[:2], recipes.value_ptr.__name__,
-            ptr=self.named(ptr), rows=size,
-        )  # fmt: skip
-        firsts = self.table(
-            f"{self.row.name}_firsts", over, recipes.first_elements.__name__, **given, rows=size
+            f"{name}_values", over[:2], recipes.value_ptr.__name__, ptr=self.named(ptr), rows=size
         )
         at = self.table(
-            f"{self.column.name}_at", over, in_order.__name__,
-            values=given["indices"], order=self.named(firsts.handle),
+            f"{self.column.name}_at", over, recipes.entry_columns.__name__, entries=entries, n=n
+        )
+        order = self.table(
+            f"{name}_order", [self.positions], recipes.pattern_order.__name__,
+            **given, entries=entries, ptr=self.named(ptr), n=n, rows=size,
         )  # fmt: skip
         self.number("step", {"recipe": "number", "value": 1})
         row = self.axis("rows", kind="dense_fixed", length=as_dtype(size, idtype))
-        name = self.over[0].name
-        p, q, e, r = (tirx.Var(f"{name}_{x}", idtype) for x in ("panel", "pattern", "entry", "row"))
+        names = [f"{self.over[0].name}_{x}" for x in ("panel", "pattern", "entry", "row")]
+        p, q, e, r = (tirx.Var(x, idtype) for x in names)
         mask = q + as_dtype(1, idtype)
         bits = [_bit(mask, b, idtype) for b in range(size)]
-        held = sum(bits[1:], bits[0])
+        each = sum(bits[1:], bits[0])
         below: Any = as_dtype(0, idtype)
         for b in range(size - 1):
             below = below + tirx.Select(r > as_dtype(b, idtype), bits[b], as_dtype(0, idtype))
         mine = tirx.floormod(tirx.shift_right(mask, r), as_dtype(2, idtype))
-        place = tirx.BufferLoad(values.var, [p, q]) + e * held + below
+        place = tirx.BufferLoad(values.var, [p, q]) + e * each + below
         position = tirx.BufferLoad(order.var, [place])
         here = [p * as_dtype(size, idtype) + r, tirx.BufferLoad(at.var, [p, q, e])]
         body = under([tirx.EQ(mine, as_dtype(1, idtype))], self.rewritten(it.body, position, here))
@@ -184,15 +192,8 @@ class _Patterns(Elements):
         return func, [handle_of(iteration, loop) for loop in made]
 
     def _panels(self) -> Axis:
-        count = self.number(
-            "panels_count",
-            {
-                "recipe": recipes.panel_count.__name__,
-                "m": self.named(self.row.length),
-                "rows": self.size,
-            },
-        )
-        self._count = self.named(count)
+        how = {"m": self.named(self.row.length), "rows": self.size}
+        count = self.number("panels_count", {"recipe": recipes.panel_count.__name__, **how})
         return self.axis("panels", kind="dense_fixed", length=count)
 
 

@@ -65,18 +65,18 @@ def test_each_element_is_in_its_pattern_once(
     """Also with so many columns that there is no table of all of them."""
     a = sp.csr_array(np.random.default_rng(seed).random((m, n)) < density)
     n, indptr, indices = n * wide, a.indptr.astype("int32"), (a.indices * wide).astype("int32")
-    order = recipes.pattern_order(indptr, indices, n, rows)
+    entries = recipes.pattern_entries(indptr, indices, n, rows)
+    ptr = recipes.entry_ptr(entries, n, recipes.panel_count(m, rows), rows)
+    order = recipes.pattern_order(indptr, indices, entries, ptr, n, rows)
     assert sorted(order) == [*range(a.nnz)]
-    ptr = recipes.entry_ptr(indptr, indices, order, rows)
-    values = recipes.value_ptr(ptr, rows)
-    firsts = recipes.first_elements(indptr, indices, order, rows)
+    values, at = recipes.value_ptr(ptr, rows), recipes.entry_columns(entries, n)
     patterns = (1 << rows) - 1
-    assert len(ptr) == recipes.panel_count(m, rows) * patterns + 1 and ptr[-1] == len(firsts)
+    assert len(ptr) == recipes.panel_count(m, rows) * patterns + 1 and ptr[-1] == len(at)
     row_of = np.repeat(np.arange(m), np.diff(indptr))
     for group in range(len(values)):
         panel, pattern = divmod(group, patterns)
         held = [r for r in range(rows) if pattern + 1 >> r & 1]
-        columns = indices[firsts[ptr[group] : ptr[group + 1]]]
+        columns = at[ptr[group] : ptr[group + 1]]
         assert (np.diff(columns) > 0).all()
         for e, column in enumerate(columns):
             here = order[values[group] + e * len(held) :][: len(held)]
