@@ -12,8 +12,8 @@ from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 __all__ = ["panel_rows", "panels_pay"]
 
-# Elements of a row from which on panels have four rows, else three.
-ELEMENTS_OF_FOUR = 64
+# Elements of a row from which on panels have four rows, and five; else three.
+ELEMENTS_OF_FOUR, ELEMENTS_OF_FIVE = 64, 400
 # Times that each row of B is read, from which on its copy takes no part of the time.
 USES = 8
 
@@ -50,10 +50,11 @@ def panel_rows(
     sums : vectors of sums that registers hold
     summed : bytes of a sum
 
-    Three or four rows are best: with five, 31 loops have too few visits each. B is copied unless
+    More rows are more loops, 15 for four and 31 for five, of fewer visits each. B is copied unless
     its rows have no other features and the sums' type; the panel is to stay in the L2 cache.
     """
-    rows = 4 if given.nnz >= ELEMENTS_OF_FOUR * given.m else 3
+    length = given.nnz / given.m
+    rows = 3 + (length >= ELEMENTS_OF_FOUR) + (length >= ELEMENTS_OF_FIVE)
     vectors = max(1, sums // 4)
     if given.n * vectors * lanes * summed > l2_bytes():
         vectors = max(1, vectors // 2)

@@ -101,6 +101,7 @@ def test_panels_of_pruned_weights():
     assert choose(Spmm(), replace(PRUNED, feat=32), CPU) == PanelRows(4, 32, 16, 32, parallel=False)
     assert choose(Spmm("bfloat16"), replace(PRUNED, feat=32, bytes=2), CPU).pack
     assert choose(Spmm("float64"), replace(PRUNED, bytes=8), CPU).tile == 32
+    assert choose(Spmm(), replace(PRUNED, n=2048, nnz=512 * 500), CPU).rows == 5
     small = Statistics(m=256, n=64, nnz=256 * 32, feat=64)
     assert choose(Spmm(), small, CPU).rows == 3
     for rows in (
