@@ -38,7 +38,9 @@ def panel_choices(
         if rows * -(-tile // lanes) > MOST_SUMS:
             return None
         parts = given.threads // gcd(-(-given.feat // tile), given.threads) if parallel else 1
-        return PanelRows(rows, tile, lanes, given.feat, pack, parts, parallel)
+        whole = given.feat % tile == 0 and tile % lanes == 0
+        feat = None if whole else given.feat
+        return PanelRows(rows, tile, lanes, feat, pack, parts, parallel)
 
     tiles = {min(given.feat, v * lanes) for v in (2, 4, 6)} | {c.tile for c in own}
     choices = {

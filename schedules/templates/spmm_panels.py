@@ -55,10 +55,8 @@ class PanelRows(Tiled):
     @property
     def unpacked(self) -> RowBlocks:
         """For values that come with each run: to bring them into the order of panels takes long."""
-        whole = self.feat is None or (self.feat % self.tile, self.tile % self.lanes) == (0, 0)
-        feat = None if whole else self.feat
         return RowBlocks(
-            self.tile, self.lanes, feat, self.pack, self.pack, 0, 1, self.blocks, self.parallel
+            self.tile, self.lanes, self.feat, self.pack, self.pack, 0, 1, self.blocks, self.parallel
         )  # fmt: skip
 
     @property
