@@ -14,6 +14,8 @@ __all__ = ["panel_rows", "panels_pay"]
 
 # Elements of a row from which on panels have four rows, and five; else three.
 ELEMENTS_OF_FOUR, ELEMENTS_OF_FIVE = 64, 400
+# Bytes of an element and its column.
+PLACE = 8
 # Times that each row of B is read, from which on its copy takes no part of the time.
 USES = 8
 
@@ -25,15 +27,16 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int) -> bool:
     with 50 to 90 % zeros, 32, 128 and 512 features, against row blocks:
 
     - a quarter stored and more: 1.1 to 1.6 times as fast from rows of 16 elements on
-    - 15 %: 1.1 to 1.3 times from 40 elements on with few features, as fast with many, where a row
-      of B is loaded as fast as it is used; with rows of 64 and more 1.1 to 1.7 times with many too
+    - 15 %: 1.1 to 1.3 times from 40 elements on with few features; with many from 64 on, or 128
+      where the matrix, read once for each tile, is larger than the L2 cache
     - 8 %: 1.15 times from 48 elements on with few features, from 128 on with many
     - less: up to 1.25 times as slow, as nearly all patterns hold a single row
     """
     if min(m, n, nnz) <= 0 or feat < 2 * lanes or nnz < USES * n:
         return False
     stored, length, few = nnz / (m * n), nnz / m, feat <= 4 * lanes
-    for share, least in ((0.25, 16), (0.15, 40 if few else 64), (0.08, 48 if few else 128)):
+    many = 64 if nnz * PLACE <= l2_bytes() else 128
+    for share, least in ((0.25, 16), (0.15, 40 if few else many), (0.08, 48 if few else 128)):
         if stored >= share:
             return length >= least
     return False

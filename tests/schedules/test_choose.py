@@ -91,7 +91,7 @@ def test_groups_of_threads_are_measured():
 BLOCKED = Statistics(m=1024, n=1024, nnz=10**5, feat=512, block=32)
 
 
-PRUNED = Statistics(m=512, n=512, nnz=512 * 512 // 5, feat=128)
+PRUNED = Statistics(m=512, n=1024, nnz=512 * 1024 // 5, feat=128)
 
 
 def test_panels_of_pruned_weights():
@@ -105,7 +105,7 @@ def test_panels_of_pruned_weights():
     small = Statistics(m=256, n=64, nnz=256 * 32, feat=64)
     assert choose(Spmm(), small, CPU).rows == 3
     for rows in (
-        replace(PRUNED, nnz=512 * 512 // 20), replace(PRUNED, n=128, nnz=512 * 25),
+        replace(PRUNED, nnz=512 * 1024 // 20), replace(PRUNED, n=128, nnz=512 * 25),
         replace(PRUNED, feat=16), replace(PRUNED, m=8, nnz=8 * 100), GRAPH,
     ):  # fmt: skip
         assert isinstance(choose(Spmm(), rows, CPU), RowBlocks)
