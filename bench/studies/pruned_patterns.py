@@ -35,7 +35,8 @@ def layers_of(folder: Path) -> dict[tuple[int, int], dict[float, Any]]:
         with np.load(path, allow_pickle=False) as arrays:
             for key in (k for k in arrays.files if k.endswith(".indptr")):
                 layer = key.removesuffix(".indptr")
-                shape = tuple(int(n) for n in arrays[f"{layer}.shape"])
+                m, n = (int(x) for x in arrays[f"{layer}.shape"])
+                shape = m, n
                 indptr, indices = arrays[key], arrays[f"{layer}.indices"]
                 sparsity = round(1 - len(indices) / max(1, shape[0] * shape[1]), 2)
                 if shape in SHAPES and sparsity in SPARSITIES:

@@ -56,7 +56,9 @@ def locals_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
     parts: dict[Any, list[Any]] = {}
     unrolled = set[Any]()
     for buffer in large:
-        around = [bound.get(i) if isinstance(i, ir.Var) else None for i in _firsts(func, buffer)]
+        around: list[Any] = [
+            bound.get(i) if isinstance(i, ir.Var) else None for i in _firsts(func, buffer)
+        ]
         count = buffer.ty.shape[0]
         if around and all(loop is not None and _fits(loop, count) for loop in around):
             unrolled |= {loop.loop_var for loop in around}
