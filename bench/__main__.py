@@ -185,7 +185,11 @@ def _add_study(study: argparse.ArgumentParser) -> None:
     study.add_argument(
         "--target", choices=("cpu", "cuda"), help="default: cuda where there is a device"
     )
-    study.add_argument("--data", type=Path, help="folder of npz (groups: mtx too) files")
+    study.add_argument(
+        "--data",
+        type=Path,
+        help="of groups, relations and coarsen: folder of npz (groups: mtx too) files",
+    )
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:

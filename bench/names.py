@@ -7,5 +7,5 @@ THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NU
 OPS = ("spmm", "sddmm", "spmv")
 DTYPES = {"float32": 4, "float16": 2, "bfloat16": 2}  # bytes
 MASKS = ("band", "causal band", "butterfly", "bigbird")  # of sparse attention
-STUDIES = ("load-balance", "locality", "groups", "relations")
+STUDIES = ("load-balance", "locality", "groups", "relations", "coarsen")
 CONVOLUTIONS = ("gather", "torch.sparse", "dense", "mm")

@@ -7,6 +7,7 @@ import importlib
 
 from sparsetir.bench.names import STUDIES
 
+GIVEN = ("groups", "relations", "coarsen")
 COUNTED = ("load-balance", "groups", "relations")
 
 
@@ -19,9 +20,11 @@ def run(args: argparse.Namespace) -> None:
             f"study {args.study}: --counts is of small sizes, for each access is looked at; leave "
             "out --full"
         )
-    if args.data and args.study not in ("groups", "relations"):
-        raise SystemExit(f"study {args.study}: --data is of groups and relations; the others make "
-                         "their matrices")  # fmt: skip
+    if args.data and args.study not in GIVEN:
+        raise SystemExit(
+            f"study {args.study}: --data is of {' and '.join(GIVEN)}; the others make their "
+            "matrices"
+        )
     assert args.study in STUDIES
     module = args.study.replace("-", "_")
     importlib.import_module(f"sparsetir.bench.studies.{module}").run(args)

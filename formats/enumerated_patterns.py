@@ -12,13 +12,21 @@ from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.group import group
 from sparsetir.formats.index_arrays import index_type, stable_order, starts
-from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
+from sparsetir.formats.make_rules import (
+    Operand,
+    dense,
+    fixed,
+    make_rule,
+    sparse,
+    table,
+)
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
 __all__ = ["EnumeratedPatterns", "PanelPatterns"]
 
 LARGEST = 16
+MOST_BY_PATTERN = 8  # rows of a panel with a rule for each of its patterns
 
 
 class PanelPatterns(NamedTuple):
@@ -48,11 +56,17 @@ class _Columns(NamedTuple):
 class EnumeratedPatterns(Format):
     """Panels of `rows` rows, at most 16; columns of a panel grouped by pattern of non-zeros.
 
+    by : "count", a rule for each number of rows (section 3.5), or "pattern", one for each pattern
+        (section 3.2), of at most 8 rows
+
     Rule `enum_<rows>_n<q>` holds the columns that store q elements in a panel, each as its number
     and the q rows within the panel, so that nothing is padded. Columns of a panel stand in the
     order of their pattern as a bit mask (row 0 is bit 0), then of their number: those with equal
     patterns are adjacent, and `patterns` says how many there are. (Enumerate-and-sparse-coarsen,
     sections 3.2 and 3.3.)
+
+    By pattern, rule `enum_<rows>_p<mask>` holds the columns of one pattern, each as its number
+    alone: which rows these are is a constant table in the rule's maps, and all places are filled.
 
     When to use: unstructured sparsity of 50 % and more in weights, where several rows of a panel
     use the same row of the dense operand: it is loaded once for q products. In graphs nearly all
@@ -60,9 +74,19 @@ class EnumeratedPatterns(Format):
     """
 
     rows: int
+    by: str = "count"
 
     def __post_init__(self) -> None:
         set_positive(self, "rows")
+        if self.by not in ("count", "pattern"):
+            raise ValueError(
+                f"EnumeratedPatterns: argument 'by': expected 'count' or 'pattern', got {self.by!r}"
+            )
+        if self.by == "pattern" and self.rows > MOST_BY_PATTERN:
+            raise ValueError(
+                f"EnumeratedPatterns: argument 'rows': expected at most {MOST_BY_PATTERN} by "
+                f"pattern, got {self.rows}"
+            )
         if self.rows > LARGEST:
             raise ValueError(
                 f"EnumeratedPatterns: argument 'rows': expected at most {LARGEST}, got {self.rows}"
@@ -70,9 +94,11 @@ class EnumeratedPatterns(Format):
 
     @property
     def name(self) -> str:
-        return f"enum_{self.rows}"
+        return f"enum_{self.rows}" + ("_by_pattern" if self.by == "pattern" else "")
 
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
+        if self.by == "pattern":
+            return [self._rule(operand, mask) for mask in self._masks]
         i, j = operand.axes
         u = self.rows
         return [
@@ -89,6 +115,25 @@ class EnumeratedPatterns(Format):
             for q in range(1, u + 1)
         ]  # fmt: skip
 
+    @property
+    def _masks(self) -> range:
+        return range(1, 1 << self.rows)
+
+    def _rule(self, operand: Operand, mask: int) -> FormatRewriteRule:
+        """That of the columns of one pattern."""
+        i, j = operand.axes
+        u = self.rows
+        held = [r for r in range(u) if mask >> r & 1]
+        above = [sum(h < r for h in held) for r in range(u)]  # for rows it does not hold, any
+        above = [min(a, len(held) - 1) for a in above]
+        return make_rule(
+            f"enum_{u}_p{mask}", operand,
+            [dense(f"{i}O"), sparse(f"{j}C", f"{i}O"), dense(f"{i}I", len(held))],
+            {i: [f"{i}O", f"{i}I"], j: [f"{j}C"]},
+            lambda i, j: (i // u, j, table(above, i % u)),
+            lambda io, j, ii: (io * u + table(held, ii), j),
+        )  # fmt: skip
+
     def patterns(self, pattern: Pattern) -> PanelPatterns:
         """The groups of columns of each panel, for statistics."""
         panel, mask, of_column = self._groups(self._columns(pattern))
@@ -96,30 +141,43 @@ class EnumeratedPatterns(Format):
 
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         columns = self._columns(pattern)
-        count = columns.count[columns.number]
-        return [np.flatnonzero(count == q) for q in range(1, self.rows + 1)]
+        of_rule = self._rule_of(columns)[columns.number]
+        order = stable_order(of_rule)
+        return self._parted(order, of_rule)
+
+    def _rule_of(self, columns: _Columns) -> np.ndarray:
+        """The number of the rule that each column is of, from 0 on."""
+        return (columns.mask if self.by == "pattern" else columns.count) - 1
+
+    def _parted(self, order: np.ndarray, of_rule: np.ndarray) -> list[np.ndarray]:
+        """An order of rules, in parts: one for each rule."""
+        count = len(self._masks) if self.by == "pattern" else self.rows
+        ends = np.cumsum(np.bincount(of_rule, minlength=count))
+        return np.split(order, ends[:-1])
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         columns = self._columns(pattern)
-        order = stable_order(self._groups(columns)[2])
-        panels, count = self._panels(pattern), columns.count[order]
-        of_rule = [order[count == q] for q in range(1, self.rows + 1)]
+        order, panels = stable_order(self._groups(columns)[2]), self._panels(pattern)
+        rule = self._rule_of(columns)
+        of_rule = self._parted(order[stable_order(rule[order])], rule)
         element = self._by_column(pattern, columns, np.concatenate(of_rule))
         out, first = [], 0
-        for q, (rule, taken) in enumerate(zip(rules, of_rule, strict=True), 1):
+        by_pattern = self.by == "pattern"
+        for number, (rule, taken) in enumerate(zip(rules, of_rule, strict=True), 1):
+            q = number.bit_count() if by_pattern else number
             stored = q * len(taken)
             elements = element[first : first + stored]
             first += stored
             indptr = starts(np.bincount(columns.panel[taken], minlength=panels))
-            rows = pattern.coords[0][elements] % self.rows
-            levels = [Level(), Level(indptr, columns.column[taken]), Level(None, rows)]
-            lengths = (panels, pattern.shape[1], self.rows)
+            inner = Level() if by_pattern else Level(None, pattern.coords[0][elements] % self.rows)
+            levels = [Level(), Level(indptr, columns.column[taken]), inner]
+            lengths = (panels, pattern.shape[1], q if by_pattern else self.rows)
+            shape = (len(taken), q) if by_pattern else (stored,)
             out.append(
                 direct(
-                    rule, pattern, levels, (stored,), elements=elements, lengths=lengths,
-                    stored=stored,
+                    rule, pattern, levels, shape, elements=elements, lengths=lengths, stored=stored
                 )
-            )  # fmt: skip
+            )
         return out
 
     def _by_column(self, pattern: Pattern, columns: _Columns, order: np.ndarray) -> np.ndarray:

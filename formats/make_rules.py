@@ -14,7 +14,17 @@ from tvm import ir, tirx
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var, make_func
 
-__all__ = ["AxisSpec", "Operand", "dense", "fixed", "make_rule", "ragged", "row_pieces", "sparse"]
+__all__ = [
+    "AxisSpec",
+    "Operand",
+    "dense",
+    "fixed",
+    "make_rule",
+    "ragged",
+    "row_pieces",
+    "sparse",
+    "table",
+]
 
 
 @dataclass(frozen=True)
@@ -97,6 +107,20 @@ def fixed(
 def ragged(name: str, under: str, length: int | None = None) -> AxisSpec:
     """A dense_variable axis: parameters `indptr_<axis>`, `nnz_<axis>`."""
     return AxisSpec(name, "dense_variable", length, under)
+
+
+def table(values: Sequence[int], index: Any) -> Any:
+    """`values[index]` of a constant table, as maps of rules can say it: a sum of steps.
+
+    index : 0 .. len(values) - 1; a number, an array of NumPy or an expression
+
+    Step t is 1 from `index` = t on: (index + count - t) // count.
+    """
+    count, out = len(values), values[0]
+    for t in range(1, count):
+        if values[t] != values[t - 1]:
+            out = out + (values[t] - values[t - 1]) * ((index + (count - t)) // count)
+    return out
 
 
 def make_rule(

@@ -9,6 +9,7 @@ Function attribute "assumed", a list of facts, which the lowering leaves guards 
 
 "coordinates" : each value of the buffer is a coordinate of the axis, or of one as long
 "filled" : no slot of the sparse_fixed axis is padding; checked with the structure
+"inside" : the buffer is accessed at coordinates of the axis alone, which is one of its own
 
 What follows from the structure and from recipes is known without (:mod:`value_domains`).
 """
@@ -20,11 +21,19 @@ from collections.abc import Mapping, Sequence
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
-__all__ = ["ASSUMED", "FACTS", "assumed_coordinates", "assumption_problems", "filled_axes"]
+__all__ = [
+    "ASSUMED",
+    "FACTS",
+    "accessed_inside",
+    "assumed_coordinates",
+    "assumption_problems",
+    "filled_axes",
+    "with_fact",
+]
 
 ASSUMED = "assumed"
 # fact -> what it is about
-FACTS = {"coordinates": ("buffer", "axis"), "filled": ("axis",)}
+FACTS = {"coordinates": ("buffer", "axis"), "filled": ("axis",), "inside": ("buffer", "axis")}
 
 
 def assumed_coordinates(func: SparseFunc) -> dict[str, str]:
@@ -36,6 +45,18 @@ def assumed_coordinates(func: SparseFunc) -> dict[str, str]:
 def filled_axes(func: SparseFunc) -> set[str]:
     """Names of the sparse_fixed axes without padding."""
     return {str(f["axis"]) for f in _assumed(func, "filled")}
+
+
+def accessed_inside(func: SparseFunc) -> set[tuple[str, str]]:
+    """(buffer, axis), by name, where a buffer is accessed at coordinates of the axis alone."""
+    return {(str(f["buffer"]), str(f["axis"])) for f in _assumed(func, "inside")}
+
+
+def with_fact(func: SparseFunc, fact: str, **about: str) -> SparseFunc:
+    """The function with one more fact, by its name and what it is about."""
+    old = [{str(k): str(v) for k, v in f.items()} for f in func.attrs.get(ASSUMED, [])]
+    new = {"fact": fact, **about}
+    return func if new in old else func.with_attr(ASSUMED, [*old, new])
 
 
 def _assumed(func: SparseFunc, fact: str) -> list[Mapping[str, str]]:
@@ -64,12 +85,13 @@ def assumption_problems(func: SparseFunc) -> Found:
             yield Broken(
                 func.span, f"assumption about '{fact['axis']}': no such axis; there are {[*axes]}"
             )
-        elif kind == "filled" and axis.kind != "sparse_fixed":
+            continue
+        if kind == "filled" and axis.kind != "sparse_fixed":
             yield Broken(
                 axis, f"assumption: axis '{axis.name}': expected a sparse_fixed axis, whose slots "
                 f"may be padding, got a {axis.kind} one",
             )  # fmt: skip
-        if kind != "coordinates":
+        if kind == "filled":
             continue
         buffer = buffers.get(str(fact["buffer"]))
         if buffer is None:
@@ -77,9 +99,15 @@ def assumption_problems(func: SparseFunc) -> Found:
                 func.span,
                 f"assumption about '{fact['buffer']}': no such buffer; there are {[*buffers]}",
             )
-        elif not buffer.dtype.startswith("int"):
+        elif kind == "coordinates" and not buffer.dtype.startswith("int"):
             yield Broken(
                 buffer.var.span,
                 f"assumption about '{buffer.name}': expected a buffer of integers, got "
                 f"{buffer.dtype}",
+            )
+        elif kind == "inside" and axis.name not in [a.name for a in buffer.axes or ()]:
+            yield Broken(
+                buffer.var.span,
+                f"assumption about '{buffer.name}': expected one of its axes, "
+                f"{[a.name for a in buffer.axes or ()]}, got '{axis.name}'",
             )

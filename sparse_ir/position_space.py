@@ -14,6 +14,7 @@ from tvm_ffi import Object
 from tvm_ffi.dataclasses import py_class
 
 from sparsetir.sparse_ir.assumptions import filled_axes
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
 
 __all__ = [
@@ -84,6 +85,12 @@ def positional_size(axis: Axis) -> Any:
     return axis.length if axis.unique and not in_one_row(axis) else axis.nnz
 
 
+def _counted_axes(func: SparseFunc) -> set[str]:
+    """Names of the sparse_fixed axes whose coordinates are 0, 1, .. under each parent."""
+    made = {n for n, how in computed_parameters(func).items() if how["recipe"] == "part_numbers"}
+    return {a.name for a in func.axes if a.kind == "sparse_fixed" and str(a.indices.name) in made}
+
+
 class PositionSpace:
     """The stage-II buffers of one function.
 
@@ -96,7 +103,8 @@ class PositionSpace:
         self.func = func
         self.buffers: dict[str, Any] = {}
         self.layouts: dict[str, Layout] = {}
-        self._filled = filled_axes(func)
+        self._counted = _counted_axes(func)
+        self._filled = filled_axes(func) | self._counted
         self._aux: dict[tuple[str, str], Any] = {}
         self._taken = {b.name for b in func.buffers} | {p.name for p in func.params}
         by_handle: dict[Any, Any] = {}
@@ -143,7 +151,7 @@ class PositionSpace:
 
     def coordinate(self, axis: Axis, positions: list[Any]) -> Any:
         """Coordinate at the positions of the axis's ancestors and its own (equation 3)."""
-        if axis.is_sparse:
+        if axis.is_sparse and axis.name not in self._counted:
             return tirx.BufferLoad(self.indices(axis), positions)
         return positions[-1]
 

@@ -17,6 +17,7 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.assumptions import accessed_inside
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -165,6 +166,7 @@ class Translator:
         domains = value_domains(space.func).items()
         self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
         self._names: dict[str, int] = {}
+        self._inside = accessed_inside(space.func)
         self._found = found_rows(space.func)
         self.rows: Callable[[SparseBuffer, Any, Scope], Any]  # finds what these hold
 
@@ -242,6 +244,8 @@ class Translator:
         for axis, coord in zip(buf.axes, index, strict=True):
             parents = [by_axis[a.name] for a in axis.ancestors()[:-1]]
             pos, guard = self._position(axis, coord, parents, guards, scope)
+            if (buf.name, axis.name) in self._inside:
+                guard = []
             by_axis[axis.name] = pos
             positions.append(pos)
             guards.extend(guard)

@@ -13,13 +13,19 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.assumptions import assumed_coordinates
-from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.computed import computed_parameters, keyword
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, walk
 from sparsetir.sparse_ir.position_space import as_dtype
 
 __all__ = ["as_if_in_order", "permutations", "value_domains"]
 
-PERMUTATIONS = ("order_by_column_parts", "rows_of_slices", "long_rows", "left_rows")
+PERMUTATIONS = (
+    "order_by_column_parts",
+    "pattern_order",
+    "rows_of_slices",
+    "long_rows",
+    "left_rows",
+)
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:
@@ -110,6 +116,12 @@ def _elements(how: Mapping[str, Any], _: Any, __: Any, by_indices: Mapping[str, 
     return None if axis is None else axis.nnz
 
 
+def _columns(how: Mapping[str, Any], _: Any, __: Any, by_indices: Mapping[str, Axis]) -> Any:
+    """The length of an axis by that of the columns."""
+    found = [a.length for a in by_indices.values() if keyword(a.length) == how["n"]]
+    return found[0] if found else None
+
+
 def _last_vectors(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any) -> Any:
     """Where vectors begin of elements that are all there."""
     axis = by_indptr.get(str(how["indptr"])[1:])
@@ -138,6 +150,8 @@ def _same_values(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: A
 _RECIPES: dict[str, Callable[..., Any]] = {
     "row_of_position": _rows,
     "order_by_column_parts": _elements,
+    "pattern_order": _elements,
+    "entry_columns": _columns,
     "in_order": _same_values,
     "row_order": _rows,
     "rows_of_slices": _some,

@@ -19,6 +19,7 @@ from sparsetir.bench.studies import (
     common,
     counting,
     load_balance,
+    pruned_patterns,
     relation_orders,
     relations,
     sgap_tables,
@@ -277,6 +278,39 @@ def test_counts_of_relations(tmp_path):
         assert 0 < cell["fused"]["atomics"] <= cell["unfused"]["atomics"]
 
 
+# -- panels of pruned weights ---------------------------------------------------------------------
+
+
+def test_coarsen(tmp_path):
+    """Random layers: each cell's ways, storage of what is there, compilation both ways."""
+    out = run(tmp_path, "coarsen", threads=1)["results"]
+    assert len(out["cells"]) == len(out["storage"]) == 4
+    for cell in out["cells"]:
+        assert {"row blocks", "panels", "dense"} <= set(cell["ways"])
+        assert cell["chosen"] in ("row blocks", "panels") and cell["nnz"] > 0
+    for stored in out["storage"]:
+        assert stored["padding"] == 0 and 1 < stored["elements_of_an_entry"] < 4
+        values, columns = 4 * stored["nnz"], 4 * stored["nnz"] / stored["elements_of_an_entry"]
+        assert stored["bytes"] >= values + columns - 1
+    assert [(c["rows"], c["patterns"]) for c in out["compile"]] == [(2, 3)]
+    assert len(out["load"]) == 3
+
+
+def test_layers_of_a_folder(tmp_path):
+    """One of each shape and share of zeros; of 60 % by leaving out of 50 %."""
+    half = np.tile(np.arange(0, 512, 2, dtype="int32"), 512)
+    indptr = np.arange(513, dtype="int32") * 256
+    arrays = {"a.shape": np.array([512, 512]), "a.indptr": indptr, "a.indices": half}
+    others = {f"b.{k.partition('.')[2]}": v for k, v in arrays.items()}
+    np.savez(tmp_path / "layers.npz", **arrays, **others)
+    found = pruned_patterns.layers_of(tmp_path)
+    assert list(found) == [(512, 512)] and list(found[512, 512]) == [0.5, 0.6]
+    thin = found[512, 512][0.6]
+    assert abs(thin.nnz / (512 * 512) - 0.4) < 0.01 and set(thin.indices % 2) == {0}
+    with pytest.raises(GraphError, match="expected npz files of layers"):
+        pruned_patterns.layers_of(tmp_path / "none")
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -285,7 +319,7 @@ def test_counts_of_relations(tmp_path):
     [
         ("locality", {"counts": True}, "--counts is of load-balance and groups and relations"),
         ("locality", {"target": "cuda"}, "is of CPUs"),
-        ("locality", {"data": Path("x")}, "--data is of groups and relations"),
+        ("locality", {"data": Path("x")}, "--data is of groups and relations and coarsen"),
         ("groups", {"counts": True, "full": True}, "--counts is of small sizes"),
         ("groups", {"target": "cuda"}, "study groups: no CUDA device: GPU times are absent"),
     ],

@@ -35,6 +35,7 @@ from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
+from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import for_all_sizes
@@ -48,6 +49,7 @@ A = sparsetir.SparseMatrix(sp.random_array((24, 16), density=0.3, dtype="float32
 KERNELS = [
     ("spmm", RowBlocks(tile=32, lanes=8), False),
     ("spmm", BlockRows(BSR(4, 4), tile=32, lanes=8, filled=False), False),
+    ("spmm", PanelRows(2, 32, 8), False),
     ("spmv", SlicedRows(), False),
     ("sddmm", SddmmGroups(lanes=8, vectors=4), False),
     ("spmm", Decomposed(BSR(2, 2)), False),

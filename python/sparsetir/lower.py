@@ -16,6 +16,7 @@ from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
+from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
 from sparsetir.schedules.passes.tail_hints import sound_tail_hints
 from sparsetir.schedules.versions import for_all_sizes
@@ -146,7 +147,7 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
             f"which the host would access {accessed}; legal is a loop over blocks or threads "
             "around these, and a constant number of threads inside of it"
         )
-    finish = exact_constants if gpu else locals_on_stack
+    finish = exact_constants if gpu else lambda func: locals_on_stack(locals_apart(func))
     if "II scheduled" in stages:
         stages = {**stages, "II scheduled": marked}
     last = sound_tail_hints(finish(lower_sparse_buffer(marked)))

@@ -15,6 +15,7 @@ from sparsetir.formats import BSR, DBSR
 from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
+from sparsetir.schedules.search.choose_panels import panel_rows, panels_pay
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
@@ -168,6 +169,8 @@ def _groups(problem: Spmm, given: Statistics, mean: float) -> tuple[Groups, Grou
 def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     """Full blocks, where the matrix is made of them (see :func:`block_rows`); else row blocks.
 
+    Of pruned weights, panels of rows by pattern, where :func:`panels_pay` says so.
+
     Row blocks have panels of B, as much at a time as the L2 cache holds, where rows are read often.
 
     Otherwise a row of B is gathered in one go, all tiles of it: that is kind to pages. In a panel,
@@ -196,6 +199,10 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     for config in (narrow, narrowest):
         if (config.feat or 0) % config.tile == 0:
             found.append(replace(config, parts=4, prefetch=0))
+    sizes = (given.m, given.n, given.nnz, given.feat)
+    if panels_pay(*sizes, lanes) and decomposed.serves(problem) is None:
+        sums = SUMS if vector_bits(target) == 512 else FEW_SUMS
+        found.insert(0, panel_rows(_tiled, given, lanes, sums, summed, parallel))
     if 1 < given.block and lanes <= given.feat and decomposed.serves(problem) is None:
         fmt = BSR(given.block, given.block)
         found.insert(0, block_rows(problem, given, fmt, True, target))

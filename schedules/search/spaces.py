@@ -22,6 +22,7 @@ from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.spmv import serves as slices_serve
 from sparsetir.schedules.search.by_format import MOST_SUMS, is_full, traits_of
 from sparsetir.schedules.search.choose import Statistics, candidates
+from sparsetir.schedules.search.panel_space import panel_choices
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.gpu_features import vector_width
@@ -138,7 +139,9 @@ def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> 
         by_groups = _thread_groups(problem, given)
         branches = [_row_split(known, given), _hyb_rows(known, problem), by_groups, stored]
     else:
-        branches = [_row_blocks(known, given), _block_rows(known, given), stored]
+        panels = panel_choices(problem, known, given, _lanes(known))
+        by_pattern = None if panels is None else Branch("PanelRows", *panels)
+        branches = [_row_blocks(known, given), _block_rows(known, given), by_pattern, stored]
         if given.feat == 1 and slices_serve(problem):
             branches.insert(0, _sliced_rows(known, given))
     return Space((*(b for b in branches if b is not None), *others))

@@ -24,6 +24,7 @@ from sparsetir.schedules.templates import (
     spmm_gpu,
     spmm_groups,
     spmm_hyb,
+    spmm_panels,
     spmm_tensor_cores,
     spmv,
 )
@@ -68,6 +69,9 @@ TEMPLATES: dict[type, Template] = {
     spmm.RowBlocks: Template(spmm_operator, spmm.apply, Spmm, spmm.arrange),
     spmm_blocks.BlockRows: Template(
         spmm_blocks.program, spmm_blocks.apply, Spmm, spmm_blocks.arrange
+    ),
+    spmm_panels.PanelRows: Template(
+        spmm_operator, spmm_panels.apply, Spmm, spmm_panels.arrange
     ),
     spmv.SlicedRows: Template(spmv_operator, spmv.apply, Spmm, spmv.arrange, vectors=True),
     sddmm.SddmmGroups: Template(sddmm_operator, sddmm.apply, Sddmm, sddmm.arrange),

@@ -11,15 +11,13 @@ After `assume("coordinates", buffer="ETYPE", axis="R")`, and in stage II::
     H[i, f] = H[i, f] + W[ETYPE[e], f]
 
 A wrong assumption makes kernels read and write what is not theirs. "filled" is checked by kernels
-with the structure; that values are "coordinates" is the caller's word. What follows from the
+with the structure; "coordinates" and "inside" are the caller's word. What follows from the
 structure, or from the recipe of a computed parameter, is known without saying it.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-from sparsetir.sparse_ir.assumptions import ASSUMED, FACTS
+from sparsetir.sparse_ir.assumptions import FACTS, with_fact
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.verify import verify
@@ -35,7 +33,8 @@ def assume(
     """The function with one more fact.
 
     fact : "coordinates", the values of `buffer` are coordinates of `axis`; "filled", no slot of the
-        sparse_fixed `axis` is padding
+        sparse_fixed `axis` is padding; "inside", `buffer` is accessed at coordinates of its
+        `axis` alone
     """
     if fact not in FACTS:
         raise ScheduleError(
@@ -46,12 +45,8 @@ def assume(
         raise ScheduleError(
             f"{WHO}: argument 'buffer': expected {wanted} for {fact!r}, got {buffer!r}"
         )
-    about: dict[str, Any] = {"axis": axis} if buffer is None else {"buffer": buffer, "axis": axis}
-    old = [{str(k): str(v) for k, v in f.items()} for f in func.attrs.get(ASSUMED, [])]
-    new = {"fact": fact, **about}
-    if new in old:
-        return func, None
-    out = func.with_attr(ASSUMED, [*old, new])
+    about = {"axis": axis} if buffer is None else {"buffer": buffer, "axis": axis}
+    out = with_fact(func, fact, **about)
     try:
         verify(out)
     except IllFormedError as error:

@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
+from sparsetir.sparse_ir.assumptions import accessed_inside, with_fact
 from sparsetir.sparse_ir.computed import COMPUTED, packed
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
@@ -53,8 +54,8 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
     """The function with values in the order of an iteration, and the name of their buffer.
 
     buffer : name of a parameter's buffer over one dense axis, which the iteration only reads, and
-        only at `TABLE[..]`, an array at coordinates of the axes that this is over, which is known
-        to hold positions: such as recipes make, or columns
+        only at `TABLE[..]`, an array at coordinates of the axes that this is over (visited ones, or
+        by the fact "inside"), which is known to hold positions: such as recipes make, or columns
     iteration : whose order it is
     """
     it = find_iteration(func, iteration.name)
@@ -84,7 +85,9 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
         )
     assert table is not None and table.axes is not None and table.handle is not None
     over = [axes_of.get(i) if isinstance(i, ir.Var) else None for i in at.indices]
-    if [a and a.name for a in over] != [a.name for a in table.axes]:
+    inside = {axis for name, axis in accessed_inside(func) if name == table.name}
+    trusted = inside == {a.name for a in table.axes}
+    if not trusted and [a and a.name for a in over] != [a.name for a in table.axes]:
         refuse(f"expected '{table.name}' at coordinates of its axes, got {list(at.indices)}")
     if not structural_equal(value_domains(func).get(table.var), values.var.ty.shape[0]):
         refuse(f"expected '{table.name}' to be known to hold positions of '{buffer}'")
@@ -105,4 +108,6 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
         WHO, func.with_attr(COMPUTED, computed), it, changed(it, body=body), params=[handle],
         buffers=[SparseBuffer(var=var, axes=table.axes, handle=handle)],
     )  # fmt: skip
+    for axis in inside:
+        out = with_fact(out, "inside", buffer=name, axis=axis)
     return out, name

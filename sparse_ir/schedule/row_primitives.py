@@ -7,6 +7,7 @@ from typing import Any
 
 from sparsetir.sparse_ir.schedule.aggregate import aggregate
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.patterns import patterns
 from sparsetir.sparse_ir.schedule.ranges import ranges
 from sparsetir.sparse_ir.schedule.runs import runs
 from sparsetir.sparse_ir.schedule.slices import slices
@@ -72,6 +73,17 @@ class RowPrimitives:
         return self._apply(
             slices, rows, columns, lanes, longest=longest, window=window, filled=filled
         )
+
+    def patterns(self, rows: SpIter, columns: SpIter, size: int) -> list[SpIter]:
+        """Go through panels of rows, in each the columns that hold the same of its rows together.
+
+        rows, columns : over a dense axis, and the sparse axis under it, a reduction
+        size : rows of a panel, 2 to 8
+
+        Handles: panels, patterns, entries, rows of a panel. More:
+        `help("sparsetir.sparse_ir.schedule.patterns")`.
+        """
+        return self._apply(patterns, rows, columns, size)
 
     def steps(self, columns: SpIter, lanes: int) -> list[SpIter]:
         """Go through what each row stores in steps of so many elements side by side.

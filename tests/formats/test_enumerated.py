@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from zoo import MATRICES, TENSORS
 
 from sparsetir.formats import EnumeratedPatterns, Operand, Pattern
+from sparsetir.formats.make_rules import table
 from sparsetir.formats.partition import check_partition
 
 Column = tuple[int, int, int, list[int]]
@@ -105,7 +106,45 @@ def test_rules_are_those_of_the_parameter_alone() -> None:
     assert [int(r.axis("II").nnz_cols) for r in rules] == [1, 2, 3]
 
 
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(patterns(longest=12), st.integers(1, 5))
+def test_by_pattern(pattern: Pattern, rows: int) -> None:
+    """A rule for each pattern, whose columns are its own and whose places are all filled."""
+    fmt = EnumeratedPatterns(rows, "pattern")
+    check_partition(pattern.coords, fmt.split(pattern))
+    as_inferred(fmt, pattern)
+    conv = round_trip(fmt, pattern, ("float32",))
+    columns = slow_columns(pattern, rows)
+    for mask, part in enumerate(conv.parts, 1):
+        indptr, indices = (
+            part.indices[part.rule.renamed(f"{n}_jc")] for n in ("indptr", "indices")
+        )
+        panel = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+        want = [(p, j) for p, m, j, _ in columns if m == mask]
+        assert list(zip(panel.tolist(), indices.tolist(), strict=True)) == want
+        assert part.full and part.rule.name == f"enum_{rows}_p{mask}"
+    assert conv.padding == 0
+
+
+def test_spmm_by_pattern() -> None:
+    spmm(EnumeratedPatterns(2, "pattern"), MATRICES["random"])
+    spmm(EnumeratedPatterns(2, "pattern"), MATRICES["one dense column"], build=True, feat=6)
+
+
+def test_tables_are_sums_of_steps() -> None:
+    for values in ([5], [0, 2, 3], [4, 1, 1, 7, 0]):
+        index = np.arange(len(values))
+        np.testing.assert_array_equal(
+            table(values, index), values if len(values) > 1 else values[0]
+        )
+        assert [table(values, n) for n in index.tolist()] == values
+
+
 def test_refusals() -> None:
+    with pytest.raises(ValueError, match="'by': expected 'count' or 'pattern', got 'mask'"):
+        EnumeratedPatterns(4, "mask")
+    with pytest.raises(ValueError, match="'rows': expected at most 8 by pattern, got 9"):
+        EnumeratedPatterns(9, "pattern")
     with pytest.raises(ValueError, match="argument 'rows': expected a positive integer, got 0"):
         EnumeratedPatterns(0)
     with pytest.raises(

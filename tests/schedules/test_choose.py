@@ -14,6 +14,7 @@ from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
+from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
@@ -88,6 +89,30 @@ def test_groups_of_threads_are_measured():
 
 
 BLOCKED = Statistics(m=1024, n=1024, nnz=10**5, feat=512, block=32)
+
+
+PRUNED = Statistics(m=512, n=1024, nnz=512 * 1024 // 5, feat=128)
+
+
+def test_panels_of_pruned_weights():
+    """By what is stored, how many elements a row has, and features."""
+    found = choose(Spmm(), PRUNED, CPU)
+    assert found == PanelRows(4, 64, 16, pack=True, parallel=False)
+    narrow = choose(Spmm(), replace(PRUNED, feat=40), CPU)
+    assert narrow == PanelRows(4, 40, 16, 40, pack=True, parallel=False)
+    assert choose(Spmm("float64"), replace(PRUNED, bytes=8), CPU).tile == 32
+    assert choose(Spmm(), replace(PRUNED, n=2048, nnz=512 * 500), CPU).rows == 5
+    small = Statistics(m=256, n=64, nnz=256 * 32, feat=64)
+    assert choose(Spmm(), small, CPU).rows == 3
+    for rows in (
+        replace(PRUNED, nnz=512 * 1024 // 20), replace(PRUNED, n=128, nnz=512 * 25),
+        replace(PRUNED, feat=16), replace(PRUNED, m=8, nnz=8 * 100), GRAPH,
+    ):  # fmt: skip
+        assert isinstance(choose(Spmm(), rows, CPU), RowBlocks)
+    for problem in (Spmm(batched=True), Spmm(reduce="max")):
+        assert isinstance(choose(problem, PRUNED, CPU), RowBlocks)
+    in_threads = choose(Spmm(), replace(PRUNED, threads=4, feat=512), CPU)
+    assert in_threads.parallel and in_threads.blocks * in_threads.tiles(512) % 4 == 0
 
 
 def test_full_blocks():

@@ -1,0 +1,168 @@
+"""Large local buffers that unrolled loops go through become buffers of their own for each visit.
+
+TVM keeps a buffer of constant size on the stack, where LLVM makes registers of it, only below 1024
+bytes: 16 vectors of 16 floats are just too many. Before::
+
+    C_ws = T.sblock_alloc_buffer((4, 4, 16))
+    for r in T.unroll(4):
+        with T.sblock("spmm_start0"):
+            vr = T.axis.spatial(4, r)
+            C_ws[vr, ..] = 0.0
+
+After `locals_apart(func)`::
+
+    C_ws_0 = T.sblock_alloc_buffer((4, 16))
+    ...
+    with T.sblock("spmm_start0"):
+        C_ws_0[..] = 0.0
+    with T.sblock("spmm_start0"):
+        C_ws_1[..] = 0.0
+    ...
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from tvm import ir, s_tir, tirx
+
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.statements import block_with, loop_with
+
+__all__ = ["locals_apart"]
+
+# Bytes from which on TVM fetches a buffer from its workspace pool; and most that registers hold.
+LARGE, MOST = 1024, 4096
+
+
+def locals_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The function (of stage III) without large local buffers, where that can be.
+
+    That is where all accesses have in their first index the variable of an unrolled loop alone.
+    """
+    blocks = nodes_of(s_tir.SBlock, func.body)
+    large = [b for block in blocks for b in block.alloc_buffers if _is_large(b)]
+    if not large:
+        return func
+    loops = {x.loop_var: x for x in nodes_of(tirx.For, func.body)}
+    bound = {
+        v.var: loops.get(value)
+        for realize in nodes_of(s_tir.SBlockRealize, func.body)
+        for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        if isinstance(value, ir.Var)
+    }
+    parts: dict[Any, list[Any]] = {}
+    unrolled = set[Any]()
+    for buffer in large:
+        around: list[Any] = [
+            bound.get(i) if isinstance(i, ir.Var) else None for i in _firsts(func, buffer)
+        ]
+        count = buffer.ty.shape[0]
+        if around and all(loop is not None and _fits(loop, count) for loop in around):
+            unrolled |= {loop.loop_var for loop in around}
+            shape, dtype, scope = buffer.ty.shape[1:], buffer.ty.dtype, buffer.ty.storage_scope
+            names = [f"{buffer.name}_{n}" for n in range(int(count))]
+            parts[buffer] = [buffer_var(shape, dtype, name, scope) for name in names]
+    if not parts:
+        return func
+    body = map_expr(func.body, [(tirx.For, lambda x: _visits(x) if x.loop_var in unrolled else x)])
+    body = map_expr(body, [(s_tir.SBlockRealize, _without_constants)])
+    body = map_expr(
+        body,
+        [
+            (ir.TensorLoad, lambda x: _load(x, parts)),
+            (tirx.BufferStore, lambda x: _store(x, parts)),
+            (s_tir.SBlock, lambda x: _block(x, parts)),
+        ],
+    )
+    return func.with_body(body)
+
+
+def _is_large(buffer: Any) -> bool:
+    shape = buffer.ty.shape
+    constant = all(isinstance(n, tirx.IntImm) for n in shape)
+    if buffer.ty.storage_scope != "local" or not constant or len(shape) < 2:
+        return False
+    size = math.prod(map(int, shape)) * np.dtype(str(buffer.ty.dtype)).itemsize
+    return LARGE <= size <= MOST
+
+
+def _firsts(func: tirx.PrimFunc, buffer: Any) -> list[Any]:
+    """The first indices of all accesses."""
+    loads = [x for x in nodes_of(ir.TensorLoad, func.body) if x.source.same_as(buffer)]
+    stores = [x for x in nodes_of(tirx.BufferStore, func.body) if x.buffer.same_as(buffer)]
+    return [x.indices[0] for x in [*loads, *stores]]
+
+
+def _fits(loop: Any, count: Any) -> bool:
+    """Whether a loop is unrolled, from 0 up to a count."""
+    constant = isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == int(count)
+    return loop.kind == tirx.ForKind.UNROLLED and constant
+
+
+def _visits(loop: Any) -> Any:
+    """The visits of a loop, one after the other."""
+    dtype = str(loop.loop_var.ty.dtype)
+    numbers = [tirx.IntImm(dtype, n) for n in range(int(loop.extent))]
+    return tirx.SeqStmt([_copy(loop.body, {loop.loop_var: n}) for n in numbers])
+
+
+def _copy(body: Any, values: dict[Any, Any]) -> Any:
+    """A statement with values for variables, and variables of its own for loops and blocks."""
+    fresh = dict(values)
+
+    def loop(node: Any) -> Any:
+        fresh[node.loop_var] = tirx.Var(node.loop_var.name, node.loop_var.ty.dtype)
+        return loop_with(node, loop_var=fresh[node.loop_var])
+
+    def block(node: Any) -> Any:
+        mine = []
+        for v in node.iter_vars:
+            fresh[v.var] = tirx.Var(v.var.name, v.var.ty.dtype)
+            mine.append(tirx.IterVar(v.dom, fresh[v.var], v.iter_type, v.thread_tag))
+        return block_with(node, iter_vars=mine)
+
+    return substitute(map_expr(body, [(tirx.For, loop), (s_tir.SBlock, block)]), fresh)
+
+
+def _without_constants(realize: Any) -> Any:
+    """A block without the variables that are constant."""
+    block = realize.block
+    pairs = list(zip(block.iter_vars, realize.iter_values, strict=True))
+    known = {v.var: value for v, value in pairs if isinstance(value, tirx.IntImm)}
+    if not known:
+        return realize
+    kept = [(v, value) for v, value in pairs if v.var not in known]
+    inner = substitute(block_with(block, iter_vars=[v for v, _ in kept]), known)
+    return s_tir.SBlockRealize([value for _, value in kept], realize.predicate, inner)
+
+
+def _load(load: Any, parts: dict[Any, list[Any]]) -> Any:
+    found = parts.get(load.source)
+    return load if found is None else tirx.BufferLoad(found[int(load.indices[0])], load.indices[1:])
+
+
+def _store(store: Any, parts: dict[Any, list[Any]]) -> Any:
+    found = parts.get(store.buffer)
+    if found is None:
+        return store
+    return tirx.BufferStore(found[int(store.indices[0])], store.value, store.indices[1:])
+
+
+def _block(block: Any, parts: dict[Any, list[Any]]) -> Any:
+    """A block that declares, reads and writes the parts."""
+    allocated = [x for b in block.alloc_buffers for x in parts.get(b, [b])]
+    reads, writes = (
+        [y for region in regions for y in _regions(region, parts)]
+        for regions in (block.reads, block.writes)
+    )
+    return block_with(block, alloc_buffers=allocated, reads=reads, writes=writes)
+
+
+def _regions(region: Any, parts: dict[Any, list[Any]]) -> list[Any]:
+    found = parts.get(region.source)
+    if found is None:
+        return [region]
+    return [tirx.BufferRegion(part, region.region[1:]) for part in found]

@@ -1,0 +1,170 @@
+"""Recipes of computed parameters for panels of rows, whose columns are grouped by pattern.
+
+A panel is some rows one after the other; its entries are the columns that store something in it.
+The pattern of an entry says which rows of the panel that is: bit r of a number from 1 on for row r.
+Groups are patterns of panels, counted through. See :mod:`sparsetir.sparse_ir.schedule.patterns`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsetir.sparse_ir.computed import recipe
+
+__all__ = [
+    "entry_columns",
+    "entry_ptr",
+    "panel_count",
+    "pattern_entries",
+    "pattern_order",
+    "value_ptr",
+]
+
+# Places of the matrix for each element, up to which a table of all of them is made.
+TABLE = 24
+
+
+@recipe
+def panel_count(m: int, rows: int) -> int:
+    """How many panels m rows are, the last maybe of fewer rows."""
+    return -(-m // rows)
+
+
+@recipe
+def pattern_entries(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -> np.ndarray:
+    """(entries,) int64, group * n + column of each entry, increasing.
+
+    indptr, indices : (m + 1,) and (nnz,), CSR with the columns of a row in order
+    n : columns
+    rows : of a panel, at most 8
+
+    Linear in the elements where they are not few in a large matrix; then they are sorted.
+    """
+    m, nnz, patterns = len(indptr) - 1, len(indices), (1 << rows) - 1
+    if not _fits_a_table(m, n, nnz):
+        bits = np.uint8(1) << (_row_of(indptr) % rows).astype(np.uint8)
+        held, number = np.unique(_places(indptr, indices, n, rows), return_inverse=True)
+        mask = np.zeros(len(held), np.uint8)
+        np.bitwise_or.at(mask, number, bits)
+        return np.sort((held // n * patterns + mask - 1) * n + held % n)
+    stored = _table(indptr, indices, n, rows)
+    masks = stored[:, 0].copy()
+    for r in range(1, rows):
+        masks |= stored[:, r] << np.uint8(r)
+    index = _index(masks.size * patterns)
+    held = np.flatnonzero(masks).astype(index)
+    panel = np.repeat(np.arange(len(masks), dtype=index), np.count_nonzero(masks, axis=1))
+    group = panel * index(patterns) + masks.ravel()[held] - index(1)
+    # To (panel, column) as one number, all the groups before of the panel and the column's own.
+    held += (group - panel) * index(n)
+    return held[_stable(group, len(masks) * patterns)]
+
+
+@recipe
+def entry_ptr(entries: np.ndarray, n: int, panels: int, rows: int) -> np.ndarray:
+    """(panels * patterns + 1,) where the entries of each pattern of a panel begin.
+
+    entries : of :func:`pattern_entries`
+    """
+    groups = panels * ((1 << rows) - 1)
+    return np.searchsorted(entries, np.arange(groups + 1) * n)
+
+
+@recipe
+def entry_columns(entries: np.ndarray, n: int) -> np.ndarray:
+    """(entries,) the column of each entry."""
+    return _small(entries) % n if len(entries) else entries
+
+
+@recipe
+def value_ptr(ptr: np.ndarray, rows: int) -> np.ndarray:
+    """(panels * patterns,) where the values of each pattern of a panel begin.
+
+    ptr : of :func:`entry_ptr`
+    """
+    counts = np.diff(ptr).reshape(-1, (1 << rows) - 1)
+    each = np.bitwise_count(np.arange(1, 1 << rows))
+    return _starts((counts * each).ravel())[:-1]
+
+
+@recipe
+def pattern_order(
+    indptr: np.ndarray, indices: np.ndarray, entries: np.ndarray, ptr: np.ndarray, n: int, rows: int
+) -> np.ndarray:
+    """(nnz,) the elements by panel, pattern, column and row.
+
+    indptr, indices, n, rows : as of :func:`pattern_entries`, whose `entries` these are
+    ptr : of :func:`entry_ptr`
+    """
+    m, nnz, patterns = len(indptr) - 1, len(indices), (1 << rows) - 1
+    entries, index = _small(entries), _index(max(nnz, m * n * patterns))
+    counts, groups = np.diff(ptr), np.arange(len(ptr) - 1, dtype=index)
+    mask = np.repeat((groups % patterns + 1).astype(np.uint8), counts)
+    # Where each entry is in its panel's row of columns, and where its values begin.
+    place = entries - np.repeat((groups - groups // patterns) * index(n), counts)
+    each = np.bitwise_count(mask)
+    start = np.cumsum(each, dtype=index) - each
+    at = _places(indptr, indices, n, rows)
+    if _fits_a_table(m, n, nnz):
+        masks, starts = (np.empty(panel_count(m, rows) * n, x.dtype) for x in (mask, start))
+        masks[place], starts[place] = mask, start
+    else:
+        by_place = np.argsort(place)
+        at = by_place[np.searchsorted(place, at, sorter=by_place)]
+        masks, starts = mask, start
+    lower = (1 << np.arange(m) % rows).astype(np.uint8) - np.uint8(1)  # the rows above each
+    value = starts[at]
+    value += np.bitwise_count(masks[at] & np.repeat(lower, np.diff(indptr)))
+    out = np.empty(nnz, indptr.dtype)
+    out[value] = np.arange(nnz, dtype=indptr.dtype)
+    return out
+
+
+def _index(number: int) -> type:
+    return np.int32 if number < 2**31 else np.int64
+
+
+def _small(entries: np.ndarray) -> np.ndarray:
+    """Increasing numbers in a smaller type, where that holds them: it divides faster."""
+    return entries.astype(_index(int(entries[-1]))) if len(entries) else entries
+
+
+def _fits_a_table(m: int, n: int, nnz: int) -> bool:
+    return m * n <= TABLE * nnz
+
+
+def _table(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -> np.ndarray:
+    """(panels, rows, n) uint8, 1 where something is stored."""
+    m = len(indptr) - 1
+    panels = panel_count(m, rows)
+    out = np.zeros(panels * rows * n, np.uint8)
+    index = _index(len(out))
+    at = np.repeat(np.arange(m, dtype=index) * index(n), np.diff(indptr))
+    at += indices.astype(index, copy=False)
+    out[at] = 1
+    return out.reshape(panels, rows, n)
+
+
+def _places(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -> np.ndarray:
+    """(nnz,) panel * n + column."""
+    m = len(indptr) - 1
+    index = _index(m * n)
+    at = np.repeat(np.arange(m, dtype=index) // index(rows) * index(n), np.diff(indptr))
+    at += indices.astype(index, copy=False)
+    return at
+
+
+def _row_of(indptr: np.ndarray) -> np.ndarray:
+    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+
+
+def _stable(key: np.ndarray, length: int) -> np.ndarray:
+    """A stable order of numbers below a length; NumPy's is linear for 16 bits."""
+    if length <= 1 << 16:
+        return np.argsort(key.astype(np.uint16), kind="stable")
+    order = np.argsort((key & 0xFFFF).astype(np.uint16), kind="stable")
+    return order[np.argsort(key[order] >> 16, kind="stable")]
+
+
+def _starts(counts: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(counts, dtype="int64")])

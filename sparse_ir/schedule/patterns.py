@@ -1,0 +1,201 @@
+"""Panels of rows, whose columns are grouped by which rows of the panel they hold.
+
+(Albakri and Cheshmi, "A Novel Compiler Transformation for Fast Sparse Matrix Multiplication in
+GPUs", enumerate-and-sparse-coarsen, sections 3.2 and 3.3.) Before::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+After `patterns(i, j, 4)`, where the columns of a panel of four rows that hold the same of them come
+one after the other, as an entry each::
+
+    I_panels = T.dense_fixed((m + 3) // 4)
+    I_patterns = T.sparse_fixed(I_panels, (15, 15), I_ids)
+    I_entries = T.dense_variable(I_patterns, (nnz, nnz), I_entries_ptr)
+    I_rows = T.dense_fixed(4)
+    with T.sp_iter([I_panels, I_patterns, I_entries, I_rows, K], "SRRSS", "spmm") as [
+        p, q, e, r, k
+    ]:
+        with T.init():
+            C[p * 4 + r, k] = 0.0
+        if (q + 1) // 2**r % 2 == 1:
+            C[p * 4 + r, k] = C[p * 4 + r, k] + A[
+                I_order[I_values[p, q] + e * (bits of q + 1) + (bits of q + 1 below r)]
+            ] * B[J_at[p, q, e], k]
+
+Pattern q holds the rows whose bits q + 1 has. Where loops over patterns and rows are unrolled, all
+that depends on them is constant: each pattern has a loop of its own over its entries, in which a
+row of B is loaded once for all of its rows, and with `precompute("C", p, [r, k])` the sums of a
+panel stay in registers over all patterns. `pack("A", ..)` brings values into that order.
+
+What says where entries and values are is computed. Values are the arrays that they were: buffers
+over rows and columns lie over positions.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tvm import tirx
+
+from sparsetir.sparse_ir import pattern_recipes as recipes
+from sparsetir.sparse_ir.assumptions import with_fact
+from sparsetir.sparse_ir.computed import part_numbers
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    buffer_var,
+    nodes_of,
+)
+from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.reduction import reduction_of, under
+from sparsetir.sparse_ir.schedule.cuts import Cut
+from sparsetir.sparse_ir.schedule.elements import Elements
+from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    handle_of,
+    iteration_of,
+    loops_of,
+    place_of,
+    replaced,
+)
+
+__all__ = ["LARGEST", "patterns"]
+
+WHO = "patterns"
+LARGEST = 8  # rows of a panel: 255 patterns
+
+
+def patterns(
+    func: SparseFunc, rows: SpIter, columns: SpIter, size: int
+) -> tuple[SparseFunc, list[SpIter]]:
+    """The function with panels of rows, and the handles of panels, patterns, entries, rows.
+
+    rows, columns : over a dense axis, spatial, and over the sparse_variable axis under it, a
+        reduction, in a body `X[..] = X[..] + term` (or *, max, min); no other iteration visits the
+        latter
+    size : rows of a panel, 2 to 8; there are 2**size - 1 patterns
+    """
+    it = iteration_of(WHO, func, rows)
+    loops = loops_of(it)
+    chosen = [loops[place_of(WHO, func, it, handle)] for handle in (rows, columns)]
+    if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= LARGEST:
+        Cut(WHO, func, it, chosen[0]).refuse(
+            f"argument 'size': expected 2 to {LARGEST} rows, got {size!r}"
+        )
+    return _Patterns(func, it, chosen[0], chosen[1], size).run()
+
+
+class _Patterns(Elements):
+    def __init__(
+        self, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, size: int
+    ) -> None:
+        cut = Cut(WHO, func, it, rows)
+        row, column = rows.node, columns.node
+        fits = (
+            isinstance(row, Axis)
+            and row.kind == "dense_fixed"
+            and isinstance(column, Axis)
+            and column.kind == "sparse_variable"
+            and column.unique
+            and column.parent.name == row.name
+            and (rows.kinds, columns.kinds) == ("S", "R")
+        )
+        if not fits:
+            cut.refuse(
+                "expected a spatial loop over a dense axis and a reduction over a sparse_variable "
+                f"axis under it, got '{rows.name}' and '{columns.name}'"
+            )
+        reduction = reduction_of(it.body)
+        if reduction is None:
+            cut.refuse("expected a body of the form X[..] = X[..] + term (or *, max, min)")
+        if nodes_of(SparseIteration, it.body) or it.annotations:
+            cut.refuse("expected an iteration without nested ones and annotations")
+        self.rest = [x for x in loops_of(it) if x.axes not in (rows.axes, columns.axes)]
+        for loop in self.rest:
+            if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
+                cut.refuse(f"expected other loops over dense axes, got '{loop.name}'")
+        super().__init__(WHO, func, it, rows, [row, column], [rows.var, columns.var])
+        self.size = size
+
+    def run(self) -> tuple[SparseFunc, list[SpIter]]:
+        """The rewritten function and the handles."""
+        it, idtype, size, name = self.it, self.idtype, self.size, self.row.name
+        count, panels = as_dtype((1 << size) - 1, idtype), self._panels()
+        n, many = self.named(self.column.length), self.named(panels.length)
+        given = {
+            "indptr": self.named(self.column.indptr), "indices": self.named(self.column.indices)
+        }  # fmt: skip
+        held = self.array(
+            "held", {"recipe": recipes.pattern_entries.__name__, **given, "n": n, "rows": size}
+        )
+        entries = self.named(held)
+        ids = self.array(
+            "ids", {"recipe": part_numbers.__name__, "rows": many, "parts": int(count)}
+        )
+        pattern = self.axis(
+            "patterns", kind="sparse_fixed", length=count, parent=panels, nnz_cols=count,
+            indices=ids,
+        )  # fmt: skip
+        ptr = self.array("entries_ptr", {
+            "recipe": recipes.entry_ptr.__name__, "entries": entries, "n": n, "panels": many,
+            "rows": size,
+        })  # fmt: skip
+        nnz = self.number("entries_count", {"recipe": "last_of", "offsets": self.named(ptr)})
+        entry = self.axis(
+            "entries", kind="dense_variable", length=nnz, parent=pattern, nnz=nnz, indptr=ptr
+        )
+        over = [panels, pattern, entry]
+        # Numbers of a column in a pattern, which may pass the type of the others.
+        var = buffer_var([a.length for a in over], "int64", self._buffer_name(f"{name}_held"))
+        self.buffers.append(SparseBuffer(var=var, axes=over, handle=held))
+        values = self.table(
+            f"{name}_values", over[:2], recipes.value_ptr.__name__, ptr=self.named(ptr), rows=size
+        )
+        at = self.table(
+            f"{self.column.name}_at", over, recipes.entry_columns.__name__, entries=entries, n=n
+        )
+        order = self.table(
+            f"{name}_order", [self.positions], recipes.pattern_order.__name__,
+            **given, entries=entries, ptr=self.named(ptr), n=n, rows=size,
+        )  # fmt: skip
+        self.number("step", {"recipe": "number", "value": 1})
+        row = self.axis("rows", kind="dense_fixed", length=as_dtype(size, idtype))
+        names = [f"{self.over[0].name}_{x}" for x in ("panel", "pattern", "entry", "row")]
+        p, q, e, r = (tirx.Var(x, idtype) for x in names)
+        mask = q + as_dtype(1, idtype)
+        bits = [_bit(mask, b, idtype) for b in range(size)]
+        each = sum(bits[1:], bits[0])
+        below: Any = as_dtype(0, idtype)
+        for b in range(size - 1):
+            below = below + tirx.Select(r > as_dtype(b, idtype), bits[b], as_dtype(0, idtype))
+        mine = tirx.floormod(tirx.shift_right(mask, r), as_dtype(2, idtype))
+        place = tirx.BufferLoad(values.var, [p, q]) + e * each + below
+        position = tirx.BufferLoad(order.var, [place])
+        here = [p * as_dtype(size, idtype) + r, tirx.BufferLoad(at.var, [p, q, e])]
+        body = under([tirx.EQ(mine, as_dtype(1, idtype))], self.rewritten(it.body, position, here))
+        init = None if it.init is None else self.rewritten(it.init, position, here)
+        made = [Loop(panels, [p], "S"), Loop(pattern, [q], "R"), Loop(entry, [e], "R"),
+                Loop(row, [r], "S")]  # fmt: skip
+        iteration = changed(it, [*made, *self.rest], body=body, init=init)
+        func = replaced(
+            WHO, self.moved_function(), it, iteration, axes=self.axes, buffers=self.buffers,
+            params=self.params, trusted=False,
+        )  # fmt: skip
+        func = with_fact(func, "inside", buffer=order.name, axis=self.positions.name)
+        return func, [handle_of(iteration, loop) for loop in made]
+
+    def _panels(self) -> Axis:
+        how = {"m": self.named(self.row.length), "rows": self.size}
+        count = self.number("panels_count", {"recipe": recipes.panel_count.__name__, **how})
+        return self.axis("panels", kind="dense_fixed", length=count)
+
+
+def _bit(mask: Any, bit: int, idtype: str) -> Any:
+    return tirx.floormod(tirx.floordiv(mask, as_dtype(1 << bit, idtype)), as_dtype(2, idtype))

@@ -1,0 +1,107 @@
+"""SpMM over panels of rows on a CPU, against float64 sums; and what its loops are made of."""
+
+import re
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetir
+from sparsetir.schedules.operators.problems import Spmm
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.sparse_ir.errors import ScheduleError
+
+RNG = np.random.default_rng(0)
+EXACT = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}
+
+
+def pruned(m, n, density=0.4):
+    """A pattern with an empty row, a full one, and an empty column."""
+    mask = RNG.random((m, n)) < density
+    mask[1:2], mask[4:5], mask[:, 3:4] = False, True, False
+    return sp.csr_array(mask.astype("float32"))
+
+
+def check(matrix, config, feat, dtype="float32", threads=1, idtype=np.int32):
+    """The values that are planned with, then others; infinities and NaN as sums say."""
+    kind = getattr(torch, dtype)
+    b = torch.from_numpy(RNG.standard_normal((matrix.shape[1], feat))).to(kind)
+    b[2:3], b[:, :1] = float("inf"), float("nan")
+    first, other = (torch.from_numpy(RNG.standard_normal(matrix.nnz)).to(kind) for _ in range(2))
+    index = (matrix.indices.astype(idtype), matrix.indptr.astype(idtype))
+    given = sparsetir.SparseMatrix.from_csr(index[1], index[0], first, shape=matrix.shape)
+    plan = sparsetir.plan("spmm", given, feat, dtype=dtype, config=config, threads=threads)
+    for values, how in ((first, {}), (other, {"values": other})):
+        out = torch.full((matrix.shape[0], feat), float("nan"), dtype=kind)
+        assert plan(b, out=out, **how) is out
+        exact = sp.csr_array((values.double().numpy(), *index), shape=matrix.shape)
+        with np.errstate(invalid="ignore"):
+            wanted, size = exact @ b.double().numpy(), abs(exact) @ abs(b.double().numpy())
+        found, finite = out.double().numpy(), np.isfinite(wanted)
+        np.testing.assert_array_equal(found[~finite], wanted[~finite])
+        close = EXACT[dtype] * abs(wanted) + 100 * EXACT["float32"] * (size + 1)
+        assert (abs(found[finite] - wanted[finite]) <= close[finite]).all()
+    return plan
+
+
+@pytest.mark.parametrize(
+    ("dtype", "config", "feat", "shape"),
+    [
+        ("float32", PanelRows(4, 64, pack=True), 128, (37, 41)),
+        ("float32", PanelRows(3, 40, 16, 100), 100, (8, 9)),
+        ("float64", PanelRows(5, 16, 8, 24, pack=True, blocks=3), 24, (26, 30)),
+        ("float16", PanelRows(2, 32, 16), 32, (13, 20)),
+        ("bfloat16", PanelRows(4, 7, 4, 7, pack=True), 7, (9, 12)),
+    ],
+    ids=str,
+)
+def test_types_and_tails(dtype, config, feat, shape):
+    check(pruned(*shape), config, feat, dtype, threads=2)
+    check(pruned(0, 5), config, feat, dtype)
+    check(sp.csr_array((6, 9), dtype="float32"), config, feat, dtype)
+
+
+def test_int64():
+    check(pruned(11, 16), PanelRows(4, 16, parallel=False), 16, idtype=np.int64)
+
+
+def test_values_of_a_run_take_rows():
+    """To bring them into the order of panels would take longer than what panels save."""
+    config = PanelRows(4, 32, pack=True, blocks=2)
+    assert config.unpacked == RowBlocks(32, 16, None, True, True, 0, 1, 2)
+    assert config.compiled == PanelRows(4, 32, pack=True)
+
+
+def test_sums_stay_in_registers():
+    """Each pattern has one loop; a row of B is loaded once in it for all of the pattern's rows."""
+    config = PanelRows(4, 64, 16, 64, pack=True, parallel=False)
+    plan = sparsetir.plan(
+        "spmm", pruned(16, 16), 64, config=config, target={"kind": "llvm", "mcpu": "cascadelake"}
+    )
+    text = plan.kernel.source("asm")
+    assert text.count("vfmadd") == 4 * 32  # 15 patterns of 32 rows in all, by 4 vectors
+    loops = re.split(r"^\.LBB\S+:", re.sub(r"^\.Ltmp.*\n", "", text, flags=re.M), flags=re.M)
+    found = [body for body in loops if "vfmadd" in body]
+    # Two registers of a vector hold one feature of a row of B each; nothing is stored between.
+    assert len(found) == 15
+    for body in found:
+        products = body.count("vfmadd")
+        loads = len(re.findall(r"^\tv(?:movu|mova|fmadd\w)\S*\s.*\(", body, flags=re.M))
+        assert (loads, body.count("vbroadcastss")) == (4, products // 4)
+        assert not re.search(r"vmov\w+\s+%zmm\d+, .*\(", body.split("vfmadd")[-2])
+
+
+def test_refusals():
+    for fields, message in (
+        ({"rows": 1}, "PanelRows: argument 'rows': expected 2 to 6, got 1"),
+        ({"rows": 7}, "PanelRows: argument 'rows': expected 2 to 6, got 7"),
+        ({"blocks": 0}, "PanelRows: argument 'blocks': expected 1 or more, got 0"),
+        ({"lanes": 3}, "'lanes': expected a power of two"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            PanelRows(**fields)
+    with pytest.raises(ScheduleError, match="PanelRows.tiles: argument 'feat': .* multiples of 64"):
+        PanelRows().tiles(100)
+    assert Spmm().reduce == "sum"

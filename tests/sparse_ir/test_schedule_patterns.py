@@ -1,0 +1,125 @@
+"""patterns: what it makes, that it means the same, and what it refuses."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm_ffi
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sparsetir
+from positions_common import positive
+from programs import PROGRAMS, tolerance
+from sparsetir import ScheduleError
+from sparsetir.sparse_ir import pattern_recipes as recipes
+from sparsetir.sparse_ir.assumptions import accessed_inside
+from sparsetir.sparse_ir.nodes import sparse_iterations
+
+NAMES = ["spmv", "spmm", "row_sum", "row_max"]
+
+
+def in_patterns(func: Any, size: int) -> tuple[Any, Any, list[Any]]:
+    """A schedule of a program of one iteration, whose first loops are over rows and columns."""
+    sch = sparsetir.Schedule(func)
+    (it,) = sparse_iterations(func)
+    ref = sch.get_sparse_iteration(it.name)
+    rows, columns, *_ = sch.get_sp_iters(ref)
+    return sch, ref, sch.patterns(rows, columns, size)
+
+
+@pytest.mark.parametrize(("name", "size"), list(zip(NAMES, (2, 3, 4, 5), strict=True)))
+def test_the_result_stays(name: str, size: int) -> None:
+    """Interpreted and compiled on every case; the text parses back and the trace replays."""
+    func = PROGRAMS[name].make("float32", "int32")
+    sch, _, _ = in_patterns(func, size)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
+    assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
+    kernel = sparsetir.build(sch)
+    program = PROGRAMS[name]
+    for case in program.cases:
+        want = program.inputs(np.random.default_rng(1), case, "float32", "int32")
+        others = [_copied(want), _copied(want)]
+        sparsetir.interpret(func, want)
+        sparsetir.interpret(sch.func, others[0])
+        kernel(**others[1])
+        for output in program.outputs:
+            for got in others:
+                np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
+
+
+def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    m=st.integers(0, 20), n=st.integers(0, 12), density=st.floats(0, 1), rows=st.integers(2, 8),
+    seed=st.integers(0, 99), wide=st.sampled_from((1, 1000)),
+)  # fmt: skip
+def test_each_element_is_in_its_pattern_once(
+    m: int, n: int, density: float, rows: int, seed: int, wide: int
+) -> None:
+    """Also with so many columns that there is no table of all of them."""
+    a = sp.csr_array(np.random.default_rng(seed).random((m, n)) < density)
+    n, indptr, indices = n * wide, a.indptr.astype("int32"), (a.indices * wide).astype("int32")
+    entries = recipes.pattern_entries(indptr, indices, n, rows)
+    ptr = recipes.entry_ptr(entries, n, recipes.panel_count(m, rows), rows)
+    order = recipes.pattern_order(indptr, indices, entries, ptr, n, rows)
+    assert sorted(order) == [*range(a.nnz)]
+    values, at = recipes.value_ptr(ptr, rows), recipes.entry_columns(entries, n)
+    patterns = (1 << rows) - 1
+    assert len(ptr) == recipes.panel_count(m, rows) * patterns + 1 and ptr[-1] == len(at)
+    row_of = np.repeat(np.arange(m), np.diff(indptr))
+    for group in range(len(values)):
+        panel, pattern = divmod(group, patterns)
+        held = [r for r in range(rows) if pattern + 1 >> r & 1]
+        columns = at[ptr[group] : ptr[group + 1]]
+        assert (np.diff(columns) > 0).all()
+        for e, column in enumerate(columns):
+            here = order[values[group] + e * len(held) :][: len(held)]
+            assert indices[here].tolist() == [column] * len(held)
+            assert row_of[here].tolist() == [panel * rows + r for r in held]
+
+
+def test_values_are_packed_in_the_order_of_computation() -> None:
+    func = PROGRAMS["spmm"].make("float32", "int32")
+    sch, ref, _ = in_patterns(func, 4)
+    with pytest.raises(ScheduleError, match="pack: argument 'buffer': expected a parameter"):
+        sch.pack("C", ref)
+    name = sch.pack("A", ref)
+    assert (name, "I_J") in accessed_inside(sch.func)
+    assert "A[" not in sch.func.script().split("T.sp_iter")[1]
+    # Without guards: neither where values are nor which column an entry is of is in doubt.
+    text = sch.lower().mod.script()
+    assert text.count("if_then_else(") == text.count("if_then_else(vi_panel * 4 + vi_row < m, C[")
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "message"),
+    [
+        ("spmm", 1, "'size': expected 2 to 8 rows, got 1"),
+        ("spmm", 9, "'size': expected 2 to 8 rows, got 9"),
+        ("spmm", True, "'size': expected 2 to 8 rows, got True"),
+        ("sddmm", 4, "expected a spatial loop over a dense axis and a reduction over"),
+    ],
+)
+def test_refusals(name: str, size: Any, message: str) -> None:
+    func = PROGRAMS[name].make("float32", "int32")
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        sch = sparsetir.Schedule(func)
+        it = next(iter(sparse_iterations(func)))
+        rows, columns, *_ = sch.get_sp_iters(sch.get_sparse_iteration(it.name))
+        sch.patterns(rows, columns, size)
+
+
+def test_conditions_of_the_body_stay() -> None:
+    a = sp.random_array((30, 20), density=0.3, format="csr", rng=0)
+    a.data -= 0.5
+    sch, _, _ = in_patterns(positive, 4)
+    arguments = {"a": a.data.astype("float32"), "out": np.full(30, np.nan, "float32")}
+    arguments |= {"indptr": a.indptr.astype("int32"), "indices": a.indices.astype("int32")}
+    sparsetir.interpret(sch.func, {**arguments, "m": 30, "n": 20, "nnz": a.nnz})
+    np.testing.assert_allclose(arguments["out"], np.maximum(a.toarray(), 0).sum(1), rtol=1e-5)
