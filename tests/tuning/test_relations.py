@@ -96,7 +96,7 @@ def test_what_is_tried_is_right(tmp_path):
     """The plain program with the arguments of a search, by the ends of the space."""
     space = relational_request(A, 32, feat_in=8, threads=2).choices()
     assert {n for n, values in space.items() if len(values) > 1} == {
-        "rows", "tile", "cost", "cache", "prefetch", "threads",
+        "rows", "tile", "cost", "cache", "prefetch", "threads", "packed", "ahead",
     }  # fmt: skip
     task = of_relations(A, 32, feat_in=8, threads=2, target="llvm").tuned.task
     assert isinstance(task, ProgramTask)
