@@ -56,3 +56,9 @@ def test_what_is_measured(kept):
     found = waking.measure(2)
     assert found["waking"] > 0 and waking.LEAST <= found["work"] <= waking.MOST
     assert 1e-12 < found["multiplication"] < 1e-7
+
+
+def test_one_thread_wakes_none(monkeypatch):
+    monkeypatch.setattr(waking, "work_of_threads", lambda threads, work: 1000)
+    assert [waking.pays(2, work) for work in (999, 1000)] == [False, True]
+    assert not waking.pays(1, 10**9)

@@ -22,7 +22,7 @@ from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.fingerprint import cpu_model
 from sparsetir.tuning.records import default_path
 
-__all__ = ["measure", "work_of_threads"]
+__all__ = ["measure", "pays", "work_of_threads"]
 
 # Multiplications below which waking pays on no machine, and above which it does on each.
 LEAST, MOST = 1 << 16, 1 << 24
@@ -31,6 +31,11 @@ FEW, MANY = 64, 26_000  # elements: no work to speak of, and some tens of micros
 ROUNDS = 300
 PAUSE = 50e-6  # seconds between calls, after which a worker sleeps
 _measuring = False
+
+
+def pays(threads: int, work: int) -> bool:
+    """Whether to wake the other threads, if there are any, for so many multiplications."""
+    return threads > 1 and work >= work_of_threads(threads, work)
 
 
 def work_of_threads(threads: int, work: int) -> int:

@@ -107,7 +107,7 @@ def test_features_of_any_number_and_threads(monkeypatch):
     """Several vectors, parts of them; many rows of a relation, of which pieces are made."""
     from sparsetir.ops import relations, rgms_kernels
 
-    monkeypatch.setattr(rgms_kernels, "WORK_OF_THREADS", 0)
+    monkeypatch.setattr(rgms_kernels, "pays", lambda *_: True)
     monkeypatch.setattr(rgms_kernels, "default_threads", lambda: 2)
     monkeypatch.setattr(relations, "CHUNKS_OF_PIECE", 2)
     ops.clear_cache()  # which may hold pieces of another size

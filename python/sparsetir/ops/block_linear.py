@@ -31,7 +31,7 @@ from sparsetir.schedules.templates import block_linear as template
 from sparsetir.schedules.templates.block_linear import BlockTile
 from sparsetir.schedules.templates.spmm_tensor_cores import apply as tensor_cores
 from sparsetir.schedules.templates.spmm_tensor_cores import for_format
-from sparsetir.schedules.versions import WORK_OF_THREADS
+from sparsetir.waking import pays
 
 __all__ = ["block_linear", "block_outer"]
 
@@ -87,7 +87,7 @@ def _structure(indptr: Tensor, indices: Tensor, columns: int) -> Structure:
 def _run(structure: Structure, problem: Any, tokens: int, arrays: dict[str, Tensor]) -> None:
     """Run a kernel on arrays that fit."""
     work = structure.nnz * problem.rows * problem.cols * tokens
-    parallel = default_threads() > 1 and work >= WORK_OF_THREADS
+    parallel = pays(default_threads(), work)
     target = target_of(structure.device)
     config = BlockTile.for_block(problem, vector_bits(target), tokens, parallel)
     kernel = compiled(

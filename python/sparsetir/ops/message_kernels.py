@@ -26,6 +26,7 @@ from sparsetir.schedules.templates import (
     messages,
 )
 from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.waking import pays
 
 __all__ = [
     "EXPONENTIAL",
@@ -37,8 +38,6 @@ __all__ = [
     "softmax_backward",
 ]
 
-# Multiplications that take about as long as to wake the other threads.
-WORK_OF_THREADS = 1 << 20
 BLOCKS_PER_THREAD = 8
 # Features of a GPU thread at a time.
 GPU_TILE = 4
@@ -217,7 +216,7 @@ class _Run:
 
 def is_parallel(work: int) -> bool:
     """Whether to wake the other threads of a CPU for so many multiplications."""
-    return _threads() > 1 and work >= WORK_OF_THREADS
+    return pays(_threads(), work)
 
 
 @cache

@@ -37,7 +37,7 @@ from sparsetir.schedules.search.choose_rgms import choose_rgms, lanes_of, whole_
 from sparsetir.schedules.templates import rgms as template
 from sparsetir.schedules.templates import rgms_backward
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
-from sparsetir.schedules.versions import WORK_OF_THREADS
+from sparsetir.waking import pays
 
 __all__ = ["of_edges", "of_nodes", "of_weights"]
 
@@ -228,7 +228,7 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
         bool(blocks),
     )  # fmt: skip
     threads, target = default_threads(), target_of(relations.device)
-    parallel = threads > 1 and len(rows.rows) * prod(blocks) * feat_in * feat >= WORK_OF_THREADS
+    parallel = pays(threads, len(rows.rows) * prod(blocks) * feat_in * feat)
     # All but whole vectors are powers of two.
     lanes = min(lanes_of(rgms.Rgms(DTYPES[dtype]), target), feat_in, feat)
     vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
