@@ -15,14 +15,57 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     flat_axes,
     map_expr,
+    nodes_of,
     same_indices,
     sparse_iterations,
     substitute,
 )
 from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.loops import Loop, fresh_name
+from sparsetir.sparse_ir.schedule.loops import Loop, fresh_name, loops_of
 
-__all__ = ["Elements"]
+__all__ = ["Elements", "check_alone", "other_loops", "rows_and_columns"]
+
+
+def rows_and_columns(
+    cut: Cut, rows: Loop, columns: Loop, unique: bool = False
+) -> tuple[Axis, Axis]:
+    """The axes of two loops: spatial over a dense one, a reduction over what its rows store.
+
+    unique : whether a column may be stored once only in a row
+
+    Others are refused.
+    """
+    row, column = rows.node, columns.node
+    if (
+        isinstance(row, Axis)
+        and row.kind == "dense_fixed"
+        and isinstance(column, Axis)
+        and column.kind == "sparse_variable"
+        and (column.unique or not unique)
+        and column.parent.name == row.name
+        and (rows.kinds, columns.kinds) == ("S", "R")
+    ):
+        return row, column
+    cut.refuse(
+        "expected a spatial loop over a dense axis and a reduction over a sparse_variable "
+        f"axis under it, got '{rows.name}' and '{columns.name}'"
+    )
+
+
+def check_alone(cut: Cut, it: SparseIteration) -> None:
+    """Refuse iterations that have others in them, and those with annotations."""
+    if nodes_of(SparseIteration, it.body) or it.annotations:
+        cut.refuse("expected an iteration without nested ones and annotations")
+
+
+def other_loops(cut: Cut, it: SparseIteration, rows: Loop, columns: Loop) -> list[Loop]:
+    """The loops beside two, over dense axes, of an iteration that stands alone."""
+    check_alone(cut, it)
+    rest = [x for x in loops_of(it) if x.axes not in (rows.axes, columns.axes)]
+    for loop in rest:
+        if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
+            cut.refuse(f"expected other loops over dense axes, got '{loop.name}'")
+    return rest
 
 
 class Elements(Cut):

@@ -49,12 +49,11 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     buffer_var,
-    nodes_of,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.reduction import reduction_of, under
 from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.elements import Elements
+from sparsetir.sparse_ir.schedule.elements import Elements, other_loops, rows_and_columns
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -97,30 +96,11 @@ class _Patterns(Elements):
         self, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, size: int
     ) -> None:
         cut = Cut(WHO, func, it, rows)
-        row, column = rows.node, columns.node
-        fits = (
-            isinstance(row, Axis)
-            and row.kind == "dense_fixed"
-            and isinstance(column, Axis)
-            and column.kind == "sparse_variable"
-            and column.unique
-            and column.parent.name == row.name
-            and (rows.kinds, columns.kinds) == ("S", "R")
-        )
-        if not fits:
-            cut.refuse(
-                "expected a spatial loop over a dense axis and a reduction over a sparse_variable "
-                f"axis under it, got '{rows.name}' and '{columns.name}'"
-            )
+        row, column = rows_and_columns(cut, rows, columns, unique=True)
         reduction = reduction_of(it.body)
         if reduction is None:
             cut.refuse("expected a body of the form X[..] = X[..] + term (or *, max, min)")
-        if nodes_of(SparseIteration, it.body) or it.annotations:
-            cut.refuse("expected an iteration without nested ones and annotations")
-        self.rest = [x for x in loops_of(it) if x.axes not in (rows.axes, columns.axes)]
-        for loop in self.rest:
-            if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
-                cut.refuse(f"expected other loops over dense axes, got '{loop.name}'")
+        self.rest = other_loops(cut, it, rows, columns)
         super().__init__(WHO, func, it, rows, [row, column], [rows.var, columns.var])
         self.size = size
 

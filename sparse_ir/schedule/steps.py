@@ -34,13 +34,12 @@ from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
-    nodes_of,
 )
 from sparsetir.sparse_ir.position_recipes import last_of, row_lasts, tile_ptr
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.reduction import reduction_of, under, where
 from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.elements import Elements
+from sparsetir.sparse_ir.schedule.elements import Elements, check_alone
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -93,8 +92,7 @@ class _Steps(Elements):
                 "expected a body of the form X[..] = X[..] + term (or *, max, min), which can be "
                 "without a term"
             )
-        if nodes_of(SparseIteration, it.body) or it.annotations:
-            cut.refuse("expected an iteration without nested ones and annotations")
+        check_alone(cut, it)
         self.place, self.lanes, self.reduction = place, lanes, reduction
         super().__init__(WHO, func, it, loop, [row, column], [own[0].var, loop.var])
 
