@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm, in_csr
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.sddmm import program as sddmm_operator
 from sparsetir.schedules.operators.spmm import program as spmm_operator
 from sparsetir.schedules.operators.spmv import program as spmv_operator
@@ -16,6 +17,7 @@ from sparsetir.schedules.templates import (
     decomposed,
     rgms,
     rgms_gpu,
+    rgms_gradients_gpu,
     rgms_tensor_cores,
     sddmm,
     sddmm_gpu,
@@ -39,9 +41,9 @@ class Template:
 
     program : (problem, config) -> stage-I function
     apply : (Schedule of that function, config), which schedules it by primitives, in both stages
-    problem : Spmm, Sddmm or Rgms
+    problem : Spmm, Sddmm, Rgms or RgmsGradient
     arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR. Of
-        Rgms a Pattern of three axes is given
+        the last two a Pattern of three axes, or a RelationPattern, is given
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
@@ -91,6 +93,10 @@ TEMPLATES: dict[type, Template] = {
     rgms_tensor_cores.RelationalTensorCores: Template(
         rgms_tensor_cores.program, rgms_tensor_cores.apply, Rgms, rgms_tensor_cores.arrange,
         gpu=True,
+    ),
+    rgms_gradients_gpu.GradientTiles: Template(
+        rgms_gradients_gpu.program, rgms_gradients_gpu.apply, RgmsGradient,
+        rgms_gradients_gpu.arrange, gpu=True,
     ),
     decomposed.Decomposed: Template(
         decomposed.program, decomposed.apply, Spmm, decomposed.arrange, gpu=None
