@@ -21,6 +21,7 @@ from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates import (
     block_attention,
@@ -35,6 +36,7 @@ from sparsetir.schedules.templates.block_attention_gpu import WarpTiles
 from sparsetir.schedules.templates.block_sddmm_gpu import BlockSddmm
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms_gpu import RelationalRows
+from sparsetir.schedules.templates.rgms_gradients_gpu import GradientTiles
 from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
@@ -105,8 +107,16 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
 
 
 def relational() -> dict[str, tuple[Any, Any]]:
-    """Relational gather-matmul-scatter, and a convolution: bucket 0 without weights."""
+    """Relational gather-matmul-scatter, and a convolution: bucket 0 without weights; gradients."""
     found: dict[str, tuple[Any, Any]] = {}
+    for edges, what in ((False, "relations"), (True, "edges")):
+        for dtype in ("float32", "float16", "bfloat16"):
+            values = None if edges or dtype == "float32" else "float32"
+            problem = RgmsGradient(dtype, weighted=not edges, values=values, edges=edges)
+            for feat in (32, 128):
+                how = {"rows": 64, "cores": dtype != "float32"}
+                tiles = GradientTiles.for_features(problem, feat, feat, **how)
+                found[f"rgms gradient of {what} {feat} {dtype}"] = (problem, tiles)
     for what, k, weighted in (("rgms", 5, True), ("convolution", 0, False)):
         for feat in (32, 128):
             config = RelationalRows.for_features(feat, feat, k=k)

@@ -257,10 +257,9 @@ def test_cuda(kind: str, tmp_path: Any) -> None:
     found = compile_cuda(kernel_of(stages, GPU).source("cuda"), tmp_path, "sm_80")
     assert found.spills == 0 and found.registers <= 128
     code = instructions(found.cubin)
-    # Two buckets; 4 warps of 32 by 32 sums, over 64 terms, of which weights have 32 in a visit.
+    # Two buckets; 4 warps of 32 by 32 sums, over 64 terms, in 2 visits that may be written out.
     products = len(re.findall(r"HMMA\.16816\.F32", code))
-    visits = {"cores": (2 * 2 * 2 * 4,), "edges on cores": (2 * 4 * 2 * 4, 2 * 2 * 2 * 4)}
-    assert products in visits.get(kind, (0,))
+    assert products in ((32, 64) if "cores" in kind else (0,))
     assert len(re.findall(r"\bLDGSTS\b", code)) >= 2
 
 

@@ -6,6 +6,7 @@ patterns: rows of each relation, compressed twice (CSF), which the host sorts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -167,19 +168,28 @@ class Relations:
     Index arrays are int32 where that suffices. May be used from several threads at once.
     """
 
-    def __init__(self, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> None:
-        self.n, self.m, self.count = n, m, count
-        self.edges = edge_index.shape[1]
-        self.device = edge_index.device
-        source, target, relation = (x.cpu().numpy() for x in (*edge_index, edge_type))
-        self._pattern = RelationPattern.of(relation, target, source, (count, m, n))
-        self.by_target = RelationRows(self._pattern, self.device)
+    def __init__(
+        self, by_target: RelationRows, by_source: Callable[[], RelationRows], n: int, m: int
+    ) -> None:
+        """Of rows of targets, and of what makes rows of sources of the same edges."""
+        self.n, self.m, self.count = n, m, len(by_target.row_ptr) - 1
+        self.edges, self.device = len(by_target.indices), by_target.indices.device
+        self.by_target, self._by_source = by_target, by_source
         self._shares: dict[Any, Tensor] = {}
+
+    @staticmethod
+    def of(edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> Relations:
+        """Of edges in any order, as :func:`relations_of` takes them."""
+        source, target, relation = (x.cpu().numpy() for x in (*edge_index, edge_type))
+        pattern, device = RelationPattern.of(relation, target, source, (count, m, n)), edge_type.device
+        return Relations(
+            RelationRows(pattern, device), lambda: RelationRows(pattern.transposed(), device), n, m
+        )
 
     @cached_property
     def by_source(self) -> RelationRows:
         """The same edges as elements of the transposed matrices."""
-        return RelationRows(self._pattern.transposed(), self.device)
+        return self._by_source()
 
     def rows(self, transposed: bool) -> RelationRows:
         """Rows of sources, or of targets."""
@@ -225,7 +235,7 @@ def relations_of(
         sizes = {name: check_size(who, name, size) for name, size in sizes.items()}
         check_edges(who, edge_index, m, n, "edge_index")
         _check_types(who, edge_index, edge_type, count)
-        found = keep(key, partial(Relations, **sizes), edge_index, edge_type)
+        found = keep(key, partial(Relations.of, **sizes), edge_index, edge_type)
     return found
 
 

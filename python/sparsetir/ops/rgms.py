@@ -45,10 +45,9 @@ def rgms(
     Gives (num_targets, feat); targets without edges get zeros. Differentiable with respect to x,
     weight and edge_weight any number of times. Sums are in float32, for float64 in float64.
 
-    On a CPU no array has features for each edge, in the gradients neither, and results are the same
-    in each run. On a GPU so it is for the result and the gradient of x, whose kernels add to rows
-    atomically, in any order; tensor cores round what rows gather to 16 bits. Gradients of weight
-    and edge_weight are torch's there, by relation, with features for each edge of one.
+    No array has features for each edge, in the gradients neither. On a CPU results are the same in
+    each run. On a GPU kernels add to results atomically, in any order, and tensor cores round what
+    rows gather to 16 bits; features in blocks are computed block by block there.
 
     What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
     :func:`sparsetir.ops.structure_of` for what is noticed of writing to `edge_index` and
