@@ -164,7 +164,7 @@ class GradientTiles:
         cls, problem: RgmsGradient, feat_in: int, feat: int, k: int = 5, rows: int = 32,
         cores: bool = False,
     ) -> GradientTiles:  # fmt: skip
-        """A configuration for numbers of features: four warps, with up to 32 sums in a thread.
+        """A configuration for numbers of features: four warps or more, few sums in a thread.
 
         cores : on tensor cores
         """
@@ -178,7 +178,9 @@ class GradientTiles:
             down = min(tile[0] // ROWS, 2)
             shares = down, min(4 // down, tile[1] // COLUMNS)
             return cls(**made, shape=None, shares=shares, feat_in=feat_in, feat=feat)
-        sums = math.prod(tile) // max(min(128, math.prod(tile) // 2), math.prod(tile) // 32)
+        # Both factors of edges lie along terms: four of each row and column are in registers, too.
+        places, most = math.prod(tile), 16 if problem.edges else 32
+        sums = places // max(min(128, places // 2), places // most)
         # Two atomic additions of a warp go to each sector of 32 bytes, as of columns two apart.
         across = min(sums, 4) if problem.edges else 2
         return cls(**made, shape=(sums // across, across), feat_in=feat_in, feat=feat)
