@@ -45,12 +45,14 @@ class Chunks:
         chunk_of, place = _repeated(chunks)
         firsts = starts[chunk_of] + place * CHUNK
         self.chunk_ptr = torch.cat([firsts, ends[-1:]]).to(row_ptr.dtype)
-        of_piece, part = _repeated((chunks + CHUNKS_OF_PIECE - 1) // CHUNKS_OF_PIECE)
+        # A relation without rows has a piece without chunks, which is zeros.
+        pieces = ((chunks + CHUNKS_OF_PIECE - 1) // CHUNKS_OF_PIECE).clamp(min=1)
+        of_piece, part = _repeated(pieces)
         before = (chunks.cumsum(0) - chunks)[of_piece]
         begins = before + part * CHUNKS_OF_PIECE
         self.piece_ptr = torch.cat([begins, chunks.sum()[None]]).to(row_ptr.dtype)
         self.relation = of_piece.to(row_ptr.dtype)
-        self.one_each = torch.equal(of_piece, torch.arange(len(chunks), device=row_ptr.device))
+        self.one_each = len(of_piece) == len(chunks)
 
 
 def _repeated(counts: Tensor) -> tuple[Tensor, Tensor]:
