@@ -22,7 +22,13 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import IDTYPES, Problem, made_once, with_parameters
+from sparsetir.schedules.operators.problems import (
+    DTYPES,
+    IDTYPES,
+    Problem,
+    made_once,
+    with_parameters,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -36,7 +42,8 @@ class RgmsBackward(Problem):
     feat_in, feat : of X and of Y
     chunk : rows of a relation in a chunk, at most
     edges : the gradient of A, instead of that of W
-    dtype : of all values, that sums are in
+    dtype : of X, the gradient of Y and W; all else is in the type of sums, float32 (float64 for
+        float64)
     idtype : of the index arrays
     weighted : whether elements have values; that of A asks for none
     in_blocks : whether features are in blocks, of which W has what is on the diagonal; for the
@@ -54,7 +61,7 @@ class RgmsBackward(Problem):
 
     def __post_init__(self) -> None:
         expect_at_least(self, feat_in=1, feat=1, chunk=1)
-        expect_one_of(self, dtype=("float32", "float64"), idtype=IDTYPES)
+        expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
         expect(self, "in_blocks", not (self.in_blocks and self.edges), "False with 'edges'")
 
 
@@ -79,8 +86,8 @@ def program(problem: RgmsBackward) -> SparseFunc:
 
 
 def _weights(problem: RgmsBackward) -> SparseFunc:
-    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
-    weighted, zero = problem.weighted, tirx.const(0.0, problem.dtype)
+    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
+    size, weighted, zero = getattr(T, idtype), problem.weighted, tirx.const(0.0, acc)
 
     @T.prim_func
     def rgms_weights(
@@ -98,12 +105,12 @@ def _weights(problem: RgmsBackward) -> SparseFunc:
         K = T.dense_fixed(problem.feat_in, idtype)
         L = T.dense_fixed(problem.feat, idtype)
         if weighted:
-            A = T.match_sparse_buffer(a, (P, C, I, J), dtype)
+            A = T.match_sparse_buffer(a, (P, C, I, J), acc)
         X = T.match_sparse_buffer(x, (N, K), dtype)
         G = T.match_sparse_buffer(grad, (M, L), dtype)
-        DW = T.match_sparse_buffer(dw, (P, K, L), dtype)
+        DW = T.match_sparse_buffer(dw, (P, K, L), acc)
         ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
-        SUM = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
+        SUM = T.alloc_sparse_buffer((PLACE, K), acc, "local")
         with T.sp_iter([P], "S", "pieces") as [p]:
             with T.sp_iter([K, L], "SS", "clear") as [k, l]:
                 DW[p, k, l] = zero
@@ -111,9 +118,10 @@ def _weights(problem: RgmsBackward) -> SparseFunc:
                 with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
                     SUM[i, k] = zero
                 with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
-                    SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * X[j, k] if weighted else X[j, k])
+                    x_jk = T.meta_var(T.cast(X[j, k], acc))
+                    SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * x_jk if weighted else x_jk)
                 with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]:
-                    DW[p, k, l] = DW[p, k, l] + SUM[i, k] * G[ROW[p, c, i], l]
+                    DW[p, k, l] = DW[p, k, l] + SUM[i, k] * T.cast(G[ROW[p, c, i], l], acc)
 
     func = with_parameters(rgms_weights, {"a": not weighted})
     func, _ = assume(cast(Any, func), "coordinates", buffer="ROW", axis="M")
@@ -121,8 +129,8 @@ def _weights(problem: RgmsBackward) -> SparseFunc:
 
 
 def _weights_in_blocks(problem: RgmsBackward) -> SparseFunc:
-    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
-    weighted, zero = problem.weighted, tirx.const(0.0, problem.dtype)
+    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
+    size, weighted, zero = getattr(T, idtype), problem.weighted, tirx.const(0.0, acc)
 
     @T.prim_func
     def rgms_weights_in_blocks(
@@ -141,12 +149,12 @@ def _weights_in_blocks(problem: RgmsBackward) -> SparseFunc:
         K = T.dense_fixed(problem.feat_in, idtype)
         L = T.dense_fixed(problem.feat, idtype)
         if weighted:
-            A = T.match_sparse_buffer(a, (P, C, I, J), dtype)
+            A = T.match_sparse_buffer(a, (P, C, I, J), acc)
         X = T.match_sparse_buffer(x, (N, B, K), dtype)
         G = T.match_sparse_buffer(grad, (M, B, L), dtype)
-        DW = T.match_sparse_buffer(dw, (P, B, K, L), dtype)
+        DW = T.match_sparse_buffer(dw, (P, B, K, L), acc)
         ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
-        SUM = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
+        SUM = T.alloc_sparse_buffer((PLACE, K), acc, "local")
         with T.sp_iter([P, B], "SS", "pieces") as [p, b]:
             with T.sp_iter([K, L], "SS", "clear") as [k, l]:
                 DW[p, b, k, l] = zero
@@ -154,10 +162,11 @@ def _weights_in_blocks(problem: RgmsBackward) -> SparseFunc:
                 with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
                     SUM[i, k] = zero
                 with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
-                    x_jk = T.meta_var(X[j, b, k])
+                    x_jk = T.meta_var(T.cast(X[j, b, k], acc))
                     SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * x_jk if weighted else x_jk)
                 with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]:
-                    DW[p, b, k, l] = DW[p, b, k, l] + SUM[i, k] * G[ROW[p, c, i], b, l]
+                    g_il = T.meta_var(T.cast(G[ROW[p, c, i], b, l], acc))
+                    DW[p, b, k, l] = DW[p, b, k, l] + SUM[i, k] * g_il
 
     func = with_parameters(rgms_weights_in_blocks, {"a": not weighted})
     func, _ = assume(cast(Any, func), "coordinates", buffer="ROW", axis="M")
@@ -165,8 +174,8 @@ def _weights_in_blocks(problem: RgmsBackward) -> SparseFunc:
 
 
 def _edges(problem: RgmsBackward) -> SparseFunc:
-    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
-    zero = tirx.const(0.0, problem.dtype)
+    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
+    size, zero = getattr(T, idtype), tirx.const(0.0, acc)
 
     @T.prim_func
     def rgms_edges(
@@ -188,19 +197,20 @@ def _edges(problem: RgmsBackward) -> SparseFunc:
         X = T.match_sparse_buffer(x, (N, K), dtype)
         W = T.match_sparse_buffer(w, (R, L, K), dtype)
         G = T.match_sparse_buffer(grad, (M, L), dtype)
-        DA = T.match_sparse_buffer(da, (P, C, I, J), dtype)
+        DA = T.match_sparse_buffer(da, (P, C, I, J), acc)
         REL = T.match_sparse_buffer(relation, (P,), idtype)
         ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
-        TURNED = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
+        TURNED = T.alloc_sparse_buffer((PLACE, K), acc, "local")
         with T.sp_iter([P, C], "SS", "chunks") as [p, c]:
             with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
                 TURNED[i, k] = zero
             with T.sp_iter([I, K, L], "SSR", "turned") as [i, k, l]:
-                TURNED[i, k] = TURNED[i, k] + W[REL[p], l, k] * G[ROW[p, c, i], l]
+                g_il = T.meta_var(T.cast(G[ROW[p, c, i], l], acc))
+                TURNED[i, k] = TURNED[i, k] + T.cast(W[REL[p], l, k], acc) * g_il
             with T.sp_iter([I, J, K], "SSR", "dots") as [i, j, k]:
                 with T.init():
                     DA[p, c, i, j] = zero
-                DA[p, c, i, j] = DA[p, c, i, j] + X[j, k] * TURNED[i, k]
+                DA[p, c, i, j] = DA[p, c, i, j] + T.cast(X[j, k], acc) * TURNED[i, k]
 
     func, _ = assume(cast(Any, rgms_edges), "coordinates", buffer="ROW", axis="M")
     func, _ = assume(cast(Any, func), "coordinates", buffer="REL", axis="R")

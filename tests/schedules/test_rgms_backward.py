@@ -40,9 +40,10 @@ def arguments(problem: RgmsBackward, density: float = 0.4) -> tuple[dict[str, An
     shapes = {"x": (N, problem.feat_in), "grad": (M, problem.feat)}
     shapes |= {"w": (RELATIONS, problem.feat, problem.feat_in)} if problem.edges else {}
     shapes |= {"a": (int(mask.sum()),)} if problem.weighted and not problem.edges else {}
-    args |= {k: rng.uniform(-1, 1, shape).astype(problem.dtype) for k, shape in shapes.items()}
+    types = {k: problem.accumulator if k == "a" else problem.dtype for k in shapes}
+    args |= {k: rng.uniform(-1, 1, shape).astype(types[k]) for k, shape in shapes.items()}
     out = (int(mask.sum()),) if problem.edges else (len(relation), problem.feat_in, problem.feat)
-    args["da" if problem.edges else "dw"] = np.full(out, np.nan, problem.dtype)
+    args["da" if problem.edges else "dw"] = np.full(out, np.nan, problem.accumulator)
     return args, mask
 
 
@@ -83,6 +84,13 @@ def test_scheduled(edges: bool, sizes: tuple[int, int], config: ChunkTiles) -> N
     check(problem, lower_template(template, problem, config))
 
 
+@pytest.mark.parametrize("edges", [False, True])
+def test_operands_of_16_bits(edges: bool) -> None:
+    """As they are, with sums in float32."""
+    problem = RgmsBackward(32, 16, CHUNK, edges, "float16", weighted=not edges)
+    check(problem, lower_template(template, problem, ChunkTiles(16, 4, 2)))
+
+
 def test_no_elements() -> None:
     problem = RgmsBackward(4, 48, CHUNK, weighted=False)
     check(problem, lower_template(template, problem, ChunkTiles(4, 3)), density=0)
@@ -120,7 +128,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ValueError, match="argument 'in_blocks': expected False with 'edges'"):
         RgmsBackward(4, 4, edges=True, in_blocks=True)
     with pytest.raises(ValueError, match="RgmsBackward: argument 'dtype': expected one of float32"):
-        RgmsBackward(4, 4, dtype="float16")
+        RgmsBackward(4, 4, dtype="int8")
     with pytest.raises(ValueError, match="RgmsBackward: argument 'chunk': expected 1 or more"):
         RgmsBackward(4, 4, 0)
     with pytest.raises(ValueError, match="ChunkTiles: argument 'lanes': expected a power of two"):

@@ -6,8 +6,8 @@ whose results are added up: what there is of a result depends on the graph. Elem
 in the order of the rows of relations. Results are rounded once.
 
 Kernels take types of 16 bits as they are: CPUs in float32, GPUs on tensor cores where there are
-any, which round sums of what a row gathers. Where products come first, and for gradients for
-weights on CPUs, operands become float32 beforehand.
+any, which round sums of what a row gathers. Where products come first, operands become float32
+beforehand.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def of_nodes(
     x = x.unflatten(1, (*blocks, feat_in)) if blocks else x
     if first is None:
         return _sums(rows, m, x, weight, values).flatten(1).to(dtype)
-    x = _padded(x)
-    weight = _padded(weight, x.shape[-1])
+    x = _padded(_wide(x))
+    weight = _padded(_wide(weight), x.shape[-1])
     of_sums = of_others = None
     if values is not None:
         of_sums, of_others = first.values(values, relations.lasts(values))
@@ -161,7 +161,8 @@ def of_weights(
     if blocks:
         x, grad = x.unflatten(1, (blocks, feat_in)), grad.unflatten(1, (blocks, feat))
     x, grad, chunks = _padded(x), _padded(grad), relations.by_target.chunks
-    parts = x.new_empty(len(chunks.relation), *dims, x.shape[-1], grad.shape[-1])
+    shape = len(chunks.relation), *dims, x.shape[-1], grad.shape[-1]
+    parts = x.new_empty(shape, dtype=_widened(dtype))
     arrays = _weighted({"x": x, "grad": grad, "dw": parts}, values)
     _run_chunks(relations, False, arrays)
     if not chunks.one_each:
@@ -271,8 +272,8 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _padded(x: Tensor, rows: int | None = None) -> Tensor:
-    """With zeros for features that fill vectors, and for as many rows, if given."""
-    x = _wide(x)
+    """As kernels take it, with zeros for features that fill vectors, and for as many rows."""
+    x = x.detach().resolve_neg().contiguous()
     size = whole_vectors(Rgms(DTYPES[x.dtype]), x.shape[-1], target_of(x.device))
     below = 0 if rows is None else rows - x.shape[-2]
     return pad(x, (0, size - x.shape[-1], 0, below)) if size != x.shape[-1] or below else x
