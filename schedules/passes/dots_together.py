@@ -77,8 +77,10 @@ def dots_together(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) ->
         _refuse(nest)
     rows = [uncast(f) for f in added.factors if along in free_vars(f)]
     memory = [x for x in rows if isinstance(x, ir.TensorLoad) and not _is_shared(x)]
-    if len(memory) != 1 or len(rows) != len(added.factors) or along in free_vars(
-        memory[0].indices[0]
+    if (
+        len(memory) != 1
+        or len(rows) != len(added.factors)
+        or along in free_vars(memory[0].indices[0])
     ):
         _refuse(nest)
     size = element_bytes(memory[0].source)

@@ -36,9 +36,7 @@ def space(
     `tune(program(problem), arguments, schedule=apply, space=space(...))` searches them.
     """
     sizes = nnz_rows, feat_in, feat
-    chosen = choose_rgms(
-        problem, *sizes, target, threads, relations, blocks, work_of_threads
-    )
+    chosen = choose_rgms(problem, *sizes, target, threads, relations, blocks, work_of_threads)
     lanes = chosen.lanes
     tried: dict[str, tuple[Any, ...]] = {
         "rows": ROWS,

@@ -4,8 +4,8 @@ Both programs are decomposed into tiles of rows of one relation (3-D hyb), as th
 :mod:`sparsetir.schedules.templates.rgms_gpu` is. A block of threads takes one, with
 
 - of the weights of relations a tile of features of X and of Y: it gathers rows of X, sums them up
-  for each row of the tile in shared memory, copies rows of the gradient of Y beside them, multiplies
-  the two, with sums in registers, and adds these to those of the relation atomically;
+  for each row of the tile in shared memory, copies rows of the gradient of Y beside them,
+  multiplies the two, with sums in registers, and adds these to the relation's atomically;
 - of the weights of edges a tile of features of X: it multiplies rows of the gradient of Y with the
   relation's matrix, puts the products into shared memory, and multiplies each with the rows of X of
   its elements, some neighbouring threads an element; where X has no more than a tile of features,

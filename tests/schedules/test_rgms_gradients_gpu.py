@@ -76,9 +76,7 @@ def arguments(
     return {**args, "out": out, "feat_in": feat_in, "feat": feat}
 
 
-def exact(
-    problem: RgmsGradient, places: Any, relations: int, given: dict[str, Any]
-) -> np.ndarray:
+def exact(problem: RgmsGradient, places: Any, relations: int, given: dict[str, Any]) -> np.ndarray:
     """Of stored elements alone, in float64."""
     r, i, j = places
     x, grad, w = (given[n].astype(float) for n in ("x", "grad", "w"))
@@ -267,7 +265,12 @@ def test_configs() -> None:
     pattern = Pattern(MASKS["mixed"].nonzero(), MASKS["mixed"].shape)
     assert [c.k for c in template.configs(WEIGHTS, pattern, 32, 32)] == [5, 3]
     found = template.configs(HALF, pattern, 32, 32, GPU)
-    assert [(c.k, c.shares is None) for c in found] == [(5, False), (3, False), (5, True), (3, True)]
+    assert [(c.k, c.shares is None) for c in found] == [
+        (5, False),
+        (3, False),
+        (5, True),
+        (3, True),
+    ]
     for problem in KINDS.values():
         for feat_in, feat in itertools.product((1, 7, 16, 20, 33, 100, 200), repeat=2):
             for rows, cores in itertools.product((16, 32, 64), (False, True)):

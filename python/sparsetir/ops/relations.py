@@ -183,7 +183,10 @@ class Relations:
     def of(edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> Relations:
         """Of edges in any order, as :func:`relations_of` takes them."""
         source, target, relation = (x.cpu().numpy() for x in (*edge_index, edge_type))
-        pattern, device = RelationPattern.of(relation, target, source, (count, m, n)), edge_type.device
+        pattern, device = (
+            RelationPattern.of(relation, target, source, (count, m, n)),
+            edge_type.device,
+        )
         return Relations(
             RelationRows(pattern, device), lambda: RelationRows(pattern.transposed(), device), n, m
         )

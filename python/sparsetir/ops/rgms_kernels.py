@@ -158,13 +158,12 @@ def of_weights(
             of_blocks = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), strict=True)
             return torch.stack([of_weights(relations, *b, values) for b in of_blocks], 1)
         return _gradient(relations, (x, grad), values, (feat_in, feat)).to(dtype)
-    if blocks:
-        x, grad = x.unflatten(1, (blocks, feat_in)), grad.unflatten(1, (blocks, feat))
-    x, grad, chunks = _padded(x), _padded(grad), relations.by_target.chunks
+    x, grad = (_padded(y.unflatten(1, (max(blocks, 1), -1))) for y in (x, grad))
+    chunks = relations.by_target.chunks
     shape = len(chunks.relation), *dims, x.shape[-1], grad.shape[-1]
     parts = x.new_empty(shape, dtype=_widened(dtype))
-    arrays = _weighted({"x": x, "grad": grad, "dw": parts}, values)
-    _run_chunks(relations, False, arrays)
+    arrays = {"x": x, "grad": grad, "dw": parts if blocks else parts[:, None]}
+    _run_chunks(relations, False, arrays if values is None else {**arrays, "a": _wide(values)})
     if not chunks.one_each:
         sums = parts.new_zeros(relations.count, *parts.shape[1:])
         parts = sums.index_add_(0, chunks.relation, parts)
@@ -176,20 +175,18 @@ def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> T
 
     weight : as of :func:`of_nodes`
     """
-    if weight.dim() == 4:
-        count = weight.shape[1]
-        of_blocks = zip(x.chunk(count, 1), weight.unbind(1), grad.chunk(count, 1), strict=True)
-        out = _wide(x).new_zeros(relations.edges)
-        for block in of_blocks:
-            out += of_edges(relations, *block)
-        return out
     out = x.new_zeros(relations.edges, dtype=_widened(x.dtype))
     if not x.shape[1] or not grad.shape[1] or not relations.edges:
         return out
+    weight = weight if weight.dim() == 4 else weight[:, None]
+    blocks = weight.shape[1]
     if _is_gpu(x):
-        return _gradient(relations, (x, grad, weight), None, (x.shape[1], grad.shape[1]))
-    x, grad = _padded(x), _padded(grad)
-    turned = _padded(weight.transpose(1, 2), grad.shape[1])
+        parts = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), weight.unbind(1), strict=True)
+        for part in parts:
+            out += _gradient(relations, part, None, (*weight.shape[2:],))
+        return out
+    x, grad = (_padded(y.unflatten(1, (blocks, -1))) for y in (x, grad))
+    turned = _padded(weight.mT, grad.shape[-1])
     _run_chunks(relations, True, {"x": x, "w": turned, "grad": grad, "da": out})
     return out
 
@@ -209,14 +206,13 @@ def _gradient(
 def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
     """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
-    (*blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
+    (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
     dtype = arrays["x"].dtype
     problem = RgmsBackward(
-        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays,
-        bool(blocks),
-    )  # fmt: skip
+        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays
+    )
     threads, target = default_threads(), target_of(relations.device)
-    parallel = pays(threads, len(rows.rows) * prod(blocks) * feat_in * feat)
+    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
     # All but whole vectors are powers of two.
     lanes = min(lanes_of(Rgms(DTYPES[dtype]), target), feat_in, feat)
     vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
@@ -229,10 +225,8 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     sizes = {
         "pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1,
         "nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m, "n": relations.n,
-        "relations": relations.count,
+        "relations": relations.count, "blocks": blocks,
     }  # fmt: skip
-    if blocks:
-        sizes["blocks"] = blocks[0]
     stages = partial(lower_template, rgms_backward, problem, config, target)
     _run(rows, (problem, config), target, stages, arrays, index, sizes)
 
@@ -255,10 +249,6 @@ def _run(
 
 def _is_gpu(x: Tensor) -> bool:
     return is_gpu(target_of(x.device))
-
-
-def _weighted(arrays: dict[str, Tensor], values: Tensor | None) -> dict[str, Tensor]:
-    return arrays if values is None else {**arrays, "a": _wide(values)}
 
 
 def _widened(dtype: torch.dtype) -> torch.dtype:
