@@ -183,8 +183,9 @@ def _read(nest: Nest) -> _Product:
     if not fits or not all(isinstance(x.extent, tirx.IntImm) for x in constant):
         _refuse(nest, "rows, elements, columns, steps and terms, in tiles of constant extents")
     others = [f for n, f in enumerate(added.factors) if n not in (number, sides[0])]
+    steps, terms = loops
     product = _Product(
-        added, rows[0], elements[0], columns[0], *loops, loads[sides[0]], loads[number], others
+        added, rows[0], elements[0], columns[0], steps, terms, loads[sides[0]], loads[number], others
     )
     parts = [{*along, rows[0].loop_var}, {*along, columns[0].loop_var}]
     parts.append({x.loop_var for x in (*rows, *elements, *columns)})

@@ -182,13 +182,15 @@ def unweighted(func: SparseFunc) -> SparseFunc:
     )
 
 
-def _operand(problem: Rgms) -> Operand:
+def _operand(problem: Any) -> Operand:
     return Operand({"A": problem.values or problem.dtype}, ("R", "I", "J"), problem.idtype)
 
 
-def arrange(pattern: RelationPattern | Pattern, problem: Rgms, config: RelationalTiles) -> Arranged:
+def arrange(pattern: RelationPattern | Pattern, problem: Any, config: Any) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
+    problem : of values and indices of its types, a Rgms or of a gradient
+    config : with the format
     pattern : of relations by rows by columns; values are given in the order of its triples, or of
         its coordinates
     """

@@ -183,7 +183,7 @@ def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> T
     if _is_gpu(x):
         parts = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), weight.unbind(1), strict=True)
         for part in parts:
-            out += _gradient(relations, part, None, (*weight.shape[2:],))
+            out += _gradient(relations, part, None, (weight.shape[2], weight.shape[3]))
         return out
     x, grad = (_padded(y.unflatten(1, (blocks, -1))) for y in (x, grad))
     turned = _padded(weight.mT, grad.shape[-1])
