@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, is_choice, is_zero
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart
 from sparsetir.sparse_ir.statements import loop_over, loop_with
@@ -26,6 +26,7 @@ __all__ = [
     "is_one",
     "known_by",
     "step_of",
+    "tile_buffer",
     "tile_nest",
     "uncast",
     "within",
@@ -100,6 +101,11 @@ def step_of(name: str, loops: list[Any], body: Any) -> Any:
     for loop in reversed(loops):
         body = loop_over(fresh[loop.loop_var], loop.extent, body)
     return body
+
+
+def tile_buffer(loops: list[Any], dtype: str, name: str, scope: str) -> Any:
+    """A buffer over loops of constant extents."""
+    return buffer_var([int(x.extent) for x in loops], dtype, name, scope)
 
 
 def at(*loops: Any) -> list[Any]:

@@ -47,13 +47,13 @@ from sparsetir.schedules.passes.atomic_products import (
     cast,
     known_by,
     step_of,
+    tile_buffer,
     tile_nest,
     uncast,
     within,
 )
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.position_space import dtype_of
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import loop_over
@@ -104,10 +104,10 @@ def _tile(p: _Product, block: str) -> Any:
     wide = dtype_of(p.added.place)
     inside = [p.rows, p.elements, p.columns, p.steps, p.terms]
     by_row, by_column = [p.rows, p.columns], [p.columns, p.terms]
-    sums = _buffer(by_row, wide, "products_ws", "local")
-    held = _buffer(by_row, wide, "products", "shared")
-    left = _buffer([p.rows, p.terms], dtype_of(p.left), f"{p.left.source.name}_ws", "shared")
-    matrix = _buffer(by_column, dtype_of(p.matrix), f"{p.matrix.source.name}_ws", "shared")
+    sums = tile_buffer(by_row, wide, "products_ws", "local")
+    held = tile_buffer(by_row, wide, "products", "shared")
+    left = tile_buffer([p.rows, p.terms], dtype_of(p.left), f"{p.left.source.name}_ws", "shared")
+    matrix = tile_buffer(by_column, dtype_of(p.matrix), f"{p.matrix.source.name}_ws", "shared")
 
     def known(*loops: Any) -> list[Any]:
         return known_by(p.added.conditions, [*loops], inside)
@@ -150,10 +150,6 @@ def _tile(p: _Product, block: str) -> Any:
     return block_of(f"{block}_tile", tirx.SeqStmt(parts), [sums, held, left, matrix])
 
 
-def _buffer(loops: list[Any], dtype: str, name: str, scope: str) -> Any:
-    return buffer_var([int(x.extent) for x in loops], dtype, name, scope)
-
-
 def _read(nest: Nest) -> _Product:
     added = atomic_product(nest.body)
     if added is None:
@@ -185,7 +181,15 @@ def _read(nest: Nest) -> _Product:
     others = [f for n, f in enumerate(added.factors) if n not in (number, sides[0])]
     steps, terms = loops
     product = _Product(
-        added, rows[0], elements[0], columns[0], steps, terms, loads[sides[0]], loads[number], others
+        added,
+        rows[0],
+        elements[0],
+        columns[0],
+        steps,
+        terms,
+        loads[sides[0]],
+        loads[number],
+        others,
     )
     parts = [{*along, rows[0].loop_var}, {*along, columns[0].loop_var}]
     parts.append({x.loop_var for x in (*rows, *elements, *columns)})

@@ -55,13 +55,14 @@ from sparsetir.schedules.passes.atomic_products import (
     is_one,
     known_by,
     step_of,
+    tile_buffer,
     tile_nest,
     uncast,
     within,
 )
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var, substitute
+from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import loop_over
@@ -123,10 +124,10 @@ class _Tile:
         place = p.added.place
         self.wide = dtype_of(place)
         source = p.matrix.source
-        self.sums = _buffer([p.rows, p.columns], self.wide, f"{place.source.name}_ws", "local")
-        self.inner = _buffer(p.order, dtype, "gathered_ws", "shared")
+        self.sums = tile_buffer([p.rows, p.columns], self.wide, f"{place.source.name}_ws", "local")
+        self.inner = tile_buffer(p.order, dtype, "gathered_ws", "shared")
         name = f"{source.name}_ws"
-        self.matrix = _buffer([p.terms, p.columns], dtype_of(p.matrix), name, "shared")
+        self.matrix = tile_buffer([p.terms, p.columns], dtype_of(p.matrix), name, "shared")
 
     def body(self) -> Any:
         p = self.product
@@ -193,10 +194,6 @@ class _Tile:
 
     def _nest(self, step: str, loops: list[Any], body: Any) -> Any:
         return step_of(f"{self.block}_{step}", loops, body)
-
-
-def _buffer(loops: list[Any], dtype: str, name: str, scope: str) -> Any:
-    return buffer_var([int(x.extent) for x in loops], dtype, name, scope)
 
 
 def _read(nest: Nest) -> _Product:

@@ -30,6 +30,7 @@ from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.templates.rgms_gpu import RelationalRows
+from sparsetir.schedules.templates.rgms_gradients_gpu import GradientTiles
 from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
@@ -63,6 +64,7 @@ CONFIGS = (
     TiledRelations(48, 32, rows=6, depth=16, ranges=3),
     RelationalRows(3, 16, 32, shape=(1, 4), feat=64),
     RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4)),
+    GradientTiles(3, 64, (32, 32), vectors=(8, 2), shape=None, shares=(1, 2), feat=64),
 )
 
 

@@ -105,9 +105,7 @@ def dots_on_threads() -> Any:
     steps = ["dots_gather", "dots_matrix"]
     for step in steps:
         func = copy_together(func, step, warps=1, vector=4)
-    func = register_tiles(
-        func, "dots_product", ["dots_start", "dots_write"], warps=1, shape=(4, 4)
-    )
+    func = register_tiles(func, "dots_product", ["dots_start", "dots_write"], warps=1, shape=(4, 4))
     func = software_pipeline(func, "dots_visit", steps, stages=2)
     return dots_together(func, "dots_dots", warps=1, vector=4)
 
@@ -168,9 +166,13 @@ def test_dots_of_another_shape() -> None:
         inner_products(products, "sums", outer=1)
     with refused("expected conditions of one factor, or of an element, alone"):
         dots_apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl1"), of=dots))
-    with refused("dots_together: argument 'vector': expected a divisor of 32 neighbours, of at mos"):
+    with refused(
+        "dots_together: argument 'vector': expected a divisor of 32 neighbours, of at mos"
+    ):
         dots_together(dots_apart(), "dots_dots", warps=1, vector=8)
-    with refused("dots_together: argument 'dots': expected a block that adds products of rows, one"):
+    with refused(
+        "dots_together: argument 'dots': expected a block that adds products of rows, one"
+    ):
         dots_together(dots_apart(), "dots_gather", warps=1, vector=4)
 
 

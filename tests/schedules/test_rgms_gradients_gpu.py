@@ -129,7 +129,7 @@ def test_patterns(name: str, kind: str) -> None:
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", by_default(KINDS, "weights", "edges on cores"))
 def test_padding_meets_no_number(kind: str) -> None:
     """What is not finite is where stored elements have it, and nowhere else."""
     problem = KINDS[kind]
@@ -200,7 +200,7 @@ SHAPES = {
 
 
 @requires_cuda_text
-@pytest.mark.parametrize("name", by_turns(SHAPES, 5))
+@pytest.mark.parametrize("name", by_turns(SHAPES, 3))
 def test_shapes_of_tiles(name: str) -> None:
     problem, config = SHAPES[name]
     check(problem, config, MASKS["mixed"], 36, 68)
