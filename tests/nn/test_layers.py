@@ -235,11 +235,24 @@ def test_rgcn(options, aggr, out, dtype):
 @pytest.mark.parametrize("bases", [None, 3])
 @pytest.mark.parametrize("index", ["none", "all", "some"])
 def test_rgcn_without_features(index, bases, aggr):
+    """With more edges than nodes have rows of weights."""
+    assert NODES * RELATIONS < EDGES
     relation = torch.randint(0, RELATIONS, (EDGES,))
     x = {"none": None, "all": torch.arange(NODES), "some": torch.randint(0, 50, (NODES,))}[index]
     options = {"in_channels": 50 if index == "some" else NODES, "out_channels": 4,
                "num_relations": RELATIONS, "num_bases": bases, "aggr": aggr}  # fmt: skip
     same("RGCNConv", options, (x, graph(), relation))
+
+
+@pytest.mark.parametrize("aggr", ["mean", "sum"])
+@pytest.mark.parametrize("index", ["none", "some"])
+def test_rgcn_without_features_of_few_edges(index, aggr):
+    """Rows that no edge asks for are not made of bases."""
+    x = {"none": None, "some": torch.randint(0, 50, (NODES,))}[index]
+    options = {"in_channels": 50 if index == "some" else NODES, "out_channels": 4,
+               "num_relations": 9, "num_bases": 3, "aggr": aggr}  # fmt: skip
+    assert NODES * options["num_relations"] > EDGES
+    same("RGCNConv", options, (x, graph(), torch.randint(0, 9, (EDGES,))))
 
 
 def test_rgcn_bipartite():
