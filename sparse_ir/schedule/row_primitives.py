@@ -74,16 +74,19 @@ class RowPrimitives:
             slices, rows, columns, lanes, longest=longest, window=window, filled=filled
         )
 
-    def patterns(self, rows: SpIter, columns: SpIter, size: int) -> list[SpIter]:
+    def patterns(
+        self, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
+    ) -> list[SpIter]:
         """Go through panels of rows, in each the columns that hold the same of its rows together.
 
         rows, columns : over a dense axis, and the sparse axis under it, a reduction
         size : rows of a panel, 2 to 8
+        by : what code differs by, "pattern" or "count", the number of a pattern's rows
 
         Handles: panels, patterns, entries, rows of a panel. More:
         `help("sparsetir.sparse_ir.schedule.patterns")`.
         """
-        return self._apply(patterns, rows, columns, size)
+        return self._apply(patterns, rows, columns, size, by=by)
 
     def steps(self, columns: SpIter, lanes: int) -> list[SpIter]:
         """Go through what each row stores in steps of so many elements side by side.
