@@ -8,7 +8,6 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -54,6 +53,8 @@ def check(matrix, config, feat, dtype="float32", threads=1, idtype=np.int32):
         ("float64", PanelRows(5, 16, 8, 24, pack=True, blocks=3), 24, (26, 30)),
         ("float16", PanelRows(2, 32, 16), 32, (13, 20)),
         ("bfloat16", PanelRows(4, 7, 4, 7, pack=True), 7, (9, 12)),
+        ("float32", PanelRows(4, 32, 16, compact=True, parallel=False), 64, (37, 41)),
+        ("float64", PanelRows(7, 8, 8, 16, pack=True, blocks=3, compact=True), 16, (26, 30)),
     ],
     ids=str,
 )
@@ -72,6 +73,21 @@ def test_values_of_a_run_take_rows():
     config = PanelRows(4, 32, pack=True, blocks=2)
     assert config.unpacked == RowBlocks(32, 16, None, True, True, 0, 1, 2)
     assert config.compiled == PanelRows(4, 32, pack=True)
+
+
+def test_compact_code_has_a_loop_for_each_number_of_rows():
+    sums = {}
+    for compact in (False, True):
+        config = PanelRows(5, 16, 16, 16, parallel=False, compact=compact)
+        plan = sparsetir.plan(
+            "spmm",
+            pruned(16, 16),
+            16,
+            config=config,
+            target={"kind": "llvm", "mcpu": "cascadelake"},
+        )
+        sums[compact] = plan.kernel.source("asm").count("vfmadd")
+    assert sums == {False: 80, True: 15}  # the rows of 31 patterns, and 1 + 2 + .. + 5
 
 
 def test_sums_stay_in_registers():
@@ -95,8 +111,10 @@ def test_sums_stay_in_registers():
 
 def test_refusals():
     for fields, message in (
-        ({"rows": 1}, "PanelRows: argument 'rows': expected 2 to 6, got 1"),
-        ({"rows": 7}, "PanelRows: argument 'rows': expected 2 to 6, got 7"),
+        ({"rows": 1}, "'rows': expected 2 to 6, or with compact=True 8, got 1"),
+        ({"rows": 7}, "'rows': expected 2 to 6, or with compact=True 8, got 7"),
+        ({"rows": 9, "compact": True}, "PanelRows: argument 'rows': expected 2 to 8, got 9"),
+        ({"feat": 100, "compact": True}, "'tile': expected a divisor of feat = 100, as results of"),
         ({"blocks": 0}, "PanelRows: argument 'blocks': expected 1 or more, got 0"),
         ({"lanes": 3}, "'lanes': expected a power of two"),
     ):
@@ -104,4 +122,5 @@ def test_refusals():
             PanelRows(**fields)
     with pytest.raises(ScheduleError, match="PanelRows.tiles: argument 'feat': .* multiples of 64"):
         PanelRows().tiles(100)
-    assert Spmm().reduce == "sum"
+    with pytest.raises(ScheduleError, match="expected compact=False for float16, which would be"):
+        sparsetir.plan("spmm", pruned(8, 8), 64, dtype="float16", config=PanelRows(4, compact=True))
