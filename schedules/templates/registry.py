@@ -25,6 +25,7 @@ from sparsetir.schedules.templates import (
     spmm_groups,
     spmm_hyb,
     spmm_panels,
+    spmm_panels_gpu,
     spmm_tensor_cores,
     spmv,
 )
@@ -80,6 +81,9 @@ TEMPLATES: dict[type, Template] = {
     spmm_gpu.RowSplit: Template(spmm_operator, spmm_gpu.apply, Spmm, gpu=True),
     spmm_hyb.HybRows: Template(spmm_hyb.program, spmm_hyb.apply, Spmm, spmm_hyb.arrange, gpu=True),
     spmm_groups.Groups: Template(spmm_operator, spmm_groups.apply, Spmm, gpu=True),
+    spmm_panels_gpu.PanelThreads: Template(
+        spmm_operator, spmm_panels_gpu.apply, Spmm, spmm_panels_gpu.arrange, gpu=True
+    ),
     spmm_tensor_cores.TensorCores: Template(
         spmm_tensor_cores.program, spmm_tensor_cores.apply, Spmm, spmm_tensor_cores.arrange,
         gpu=True, configs=spmm_tensor_cores.configs,

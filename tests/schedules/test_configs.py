@@ -39,6 +39,7 @@ from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.templates.spmv import SlicedRows
 
@@ -50,6 +51,7 @@ CONFIGS = (
     RowBlocks(tile=33, lanes=16, feat=33, pack=True, blocks=7),
     BlockRows(BSR(16, 8), 8, 32, blocks=3),
     PanelRows(5, 33, 16, 33, pack=True, blocks=3),
+    PanelThreads(8, 2, True, True, 32, 2, panels=2, feat=70),
     SlicedRows(lanes=8, long=100, packed=False),
     SddmmGroups(16, 8, 3, 40, pack=True),
     RowSplit(row_cache=True, rows_per_block=1, occupancy=None),
