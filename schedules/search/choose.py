@@ -200,9 +200,10 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
         if (config.feat or 0) % config.tile == 0:
             found.append(replace(config, parts=4, prefetch=0))
     sizes = (given.m, given.n, given.nnz, given.feat)
-    if panels_pay(*sizes, lanes) and decomposed.serves(problem) is None:
+    cpu = str(target.attrs.get("mcpu", ""))
+    if panels_pay(*sizes, lanes, cpu) and decomposed.serves(problem) is None:
         sums = SUMS if vector_bits(target) == 512 else FEW_SUMS
-        found.insert(0, panel_rows(_tiled, given, lanes, sums, summed, parallel))
+        found.insert(0, panel_rows(_tiled, given, lanes, sums, summed, parallel, cpu))
     if 1 < given.block and lanes <= given.feat and decomposed.serves(problem) is None:
         fmt = BSR(given.block, given.block)
         found.insert(0, block_rows(problem, given, fmt, True, target))

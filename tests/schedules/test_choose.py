@@ -102,6 +102,13 @@ def test_panels_of_pruned_weights():
     assert narrow == PanelRows(4, 40, 16, 40, pack=True, parallel=False)
     assert choose(Spmm("float64"), replace(PRUNED, bytes=8), CPU).tile == 32
     assert choose(Spmm(), replace(PRUNED, n=2048, nnz=512 * 500), CPU).rows == 5
+    zen = tvm.target.Target({"kind": "llvm", "mcpu": "znver5"})
+    larger = [replace(PRUNED, n=512, nnz=512 * length) for length in (90, 150, 250)]
+    assert [choose(Spmm(), given, zen).rows for given in larger] == [4, 5, 6]
+    assert choose(Spmm(), replace(PRUNED, feat=32), zen).rows == 4
+    large = Statistics(m=65536, n=512, nnz=65536 * 110, feat=512)
+    assert isinstance(choose(Spmm(), large, zen), PanelRows)
+    assert isinstance(choose(Spmm(), large, CPU), RowBlocks)
     small = Statistics(m=256, n=64, nnz=256 * 32, feat=64)
     assert choose(Spmm(), small, CPU).rows == 3
     for rows in (
