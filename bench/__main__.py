@@ -65,6 +65,7 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
         "gpucode", parents=[fixed], help="GPU templates by nvcc: registers, spills, widths of loads"
     )
     code.add_argument("--arch", default="sm_90", help="default: sm_90")
+    code.add_argument("--kernels", default="", help="those whose names hold this (default: all)")
     convert = commands.add_parser(
         "convert", parents=[fixed], help="bring patterns into other formats, beside scipy"
     )

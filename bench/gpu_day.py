@@ -61,6 +61,7 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
         Step("attention", (*bench, "attention", *where, "--target", target, *masks), 0.2),
         Step("load-balance", (*study, "load-balance", *where, "--target", target), 0.15),
         Step("groups", (*study, "groups", *where, "--target", target), 0.15),
+        Step("coarsen", (*study, "coarsen", *where, "--target", target), 0.15),
         Step(
             "tune",
             (

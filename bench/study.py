@@ -8,7 +8,7 @@ import importlib
 from sparsetir.bench.names import STUDIES
 
 GIVEN = ("groups", "relations", "coarsen")
-COUNTED = ("load-balance", "groups", "relations")
+COUNTED = ("load-balance", "groups", "relations", "coarsen")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -113,7 +113,7 @@ def test_gpu_code(tmp_path):
 
     from sparsetir.bench import gpucode
 
-    args = argparse.Namespace(quick=True, arch="sm_90", threads=1, out=tmp_path)
+    args = argparse.Namespace(quick=True, arch="sm_90", kernels="", threads=1, out=tmp_path)
     gpucode.run(args)
     if shutil.which("nvcc") is None:
         pytest.skip("no nvcc")

@@ -296,6 +296,24 @@ def test_coarsen(tmp_path):
     assert len(out["load"]) == 3
 
 
+@requires_cuda_text
+@pytest.mark.slow  # kernels are counted in schedules/test_spmm_panels_gpu.py
+def test_coarsen_counts(tmp_path, capsys):
+    """Panels load a row of B once for all rows of a pattern; those by atomics add."""
+    out = run(tmp_path, "coarsen", counts=True)["results"]
+    assert "Counted, not timed" in capsys.readouterr().out
+    assert [c["sparsity"] for c in out["cells"]] == [0.6, 0.8]
+    for cell in out["cells"]:
+        ways = cell["ways"]
+        assert ways["panels of 4"]["sectors"] < ways["panels of 2"]["sectors"]
+        assert ways["panels of 2"]["sectors"] < ways["rows"]["sectors"]
+        assert [w for w in ways if ways[w]["atomics"]] == [
+            "panels of 4, atomics", "panels of 4, atomics, compact", "table 2"
+        ]  # fmt: skip
+    compiled = [(c["rows"], c["compact"], c["spill_bytes"]) for c in out["compile"]]
+    assert set(compiled) <= {(2, False, 0), (2, True, 0)}
+
+
 def test_layers_of_a_folder(tmp_path):
     """One of each shape and share of zeros; of 60 % by leaving out of 50 %."""
     half = np.tile(np.arange(0, 512, 2, dtype="int32"), 512)
@@ -409,6 +427,15 @@ def test_load_balance_on_a_gpu(device, tmp_path):
             load_balance.ELEMENTS,
             load_balance.HYB,
         ]
+        assert all(t["min"] == 5e-4 for t in cell["ways"].values())
+
+
+def test_coarsen_on_a_gpu(device, tmp_path, capsys):
+    out = run(tmp_path, "coarsen")
+    assert out["gpu"] == "Stand-in" and out["results"]["gpu_times"] == "here"
+    assert len(out["results"]["cells"]) == 4 and "Times as fast" in capsys.readouterr().out
+    for cell in out["results"]["cells"]:
+        assert list(cell["ways"])[-1] == "dense" and len(cell["ways"]) == 8
         assert all(t["min"] == 5e-4 for t in cell["ways"].values())
 
 
