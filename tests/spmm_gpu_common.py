@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
@@ -210,6 +211,19 @@ def scaled_sums(
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * W[k]
 """
+
+
+def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:
+    """Arguments of it, and the result."""
+    matrix, rng = of_mask(MASKS["random"], "int32"), np.random.default_rng(0)
+    (m, n), nnz = matrix.shape, len(matrix.indices)
+    a, w = (rng.random(size, "float32") for size in (nnz, 16))
+    sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
+    args = {
+        "a": a, "w": w, "out": np.full((m, 16), np.nan, "float32"), "indptr": matrix.indptr,
+        "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
+    }  # fmt: skip
+    return args, np.outer(sums, w)
 
 
 class Compiled(NamedTuple):

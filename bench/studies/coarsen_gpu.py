@@ -30,7 +30,7 @@ from sparsetir.schedules.templates.spmm_panels_gpu import MOST_BY_PATTERN, Panel
 
 __all__ = ["run"]
 
-COUNTED_ROWS = 128  # of a layer
+COUNTED_ROWS = 64  # of a layer
 SHAPE = (512, 512)  # of the layer that is counted
 ARCH = "sm_90"
 ROWS = "rows"  # by themselves

@@ -215,17 +215,10 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 @requires_cuda_text
 def test_a_program_of_a_user() -> None:
     """One that gathers nothing."""
-    matrix, rng = of_mask(MASKS["random"], "int32"), np.random.default_rng(0)
-    (m, n), nnz = matrix.shape, len(matrix.indices)
-    a, w = (rng.random(size, "float32") for size in (nnz, 16))
-    sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
-    args = {
-        "a": a, "w": w, "out": np.full((m, 16), np.nan, "float32"), "indptr": matrix.indptr,
-        "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
-    }  # fmt: skip
+    args, wanted = spmm_gpu_common.scaled_sums()
     for way in ("panels", "compact, atomics"):
         out = CudaStages(from_source(SCALED_SUMS), apply, config(way))(args)["out"]
-        np.testing.assert_allclose(out, np.outer(sums, w), rtol=1e-5)
+        np.testing.assert_allclose(out, wanted, rtol=1e-5)
 
 
 def of_the_space(problem: Spmm, feat: int) -> list[PanelThreads]:
