@@ -69,7 +69,7 @@ def test_values_are_rounded_to_bfloat16():
 
 REFUSED = [
     (lambda: PLAN(), TypeError, r"spmm: expected 1 operands \(b\), got 0"),
-    (lambda: PLAN(B[:, :8].copy()), ValueError, r"'b': expected shape \(20, 16\), got \(20, 8\)"),
+    (lambda: PLAN(B[:, :8].copy()), ValueError, r"'b': expected shape \(20, 16\), .*\(20, 8\)"),
     (lambda: PLAN(B.astype("float64")), TypeError, "'b': expected dtype float32, got float64"),
     (lambda: PLAN(B[:, ::-1]), ValueError, "'b': expected a contiguous array"),
     (lambda: PLAN(3), TypeError, "argument 'b': expected a torch, NumPy or TVM array, got int"),

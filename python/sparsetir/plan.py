@@ -20,6 +20,7 @@ from sparsetir.request import refuse_relational, request
 from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
+from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
@@ -104,7 +105,7 @@ def plan(
         wanted.problem, wanted.statistics, wanted.target
     )
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
-        return Plan(wanted, getattr(default, "unpacked", default), "default")  # values of each run
+        return Plan(wanted, _of_each_run(default, wanted.matrix), "default")
     recorded = None if out_dtype is not None else recorded_config(wanted.task())
     if recorded is not None:
         try:
@@ -112,6 +113,12 @@ def plan(
         except Exception as error:  # such as of a template that has changed since
             warn_of_record(recorded, error)  # what else is wrong shows with the default
     return Plan(wanted, default, "default")
+
+
+def _of_each_run(config: Any, pattern: CsrPattern) -> Any:
+    """The config for values of each run, and columns in any order."""
+    config = getattr(config, "unpacked", config)
+    return config.by_rows if isinstance(config, PanelRows) and not pattern.increases else config
 
 
 def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:

@@ -69,6 +69,13 @@ class CsrPattern(_Csr):
         """
         return Pattern.from_csr(*self)
 
+    @cached_property
+    def increases(self) -> bool:
+        """Whether columns do in each row, so that each element is there once."""
+        begins = np.zeros(self.nnz + 1, bool)
+        begins[self.indptr] = True
+        return bool(((self.indices[1:] > self.indices[:-1]) | begins[1:-1]).all())
+
     def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
         """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
         return format.convert(self.coordinates, operand)

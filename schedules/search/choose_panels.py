@@ -31,6 +31,12 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int) -> bool:
       where the matrix, read once for each tile, is larger than the L2 cache
     - 8 %: 1.15 times from 48 elements on with few features, from 128 on with many
     - less: up to 1.25 times as slow, as nearly all patterns hold a single row
+
+    Values of a run, which are read by their places (`packed=False`), against rows with values as
+    they are, on Zen 5 (AVX-512, one thread, float32), DLMC's layers, 32, 128 and 512 features: 1.2
+    to 2.5 times as fast with 50 and 60 % zeros, 1.33 with 70 %, 1.09 with 80 %; panels of three rows
+    0.86 to 0.97 times. To bring values into order in each call takes 1 ns an element, as long as the
+    product itself with 32 features.
     """
     if min(m, n, nnz) <= 0 or feat < 2 * lanes or nnz < USES * n:
         return False

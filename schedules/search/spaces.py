@@ -175,7 +175,7 @@ def _row_blocks(known: list[Any], given: Statistics) -> Branch:
         parallel.insert(0, 0)
 
     def make(tile: int, order: str, prefetch: int, parts: int, blocks: int) -> RowBlocks:
-        whole = feat % tile == 0 and tile % lanes == 0
+        whole = feat % tile == 0 and tile % lanes == 0 and tile != feat
         tiles = -(-feat // tile)
         pack = order == "packed"
         return RowBlocks(

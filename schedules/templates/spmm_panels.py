@@ -25,6 +25,7 @@ from sparsetir.sparse_ir.schedule import Schedule
 __all__ = ["PanelRows", "apply", "arrange"]
 
 MOST_ROWS = 6  # of a panel: 63 loops
+ROWS_UNPACKED = 4  # from which on values are read by their places
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class PanelRows(Tiled):
     pack : copy the tile's features of B together before, in the type of the sums
     blocks : parts of the panels; they and the tiles are divided among the threads; not compiled in
     parallel : use all threads; to wake them takes as long as a small product
+    packed : values come in the order of the panels, in an array of their own; else each is read
+        where it is in the matrix, by its place, and needs no preparation
     """
 
     rows: int = 4
@@ -45,16 +48,27 @@ class PanelRows(Tiled):
     pack: bool = False
     blocks: int = 1
     parallel: bool = True
+    packed: bool = True
 
     def __post_init__(self) -> None:
         expect_integers(self, "rows", "blocks")
         expect_at_least(self, blocks=1)
         expect(self, "rows", 2 <= self.rows <= MOST_ROWS, f"2 to {MOST_ROWS}")
-        _ = self.unpacked  # which checks the others
+        _ = self.by_rows  # which checks the others
 
     @property
-    def unpacked(self) -> RowBlocks:
-        """For values that come with each run: to bring them into the order of panels takes long."""
+    def unpacked(self) -> PanelRows | RowBlocks:
+        """For values that come with each run, in the order of the matrix.
+
+        To read the place of a value takes less than the sums that follow, and what is left of the
+        gain pays where panels have four rows and more (see
+        :mod:`sparsetir.schedules.search.choose_panels`).
+        """
+        return replace(self, packed=False) if self.rows >= ROWS_UNPACKED else self.by_rows
+
+    @property
+    def by_rows(self) -> RowBlocks:
+        """For patterns whose columns are not in order, or there more than once: rows alone."""
         return RowBlocks(
             self.tile, self.lanes, self.feat, self.pack, self.pack, 0, 1, self.blocks, self.parallel
         )  # fmt: skip
@@ -92,7 +106,7 @@ def apply(sch: Schedule, config: PanelRows) -> None:
     total = accumulator(found.dtype)
     held = [rows, *vectors]
     start, reduce, write = sch.precompute(found.result, panels, held, dtype=total)
-    for name in [name for name, axes in over.items() if axes == elements]:
+    for name in [name for name, axes in over.items() if config.packed and axes == elements]:
         sch.pack(name, reduce)
     copies = []
     if config.pack and found.gathered is not None:
@@ -115,9 +129,9 @@ class Panels:
     """A matrix whose rows a kernel has in panels: what a ConvertedFormat says of itself."""
 
     matrix: CsrPattern
+    keeps_order: bool
 
     padding = 0.0
-    keeps_order = False
 
     def values(self, /, **stored: Any) -> Mapping[str, Any]:
         """Values as they are: those in the order of panels are made by the kernel's schedule."""
@@ -128,4 +142,4 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: PanelRows) -> Arranged:
     """CSR as it is, in as many blocks of panels."""
     del problem
     blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
-    return Arranged(Panels(matrix), matrix.arguments(), {"blocks": blocks})
+    return Arranged(Panels(matrix, not config.packed), matrix.arguments(), {"blocks": blocks})

@@ -67,11 +67,34 @@ def test_int64():
     check(pruned(11, 16), PanelRows(4, 16, parallel=False), 16, idtype=np.int64)
 
 
-def test_values_of_a_run_take_rows():
-    """To bring them into the order of panels would take longer than what panels save."""
+def test_values_of_a_run_are_read_by_their_places():
+    """In panels of four rows and more; of fewer, rows by themselves take less time."""
     config = PanelRows(4, 32, pack=True, blocks=2)
-    assert config.unpacked == RowBlocks(32, 16, None, True, True, 0, 1, 2)
+    assert config.unpacked == PanelRows(4, 32, pack=True, blocks=2, packed=False)
+    few = PanelRows(3, 32, pack=True, blocks=2)
+    assert few.unpacked == few.by_rows == RowBlocks(32, 16, None, True, True, 0, 1, 2)
     assert config.compiled == PanelRows(4, 32, pack=True)
+    plan = check(pruned(21, 30), config.unpacked, 64, threads=2)
+    assert not plan.arranges_values and plan.repeats
+
+
+def test_edges_in_any_order():
+    """Operators on torch's tensors take panels where columns increase, and each is there once."""
+    a = pruned(48, 200, 0.45)
+    rows = np.repeat(np.arange(48), np.diff(a.indptr))
+    edges = torch.from_numpy(np.stack([a.indices, rows])).long()
+    b, values = torch.from_numpy(RNG.random((200, 32))), torch.from_numpy(RNG.random(a.nnz))
+    twice = torch.cat([edges, edges[:, -9:]], dim=1), torch.cat([values, values[-9:]])
+    turned = edges.flip(1), values.flip(0)
+    for (given, weights), kind in (
+        ((edges, values), PanelRows), (turned, RowBlocks), (twice, RowBlocks)
+    ):  # fmt: skip
+        found = sparsetir.ops.spmm((given, (200, 48)), b, values=weights)
+        exact = sp.coo_array((weights, tuple(given.flip(0))), (48, 200)) @ b.numpy()
+        np.testing.assert_allclose(found, exact, rtol=1e-12)
+        structure = sparsetir.ops.structure_of(torch.zeros(49), given, 200)
+        made = structure.plan("spmm", 32, torch.float64)
+        assert type(made.config) is kind
 
 
 def test_sums_stay_in_registers():
