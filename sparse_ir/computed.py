@@ -289,11 +289,13 @@ def cache_parts(m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int) 
 
 
 @recipe
-def equal_work(indptr: np.ndarray, parts: int, cost: int) -> np.ndarray:
+def equal_work(indptr: np.ndarray, parts: int, cost: int, ahead: int = 0) -> np.ndarray:
     """(parts + 1,) first rows of blocks with about as much work each.
 
     indptr : (m + 1,) where rows begin
     cost : of a row beside its non-zeros, to begin and to write it
+    ahead : how much more work the first block has, as far as there is as much: what is done of it
+        while the threads of the others wake
 
     What is returned starts at 0, does not decrease, ends at m; with more parts than rows some are
     empty.
@@ -301,7 +303,8 @@ def equal_work(indptr: np.ndarray, parts: int, cost: int) -> np.ndarray:
     _at_least_one("equal_work", parts)
     m = len(indptr) - 1
     work = indptr.astype("int64") + cost * np.arange(m + 1)
-    inner = np.searchsorted(work, work[-1] * np.arange(1, parts) // parts)
+    ahead = min(ahead, work[-1])
+    inner = np.searchsorted(work, ahead + (work[-1] - ahead) * np.arange(1, parts) // parts)
     return np.concatenate([[0], inner, [m]]).astype(indptr.dtype)
 
 

@@ -25,6 +25,7 @@ PERMUTATIONS = (
     "rows_of_slices",
     "long_rows",
     "left_rows",
+    "rows_by_length",
 )
 
 
@@ -154,6 +155,7 @@ _RECIPES: dict[str, Callable[..., Any]] = {
     "entry_columns": _columns,
     "in_order": _same_values,
     "row_order": _rows,
+    "rows_by_length": _rows,
     "rows_of_slices": _some,
     "long_rows": _some,
     "left_rows": _some,

@@ -23,6 +23,7 @@ __all__ = [
     "REDUCTIONS",
     "Arranged",
     "CsrPattern",
+    "InOrder",
     "Problem",
     "Sddmm",
     "Spmm",
@@ -111,6 +112,23 @@ class Stored(Protocol):
     def values(self, /, **stored: Any) -> Mapping[str, Any]:
         """The kernel's arrays of values by parameter, of (nnz,) values of buffers by name."""
         ...
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """CSR that a kernel visits in an order of its own: what a ConvertedFormat says of itself.
+
+    keeps_order : whether it takes values as they are; else its schedule packs them
+    """
+
+    matrix: CsrPattern
+    keeps_order: bool
+
+    padding = 0.0
+
+    def values(self, /, **stored: Any) -> Mapping[str, Any]:
+        """Values as they are."""
+        return self.matrix.values(**stored)
 
 
 class Arranged(NamedTuple):

@@ -16,6 +16,7 @@ from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.search.choose_panels import panel_rows, panels_pay
+from sparsetir.schedules.search.choose_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
@@ -74,6 +75,12 @@ class Statistics:
     def parallel(self) -> bool:
         """Whether to wake the other threads of a CPU."""
         return self.threads > 1 and self.nnz * self.feat >= self.work_of_threads
+
+    @property
+    def ahead(self) -> int:
+        """Elements that a thread adds up while it wakes others, for which waking pays from
+        `work_of_threads` on: as long as that work then takes less time on all of them."""
+        return int(self.work_of_threads * (1 - 1 / self.threads) / self.feat)
 
 
 def choose(problem: Any, given: Statistics, target: Any) -> Any:
@@ -193,7 +200,8 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
         row = config.tile * summed if pack else given.feat * given.bytes
         far = given.n * row > l2_bytes() and config.tile >= 4 * lanes
         blocks = given.threads // gcd(tiles, given.threads)
-        config = replace(config, blocks=blocks, prefetch=PREFETCH if far else 0)
+        ahead = given.ahead if parallel and tiles == 1 else 0
+        config = replace(config, blocks=blocks, prefetch=PREFETCH if far else 0, ahead=ahead)
         found.append(config if parallel else replace(config, blocks=1, parallel=False))
     _, _, narrow, narrowest, _ = found
     degree = given.nnz / max(1, given.n)
@@ -206,6 +214,8 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
         if (config.feat or 0) % config.tile == 0:
             found.append(replace(config, parts=4, prefetch=0))
     sizes = (given.m, given.n, given.nnz, given.feat)
+    if sorting_pays(*sizes, given.bytes, lanes):
+        found.insert(0, sorted_rows(found[0], given, parallel))
     if panels_pay(*sizes, lanes) and decomposed.serves(problem) is None:
         sums = SUMS if vector_bits(target) == 512 else FEW_SUMS
         found.insert(0, panel_rows(_tiled, given, lanes, sums, summed, parallel))

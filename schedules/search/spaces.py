@@ -22,6 +22,7 @@ from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.spmv import serves as slices_serve
 from sparsetir.schedules.search.by_format import MOST_SUMS, is_full, traits_of
 from sparsetir.schedules.search.choose import Statistics, candidates
+from sparsetir.schedules.search.choose_sorted import sorted_choices
 from sparsetir.schedules.search.panel_space import panel_choices
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
@@ -141,7 +142,10 @@ def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> 
     else:
         panels = panel_choices(problem, known, given, _lanes(known))
         by_pattern = None if panels is None else Branch("PanelRows", *panels)
-        branches = [_row_blocks(known, given), _block_rows(known, given), by_pattern, stored]
+        by_length = sorted_choices(known, given)
+        in_order = None if by_length is None else Branch("SortedRows", *by_length)
+        rows = _row_blocks(known, given)
+        branches = [rows, _block_rows(known, given), by_pattern, in_order, stored]
         if given.feat == 1 and slices_serve(problem):
             branches.insert(0, _sliced_rows(known, given))
     return Space((*(b for b in branches if b is not None), *others))
@@ -182,6 +186,7 @@ def _row_blocks(known: list[Any], given: Statistics) -> Branch:
             tile=tile, lanes=lanes, feat=None if whole else feat, pack=pack,
             tiles_first=pack or (order == "tiles" and tiles > 1), prefetch=prefetch, parts=parts,
             blocks=_blocks(blocks, tiles if pack else 1, given.threads), parallel=blocks > 0,
+            ahead=given.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
         )  # fmt: skip
 
     choices = {

@@ -25,6 +25,7 @@ from sparsetir.schedules.templates import (
     spmm_groups,
     spmm_hyb,
     spmm_panels,
+    spmm_sorted,
     spmm_tensor_cores,
     spmv,
 )
@@ -72,6 +73,9 @@ TEMPLATES: dict[type, Template] = {
     ),
     spmm_panels.PanelRows: Template(
         spmm_operator, spmm_panels.apply, Spmm, spmm_panels.arrange
+    ),
+    spmm_sorted.SortedRows: Template(
+        spmm_operator, spmm_sorted.apply, Spmm, spmm_sorted.arrange
     ),
     spmv.SlicedRows: Template(spmv_operator, spmv.apply, Spmm, spmv.arrange, vectors=True),
     sddmm.SddmmGroups: Template(sddmm_operator, sddmm.apply, Sddmm, sddmm.arrange),

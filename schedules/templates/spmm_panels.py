@@ -9,12 +9,16 @@ stay in registers over all patterns. (Albakri and Cheshmi, enumerate-and-sparse-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sparsetir.schedules.arguments import expect, expect_at_least, expect_integers
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.operators.problems import (
+    Arranged,
+    CsrPattern,
+    InOrder,
+    Spmm,
+    accumulator,
+)
 from sparsetir.schedules.passes.one_by_one import one_by_one
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
@@ -124,22 +128,8 @@ def apply(sch: Schedule, config: PanelRows) -> None:
     sch.rewrite(one_by_one, reduce, "I_step")
 
 
-@dataclass(frozen=True)
-class Panels:
-    """A matrix whose rows a kernel has in panels: what a ConvertedFormat says of itself."""
-
-    matrix: CsrPattern
-    keeps_order: bool
-
-    padding = 0.0
-
-    def values(self, /, **stored: Any) -> Mapping[str, Any]:
-        """Values as they are: those in the order of panels are made by the kernel's schedule."""
-        return self.matrix.values(**stored)
-
-
 def arrange(matrix: CsrPattern, problem: Spmm, config: PanelRows) -> Arranged:
     """CSR as it is, in as many blocks of panels."""
     del problem
     blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
-    return Arranged(Panels(matrix, not config.packed), matrix.arguments(), {"blocks": blocks})
+    return Arranged(InOrder(matrix, not config.packed), matrix.arguments(), {"blocks": blocks})
