@@ -35,6 +35,13 @@ def load() -> Any:
     return ctypes.CDLL(path)
 
 
+def version(library: Any) -> str:
+    """What the library says of itself, and of the code that it has for this CPU."""
+    text = ctypes.create_string_buffer(200)
+    library.MKL_Get_Version_String(text, len(text))
+    return text.value.decode(errors="replace").strip()
+
+
 def _check(status: int, what: str) -> None:
     if status:
         raise RuntimeError(f"{what}: status {status}")

@@ -225,6 +225,10 @@ class MKL(Peer):
             pass
         return calls
 
+    def about(self) -> dict[str, Any]:
+        """Its version: MKL may be from outside of this environment, whose packages are known."""
+        return {"version": mkl.version(self.library)}
+
     def release(self) -> None:
         """MKL's copies of the matrix."""
         for handle in self._handles:

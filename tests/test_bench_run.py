@@ -251,6 +251,7 @@ def test_mkl(tmp_path, op):
         library = mkl.load()
     except OSError as error:
         pytest.skip(str(error))
+    assert "Math Kernel Library Version" in mkl.version(library)
     it = case(op)
     for inspect in (True, False):
         handle = mkl.Handle(library, it.matrix, it.feat, inspect)
@@ -394,6 +395,15 @@ def test_summary():
     assert found[2, "yardstick", "all"]["geomean"] == 0.5
     assert found[1, "mkl", "all"]["geomean"] == pytest.approx(8.0)
     assert (1, "mkl", "graph") not in found
+
+
+def test_libraries_that_know_their_version_say_it(capsys):
+    from sparsetir.bench.summary import _show_versions
+
+    told = cell("a", 1.0, 2.0)
+    told["peers"]["mkl"]["about"] = {"version": "MKL 2026.2"}
+    _show_versions([cell("b", 1.0, 2.0), told, told])
+    assert capsys.readouterr().out == "mkl: MKL 2026.2\n"
 
 
 def test_lost_cells_are_named(capsys):
