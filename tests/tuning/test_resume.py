@@ -332,3 +332,12 @@ def test_a_database_that_is_not_there(monkeypatch):
     install(monkeypatch)
     with pytest.raises(RuntimeError, match="argument 'storage': cannot open 'sqlite:////proc/"):
         run("", storage="sqlite:////proc/no/such/folder.db")
+
+
+def test_a_driver_that_is_not_installed(monkeypatch):
+    install(monkeypatch)
+    advice = (
+        r"needs a package: .*sparsetir\[postgresql\]'` and begin it with postgresql\+psycopg://"
+    )
+    with pytest.raises(ValueError, match=advice):
+        run("", storage="postgresql+pg8000://here/trials")
