@@ -11,8 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from sparsetir.bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES, THREADS
+from bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES
 from sparsetir.graphs import KINDS, GraphError
+from sparsetir.measuring.process import THREADS
+from sparsetir.targets import usable_cpus
 
 RESULTS = Path("bench/results")
 GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."
@@ -156,7 +158,7 @@ def _add_sparse_conv(conv: argparse.ArgumentParser) -> None:
         "--points", nargs="+", type=Path, help="npz files with 'points' (default: generated)"
     )
     conv.add_argument("--voxel", type=float, default=0.05, help="of these points (default: 0.05)")
-    conv.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
+    conv.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
     conv.add_argument("--peers", nargs="*", choices=CONVOLUTIONS, help="default: all")
     conv.add_argument("--seconds", type=float, default=2, help="of each comparison (default: 2)")
     conv.add_argument("--plot", action="store_true", help="draw a picture beside the file")
@@ -194,7 +196,7 @@ def _add_study(study: argparse.ArgumentParser) -> None:
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     _add_problems(run, "32 128 512")
-    run.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
+    run.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
     run.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     run.add_argument("--threads", nargs="+", help='all, one or numbers (default: "all and one")')
     run.add_argument("--rounds", type=int, help="turns of each peer and cell (default: 9)")
@@ -216,16 +218,16 @@ def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
     if isinstance(threads, list) or args.command in ("run", "tune"):
         threads = 1  # of this process, which only waits for others
     elif threads is None:
-        args.threads = threads = len(os.sched_getaffinity(0))
+        args.threads = threads = len(usable_cpus())
     wanted = {name: str(threads) for name in THREADS}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Libraries that are loaded by now have read others.
-        command = [sys.executable, "-m", *(run_as or ("sparsetir.bench",)), *words]
+        command = [sys.executable, "-m", *(run_as or ("bench",)), *words]
         sys.stdout.flush()
         os.execve(sys.executable, command, {**os.environ, **wanted})
     module = "compiling" if args.command == "compile" else args.command
     try:
-        importlib.import_module(f"sparsetir.bench.{module}").run(args)
+        importlib.import_module(f"bench.{module}").run(args)
     except GraphError as error:
         raise SystemExit(f"{commands.prog} {args.command}: {error}") from error
 

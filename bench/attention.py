@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir import masks, ops
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import interleaved, progress
+from sparsetir.measuring.process import PRIORITY
 
 OURS, DENSE, FLEX = "sparsetir", "dense", "flex"
 PEERS = (DENSE, FLEX)
@@ -59,7 +59,7 @@ def rule(name: str, mask: Any) -> Callable[..., Any]:
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     if args.target == "cuda":
-        from sparsetir.bench import attention_gpu
+        from bench import attention_gpu
 
         attention_gpu.run(args)
         return

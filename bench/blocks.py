@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 import sparsetir
-from sparsetir.bench import blocks_gpu
-from sparsetir.bench.block_weights import KINDS, weight
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import interleaved, progress
+from bench import blocks_gpu
+from bench.block_weights import KINDS, weight
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir.formats import BSR
+from sparsetir.measuring.process import PRIORITY
 from sparsetir.request import request
 from sparsetir.schedules.search.choose import choose
 

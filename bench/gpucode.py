@@ -12,8 +12,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import progress
+from bench.report import circumstances, table, write
+from bench.timing import progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.lower import lower, lower_template

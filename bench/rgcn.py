@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.report import circumstances, table, write
+from bench.rgcn_unfused import Unfused
+from bench.timing import interleaved, progress
 from sparsetir import nn, ops
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rgcn_unfused import Unfused
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import interleaved, progress
+from sparsetir.measuring.process import PRIORITY
 
 OURS, BEFORE, PYG, FAST = "sparsetir", "unfused", "RGCNConv", "FastRGCNConv"
 WAYS = (OURS, BEFORE, PYG, FAST)

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv3d
 
-from sparsetir.bench.clouds import Layer, layers, read, scene
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import interleaved, progress
+from bench.clouds import Layer, layers, read, scene
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
+from sparsetir.measuring.process import PRIORITY
 from sparsetir.nn import KernelMap, SparseConv3d, kernel_map
 from sparsetir.nn.kernel_map import Sorted, reached, submanifold
 from sparsetir.ops import clear_cache

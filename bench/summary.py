@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from sparsetir.bench.peers import BEFORE, FLOAT32, OURS
-from sparsetir.bench.report import table
+from bench.report import table
+from sparsetir.measuring.peers import BEFORE, FLOAT32, OURS
 
 # What nobody would call instead: what the hardware can do, and sparsetir itself.
 NO_PEERS = ("yardstick", FLOAT32, BEFORE)

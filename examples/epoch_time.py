@@ -232,7 +232,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
             results.append(compare(model, graph, arguments))
             show(results[-1])
     if arguments.json:
-        from sparsetir.bench.report import circumstances
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        from bench.report import circumstances
 
         data = {**circumstances(arguments.threads), "results": results}
         with open(arguments.json, "w", encoding="utf-8") as file:

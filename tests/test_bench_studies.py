@@ -12,10 +12,9 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from cuda_runner import requires_cuda_text
-from sparsetir.bench import study
-from sparsetir.bench.names import STUDIES
-from sparsetir.bench.studies import (
+from bench import study
+from bench.names import STUDIES
+from bench.studies import (
     common,
     counting,
     load_balance,
@@ -24,9 +23,10 @@ from sparsetir.bench.studies import (
     relations,
     sgap_tables,
 )
-from sparsetir.bench.studies.matrices import folder, generated
-from sparsetir.bench.studies.sgap import ONE, PART_OF_ROW, Point, points
-from sparsetir.bench.studies.skew import SIZES, Size, lengths, skewed
+from bench.studies.matrices import folder, generated
+from bench.studies.sgap import ONE, PART_OF_ROW, Point, points
+from bench.studies.skew import SIZES, Size, lengths, skewed
+from cuda_runner import requires_cuda_text
 from sparsetir.formats import Pattern
 from sparsetir.graphs import GraphError
 from sparsetir.schedules.operators.rgms import Rgms
@@ -330,7 +330,7 @@ def test_refused(tmp_path, name, options, message):
 
 
 def test_words_of_the_command():
-    from sparsetir.bench.__main__ import parser
+    from bench.__main__ import parser
 
     args = parser().parse_args(["study", "groups", "--counts", "--data", "x", "--threads", "1"])
     assert (args.command, args.study, args.counts, args.full) == ("study", "groups", True, False)

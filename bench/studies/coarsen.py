@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.bench import mkl
-from sparsetir.bench.report import table
-from sparsetir.bench.studies import common, plots
-from sparsetir.bench.studies.pruned_patterns import layers_of, random_layers
-from sparsetir.bench.timing import interleaved
+from bench.report import table
+from bench.studies import common, plots
+from bench.studies.pruned_patterns import layers_of, random_layers
+from bench.timing import interleaved
 from sparsetir.formats import EnumeratedPatterns
+from sparsetir.measuring import mkl
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 

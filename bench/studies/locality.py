@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.bench.examples import example
-from sparsetir.bench.report import table
-from sparsetir.bench.studies import common, plots
-from sparsetir.bench.studies.skew import random_rows
+from bench.examples import example
+from bench.report import table
+from bench.studies import common, plots
+from bench.studies.skew import random_rows
 
 FEATURES = 32
 TILED, UNTILED = "tiled (A.12)", "untiled (A.13)"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = [
     "host_target",
     "missing_features",
     "resolve_target",
+    "usable_cpus",
 ]
 
 DEFAULT_CUDA_ARCH = "sm_80"
@@ -108,3 +110,10 @@ def resolve_target(target: Any) -> Any:
         return tvm.target.Target(target)
     except (ValueError, TypeError) as error:
         raise ValueError(f"build: argument 'target': {error}") from error
+
+
+def usable_cpus() -> list[int]:
+    """Numbers of the processors that this process may run on; all, where it cannot be told."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

@@ -18,11 +18,11 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.measuring import process as processes
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning import measure
-from sparsetir.tuning.case import Case
 from sparsetir.tuning.measure import Measurer, cores_for
+from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.task import Outcome, Reference, Task
 from sparsetir.tuning.timing import Yardstick, timed
 from sparsetir.tuning.worker import Local
@@ -61,7 +61,7 @@ def measurer():
 
 
 def pid(measurer: Measurer) -> int:
-    return measurer._process._popen.pid
+    return measurer._process.pid
 
 
 def right(outcome: Outcome) -> None:
@@ -163,7 +163,7 @@ def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> N
 
         # Ctrl-C here: what the worker would still answer must not be taken for a later answer.
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(measure.select, "select", interrupted)
+            patch.setattr(processes.select, "select", interrupted)
             measurer.measure(faulty.RIGHT)
         assert measurer._process is None
         right(measurer.measure(faulty.RIGHT))
@@ -192,14 +192,16 @@ def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> N
 
 def ended(folder: Path, code: str, before: bool = False) -> tuple[str, str]:
     """State and message for a process that runs `code`, and may have ended before it is asked."""
-    process = measure._Process(code, folder, dict(os.environ), None)
+    made = processes.Process(
+        code, environment=dict(os.environ), folder=folder, printed=folder / "printed.txt"
+    )
     try:
         if before:
-            process._popen.wait()
-        with pytest.raises(measure._Ended) as error:
-            process.ask({}, 20)
+            made._popen.wait()
+        with pytest.raises(processes.Ended) as error:
+            made.answer(20)
     finally:
-        process.end()
+        made.end()
     return error.value.state, str(error.value)
 
 
@@ -222,7 +224,7 @@ def test_how_a_process_ended(tmp_path: Path, code: str) -> None:
 
 def test_an_end_by_the_system_is_for_want_of_memory(tmp_path: Path, monkeypatch) -> None:
     counts = iter([3, 4])
-    monkeypatch.setattr(measure, "_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(processes, "_oom_kills", lambda: next(counts))
     state, message = ended(tmp_path, "import os; os.kill(os.getpid(), 9)")
     assert state == "out of memory" and "SIGKILL, by the system for want of memory" in message
 
@@ -239,7 +241,7 @@ from tuning import faulty_templates as faulty
 matrix = sparsetir.SparseMatrix(sp.eye_array(20, format="csr", dtype="float32"))
 measurer = Measurer(Task("spmm", matrix, {FEAT}, "float32"), modules={MODULES})
 assert measurer.measure(faulty.RIGHT).state == "ok"
-print(measurer._process._popen.pid, measurer._folder.name, flush=True)
+print(measurer._process.pid, measurer._folder.name, flush=True)
 measurer.measure(faulty.Hanging())
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -379,10 +381,10 @@ def test_short_calls_on_a_gpu_are_waited_for_together(monkeypatch) -> None:
 def test_every_operator_is_checked(tmp_path: Path, op: str, dtype: str, options) -> None:
     """In this process: the same classes as in a worker's."""
     given = task(op, 1 if op == "spmv" else FEAT, dtype, **options)
-    device = Local(Case(given, tmp_path))
+    device = Local(OperatorCase(given, tmp_path))
     outcome = device.measure(default(given), None)
     assert outcome["state"] == "ok" and outcome["bytes"] > 0
-    again = Case(given, tmp_path)  # the exact result comes from the folder
+    again = OperatorCase(given, tmp_path)  # the exact result comes from the folder
     assert (again.check.exact == device.case.check.exact).all()
     device.case.check.exact[-1] += 1
     assert device.measure(default(given), None)["state"] == "wrong"

@@ -41,7 +41,9 @@ def parser() -> Parser:
     commands = out.add_subparsers(dest="command", metavar="COMMAND", required=True)
     tune.add(commands)
     # Its arguments are those of `python -m bench`, which `main` hands over.
-    commands.add_parser("bench", help="measure operators beside other libraries", add_help=False)
+    commands.add_parser(
+        "bench", help="measure operators beside other libraries (in a checkout)", add_help=False
+    )
     for module in (lower, formats, records, doctor):
         module.add(commands)
     return out
@@ -51,10 +53,7 @@ def main(words: list[str] | None = None) -> int:
     """Run the command line; the exit code."""
     words = sys.argv[1:] if words is None else words
     if words[:1] == ["bench"]:
-        from sparsetir.bench.__main__ import main as bench
-
-        bench(words[1:], run_as=("sparsetir", "bench"))
-        return OK
+        return _bench(words[1:])
     who, debug = "sparsetir", "--debug" in words
     try:
         args = parser().parse_args(words)
@@ -75,6 +74,25 @@ def main(words: list[str] | None = None) -> int:
             traceback.print_exc()
         print(f"{who}: {_line(error)}", file=sys.stderr)
         return USAGE if _refused(error) else FAILED
+
+
+def _bench(words: list[str]) -> int:
+    """`python -m bench` of the checkout that this package is in."""
+    import importlib
+    from pathlib import Path
+
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "bench" / "__main__.py").is_file():
+        print(
+            "sparsetir bench: measurements are no part of the installed package: run "
+            "`python -m bench` in a checkout of its sources",
+            file=sys.stderr,
+        )
+        return FAILED
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    importlib.import_module("bench.__main__").main(words, run_as=("sparsetir", "bench"))
+    return OK
 
 
 def _refused(error: Exception) -> bool:

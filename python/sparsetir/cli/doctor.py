@@ -99,13 +99,18 @@ def cpu() -> dict[str, Any]:
     unlike : in which it is not what LLVM calls it, as "+amx-bf16" or "-gfni"
     """
     from sparsetir.schedules.default import vector_bits
-    from sparsetir.targets import distinctive_features, host_features, host_target
+    from sparsetir.targets import (
+        distinctive_features,
+        host_features,
+        host_target,
+        usable_cpus,
+    )
     from sparsetir.tuning.fingerprint import cpu_model
 
     target, has = host_target(), host_features()
     return {
         "name": cpu_model(), "llvm": str(target.attrs["mcpu"]),
-        "cores": len(os.sched_getaffinity(0)), "vector_bits": vector_bits(target),
+        "cores": len(usable_cpus()), "vector_bits": vector_bits(target),
         "features": distinctive_features(name for name in has if has[name]),
         "unlike": [str(name) for name in target.attrs.get("mattr", ())], "caches": _caches(),
     }  # fmt: skip

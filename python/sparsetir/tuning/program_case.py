@@ -15,7 +15,7 @@ from sparsetir.kernel import Kernel
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.sparse_ir.interpret import interpret
-from sparsetir.tuning.case import Prepared, array, numbers
+from sparsetir.tuning.operator_case import Prepared, array, numbers
 from sparsetir.tuning.program import ProgramTask
 
 __all__ = ["ProgramCase"]

@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.names import THREADS
-from sparsetir.bench.operators import Case, Reference, save
-from sparsetir.bench.peers import BEFORE, OURS
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.measuring.case import Case, Reference, save
+from sparsetir.measuring.peers import BEFORE, OURS
+from sparsetir.measuring.process import THREADS, Ended, Process
 
-PRIORITY = -15  # over other processes, where the user may say so
 LEAST = 3  # calls in a turn
 QUIET = 4  # turns without disturbance that are wanted, and then count alone
 LONGEST = 2  # times as many rounds, at most, until there are so many
 TRIALS = 3  # turns after which a way of a peer that takes LATER times its best has no more
 LATER = 1.5
 WITH_TORCH = ("torch", "torch_sparse")  # peers; to import it takes the others half of their start
-LAUNCH = "import runpy; runpy.run_module('sparsetir.bench.worker', run_name='__main__')"
+LAUNCH = "from {module} import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
+# Of versions that had their bench in the package, whose workers answer on stdout.
+LAUNCH_OLDER = (
+    "os.dup2(answers, 1); import runpy; "
+    "runpy.run_module('sparsetir.bench.worker', run_name='__main__')"
+)
 
 
 class Failed(Exception):
@@ -44,81 +44,68 @@ class Worker:
     Libraries let threads spin for a while after a call; those of a stopped process do not.
 
     checkout : folder of another version of this project, which `BEFORE` loads
+    module : has `serve_peer`
     """
 
     def __init__(
-        self, name: str, threads: int, options: Mapping[str, str], checkout: Path | None = None
-    ) -> None:
+        self, name: str, threads: int, options: Mapping[str, str], checkout: Path | None = None,
+        module: str = "sparsetir.measuring.peer_server",
+    ) -> None:  # fmt: skip
         self.name, self.threads, self.options = name, threads, dict(options)
-        self.checkout = checkout
-        self._process: subprocess.Popen[str] | None = None
+        self.checkout = checkout if name == BEFORE else None
+        self._module = module
+        self._process: Process | None = None
         self._ready = False
         self.missing: str | None = None
 
     def start(self) -> None:
         """Begin to load the peer; several workers may do so at the same time."""
-        words = [f"{k}={v}" for k, v in self.options.items()]
+        first = [] if self.checkout is None else [str(self.checkout / "python")]
         env = {
             **os.environ, **{n: str(self.threads) for n in THREADS}, "MKL_DYNAMIC": "FALSE",
-            "PYTHONPATH": os.pathsep.join([*self._first(), *(p for p in sys.path if p)]),
+            "PYTHONPATH": os.pathsep.join([*first, *(p for p in sys.path if p)]),
             "SPARSETIR_RECORDS": "",  # a default is what it is without any
         }  # fmt: skip
+        code = LAUNCH.format(module=self._module)
+        if self.checkout is not None and (self.checkout / "python/sparsetir/bench").is_symlink():
+            code = LAUNCH_OLDER
+        if self.name not in WITH_TORCH:
+            code = f"{WITHOUT_TORCH}; {code}"
         name = OURS if self.name == BEFORE else self.name
-        code = "; ".join(["import sys", *([] if name in WITH_TORCH else [WITHOUT_TORCH]), LAUNCH])
-        command = [sys.executable, "-c", code, name, str(self.threads), *words]
-        self._process = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        # Before it has threads, which inherit it.
-        with suppress(PermissionError):
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, PRIORITY)
+        words = [f"{k}={v}" for k, v in self.options.items()]
+        self._process = Process(code, [name, str(self.threads), *words], environment=env)
         self._ready = False
-
-    def _first(self) -> list[str]:
-        """Where modules are looked for first."""
-        return [str(self.checkout / "python")] if self.name == BEFORE and self.checkout else []
-
-    def _await_start(self) -> None:
-        """Learn whether the peer is there."""
-        self.missing = self._answer().get("missing")
-        self._ready = True
-        if self.missing:
-            self.close()
-        self._stop()
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:
         """An answer; Failed if there is none. A process that died is started again."""
         if self._process is None and not self.missing:
             self.start()
         if self._process is not None and not self._ready:
-            self._await_start()
+            first = self._answer(self._process)
+            self.missing, self._ready = first.get("missing"), True
+            if self.missing:
+                self.close()
+            elif "failed" in first:
+                self.close()
+                raise Failed(first["failed"])
+            else:
+                self._process.stop()
         if self.missing:
             raise Failed(self.missing, missing=True)
-        assert self._process is not None and self._process.stdin is not None
-        self._process.send_signal(signal.SIGCONT)
-        with suppress(BrokenPipeError):  # which the answer tells
-            print(json.dumps({"op": op, **request}), file=self._process.stdin, flush=True)
-        answer = self._answer()
-        self._stop()
+        assert self._process is not None
+        self._process.resume()
+        answer = self._answer(self._process, op, **request)
+        self._process.stop()
         if "missing" in answer or "failed" in answer:
             raise Failed(answer.get("missing") or answer["failed"], missing="missing" in answer)
         return answer
 
-    def _answer(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if line:
-            return json.loads(line)
-        status = self._process.wait()
-        self.close()
-        raise Failed(f"its process ended with status {status}")
-
-    def _stop(self) -> None:
-        """Return when no thread of it runs any more."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGSTOP)
-            # What ended is left for `Popen.wait`.
-            os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    def _answer(self, process: Process, op: str | None = None, /, **request: Any) -> dict[str, Any]:
+        try:
+            return process.answer() if op is None else process.ask(op, None, **request)
+        except Ended as error:
+            self.close()
+            raise Failed(str(error)) from error
 
     @property
     def alive(self) -> bool:
@@ -128,11 +115,7 @@ class Worker:
     def close(self) -> None:
         """End the process."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            for pipe in (self._process.stdin, self._process.stdout):
-                with suppress(BrokenPipeError):
-                    pipe.close()
+            self._process.end()
             self._process = None
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import tvm
 
 import sparsetir
-from sparsetir.bench.operators import Case, aligned
-from sparsetir.bench.peers import Calls, Peer, output, wide
+from sparsetir.measuring.case import Case, aligned
+from sparsetir.measuring.peers import Calls, Peer, output, wide
 from sparsetir.schedules.search.configs import from_data, to_data
 
 TUNING = 0.02  # seconds for each candidate

@@ -10,19 +10,18 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import scipy.sparse as sp
 import tvm
 
 from sparsetir.arrays import is_array, itemsize, memory
-from sparsetir.bench.operators import aligned
+from sparsetir.measuring.case import Case, Reference, aligned, make
 from sparsetir.plan import Plan, plan
-from sparsetir.schedules.operators.operands import OPERATORS, Check
-from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.task import Task
 
-__all__ = ["Case", "Prepared", "array", "numbers", "stored_bytes"]
+__all__ = ["OperatorCase", "Prepared", "array", "case_of", "numbers", "stored_bytes"]
 
-SEED = 1
+SEED = 0
 
 
 @dataclass(frozen=True)
@@ -39,33 +38,34 @@ class Prepared:
     about: dict[str, Any]
 
 
-class Case:
-    """Random operands and values for a task, and what is known of the result.
+def case_of(task: Task) -> Case:
+    """A task with random operands and values: ones, as many graphs have, would hide a wrong order
+    of them.
+    """  # fmt: skip
+    pattern, rng = task.matrix.pattern, np.random.default_rng(SEED)
+    kind = "float64" if task.dtype == "float64" else "float32"
+    values = rng.random(task.matrix.nnz, kind) * 2 - 1
+    matrix = sp.csr_array((values, pattern.coords[1], pattern.indptr), shape=task.matrix.shape)
+    return make(task.op, matrix, task.feat, task.dtype, task.reduce, task.heads)
+
+
+class OperatorCase:
+    """A task as a case, and what is known of the result.
 
     folder : keeps the exact result, which is so computed once for several processes
 
-    Values of the task's matrix play no part: ones, as many graphs have, would hide a wrong order.
-
-    matrix : the pattern of the task's with the random values
-    operands : arrays in float32 or float64, of numbers that the dtype has
+    matrix : the pattern of the task's, with the values of the case
     """
 
     def __init__(self, task: Task, folder: Path) -> None:
-        self.task = task
+        self.task, self.case = task, case_of(task)
         self._placed: list[Any] | None = None
-        operator = OPERATORS[task.op]
-        problem = operator.compiled_for(task.dtype, task.reduce, task.heads is not None)
-        rng, pattern = np.random.default_rng(SEED), task.matrix.pattern
-        shape = pattern.shape[0], pattern.shape[1]
-        self.operands = operator.operands(problem, shape, task.feat, task.heads, rng)
-        values = operator.values(problem, task.matrix.nnz, None, rng)
-        self.matrix: SparseMatrix = task.matrix.with_values(values)
+        self.matrix: SparseMatrix = task.matrix.with_values(self.case.matrix.data)
         kept = folder / "check.pickle"
         if kept.exists():
-            self.check: Check = pickle.loads(kept.read_bytes())
+            self.check: Reference = pickle.loads(kept.read_bytes())
         else:
-            csr = CsrPattern(pattern.indptr, pattern.coords[1], shape)
-            self.check = Check(operator, problem, csr, values, self.operands)
+            self.check = Reference(self.case)
             part = kept.with_suffix(".part")
             part.write_bytes(pickle.dumps(self.check))
             part.rename(kept)
@@ -89,7 +89,7 @@ class Case:
     def _on(self, device: Any) -> list[Any]:
         """The operands on a device, once for all configs."""
         if self._placed is None:
-            self._placed = [array(x, self.task.dtype, device) for x in self.operands]
+            self._placed = [array(x, self.task.dtype, device) for x in self.case.operands]
         return self._placed
 
     def release(self) -> None:

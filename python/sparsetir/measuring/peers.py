@@ -12,16 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench import mkl
-from sparsetir.bench.operators import CHUNK, Case, aligned, gathered, rows_of
+from sparsetir.measuring import mkl
+from sparsetir.measuring.case import CHUNK, Case, aligned, gathered, rows_of
+from sparsetir.measuring.serving import Missing
 
 Calls = dict[str, Callable[[], Any]]
 DTYPES = ("float32", "float16", "bfloat16", "float64")  # of torch
 REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax"}  # and its names for them
-
-
-class Missing(Exception):
-    """A peer that is not installed or does not have an operator or dtype."""
 
 
 class Peer:
@@ -94,8 +91,8 @@ class Scipy(Peer):
         a, dense = case.matrix, case.operands
         if case.op != "sddmm":
             return {"product": lambda: a @ dense[0]}
-        rows, out = rows_of(a), output(case)
-        return {"gather": lambda: gathered(rows, a.indices, *dense, out)}
+        rows, out, (x, y) = rows_of(a), output(case), dense
+        return {"gather": lambda: gathered(rows, a.indices, x, y, out)}
 
 
 class Torch(Peer):
@@ -164,7 +161,7 @@ class TorchSparse(Peer):
     def __init__(self, threads: int, options: dict[str, str]) -> None:
         super().__init__(threads, options)
         import torch
-        import torch_sparse
+        import torch_sparse  # pyright: ignore[reportMissingImports]
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
@@ -213,7 +210,9 @@ class MKL(Peer):
             for name, handle in zip(ways, self._handles, strict=True)
         }
         try:
-            from sparse_dot_mkl import dot_product_mkl
+            from sparse_dot_mkl import (  # pyright: ignore[reportMissingImports]
+                dot_product_mkl,
+            )
 
             calls["sparse_dot_mkl"] = lambda: dot_product_mkl(
                 a,
@@ -268,7 +267,7 @@ class Yardstick(Peer):
 
 def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
     def make(threads: int, options: dict[str, str]) -> Peer:
-        from sparsetir.bench import ours
+        from sparsetir.measuring import ours
 
         return getattr(ours, kind)(threads, options)
 

@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.bench.names import DTYPES
 from sparsetir.schedules.operators.operands import (
     CHUNK,
     MOST_EXACT,
@@ -36,7 +35,7 @@ __all__ = [
 ]  # fmt: skip
 
 CACHE_LINE = 64
-BYTES = {**DTYPES, "float64": 8}
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @dataclass(frozen=True)
