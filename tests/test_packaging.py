@@ -98,7 +98,7 @@ def test_wheel_holds_every_file(wheel):
         Path(folder, name).relative_to(ROOT / "python").as_posix()
         for folder, _, names in os.walk(package, followlinks=True)
         for name in names
-        if name.endswith((".py", ".npz"))
+        if name.endswith((".py", ".npz", ".jinja"))
     }
     assert files <= set(zipfile.ZipFile(wheel).namelist())
     assert "sparsetir/data/README.md" in zipfile.ZipFile(wheel).namelist()
