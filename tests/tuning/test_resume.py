@@ -257,9 +257,10 @@ def test_claims_of_other_machines_last_for_a_time(monkeypatch):
 
 
 def test_a_process_of_the_same_number_is_another(monkeypatch):
-    parent = {**Owner(60).claim(), "pid": os.getppid()}
-    assert not Owner.lives(parent)
-    assert Owner.lives({**parent, "started": owner._started(os.getppid())})
+    started = owner._started(os.getppid())
+    parent = {**Owner(60).claim(), "pid": os.getppid(), "started": started}
+    assert Owner.lives(parent)
+    assert not Owner.lives({**parent, "started": started + 1})
     assert socket.gethostname() in parent["machine"]
 
 
