@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
+import io
 import json
 import os
 import signal
@@ -17,7 +19,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install
-from sparsetir.cli import arguments, main
+from sparsetir.cli import arguments, doctor, main
 from sparsetir.cli.tune import report_path
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.graphs import load_relations
@@ -25,6 +27,7 @@ from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning import compare, html, search
+from sparsetir.tuning.fingerprint import cpu_model
 from sparsetir.tuning.records import Key, Record, Records
 from sparsetir.tuning.task import Outcome, Task
 from sparsetir.tuning.tuned import Trial, Tuned
@@ -483,6 +486,30 @@ def test_doctor(run, records):
     features = " ".join(data["cpu"]["features"])
     assert f"features: {features}" in out and all(x[0] in "+-" for x in data["cpu"]["unlike"])
     assert data["kernel"]["largest_error"] < 1e-4 and data["problems"] == []
+
+
+def test_doctor_where_there_is_no_linux(run, monkeypatch):
+    """No /proc, no /sys, no processors to be bound to, no advice on memory."""
+    opened = io.open
+
+    def elsewhere(file, *words, **options):
+        if str(file).startswith(("/proc", "/sys")):
+            raise FileNotFoundError(file)
+        return opened(file, *words, **options)
+
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", elsewhere)
+    for name in ("sched_getaffinity", "sched_setaffinity"):
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(doctor, "CACHES", Path("/sys/there/is/no/such/folder"))
+    cpu_model.cache_clear()
+    try:
+        code, out, err = run("doctor")
+    finally:
+        cpu_model.cache_clear()
+    assert (code, err) == (0, "") and "all that is needed works" in out
+    assert "caches: the system does not say" in out and f"{os.cpu_count()} cores" in out
 
 
 def test_doctor_tells_what_is_broken(run, tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.measuring import process as processes
+from sparsetir.measuring import serving
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.measure import Measurer, cores_for
@@ -266,6 +267,29 @@ def test_a_worker_that_cannot_start_is_told_once() -> None:
 def test_arguments() -> None:
     with pytest.raises(ValueError, match="argument 'time_limit': expected seconds above 0, got 0"):
         Measurer(task(), time_limit=0)
+
+
+def test_what_only_linux_has_is_refused_elsewhere(monkeypatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity")
+    with pytest.raises(ValueError, match="'workers': expected 1 on a system that binds no process"):
+        cores_for(2, 1)
+    with pytest.raises(RuntimeError, match="argument 'cores': expected None, this system binds no"):
+        processes.Process("", environment={}, cores=[0])
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ValueError, match="argument 'memory_limit': expected None, as only Linux"):
+        Measurer(task(), memory_limit=MEGABYTE)
+    monkeypatch.setattr(os, "name", "nt")
+    with pytest.raises(RuntimeError, match="expected Linux or another POSIX system, got nt"):
+        processes.Process("", environment={})
+
+
+def test_orphans_end_where_the_system_does_not_end_them(monkeypatch) -> None:
+    parents, ended = iter([7, 7, 1]), []
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    serving._watch(7)
+    assert ended == [1] and not list(parents)
 
 
 def test_cores_for(monkeypatch) -> None:

@@ -367,11 +367,13 @@ def _sqlite_file(url: str) -> Path | None:
 @contextmanager
 def _alone(file: Path | None) -> Iterator[None]:
     """While no other process makes the tables in the same SQLite file."""
+    try:
+        import fcntl
+    except ImportError:  # not POSIX, where nothing is measured either
+        file = None
     if file is None:
         yield
         return
-    import fcntl
-
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(file.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
