@@ -100,7 +100,7 @@ def _on_cpu(args: argparse.Namespace) -> Any:
 def schedules() -> dict[str, tuple[Any, Any]]:
     """Programs and schedules by way: of the thesis, and Sgap's {1 nnz, 1 col, 32}."""
     found = {name: (program, apply) for name, program, apply in
-             example("study", "thesis_gpu_schedules").GPU_SCHEDULES}  # fmt: skip
+             example("thesis_gpu_schedules").GPU_SCHEDULES}  # fmt: skip
     by_rows, by_positions = found["A.10"], found["A.2"]
     return {ROWS: by_rows, POSITIONS: by_positions, ELEMENTS: (by_positions[0], by_elements)}
 

@@ -71,7 +71,7 @@ def speedup(cell: dict[str, Any], way: str) -> float:
 
 def built() -> dict[str, Any]:
     """The kernels; loops of the thesis's schedules stay as they are."""
-    thesis = example("study", "thesis_schedules")
+    thesis = example("thesis_schedules")
     out = {}
     for name, apply in ((TILED, thesis.a12_spmm_tiled), (UNTILED, thesis.a13_spmm)):
         sch = sparsetir.Schedule(thesis.spmm())

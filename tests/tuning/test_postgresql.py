@@ -25,13 +25,16 @@ import optuna
 TRIALS = 16
 OPTIONS = ["spmm", "--graph", "cora", "--threads", "1", "--no-report", "--no-vendor", "--records",
            "", "--sampler", "random", "--trials", str(TRIALS)]  # fmt: skip
-# `sparsetir tune` with a measurer that measures nothing. Argument 1: seconds of a measurement.
-# Says what it measures, and when that ends; nothing is measured again at the end.
+PATIENCE = 20.0  # seconds that a claim of another machine lasts here
+# `sparsetir tune` with a measurer that measures nothing. Arguments: seconds of a measurement, the
+# name of the machine that it pretends to run on ("": this one), and those of the command. Says what
+# it measures, and when that ends; nothing is measured again at the end.
 SCRIPT = f"""
 import sys, time; {WITHOUT_TORCH}
 import pytest
 from fake_measurer import install, seconds_of, text
 from sparsetir.cli import main
+from sparsetir.tuning import owner
 from sparsetir.tuning.run import Run
 from sparsetir.tuning.task import Outcome
 def measure(config):
@@ -41,7 +44,11 @@ def measure(config):
     return Outcome("ok", seconds=seconds_of(config))
 install(pytest.MonkeyPatch(), measure)
 Run.finals = lambda self, measurer: []
-sys.exit(main(["tune", *sys.argv[2:]]))
+if sys.argv[2]:
+    begin = owner.Owner.__init__
+    owner._machine = lambda: sys.argv[2]
+    owner.Owner.__init__ = lambda self, patience: begin(self, {PATIENCE})
+sys.exit(main(["tune", *sys.argv[3:]]))
 """
 
 
@@ -72,7 +79,9 @@ def server():
         data = Path(folder, "data")
         command = [binaries / "initdb", "-D", data, "-U", "tuner", "-A", "trust", "--no-sync"]
         subprocess.run(command, check=True, capture_output=True, cwd=folder, **user)
-        command = [binaries / "postgres", "-D", data, "-k", folder, "-c", "listen_addresses="]
+        # Searchers are killed, not the server: it need not wait for the disk.
+        options = [f"-c{name}" for name in ("listen_addresses=", "fsync=off")]
+        command = [binaries / "postgres", "-D", data, "-k", folder, *options]
         with Path(folder, "log").open("w") as log:
             process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, **user)
         try:
@@ -93,11 +102,11 @@ def waited(condition, seconds):
 class Searcher:
     """A process that searches; what it says goes to a file."""
 
-    def __init__(self, url, folder, name, feat, delay):
+    def __init__(self, url, folder, name, feat, delay, machine=""):
         here = Path(__file__).parent
         path = os.pathsep.join([str(here.parent), *sys.path])
         self.said, self.errors = folder / f"{name}.txt", folder / f"{name}-errors.txt"
-        arguments = [str(delay), *OPTIONS, "--feat", str(feat), "--storage", url]
+        arguments = [str(delay), machine, *OPTIONS, "--feat", str(feat), "--storage", url]
         with self.said.open("w") as said, self.errors.open("w") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", SCRIPT, *arguments], stdout=said, stderr=errors,
@@ -197,3 +206,24 @@ def test_many_kills_at_any_time(server, tmp_path, seed):
     for searcher in alive:
         searcher.finish()
     check(server, searchers, killed)
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_gone_loses_and_repeats_nothing(server, tmp_path):
+    """Its claim lasts for a time, in which the others do without; then it is anyone's."""
+    here, there = (
+        Searcher(server, tmp_path, name, feat=16, delay=0.2, machine=name)
+        for name in ("here", "there")
+    )
+    waited(lambda: len(there.lines("begins")) >= 3, 120)
+    time.sleep(random.uniform(0, 0.2))
+    there.kill()
+    here.finish()
+    last = there.lines("begins")[-1]
+    done = {*here.lines("ends"), *there.lines("ends")}
+    if last not in there.lines("ends"):
+        assert last not in here.lines("begins") and len(done) == TRIALS - 1
+    time.sleep(PATIENCE)
+    late = Searcher(server, tmp_path, "late", feat=16, delay=0.0, machine="late")
+    late.finish()
+    check(server, [here, there, late], [there])

@@ -108,7 +108,10 @@ def add(commands: Any) -> None:
     )
     kept = out.add_argument_group("results")
     kept.add_argument("--records", metavar="PATH", help='where they are kept; "" keeps none')
-    kept.add_argument("--storage", metavar="URL", help="database for the trials of many machines")
+    kept.add_argument(
+        "--storage", metavar="URL",
+        help="database for the trials of many machines, such as postgresql+psycopg://user@host/name",
+    )  # fmt: skip
     report = kept.add_mutually_exclusive_group()
     report.add_argument("--report", type=Path, metavar="PATH", help="HTML file, or a folder")
     report.add_argument("--no-report", action="store_true", help="write no HTML file")

@@ -88,8 +88,9 @@ def tune(
     workers : that measure side by side: on a CPU each on cores of its own, else each on a GPU
     records : the file that results and trials are kept in, "" for none; see
         :func:`sparsetir.tuning.records.default_path` for the default
-    storage : URL of a database that takes the trials in place of the file: all machines that tune
-        the same through it share the work
+    storage : URL of a database that takes the trials in place of the file, such as
+        "postgresql+psycopg://user@host/name" (`pip install 'sparsetir[postgresql]'`): all machines
+        that tune the same through it share the work; one that is killed loses nothing
     time_limit, memory_limit : of a config, see :class:`sparsetir.tuning.measure.Measurer`
     transfer : begin with what was best for similar matrices, or for a function with other arguments
     progress : has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
