@@ -16,8 +16,10 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import scipy.sparse as sp
+import tvm
 
 from sparsetir.schedules.operators.operands import (
     CHUNK,
@@ -30,8 +32,8 @@ from sparsetir.schedules.operators.operands import (
 from sparsetir.schedules.operators.problems import CsrPattern
 
 __all__ = [
-    "CHUNK", "Case", "Reference", "aligned", "features", "gathered", "load", "make", "rounded",
-    "rows_of", "save",
+    "CHUNK", "Case", "Reference", "aligned", "array", "features", "gathered", "load", "make",
+    "numbers", "rounded", "rows_of", "save",
 ]  # fmt: skip
 
 CACHE_LINE = 64
@@ -100,8 +102,8 @@ def save(case: Case, folder: Path) -> None:
     a = case.matrix
     arrays = {"indptr": a.indptr, "indices": a.indices, "data": a.data}
     arrays |= {f"operand{i}": x for i, x in enumerate(case.operands)}
-    for name, array in arrays.items():
-        np.save(folder / f"{name}.npy", array)
+    for name, held in arrays.items():
+        np.save(folder / f"{name}.npy", held)
 
 
 def load(
@@ -126,6 +128,20 @@ def aligned(array: np.ndarray) -> np.ndarray:
     out = buffer[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
     out[...] = array
     return out
+
+
+def array(values: np.ndarray, dtype: str, device: Any = None) -> Any:
+    """Values in a dtype on a device: an array of NumPy's on this CPU (None), else one of TVM's."""
+    if device is None and dtype != "bfloat16":  # which NumPy's arrays cannot hand over
+        return aligned(values.astype(dtype))
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
+    return tvm.runtime.tensor(np.ascontiguousarray(values.astype(kind)), device)
+
+
+def numbers(result: Any) -> np.ndarray:
+    """What :func:`array` made or a kernel wrote to it, in float32 or float64."""
+    found = result if isinstance(result, np.ndarray) else result.numpy()
+    return found if found.dtype == np.float64 else found.astype("float32")
 
 
 def rows_of(matrix: Any) -> np.ndarray:

@@ -10,13 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
-import tvm
 
 import sparsetir
-from sparsetir.measuring.case import Case, aligned
-from sparsetir.measuring.peers import Calls, Peer, output, wide
+from sparsetir.measuring.case import Case, array, numbers
+from sparsetir.measuring.peers import Calls, Peer, output
 from sparsetir.schedules.search.configs import from_data, to_data
 
 TUNING = 0.02  # seconds for each candidate
@@ -36,7 +34,7 @@ class Ours(Peer):
 
     def prepare(self, case: Case) -> Calls:
         """Calls into a given result."""
-        operands = [_array(x, case.dtype) for x in case.operands]
+        operands = [array(x, case.dtype) for x in case.operands]
         if "plans" in self.options:
             plans, tuning = self._named(case, Path(self.options["plans"])), {}
         else:
@@ -48,7 +46,7 @@ class Ours(Peer):
         self._about = {"plans": {n: describe(p) for n, p in plans.items()}, **tuning}
 
         def call(plan: Any) -> Callable[[], Any]:
-            out = _array(output(case), case.dtype)
+            out = array(output(case), case.dtype)
             return lambda: plan(*operands, out=out)
 
         return {name: call(plan) for name, plan in plans.items()}
@@ -77,7 +75,7 @@ class Ours(Peer):
 
     def _tuned(self, case: Case, operands: list[Any]) -> Any:
         """The fastest plan of all candidates, each tried for a moment."""
-        out = _array(output(case), case.dtype)
+        out = array(output(case), case.dtype)
         best, fastest = None, float("inf")
         for config in sparsetir.plan_candidates(
             case.op, case.matrix, case.feat, **self._options(case)
@@ -103,8 +101,7 @@ class Ours(Peer):
 
     def to_numpy(self, result: Any) -> np.ndarray:
         """Also of TVM's tensors."""
-        result = result if isinstance(result, np.ndarray) else result.numpy()
-        return result.astype(wide(str(result.dtype)))
+        return numbers(result)
 
 
 class OursFloat32(Ours):
@@ -113,13 +110,6 @@ class OursFloat32(Ours):
     def prepare(self, case: Case) -> Calls:
         """Calls into a given float32 result."""
         return super().prepare(dataclasses.replace(case, dtype="float32"))
-
-
-def _array(values: np.ndarray, dtype: str) -> Any:
-    """An array of the dtype; a TVM tensor where NumPy's arrays cannot be exchanged."""
-    if dtype != "bfloat16":
-        return aligned(values.astype(dtype))
-    return tvm.runtime.tensor(values.astype(ml_dtypes.bfloat16))
 
 
 def describe(plan: Any) -> dict[str, Any]:

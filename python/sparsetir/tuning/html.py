@@ -1,6 +1,6 @@
 """What a search found, as a page: one file that needs nothing else, with charts and pictures.
 
-`report.html.jinja` is the page; here is what it shows.
+`report.html.jinja` is the page; here are its charts and pictures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from sparsetir.tuning.report import (
     summarise,
     times,
 )
-from sparsetir.tuning.task import OK, PRUNED
+from sparsetir.tuning.task import Outcome
 from sparsetir.tuning.tuned import Search, Tuned, TunedProgram
 
 __all__ = ["write_report"]
@@ -66,21 +66,20 @@ def _page(tuned: Search, comparison: Comparison | None, graph: str) -> str:
         loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True,
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True,
     )  # fmt: skip
-    environment.filters["short"] = short
-    summary = summarise(tuned, comparison)
-    vendor = None if summary.vendor is None else summary.vendor[0]
-    shown = {
-        "title": tuned.task.title(graph), "tuned": tuned, "summary": summary,
-        "tiles": _tiles(summary), "counts": counts(tuned), "remarks": notes(tuned, summary),
-        "best_head": ["", "config", "time", "× default", *([f"× {vendor}"] if vendor else []),
-                      "padding", "memory", "convert", "compile"],
-        "best_rows": [_cells(row, vendor is not None) for row in summary.rows],
-        "bars": _bars(summary) if comparison else "", "troubles": _troubles(comparison),
-        "history": _history(tuned), "importances": _importances(tuned),
-        **_subject(tuned, summary), "failures": _failures(tuned), "trials": _trials(tuned),
-        "environment": _environment(tuned),
+    environment.filters |= {
+        "counts": counts, "duration": duration, "memory": memory, "padding": padding,
+        "short": short, "times": times,
+        "micros": lambda seconds: micros(seconds) if seconds else "-",
     }  # fmt: skip
-    return environment.get_template(TEMPLATE).render(shown)
+    summary = summarise(tuned, comparison)
+    return environment.get_template(TEMPLATE).render(
+        title=tuned.task.title(graph), tuned=tuned, summary=summary, best=summary.best,
+        vendor=summary.vendor and summary.vendor[0], comparison=comparison, titles=TITLES,
+        notes=notes(tuned, summary), none_measured=Outcome(""), most_failures=MOST_FAILURES,
+        bars=_bars(summary) if comparison else "", history=_history(tuned),
+        importances=_importances(tuned), subject=_subject(tuned, summary),
+        environment=_environment(tuned),
+    )  # fmt: skip
 
 
 def _drawn(svg: str) -> Any:
@@ -88,32 +87,6 @@ def _drawn(svg: str) -> Any:
     from markupsafe import Markup
 
     return Markup(svg)
-
-
-def _tiles(summary: Summary) -> list[tuple[str, str]]:
-    """Names and values of what a reader wants first."""
-    best = summary.best
-    if best is None:
-        return []
-    tiles = [("best", micros(best.seconds))]
-    if best.over_default is not None:
-        tiles.append(("speed of the default", f"{best.over_default:.2f}x"))
-    if best.over_vendor is not None and summary.vendor is not None:
-        name = f"speed of the fastest library, {summary.vendor[0]}"
-        tiles.insert(0, (name, f"{best.over_vendor:.2f}x"))
-    return tiles
-
-
-def _cells(row: Row, vendor: bool) -> list[str]:
-    size, took = None, [None, None]
-    if row.trial is not None:
-        outcome = row.trial.outcome
-        size, took = outcome.bytes, [outcome.convert_seconds, outcome.compile_seconds]
-    return [
-        row.name, short(row.config), micros(row.seconds), times(row.over_default),
-        *([times(row.over_vendor)] if vendor else []),
-        padding(row.trial), memory(size), *("-" if s is None else micros(s) for s in took),
-    ]  # fmt: skip
 
 
 def _bars(summary: Summary) -> Any:
@@ -125,14 +98,6 @@ def _bars(summary: Summary) -> Any:
     for name, seconds in sorted(summary.libraries.items(), key=lambda item: item[1]):
         shown[name] = (seconds, "other")
     return _drawn(charts.bars(shown)) if shown else ""
-
-
-def _troubles(comparison: Comparison | None) -> list[str]:
-    return [
-        f"{TITLES.get(name, name)} {kind}: {why}"
-        for kind in ("missing", "wrong", "failed")
-        for name, why in getattr(comparison, kind, {}).items()
-    ]
 
 
 def _history(tuned: Search) -> Any:
@@ -148,60 +113,47 @@ def _importances(tuned: Search) -> Any:
 
 
 def _subject(tuned: Search, summary: Summary) -> dict[str, Any]:
-    """What was tuned: the function and its schedule, or the matrix and its storage."""
+    """What was tuned, by titles: the function and its schedule, or the matrix and its storage."""
+    best = summary.best
     if isinstance(tuned, TunedProgram):
-        schedule = "" if summary.best is None else _schedule(tuned, summary.best.config)
-        return {"program": tuned.task.program.script(), "schedule": schedule}
+        schedule = "" if best is None else _schedule(tuned, best.config)
+        return {"The function": _code(tuned.task.program.script()), "Its best schedule": schedule}
     assert isinstance(tuned, Tuned)
-    matrix = _drawn(charts.picture_of_pattern(tuned.task.matrix))
-    return {"program": "", "matrix": matrix, "storage": _storage(tuned, summary)}
+    return {
+        "The matrix": _drawn(charts.picture_of_pattern(tuned.task.matrix)),
+        "How it is stored": "" if best is None else _storage(tuned, best),
+    }
 
 
-def _schedule(tuned: TunedProgram, config: Any) -> str:
+def _schedule(tuned: TunedProgram, config: Any) -> Any:
     """What the best config makes of the function, over coordinates."""
     if not config:
         return "The default one."
     sch = Schedule(tuned.task.program)
     tuned.task.apply()(sch, dict(config))
-    return sch.func.script()
+    return _code(sch.func.script())
 
 
-def _storage(tuned: Tuned, summary: Summary) -> Any:
-    if summary.best is None:
-        return ""
-    config, trial = summary.best.config, summary.best.trial
-    fmt = charts.format_of(config)
+def _code(text: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup("<pre>{}</pre>").format(text)
+
+
+def _storage(tuned: Tuned, best: Row) -> Any:
+    fmt = charts.format_of(best.config)
     if fmt is not None:
         return _drawn(charts.picture_of_format(tuned.task.matrix, fmt))
-    size = memory(trial.outcome.bytes if trial else None)
-    return f"In the layout of {type(config).__name__}: {size}, {padding(trial)} padding."
+    size = memory(best.trial.outcome.bytes if best.trial else None)
+    return f"In the layout of {type(best.config).__name__}: {size}, {padding(best.trial)} padding."
 
 
-def _failures(tuned: Search) -> list[list[str]]:
-    return [
-        [str(t.number), t.outcome.state, short(t.config), t.outcome.message]
-        for t in tuned.failures[:MOST_FAILURES]
-    ]
-
-
-def _trials(tuned: Search) -> list[list[str]]:
-    return [
-        [
-            str(t.number), t.outcome.state,
-            micros(t.outcome.seconds) if t.outcome.seconds else "-",
-            padding(t), duration(t.when), short(t.config),
-            "" if t.outcome.state in (OK, PRUNED) else t.outcome.message,
-        ]
-        for t in tuned.trials
-    ]  # fmt: skip
-
-
-def _environment(tuned: Search) -> list[tuple[str, Any]]:
+def _environment(tuned: Search) -> dict[str, Any]:
     key = tuned.key
-    now = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-    return [
-        ("device", key.device), ("target", key.target),
-        *([("threads", tuned.task.threads)] if key.threads else []),
-        ("data", key.fingerprint), ("sparsetir", sparsetir.__version__),
-        ("TVM", tvm.__version__), ("Python", platform.python_version()), ("written", now),
-    ]  # fmt: skip
+    return {
+        "device": key.device, "target": key.target,
+        **({"threads": tuned.task.threads} if key.threads else {}),
+        "data": key.fingerprint, "sparsetir": sparsetir.__version__, "TVM": tvm.__version__,
+        "Python": platform.python_version(),
+        "written": datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    }  # fmt: skip

@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import scipy.sparse as sp
-import tvm
 
 from sparsetir.arrays import is_array, itemsize, memory
-from sparsetir.measuring.case import Case, Reference, aligned, make
+from sparsetir.measuring.case import Case, Reference, array, make, numbers
 from sparsetir.plan import Plan, plan
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.task import Task
 
-__all__ = ["OperatorCase", "Prepared", "array", "case_of", "numbers", "stored_bytes"]
+__all__ = ["OperatorCase", "Prepared", "case_of", "stored_bytes"]
 
 SEED = 0
 
@@ -104,17 +102,3 @@ def stored_bytes(made: Plan) -> int:
     pairs = zip(made._args, dtypes, strict=True)
     places = (memory(x, itemsize(d)) for x, d in pairs if is_array(x))
     return sum({at: size for at, size in places if size}.values())  # empty ones may share theirs
-
-
-def array(values: np.ndarray, dtype: str, device: Any = None) -> Any:
-    """Values in a dtype on a device: an array of NumPy's on this CPU (None), else one of TVM's."""
-    if device is None and dtype != "bfloat16":  # which NumPy's arrays cannot hand over
-        return aligned(values.astype(dtype))
-    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype
-    return tvm.runtime.tensor(np.ascontiguousarray(values.astype(kind)), device)
-
-
-def numbers(result: Any) -> np.ndarray:
-    """What :func:`array` made or a kernel wrote to it, in float32 or float64."""
-    found = result if isinstance(result, np.ndarray) else result.numpy()
-    return found if found.dtype == np.float64 else found.astype("float32")

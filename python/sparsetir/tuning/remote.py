@@ -27,10 +27,11 @@ import numpy as np
 
 from sparsetir.arrays import is_array, itemsize
 from sparsetir.build import compile_stages
+from sparsetir.measuring.case import array, numbers
 from sparsetir.request import Request, request
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.signature import Signature, signature_of
-from sparsetir.tuning.operator_case import OperatorCase, array, numbers
+from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.task import OK, PRUNED, Reference
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
