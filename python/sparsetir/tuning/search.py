@@ -193,6 +193,7 @@ def _check(trials: Any, seconds: Any, sampler: Any, seed: Any, workers: Any) -> 
 def _run_class() -> Any:
     """`Run`, which needs Optuna, no requirement of the package and slow to import."""
     need("tune", "optuna", "tune", title="Optuna")
+    need("tune", "psutil", "tune")
     from sparsetir.tuning.run import Run
 
     return Run
