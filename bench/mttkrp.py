@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from bench.report import circumstances, table, write
 from bench.timing import progress
 from sparsetir import Schedule
 from sparsetir.graphs import GraphError
-from sparsetir.measuring.process import PRIORITY
+from sparsetir.measuring.process import go_ahead
 
 COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 SOURCE = Path(__file__).with_name("mttkrp.cpp")
@@ -40,8 +38,7 @@ def run(args: argparse.Namespace) -> None:
     thesis, inputs = (example(f"thesis_{name}") for name in ("schedules", "inputs"))
     rounds = 2 if args.quick else args.rounds
     tensors = [(path.stem, *_tensor(path)) for path in args.tensor] or [_random()]
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    go_ahead()
     kernels: dict[Any, Any] = {}
     cells = []
     with tempfile.TemporaryDirectory(prefix="sparsetir-bench-") as folder:

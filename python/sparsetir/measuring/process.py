@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["THREADS", "Ended", "Process", "is_of_memory"]
+__all__ = ["THREADS", "Ended", "Process", "go_ahead", "is_of_memory"]
 
 # Every library that is measured reads one of these when it is loaded.
 THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-PRIORITY = -15  # over other processes, where the user may say so
+PRIORITY = -15
 # What errors and last words say, in small letters, where there was no memory.
 OUT_OF_MEMORY = ("bad_alloc", "out of memory", "memoryerror", "out_of_memory", "cannot allocate")
 LAST = 4096  # bytes at the end of what a process printed that its last line is looked for in
@@ -90,8 +90,7 @@ class Process:
         with suppress(ProcessLookupError):
             if cores is not None:
                 os.sched_setaffinity(self.pid, cores)
-            with suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, self.pid, PRIORITY)
+            go_ahead(self.pid)
 
     @property
     def pid(self) -> int:
@@ -173,6 +172,12 @@ class Process:
             lines = file.read().decode(errors="replace").split("\n")
         lines = [line.strip() for line in lines if line.strip()]
         return f"; its last line: {lines[-1]}" if lines else ""
+
+
+def go_ahead(pid: int = 0) -> None:
+    """Let a process (0: this one) go before others, where the user may say so."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, pid, PRIORITY)
 
 
 def is_of_memory(words: str) -> bool:
