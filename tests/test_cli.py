@@ -105,6 +105,7 @@ def test_help_names_the_commands(run, capsys):
     out = capsys.readouterr().out
     assert stop.value.code == 0 and "examples:" in out
     assert all(f"\n    {command} " in out for command in COMMANDS)
+    assert run() == (0, out, "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -119,7 +120,7 @@ def test_help_of_each_command_has_examples(run, capsys, command):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("", "sparsetir: the following arguments are required: COMMAND"),
+        ("--debug", "sparsetir: the following arguments are required: COMMAND"),
         ("tun", "sparsetir: argument COMMAND: invalid choice: 'tun'"),
         ("tune spmm", "sparsetir tune: argument --graph: expected one, for spmm"),
         ("tune spam --graph cora",

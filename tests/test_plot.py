@@ -14,7 +14,7 @@ from zoo import MATRICES, TENSORS
 
 from pairs import by_turns
 from sparsetir import SparseMatrix, plot
-from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.extras import WITHOUT_TORCH, install_hint
 from sparsetir.formats import BSR, CSR, EnumeratedPatterns, Hyb, Mixture, Pattern, by_block_fill
 from sparsetir.formats.coo import COO
 from sparsetir.formats.csc import CSC
@@ -376,7 +376,7 @@ def test_missing_matplotlib(monkeypatch):
             function(argument)
         assert str(error.value) == (
             f"{function.__name__}: needs matplotlib, which is not installed: "
-            "run `pip install 'sparsetir[plot]'`"
+            f"run `{install_hint('plot', 'matplotlib')}`"
         )
 
 

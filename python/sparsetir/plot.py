@@ -1,8 +1,8 @@
 """Pictures: which coordinates a matrix stores, and what a format makes of them.
 
-Needs matplotlib (`pip install 'sparsetir[plot]'`), which is imported when a function is called.
-Figures are made without pyplot: no window opens and no backend is chosen. A notebook shows them
-after `%matplotlib inline`; `figure.savefig(path)` writes them anywhere.
+Needs matplotlib, which is imported when a function is called. Figures are made without pyplot: no
+window opens and no backend is chosen. A notebook shows them after `%matplotlib inline`;
+`figure.savefig(path)` writes them anywhere.
 """
 
 from __future__ import annotations

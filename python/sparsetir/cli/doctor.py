@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import add_command, memory
+from sparsetir.cli.arguments import Parser, memory
 
 __all__ = ["add", "run"]
 
@@ -46,10 +46,8 @@ VARIABLES = (
 TOLERANCE = 1e-4
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "show versions, targets, CPU, GPU, records; check that a kernel runs"
-    out = add_command(commands, "doctor", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     out.add_argument("--json", action="store_true", help="print one JSON document")
 
 

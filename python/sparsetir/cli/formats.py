@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, UsageError, add_command, memory
+from sparsetir.cli.arguments import Failed, Parser, UsageError, memory
 
 __all__ = ["add", "describe", "run"]
 
@@ -27,10 +27,8 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "statistics of a graph, and what each format would make of it"
-    out = add_command(commands, "formats", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     out.add_argument("graph", help="see `sparsetir tune --help`")
     out.add_argument("--format", nargs="+", metavar="NAME", help="only these, by their names")
     out.add_argument(

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, UsageError, add_command
+from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, Parser, UsageError
 from sparsetir.cli.functions import function_of
 
 __all__ = ["add", "run"]
@@ -35,10 +35,8 @@ examples:
 NAMES = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "print a stage of an operator's program, or of a function in a file"
-    out = add_command(commands, "lower", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     out.add_argument("program", metavar="OP|FILE", help=f"{', '.join(OPS)}, or file.py[:function]")
     out.add_argument("--stage", choices=STAGES, default="1", help="default: 1")
     out.add_argument("--target", type=arguments.target, default="llvm", help="default: llvm")

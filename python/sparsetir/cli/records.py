@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, UsageError, add_command
+from sparsetir.cli.arguments import Failed, Parser, UsageError
 
 __all__ = ["add", "run"]
 
@@ -24,10 +24,8 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "list, export, import or forget what tuning has kept"
-    out = add_command(commands, "records", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     actions = out.add_subparsers(dest="action", metavar="ACTION", required=True)
     common = arguments.Parser(add_help=False)
     common.add_argument("--records", metavar="PATH", help="the file of records")

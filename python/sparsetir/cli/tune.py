@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import DTYPES, REDUCTIONS, TUNED, UsageError, add_command, at_least
+from sparsetir.cli.arguments import DTYPES, REDUCTIONS, TUNED, Parser, UsageError, at_least
 from sparsetir.cli.functions import function_of, is_file, schedule_of
 
 __all__ = ["add", "report_path", "run"]
@@ -44,10 +44,8 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "search formats and schedules for an operator on a graph, or for a function in a file"
-    out = add_command(commands, "tune", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     out.add_argument("op", metavar="OP|FILE", help=f"{', '.join(TUNED)}, or file.py[:function]")
     of_op = out.add_argument_group("of an operator")
     of_op.add_argument("--graph", help="see below")

@@ -19,6 +19,7 @@ GATConv with `edge_dim` takes the values of a sparse matrix for features of its 
 To run PyG's own layers on these kernels, see :func:`sparsetir.nn.pyg.accelerate`.
 """
 
+from sparsetir import needs_torch  # noqa: F401
 from sparsetir.nn.gat import GATConv
 from sparsetir.nn.gcn import GCNConv
 from sparsetir.nn.points import KernelMap, OnFeatures, SparsePoints, kernel_map

@@ -13,6 +13,7 @@ taken forward (jvp, jacfwd, hessian), which raise NotImplementedError. `vmap` ru
 first dimension for heads is faster.
 """
 
+from sparsetir import needs_torch  # noqa: F401
 from sparsetir.ops.functional import sddmm, spmm, spmv
 from sparsetir.ops.masked_attention import sparse_attention
 from sparsetir.ops.messages import (
