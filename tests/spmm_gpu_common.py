@@ -163,7 +163,7 @@ def oracle(matrix: CsrPattern, problem: Spmm, a: np.ndarray, b: np.ndarray) -> n
             if row.start == row.stop:
                 continue
             terms = a[row].astype("float64")[:, None] * b[indices[row]].astype("float64")
-            combine = {"sum": np.sum, "mean": np.mean, "max": np.max}[problem.reduce]
+            combine = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[problem.reduce]
             out[i] = combine(terms, axis=0)
     return out
 

@@ -55,7 +55,8 @@ def plan(
     feat : features of the dense operands (1 for "spmv")
     dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
         by default that of the matrix. Sums are in float32, for float64 in float64
-    reduce : "sum", "mean" or "max" (see :class:`sparsetir.schedules.operators.problems.Spmm`)
+    reduce : "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
+        :class:`sparsetir.schedules.operators.problems.Spmm`)
     heads : how many matrices share the pattern; a first dimension of values, operands and result
     target : as for :func:`sparsetir.build`
     threads : of the CPU, that the rows are divided among; by default all

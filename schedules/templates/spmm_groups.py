@@ -30,7 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
-from sparsetir.schedules.operators.problems import Spmm, accumulator
+from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.templates.gpu_features import (
     GpuTiled,
@@ -143,14 +143,14 @@ class Groups(GpuTiled):
     def serves(self, problem: Spmm) -> bool:
         """Whether there are atomics for what is to be added, where rows are added to.
 
-        Maxima have none where non-zeros of a thread are of several rows: what a thread has of a
-        row by itself overwrites it, and empty rows begin with another value than others.
+        Maxima and minima have none where non-zeros of a thread are of several rows: what a thread
+        has of a row by itself overwrites it, and empty rows begin with another value than others.
         """
         if not self.is_atomic:
             return True
-        if problem.reduce == "max":
+        if problem.reduce in EXTREMA:
             in_rows = self.split == "rows" or self.work == 1
-            return in_rows and has_atomics("max", problem.dtype)
+            return in_rows and has_atomics(problem.reduce, problem.dtype)
         return has_atomics("sum", problem.dtype)
 
 

@@ -232,7 +232,7 @@ REFUSED = [
     ((X, W, INDEX, None), {}, TypeError, "'edge_type': expected a dense tensor, got NoneType"),
     ((X, W, INDEX, KIND, A[1:]), {}, ValueError, r"'edge_weight': expected shape \(40,\)"),
     ((X, W, INDEX, KIND, A.float()), {}, TypeError, "'edge_weight': expected float64"),
-    ((X, W, INDEX, KIND, A, "max"), {}, ValueError, "'reduce': expected sum, mean, got 'max'"),
+    ((X, W, INDEX, KIND, A, "max"), {}, ValueError, "'reduce': expected sum, add, mean, got 'max'"),
     ((X.to("meta"), W, INDEX, KIND), {}, ValueError, "'weight': expected to be on meta as 'x'"),
 ]  # fmt: skip
 

@@ -201,13 +201,14 @@ PROBLEMS = [
     (Spmm("float64", "int64"), tuple(ALGORITHMS)),
     (Spmm(reduce="mean"), tuple(ALGORITHMS)),
     (Spmm(reduce="max"), tuple(a for a in ALGORITHMS if a != "g nnz")),
+    (Spmm(reduce="min"), tuple(a for a in ALGORITHMS if a != "g nnz")),
     (Spmm(idtype="int64", reduce="mean", batched=True), tuple(ALGORITHMS)),
 ]
 EACH = [(p, name) for p, names in PROBLEMS for name in names]
 # Each problem, with every kind of write; each algorithm computes sums in `test_matrices`.
 QUICK = {
     ("float16", "1/g row"), ("bfloat16", "1/g row"), ("float64", "1 nnz"), ("float64", "g nnz"),
-    ("mean", "1/g row, r < g"), ("max", "1 nnz"), ("batched", "1 nnz"),
+    ("mean", "1/g row, r < g"), ("max", "1 nnz"), ("min", "1 nnz"), ("batched", "1 nnz"),
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.messages import sparse_softmax
 from sparsetir.ops.operands import Operand, resolve
+from sparsetir.vocabulary import REDUCTION_NAMES
 
 __all__ = [
     "FLOWS",
@@ -25,7 +26,6 @@ __all__ = [
 ]
 
 FLOWS = ("source_to_target", "target_to_source")
-REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
 
 
 class Graph:
@@ -91,7 +91,7 @@ class Graph:
         weight : (E,), or (heads, E), by which messages are multiplied
         """
         weight = None if weight is None else weight.to(x.dtype)
-        return spmm(self.operand, x, reduce=REDUCTIONS[aggr], values=weight)
+        return spmm(self.operand, x, reduce=REDUCTION_NAMES[aggr], values=weight)
 
     def softmax(self, x: Tensor) -> Tensor:
         """(heads, E) exp(x) over the sum of that at the target of each edge, of x (heads, E)."""
@@ -110,7 +110,7 @@ def reversed_edges(edge_index: Tensor) -> Tensor:
 
 def check_aggr(who: str, aggr: Any) -> str:
     """The name of an aggregation; ValueError if it is none of those there are kernels for."""
-    return one_of(who, "aggr", aggr, tuple(REDUCTIONS))
+    return one_of(who, "aggr", aggr, tuple(REDUCTION_NAMES))
 
 
 def check_count(who: str, name: str, value: Any) -> None:

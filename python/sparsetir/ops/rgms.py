@@ -18,6 +18,7 @@ from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.relations import Relations, relations_of
+from sparsetir.vocabulary import reduction
 
 __all__ = ["rgms"]
 
@@ -57,7 +58,8 @@ def rgms(
     Raises TypeError, ValueError and StructureError that name the argument. (SparseTIR, section
     4.4.)
     """
-    _check(x, weight, edge_index, edge_type, edge_weight, reduce)
+    reduce = reduction(WHO, reduce, REDUCTIONS)
+    _check(x, weight, edge_index, edge_type, edge_weight)
     n = x.shape[0]
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
     return rgms_sum(
@@ -65,14 +67,8 @@ def rgms(
     )  # fmt: skip
 
 
-def _check(
-    x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: Any, reduce: Any
-) -> None:
+def _check(x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: Any) -> None:
     """Raise unless operands fit each other; what graphs are is checked when they are first seen."""
-    if not isinstance(reduce, str) or reduce not in REDUCTIONS:
-        raise ValueError(
-            f"{WHO}: argument 'reduce': expected {', '.join(REDUCTIONS)}, got {reduce!r}"
-        )
     check_tensor(WHO, "x", x)
     check_tensor(WHO, "weight", weight, like=x)
     if x.dim() != 2:

@@ -168,7 +168,7 @@ class Structure:
         operands : of one dtype and this structure's device; (n, feat), (n,), or (m, feat) and
             (n, feat); with a first dimension for heads, if any. Shapes are not checked
         values : (nnz,) or (heads, nnz) in the caller's order; by default all one
-        reduce : "sum", "mean" or "max"
+        reduce : "sum", "mean", "max" or "min"
         """
         first, operator = operands[0], OPERATORS[op]
         batched = first.dim() > (1 if operator.vectors else 2)
