@@ -26,6 +26,7 @@ from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
+from sparsetir.vocabulary import reduction
 from sparsetir.waking import work_of_threads
 
 __all__ = [
@@ -175,8 +176,9 @@ def request(
         raise ValueError(f"plan: argument 'feat': expected 1 for '{op}', got {feat}")
     if operator.reductions == ("sum",) and reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for '{op}', got {reduce!r}")
+    reduce = reduction("plan", reduce)
     if not isinstance(matrix, SparseMatrix | CsrPattern):
-        matrix = SparseMatrix(matrix)
+        matrix = SparseMatrix.adopt("plan", "matrix", matrix)
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
     m, n = matrix.shape
     idtype = idtype_for(m, n, matrix.nnz, feat)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,13 @@ import numpy as np
 import scipy.sparse
 
 from sparsetir import sources
-from sparsetir.arrays import is_array
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.format import Format
 from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat
+from sparsetir.read_matrix import read_edges, read_matrix
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -274,10 +273,18 @@ class SparseTensor:
 class SparseMatrix(SparseTensor):
     """A sparse matrix, and the formats it was converted to.
 
-    data : a matrix or array of scipy in any format; a sparse tensor of torch (COO, CSR, CSC, BSR,
-        BSC) without batch and dense dimensions; a pair (rows, columns) of integer arrays
-    shape : by default that of `data`, or the least that holds all coordinates
-    values : as in :class:`SparseTensor`, for a pair alone
+    data : as for all entrances:
+
+        - a matrix or array of scipy in any format; a sparse tensor of torch (COO, CSR, CSC, BSR,
+          BSC) without batch and dense dimensions
+        - a pair (rows, columns) of integer arrays
+        - an edge_index, (2, E) integers, or a pair (edge_index, size): see :meth:`from_edge_index`
+        - a graph of PyG (`Data`, or one relation of `HeteroData`) or DGL (one relation), a
+          `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
+        - the name of a file or a graph, as for :func:`sparsetir.graphs.load_graph`
+    shape : by default that of `data`; square for the largest node of an edge_index, the least that
+        holds all coordinates of a pair
+    values : as in :class:`SparseTensor`, for a pair and edges alone
 
     What is said of order, copies and errors there holds here. Canonical CSR with int32 indices is
     shared, not copied; flags of scipy or torch that say that it is canonical are not relied on.
@@ -288,14 +295,19 @@ class SparseMatrix(SparseTensor):
         if isinstance(data, SparseTensor):
             self._share("SparseMatrix", data, values, shape)
             return
-        dense = is_array(data) and not sources.is_sparse(data)
-        if dense or isinstance(data, str | PathLike):
-            what = repr(data) if isinstance(data, str | PathLike) else f"shape {tuple(data.shape)}"
-            raise TypeError(
-                "SparseMatrix: argument 'data': expected a sparse matrix or a pair (rows, columns) "
-                f"of arrays, got {what}; see from_dense, from_edge_index and from_file"
-            )
-        self._set(sources.read("SparseMatrix", "data", data, values, shape))
+        self._set(read_matrix("SparseMatrix", "data", data, values, shape))
+
+    @classmethod
+    def adopt(cls, who: str, name: str, data: Any) -> SparseMatrix:
+        """A matrix of anything that this class takes, which may be one already.
+
+        who, name : function and argument, as errors name them
+        """
+        if isinstance(data, SparseMatrix):
+            return data
+        if isinstance(data, SparseTensor):
+            return cls(data)
+        return cls._of(read_matrix(who, name, data))
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, values: Any = None, shape: Any = None) -> Self:
@@ -318,17 +330,9 @@ class SparseMatrix(SparseTensor):
             each node, as aggregation in graph neural networks does; "source": the transposed matrix
         """
         who = f"{cls.__name__}.from_edge_index"
-        edges = sources.to_host(who, "edge_index", edge_index)
-        if edges.ndim != 2 or len(edges) != 2:
-            raise ValueError(
-                f"{who}: argument 'edge_index': expected shape (2, E), got {edges.shape}"
-            )
         if rows not in ("target", "source"):
             raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
-        if shape is None and edges.dtype.kind in "iu":
-            shape = (int(edges.max()) + 1 if edges.size else 0,) * 2
-        coords = edges[::-1] if rows == "target" else edges
-        return cls._of(sources.from_coords(who, "edge_index", list(coords), values, shape))
+        return cls._of(read_edges(who, "edge_index", edge_index, values, shape, rows == "source"))
 
     @classmethod
     def from_file(cls, path: Any) -> Self:

@@ -71,7 +71,8 @@ REFUSED = {
     ),
     "reduction": (
         lambda: ops.spmm(A, B, "prod"),
-        ValueError, "spmm: argument 'reduce': expected sum, mean, max, min, got 'prod'",
+        ValueError,
+        "spmm: argument 'reduce': expected sum, add, mean, max, amax, min, amin, got 'prod'",
     ),
     "no matrix": (
         lambda: ops.spmm([1, 2], B),

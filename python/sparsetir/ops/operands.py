@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetir.arrays import device_name, is_array
+from sparsetir.foreign import Compressed, Edges, adopted
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_size
@@ -20,6 +23,7 @@ from sparsetir.ops.structure import (
     known_structure,
     structure_of_edges,
 )
+from sparsetir.sources import to_host
 from sparsetir.sparse_tensor import SparseMatrix
 
 __all__ = ["Operand", "known", "plain_edges", "resolve"]
@@ -60,8 +64,11 @@ def resolve(
           comes in at each node. Or a pair (edges, size), where size is (sources, targets) or one
           number for both
         - `torch_geometric.EdgeIndex`, likewise
-        - a `torch_sparse.SparseTensor`, or a `dgl.sparse.SparseMatrix`
+        - a `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
         - an :class:`Operand`
+        - whatever else a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz) integers
+          of NumPy and others with DLPack, graphs of PyG and DGL, names of files. What is not in
+          tensors is converted in each call
 
     values : of the elements in A's order, instead of its own: (nnz,) or (heads, nnz). That is the
         order of A.values() for torch's tensors (block by block for BSR and BSC), of the edges, of
@@ -84,10 +91,10 @@ def resolve(
         return A if values is None else A._replace(values=values)
     if isinstance(A, SparseMatrix):
         return _of_matrix(A, values)
-    if isinstance(A, tuple | list) and len(A) == 2 and isinstance(A[0], Tensor):
+    if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
         edges, size = plain_edges(who, name, A[0])
         return _of_edges(who, name, edges, values, _size(who, name, A[1]) or size or shape)
-    return _of_foreign(who, name, A, values)
+    return _of_foreign(who, name, A, values, shape)
 
 
 def known(A: Any, n: int) -> tuple[Structure, Tensor, Tensor, Tensor | None] | None:
@@ -281,23 +288,51 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
 # -- other libraries' -----------------------------------------------------------------------------
 
 
-def _of_foreign(who: str, name: str, A: Any, values: Tensor | None) -> Operand:
-    if hasattr(A, "sparse_sizes") and hasattr(A, "csr"):  # torch_sparse.SparseTensor
-        rowptr, col, own = A.csr()
-        m, n = A.sparse_sizes()
-        return Operand(rowptr, col, m, n, own if values is None else values)
-    if hasattr(A, "coo") and hasattr(A, "val") and hasattr(A, "shape"):  # dgl.sparse.SparseMatrix
-        m, n = A.shape
-        rowptr, col = _converted(
-            ("dgl", id(A)),
-            (A,),
-            lambda: _with_pointers(torch.stack([A.coo()[1], A.coo()[0]]), m, n),
-        )
-        return Operand(rowptr, col, m, n, A.val if values is None else values)
-    raise TypeError(
-        f"{who}: argument '{name}': expected a sparse tensor of torch, a SparseMatrix, an "
-        f"edge_index (2, E) or a pair (edge_index, size), got {type(A).__name__}"
-    )
+def _of_foreign(
+    who: str, name: str, A: Any, values: Tensor | None, shape: tuple[int, int] | None
+) -> Operand:
+    found = adopted(who, name, A)
+    if isinstance(found, Compressed):
+        own = found.values if values is None else values
+        return Operand(found.rowptr, found.col, *found.shape, own)
+    if isinstance(found, Edges):
+        index, size = found.index, _size(who, name, found.size) or shape
+        if isinstance(index, tuple):
+            index = _stacked(*(as_tensor(who, name, x) for x in index))
+        edges, own = plain_edges(who, name, as_tensor(who, name, index))
+        if values is None and found.values is not None:
+            values = as_tensor(who, name, found.values)
+        return _of_edges(who, name, edges, values, size or own)
+    if isinstance(found, Tensor):
+        return _of_sparse(who, name, found, values)
+    return _of_matrix(SparseMatrix.adopt(who, name, found), values)
+
+
+def _stacked(first: Tensor, second: Tensor) -> Tensor:
+    """(2, E) of (E,) each; the same tensor for the same two."""
+    if first.is_meta or torch.compiler.is_compiling():
+        return torch.stack([first, second])
+    key = ("stacked", *memory_key(first), *memory_key(second))
+    found = conversions.get(key)
+    if found is None:
+        made = lasting(torch.stack)([first, second])
+        found = conversions.put(key, made, made.nbytes, first, second)
+    return found
+
+
+def as_tensor(who: str, name: str, array: Any) -> Tensor:
+    """A tensor of an array of any library, in its memory where it is writable; integers as int64.
+
+    who, name : function and argument, as errors name them
+    """
+    if isinstance(array, Tensor):
+        return array
+    if is_array(array) and device_name(array) != "cpu":
+        return torch.from_dlpack(array)
+    host = to_host(who, name, array)
+    if host.dtype.kind in "iu" and host.dtype.name not in ("int32", "int64"):
+        host = host.astype(np.int64)
+    return torch.from_numpy(host if host.flags.writeable else host.copy())
 
 
 # -- our own --------------------------------------------------------------------------------------
