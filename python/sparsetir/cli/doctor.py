@@ -16,6 +16,7 @@ import numpy as np
 
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Parser, memory
+from sparsetir.cli.text import many
 
 __all__ = ["add", "run"]
 
@@ -213,7 +214,7 @@ def _show(found: dict[str, Any]) -> None:
     caches = ", ".join(f"{name} {_kib(size)}" for name, size in chip["caches"].items())
     _part(
         "CPU",
-        f"{chip['name']} ({chip['llvm']}), {chip['cores']} cores, "
+        f"{chip['name']} ({chip['llvm']}), {many(chip['cores'], 'core')}, "
         f"vectors of {chip['vector_bits']} bits",
         f"features: {' '.join(chip['features']) or 'LLVM does not say'}",
         chip["unlike"] and f"unlike {chip['llvm']}: {' '.join(chip['unlike'])}",
@@ -229,7 +230,7 @@ def _show(found: dict[str, Any]) -> None:
     else:
         size = "no file yet"
         if kept["bytes"] is not None:
-            size = f"{kept['records']} in {memory(kept['bytes'])}"
+            size = f"{many(kept['records'], 'record')} in {memory(kept['bytes'])}"
         _part("records", f"{kept['path']}: {size}, schema {kept['schema']}")
     _part("variables", *(f"{name}={value}" for name, value in found["environment"].items()))
     ran = found["kernel"]
