@@ -171,7 +171,7 @@ REFUSED = [
         "'w': it requires a gradient, .* use sparsetir.ops.rgms",
     ),
     (
-        lambda: sparsetir.plan("rgms", MASK[0].nonzero()),
+        lambda: sparsetir.plan("rgms", MASK[0].nonzero(), 8),
         ValueError,
         r"'matrix': expected a SparseTensor by \(relation, row, column\) for 'rgms', got shape",
     ),
@@ -192,9 +192,13 @@ REFUSED = [
         ValueError,
         "'format': expected None for 'rgms', got CSR",
     ),
-    (lambda: sparsetir.plan("rgms", A, weighted=0), TypeError, "'weighted': expected True or"),
-    (lambda: sparsetir.plan("rgms", A, dtype=8), TypeError, "'dtype': expected a name as"),
-    (lambda: sparsetir.plan("rgms", A, dtype="int8"), ValueError, "'dtype': expected one of float"),
+    (lambda: sparsetir.plan("rgms", A, 8, weighted=0), TypeError, "'weighted': expected True or"),
+    (lambda: sparsetir.plan("rgms", A, 8, dtype=8), TypeError, "'dtype': expected a name as"),
+    (
+        lambda: sparsetir.plan("rgms", A, 8, dtype="int8"),
+        ValueError,
+        "'dtype': expected one of float",
+    ),
     (
         lambda: sparsetir.plan("rgms", A, 16, feat_in=8, config=RelationalRows()),
         TypeError,

@@ -38,8 +38,8 @@ def build(
     obj : a stage-I function, or a :class:`Schedule` of one, which gets the default schedule for the
         target; a stage-II function or a `tvm.s_tir.Schedule` of one, built as it is; or an IRModule
         of functions
-    target : "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU, or
-        sm_80 where there is none), or anything `tvm.target.Target` takes, such as
+    target : "cpu" or "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU,
+        or sm_80 where there is none), or anything `tvm.target.Target` takes, such as
         `{"kind": "cuda", "arch": "sm_90"}`
     schedule, config : as for :func:`sparsetir.lower`; beside a single function
     check : whether the kernel checks index arrays that it has not seen (see :class:`Kernel`)

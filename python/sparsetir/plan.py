@@ -28,7 +28,7 @@ __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
 def plan(
     op: str,
     matrix: Any,
-    feat: int = 1,
+    feat: Any = None,
     *,
     dtype: str | None = None,
     reduce: str = "sum",
@@ -47,12 +47,14 @@ def plan(
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
         values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and
         over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes
-    matrix : a SparseMatrix, or what that takes; its values are the default of a run. Or a
-        :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
-        row may come in any order and more than once, as edges of a graph do. It has no values, so
-        that each run is given its own. Of "rgms" a SparseTensor by (relation, row, column), or a
-        :class:`sparsetir.schedules.operators.relations.RelationPattern`, without values
-    feat : features of the dense operands (1 for "spmv")
+    matrix : a SparseMatrix, or what that takes (an edge_index, a file, ...); its values are the
+        default of a run. Or a :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is
+        trusted: columns of a row may come in any order and more than once, as edges of a graph do.
+        It has no values, so that each run is given its own. Of "rgms" a SparseTensor by (relation,
+        row, column), or a :class:`sparsetir.schedules.operators.relations.RelationPattern`, without
+        values
+    feat : features of the dense operands; or the dense operand itself, B or X, whose features,
+        dtype and heads are taken. Required, but for "spmv", which has none
     dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
         by default that of the matrix. Sums are in float32, for float64 in float64
     reduce : "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
@@ -115,7 +117,7 @@ def plan(
     return Plan(wanted, default, "default")
 
 
-def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
+def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Any]:
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
     if op == "rgms":
         return relational_request(matrix, feat, **options).whole.candidates()

@@ -151,7 +151,7 @@ AnyRequest = Request | RelationalRequest
 
 def relational_request(
     matrix: Any,
-    feat: int = 1,
+    feat: Any = None,
     *,
     feat_in: int | None = None,
     weighted: bool = True,
@@ -164,6 +164,10 @@ def relational_request(
     out_dtype: str | None = None,
 ) -> RelationalRequest:
     """The arguments of `sparsetir.plan("rgms", ...)`, checked; raises as that does."""
+    if feat is None:
+        raise TypeError(
+            "plan: argument 'feat': expected the number of features of Y for 'rgms', got None"
+        )
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
     feat_in = feat if feat_in is None else feat_in
     check_counts(feat=feat, feat_in=feat_in, threads=threads)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.arrays import itemsize
+from sparsetir.arrays import dtype_name, is_array, itemsize
 from sparsetir.formats import Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.lower import Stages, lower_template
@@ -36,6 +36,7 @@ __all__ = [
     "check_dtypes",
     "csr_pattern",
     "default_threads",
+    "features_of",
     "idtype_for",
     "refuse_relational",
     "request",
@@ -154,7 +155,7 @@ class Request(KernelRequest):
 def request(
     op: str,
     matrix: Any,
-    feat: int = 1,
+    feat: Any = None,
     *,
     dtype: str | None = None,
     reduce: str = "sum",
@@ -168,6 +169,7 @@ def request(
     if operator is None:
         known = ", ".join((*OPERATORS, "rgms"))
         raise ValueError(f"plan: argument 'op': expected one of {known}, got {op!r}")
+    feat, dtype, heads = features_of(op, feat, dtype, heads, operator.vectors)
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
     if out_dtype is not None and not hasattr(operator.problem, "out"):
         raise ValueError(f"plan: argument 'out_dtype': expected None for '{op}', got {out_dtype!r}")
@@ -180,7 +182,7 @@ def request(
     if not isinstance(matrix, SparseMatrix | CsrPattern):
         matrix = SparseMatrix.adopt("plan", "matrix", matrix)
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
-    m, n = matrix.shape
+    m, n, feat = *matrix.shape, int(feat)
     idtype = idtype_for(m, n, matrix.nnz, feat)
     problem = operator.compiled_for(dtype or own, reduce, heads is not None, idtype, out_dtype)
     threads = int(threads or default_threads())
@@ -199,6 +201,34 @@ def request(
         m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block, least
     )
     return Request(operator, matrix, problem, feat, heads, given, target)
+
+
+def features_of(
+    op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False
+) -> tuple[Any, str | None, int | None]:
+    """The number of features, and what else the dense operand says where it is given for that.
+
+    feat : a number; or the operand, whose dtype and heads are taken where none are given
+    vectors : whether operands have no dimension of features, and need no number
+    """
+    if feat is None:
+        if vectors:
+            return 1, dtype, heads
+        raise TypeError(
+            f"plan: argument 'feat': expected the number of features for '{op}', or the dense "
+            "operand, which has it, got None"
+        )
+    if not is_array(feat) or not len(feat.shape):
+        return feat, dtype, heads
+    least = 1 if vectors else 2
+    if len(feat.shape) not in (least, least + 1):
+        raise ValueError(
+            f"plan: argument 'feat': expected a number, or an operand of {least} dimensions, or "
+            f"{least + 1} with heads, got shape {tuple(feat.shape)}"
+        )
+    if heads is None and len(feat.shape) > least:
+        heads = int(feat.shape[0])
+    return 1 if vectors else int(feat.shape[-1]), dtype or dtype_name(feat), heads
 
 
 def check_dtypes(**dtypes: Any) -> None:

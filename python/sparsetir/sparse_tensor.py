@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat
+from sparsetir.notebook import html_of
+from sparsetir.products import product
 from sparsetir.read_matrix import read_edges, read_matrix
 
 if TYPE_CHECKING:
@@ -241,6 +244,9 @@ class SparseTensor:
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: shape {self.shape}, {self.nnz} elements, {self.dtype}>"
 
+    def _repr_html_(self) -> str:
+        return html_of(self)
+
     @classmethod
     def _of(cls, stored: sources.Stored) -> Self:
         out = cls.__new__(cls)
@@ -361,6 +367,19 @@ class SparseMatrix(SparseTensor):
         arrays = self._values, self.pattern.coords[1], self.pattern.indptr
         return scipy.sparse.csr_array(arrays, shape=self.shape, copy=True)
 
+    def tocsr(self) -> scipy.sparse.csr_array:
+        """What :meth:`to_scipy` gives, by scipy's name for it."""
+        return self.to_scipy()
+
+    def __matmul__(self, x: Any) -> Any:
+        """A @ x, for a vector (n,) or matrix (n, feat) of NumPy or torch; gives one of its kind.
+
+        A tensor's type is that of the result; of NumPy's types and that of the values it is the one
+        that holds both, of float16, bfloat16, float32 and float64. Gradients of tensors go through.
+        The plan for a number of features is kept with the matrix.
+        """
+        return product(self, x, self._products)
+
     def to_torch(self, layout: Any = "csr", blocksize: tuple[int, int] | None = None) -> Any:
         """A copy as a sparse tensor of torch on the CPU.
 
@@ -393,6 +412,17 @@ class SparseMatrix(SparseTensor):
         return out
 
     _transposed: Self | None = None
+    __array_ufunc__ = None  # NumPy leaves `x @ A` to us, who have none
+
+    @cached_property
+    def _products(self) -> dict[Any, Any]:
+        """The plans of :meth:`__matmul__`."""
+        return {}
+
+    def clear_cache(self) -> None:
+        """Forget the conversions and plans, and the transposed matrix."""
+        super().clear_cache()
+        self._products.clear()
 
     def _check_order(self, pattern: Pattern) -> None:
         if pattern.order != 2:

@@ -90,10 +90,10 @@ def distinctive_features(features: Iterable[str]) -> list[str]:
 
 
 def resolve_target(target: Any) -> Any:
-    """A `tvm.target.Target`; "llvm" and "cuda" mean what this machine has."""
+    """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", mean what this machine has."""
     if isinstance(target, tvm.target.Target):
         return target
-    if target == "llvm":
+    if target in ("cpu", "llvm"):
         return host_target()
     if target == "cuda":
         device = tvm.runtime.device("cuda", 0)
@@ -101,7 +101,7 @@ def resolve_target(target: Any) -> Any:
         return tvm.target.Target({"kind": "cuda", "arch": arch or DEFAULT_CUDA_ARCH})
     if not isinstance(target, str | dict):
         raise TypeError(
-            "build: argument 'target': expected 'llvm', 'cuda', a target dict or a Target, "
+            "build: argument 'target': expected 'cpu', 'cuda', a target dict or a Target, "
             f"got {target!r}"
         )
     try:

@@ -76,7 +76,7 @@ REFUSED = {
     ),
     "no matrix": (
         lambda: ops.spmm([1, 2], B),
-        TypeError, "spmm: argument 'A': expected a sparse tensor of torch, a SparseMatrix, an",
+        TypeError, "spmm: argument 'A': expected a sparse matrix of scipy or torch, a",
     ),
     "dense matrix": (
         lambda: ops.spmm(torch.ones(3, 3), B),

@@ -35,7 +35,7 @@ START_SECONDS = 600.0  # that a worker may take before it measures
 def tune(
     op: Any,
     matrix: Any,
-    feat: int = 1,
+    feat: Any = None,
     *,
     schedule: Callable[..., Any] | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
@@ -124,7 +124,7 @@ def tune(
         sought = of_operator(op, matrix, feat, device=device, **asked)
     else:
         refuse_options("a function", {
-            "feat": None if feat == 1 else feat, "dtype": dtype, "heads": heads, "remote": remote,
+            "feat": feat, "dtype": dtype, "heads": heads, "remote": remote,
             "reduce": None if reduce == "sum" else reduce, "modules": modules or None,
             "feat_in": feat_in, "weighted": None if weighted else weighted,
         })  # fmt: skip
