@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair, sizes
-from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, is_edges
+from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, glorot, zeros
 from sparsetir.nn.memory import remembered
 
@@ -114,7 +114,7 @@ class GATConv(Conv):
         residual = None if self.res is None or targets is None else self.res(targets)
         h_source, h_target = self._transformed(sources, targets)
         graph = Graph.of("GATConv", edge_index, n, m, self.flow)
-        if edge_attr is None and not is_edges(edge_index):
+        if edge_attr is None and not has_edges(edge_index):
             edge_attr = graph.weight
         if edge_attr is not None:
             check_of_edges("GATConv", "edge_attr", edge_attr, graph, (1, 2))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, check_features, weights_first
-from sparsetir.nn.graph import Graph, check_of_edges, is_edges
+from sparsetir.nn.graph import Graph, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, zeros
 from sparsetir.nn.memory import remembered
 from sparsetir.ops.registry import is_transformed
@@ -131,7 +131,7 @@ class GCNConv(Conv):
         """The graph, and weights of edges and of loops."""
         if self.normalize and self._cached is not None:
             return self._cached
-        nodes, edges, dtype = x.shape[-2], is_edges(edge_index), x.dtype
+        nodes, edges, dtype = x.shape[-2], has_edges(edge_index), x.dtype
         graph = Graph.of("GCNConv", edge_index, nodes, nodes, self.flow)
         given = graph.weight if edge_weight is None or not edges else edge_weight
         if edges and given is not None:

@@ -11,7 +11,7 @@ from sparsetir.nn.memory import remembered
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.messages import sparse_softmax
-from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.vocabulary import REDUCTION_NAMES
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "check_aggr",
     "check_count",
     "check_of_edges",
+    "has_edges",
     "is_edges",
     "one_of",
     "reversed_edges",
@@ -101,6 +102,12 @@ class Graph:
 def is_edges(edge_index: Any) -> bool:
     """Whether it is a dense tensor of edges, and no matrix."""
     return isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
+
+
+def has_edges(edge_index: Any) -> bool:
+    """Whether it is edges, or was prepared from them: in an order of the caller's own."""
+    prepared = isinstance(edge_index, Prepared)
+    return edge_index.col.dim() == 2 if prepared else is_edges(edge_index)
 
 
 def reversed_edges(edge_index: Tensor) -> Tensor:

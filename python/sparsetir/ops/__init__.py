@@ -24,7 +24,8 @@ from sparsetir.ops.messages import (
     segment_reduce,
     sparse_softmax,
 )
-from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.operands import Operand, Prepared, resolve
+from sparsetir.ops.prepared import prepare
 from sparsetir.ops.rgms import rgms
 from sparsetir.ops.structure import (
     Structure,
@@ -36,6 +37,7 @@ from sparsetir.ops.structure import (
 
 __all__ = [
     "Operand",
+    "Prepared",
     "Structure",
     "attention",
     "cache_info",
@@ -44,6 +46,7 @@ __all__ = [
     "gsddmm",
     "gspmm",
     "limit_cache",
+    "prepare",
     "resolve",
     "rgms",
     "sddmm",

@@ -26,7 +26,7 @@ from sparsetir.ops.structure import (
 from sparsetir.sources import to_host
 from sparsetir.sparse_tensor import SparseMatrix
 
-__all__ = ["Operand", "known", "plain_edges", "resolve"]
+__all__ = ["Operand", "Prepared", "as_tensor", "known", "plain_edges", "resolve"]
 
 
 class Operand(NamedTuple):
@@ -43,6 +43,39 @@ class Operand(NamedTuple):
     m: int
     n: int
     values: Tensor | None = None
+
+
+class Prepared:
+    """What :func:`sparsetir.ops.prepare` gives; taken wherever a sparse matrix is.
+
+    operand : whose rowptr and col are copies that nobody else has
+    structure : what was made of them
+    """
+
+    def __init__(self, operand: Operand, structure: Structure, of: Prepared | None = None) -> None:
+        self.operand, self.structure = operand, structure
+        self.rowptr, self.col, self.m, self.n, self.values = operand
+        self._of = of  # by which others know the pattern, and which lives as long as this
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, n), rows and columns."""
+        return self.m, self.n
+
+    @property
+    def nnz(self) -> int:
+        """Number of elements."""
+        return self.col.shape[-1]
+
+    def with_values(self, values: Tensor | None) -> Prepared:
+        """The same pattern with other values, (nnz,) or (heads, nnz), or with ones for None."""
+        return Prepared(self.operand._replace(values=values), self.structure, self._of or self)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Prepared: cannot be pickled; pickle the matrix, and prepare it again")
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.ops.Prepared {self.shape}, {self.nnz} elements, {self.col.device}>"
 
 
 def resolve(
@@ -65,7 +98,7 @@ def resolve(
           number for both
         - `torch_geometric.EdgeIndex`, likewise
         - a `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
-        - an :class:`Operand`
+        - an :class:`Operand`, or what :func:`sparsetir.ops.prepare` gives
         - whatever else a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz) integers
           of NumPy and others with DLPack, graphs of PyG and DGL, names of files. What is not in
           tensors is converted in each call
@@ -91,6 +124,8 @@ def resolve(
         return A if values is None else A._replace(values=values)
     if isinstance(A, SparseMatrix):
         return _of_matrix(A, values)
+    if isinstance(A, Prepared):
+        return A.operand if values is None else A.operand._replace(values=values)
     if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
         edges, size = plain_edges(who, name, A[0])
         return _of_edges(who, name, edges, values, _size(who, name, A[1]) or size or shape)
@@ -110,6 +145,8 @@ def known(A: Any, n: int) -> tuple[Structure, Tensor, Tensor, Tensor | None] | N
         rowptr, col, _, n, own = A
         if type(rowptr) is not Tensor or type(col) is not Tensor:
             return None
+    elif kind is Prepared:
+        return A.structure, A.rowptr, A.col, A.values
     elif kind is Tensor and A.layout is torch.sparse_csr and A.dim() == 2:
         rowptr, col, own, n = A.crow_indices(), A.col_indices(), A.values(), A.shape[1]
     elif kind is SparseMatrix:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import tvm_ffi
@@ -37,6 +38,7 @@ __all__ = [
     "known_structure",
     "keep",
     "limit_cache",
+    "pinned",
     "structure_of",
     "structure_of_edges",
     "target_of",
@@ -370,6 +372,8 @@ class _Kept:
 compiled_code = threading.local()
 
 _seen: Cache[_Kept] = Cache(max_entries=256, max_bytes=4 << 30)
+# Handles that have a structure of their own, by the key of their own tensors.
+pinned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 # What else is derived from patterns, by other modules.
 conversions: Cache[Any] = Cache(max_entries=256, max_bytes=4 << 30)
 
@@ -447,9 +451,10 @@ def known_edges(edges: Tensor, m: int, n: int) -> Structure | None:
 
 def find_kept(key: Any, *tensors: Tensor, count: bool = True) -> Any:
     """The structure, or None, that was kept for these tensors."""
-    kept = _seen.get(key, count)
+    kept = _seen.get(key, count and key not in pinned)
     if kept is None:
-        return None
+        handle = pinned.get(key)
+        return None if handle is None else handle.structure
     if kept.copies and not all(map(torch.equal, tensors, kept.copies)):
         _seen.drop(key)
         return None
