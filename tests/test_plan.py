@@ -296,3 +296,23 @@ def test_an_operand_says_features_types_and_heads():
     heads = np.ones((3, A.shape[1], 5), "float32")
     assert sparsetir.plan("spmm", A, heads)(heads).shape == (3, A.shape[0], 5)
     assert sparsetir.plan("spmv", A, b[:, 0]).problem.dtype == "float64"
+
+
+def test_names_of_dgl():
+    b = np.random.default_rng(0).random((A.shape[1], 5), "float32")
+    products = A.toarray()[:, :, None] * b
+    there = (A.toarray() != 0)[:, :, None]
+    highest = np.where(there, products, -np.inf).max(1)
+    highest[np.diff(A.indptr) == 0] = 0
+    np.testing.assert_allclose(sparsetir.plan("u_mul_e_amax", A, b)(b), highest, atol=1e-5)
+    counts = np.maximum(np.diff(A.indptr), 1)[:, None]
+    mean = (there * b).sum(1) / counts
+    np.testing.assert_allclose(sparsetir.plan("copy_u_mean", A, b)(b), mean, atol=1e-5)
+    x = np.random.default_rng(1).random((A.shape[0], 5), "float32")
+    rows, columns = A.tocoo().coords
+    want = (x[rows] * b[columns]).sum(1)
+    np.testing.assert_allclose(sparsetir.plan("u_dot_v", A, x)(x, b), want, atol=1e-5)
+    with pytest.raises(ValueError, match="'reduce': expected none beside 'u_mul_e_sum', got 'max'"):
+        sparsetir.plan("u_mul_e_sum", A, 4, reduce="max")
+    with pytest.raises(ValueError, match="expected one of spmm, .* or u_dot_v, got 'u_sub_v'"):
+        sparsetir.plan("u_sub_v", A, 4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import tvm
 from tvm import s_tir, tirx
@@ -23,6 +23,20 @@ __all__ = ["build", "compile_stages", "kernel_of"]
 # Of libc: the absolute value of a 64-bit integer, which for an address is itself. TVM's own ways to
 # make an integer of a pointer fail in its passes for types of few bits.
 ADDRESS = "labs"
+
+
+@overload
+def build(
+    obj: SparseFunc | Schedule, target: Any = "llvm", *,
+    schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
+) -> Kernel: ...  # fmt: skip
+
+
+@overload
+def build(
+    obj: Any, target: Any = "llvm", *,
+    schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
+) -> Any: ...  # fmt: skip
 
 
 def build(

@@ -72,8 +72,13 @@ def adopted(who: str, name: str, data: Any) -> Any:
         return data
     if is_array(data):
         return Edges(data)
-    if isinstance(data, tuple | list) and len(data) == 2:
-        return _pair(who, name, *data)
+    if isinstance(data, tuple | list):
+        if len(data) == 2:
+            return _pair(who, name, *data)
+        raise TypeError(
+            f"{who}: argument '{name}': expected {EXPECTED}; got {len(data)} values in a "
+            f"{type(data).__name__}"
+        )
     if hasattr(data, "edge_index"):  # torch_geometric.data.Data, or one of its EdgeStorages
         return _of_pyg(data)
     if hasattr(data, "edge_types") and hasattr(data, "edge_items"):

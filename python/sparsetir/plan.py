@@ -46,7 +46,9 @@ def plan(
     op : "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
         values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and
-        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes
+        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes. Also
+        DGL's names for these: "u_mul_e_sum" (and with other reductions) is "spmm", "copy_u_sum" the
+        same with ones for values, "u_dot_v" is "sddmm"
     matrix : a SparseMatrix, or what that takes (an edge_index, a file, ...); its values are the
         default of a run. Or a :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is
         trusted: columns of a row may come in any order and more than once, as edges of a graph do.

@@ -169,8 +169,8 @@ def relational_request(
             "plan: argument 'feat': expected the number of features of Y for 'rgms', got None"
         )
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
-    feat_in = feat if feat_in is None else feat_in
-    check_counts(feat=feat, feat_in=feat_in, threads=threads)
+    own_in: Any = feat if feat_in is None else feat_in
+    check_counts(feat=feat, feat_in=own_in, threads=threads)
     if reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for 'rgms', got {reduce!r}")
     for name, given in (("heads", heads), ("format", format)):
@@ -187,9 +187,9 @@ def relational_request(
         )
     target = resolve_target(target)
     if isinstance(matrix, SparseTensor):
-        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, feat_in, feat)
+        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, own_in, feat)
     else:
         own, idtype = "float32", str(matrix.rows.dtype)
     problem = Rgms(dtype or (own if weighted else "float32"), idtype, weighted, out_dtype)
     threads = int(threads or default_threads())
-    return RelationalRequest(matrix, problem, int(feat_in), int(feat), threads, target)
+    return RelationalRequest(matrix, problem, int(own_in), int(feat), threads, target)

@@ -26,7 +26,7 @@ from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
-from sparsetir.vocabulary import reduction
+from sparsetir.vocabulary import operator as named_operator
 from sparsetir.waking import work_of_threads
 
 __all__ = [
@@ -165,10 +165,8 @@ def request(
     out_dtype: str | None = None,
 ) -> Request:
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
-    operator = OPERATORS.get(op) if isinstance(op, str) else None
-    if operator is None:
-        known = ", ".join((*OPERATORS, "rgms"))
-        raise ValueError(f"plan: argument 'op': expected one of {known}, got {op!r}")
+    op, reduce, ones = named_operator("plan", op, reduce)
+    operator = OPERATORS[op]
     feat, dtype, heads = features_of(op, feat, dtype, heads, operator.vectors)
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
     if out_dtype is not None and not hasattr(operator.problem, "out"):
@@ -178,9 +176,12 @@ def request(
         raise ValueError(f"plan: argument 'feat': expected 1 for '{op}', got {feat}")
     if operator.reductions == ("sum",) and reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for '{op}', got {reduce!r}")
-    reduce = reduction("plan", reduce)
     if not isinstance(matrix, SparseMatrix | CsrPattern):
         matrix = SparseMatrix.adopt("plan", "matrix", matrix)
+    if ones:
+        if not isinstance(matrix, SparseMatrix):
+            raise ValueError("plan: argument 'op': expected no copy for a matrix without values")
+        matrix = matrix.with_values(np.ones(matrix.nnz, matrix.dtype))
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
     m, n, feat = *matrix.shape, int(feat)
     idtype = idtype_for(m, n, matrix.nnz, feat)

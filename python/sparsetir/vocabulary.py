@@ -12,7 +12,7 @@ from sparsetir.schedules.operators.names import DTYPES, OPS, REDUCTIONS
 
 __all__ = [
     "DTYPES", "EDGE_OPS", "MESSAGES", "OPS", "REDUCTIONS", "REDUCTION_NAMES", "edge_op", "message",
-    "reduction",
+    "operator", "reduction",
 ]  # fmt: skip
 
 # What libraries call them: PyG "add", torch "amax" and "amin".
@@ -88,3 +88,27 @@ def edge_op(who: str, op: Any, lhs_target: Any, rhs_target: Any) -> tuple[str, s
                 f"{who}: argument '{name}': expected one of {', '.join(TARGETS)}, got {target!r}"
             )
     return op, lhs_target, rhs_target
+
+
+def operator(who: str, op: Any, reduce: Any = "sum") -> tuple[str, str, bool]:
+    """One of `OPS`, one of `REDUCTIONS`, and whether all values of the matrix are to be one.
+
+    op : a name of `OPS`, or DGL's for what one of them computes: "u_mul_e_sum" and the like,
+        "copy_u_sum" and the like, "u_dot_v"
+    reduce : "sum" where the name says which
+    """
+    if isinstance(op, str) and op in OPS:
+        return op, reduction(who, reduce), False
+    if op == "u_dot_v":
+        return "sddmm", reduction(who, reduce), False
+    name, _, behind = op.rpartition("_") if isinstance(op, str) else ("", "", "")
+    if name not in ("u_mul_e", "copy_u") or behind not in REDUCTION_NAMES:
+        known = ", ".join((*OPS, "rgms"))
+        raise ValueError(
+            f"{who}: argument 'op': expected one of {known}, or u_mul_e_sum, copy_u_sum (also with "
+            f"another reduction) or u_dot_v, got {op!r}"
+        )
+    named = REDUCTION_NAMES[behind]
+    if reduction(who, reduce) not in ("sum", named):
+        raise ValueError(f"{who}: argument 'reduce': expected none beside {op!r}, got {reduce!r}")
+    return "spmm", named, name == "copy_u"

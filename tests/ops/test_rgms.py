@@ -175,7 +175,7 @@ def test_memory_is_counted():
     x, weight, _ = operands()
     ops.rgms(x, weight, *graph(), num_targets=M)
     assert ops.cache_info()["entries"] == 1
-    assert ops.cache_info()["bytes"] >= 64 * E
+    assert ops.cache_info()["bytes"] >= 8 * E  # a column and a place of each edge
     ops.clear_cache()
 
 

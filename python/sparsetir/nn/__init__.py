@@ -10,8 +10,8 @@ ways; PyG itself is not needed. What they have in common: `edge_index` is a (2, 
 tensor of sources and targets, a `torch.sparse` matrix of targets x sources (PyG's `adj_t`), or
 anything else :func:`sparsetir.ops.spmm` takes.
 
-Features may be sparse matrices. On a CPU dense ones that are nearly all zero, such as words of
-papers, are multiplied as sparse ones, once a layer sees them again (:mod:`sparsetir.nn.features`).
+Features may be sparse matrices. Dense ones that are nearly all zero, such as words of papers, are
+multiplied as sparse ones on a CPU by layers with `sparse_features=True` (GCN, SAGE, GAT).
 
 What differs from PyG: with flow="target_to_source" features are one tensor, not a pair, and a
 GATConv with `edge_dim` takes the values of a sparse matrix for features of its edges.

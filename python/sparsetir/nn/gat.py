@@ -35,6 +35,8 @@ class GATConv(Conv):
     fill_value : features of self loops: a number, a tensor, or which reduction of those of the
         edges to the node
     residual : add a linear map of the targets' features
+    sparse_features : whether dense features are nearly all zero, such as words of papers; they are
+        multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
     """
 
     def __init__(
@@ -50,9 +52,11 @@ class GATConv(Conv):
         fill_value: float | Tensor | str = "mean",
         bias: bool = True,
         residual: bool = False,
+        sparse_features: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"aggr": "add", **kwargs})
+        self.sparse_features = sparse_features
         if isinstance(fill_value, str) and fill_value not in FILLS:
             raise ValueError(
                 f"GATConv: argument 'fill_value': expected a number, a tensor, or one of "
@@ -64,8 +68,10 @@ class GATConv(Conv):
         self.add_self_loops, self.edge_dim = add_self_loops, edge_dim
         self.fill_value, self.residual = fill_value, residual
 
-        def of_heads(channels: int) -> Linear:
-            return Linear(channels, heads * out_channels, bias=False, glorot=True)
+        def of_heads(channels: int, sparse: bool = sparse_features) -> Linear:
+            return Linear(
+                channels, heads * out_channels, bias=False, glorot=True, sparse_features=sparse
+            )
 
         def attention() -> Parameter:
             return Parameter(torch.empty(1, heads, out_channels))
@@ -76,10 +82,14 @@ class GATConv(Conv):
         self.lin_src = None if same else of_heads(left)
         self.lin_dst = None if same else of_heads(right)
         self.att_src, self.att_dst = attention(), attention()
-        self.lin_edge = None if edge_dim is None else of_heads(edge_dim)
+        self.lin_edge = None if edge_dim is None else of_heads(edge_dim, False)
         self.att_edge = None if edge_dim is None else attention()
         channels = out_channels * (heads if concat else 1)
-        self.res = Linear(right, channels, bias=False, glorot=True) if residual else None
+        self.res = None
+        if residual:
+            self.res = Linear(
+                right, channels, bias=False, glorot=True, sparse_features=self.sparse_features
+            )
         self.bias = Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
 

@@ -66,6 +66,8 @@ class GCNConv(Conv):
     improved : loops weigh two, not one, where edges have weights
     cached : normalise once and use that ever after
     add_self_loops : by default as `normalize`
+    sparse_features : whether dense features are nearly all zero, such as words of papers; they are
+        multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
     """
 
     def __init__(
@@ -77,9 +79,11 @@ class GCNConv(Conv):
         add_self_loops: bool | None = None,
         normalize: bool = True,
         bias: bool = True,
+        sparse_features: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"aggr": "add", **kwargs})
+        self.sparse_features = sparse_features
         add_self_loops = normalize if add_self_loops is None else add_self_loops
         if add_self_loops and not normalize:
             raise ValueError(
@@ -92,7 +96,10 @@ class GCNConv(Conv):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached = improved, cached
         self.add_self_loops, self.normalize = add_self_loops, normalize
-        self.lin = Linear(in_channels, out_channels, bias=False, glorot=True)
+        self.lin = Linear(
+            in_channels, out_channels, bias=False, glorot=True,
+            sparse_features=self.sparse_features,
+        )  # fmt: skip
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -190,16 +189,12 @@ element_attention = define(
     _save,
 )
 
-_masks: WeakKeyDictionary[Structure, BlockMask | None] = WeakKeyDictionary()
-
 
 def _in_blocks(structure: Structure) -> BlockMask | None:
     """The elements in blocks where that costs less than one by one; None elsewhere, on GPUs too."""
     if structure.device.type != "cpu":
         return None
-    if structure not in _masks:
-        _masks[structure] = _fitting(structure)
-    return _masks[structure]
+    return structure.derived(BlockMask, _fitting)
 
 
 def _fitting(structure: Structure) -> BlockMask | None:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from sparsetir.arrays import dtype_name
 from sparsetir.ops import functional, messages_library
-from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.cache import kept, lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr
 from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import is_plain
-from sparsetir.ops.structure import DTYPES, conversions
+from sparsetir.ops.structure import DTYPES
 from sparsetir.vocabulary import edge_op, message, reduction
 
 __all__ = ["attention", "edge_softmax", "gsddmm", "gspmm", "segment_reduce", "sparse_softmax"]
@@ -353,12 +353,12 @@ def _no_columns(rowptr: Tensor, nnz: int) -> Tensor:
     if torch.compiler.is_compiling():
         return torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
     key = ("segments", nnz, *memory_key(rowptr))
-    found = conversions.get(key)
+    found = kept.get(key)
     if found is None:
         zeros = lasting(torch.zeros)(nnz, dtype=rowptr.dtype, device=rowptr.device)
         if is_plain(rowptr):
             check_csr("segment_reduce", rowptr, zeros, 1)
-        found = conversions.put(key, zeros, zeros.nbytes, rowptr)
+        found = kept.put(key, zeros, rowptr)
     return found
 
 

@@ -12,13 +12,12 @@ from torch import Tensor
 from sparsetir.arrays import device_name, is_array
 from sparsetir.foreign import Compressed, Edges, adopted
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.cache import kept, lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_size
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import is_plain
 from sparsetir.ops.structure import (
     Structure,
-    conversions,
     known_edges,
     known_structure,
     structure_of_edges,
@@ -181,12 +180,10 @@ def _converted(
     key: Any, owners: tuple[Any, ...], convert: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Rowptr and col for a key, which is about `owners`: made when they are first wanted."""
-    found = conversions.get(key)
+    found = kept.get(key)
     if found is None:
         found = lasting(convert)()
-        found = conversions.put(
-            key, found, sum(x.numel() * x.element_size() for x in found), *owners
-        )
+        found = kept.put(key, found, *owners)
     return found
 
 
@@ -350,10 +347,10 @@ def _stacked(first: Tensor, second: Tensor) -> Tensor:
     if first.is_meta or torch.compiler.is_compiling():
         return torch.stack([first, second])
     key = ("stacked", *memory_key(first), *memory_key(second))
-    found = conversions.get(key)
+    found = kept.get(key)
     if found is None:
         made = lasting(torch.stack)([first, second])
-        found = conversions.put(key, made, made.nbytes, first, second)
+        found = kept.put(key, made, first, second)
     return found
 
 

@@ -25,7 +25,6 @@ __all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_of"]
 # Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
 CHUNK = 32
 CHUNKS_OF_PIECE = 64
-BYTES_PER_EDGE, BYTES_PER_RELATION = 120, 64
 
 
 class Chunks:
@@ -198,11 +197,6 @@ class Relations:
     def lasts(self, values: Tensor) -> bool:
         """Whether they are shares, which stay the same."""
         return any(values is kept for kept in self._shares.values())
-
-    @property
-    def nbytes(self) -> int:
-        """About what this takes with all that is made of it, in bytes."""
-        return BYTES_PER_EDGE * self.edges + BYTES_PER_RELATION * self.count
 
 
 def relations_of(
