@@ -8,8 +8,7 @@ from importlib import import_module, metadata
 
 __all__ = ["WITHOUT_TORCH", "install_hint", "need"]
 
-# Begins the code of a process that needs no torch: TVM would import it, which takes longer than all
-# else.
+# Begins the code of a process that needs no torch: TVM, which would import it, then comes without.
 WITHOUT_TORCH = "import sparsetir"
 
 
