@@ -12,7 +12,6 @@ from torch.nn import Parameter
 from sparsetir.nn.conv import Conv, pair, sizes
 from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, is_edges
 from sparsetir.nn.linear import Linear, glorot, zeros
-from sparsetir.nn.memory import remembered
 
 __all__ = ["GATConv"]
 
@@ -123,9 +122,10 @@ class GATConv(Conv):
             edge_attr = None
         if self.add_self_loops:
             graph, edge_attr = self._with_loops(graph, edge_attr, min(n, m))
+        h_source = graph.of_sources(h_source)
         alpha = self._attention(graph, h_source, h_target, edge_attr)
         heads = h_source.transpose(0, 1)
-        out = graph.aggregate(heads, self.aggr, F.dropout(alpha, self.dropout, self.training))
+        out = graph.reduce(heads, self.aggr, F.dropout(alpha, self.dropout, self.training))
         out = out.transpose(0, 1).flatten(1) if self.concat else out.mean(0)
         out = out if residual is None else out + residual
         out = out if self.bias is None else out + self.bias
@@ -162,18 +162,11 @@ class GATConv(Conv):
         self, graph: Graph, edge_attr: Tensor | None, nodes: int
     ) -> tuple[Graph, Tensor | None]:
         """The graph with a loop at each of the first nodes, after the edges, and no others."""
-
-        def make() -> tuple[Tensor, Tensor]:
-            edges = graph.edges()
-            kept = (edges[0] != edges[1]).nonzero()[:, 0]
-            loops = torch.arange(nodes, dtype=edges.dtype, device=edges.device)
-            return torch.cat([edges[:, kept], loops.expand(2, -1)], 1), kept
-
-        edges, kept = remembered((graph.col,), ("loops", graph.m, graph.n, nodes), make)
+        looped, kept = graph.with_loops(nodes)
         if edge_attr is not None:
             edge_attr = edge_attr[kept]
-            edge_attr = torch.cat([edge_attr, self._of_loops(edges, edge_attr, nodes)])
-        return Graph.of("GATConv", edges, graph.n, graph.m), edge_attr
+            edge_attr = torch.cat([edge_attr, self._of_loops(looped.edges(), edge_attr, nodes)])
+        return looped, edge_attr
 
     def _of_loops(self, edges: Tensor, edge_attr: Tensor, nodes: int) -> Tensor:
         """(nodes, edge_dim) features of loops."""

@@ -12,7 +12,6 @@ from torch.nn import Parameter
 from sparsetir.nn.conv import Conv, check_features, weights_first
 from sparsetir.nn.graph import Graph, check_of_edges, is_edges
 from sparsetir.nn.linear import Linear, zeros
-from sparsetir.nn.memory import remembered
 from sparsetir.ops.registry import is_transformed
 
 __all__ = ["GCNConv", "gcn_norm"]
@@ -52,7 +51,7 @@ def gcn_norm(
     degree = (zero if loop is None else loop).index_add(0, target, weight)
     scale = degree.pow(-0.5)
     scale = scale.masked_fill(scale == torch.inf, 0)
-    weight = scale[target] * weight * scale[source]
+    weight = scale[target] * weight * graph.of_sources(scale)[source]
     return weight, None if loop is None else scale * scale * loop
 
 
@@ -150,7 +149,7 @@ class GCNConv(Conv):
         else:
             key = ("gcn_norm", self_loop, edges, dtype)
             weights = () if given is None else (given,)
-            weight, loop = remembered((graph.operand.rowptr, graph.col), key, make, weights)
+            weight, loop = graph.remembered(key, make, weights)
         found = graph, weight, loop
         if self.cached and (torch.compiler.is_compiling() or not is_transformed()):
             self._cached = found

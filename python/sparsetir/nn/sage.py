@@ -123,7 +123,11 @@ class SAGEConv(Conv):
         """The same, where sums over neighbours are multiplied."""
         x = x if x.layout is torch.strided else x.to_dense()
         every = [self.aggr] if isinstance(self.aggr, str) else self.aggr
-        found = [graph.aggregate(x, aggr, graph.weight) for aggr in every]
+        if len(every) == 1:
+            found = [graph.aggregate(x, every[0], graph.weight)]
+        else:
+            x = graph.of_sources(x)
+            found = [graph.reduce(x, aggr, graph.weight) for aggr in every]
         gathered = torch.cat(found, -1) if len(found) > 1 else found[0]
         out = linear(gathered, self.lin_l.weight, self.lin_l.bias)
         return out if own is None else out + self._root(own)

@@ -1,0 +1,160 @@
+"""Graphs on several processes give what one process gives."""
+
+import pytest
+import torch
+
+import distributed_checks as checks
+from distributed_team import Team
+from pairs import in_pairs
+
+KINDS = ["random", "no edges", "three nodes", "one target", "one source", "no nodes"]
+PARTITIONS = ["rows", "given", "shares", "last"]
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory):
+    found = Team(4, tmp_path_factory.mktemp("team"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_edges_are_where_their_targets_are(team, kind, partition):
+    team(checks.test_edges_are_where_their_targets_are, kind, partition)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_other_numbers_of_processes(team, size):
+    team(checks.test_edges_are_where_their_targets_are, "random", "shares", size=size)
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_rows_there_and_back(team, partition):
+    team(checks.test_rows_there_and_back, partition)
+
+
+def test_coalesced(team):
+    team(checks.test_coalesced)
+
+
+@pytest.mark.parametrize(*in_pairs(
+    kind=KINDS[:5], reduce=["sum", "mean", "max", "min"], dtype=DTYPES,
+    heads=["none", "x", "values", "x and values", "no values", "x, no values"],
+))  # fmt: skip
+def test_spmm(team, kind, reduce, dtype, heads):
+    partition = PARTITIONS[len(kind + reduce + heads) % 4]
+    team(checks.test_spmm, kind, partition, reduce, dtype, heads)
+
+
+@pytest.mark.parametrize(*in_pairs(
+    kind=KINDS[:5], partition=PARTITIONS[:2], dtype=DTYPES, heads=[False, True],
+))  # fmt: skip
+def test_sddmm(team, kind, partition, dtype, heads):
+    team(checks.test_sddmm, kind, partition, dtype, heads)
+
+
+@pytest.mark.parametrize("kind", KINDS[:5])
+def test_softmax(team, kind):
+    team(checks.test_softmax, kind)
+
+
+@pytest.mark.parametrize(*in_pairs(
+    kind=KINDS[:5], partition=PARTITIONS[:2], dtype=DTYPES, heads=[False, True],
+))  # fmt: skip
+def test_attention(team, kind, partition, dtype, heads):
+    team(checks.test_attention, kind, partition, dtype, heads)
+
+
+def test_infinities_and_nan(team):
+    team(checks.test_infinities_and_nan)
+
+
+def test_bytes(team):
+    team(checks.test_bytes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_exchange_in_16_bits(team, dtype):
+    team(checks.test_exchange_in_16_bits, dtype)
+
+
+def test_autocast(team):
+    team(checks.test_autocast)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_layers(team, weighted):
+    team(checks.test_layers, weighted)
+
+
+@pytest.mark.parametrize("kind", ["sage", "gat", "gcn"])
+def test_losses_of_50_epochs(team, kind):
+    """Those of one process with the whole graph, to rounding."""
+    for size, partition in ((1, "rows"), (2, "given"), (4, "rows")):
+        found = team(checks.test_losses, kind, partition, size=size)
+        assert all(losses == found[0] for losses in found)  # processes know the same
+
+
+@pytest.mark.slow  # minutes
+@pytest.mark.parametrize("kind", ["sage", "gat"])
+def test_losses_of_50_epochs_on_cora(team, kind):
+    for size in (1, 2, 4):
+        team(checks.test_losses_on_a_file, kind, "cora", size=size, seconds=300)
+
+
+def test_saved_on_four_loaded_on_two(team, tmp_path):
+    path = str(tmp_path / "checkpoint")
+    team(checks.save_checkpoint, path)
+    for partition in ("given", "rows"):
+        team(checks.load_checkpoint, path, partition, size=2)
+
+
+def test_wrong_on_one_process(team):
+    found = team(checks.test_wrong_on_one_process)
+    *others, wrong = found
+    alike = (3, 6, 11, 15, 16, 17)  # which is wrong nobody can say
+    said = dict(enumerate([
+        "expected int32 or int64, got float32", "expected shape (2, E), got (150,)",
+        "expected nodes from 0 to", "expected the same on all processes", "expected sizes of 0 or more",
+        "expected shape (150,), got (3,)", "expected the same on all processes",
+        "expected 'rows', 'metis', a tensor", "expected shape (30,), a process for each node",
+        "expected processes from 0 to 3, got 99 to 99", "expected each node once",
+        "expected torch.float16, torch.bfloat16 or None", "expected shape (150, ...), got (2,)",
+        "missing.npz: no such file", "a row for each own node, got", "expected the same on all",
+        "expected the same on all", "expected the same on all", "a number for each own edge",
+        "as 'X', got", "argument 'k': expected float32", "argument 'x': expected a tensor",
+        "argument 'x': expected", "argument 'x': expected", "expected each node once",
+    ]))  # fmt: skip
+    for at, text in said.items():
+        assert text in wrong[at], (at, wrong[at])
+        for other in others:
+            if at == 10:  # each process names each node: all are wrong
+                assert text in other[at]
+            else:
+                assert other[at].startswith("DistributedError: "), (at, other[at])
+                assert at in alike or "process " in other[at], (at, other[at])
+    assert len(said) == len(wrong)
+
+
+def test_second_derivatives_are_refused(team):
+    for text in team(checks.test_twice_differentiated):
+        assert "once_differentiable" in text
+
+
+@pytest.mark.parametrize("how, seconds", [("killed", 60), ("stopped", 3)])
+def test_a_process_that_ends_or_hangs(tmp_path, how, seconds):
+    """The others get an error that says so: at once, or when the time of the group is over."""
+    team = Team(3, tmp_path, seconds)
+    try:
+        team.begin(checks.fails_alone, how)
+        pipes = [pipe for rank, pipe in enumerate(team.pipes) if rank != 1]
+        for pipe in pipes:
+            assert pipe.poll(40)
+            failed, (text, waited) = pipe.recv()
+            assert failed is None
+            assert waited < 2 * seconds + 5 if how == "stopped" else waited < 10
+            assert "another process has ended, was not there in time" in text, text
+    finally:
+        team.close()
