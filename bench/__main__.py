@@ -141,6 +141,19 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     )
     rgcn.add_argument("--seconds", type=float, default=5, help="of each comparison (default: 5)")
     rgcn.add_argument("--plot", action="store_true", help="draw a picture beside the file")
+    spread = commands.add_parser(
+        "distributed", parents=[common], help="training on several processes: bytes, memory, time"
+    )
+    spread.add_argument("--graph", nargs="+", help="files, cora or 'generated' (default: cora)")
+    spread.add_argument("--model", nargs="+", choices=("sage", "gat"), default=["sage", "gat"])
+    spread.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
+    spread.add_argument("--partition", nargs="+", choices=("rows", "metis"), default=["rows"])
+    spread.add_argument("--epochs", type=int, default=50, help="default: 50")
+    spread.add_argument("--hidden", type=int, default=64, help="features (default: 64)")
+    spread.add_argument(
+        "--most-difference", type=float, default=1e-3, help="of losses, relative (default: 0.001)"
+    )
+    spread.set_defaults(threads=1)
     mttkrp = commands.add_parser(
         "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"
     )

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # which optimizers import
 import torch.distributed as dist
+import torch.distributed.tensor
 import tvm
 
 import sparsetir.distributed

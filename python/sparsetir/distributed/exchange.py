@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import record_function
 
-from sparsetir.distributed.collectives import as_bytes, in_time, split_sizes, swap
+from sparsetir.distributed.collectives import as_bytes, in_time, split_sizes, swap, total
 from sparsetir.ops import library
 from sparsetir.ops.structure import structure_of_edges
 
@@ -45,6 +45,8 @@ class Exchange:
         asked, _ = swap(group, who, halo, self.receive, self.send)
         self.sent = asked - start
         self.bytes_sent = 0
+        rows = total(group, who, torch.tensor([self.halo], device=halo.device))
+        self._any = bool(int(rows))  # else no process sends anything, nor begins to
         # Sums of what comes back: (columns, rows), of a matrix that has a row for each own row.
         places = torch.arange(len(self.sent), device=halo.device)
         self._returned = torch.stack([places, self.sent])
@@ -74,7 +76,7 @@ class Exchange:
     def _start(
         self, who: str, into: Tensor, packed: Tensor, receive: list[int], send: list[int]
     ) -> Any:
-        if not packed.shape[1:].numel():
+        if not self._any or not packed.shape[1:].numel():
             return None
         self.bytes_sent += packed.nbytes  # rows go to other processes alone
         with in_time(self.group, who):
