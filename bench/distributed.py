@@ -41,7 +41,11 @@ def run(args: argparse.Namespace) -> None:
             for partition in args.partition:
                 cells.append(cell_of(graph, model, partition, args))
     where = circumstances(1)
-    results = {"cells": cells, "large": large(cells), "stated": {k: list(v) for k, v in NETWORKS.items()}}
+    results = {
+        "cells": cells,
+        "large": large(cells),
+        "stated": {k: list(v) for k, v in NETWORKS.items()},
+    }
     show(results, where["cores"])
     write(args.out, "distributed", where, results)
     wrong = [c for c in cells if c["difference"] > args.most_difference]
@@ -89,7 +93,7 @@ def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
             str(size), "-m", "sparsetir.bench.distributed_worker", str(path), folder,
         ]  # fmt: skip
-        alone = {name: "1" for name in THREADS}
+        alone = dict.fromkeys(THREADS, "1")
         done = subprocess.run(
             command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=SECONDS
         )

@@ -1,6 +1,6 @@
 """A process of `bench distributed`: trains on its part of a graph, and says what it took.
 
-    torchrun --nproc-per-node 2 -m sparsetir.bench.distributed_worker SPEC.json FOLDER
+torchrun --nproc-per-node 2 -m sparsetir.bench.distributed_worker SPEC.json FOLDER
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def split_times(epoch: Callable[[], float], epochs: int) -> dict[str, float]:
     return found
 
 
-def network(seconds: float = 0.5) -> dict[str, float]:
-    """Latency and speed of exchanges here: seconds of an empty one, bytes a second of large ones."""
+def network() -> dict[str, float]:
+    """Of exchanges here: seconds of one of few bytes, and bytes a second of large ones."""
     size = dist.get_world_size()
 
     def exchange(count: int) -> float:

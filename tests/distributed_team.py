@@ -23,8 +23,6 @@ import torch.distributed as dist
 import torch.distributed.tensor
 import tvm
 
-import sparsetir.distributed
-import sparsetir.nn
 from compile_cache import Cache
 
 TIMEOUT = 60  # seconds for a check

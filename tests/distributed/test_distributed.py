@@ -130,7 +130,8 @@ def test_wrong_on_one_process(team):
     alike = (3, 6, 11, 15, 16, 17)  # which is wrong nobody can say
     said = dict(enumerate([
         "expected int32 or int64, got float32", "expected shape (2, E), got (150,)",
-        "expected nodes from 0 to", "expected the same on all processes", "expected sizes of 0 or more",
+        "expected nodes from 0 to", "expected the same on all processes",
+        "expected sizes of 0 or more",
         "expected shape (150,), got (3,)", "expected the same on all processes",
         "expected 'rows', 'metis', a tensor", "expected shape (30,), a process for each node",
         "expected processes from 0 to 3, got 99 to 99", "expected each node once",

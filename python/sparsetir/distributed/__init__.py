@@ -15,9 +15,10 @@ tensor([[0., 1., 1.],
         [0., 0., 0.]])
 """
 
+from sparsetir.distributed.attention import attention
 from sparsetir.distributed.collectives import DistributedError
 from sparsetir.distributed.graph import DistGraph
-from sparsetir.distributed.products import attention, sddmm, softmax, spmm, with_halo
+from sparsetir.distributed.products import sddmm, softmax, spmm, with_halo
 from sparsetir.distributed.training import mean
 
 __all__ = [

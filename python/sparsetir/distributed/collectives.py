@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -133,9 +132,3 @@ def as_bytes(x: Tensor) -> Tensor:
     """(rows, bytes): the same memory, as engines have not all dtypes; rows are not empty."""
     rows = x.contiguous().view(x.shape[0], x.shape[1:].numel())
     return rows.view(torch.uint8)
-
-
-def wait(work: Any, group: Any, who: str, timeout: timedelta | None = None) -> None:
-    """Wait for an operation that was begun."""
-    with in_time(group, who):
-        work.wait() if timeout is None else work.wait(timeout)

@@ -26,9 +26,8 @@ from sparsetir.graph_edges import (
 
 __all__ = ["Share", "read_share"]
 
-KINDS = (
-    f"an .npz file of one matrix in CSR, CSC or coordinates, or an edge list ({', '.join(EDGE_LISTS)})"
-)
+LISTS = f"an edge list ({', '.join(EDGE_LISTS)})"
+KINDS = f"an .npz file of one matrix in CSR, CSC or coordinates, or {LISTS}"
 # Of an array that is looked through, so many elements are in memory at a time.
 PIECE = 1 << 20
 

@@ -14,20 +14,26 @@ from torch import Tensor
 
 from sparsetir.arrays import dtype_name
 from sparsetir.distributed import products, rows
-from sparsetir.distributed.collectives import group_of, swap, together, total
+from sparsetir.distributed.build import (
+    WHO,
+    check_edges,
+    check_exchange_dtype,
+    coalesced,
+    least_nodes,
+    sent_home,
+)
+from sparsetir.distributed.collectives import group_of, together, total
 from sparsetir.distributed.exchange import Exchange
-from sparsetir.distributed.files import read_share
-from sparsetir.distributed.partition import Partition, check_partition, make_partition
+from sparsetir.distributed.files import Share, read_share
+from sparsetir.distributed.partition import Partition, check_partition
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.compress import sorted_by
 from sparsetir.ops.operands import Operand, resolve
-from sparsetir.ops.structure import DTYPES
 
 __all__ = ["DistGraph"]
 
 T = TypeVar("T")
-WHO = "DistGraph.from_edges"
 INT32_MAX = 2**31 - 1
 
 
@@ -110,10 +116,10 @@ class DistGraph:
         edge_data = dict(edge_data or {})
 
         def check() -> Any:
-            _check_edges(edge_index, values, edge_data)
+            check_edges(edge_index, values, edge_data)
             if num_nodes is not None:
                 check_size(WHO, "num_nodes", num_nodes)
-            _check_exchange_dtype(exchange_dtype)
+            check_exchange_dtype(exchange_dtype)
             if coalesce and edge_data:
                 raise ValueError(
                     f"{WHO}: argument 'coalesce': expected False with 'edge_data', got True"
@@ -123,8 +129,8 @@ class DistGraph:
             return num_nodes, kind, data, coalesce, exchange_dtype, edge_index.device.type
 
         together(group, WHO, check)
-        ends = edge_index.detach().long()
-        n = int(num_nodes) if num_nodes is not None else _least_nodes(group, ends)
+        ends = edge_index.long()
+        n = int(num_nodes) if num_nodes is not None else least_nodes(group, ends)
 
         def check_more() -> Any:
             if ends.numel() and not (0 <= int(ends.min()) and int(ends.max()) < n):
@@ -135,12 +141,12 @@ class DistGraph:
             return check_partition(WHO, partition, n, dist.get_world_size(group))
 
         together(group, WHO, check_more)
-        given = [x.detach() for x in (*([values] * (values is not None)), *edge_data.values())]
-        made, ends, given = _sent_home(group, n, ends, given, partition)
+        given = [x.detach() for x in (values, *edge_data.values()) if x is not None]
+        made, ends, given = sent_home(group, n, ends, given, partition)
         weights = given.pop(0) if values is not None else None
         sources, targets = ends
         if coalesce:
-            sources, targets, weights = _coalesced(group, sources, targets, weights)
+            sources, targets, weights = coalesced(group, sources, targets, weights)
         count = torch.tensor([len(targets)], device=targets.device)
         edges = int(total(group, WHO, count))
         found = cls(
@@ -174,15 +180,15 @@ class DistGraph:
         """
         who = "DistGraph.from_file"
         group = group_of(who, group)
-        share: list[Any] = []
+        rank, count = dist.get_rank(group), dist.get_world_size(group)
+        read: list[Share] = []
 
-        def read() -> Any:
-            rank, count = dist.get_rank(group), dist.get_world_size(group)
-            share.append(read_share(path, rank, count))
-            return share[0].nodes if share[0].told else None
+        def check_file() -> Any:
+            read.append(read_share(path, rank, count))
+            return read[0].nodes if read[0].told else None
 
-        together(group, who, read)
-        (found,) = share
+        together(group, who, check_file)
+        found = read.pop()
         ones = torch.tensor([int(found.values is not None)], device=device)
         some = int(total(group, who, ones))
         ends = torch.stack([torch.from_numpy(x) for x in (found.sources, found.targets)])
@@ -204,7 +210,7 @@ class DistGraph:
                 )
 
         together(group, who, check)
-        del share, found
+        del found
         return cls.from_edges(
             ends.to(device), n, values, partition=partition, coalesce=True,
             exchange_dtype=exchange_dtype, group=group,
@@ -253,7 +259,7 @@ class DistGraph:
 
     @cached_property
     def whole(self) -> Operand:
-        """Own edges as one (own, own + halo) matrix, for :func:`with_halo`'s rows; not collective."""
+        """Own edges as an (own, own + halo) matrix, for rows of :func:`with_halo`; not collective."""
         return resolve((self.edge_index, (self.own + self.halo, self.own)))
 
     def kept(self, key: Any, make: Callable[[], T]) -> T:
@@ -270,7 +276,7 @@ class DistGraph:
 
         dtype : torch.float16, torch.bfloat16, or None for what they have
         """
-        _check_exchange_dtype(dtype)
+        check_exchange_dtype(dtype)
         found = copy.copy(self)
         found.exchange_dtype = dtype
         return found
@@ -327,90 +333,4 @@ class DistGraph:
         return (
             f"<sparsetir.distributed.DistGraph of {self.num_nodes} nodes and {self.num_edges} "
             f"edges, here {self.own} nodes, {self.nnz} edges, {self.halo} nodes of others>"
-        )
-
-
-# -- on the way to a graph ------------------------------------------------------------------------
-
-
-def _sent_home(
-    group: Any, n: int, ends: Tensor, given: list[Tensor], how: Any
-) -> tuple[Partition, Tensor, list[Tensor]]:
-    """The partition, and (2, nnz) new numbers of the edges into own nodes, with what they have."""
-    partition = make_partition(WHO, group, n, ends[0], ends[1], how)
-    new = partition.renumbered(WHO, ends.reshape(-1)).view(2, -1)
-    owners = partition.owners(new[1])
-    order = torch.argsort(owners, stable=True)
-    send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
-    del owners
-    pairs, got = swap(group, WHO, new.t()[order], send)
-    del new, ends
-    found = [swap(group, WHO, x[order], send, got)[0] for x in given]
-    return partition, pairs.t(), found
-
-
-def _coalesced(
-    group: Any, sources: Tensor, targets: Tensor, values: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Each edge once, by targets and sources, with the sum of values; None where all are one."""
-    order = torch.argsort(sources, stable=True)
-    order = order[torch.argsort(targets[order], stable=True)]
-    sources, targets = sources[order], targets[order]
-    first = torch.ones(len(targets), dtype=torch.bool, device=targets.device)
-    first[1:] = (sources[1:] != sources[:-1]) | (targets[1:] != targets[:-1])
-    repeated = torch.tensor([int(not first.all())], device=targets.device)
-    if values is None and not int(total(group, WHO, repeated)):
-        return sources, targets, None
-    if values is None:
-        values = torch.ones(len(targets), device=targets.device)
-    place = first.cumsum(0) - 1
-    summed = values.new_zeros(int(first.sum())).index_add_(0, place, values[order])
-    return sources[first], targets[first], summed
-
-
-def _least_nodes(group: Any, ends: Tensor) -> int:
-    most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
-    return int(total(group, WHO, most.view(1).clone(), dist.ReduceOp.MAX)) + 1
-
-
-def _check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> None:
-    if not isinstance(edge_index, Tensor) or edge_index.layout is not torch.strided:
-        got = edge_index.layout if isinstance(edge_index, Tensor) else type(edge_index).__name__
-        raise TypeError(f"{WHO}: argument 'edge_index': expected a dense tensor, got {got}")
-    if edge_index.dtype not in (torch.int32, torch.int64):
-        raise TypeError(
-            f"{WHO}: argument 'edge_index': expected int32 or int64, got {dtype_name(edge_index)}"
-        )
-    if edge_index.dim() != 2 or len(edge_index) != 2:
-        raise ValueError(
-            f"{WHO}: argument 'edge_index': expected shape (2, E), got {tuple(edge_index.shape)}"
-        )
-    edges = edge_index.shape[1]
-    for name, x in (*([("values", values)] * (values is not None)), *edge_data.items()):
-        if not isinstance(x, Tensor) or x.layout is not torch.strided:
-            raise TypeError(
-                f"{WHO}: argument '{name}': expected a dense tensor, got {type(x).__name__}"
-            )
-        if x.dim() < 1 or len(x) != edges or (x is values and x.dim() != 1):
-            more = "" if x is values else " ..."
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected shape ({edges},{more}), got {tuple(x.shape)}"
-            )
-        if x.device != edge_index.device:
-            raise ValueError(
-                f"{WHO}: argument '{name}': expected to be on {edge_index.device} as the edges, "
-                f"got {x.device}"
-            )
-    if values is not None and values.dtype not in DTYPES:
-        raise TypeError(
-            f"{WHO}: argument 'values': expected {', '.join(DTYPES.values())}, got "
-            f"{dtype_name(values)}"
-        )
-
-
-def _check_exchange_dtype(dtype: Any) -> None:
-    if dtype not in (None, torch.float16, torch.bfloat16):
-        raise ValueError(
-            "DistGraph: argument 'exchange_dtype': expected torch.float16, torch.bfloat16 or None, "
-            f"got {dtype!r}"
         )

@@ -76,9 +76,7 @@ class SpreadGraph(Graph):
             weight = torch.ones(self.graph.nnz, dtype=x.dtype, device=x.device)
         return products.spmm(self.graph, x, REDUCTIONS[aggr], weight)
 
-    def remembered(
-        self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()
-    ) -> T:
+    def remembered(self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()) -> T:
         """`make()`, kept by the graph; anew in each call where it depends on `compared`."""
         return make() if compared else self.graph.kept(key, make)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from sparsetir.distributed.collectives import in_time, swap, together, total
+from sparsetir.distributed.collectives import swap, together, total
 from sparsetir.extras import need
 
 __all__ = ["Blocks", "Partition", "check_partition", "make_partition"]
@@ -210,9 +212,6 @@ def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Ten
 
 def _metis(n: int, parts: int, edges: np.ndarray) -> np.ndarray:
     """(n,) int64 part of each node, of about equal work in each."""
-    import pymetis  # type: ignore[import-not-found]
-    import scipy.sparse as sp
-
     if not n or parts == 1:
         return np.zeros(n, np.int64)
     ones = np.ones(len(edges), np.int32)
@@ -221,14 +220,8 @@ def _metis(n: int, parts: int, edges: np.ndarray) -> np.ndarray:
     both = sp.csr_array(pattern + pattern.T)
     both.setdiag(0)
     both.eliminate_zeros()
+    pymetis: Any = import_module("pymetis")
     _, found = pymetis.part_graph(
         parts, xadj=both.indptr, adjncy=both.indices, vweights=work.tolist()
     )
     return np.asarray(found, np.int64)
-
-
-def broadcast(group: Any, who: str, x: Tensor, source: int) -> Tensor:
-    """x of process `source` on all of them, written to x."""
-    with in_time(group, who):
-        dist.broadcast(x, dist.get_global_rank(group, source), group=group)
-    return x

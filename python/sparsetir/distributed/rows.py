@@ -147,7 +147,7 @@ def from_dtensor(graph: DistGraph, x: Any) -> Tensor:
             raise TypeError(f"{who}: argument 'x': expected a DTensor, got {type(x).__name__}")
         if tuple(x.placements) != (Shard(0),) or x.dim() < 1 or x.shape[0] != graph.num_nodes:
             raise ValueError(
-                f"{who}: argument 'x': expected {graph.num_nodes} rows in shards of rows, got shape "
+                f"{who}: argument 'x': expected {graph.num_nodes} rows in shards of rows, got "
                 f"{tuple(x.shape)} placed as {tuple(x.placements)}"
             )
         return tuple(x.shape)

@@ -14,7 +14,7 @@ __all__ = ["mean"]
 
 
 def mean(losses: Tensor, group: Any = None) -> Tensor:
-    """The mean of losses of all processes, whose gradients suit DistributedDataParallel; collective.
+    """The mean of the losses of all processes, for DistributedDataParallel; collective.
 
     losses : any shape, of own nodes; there may be none
     group : by default all processes

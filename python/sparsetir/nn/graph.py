@@ -106,9 +106,7 @@ class Graph:
         weight = None if weight is None else weight.to(x.dtype)
         return spmm(self.operand, x, reduce=REDUCTIONS[aggr], values=weight)
 
-    def remembered(
-        self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()
-    ) -> T:
+    def remembered(self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()) -> T:
         """:func:`remembered` for this graph's pattern."""
         return remembered((self.operand.rowptr, self.col), key, make, compared)
 
