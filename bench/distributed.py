@@ -27,7 +27,7 @@ from sparsetir.bench.report import circumstances, table, write
 from sparsetir.bench.timing import progress
 from sparsetir.graphs import graph_name, load_graph
 
-GENERATED = {"nodes": 200_000, "degree": 10, "far": 0.1}
+GENERATED = {"nodes": 100_000, "degree": 10, "far": 0.1}
 LARGE = {"nodes": 100e6, "degree": 16, "far": 0.05, "near": 50}  # of the model alone
 MACHINES = [2**i for i in range(1, 11)]
 SECONDS = 600  # for a run

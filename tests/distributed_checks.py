@@ -565,6 +565,35 @@ def test_wrong_on_one_process(group: Any) -> list[str]:
     return found
 
 
+def test_layers_refuse(group: Any) -> tuple[str, str]:
+    graph, *_ = spread(group)
+    layer = nn.SAGEConv(FEAT, 3, flow="target_to_source")
+    flow = message(ValueError, lambda: layer(torch.ones(graph.own, FEAT), graph))
+    return flow, message(ValueError, lambda: nn.SAGEConv(FEAT, 3)(torch.ones(99, FEAT), graph))
+
+
+def test_metis(group: Any) -> None:
+    """Two rings, of nodes in any order: each on two of four processes, with few edges between."""
+    random = torch.randperm(64)
+    ring = torch.arange(32)
+    both = torch.cat(
+        [torch.stack([ring, (ring + 1) % 32]), torch.stack([ring, (ring + 1) % 32]) + 32], 1
+    )
+    edges = random[torch.cat([both, both.flip(0)], 1)]
+    mine = share(group, edges.shape[1])
+    graph = DistGraph.from_edges(edges[:, mine], 64, partition="metis", group=group)
+    assert 12 <= graph.own <= 20 and graph.halo <= 4
+    x = torch.randn(64, FEAT, dtype=torch.float64)
+    close(distributed.spmm(graph, x[graph.nodes]), ops.spmm((edges, 64), x)[graph.nodes])
+
+
+def test_without_metis(group: Any) -> str:
+    edges, nodes = edges_of("random")
+    return message(
+        ImportError, lambda: DistGraph.from_edges(edges, nodes, partition="metis", group=group)
+    )
+
+
 def test_twice_differentiated(group: Any) -> str:
     graph, *_ = spread(group)
     x = torch.ones(graph.own, 3, requires_grad=True)
@@ -590,8 +619,3 @@ def fails_alone(group: Any, how: str) -> tuple[str, float]:
     except RuntimeError as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - start
     raise AssertionError("expected an error")
-
-
-def seconds_used(group: Any) -> float:
-    """Of this process's processor."""
-    return time.process_time()

@@ -1,12 +1,15 @@
 """Graphs on several processes give what one process gives."""
 
+import importlib.util
 import itertools
 
 import pytest
 import torch
+import torch.distributed
 
 import distributed_checks as checks
 from distributed_team import Team
+from sparsetir.distributed import DistGraph
 
 KINDS = ["random", "no edges", "three nodes", "one target", "one source", "no nodes"]
 PARTITIONS = ["rows", "given", "shares", "last"]
@@ -29,7 +32,6 @@ def each_value(**choices):
 def team(tmp_path_factory):
     found = Team(4, tmp_path_factory.mktemp("team"))
     yield found
-    print("USED", found(checks.seconds_used))
     found.close()
 
 
@@ -150,6 +152,28 @@ def test_wrong_on_one_process(team):
                 assert other[at].startswith("DistributedError: "), (at, other[at])
                 assert at in alike or "process " in other[at], (at, other[at])
     assert len(said) == len(wrong)
+
+
+def test_layers_refuse(team):
+    for flow, rows in team(checks.test_layers_refuse):
+        assert "SAGEConv: argument 'edge_index': expected edges (2, E) with flow=" in flow
+        assert "expected a DistGraph of 99 own nodes as the features of sources have rows" in rows
+
+
+def test_without_processes():
+    with pytest.raises(RuntimeError, match="run under torchrun and call .*init_process_group"):
+        DistGraph.from_edges(torch.zeros(2, 3, dtype=torch.int64))
+
+
+def test_metis(team):
+    pytest.importorskip("pymetis")
+    team(checks.test_metis)
+
+
+def test_without_metis(team):
+    if importlib.util.find_spec("pymetis") is None:
+        for text in team(checks.test_without_metis):
+            assert "pip install 'sparsetir[metis]'" in text
 
 
 def test_second_derivatives_are_refused(team):

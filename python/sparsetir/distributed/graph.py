@@ -259,7 +259,7 @@ class DistGraph:
 
     @cached_property
     def whole(self) -> Operand:
-        """Own edges as an (own, own + halo) matrix, for rows of :func:`with_halo`; not collective."""
+        """Own edges as an (own, own + halo) matrix, for :func:`with_halo`; not collective."""
         return resolve((self.edge_index, (self.own + self.halo, self.own)))
 
     def kept(self, key: Any, make: Callable[[], T]) -> T:

@@ -37,7 +37,7 @@ def dots(A: Operand, grad: Tensor, x: Tensor, values: Tensor) -> Tensor:
 
 
 def sampled(A: Operand, x: Tensor, y: Tensor) -> Tensor:
-    """x y^T where A has elements."""
+    """Products of rows of x and y, where A has elements."""
     return library.sddmm(A.rowptr, A.col, x, y)
 
 
