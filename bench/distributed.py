@@ -116,6 +116,7 @@ def summary(found: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> di
         "network": found[0]["network"],
         "epoch of a small graph": found[0]["epoch of a small graph"],
         "memory": [p["memory"] for p in found],
+        "memory of graph and features": [p["memory of graph and features"] for p in found],
         "memory to build": [p["memory to build"] for p in found],
         "seconds to build": max(p["seconds to build"] for p in found),
     }  # fmt: skip

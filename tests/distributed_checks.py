@@ -537,6 +537,7 @@ def test_wrong_on_one_process(group: Any) -> list[str]:
         build(partition="columns" if here else "rows"),
         build(partition=torch.zeros(30 if not here else 29, dtype=torch.int64), num_nodes=30),
         build(partition=torch.full((30,), 99 if here else 0), num_nodes=30),
+        build(partition=torch.arange(30) // 15 * int(here), num_nodes=30),
         build(partition=(torch.arange(30), torch.zeros(30, dtype=torch.int64)), num_nodes=30),
         build(exchange_dtype=torch.int8 if here else None),
         build(edge_data={"a": torch.ones(2)} if here else {"a": torch.ones(150)}),

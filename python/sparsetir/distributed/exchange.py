@@ -112,9 +112,9 @@ class Arriving:
     def wait(self) -> Tensor:
         """(halo, ...) when all of them are there."""
         self._exchange._wait(self._who, self._work)
-        if self._into is not self._out:
-            self._out.copy_(self._into)
-        return self._out
+        into, out = self._into, self._out
+        del self._packed, self._into, self._out
+        return out if into is out else out.copy_(into)
 
 
 class Returning:
@@ -129,6 +129,7 @@ class Returning:
     def add_to(self, grad: Tensor) -> Tensor:
         """Wait for them and add them to the gradients of own rows, (own, ...), in place."""
         self._exchange._wait(self._who, self._work)
+        del self._packed
         with record_function("sparsetir: unpack"):
             self._exchange.add_returned(self._into, grad)
         return grad

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsetir.distributed.collectives import swap, together, total
 from sparsetir.extras import need
 
-__all__ = ["Blocks", "Partition", "check_partition", "make_partition"]
+__all__ = ["Blocks", "Partition", "check_each_once", "check_partition", "make_partition"]
 
 NAMED = ("rows", "metis")
 
@@ -123,7 +123,11 @@ def check_partition(who: str, how: Any, n: int, processes: int) -> Any:
                 f"{who}: argument 'partition': expected {what} from 0 to {end - 1}, got "
                 f"{int(x.min())} to {int(x.max())}"
             )
-    return "shares" if shares else "given"
+    if shares:
+        return "shares"
+    # As good as the tensor itself, to see whether processes were given different ones.
+    places = torch.arange(1, n + 1, device=parts.device)
+    return "given", int(parts.sum()), int((places * parts).sum())
 
 
 def make_partition(
@@ -181,19 +185,24 @@ def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor
     send = blocks.split(nodes)
     ids, got = swap(blocks.group, who, nodes[order], send)
     found, _ = swap(blocks.group, who, parts[order], send, got)
+    check_each_once(who, "partition", blocks.group, ids - blocks.start, blocks.nodes(ids.device))
+    return torch.empty_like(found).index_copy_(0, ids - blocks.start, found)
 
-    def each_once() -> None:
-        times = torch.bincount(ids - blocks.start, minlength=blocks.stop - blocks.start)
+
+def check_each_once(who: str, name: str, group: Any, places: Tensor, nodes: Tensor) -> None:
+    """Raise unless each of `nodes`, of this process, is named by one of `places`; collective."""
+
+    def check() -> None:
+        times = torch.bincount(places, minlength=len(nodes))
         wrong = (times != 1).nonzero()
         if len(wrong):
-            node = int(wrong[0])
+            at = int(wrong[0])
             raise ValueError(
-                f"{who}: argument 'partition': expected each node once, got node "
-                f"{node + blocks.start} {int(times[node])} times"
+                f"{who}: argument '{name}': expected each node once, got node {int(nodes[at])} "
+                f"{int(times[at])} times"
             )
 
-    together(blocks.group, who, each_once)
-    return torch.empty_like(found).index_copy_(0, ids - blocks.start, found)
+    together(group, who, check)
 
 
 def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Tensor:

@@ -60,8 +60,7 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     if reduce in ("max", "min") or (reduce == "mean" and x.dtype.itemsize == 2):
         rows = with_halo(graph, x.transpose(0, -2)).transpose(0, -2)
         return functional.spmm(graph.whole, rows, reduce, values)
-    found = _Spmm.apply(graph, x, values)
-    return found / graph.degrees[:, None].to(x.dtype) if reduce == "mean" else found
+    return _Spmm.apply(graph, x, values, reduce == "mean")
 
 
 def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
@@ -123,10 +122,10 @@ def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
 
 
 class _Spmm(torch.autograd.Function):
-    """Sums; x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None."""
+    """Sums or means; x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None."""
 
     @staticmethod
-    def forward(ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None) -> Tensor:
+    def forward(ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, mean: bool) -> Tensor:
         ctx.graph = graph
         inner, outer = split(graph, values)
         heads = x.shape[0] if x.dim() == 3 else 0 if values is None or values.dim() == 1 else -1
@@ -139,9 +138,11 @@ class _Spmm(torch.autograd.Function):
         with record_function("sparsetir: remote product"):
             if graph.halo:
                 out += times(graph.remote, outer, halo, heads)
+        if mean:
+            out /= graph.degrees[:, None].to(out.dtype)
         kept = values is not None and ctx.needs_input_grad[2]
         ctx.save_for_backward(values, x if kept else None, halo if kept else None)
-        ctx.heads = heads
+        ctx.heads, ctx.mean = heads, mean
         return out
 
     @staticmethod
@@ -151,11 +152,14 @@ class _Spmm(torch.autograd.Function):
         values, x, halo = ctx.saved_tensors
         inner, outer = split(graph, values)
         grad = grads[0].contiguous()
+        if ctx.mean:
+            grad = grad / graph.degrees[:, None].to(grad.dtype)
         returning, of_x, of_values = None, None, None
         if ctx.needs_input_grad[1]:
             with record_function("sparsetir: remote product"):
                 of_halo = transposed(graph.remote, outer, grad, heads)
             returning = graph.exchange.begin_back("spmm", rows_first(of_halo), graph.exchange_dtype)
+            del of_halo
         with record_function("sparsetir: local product"):
             if returning is not None:
                 of_x = transposed(graph.local, inner, grad, heads)
@@ -164,7 +168,7 @@ class _Spmm(torch.autograd.Function):
                 of_values = torch.cat([dots(A, grad, y, values) for A, y in parts], -1)
         if returning is not None and of_x is not None:
             returning.add_to(rows_first(of_x))
-        return None, of_x, of_values
+        return None, of_x, of_values, None
 
 
 class _Sddmm(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sparsetir.arrays import dtype_name
 from sparsetir.distributed.collectives import in_time, swap, together
+from sparsetir.distributed.partition import check_each_once
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -100,17 +101,7 @@ def arrange(graph: DistGraph, nodes: Tensor, x: Tensor, who: str = "DistGraph.ar
     rows, _ = swap(group, who, x.detach()[order], send, got)
     places = places - partition.start
 
-    def each_once() -> None:
-        times = torch.bincount(places, minlength=graph.own)
-        wrong = (times != 1).nonzero()
-        if len(wrong):
-            at = int(wrong[0])
-            raise ValueError(
-                f"{who}: argument 'nodes': expected each node once, got node "
-                f"{int(graph.nodes[at])} {int(times[at])} times"
-            )
-
-    together(group, who, each_once)
+    check_each_once(who, "nodes", group, places, graph.nodes)
     return torch.empty_like(rows).index_copy_(0, places, rows)
 
 
