@@ -9,6 +9,7 @@ import torch.distributed
 
 import distributed_checks as checks
 from distributed_team import Team
+from pairs import by_default
 from sparsetir.distributed import DistGraph
 
 KINDS = ["random", "no edges", "three nodes", "one target", "one source", "no nodes"]
@@ -99,12 +100,12 @@ def test_autocast(team):
     team(checks.test_autocast)
 
 
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("weighted", by_default([False, True], True))
 def test_layers(team, weighted):
     team(checks.test_layers, weighted)
 
 
-@pytest.mark.parametrize("kind", ["sage", "gat", "gcn"])
+@pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage", "gat"))
 def test_losses_of_50_epochs(team, kind):
     """Those of one process with the whole graph, to rounding."""
     for size, partition in ((1, "rows"), (2, "given"), (4, "rows")):
