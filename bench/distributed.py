@@ -35,17 +35,15 @@ SECONDS = 600  # for a run
 
 def run(args: argparse.Namespace) -> None:
     """`python -m bench distributed`"""
-    cells = []
+    cells: list[dict[str, Any]] = []
+    results: dict[str, Any] = {"cells": cells, "stated": {k: list(v) for k, v in NETWORKS.items()}}
+    where = circumstances(1)
     for graph in args.graph or ["cora"]:
         for model in args.model:
             for partition in args.partition:
                 cells.append(cell_of(graph, model, partition, args))
-    where = circumstances(1)
-    results = {
-        "cells": cells,
-        "large": large(cells),
-        "stated": {k: list(v) for k, v in NETWORKS.items()},
-    }
+                results["large"] = large(cells)
+                write(args.out, "distributed", where, results, quiet=True)  # as far as it is
     show(results, where["cores"])
     write(args.out, "distributed", where, results)
     wrong = [c for c in cells if c["difference"] > args.most_difference]

@@ -387,8 +387,9 @@ def test_losses(group: Any, kind: str, partition: str) -> list[float]:
     train = torch.rand(nodes) < 0.5
     mine = graph.nodes
     found = losses_together(group, kind, graph, x[mine], y[mine], train[mine], 50)
-    wanted = losses_alone(kind, edges, x, y, train, 50)
-    np.testing.assert_allclose(found, wanted, rtol=2e-4)
+    if dist.get_rank(group) == 0:  # all processes find the same, as their caller sees
+        wanted = losses_alone(kind, edges, x, y, train, 50)
+        np.testing.assert_allclose(found, wanted, rtol=2e-4)
     assert found[-1] < 0.7 * found[0]
     return found
 
