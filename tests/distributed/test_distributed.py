@@ -11,6 +11,7 @@ import distributed_checks as checks
 from distributed_team import Team
 from pairs import by_default
 from sparsetir.distributed import DistGraph
+from sparsetir.distributed.collectives import check_device
 
 KINDS = ["random", "no edges", "three nodes", "one target", "one source", "no nodes"]
 PARTITIONS = ["rows", "given", "shares", "last"]
@@ -167,6 +168,14 @@ def test_layers_refuse(team):
 def test_without_processes():
     with pytest.raises(RuntimeError, match="run under torchrun and call .*init_process_group"):
         DistGraph.from_edges(torch.zeros(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("engine, wanted", [("nccl", "cuda"), ("gloo", "cpu")])
+def test_tensors_are_where_their_engine_is(monkeypatch, engine, wanted):
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group: engine)
+    x = torch.empty(1, device="meta")
+    with pytest.raises(ValueError, match=f"'x': expected to be on {wanted}, as .* by {engine}"):
+        check_device("f", "x", None, x)
 
 
 def test_metis(team):

@@ -15,7 +15,7 @@ from sparsetir.file_errors import first_line
 __all__ = [
     "DistributedError",
     "as_bytes",
-    "device_of",
+    "check_device",
     "group_of",
     "in_time",
     "split_sizes",
@@ -41,11 +41,15 @@ def group_of(who: str, group: Any) -> Any:
     return dist.group.WORLD if group is None else group
 
 
-def device_of(group: Any) -> torch.device:
-    """Where tensors have to be for a group: a GPU for NCCL alone."""
-    if str(dist.get_backend(group)) == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
+def check_device(who: str, name: str, group: Any, x: Tensor) -> None:
+    """Raise unless the group's engine sends tensors from where x is."""
+    engine = str(dist.get_backend(group))
+    wanted = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu"}.get(engine, x.device.type)
+    if x.device.type != wanted:
+        raise ValueError(
+            f"{who}: argument '{name}': expected to be on {wanted}, as processes are joined by "
+            f"{engine}, got {x.device}"
+        )
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from sparsetir.distributed.build import (
     least_nodes,
     sent_home,
 )
-from sparsetir.distributed.collectives import group_of, together, total
+from sparsetir.distributed.collectives import check_device, group_of, together, total
 from sparsetir.distributed.exchange import Exchange
 from sparsetir.distributed.files import Share, read_share
 from sparsetir.distributed.partition import Partition, check_partition
@@ -117,6 +117,7 @@ class DistGraph:
 
         def check() -> Any:
             check_edges(edge_index, values, edge_data)
+            check_device(WHO, "edge_index", group, edge_index)
             if num_nodes is not None:
                 check_size(WHO, "num_nodes", num_nodes)
             check_exchange_dtype(exchange_dtype)
