@@ -224,7 +224,8 @@ class SparseTensor:
         """Draw the pattern, or what a format makes of it.
 
         ax : axes of matplotlib; new ones by default
-        options : of `sparsetir.plot.plot_pattern`, or `plot_format` where a format is given
+        options : of `sparsetir.plot.plot_pattern`, or `plot_format` where a format is given, such
+            as `name`, what the title calls it
         """
         from sparsetir import plot
 

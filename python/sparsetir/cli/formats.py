@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     about, cells = describe(matrix), [_cell(fmt, pattern) for fmt in chosen]
     defaults = _defaults(matrix)
     if args.picture is not None:
-        _draw(args.picture, pattern, chosen if args.format else [])
+        _draw(args.picture, name, pattern, chosen if args.format else [])
     if args.json:
         picture = None if args.picture is None else str(args.picture)
         arguments.print_json({
@@ -137,12 +137,15 @@ def _defaults(matrix: Any) -> dict[str, Any]:
     }
 
 
-def _draw(path: Path, pattern: Any, chosen: list[Any]) -> None:
+def _draw(path: Path, name: str, pattern: Any, chosen: list[Any]) -> None:
     from sparsetir.plot import plot_format, plot_pattern
 
     if len(chosen) > 1:
         raise UsageError("argument --picture: expected one --format to draw, or none")
-    figure = plot_format(chosen[0].convert(pattern)) if chosen else plot_pattern(pattern)
+    if chosen:
+        figure = plot_format(chosen[0].convert(pattern), name=name)
+    else:
+        figure = plot_pattern(pattern, name=name)
     try:
         figure.savefig(path)
     except OSError as error:
