@@ -255,7 +255,7 @@ def _set_size(figure: Any, axes: list[Any], in_squares: bool = True, lines: int 
 
     in_squares : whether the storage is drawn by places; these are then as large as in the matrix
     """
-    widths, height = [HEIGHT, HEIGHT + 1.6], HEIGHT
+    widths, height = [HEIGHT, HEIGHT + 3], HEIGHT  # with the texts of bars
     if in_squares:
         wide, high = (
             [abs(end - start) for start, end in limits]
@@ -267,9 +267,10 @@ def _set_size(figure: Any, axes: list[Any], in_squares: bool = True, lines: int 
             ax.set_xlim(-0.8, width / each - 0.8)
             ax.set_ylim(max(high) - 0.8, -0.8)
     axes[0].get_gridspec().set_width_ratios(widths)
+    least = 3.5 if not lines else 6.5 if lines <= COLUMN + 2 else 8.5  # of one column, of two
     lines = lines if lines <= COLUMN + 2 else (lines + 3) // 2
     width = sum(widths) + 0.8 * len(axes)
-    figure.set_size_inches(max(width, 6.5 if lines else 3.5), height + 1 + 0.21 * lines)
+    figure.set_size_inches(max(width, least), height + 1 + 0.21 * lines)
 
 
 def _check_order(who: str, argument: str, pattern: Any) -> None:
