@@ -13,7 +13,7 @@ author = "the authors of sparsetir"
 copyright = "2026, the authors of sparsetir"
 release = version = sparsetir.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "house_docstrings"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "house_docstrings", "repository_links"]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext"]
 templates_path = []

@@ -31,15 +31,23 @@ def converted(lines: list[str]) -> list[str]:
     body: list[str] = []
     fields: list[str] = []
     literal = False  # inside of an indented block behind "::"
+    described = False  # behind parameters
     for block in _blocks(lines):
         if literal and block[0][:1].isspace():
             body += [*block, ""]
             continue
         literal = block[-1].endswith("::")
+        described = described and block[0].startswith(" ")
         if block[0].startswith(">>>"):
             body += [*block, ""]
+        elif all(line.startswith("    ") for line in block):
+            if described:  # more of a parameter
+                fields += ["", *(_escaped(line) for line in block), ""]
+            else:  # code, by itself
+                body += ["::", "", *block, ""]
         elif PARAMETER.match(block[0]):
             fields += _parameters(block)
+            described = True
         elif OUTCOME.match(block[0]) and not literal:
             fields += _outcomes(" ".join(line.strip() for line in block))
         else:
@@ -62,7 +70,8 @@ def _parameters(block: list[str]) -> list[str]:
     for line in block:
         found = PARAMETER.match(line)
         if found:
-            out.append(f":param {_escaped(found[1])}: {_escaped(found[2])}")
+            names = found[1].replace(", ", ",")  # a space would make the first a type
+            out.append(f":param {_escaped(names)}: {_escaped(found[2])}")
         else:
             out.append(f"    {_escaped(line.strip())}")
     return out
