@@ -97,16 +97,35 @@ def table() -> str:
 
 def losses() -> str:
     """Every cell that loses, for the page of performance, with the files."""
-    out = ["| | file | CPU | commit | slower in |", "|---|---|---|---|---|"]
+    out = []
     for c in comparisons():
         record = json.loads((RESULTS / f"{c.file}.json").read_text())
         cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
-        lost = "; ".join(f"{x.name} {x.ratio:.2f}" for x in c.lost) or "none"
-        out.append(
-            f"| {c.what}, {c.beside} | `{c.file}.json` | {cpu}, {record.get('llvm_cpu', '')} "
-            f"| {record['commit']} | {lost} |"
-        )
+        out += [
+            f"**{c.what}**, beside {c.beside}: slower in {len(c.lost)} of {len(c.cells)} cells.",
+            f"`{c.file}.json`, {cpu} ({record.get('llvm_cpu', '')}), commit {record['commit']}.",
+            "", *_in_lines(c.lost),
+        ]  # fmt: skip
     return "\n".join(out) + "\n"
+
+
+def _in_lines(cells: list[Cell]) -> list[str]:
+    """A table of cells, those that differ in the number of features in one row."""
+    rows: dict[str, list[tuple[int, str]]] = {}
+    for cell in cells:
+        name, _, feat = cell.name.rpartition(", ")
+        if not feat.isdigit():
+            name, feat = cell.name, "0"
+        rows.setdefault(name, []).append((int(feat), f"{cell.ratio:.2f}"))
+    if not rows:
+        return []
+    feats = sorted({feat for found in rows.values() for feat, _ in found})
+    head = [f"{feat} features" if feat else "times as fast" for feat in feats]
+    out = [f"| | {' | '.join(head)} |", "|---|" + "---:|" * len(feats)]
+    for name, found in sorted(rows.items(), key=lambda row: min(ratio for _, ratio in row[1])):
+        at = dict(found)
+        out.append(f"| {name} | {' | '.join(at.get(feat, '') for feat in feats)} |")
+    return [*out, ""]
 
 
 def _runs(op: str, beside: str, file: str, threads: int) -> Comparison:

@@ -18,12 +18,19 @@ CODE = re.compile(r"(:\w+(?::\w+)?:`[^`]*`|``[^`]*``|`[^`]*`)")
 def setup(app: Any) -> dict[str, Any]:
     """Called by Sphinx."""
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True}
 
 
 def process(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Change the lines of a docstring in place."""
     lines[:] = converted(lines)
+
+
+def skip(app: Any, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """Leave out fields of named tuples, which their class describes."""
+    alias = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    return True if alias else None
 
 
 def converted(lines: list[str]) -> list[str]:
