@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGED = ["LICENSE", "MANIFEST.in", "NOTICE", "README.md", "pyproject.toml"]
+PACKAGED = [
+    "CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "NOTICE", "README.md", "pyproject.toml",
+]  # fmt: skip
 FOLDERS = ["bench", "formats", "python", "schedules", "sparse_ir"]
 
 # Lists the modules that Python finds below a package, without importing it.
