@@ -25,6 +25,7 @@ highlight_language = "python"
 
 default_role = "code"
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # what a class has of its own; the rest is where it comes from
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88

@@ -32,6 +32,9 @@ reduce : one of
     - "sum"
     - "max"
 
+last : a number
+Returns nothing.
+
 Before::
 
     C_ = A * B
@@ -52,6 +55,8 @@ Before::
     - "sum"
     - "max"
 
+:param last: a number
+:returns: nothing.
 :returns: (m, k).
 :errors: Raises TypeError for others. (Paper, section 3.)
 """

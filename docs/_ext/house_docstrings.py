@@ -63,12 +63,14 @@ def converted(lines: list[str]) -> list[str]:
 
 
 def _blocks(lines: list[str]) -> list[list[str]]:
+    """Paragraphs; prose that follows parameters without an empty line is one of its own."""
     out: list[list[str]] = [[]]
     for line in lines:
+        plain = not line.startswith(" ") and not PARAMETER.match(line)
+        if out[-1] and (not line.strip() or plain and PARAMETER.match(out[-1][0])):
+            out.append([])
         if line.strip():
             out[-1].append(line)
-        elif out[-1]:
-            out.append([])
     return [block for block in out if block]
 
 

@@ -33,7 +33,7 @@ def large_figure(shape: tuple[int, ...], bars: int = 0) -> tuple[Any, list[Any]]
     wide = HEIGHT * min(2.0, max(0.5, max(1, shape[1]) / max(1, shape[0])))
     below = 0.8 + 0.24 * bars if bars else 0.0
     width = max(8.5, wide + HEIGHT + (1.2 if bars else 2.2))
-    figure = Figure(figsize=(width, HEIGHT + 0.8 + below))
+    figure: Any = Figure(figsize=(width, HEIGHT + 0.8 + below))
     figure.set_layout_engine("constrained", h_pad=0.1, w_pad=0.1)
     top, bottom = figure, None
     if bars:
