@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from sparsetir.schedules.operators.operands import OPERATORS
+from sparsetir.schedules.templates.registry import TEMPLATES
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [
     "README.md",
@@ -59,6 +62,7 @@ def page(request):
 def outputs(page, tmp_path_factory):
     """What each block printed; each is a module, since TVM reads the source of its functions."""
     folder, names, out = tmp_path_factory.mktemp("page"), {}, []
+    kept = [dict(registry) for registry in (OPERATORS, TEMPLATES)]
     for at, (code, _) in enumerate(blocks(page)):
         name = f"page_block_{at}"
         (folder / f"{name}.py").write_text(code)
@@ -72,6 +76,9 @@ def outputs(page, tmp_path_factory):
         names |= {k: v for k, v in vars(module).items() if not k.startswith("__")}
         out.append(printed.getvalue())
     yield out
+    for registry, before in zip((OPERATORS, TEMPLATES), kept, strict=True):  # recipes add to them
+        registry.clear()
+        registry.update(before)
     for at in range(len(out)):
         del sys.modules[f"page_block_{at}"]
 
