@@ -33,12 +33,14 @@ class Comparison(NamedTuple):
     """A line of the table.
 
     what, beside : in words; file : below bench/results
+    busy : whether more processes ran than there are cores, as far as the file says
     """
 
     what: str
     beside: str
     file: str
     cells: list[Cell]
+    busy: bool
 
     @property
     def mean(self) -> float:
@@ -89,7 +91,7 @@ def table() -> str:
         worst = min(c.cells, key=lambda cell: cell.ratio)
         won = sum(cell.ratio > 1 + EVEN for cell in c.cells)
         out.append(
-            f"| {c.what} | {c.beside} | {len(c.cells)} | {won} | {c.mean:.2f} "
+            f"| {c.what}{' (busy)' * c.busy} | {c.beside} | {len(c.cells)} | {won} | {c.mean:.2f} "
             f"| {worst.ratio:.2f}: {worst.name} |"
         )
     return "\n".join(out) + "\n"
@@ -102,7 +104,7 @@ def losses() -> str:
         record = json.loads((RESULTS / f"{c.file}.json").read_text())
         cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
         out += [
-            f"**{c.what}**, beside {c.beside}: slower in {len(c.lost)} of {len(c.cells)} cells.",
+            f"**{c.what}**{', on a busy machine' * c.busy}, beside {c.beside}: slower in {len(c.lost)} of {len(c.cells)} cells.",
             f"`{c.file}.json`, {cpu} ({record.get('llvm_cpu', '')}), commit {record['commit']}.",
             "", *_in_lines(c.lost),
         ]  # fmt: skip
@@ -150,8 +152,10 @@ OURS = ("sparsetir", "sparsetir float32", "before", "yardstick")
 
 
 def _made(what: str, beside: str, cells: Any, file: str) -> Comparison:
-    results = json.loads((RESULTS / f"{file}.json").read_text())["results"]
-    return Comparison(what, beside, file, list(cells(results)))
+    record = json.loads((RESULTS / f"{file}.json").read_text())
+    load = record.get("load") or 0
+    busy = (load if isinstance(load, float | int) else load[0]) > record.get("cores", 2)
+    return Comparison(what, beside, file, list(cells(record["results"])), busy)
 
 
 def _coarsen(results: Any) -> Iterator[Cell]:
