@@ -103,8 +103,9 @@ def losses() -> str:
     for c in comparisons():
         record = json.loads((RESULTS / f"{c.file}.json").read_text())
         cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
+        where = ", on a busy machine" * c.busy
         out += [
-            f"**{c.what}**{', on a busy machine' * c.busy}, beside {c.beside}: slower in {len(c.lost)} of {len(c.cells)} cells.",
+            f"**{c.what}**{where}, beside {c.beside}: slower in {len(c.lost)} of {len(c.cells)}.",
             f"`{c.file}.json`, {cpu} ({record.get('llvm_cpu', '')}), commit {record['commit']}.",
             "", *_in_lines(c.lost),
         ]  # fmt: skip
@@ -154,7 +155,7 @@ OURS = ("sparsetir", "sparsetir float32", "before", "yardstick")
 def _made(what: str, beside: str, cells: Any, file: str) -> Comparison:
     record = json.loads((RESULTS / f"{file}.json").read_text())
     load = record.get("load") or 0
-    busy = (load if isinstance(load, float | int) else load[0]) > record.get("cores", 2)
+    busy = (load if isinstance(load, float | int) else load[0]) > record.get("cores", 2) + 0.5
     return Comparison(what, beside, file, list(cells(record["results"])), busy)
 
 
