@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGED = [
-    "CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "NOTICE", "README.md", "pyproject.toml",
+    "CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "NOTICE", "README.md",
+    "pyproject.toml",
 ]  # fmt: skip
 FOLDERS = ["bench", "formats", "python", "schedules", "sparse_ir"]
 

@@ -50,7 +50,8 @@ def prim_func(func: Any = None, private: bool = False, check_well_formed: bool =
             return func
         captured = utils.inspect_function_capture(func)
         utils.resolve_closure_vars(func, captured, outer_stack)
-        return _parse(_source_of("prim_func", func), {func.__name__: func.__annotations__}, captured)
+        source = _source_of("prim_func", func)
+        return _parse(source, {func.__name__: func.__annotations__}, captured)
 
     if func is not None:
         return wrapper(func)
@@ -126,8 +127,8 @@ def _source_of(who: str, obj: Any) -> Source:
     except OSError as error:
         raise OSError(
             f"{who}: the source of '{obj.__name__}' is not known, which a program is parsed from: "
-            "write it in a file or a notebook, not at Python's own prompt or in `exec`, or give its "
-            "text to `sparsetir.from_source`"
+            "write it in a file or a notebook, not at Python's own prompt or in `exec`, or give "
+            "its text to `sparsetir.from_source`"
         ) from error
 
 
