@@ -1,6 +1,7 @@
 # Needs Python 3.10 to 3.13 and make, nothing else:
 #   make demo    SpMM on the Cora graph: from script to kernel, then tuned; about a minute
 #   make test    every check and every test not marked slow
+#   make docs    the site, in build/docs/index.html
 #   make clean   remove what the others made
 # Another Python:            make clean, then make PYTHON=python3.12 test
 # More options for pip:      make PIP_FLAGS="..." test
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PYRIGHT := $(BIN)/pyright --pythonpath $(BIN)/python
 
-.PHONY: demo test quick check clean
+.PHONY: demo test quick check docs clean
 .DELETE_ON_ERROR:
 
 demo: $(STAMP)
@@ -32,6 +33,15 @@ quick: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+# Warnings are errors. The torch of '.[test]' is there already.
+docs: $(VENV)/.docs
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "build/docs/index.html"
+
+$(VENV)/.docs: $(STAMP)
+	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[docs]'
+	@touch $@
 
 # Brought up to date when a requirement changes; `make clean` for one from scratch. Bytecode is made
 # of what is imported, when it is: most of torch never is.

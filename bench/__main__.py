@@ -11,8 +11,10 @@ import os
 import sys
 from pathlib import Path
 
-from sparsetir.bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES, THREADS
+from bench.names import CONVOLUTIONS, DTYPES, MASKS, OPS, STUDIES
 from sparsetir.graphs import KINDS, GraphError
+from sparsetir.measuring.process import THREADS
+from sparsetir.targets import usable_cpus
 
 RESULTS = Path("bench/results")
 GRAPHS = f"A graph is {KINDS}; ':T' behind it transposes."
@@ -65,6 +67,7 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
         "gpucode", parents=[fixed], help="GPU templates by nvcc: registers, spills, widths of loads"
     )
     code.add_argument("--arch", default="sm_90", help="default: sm_90")
+    code.add_argument("--kernels", default="", help="those whose names hold this (default: all)")
     convert = commands.add_parser(
         "convert", parents=[fixed], help="bring patterns into other formats, beside scipy"
     )
@@ -141,6 +144,19 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     )
     rgcn.add_argument("--seconds", type=float, default=5, help="of each comparison (default: 5)")
     rgcn.add_argument("--plot", action="store_true", help="draw a picture beside the file")
+    spread = commands.add_parser(
+        "distributed", parents=[common], help="training on several processes: bytes, memory, time"
+    )
+    spread.add_argument("--graph", nargs="+", help="files, cora or 'generated' (default: cora)")
+    spread.add_argument("--model", nargs="+", choices=("sage", "gat"), default=["sage", "gat"])
+    spread.add_argument("--processes", nargs="+", type=int, default=[1, 2, 4])
+    spread.add_argument("--partition", nargs="+", choices=("rows", "metis"), default=["rows"])
+    spread.add_argument("--epochs", type=int, default=50, help="default: 50")
+    spread.add_argument("--hidden", type=int, default=64, help="features (default: 64)")
+    spread.add_argument(
+        "--most-difference", type=float, default=1e-3, help="of losses, relative (default: 0.001)"
+    )
+    spread.set_defaults(threads=1)
     mttkrp = commands.add_parser(
         "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"
     )
@@ -156,7 +172,7 @@ def _add_sparse_conv(conv: argparse.ArgumentParser) -> None:
         "--points", nargs="+", type=Path, help="npz files with 'points' (default: generated)"
     )
     conv.add_argument("--voxel", type=float, default=0.05, help="of these points (default: 0.05)")
-    conv.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
+    conv.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
     conv.add_argument("--peers", nargs="*", choices=CONVOLUTIONS, help="default: all")
     conv.add_argument("--seconds", type=float, default=2, help="of each comparison (default: 2)")
     conv.add_argument("--plot", action="store_true", help="draw a picture beside the file")
@@ -194,7 +210,7 @@ def _add_study(study: argparse.ArgumentParser) -> None:
 
 def _add_run(run: argparse.ArgumentParser) -> None:
     _add_problems(run, "32 128 512")
-    run.add_argument("--dtype", nargs="+", choices=list(DTYPES), default=["float32"])
+    run.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
     run.add_argument("--target", choices=("cpu", "cuda"), default="cpu")
     run.add_argument("--threads", nargs="+", help='all, one or numbers (default: "all and one")')
     run.add_argument("--rounds", type=int, help="turns of each peer and cell (default: 9)")
@@ -216,16 +232,16 @@ def main(words: list[str] | None = None, run_as: tuple[str, ...] = ()) -> None:
     if isinstance(threads, list) or args.command in ("run", "tune"):
         threads = 1  # of this process, which only waits for others
     elif threads is None:
-        args.threads = threads = len(os.sched_getaffinity(0))
+        args.threads = threads = len(usable_cpus())
     wanted = {name: str(threads) for name in THREADS}
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         # Libraries that are loaded by now have read others.
-        command = [sys.executable, "-m", *(run_as or ("sparsetir.bench",)), *words]
+        command = [sys.executable, "-m", *(run_as or ("bench",)), *words]
         sys.stdout.flush()
         os.execve(sys.executable, command, {**os.environ, **wanted})
     module = "compiling" if args.command == "compile" else args.command
     try:
-        importlib.import_module(f"sparsetir.bench.{module}").run(args)
+        importlib.import_module(f"bench.{module}").run(args)
     except GraphError as error:
         raise SystemExit(f"{commands.prog} {args.command}: {error}") from error
 

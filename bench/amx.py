@@ -12,8 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 import tvm
 
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import interleaved, progress
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR
 from sparsetir.lower import lower_template

@@ -5,19 +5,18 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench import memory
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir import masks, ops
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import interleaved, progress
+from sparsetir.measuring.process import go_ahead
 
 OURS, DENSE, FLEX = "sparsetir", "dense", "flex"
 PEERS = (DENSE, FLEX)
@@ -59,7 +58,7 @@ def rule(name: str, mask: Any) -> Callable[..., Any]:
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     if args.target == "cuda":
-        from sparsetir.bench import attention_gpu
+        from bench import attention_gpu
 
         attention_gpu.run(args)
         return
@@ -67,20 +66,19 @@ def run(args: argparse.Namespace) -> None:
     seconds = 0.05 if args.quick else args.seconds
     peers = PEERS if args.peers is None else tuple(args.peers)
     torch.set_num_threads(args.threads)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    go_ahead()
     cells = []
     for name in args.mask:
         progress(name)
         cells.append({"mask": name, **measure(name, length, heads, peers, seconds)})
     progress("memory")
-    memory = [peak(OURS, n, heads) for n in (length, 2 * length, 4 * length)]
-    memory += [peak(DENSE, length, heads)] if DENSE in peers else []
+    memories = [peak(OURS, n, heads) for n in (length, 2 * length, 4 * length)]
+    memories += [peak(DENSE, length, heads)] if DENSE in peers else []
     progress("")
-    show(cells, memory, args.threads)
+    show(cells, memories, args.threads)
     where = circumstances(args.threads)
     results = {"heads": heads, "head_size": HEAD_SIZE, "dtype": "float32"}
-    path = write(args.out, "attention", where, {**results, "cells": cells, "memory": memory})
+    path = write(args.out, "attention", where, {**results, "cells": cells, "memory": memories})
     if args.plot:
         draw(path)
     wrong = {c["mask"]: c["wrong"] for c in cells if c["wrong"]}
@@ -180,23 +178,18 @@ def _peak(way: str, length: int, heads: int) -> dict[str, int]:
     for size in (128, length):  # the first compiles
         mask = MASKS["band"](size)
         *operands, grad = (torch.randn(1, heads, size, HEAD_SIZE) for _ in range(4))
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before = _memory("VmRSS")
+        memory.begin_peak()
+        before = memory.held()
         call(mask, operands, grad)
-        taken = _memory("VmHWM") - before
+        taken = memory.peak() - before
     operand = heads * length * HEAD_SIZE * 4
     return {"blocks": len(mask.rows.indices), "bytes": taken, "operand_bytes": operand}
-
-
-def _memory(what: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
 
 
 # -- what is shown --------------------------------------------------------------------------------
 
 
-def show(cells: list[dict[str, Any]], memory: list[dict[str, Any]], threads: int) -> None:
+def show(cells: list[dict[str, Any]], memories: list[dict[str, Any]], threads: int) -> None:
     for step in ("forward", "backward"):
         names = list(dict.fromkeys(n for c in cells for n in c[step]))
         rows = []
@@ -216,7 +209,7 @@ def show(cells: list[dict[str, Any]], memory: list[dict[str, Any]], threads: int
     mb = [
         [m["way"], m["length"], m["blocks"], f"{m['bytes'] / 2**20:.1f}",
          f"{m['bytes'] / m['operand_bytes']:.2f}"]
-        for m in memory
+        for m in memories
     ]  # fmt: skip
     head = ["way", "length", "blocks", "MiB", "times q"]
     table("Most memory of a band's result and gradients, beside operands", head, mb)

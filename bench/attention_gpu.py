@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench.attention import FLEX_BLOCKS, HEAD_SIZE, HEADS, LENGTH, MASKS, flex, rule
+from bench.blocks_gpu import Device, first_line
+from bench.report import circumstances, table, write
+from bench.timing import progress
+from bench.unfused import Unfused
 from sparsetir import ops
-from sparsetir.bench.attention import FLEX_BLOCKS, HEAD_SIZE, HEADS, LENGTH, MASKS, flex, rule
-from sparsetir.bench.blocks_gpu import Device, first_line
-from sparsetir.bench.gpu_clock import take_turns
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import progress
-from sparsetir.bench.unfused import Unfused
+from sparsetir.measuring.gpu_clock import take_turns
 
 OURS, UNFUSED, DENSE, FLEX, BSR = "sparsetir", "sparsetir unfused", "dense", "flex", "torch bsr"
 PEERS = (DENSE, FLEX, BSR)

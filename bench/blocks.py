@@ -9,19 +9,18 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 import sparsetir
-from sparsetir.bench import blocks_gpu
-from sparsetir.bench.block_weights import KINDS, weight
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import interleaved, progress
+from bench import blocks_gpu
+from bench.block_weights import KINDS, weight
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir.formats import BSR
+from sparsetir.measuring.process import go_ahead
 from sparsetir.request import request
 from sparsetir.schedules.search.choose import choose
 
@@ -40,8 +39,7 @@ def run(args: argparse.Namespace) -> None:
     size, feat = (QUICK_SIZE, QUICK_FEAT) if args.quick else (SIZE, FEAT)
     seconds = 0.05 if args.quick else args.seconds
     torch.set_num_threads(args.threads)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    go_ahead()
     progress("products")
     before = os.getloadavg()
     with torch.no_grad():

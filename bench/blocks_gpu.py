@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 import sparsetir
-from sparsetir.bench.block_weights import KINDS, Kind, weight
-from sparsetir.bench.cusparse_blocks import BSR, ELL, CuSparseBlocks
-from sparsetir.bench.gpu_clock import Clock, HostClock, take_turns
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import progress
+from bench.block_weights import KINDS, Kind, weight
+from bench.cusparse_blocks import BSR, ELL, CuSparseBlocks
+from bench.report import circumstances, table, write
+from bench.timing import progress
+from sparsetir.measuring.gpu_clock import Clock, HostClock, take_turns
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 
 OURS, DENSE = "sparsetir", "dense"
@@ -164,7 +164,7 @@ def cusparse(case: Case) -> dict[str, Call]:
 
 def triton(case: Case) -> dict[str, Call]:
     """A kernel of the bench's own."""
-    from sparsetir.bench.triton_blocks import product
+    from bench.triton_blocks import product
 
     if case.stored is None:
         raise ValueError("the weight is in no blocks")

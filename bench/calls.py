@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sparsetir.bench.report import ROOT, circumstances, commit, table, write
-from sparsetir.bench.timing import progress
+from bench.report import ROOT, circumstances, commit, table, write
+from bench.timing import progress
 
 WORKER = Path(__file__).with_name("call_worker.py")
 TURNS = 4  # of processes

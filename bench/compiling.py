@@ -15,9 +15,9 @@ import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
-from sparsetir.bench.programs import ATTENTION, SPMM
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import interleaved, progress
+from bench.programs import ATTENTION, SPMM
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir.targets import host_target
 
 IMPORT = "import time; start = time.perf_counter(); import {}; print(time.perf_counter() - start)"

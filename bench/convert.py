@@ -13,10 +13,10 @@ import numpy as np
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.bench.graphs import graphs, pattern_of, values_of
-from sparsetir.bench.programs import ROW_PAIRS
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import interleaved, progress
+from bench.graphs import graphs, pattern_of, values_of
+from bench.programs import ROW_PAIRS
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir.formats import BSR, COO, CSR, SRBCRS, Format, Hyb, Pattern, RuleFormat
 from sparsetir.formats.library import block_places, hyb_places, library, places, refusal
 

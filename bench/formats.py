@@ -14,11 +14,11 @@ import numpy as np
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.bench.convert import least_of
-from sparsetir.bench.graphs import graphs, pattern_of, pruned, relations, values_of
-from sparsetir.bench.programs import RELATIONAL, SDDMM, SPMM
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import interleaved, progress
+from bench.convert import least_of
+from bench.graphs import graphs, pattern_of, pruned, relations, values_of
+from bench.programs import RELATIONAL, SDDMM, SPMM
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir.formats import CSF, ConvertedFormat, Format, Hyb, Operand, Pattern, RelationalHyb
 from sparsetir.formats.library import library, places, refusal
 

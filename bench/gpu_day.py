@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import progress
+from bench.report import circumstances, table, write
+from bench.timing import progress
 
 TAIL = 2000  # characters of what a step printed last
 
@@ -39,7 +39,7 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
     quick : small sizes
     """
     python = (sys.executable, "-m")
-    bench = (*python, "sparsetir.bench")
+    bench = (*python, "sparsetir", "bench")
     where = ("--out", str(out), *(("--quick",) if quick else ()))
     feat = () if quick else ("--feat", "32", "128", "512")
     graphs = () if quick else ("--synthetic", "cora", "pubmed", "ogbn-arxiv")
@@ -61,6 +61,7 @@ def steps(target: str, quick: bool, out: Path) -> list[Step]:
         Step("attention", (*bench, "attention", *where, "--target", target, *masks), 0.2),
         Step("load-balance", (*study, "load-balance", *where, "--target", target), 0.15),
         Step("groups", (*study, "groups", *where, "--target", target), 0.15),
+        Step("coarsen", (*study, "coarsen", *where, "--target", target), 0.15),
         Step(
             "tune",
             (

@@ -8,12 +8,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import progress
+from bench.report import circumstances, table, write
+from bench.timing import progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.lower import lower, lower_template
@@ -21,6 +22,7 @@ from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates import (
     block_attention,
@@ -35,11 +37,13 @@ from sparsetir.schedules.templates.block_attention_gpu import WarpTiles
 from sparsetir.schedules.templates.block_sddmm_gpu import BlockSddmm
 from sparsetir.schedules.templates.registry import template_of
 from sparsetir.schedules.templates.rgms_gpu import RelationalRows
+from sparsetir.schedules.templates.rgms_gradients_gpu import GradientTiles
 from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
+from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.targets import resolve_target
 
@@ -47,7 +51,7 @@ from sparsetir.targets import resolve_target
 OPCODES = {
     "loads_128": r"\bLDG\.E\.128\b", "loads_64": r"\bLDG\.E\.64\b", "loads": r"\bLDG\b",
     "atomics": r"\b(?:RED|REDG|ATOM|ATOMG)\b", "shared": r"\b(?:LDS|STS)\b",
-    "shuffles": r"\bSHFL\b",
+    "shuffles": r"\bSHFL\b", "fused": r"\bFFMA\b",
     # Of tensor cores, by the types of factors; matrices from shared memory; asynchronous copies.
     "products_f16": r"\bHMMA\.16816\.F32(?!\.BF16)\b",
     "products_bf16": r"\bHMMA\.16816\.F32\.BF16\b",
@@ -64,6 +68,13 @@ GROUPS: dict[str, dict[str, Any]] = {
     "{1 nnz, 4 col, 8}": {"split": "non-zeros", "group": 8},
     "{1 nnz, 4 col, 32}": {"split": "non-zeros", "group": 32},
 }
+
+# Of enumerate-and-sparse-coarsen, table 2: UFi-UFk-WarpTile-ThreadBlockSize by features.
+PANELS = {32: (4, 7, 1, 32), 64: (3, 7, 2, 32), 128: (3, 8, 2, 64)}
+WAYS: dict[str, dict[str, Any]] = {
+    "": {}, " atomics": {"atomics": True}, " compact": {"compact": True},
+    " compact, atomics": {"compact": True, "atomics": True},
+}  # fmt: skip
 
 
 def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
@@ -82,6 +93,7 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
     found["spmm hyb(2, 4) 128"] = (Spmm(), HybRows.for_features(128, c=2, k=4))
     for name, how in GROUPS.items():
         found[f"spmm {name} 64"] = (Spmm(), Groups.for_features(64, **how))
+    found |= panels()
     for feat in (32, 128, 512):
         found[f"sddmm {feat}"] = (Sddmm(), FusedNonzeros.for_features(feat))
     for fmt in (BSR(8, 8), BSR(16, 16), BSR(32, 32), BSR(64, 64), DBSR(32, 32)):
@@ -104,9 +116,46 @@ def cases(quick: bool) -> dict[str, tuple[Any, Any]]:
     return found | relational()
 
 
-def relational() -> dict[str, tuple[Any, Any]]:
-    """Relational gather-matmul-scatter, and a convolution: bucket 0 without weights."""
+def panels() -> dict[str, tuple[Any, Any]]:
+    """Panels of rows by pattern: the paper's best schedules, and each way with larger panels."""
     found: dict[str, tuple[Any, Any]] = {}
+    for feat, how in PANELS.items():
+        name = "-".join(map(str, how))
+        found[f"spmm panels {name} {feat}"] = (Spmm(), of_schedule(feat, *how, atomics=True))
+    for rows in (4, 6):
+        for way, fields in WAYS.items():
+            config = PanelThreads.for_features(128, rows=rows, **fields)
+            found[f"spmm panels of {rows} 128{way}"] = (Spmm(), config)
+    found["spmm panels of 8 128 compact"] = (
+        Spmm(), PanelThreads.for_features(128, rows=8, compact=True)
+    )  # fmt: skip
+    for dtype in ("float16", "bfloat16"):
+        config = PanelThreads.for_features(128, dtype)
+        found[f"spmm panels of 4 128 {dtype}"] = (Spmm(dtype), config)
+    return found
+
+
+def of_schedule(
+    feat: int, rows: int, unroll: int, warp_tile: int, block: int, **fields: Any
+) -> PanelThreads:
+    """The config of a schedule as table 2 writes it, UFi-UFk-WarpTile-ThreadBlockSize.
+
+    A thread's columns of B are a warp's, or a block's, apart.
+    """
+    return PanelThreads(rows, unroll, threads=block, coarsen=warp_tile, feat=feat, **fields)
+
+
+def relational() -> dict[str, tuple[Any, Any]]:
+    """Relational gather-matmul-scatter, and a convolution: bucket 0 without weights; gradients."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for edges, what in ((False, "relations"), (True, "edges")):
+        for dtype in ("float32", "float16", "bfloat16"):
+            values = None if edges or dtype == "float32" else "float32"
+            problem = RgmsGradient(dtype, weighted=not edges, values=values, edges=edges)
+            for feat in (32, 128):
+                how = {"rows": 64, "cores": dtype != "float32"}
+                tiles = GradientTiles.for_features(problem, feat, feat, **how)
+                found[f"rgms gradient of {what} {feat} {dtype}"] = (problem, tiles)
     for what, k, weighted in (("rgms", 5, True), ("convolution", 0, False)):
         for feat in (32, 128):
             config = RelationalRows.for_features(feat, feat, k=k)
@@ -150,6 +199,8 @@ def run(args: argparse.Namespace) -> None:
         return
     results = []
     for name, (problem, config) in cases(args.quick).items():
+        if args.kernels not in name:
+            continue
         progress(f"{name} for {args.arch}")
         results.append(
             {"kernel": name, "config": repr(config), **measure(problem, config, args.arch, nvcc)}
@@ -169,9 +220,12 @@ def measure(problem: Any, config: Any, arch: str, nvcc: str) -> dict[str, Any]:
         source, cubin = Path(folder) / "kernels.cu", Path(folder) / "kernels.cubin"
         source.write_text(text)
         command = [nvcc, f"-arch={arch}", "-cubin", "-Xptxas", "-v", "-o", str(cubin), str(source)]
+        start = time.perf_counter()
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        taken = time.perf_counter() - start
         code = disassembled(cubin)
     found: dict[str, Any] = {
+        "compile_seconds": round(taken, 1),
         "launches": count_launches(stages["II scheduled"]),
         "registers": max(int(n) for n in re.findall(r"Used (\d+) registers", said)),
         "spill_bytes": sum(int(n) for n in re.findall(r"(\d+) bytes spill", said)),
@@ -195,6 +249,7 @@ def disassembled(cubin: Path) -> str | None:
 def show(results: list[dict[str, Any]], arch: str) -> None:
     columns = {
         "launches": "launches", "registers": "registers", "spills": "spill_bytes",
+        "seconds": "compile_seconds", "FFMA": "fused",
         "128 bit": "loads_128", "64 bit": "loads_64", "other": "loads", "atomics": "atomics",
         "shuffles": "shuffles", "shared": "shared", "HMMA f16": "products_f16",
         "HMMA bf16": "products_bf16", "IMMA s8": "products_s8", "LDSM": "matrices",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsetir.bench.operators import Case
-from sparsetir.bench.rounds import Worker
+from sparsetir.measuring.case import Case
+from sparsetir.measuring.turns import Worker
 
 
 def limit(case: Case, bytes_per_second: float, flops_per_second: float) -> dict[str, float]:
@@ -25,7 +25,7 @@ class Machine:
     """Measures both rates with a number of threads, in a process of its own."""
 
     def __init__(self, threads: int, seconds: float) -> None:
-        self.worker, self.seconds = Worker("machine", threads, {}), seconds
+        self.worker, self.seconds = Worker("machine", threads, {}, module="bench.machine"), seconds
         self._peak = 0.0
 
     @property

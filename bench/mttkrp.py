@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import os
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,12 @@ import numpy as np
 import tvm_ffi
 
 import sparsetir
+from bench.examples import example
+from bench.report import circumstances, table, write
+from bench.timing import progress
 from sparsetir import Schedule
-from sparsetir.bench.examples import example
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import progress
 from sparsetir.graphs import GraphError
+from sparsetir.measuring.process import go_ahead
 
 COMPILER = ("g++", "-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 SOURCE = Path(__file__).with_name("mttkrp.cpp")
@@ -37,11 +35,10 @@ Calls = dict[str, Callable[[], Any]]
 
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
-    thesis, inputs = (example("mttkrp", f"thesis_{name}") for name in ("schedules", "inputs"))
+    thesis, inputs = (example(f"thesis_{name}") for name in ("schedules", "inputs"))
     rounds = 2 if args.quick else args.rounds
     tensors = [(path.stem, *_tensor(path)) for path in args.tensor] or [_random()]
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    go_ahead()
     kernels: dict[Any, Any] = {}
     cells = []
     with tempfile.TemporaryDirectory(prefix="sparsetir-bench-") as folder:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.graphs import pruned, single
-from sparsetir.bench.synthetic import LAWS, generate, refusal
+from bench.graphs import pruned, single
+from bench.synthetic import LAWS, generate, refusal
 from sparsetir.graphs import graph_name, load_graph
 
 GRAPH, PRUNED = "graph", "pruned"

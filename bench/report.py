@@ -20,16 +20,6 @@ PACKAGES = (
 )  # fmt: skip
 
 
-def cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
-
-
 def commit(root: Path = ROOT) -> str:
     """The commit, with "+" behind it where files differ from it; "" outside of a checkout."""
     if not (root / ".git").exists():  # installed, perhaps below somebody else's repository
@@ -57,16 +47,22 @@ def _versions() -> dict[str, str]:
 def circumstances(threads: int | list[int]) -> dict[str, Any]:
     """What a figure depends on beside what is measured; versions of what is installed."""
     import sparsetir
-    from sparsetir.targets import distinctive_features, host_features, host_target
+    from sparsetir.targets import (
+        distinctive_features,
+        host_features,
+        host_target,
+        usable_cpus,
+    )
+    from sparsetir.tuning.fingerprint import cpu_model
 
     has = host_features()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
-        "cpu": cpu_name(),
+        "cpu": cpu_model(),
         "llvm_cpu": str(host_target().attrs["mcpu"]),
         "cpu_features": distinctive_features(name for name in has if has[name]),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(usable_cpus()),
         "load": os.getloadavg(),
         "threads": threads,
         "python": platform.python_version(),

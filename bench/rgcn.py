@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench import memory
+from bench.report import circumstances, table, write
+from bench.rgcn_unfused import Unfused
+from bench.timing import interleaved, progress
 from sparsetir import nn, ops
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rgcn_unfused import Unfused
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import interleaved, progress
+from sparsetir.measuring.process import go_ahead
 
 OURS, BEFORE, PYG, FAST = "sparsetir", "unfused", "RGCNConv", "FastRGCNConv"
 WAYS = (OURS, BEFORE, PYG, FAST)
@@ -93,8 +93,7 @@ def run(args: argparse.Namespace) -> None:
     ways = WAYS if args.peers is None else (OURS, *(w for w in WAYS if w in args.peers))
     clock = time.process_time if args.cpu_time else time.perf_counter
     torch.set_num_threads(args.threads)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    go_ahead()
     cells = []
     for what in graphs:
         graph = graph_of(what)
@@ -229,19 +228,14 @@ def _peak(way: str, what: Any, feat: int, threads: int) -> dict[str, int]:
     for graph in (generated(2000, 2), graph_of(what)):  # the first compiles
         x, grad = torch.randn(2, graph.nodes, feat)
         layer = layer_of(way, feat, feat, graph.relations)
-        before = _memory("VmRSS")
+        before = memory.held()
         steps = (inference(layer, x, graph), training(layer, x, graph, grad))
         for step, call in zip(STEPS, steps, strict=True):
             for turn in ("first", "later"):
-                Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+                memory.begin_peak()
                 call()
-                found[f"{step}, {turn}"] = max(_memory("VmHWM") - before, 0)
+                found[f"{step}, {turn}"] = max(memory.peak() - before, 0)
     return found
-
-
-def _memory(what: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
 
 
 # -- what is shown --------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import subprocess
 import tempfile
@@ -12,14 +11,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sparsetir.bench.limits import Machine
-from sparsetir.bench.operators import features, make
-from sparsetir.bench.peers import BEFORE, FLOAT32, OURS, PEERS
-from sparsetir.bench.problems import Problem, chosen, problems, too_large
-from sparsetir.bench.report import circumstances, commit, write
-from sparsetir.bench.rounds import Worker, compare, shared
-from sparsetir.bench.summary import show, summarise
-from sparsetir.bench.timing import progress
+from bench.limits import Machine
+from bench.problems import Problem, chosen, problems, too_large
+from bench.report import circumstances, commit, write
+from bench.summary import show, summarise
+from bench.timing import progress
+from sparsetir.measuring.case import features, make
+from sparsetir.measuring.peers import BEFORE, FLOAT32, OURS, PEERS
+from sparsetir.measuring.turns import Worker, compare, shared
+from sparsetir.targets import usable_cpus
 
 FEATURES = (32, 128, 512)
 ROUNDS, SECONDS = 9, 0.015
@@ -30,7 +30,7 @@ COMPILER = ("g++", "-O3", "-march=native", "-fopenmp", "-shared", "-fPIC")
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong or a peer failed."""
     if args.target == "cuda":
-        from sparsetir.bench.gpu import run as run_gpu
+        from bench.gpu import run as run_gpu
 
         return run_gpu(args)
     threads = thread_counts(args.threads)
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> None:
     show(results)
     path = write(args.out, "-".join(["run", *args.op]), circumstances(threads), results)
     if args.plot:
-        from sparsetir.bench.plot import draw
+        from bench.plot import draw
 
         draw(path)
     bad = [c for c in cells if c.get("wrong") or c.get("failed")]
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
 
 def thread_counts(words: list[str] | None) -> list[int]:
     """Numbers of threads from "all", "one" and numbers; "all and one" by default."""
-    cores = len(os.sched_getaffinity(0))
+    cores = len(usable_cpus())
     named = {"all": cores, "one": 1}
     found = []
     for word in " ".join(words or ["all", "one"]).split():

@@ -6,10 +6,8 @@ import argparse
 import json
 import math
 import multiprocessing
-import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import conv3d
 
-from sparsetir.bench.clouds import Layer, layers, read, scene
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.rounds import PRIORITY
-from sparsetir.bench.timing import interleaved, progress
+from bench import memory
+from bench.clouds import Layer, layers, read, scene
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
+from sparsetir.measuring.process import go_ahead
 from sparsetir.nn import KernelMap, SparseConv3d, kernel_map
 from sparsetir.nn.kernel_map import Sorted, reached, submanifold
 from sparsetir.ops import clear_cache
@@ -43,8 +42,7 @@ Way = Callable[[Tensor, Tensor], Tensor]
 def run(args: argparse.Namespace) -> None:
     """The command; status 1 if a result was wrong."""
     torch.set_num_threads(args.threads)
-    with suppress(PermissionError):
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    go_ahead()
     seconds = 0.05 if args.quick else args.seconds
     clouds: dict[str, np.ndarray] = {}
     if args.points is None:
@@ -275,21 +273,16 @@ def _peak(places: np.ndarray, at: int, way: str, threads: int) -> dict[str, Any]
         x, weight = layer.points.features, layer.made.weight.detach()
         grad = torch.randn(pairs.m, weight.shape[-1])
         call = with_gradients(ways_of(layer, (way,))[way], x, weight, grad)
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-        before = _memory("VmRSS")
+        memory.begin_peak()
+        before = memory.held()
         call()
-        taken = _memory("VmHWM") - before
+        taken = memory.peak() - before
     assert pairs is not None and layer is not None
     clear_cache()
     x = layer.points.features
     return {"layer": layer.name, "channels": layer.channels, "bytes": taken,
             "pairs_bytes": 4 * len(pairs.rows) * sum(layer.channels),
             "operand_bytes": x.nbytes + 4 * pairs.m * layer.channels[1]}  # fmt: skip
-
-
-def _memory(what: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
 
 
 # -- what is shown --------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.bench.problems import chosen, problems
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import interleaved, progress
+from bench.problems import chosen, problems
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.schedules.templates.spmm import RowBlocks, apply

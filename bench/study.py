@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from sparsetir.bench.names import STUDIES
+from bench.names import STUDIES
 
 GIVEN = ("groups", "relations", "coarsen")
-COUNTED = ("load-balance", "groups", "relations")
+COUNTED = ("load-balance", "groups", "relations", "coarsen")
 
 
 def run(args: argparse.Namespace) -> None:
@@ -27,4 +27,4 @@ def run(args: argparse.Namespace) -> None:
         )
     assert args.study in STUDIES
     module = args.study.replace("-", "_")
-    importlib.import_module(f"sparsetir.bench.studies.{module}").run(args)
+    importlib.import_module(f"bench.studies.{module}").run(args)

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable
 from typing import Any
 
-from sparsetir.bench.peers import BEFORE, FLOAT32, OURS
-from sparsetir.bench.report import table
+from bench.report import table
+from sparsetir.measuring.peers import BEFORE, FLOAT32, OURS
 
 # What nobody would call instead: what the hardware can do, and sparsetir itself.
 NO_PEERS = ("yardstick", FLOAT32, BEFORE)
@@ -92,6 +92,7 @@ def show(results: dict[str, Any]) -> None:
         _show_costs(measured(cells))
         _show_summary(results["summary"])
     print(f"\nkernels compiled by sparsetir in this run: {results['compilations']}")
+    _show_versions(cells)
     _show_missing(cells)
     _show_disturbed(cells)
     for cell in cells:
@@ -174,6 +175,14 @@ def _show_summary(lines: list[dict[str, Any]]) -> None:
             "at"]  # fmt: skip
     table(f"Speed-up of {OURS} over peers, geometric mean", head, rows)
     print(f"{BEST}: the fastest one of each cell, without the yardstick and {FLOAT32}.")
+
+
+def _show_versions(cells: list[dict[str, Any]]) -> None:
+    """Of libraries that say it themselves."""
+    peers = [entry for c in cells for entry in c["peers"].items()]
+    said = {name: p["about"]["version"] for name, p in peers if "version" in p.get("about", {})}
+    for name, text in said.items():
+        print(f"{name}: {text}")
 
 
 def _show_missing(cells: list[dict[str, Any]]) -> None:

@@ -7,10 +7,10 @@ import math
 from typing import Any
 
 import sparsetir
-from sparsetir.bench.operators import features
-from sparsetir.bench.problems import chosen, problems
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.run import thread_counts
+from bench.problems import chosen, problems
+from bench.report import circumstances, table, write
+from bench.run import thread_counts
+from sparsetir.measuring.case import features
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.tuning.compare import compare
 from sparsetir.tuning.progress import Bar

@@ -10,10 +10,10 @@ import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
-from sparsetir.bench.graphs import graphs
-from sparsetir.bench.programs import TWO_HOP
-from sparsetir.bench.report import circumstances, table, write
-from sparsetir.bench.timing import interleaved, progress
+from bench.graphs import graphs
+from bench.programs import TWO_HOP
+from bench.report import circumstances, table, write
+from bench.timing import interleaved, progress
 
 
 def run(args: argparse.Namespace) -> None:

@@ -16,6 +16,7 @@ import argparse
 import copy
 import math
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -188,7 +189,8 @@ def main(argv: list[str] | None = None) -> list[dict[str, Any]]:
     with torch.inference_mode():
         records = compare(arguments)
     if arguments.json:
-        from sparsetir.bench.report import circumstances, write
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+        from bench.report import circumstances, write
 
         sizes = {name: getattr(arguments, name) for name in (*BERT, "batch", "length")}
         where = {**circumstances(arguments.threads or torch.get_num_threads()), "sizes": sizes}

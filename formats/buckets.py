@@ -13,7 +13,10 @@ from sparsetir.formats.index_arrays import index_type, is_integer, starts
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["Bucket", "positions", "set_bucket", "split_rows", "store_bucket", "store_tiles"]
+__all__ = [
+    "Bucket", "bucket_labels", "positions", "set_bucket", "split_rows", "store_bucket",
+    "store_tiles",
+]  # fmt: skip
 
 LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 still counts
 
@@ -39,6 +42,14 @@ def set_bucket(fmt: Any) -> None:
             f"{type(fmt).__name__}: argument 'k': expected an integer in [0, {LARGEST}], got {k!r}"
         )
     object.__setattr__(fmt, "k", int(k))
+
+
+def bucket_labels(k: int) -> list[str]:
+    """What buckets 0 .. k hold, in words; the last one also has pieces of longer rows."""
+    first = [1, *(2**b // 2 + 1 for b in range(1, k + 1))]
+    out = [f"rows of {n}" if n == 2**b else f"rows of {n} to {2**b}" for b, n in enumerate(first)]
+    out[-1] += ", and pieces"
+    return out
 
 
 def split_rows(starts: np.ndarray, lengths: np.ndarray, k: int) -> list[Bucket]:

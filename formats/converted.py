@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -49,14 +50,17 @@ class ConvertedFormat:
     pattern : what was converted; values are given and come back in its order
     operand : the buffers that are stored
     parts : the arrays of each rule
+    labels : what each rule stores, in words, by its name; by default these names
     """
 
     keeps_order = False  # of the pattern: values have places in parts
 
     def __init__(
-        self, name: str, pattern: Pattern, operand: Operand, parts: list[FormatPart]
-    ) -> None:
+        self, name: str, pattern: Pattern, operand: Operand, parts: list[FormatPart],
+        labels: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self.name, self.pattern, self.operand, self.parts = name, pattern, operand, parts
+        self.labels = labels or {p.rule.name: p.rule.name for p in parts}
         if sum(p.stored for p in parts) != pattern.nnz:
             self._refuse_parts()
 

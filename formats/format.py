@@ -38,6 +38,10 @@ class Format(ABC):
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
         """The rules, which do not depend on what is stored: one compiled kernel serves all."""
 
+    def labels(self, operand: Operand) -> list[str]:
+        """For each rule what it stores, in words for people; by default its name."""
+        return [rule.name for rule in _rules(self, operand)]
+
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         """For each rule the positions, increasing, of the elements that it takes."""
         return [np.arange(pattern.nnz)]
@@ -84,7 +88,8 @@ class Format(ABC):
             raise ValueError(f"{self.name}: expected rules of different names, got {names}")
         pattern.check_range()
         parts = self.infer(pattern, rules)
-        return ConvertedFormat(self.name, pattern, operand, parts)
+        labels = dict(zip(names, self.labels(operand), strict=True))
+        return ConvertedFormat(self.name, pattern, operand, parts, labels)
 
 
 @lru_cache(maxsize=256)

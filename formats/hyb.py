@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.buckets import Bucket, positions, set_bucket, split_rows, store_bucket
+from sparsetir.formats.buckets import (
+    Bucket,
+    bucket_labels,
+    positions,
+    set_bucket,
+    split_rows,
+    store_bucket,
+)
 from sparsetir.formats.format import Format, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import starts
@@ -74,6 +81,11 @@ class Hyb(Format):
             for part in range(self.c)
             for b in range(self.k + 1)
         ]
+
+    def labels(self, operand: Operand) -> list[str]:
+        rows = bucket_labels(self.k)
+        parts = [f"part {p + 1} of {self.c}, " if self.c > 1 else "" for p in range(self.c)]
+        return [part + row for part in parts for row in rows]
 
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         return [positions(bucket) for bucket in self._buckets(pattern)]

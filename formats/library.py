@@ -55,7 +55,7 @@ def library(pattern: Pattern) -> list[Format]:
 
 
 def places(fmt: Format, pattern: Pattern) -> int:
-    """Places of a format, padding included, counted without converting."""
+    """Places of a format, padding included; of the library's own counted without converting."""
     match fmt:
         case BSR(rows=r, cols=c) | DBSR(rows=r, cols=c):
             return block_places(pattern, r, c)
@@ -77,7 +77,9 @@ def places(fmt: Format, pattern: Pattern) -> int:
             number = choose(pattern)
             parts = [pattern.take(np.flatnonzero(number == n)) for n in range(len(formats))]
             return sum(places(f, p) for f, p in zip(formats, parts, strict=True))
-    return pattern.nnz
+        case CSR() | CSC() | COO() | DCSR() | CSF() | EnumeratedPatterns():
+            return pattern.nnz
+    return sum(part.size for part in fmt.convert(pattern).parts)
 
 
 def refusal(

@@ -68,6 +68,13 @@ class Mixture(Format):
             for rule in fmt.rules(replace(operand, tag=f"{operand.tag}_{number}"))
         ]
 
+    def labels(self, operand: Operand) -> list[str]:
+        return [
+            label if label.startswith(fmt.name) else f"{fmt.name}, {label}"
+            for fmt in self.formats
+            for label in fmt.labels(operand)
+        ]
+
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         return [
             taken[of_rule]

@@ -31,6 +31,8 @@ __all__ = ["default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
 
 GPU_THREADS = 128
 GPU_WARP = 32
+# Bits of vectors of floats, by the first of these features that a CPU has.
+X86_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
 # Bytes of cache that what is gathered from should fit into, where the machine does not say.
 L2_BYTES = 1 << 20
 
@@ -60,7 +62,15 @@ def is_gpu(target: Any) -> bool:
 
 @lru_cache(maxsize=16)  # LLVM takes longer to say it than a small kernel to run
 def vector_bits(target: Any) -> int:
-    """Width of a CPU target's vector registers."""
+    """Width of a CPU target's vector registers.
+
+    Of x86 by its features: TVM says 512 for all of them.
+    """
+    if target.kind.name == "llvm":
+        features = set(tvm.get_global_func("target.llvm_get_cpu_features")(target))
+        found = next((bits for name, bits in X86_VECTORS.items() if name in features), None)
+        if found is not None:
+            return found
     width = tvm.get_global_func("target.llvm_get_vector_width")(target)
     return int(width) if int(width) > 0 else 128
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -175,7 +176,7 @@ def _recipe_problem(how: Mapping[str, Any]) -> str | None:
     name = how.get("recipe")
     if name not in RECIPES:
         return f"unknown recipe '{name}'; there are {sorted(RECIPES)}"
-    signature = inspect.signature(RECIPES[name])
+    signature = _signature(RECIPES[name])
     keywords = {k: v for k, v in how.items() if k != "recipe"}
     try:
         signature.bind(**keywords)
@@ -185,12 +186,23 @@ def _recipe_problem(how: Mapping[str, Any]) -> str | None:
     return None
 
 
+@cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    return inspect.signature(function)
+
+
+@cache
+def _limits(dtype: str) -> tuple[int, int]:
+    """The smallest and the largest number of a type of integers."""
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
 def _fitted(who: str, value: Any, is_array: bool, dtype: str) -> Any:
     """A value in the type of its parameter."""
     if not is_array:
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise TypeError(f"{who}: expected an integer, got {value!r}")
-        smallest, largest = np.iinfo(dtype).min, np.iinfo(dtype).max
+        smallest, largest = _limits(dtype)
         if not smallest <= value <= largest:
             raise ScheduleError(f"{who}: expected a number that {dtype} holds, got {value}")
         return int(value)
@@ -199,9 +211,9 @@ def _fitted(who: str, value: Any, is_array: bool, dtype: str) -> Any:
     if dtype.startswith(("int", "uint")):
         if value.dtype.kind not in "iu":
             raise TypeError(f"{who}: expected an array of integers, got one of {value.dtype}")
-        info = np.iinfo(dtype)
+        smallest, largest = _limits(dtype)
         fits = np.can_cast(value.dtype, dtype) or not value.size
-        if not fits and (value.min() < info.min or value.max() > info.max):
+        if not fits and (value.min() < smallest or value.max() > largest):
             raise ScheduleError(
                 f"{who}: expected numbers that {dtype} holds, got {value.min()} to {value.max()}"
             )
@@ -289,11 +301,13 @@ def cache_parts(m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int) 
 
 
 @recipe
-def equal_work(indptr: np.ndarray, parts: int, cost: int) -> np.ndarray:
+def equal_work(indptr: np.ndarray, parts: int, cost: int, ahead: int = 0) -> np.ndarray:
     """(parts + 1,) first rows of blocks with about as much work each.
 
     indptr : (m + 1,) where rows begin
     cost : of a row beside its non-zeros, to begin and to write it
+    ahead : how much more work the first block has, as far as there is as much: what is done of it
+        while the threads of the others wake
 
     What is returned starts at 0, does not decrease, ends at m; with more parts than rows some are
     empty.
@@ -301,7 +315,8 @@ def equal_work(indptr: np.ndarray, parts: int, cost: int) -> np.ndarray:
     _at_least_one("equal_work", parts)
     m = len(indptr) - 1
     work = indptr.astype("int64") + cost * np.arange(m + 1)
-    inner = np.searchsorted(work, work[-1] * np.arange(1, parts) // parts)
+    ahead = min(ahead, work[-1])
+    inner = np.searchsorted(work, ahead + (work[-1] - ahead) * np.arange(1, parts) // parts)
     return np.concatenate([[0], inner, [m]]).astype(indptr.dtype)
 
 

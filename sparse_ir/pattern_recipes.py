@@ -2,7 +2,8 @@
 
 A panel is some rows one after the other; its entries are the columns that store something in it.
 The pattern of an entry says which rows of the panel that is: bit r of a number from 1 on for row r.
-Groups are patterns of panels, counted through. See :mod:`sparsetir.sparse_ir.schedule.patterns`.
+Patterns stand in the order of these numbers, or with by="count" those of fewer rows first. Groups
+are patterns of panels, counted through. See :mod:`sparsetir.sparse_ir.schedule.patterns`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ __all__ = [
     "entry_columns",
     "entry_ptr",
     "panel_count",
+    "pattern_counts",
     "pattern_entries",
     "pattern_order",
+    "pattern_rows",
     "value_ptr",
 ]
 
@@ -31,30 +34,49 @@ def panel_count(m: int, rows: int) -> int:
 
 
 @recipe
-def pattern_entries(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -> np.ndarray:
+def pattern_counts(rows: int) -> np.ndarray:
+    """(patterns,) of how many rows each pattern is, in the order by count."""
+    return np.bitwise_count(_masks(rows, "count")).astype(np.int64)
+
+
+@recipe
+def pattern_rows(rows: int) -> np.ndarray:
+    """(patterns, rows) the rows of each pattern, then the others, in the order by count."""
+    masks = _masks(rows, "count")[:, None]
+    return np.argsort(masks >> np.arange(rows) & 1 ^ 1, axis=1, kind="stable")
+
+
+@recipe
+def pattern_entries(
+    indptr: np.ndarray, indices: np.ndarray, n: int, rows: int, by: str = "pattern"
+) -> np.ndarray:
     """(entries,) int64, group * n + column of each entry, increasing.
 
     indptr, indices : (m + 1,) and (nnz,), CSR with the columns of a row in order
     n : columns
     rows : of a panel, at most 8
+    by : order of the patterns, "pattern" or "count"
 
     Linear in the elements where they are not few in a large matrix; then they are sorted.
     """
     m, nnz, patterns = len(indptr) - 1, len(indices), (1 << rows) - 1
+    place = _places_of_patterns(rows, by)
     if not _fits_a_table(m, n, nnz):
         bits = np.uint8(1) << (_row_of(indptr) % rows).astype(np.uint8)
         held, number = np.unique(_places(indptr, indices, n, rows), return_inverse=True)
         mask = np.zeros(len(held), np.uint8)
         np.bitwise_or.at(mask, number, bits)
-        return np.sort((held // n * patterns + mask - 1) * n + held % n)
+        return np.sort((held // n * patterns + place[mask]) * n + held % n)
     stored = _table(indptr, indices, n, rows)
     masks = stored[:, 0].copy()
     for r in range(1, rows):
         masks |= stored[:, r] << np.uint8(r)
     index = _index(masks.size * patterns)
-    held = np.flatnonzero(masks).astype(index)
-    panel = np.repeat(np.arange(len(masks), dtype=index), np.count_nonzero(masks, axis=1))
-    group = panel * index(patterns) + masks.ravel()[held] - index(1)
+    some = masks != 0  # in which places are counted and found several times as fast
+    held = np.flatnonzero(some)
+    panel = np.repeat(np.arange(len(masks), dtype=index), np.count_nonzero(some, axis=1))
+    group = panel * index(patterns) + place[masks[some]]
+    held = held.astype(index)
     # To (panel, column) as one number, all the groups before of the panel and the column's own.
     held += (group - panel) * index(n)
     return held[_stable(group, len(masks) * patterns)]
@@ -77,29 +99,31 @@ def entry_columns(entries: np.ndarray, n: int) -> np.ndarray:
 
 
 @recipe
-def value_ptr(ptr: np.ndarray, rows: int) -> np.ndarray:
+def value_ptr(ptr: np.ndarray, rows: int, by: str = "pattern") -> np.ndarray:
     """(panels * patterns,) where the values of each pattern of a panel begin.
 
     ptr : of :func:`entry_ptr`
+    by : as of :func:`pattern_entries`
     """
     counts = np.diff(ptr).reshape(-1, (1 << rows) - 1)
-    each = np.bitwise_count(np.arange(1, 1 << rows))
+    each = np.bitwise_count(_masks(rows, by))
     return _starts((counts * each).ravel())[:-1]
 
 
 @recipe
 def pattern_order(
-    indptr: np.ndarray, indices: np.ndarray, entries: np.ndarray, ptr: np.ndarray, n: int, rows: int
-) -> np.ndarray:
+    indptr: np.ndarray, indices: np.ndarray, entries: np.ndarray, ptr: np.ndarray, n: int,
+    rows: int, by: str = "pattern",
+) -> np.ndarray:  # fmt: skip
     """(nnz,) the elements by panel, pattern, column and row.
 
-    indptr, indices, n, rows : as of :func:`pattern_entries`, whose `entries` these are
+    indptr, indices, n, rows, by : as of :func:`pattern_entries`, whose `entries` these are
     ptr : of :func:`entry_ptr`
     """
     m, nnz, patterns = len(indptr) - 1, len(indices), (1 << rows) - 1
     entries, index = _small(entries), _index(max(nnz, m * n * patterns))
     counts, groups = np.diff(ptr), np.arange(len(ptr) - 1, dtype=index)
-    mask = np.repeat((groups % patterns + 1).astype(np.uint8), counts)
+    mask = np.repeat(np.resize(_masks(rows, by).astype(np.uint8), len(groups)), counts)
     # Where each entry is in its panel's row of columns, and where its values begin.
     place = entries - np.repeat((groups - groups // patterns) * index(n), counts)
     each = np.bitwise_count(mask)
@@ -117,6 +141,19 @@ def pattern_order(
     value += np.bitwise_count(masks[at] & np.repeat(lower, np.diff(indptr)))
     out = np.empty(nnz, indptr.dtype)
     out[value] = np.arange(nnz, dtype=indptr.dtype)
+    return out
+
+
+def _masks(rows: int, by: str) -> np.ndarray:
+    """(patterns,) the number of each pattern, in their order."""
+    masks = np.arange(1, 1 << rows)
+    return masks if by == "pattern" else masks[np.argsort(np.bitwise_count(masks), kind="stable")]
+
+
+def _places_of_patterns(rows: int, by: str) -> np.ndarray:
+    """(patterns + 1,) the place of each pattern in their order, by its number."""
+    out = np.zeros(1 << rows, np.int32)
+    out[_masks(rows, by)] = np.arange((1 << rows) - 1)
     return out
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "positions_of_rows",
     "row_order",
     "row_starts",
+    "rows_by_length",
     "rows_of_slices",
     "slice_count",
     "slice_ptr",
@@ -150,6 +151,13 @@ def last_vectors(indptr: np.ndarray, rows: np.ndarray, lanes: int) -> np.ndarray
 
 
 # -- rows as they are -------------------------------------------------------------------------
+
+
+@recipe
+def rows_by_length(indptr: np.ndarray, window: int) -> np.ndarray:
+    """(m,) the rows sorted by length within windows, up in one and down in the next."""
+    lengths, number = np.diff(indptr), np.arange(len(indptr) - 1) // window
+    return np.lexsort((np.where(number % 2, -lengths, lengths), number))
 
 
 @recipe

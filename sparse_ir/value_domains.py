@@ -25,6 +25,7 @@ PERMUTATIONS = (
     "rows_of_slices",
     "long_rows",
     "left_rows",
+    "rows_by_length",
 )
 
 
@@ -138,6 +139,10 @@ def _places(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: A
     return None if axis is None else as_dtype(how["size"], axis.idtype)
 
 
+def _rows_of_panel(how: Mapping[str, Any], _: Any, __: Any, ___: Any) -> Any:
+    return as_dtype(how["rows"], "int32")
+
+
 def _some(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: Any) -> Any:
     return known.get(str(how["order"])[1:])
 
@@ -152,8 +157,10 @@ _RECIPES: dict[str, Callable[..., Any]] = {
     "order_by_column_parts": _elements,
     "pattern_order": _elements,
     "entry_columns": _columns,
+    "pattern_rows": _rows_of_panel,
     "in_order": _same_values,
     "row_order": _rows,
+    "rows_by_length": _rows,
     "rows_of_slices": _some,
     "long_rows": _some,
     "left_rows": _some,

@@ -12,6 +12,7 @@ import torch
 from cuda_runner import CudaFunction
 from sparsetir.arrays import is_array, to_numpy
 from sparsetir.signature import signature_of
+from sparsetir.sparse_ir.computed import compute
 from spmm_gpu_common import bfloat16_arrays
 
 __all__ = ["run_plans"]
@@ -26,8 +27,10 @@ class EmulatedKernel:
         self.function = CudaFunction(stages["III"])
 
     def of_values(self, stored: Any, computed: Any) -> dict[str, Any]:
-        """None of its parameters are made of values."""
-        return {}
+        """Those of its parameters that are made of values."""
+        names = self.signature.of_values
+        found = compute(self.signature.func, dict(stored), computed) if names else {}
+        return {name: found[name] for name in names}
 
     def entry(self, *args: Any) -> None:
         """Run on arrays of torch or NumPy, which must have the shapes that are expected."""

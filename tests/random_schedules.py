@@ -10,6 +10,7 @@ from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.schedule.bound import KINDS, bound
+from sparsetir.sparse_ir.schedule.by_length import by_length
 from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.loops import loops_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
@@ -202,6 +203,10 @@ def _slices(d: _Drawing) -> None:
     d.apply(slices, d.loop(), d.loop(), lanes, **options, filled=d.choose((1, 90, 101)))
 
 
+def _by_length(d: _Drawing) -> None:
+    d.apply(by_length, d.loop(), d.loop(), d.choose((1, 3, 4096)))
+
+
 def _steps(d: _Drawing) -> None:
     d.apply(steps, d.loop(), d.choose((1, 2, 4)))
 
@@ -240,7 +245,7 @@ def _annotate(d: _Drawing) -> None:
 MOVES = (
     _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
     _reorder, _split, _split, _result, _result, _distribute,
-    _slices, _slices, _pack, _pack, _steps, _positions, _runs, _tiles, _tiles,
+    _slices, _slices, _by_length, _pack, _pack, _steps, _positions, _runs, _tiles, _tiles,
 )  # fmt: skip
 ON_THREADS = (_threads, _threads, _threads, _threads, _lanes, _tile)
 

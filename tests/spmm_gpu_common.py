@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import re
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
@@ -17,9 +18,9 @@ import tvm
 import tvm_ffi
 
 import gpu_runner
+from bench.gpucode import disassembled
 from cuda_runner import CudaFunction, requires_cuda_text
 from sparsetir import lower_sparse_buffer
-from sparsetir.bench.gpucode import disassembled
 from sparsetir.lower import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.sparse_ir.position_space import SIGNATURE
@@ -163,7 +164,7 @@ def oracle(matrix: CsrPattern, problem: Spmm, a: np.ndarray, b: np.ndarray) -> n
             if row.start == row.stop:
                 continue
             terms = a[row].astype("float64")[:, None] * b[indices[row]].astype("float64")
-            combine = {"sum": np.sum, "mean": np.mean, "max": np.max}[problem.reduce]
+            combine = {"sum": np.sum, "mean": np.mean, "max": np.max, "min": np.min}[problem.reduce]
             out[i] = combine(terms, axis=0)
     return out
 
@@ -210,6 +211,19 @@ def scaled_sums(
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * W[k]
 """
+
+
+def scaled_sums() -> tuple[dict[str, Any], np.ndarray]:
+    """Arguments of it, and the result."""
+    matrix, rng = of_mask(MASKS["random"], "int32"), np.random.default_rng(0)
+    (m, n), nnz = matrix.shape, len(matrix.indices)
+    a, w = (rng.random(size, "float32") for size in (nnz, 16))
+    sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
+    args = {
+        "a": a, "w": w, "out": np.full((m, 16), np.nan, "float32"), "indptr": matrix.indptr,
+        "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
+    }  # fmt: skip
+    return args, np.outer(sums, w)
 
 
 class Compiled(NamedTuple):

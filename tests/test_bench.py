@@ -13,9 +13,9 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.bench.names import THREADS
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.formats import CSF, CSR, Pattern
+from sparsetir.measuring.process import THREADS
 
 ROOT = Path(__file__).parents[1]
 
@@ -34,11 +34,6 @@ def bench(*words):
     return done.stdout
 
 
-@pytest.fixture
-def bench_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
 def record(folder):
     (path,) = folder.glob("*.json")
     out = json.loads(path.read_text())
@@ -55,7 +50,7 @@ def record(folder):
 def test_it_starts_itself_again_where_libraries_have_read_another_environment(
     monkeypatch, words, threads
 ):
-    from sparsetir.bench.__main__ import main
+    from bench.__main__ import main
 
     class Started(Exception):
         pass
@@ -68,7 +63,7 @@ def test_it_starts_itself_again_where_libraries_have_read_another_environment(
     monkeypatch.setenv(THREADS[-1], "99")
     with pytest.raises(Started) as started:
         main(words)
-    expected = ["-m", "sparsetir.bench", *words], dict.fromkeys(THREADS, str(threads))
+    expected = ["-m", "bench", *words], dict.fromkeys(THREADS, str(threads))
     assert started.value.args == (*expected, os.environ["PATH"])
     with pytest.raises(Started) as started:
         main(words, ("sparsetir", "bench"))
@@ -124,7 +119,7 @@ def test_tune(tmp_path):
 
 
 def test_files_that_are_no_graphs(tmp_path):
-    from sparsetir.bench.graphs import graphs
+    from bench.graphs import graphs
     from sparsetir.graphs import GraphError
 
     np.savez(tmp_path / "x.npz", shape=np.array([3, 3]))
@@ -133,7 +128,7 @@ def test_files_that_are_no_graphs(tmp_path):
 
 
 def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path, monkeypatch):
-    from sparsetir.bench.__main__ import main
+    from bench.__main__ import main
 
     for name in THREADS:
         monkeypatch.setenv(name, "1")  # else it starts itself again
@@ -204,16 +199,8 @@ def test_mttkrp(tmp_path):
         assert all(0 < seconds < 1 for seconds in cell["seconds"].values())
 
 
-def test_examples_take_a_checkout(bench_on_path, tmp_path, monkeypatch):
-    from sparsetir.bench import examples
-
-    monkeypatch.setattr(examples, "ROOT", tmp_path)
-    with pytest.raises(SystemExit, match="mttkrp: takes a checkout of the repository"):
-        examples.example("mttkrp", "thesis_schedules")
-
-
-def test_mttkrp_tells_who_is_wrong(bench_on_path):
-    from sparsetir.bench.mttkrp import _right
+def test_mttkrp_tells_who_is_wrong():
+    from bench.mttkrp import _right
 
     out = np.zeros(3, "float32")
     assert _right(lambda: out.fill(2), out, np.full(3, 2.0))
@@ -225,8 +212,8 @@ def test_mttkrp_tells_who_is_wrong(bench_on_path):
     ((3, 4, 5), np.zeros((2, 1)), r"coords \(2, 1\)"),
     (None, np.zeros((3, 1)), "expected an npz file of shape and coords"),
 ])  # fmt: skip
-def test_files_that_hold_no_tensor(bench_on_path, tmp_path, shape, coords, message):
-    from sparsetir.bench.mttkrp import _tensor
+def test_files_that_hold_no_tensor(tmp_path, shape, coords, message):
+    from bench.mttkrp import _tensor
     from sparsetir.graphs import GraphError
 
     arrays = {"coords": coords, **({} if shape is None else {"shape": np.array(shape)})}
@@ -235,7 +222,7 @@ def test_files_that_hold_no_tensor(bench_on_path, tmp_path, shape, coords, messa
         _tensor(tmp_path / "t.npz")
 
 
-def test_places_are_counted_without_converting(bench_on_path):
+def test_places_are_counted_without_converting():
     from sparsetir.formats.library import library, places
 
     rng = np.random.default_rng(0)
@@ -245,9 +232,9 @@ def test_places_are_counted_without_converting(bench_on_path):
         assert places(fmt, pattern) == fmt.convert(pattern).places, fmt
 
 
-def test_formats_tells_what_is_wrong_or_fails(bench_on_path):
-    from sparsetir.bench import formats
-    from sparsetir.bench.programs import SDDMM, SPMM
+def test_formats_tells_what_is_wrong_or_fails():
+    from bench import formats
+    from bench.programs import SDDMM, SPMM
 
     matrix = sp.random_array((9, 8), density=0.4, format="csr", dtype="float32", rng=0)
     matrix = sp.csr_array((matrix.data, *(x.astype("int32") for x in (matrix.indices,
@@ -271,8 +258,8 @@ def test_formats_tells_what_is_wrong_or_fails(bench_on_path):
         ("--hetero", "x.npz", "has no dst, etype, num_nodes, src"),
     ],
 )
-def test_files_that_hold_no_weights_or_relations(bench_on_path, tmp_path, option, name, message):
-    from sparsetir.bench.graphs import pruned, relations
+def test_files_that_hold_no_weights_or_relations(tmp_path, option, name, message):
+    from bench.graphs import pruned, relations
     from sparsetir.graphs import GraphError
 
     arrays: dict = {"conv.indptr": np.zeros(1)} if ":" in name else {"shape": np.zeros(2)}

@@ -6,8 +6,8 @@ import json
 import pytest
 import torch
 
-from sparsetir.bench import attention
-from sparsetir.bench.names import MASKS
+from bench import attention
+from bench.names import MASKS
 
 
 def test_rules_are_the_masks():

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from bench import attention_gpu
+from bench.attention import HEAD_SIZE, MASKS
+from bench.attention_gpu import BSR, DENSE, OURS, UNFUSED, measure
+from bench.blocks_gpu import Device
+from bench.unfused import Unfused, scheduled
 from gpu_runner import requires_nvcc
 from sparsetir import masks
-from sparsetir.bench import attention_gpu
-from sparsetir.bench.attention import HEAD_SIZE, MASKS
-from sparsetir.bench.attention_gpu import BSR, DENSE, OURS, UNFUSED, measure
-from sparsetir.bench.blocks_gpu import Device
-from sparsetir.bench.unfused import Unfused, scheduled
 from sparsetir.build import kernel_of
 from sparsetir.lower import lower
 from sparsetir.targets import resolve_target

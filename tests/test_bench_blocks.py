@@ -9,7 +9,7 @@ import os
 import pytest
 import torch
 
-from sparsetir.bench import blocks
+from bench import blocks
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse")
 

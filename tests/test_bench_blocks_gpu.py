@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import sparsetir
+from bench import blocks_gpu, cusparse_blocks
+from bench.block_weights import KINDS, weight
+from bench.blocks_gpu import DTYPES, FEATURES, OURS, Case, Device
 from gpu_runner import requires_nvcc
-from sparsetir.bench import blocks_gpu, cusparse, cusparse_blocks
-from sparsetir.bench.block_weights import KINDS, weight
-from sparsetir.bench.blocks_gpu import DTYPES, FEATURES, OURS, Case, Device
 from sparsetir.build import kernel_of
 from sparsetir.formats import DBSR, SRBCRS
 from sparsetir.lower import lower_template
+from sparsetir.measuring import cusparse
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores

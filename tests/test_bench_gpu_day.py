@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from sparsetir.bench import gpu_day
-from sparsetir.bench.gpu_day import Step
+from bench import gpu_day
+from bench.gpu_day import Step
 
 
 def run(folder, chosen, monkeypatch, **options):
@@ -70,10 +70,10 @@ def test_unknown_steps_are_refused(tmp_path):
 @pytest.mark.parametrize("quick", [False, True])
 def test_commands_are_known(target, quick, tmp_path):
     """Those of the bench are parsed; shares leave each some time."""
-    from sparsetir.bench.__main__ import parser
+    from bench.__main__ import parser
 
     steps = gpu_day.steps(target, quick, tmp_path)
     for step in steps:
-        if "sparsetir.bench" in step.command:
-            parser().parse_args(step.command[step.command.index("sparsetir.bench") + 1 :])
+        if "bench" in step.command:
+            parser().parse_args(step.command[step.command.index("bench") + 1 :])
     assert [s.name for s in steps][:2] == ["tests", "spmm"] and all(s.share < 0.5 for s in steps)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from bench import rgcn
+from bench.rgcn_unfused import Unfused
 from sparsetir import nn
-from sparsetir.bench import rgcn
-from sparsetir.bench.rgcn_unfused import Unfused
 
 
 def test_graphs(tmp_path):

@@ -17,8 +17,8 @@ import scipy.io
 import scipy.sparse as sp
 
 import sparsetir
-from sparsetir.bench.names import THREADS
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.measuring.process import THREADS
 
 ROOT = Path(__file__).parents[1]
 NAIVE = """
@@ -35,11 +35,6 @@ extern "C" int spmm(int tile, int ahead, int blocks, int m, int d, const int* in
 """
 
 
-@pytest.fixture(autouse=True)
-def bench_on_path(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT))
-
-
 def random_matrix(m=40, n=30, seed=0):
     matrix = sp.random_array((m, n), density=0.2, format="csr", dtype="float32", rng=seed)
     matrix.sort_indices()
@@ -48,7 +43,7 @@ def random_matrix(m=40, n=30, seed=0):
 
 
 def case(op="spmm", feat=16, dtype="float32"):
-    from sparsetir.bench.operators import make
+    from sparsetir.measuring.case import make
 
     return make(op, random_matrix(), feat, dtype)
 
@@ -121,7 +116,7 @@ class Pretender:
         self.name, self.results = name, results
 
     def ask(self, op, **request):
-        from sparsetir.bench.rounds import Failed
+        from sparsetir.measuring.turns import Failed
 
         if op == "prepare":
             for name, result in self.results.items():
@@ -135,8 +130,8 @@ class Pretender:
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 def test_a_wrong_peer_is_caught(tmp_path, op):
-    from sparsetir.bench.operators import Reference
-    from sparsetir.bench.rounds import compare
+    from sparsetir.measuring.case import Reference
+    from sparsetir.measuring.turns import compare
 
     it = case(op)
     right = exact_result(it)
@@ -167,8 +162,8 @@ def test_a_wrong_peer_is_caught(tmp_path, op):
 
 
 def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tmp_path):
-    from sparsetir.bench.operators import Reference
-    from sparsetir.bench.rounds import Times, compare
+    from sparsetir.measuring.case import Reference
+    from sparsetir.measuring.turns import Times, compare
 
     found = Times()
     for times, switches in [([9], 1), ([5], 0), ([3], 2), ([6], 0)]:
@@ -188,7 +183,7 @@ def test_turns_that_others_disturbed_count_only_where_there_are_no_quiet_ones(tm
 
 
 def test_many_features_are_checked_by_a_projection():
-    from sparsetir.bench.operators import Reference
+    from sparsetir.measuring.case import Reference
 
     it = case(feat=128)
     reference, right = Reference(it, most_exact=0), exact_result(it)
@@ -200,7 +195,7 @@ def test_many_features_are_checked_by_a_projection():
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 def test_half_precision_has_its_own_tolerance(op):
-    from sparsetir.bench.operators import Reference, rounded
+    from sparsetir.measuring.case import Reference, rounded
 
     it = case(op, dtype="float16")
     assert all((x == x.astype("float16")).all() for x in (*it.operands, it.matrix.data))
@@ -213,8 +208,8 @@ def test_half_precision_has_its_own_tolerance(op):
 
 @pytest.mark.slow  # its turns with a pretended worker above
 def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
-    from sparsetir.bench.operators import Reference
-    from sparsetir.bench.rounds import Failed, Worker, compare, shared
+    from sparsetir.measuring.case import Reference
+    from sparsetir.measuring.turns import Failed, Worker, compare, shared
 
     it = case()
     worker = Worker("scipy", 1, {})
@@ -228,7 +223,7 @@ def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
         assert state == "T"
         os.kill(pid, signal.SIGKILL)
         found = compare(it, [worker], tmp_path, 2, 0.001, Reference(it))
-        assert found["failed"] == {"scipy": "its process ended with status -9"}
+        assert found["failed"] == {"scipy": "the process was ended by SIGKILL"}
         assert worker.ask("totals")["bytes"] > 0
     finally:
         worker.close()
@@ -243,14 +238,15 @@ def test_a_worker_is_stopped_between_its_turns_and_comes_back(tmp_path):
 
 @pytest.mark.parametrize("op", ["spmm", "spmv"])
 def test_mkl(tmp_path, op):
-    from sparsetir.bench import mkl
-    from sparsetir.bench.operators import Reference
-    from sparsetir.bench.peers import output
+    from sparsetir.measuring import mkl
+    from sparsetir.measuring.case import Reference
+    from sparsetir.measuring.peers import output
 
     try:
         library = mkl.load()
     except OSError as error:
         pytest.skip(str(error))
+    assert "Math Kernel Library Version" in mkl.version(library)
     it = case(op)
     for inspect in (True, False):
         handle = mkl.Handle(library, it.matrix, it.feat, inspect)
@@ -261,8 +257,8 @@ def test_mkl(tmp_path, op):
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_torch(op, dtype):
-    from sparsetir.bench.operators import Reference
-    from sparsetir.bench.peers import Torch
+    from sparsetir.measuring.case import Reference
+    from sparsetir.measuring.peers import Torch
 
     it, peer = case(op, dtype=dtype), Torch(1, {})
     calls = peer.prepare(it)
@@ -274,8 +270,8 @@ def test_torch(op, dtype):
 
 @pytest.mark.parametrize("name, op", [("sparsetir", "sddmm"), ("scipy", "sddmm")])
 def test_peers_that_a_run_has_for_other_operators(name, op):
-    from sparsetir.bench.operators import Reference
-    from sparsetir.bench.peers import PEERS
+    from sparsetir.measuring.case import Reference
+    from sparsetir.measuring.peers import PEERS
 
     it, peer = case(op), PEERS[name](1, {})
     calls = peer.prepare(it)
@@ -285,7 +281,7 @@ def test_peers_that_a_run_has_for_other_operators(name, op):
 
 
 def test_limits():
-    from sparsetir.bench.limits import limit
+    from bench.limits import limit
 
     it = case("spmm", feat=16)
     nnz = it.matrix.nnz
@@ -313,7 +309,7 @@ def cell(problem, seconds, peer, noise=0.0, threads=2, kind="graph", feat=32):
 
 
 def test_judge():
-    from sparsetir.bench.judge import judge
+    from bench.judge import judge
 
     before = [cell(n, 1.0, 2.0) for n in "abc"] + [cell("noisy", 1.0, 2.0, 0.1), cell("d", 1, 2)]
     after = [cell("a", 1.04, 2.0), cell("b", 1.2, 2.0), cell("c", 0.8, 2.0),
@@ -339,7 +335,7 @@ def test_judge():
 
 @pytest.mark.parametrize("seconds, status", [(1.01, None), (1.5, 1)])
 def test_judge_ends_with_a_status(tmp_path, capsys, seconds, status):
-    from sparsetir.bench.judge import run
+    from bench.judge import run
 
     for name, time in (("a", 1.0), ("b", seconds)):
         record = {"command": "run", "cpu": "x", "results": {"cells": [cell("p", time, 2.0)]}}
@@ -356,7 +352,7 @@ def test_judge_ends_with_a_status(tmp_path, capsys, seconds, status):
 
 @pytest.mark.parametrize("seconds, status", [(1.01, None), (1.5, 1)])
 def test_judge_of_a_run_with_another_version(tmp_path, capsys, seconds, status):
-    from sparsetir.bench.judge import run
+    from bench.judge import run
 
     held = cell("p", seconds, 2.0)
     held["peers"]["before"] = {"min": 1.0, "median": 1.0, "noise": 0.0}
@@ -375,7 +371,7 @@ def test_judge_of_a_run_with_another_version(tmp_path, capsys, seconds, status):
 
 
 def test_summary():
-    from sparsetir.bench.summary import summarise
+    from bench.summary import summarise
 
     cells = [
         cell("a", 1.0, 4.0),
@@ -396,8 +392,17 @@ def test_summary():
     assert (1, "mkl", "graph") not in found
 
 
+def test_libraries_that_know_their_version_say_it(capsys):
+    from bench.summary import _show_versions
+
+    told = cell("a", 1.0, 2.0)
+    told["peers"]["mkl"]["about"] = {"version": "MKL 2026.2"}
+    _show_versions([cell("b", 1.0, 2.0), told, told])
+    assert capsys.readouterr().out == "mkl: MKL 2026.2\n"
+
+
 def test_lost_cells_are_named(capsys):
-    from sparsetir.bench.summary import _show_lost, fastest
+    from bench.summary import _show_lost, fastest
 
     cells = [cell("a", 1.0, 4.0), cell("b", 2.0, 1.0), cell("c", 3.0, 2.0)]
     cells[0]["peers"]["yardstick"] = {"min": 0.5, "median": 0.5}  # nobody would call it
@@ -412,7 +417,7 @@ def test_lost_cells_are_named(capsys):
 
 @pytest.mark.parametrize("name", ["cora", "citeseer", "pubmed"])
 def test_generated_graphs_have_the_sizes_of_the_paper(name):
-    from sparsetir.bench.synthetic import LAWS, generate
+    from bench.synthetic import LAWS, generate
 
     law, matrix = LAWS[name], generate(LAWS[name])
     assert matrix.shape == (law.nodes, law.nodes) and matrix.nnz == law.edges
@@ -429,7 +434,7 @@ def test_generated_graphs_have_the_sizes_of_the_paper(name):
 
 
 def test_degrees_near_their_mean():
-    from sparsetir.bench.synthetic import Law, generate
+    from bench.synthetic import Law, generate
 
     matrix = generate(Law(2000, 40_001, central=True))
     degree = np.diff(matrix.indptr)
@@ -440,8 +445,8 @@ def test_degrees_near_their_mean():
 
 
 def test_what_does_not_fit_into_memory_is_not_generated():
-    from sparsetir.bench.problems import Problem, too_large
-    from sparsetir.bench.synthetic import refusal
+    from bench.problems import Problem, too_large
+    from bench.synthetic import refusal
 
     assert refusal("cora", 512, 6, lambda: 2**30) is None
     text = refusal("reddit", 512, 6, lambda: 8 * 10**9)
@@ -452,8 +457,8 @@ def test_what_does_not_fit_into_memory_is_not_generated():
 
 
 def test_what_the_command_line_refuses():
-    from sparsetir.bench.problems import chosen
-    from sparsetir.bench.run import compiled, thread_counts
+    from bench.problems import chosen
+    from bench.run import compiled, thread_counts
 
     cores = len(os.sched_getaffinity(0))
     assert thread_counts(["3", "one"]) == [3, 1]

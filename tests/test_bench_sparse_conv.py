@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from sparsetir.bench import clouds, sparse_conv
-from sparsetir.bench.names import CONVOLUTIONS
+from bench import clouds, sparse_conv
+from bench.names import CONVOLUTIONS
 from sparsetir.graphs import GraphError
 from sparsetir.nn import kernel_map
 from sparsetir.plot_kernel_map import plot_kernel_map

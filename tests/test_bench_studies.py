@@ -12,10 +12,9 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
-from cuda_runner import requires_cuda_text
-from sparsetir.bench import study
-from sparsetir.bench.names import STUDIES
-from sparsetir.bench.studies import (
+from bench import study
+from bench.names import STUDIES
+from bench.studies import (
     common,
     counting,
     load_balance,
@@ -24,9 +23,10 @@ from sparsetir.bench.studies import (
     relations,
     sgap_tables,
 )
-from sparsetir.bench.studies.matrices import folder, generated
-from sparsetir.bench.studies.sgap import ONE, PART_OF_ROW, Point, points
-from sparsetir.bench.studies.skew import SIZES, Size, lengths, skewed
+from bench.studies.matrices import folder, generated
+from bench.studies.sgap import ONE, PART_OF_ROW, Point, points
+from bench.studies.skew import SIZES, Size, lengths, skewed
+from cuda_runner import requires_cuda_text
 from sparsetir.formats import Pattern
 from sparsetir.graphs import GraphError
 from sparsetir.schedules.operators.rgms import Rgms
@@ -296,6 +296,24 @@ def test_coarsen(tmp_path):
     assert len(out["load"]) == 3
 
 
+@requires_cuda_text
+@pytest.mark.slow  # kernels are counted in schedules/test_spmm_panels_gpu.py
+def test_coarsen_counts(tmp_path, capsys):
+    """Panels load a row of B once for all rows of a pattern; those by atomics add."""
+    out = run(tmp_path, "coarsen", counts=True)["results"]
+    assert "Counted, not timed" in capsys.readouterr().out
+    assert [c["sparsity"] for c in out["cells"]] == [0.6, 0.8]
+    for cell in out["cells"]:
+        ways = cell["ways"]
+        assert ways["panels of 4"]["sectors"] < ways["panels of 2"]["sectors"]
+        assert ways["panels of 2"]["sectors"] < ways["rows"]["sectors"]
+        assert [w for w in ways if ways[w]["atomics"]] == [
+            "panels of 4, atomics", "panels of 4, atomics, compact", "table 2"
+        ]  # fmt: skip
+    compiled = [(c["rows"], c["compact"], c["spill_bytes"]) for c in out["compile"]]
+    assert set(compiled) <= {(2, False, 0), (2, True, 0)}
+
+
 def test_layers_of_a_folder(tmp_path):
     """One of each shape and share of zeros; of 60 % by leaving out of 50 %."""
     half = np.tile(np.arange(0, 512, 2, dtype="int32"), 512)
@@ -330,7 +348,7 @@ def test_refused(tmp_path, name, options, message):
 
 
 def test_words_of_the_command():
-    from sparsetir.bench.__main__ import parser
+    from bench.__main__ import parser
 
     args = parser().parse_args(["study", "groups", "--counts", "--data", "x", "--threads", "1"])
     assert (args.command, args.study, args.counts, args.full) == ("study", "groups", True, False)
@@ -409,6 +427,15 @@ def test_load_balance_on_a_gpu(device, tmp_path):
             load_balance.ELEMENTS,
             load_balance.HYB,
         ]
+        assert all(t["min"] == 5e-4 for t in cell["ways"].values())
+
+
+def test_coarsen_on_a_gpu(device, tmp_path, capsys):
+    out = run(tmp_path, "coarsen")
+    assert out["gpu"] == "Stand-in" and out["results"]["gpu_times"] == "here"
+    assert len(out["results"]["cells"]) == 4 and "Times as fast" in capsys.readouterr().out
+    for cell in out["results"]["cells"]:
+        assert list(cell["ways"])[-1] == "dense" and len(cell["ways"]) == 8
         assert all(t["min"] == 5e-4 for t in cell["ways"].values())
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import hashlib
+import io
 import json
 import os
 import signal
@@ -17,7 +19,8 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install
-from sparsetir.cli import arguments, main
+from sparsetir.cli import arguments, doctor, main
+from sparsetir.cli.text import WIDTH, _signature, coloured, many, readable
 from sparsetir.cli.tune import report_path
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.graphs import load_relations
@@ -25,6 +28,7 @@ from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning import compare, html, search
+from sparsetir.tuning.fingerprint import cpu_model
 from sparsetir.tuning.records import Key, Record, Records
 from sparsetir.tuning.task import Outcome, Task
 from sparsetir.tuning.tuned import Trial, Tuned
@@ -105,6 +109,7 @@ def test_help_names_the_commands(run, capsys):
     out = capsys.readouterr().out
     assert stop.value.code == 0 and "examples:" in out
     assert all(f"\n    {command} " in out for command in COMMANDS)
+    assert run() == (0, out, "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -119,7 +124,7 @@ def test_help_of_each_command_has_examples(run, capsys, command):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("", "sparsetir: the following arguments are required: COMMAND"),
+        ("--debug", "sparsetir: the following arguments are required: COMMAND"),
         ("tun", "sparsetir: argument COMMAND: invalid choice: 'tun'"),
         ("tune spmm", "sparsetir tune: argument --graph: expected one, for spmm"),
         ("tune spam --graph cora",
@@ -342,19 +347,56 @@ def test_names_of_reports(tmp_path, monkeypatch):
 def test_lower_prints_each_stage_of_an_operator(run):
     texts = {}
     for stage in ("1", "2", "scheduled", "3", "source"):
-        code, texts[stage], err = run("lower", "spmm", "--stage", stage, "--feat", 512)
+        words = ("--template",) if stage == "1" else ()
+        code, texts[stage], err = run("lower", "spmm", "--stage", stage, "--feat", 512, *words)
         assert code == 0 and err.startswith('config: {"template": "RowBlocks"')
     assert len(set(texts.values())) == len(texts)
     assert "T.sp_iter" in texts["1"] and "T.sp_iter" not in texts["2"]
     assert "T.vectorized" in texts["scheduled"] and "T.vectorized" not in texts["2"]
     # A's values are flat from stage III on.
-    assert 'A: T.Buffer(("nnz",)' in texts["3"] and 'A: T.Buffer(("nnz",)' not in texts["2"]
+    assert "A: T.Buffer((nnz,)" in texts["3"] and "A: T.Buffer((nnz,)" not in texts["2"]
     assert "target triple" in texts["source"]
     # What is compiled, the last passes included: the kernel that a plan has.
     kernel = sparsetir.plan("spmm", arguments.graph("cora")[1], 512).kernel
     names = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
     for stage, name in names.items():
-        assert texts[stage] == kernel.stages[name].script().rstrip("\n") + "\n"
+        assert texts[stage] == readable(kernel.stages[name]) + "\n"
+        assert "metadata" not in texts[stage]
+
+
+def test_lower_prints_the_plain_program_of_an_operator(run):
+    from sparsetir.schedules.operators import spmm
+    from sparsetir.schedules.operators.problems import Spmm
+
+    code, out, err = run("lower", "spmm", "--reduce", "amin")
+    assert (code, err) == (0, "") and out == spmm.program(Spmm(reduce="min")).script()
+    code, out, err = run("lower", "spmm", "--template", "PanelRows", "--feat", 64)
+    assert code == 0 and "PanelRows" in err and out.count("T.sp_iter(") > 2
+    code, out, err = run("lower", "spmm", "--template", "Frog")
+    assert (code, out) == (2, "") and "unknown template 'Frog'; expected one of RowBlocks" in err
+    code, _, err = run("lower", "spmm", "--template", "Frog", "--config", '{"template": "Groups"}')
+    assert code == 2 and "argument --template: expected the one of --config, or none" in err
+    code, _, err = run("lower", "one.py", "--template")
+    assert code == 2 and "argument --template: expected none for a function in a file" in err
+
+
+def test_texts_are_for_people(monkeypatch):
+    line = 'def spmm(A: T.Buffer(("m", "n"), "float32"), m: T.int32):'
+    assert _signature(line) == 'def spmm(A: T.Buffer((m, n), "float32"), m: T.int32):'
+    names = ", ".join(f"a_parameter_{n}: T.int32" for n in range(9))
+    found = _signature(f"    def spmm({names}) -> None:").splitlines()
+    assert found[0] == "    def spmm(" and found[-1] == "    ) -> None:" and len(found) == 5
+    assert all(len(line) <= WIDTH for line in found)
+    assert coloured("x = 1") == "x = 1"  # no terminal
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    pytest.importorskip("pygments")
+    for kind in ("", "source", "cuda", "asm"):
+        assert "\x1b[" in coloured("def x(): return 1 // 2", kind)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert coloured("x = 1") == "x = 1"
+    assert [many(n, "record") for n in (0, 1, 2000)] == ["0 records", "1 record", "2,000 records"]
 
 
 def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
@@ -432,6 +474,23 @@ def test_formats_of_a_graph_without_elements(run, tmp_path):
 def test_formats_does_not_make_what_is_too_large(run):
     code, out, _ = run("formats", "cora", "--format", "dia", "csr")
     assert code == 0 and "not made: 95 MB" in out and "least memory" in out
+    assert max(map(len, out.splitlines())) <= 100
+
+
+def test_formats_take_parameters(run):
+    words = ("BSR(8, 8)", "hyb_2_4", "row_ell_16", "sr_bcrs(4,16)", "enum_2", "csr")
+    code, out, _ = run("formats", "cora", "--json", "--format", *words)
+    names = [cell["format"] for cell in json.loads(out)["formats"]]
+    assert code == 0
+    assert names == ["bsr_8_8", "hyb_2_4", "row_ell_16", "sr_bcrs_4_16", "enum_2", "csr"]
+    for text, message in (
+        ("bsr(8", "with parameters, as BSR(8, 8); got bsr(8"),
+        ("bsr_0_1", "bsr_0_1: BSR: argument 'rows': expected a positive integer, got 0"),
+        ("bsr(1, 2, 3, 4, 5, 6)", "bsr(1, 2, 3, 4, 5, 6): "),
+        ("bsr(__import__('os'))", "bsr(__import__('os')): malformed node or string"),
+    ):
+        code, out, err = run("formats", "cora", "--format", text)
+        assert (code, out, err.count("\n")) == (2, "", 1) and message in err
 
 
 def record(op="spmm", graph="cora", feat=32, seconds=1e-5):
@@ -446,7 +505,8 @@ def test_records(run, records):
         records.add(one)
     code, out, err = run("records", "list")
     lines = out.splitlines()
-    assert (code, err, len(lines)) == (0, "", 5)
+    assert (code, err, len(lines)) == (0, "", 8) and max(map(len, lines[:-1])) <= 100
+    assert lines[2] == "    RowBlocks tile=32"
     assert lines[1].split()[:8] == ["spmm", "cora", "32", "float32", "sum", "2", "5.00", "µs"]
     assert lines[-1] == f"3 problems, 4 records in {records.path}"
     assert len(json.loads(run("records", "list", "--graph", "cora", "--json")[1])["records"]) == 3
@@ -476,13 +536,37 @@ def test_doctor(run, records):
     code, out, err = run("doctor")
     assert (code, err) == (0, "") and "all that is needed works" in out
     assert len(out.splitlines()) <= 24
-    assert f"{records.path}: 1 in " in out
+    assert f"{records.path}: 1 record in " in out
     data = json.loads(run("doctor", "--json")[1])
     assert data["versions"]["sparsetir"] == sparsetir.__version__
     assert data["targets"][0] == "llvm" and data["cpu"]["vector_bits"] >= 128
     features = " ".join(data["cpu"]["features"])
     assert f"features: {features}" in out and all(x[0] in "+-" for x in data["cpu"]["unlike"])
     assert data["kernel"]["largest_error"] < 1e-4 and data["problems"] == []
+
+
+def test_doctor_where_there_is_no_linux(run, monkeypatch):
+    """No /proc, no /sys, no processors to be bound to, no advice on memory."""
+    opened = io.open
+
+    def elsewhere(file, *words, **options):
+        if str(file).startswith(("/proc", "/sys")):
+            raise FileNotFoundError(file)
+        return opened(file, *words, **options)
+
+    for module in (builtins, io):
+        monkeypatch.setattr(module, "open", elsewhere)
+    for name in ("sched_getaffinity", "sched_setaffinity"):
+        monkeypatch.delattr(os, name)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    monkeypatch.setattr(doctor, "CACHES", Path("/sys/there/is/no/such/folder"))
+    cpu_model.cache_clear()
+    try:
+        code, out, err = run("doctor")
+    finally:
+        cpu_model.cache_clear()
+    assert (code, err) == (0, "") and "all that is needed works" in out
+    assert "caches: the system does not say" in out and f"{os.cpu_count()} cores" in out
 
 
 def test_doctor_tells_what_is_broken(run, tmp_path, monkeypatch):
@@ -524,6 +608,16 @@ def test_start_imports_nothing_that_only_some_commands_need():
     assert version == f"sparsetir {sparsetir.__version__}" and err == ""
     for name in ("optuna", "matplotlib", "sparsetir.tuning.search", "sparsetir.graphs"):
         assert f"'{name}'" not in modules
+
+
+def test_tune_says_in_a_line_that_there_is_no_gpu(run, monkeypatch):
+    target = '{"kind": "cuda", "arch": "sm_90"}'
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    code, out, err = run("tune", "spmm", "--graph", "cora", "--target", target)
+    if code == 0:
+        pytest.skip("there is one")
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "tune: argument --target: there is no cuda device here: CUDA_VISIBLE_DEVICES is" in err
 
 
 @pytest.mark.slow  # test_plugin.py runs the command too

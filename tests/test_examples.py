@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import subprocess
 import sys
 from pathlib import Path
 
@@ -148,6 +149,18 @@ def test_sparse_unet_of_a_file(run, tmp_path):
     )  # fmt: skip
     assert "2 classes" in text and re.search(r"^step 1: loss [\d.]+, accuracy", text, re.MULTILINE)
     assert "accuracy on the file: " in text
+
+
+@pytest.mark.slow  # processes
+def test_sage_distributed():
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, EXAMPLES / "sage_distributed.py"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "here 1358 nodes, 5258 edges, 1102 nodes of others>" in done.stdout
+    (found,) = re.findall(r"^test accuracy ([\d.]+)%$", done.stdout, re.MULTILINE)
+    assert float(found) > 75
 
 
 @pytest.mark.slow  # several seconds of training

@@ -22,11 +22,13 @@ from sparsetir.lower import lower_template
 from sparsetir.ops import message_kernels
 from sparsetir.request import request
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES, template_of
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.templates.rgms_gpu import RelationalRows
+from sparsetir.schedules.templates.rgms_gradients_gpu import GradientTiles
 from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
@@ -36,6 +38,8 @@ from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
+from sparsetir.schedules.templates.spmm_sorted import SortedRows
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import for_all_sizes
@@ -50,6 +54,7 @@ KERNELS = [
     ("spmm", RowBlocks(tile=32, lanes=8), False),
     ("spmm", BlockRows(BSR(4, 4), tile=32, lanes=8, filled=False), False),
     ("spmm", PanelRows(2, 32, 8), False),
+    ("spmm", SortedRows(32, 8), False),
     ("spmv", SlicedRows(), False),
     ("sddmm", SddmmGroups(lanes=8, vectors=4), False),
     ("spmm", Decomposed(BSR(2, 2)), False),
@@ -57,6 +62,7 @@ KERNELS = [
     ("spmm", BlockRows(BSR(2, 2), rows=2, tile=32, filled=False), False),
     ("spmm", RowSplit.for_features(32), True),
     ("spmm", HybRows.for_features(32), True),
+    ("spmm", PanelThreads.for_features(32, rows=2), True),
     ("spmm", Groups.for_features(32, lanes=8, group=8), True),
     ("spmm", Groups.for_features(32, split="non-zeros", work=4), True),
     ("spmm", Groups.for_features(32, split="non-zeros", group=32), True),
@@ -206,16 +212,20 @@ def test_every_stage_of_a_template_for_a_matrix_engine():
 
 def test_no_template_is_left_out():
     ours = {kind for kind in TEMPLATES if kind.__module__.startswith("sparsetir.")}
-    apart = {AmxBlocks, RelationalRows, RelationalTensorCores, TiledRelations}
+    apart = {AmxBlocks, GradientTiles, RelationalRows, RelationalTensorCores, TiledRelations}
     assert {type(config) for _, config, _ in KERNELS} | apart == ours
 
 
 @pytest.mark.parametrize(
-    "config", [TiledRelations(32, 32), RelationalRows(0), RelationalTensorCores(0)], ids=repr
+    "config",
+    [TiledRelations(32, 32), RelationalRows(0), RelationalTensorCores(0), GradientTiles(0)],
+    ids=repr,
 )
 def test_every_stage_of_a_template_for_relations(config):
     cores = isinstance(config, RelationalTensorCores)
     problem = Rgms("float16", out="float32") if cores else Rgms()
+    if isinstance(config, GradientTiles):
+        problem = RgmsGradient(weighted=False, edges=True)
     gpu = not isinstance(config, TiledRelations)
     template = template_of(config, problem, gpu)
     stages = lower_template(template, problem, config, GPU if gpu else "llvm")

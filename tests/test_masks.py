@@ -22,7 +22,7 @@ def check(mask, wanted):
     assert mask.nnz == wanted.sum()
     assert (mask.to_dense().numpy() == wanted).all()
     assert (mask.T.to_dense().numpy() == wanted.T).all()
-    indptr, indices = mask.to_csr()
+    indptr, indices = mask.csr
     assert (indptr.numpy() == np.concatenate([[0], wanted.sum(1).cumsum()])).all()
     assert (indices.numpy() == wanted.nonzero()[1]).all()
     size, (high, wide) = mask.block, mask.grid

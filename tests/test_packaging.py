@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGED = ["LICENSE", "MANIFEST.in", "NOTICE", "README.md", "pyproject.toml"]
-FOLDERS = ["bench", "formats", "python", "schedules", "sparse_ir"]
+PACKAGED = [
+    "CHANGELOG.md", "CITATION.cff", "LICENSE", "MANIFEST.in", "NOTICE", "README.md",
+    "pyproject.toml",
+]  # fmt: skip
+ROOMS = ["formats", "schedules", "sparse_ir"]
+FOLDERS = ["python", *ROOMS]
 
 # Lists the modules that Python finds below a package, without importing it.
 LIST = """
@@ -82,8 +86,10 @@ def sdist(tree, tmp_path_factory):
 
 
 def test_rooms_are_relative_links():
-    for room in ("formats", "schedules", "sparse_ir"):
-        link = ROOT / "python" / "sparsetir" / room
+    package = ROOT / "python" / "sparsetir"
+    assert {path.name for path in package.iterdir() if path.is_symlink()} == set(ROOMS)
+    for room in ROOMS:
+        link = package / room
         assert link.is_symlink()
         assert os.readlink(link) == f"../../{room}"
 
@@ -95,7 +101,7 @@ def test_wheel_holds_every_file(wheel):
         Path(folder, name).relative_to(ROOT / "python").as_posix()
         for folder, _, names in os.walk(package, followlinks=True)
         for name in names
-        if name.endswith((".py", ".npz"))
+        if name.endswith((".py", ".npz", ".jinja"))
     }
     assert files <= set(zipfile.ZipFile(wheel).namelist())
     assert "sparsetir/data/README.md" in zipfile.ZipFile(wheel).namelist()
@@ -131,8 +137,11 @@ def test_installed_wheel_imports(wheel, tmp_path):
     code = (
         f"import sys; sys.path.insert(0, {str(target)!r}); sys.modules['torch'] = None\n"
         "import sparsetir, sparsetir.sparse_ir as room\n"
-        "print(sparsetir.__file__); print(room.__file__)"
+        "print(sparsetir.__file__); print(room.__file__)\n"
+        "from sparsetir.cli import main; sys.stderr = sys.stdout; print(main(['bench', 'run']))"
     )
-    shown, room = map(Path, python("-c", code, cwd=empty).splitlines())
+    *found, told, status = python("-c", code, cwd=empty).splitlines()
+    shown, room = map(Path, found)
+    assert "run `python -m bench` in a checkout" in told and status == "1"
     assert shown == target / "sparsetir" / "__init__.py"
     assert room.is_relative_to(target)

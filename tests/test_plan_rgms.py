@@ -1,5 +1,7 @@
 """Plans of relational gather-matmul-scatter."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -37,6 +39,17 @@ def test_the_values_of_the_tensor_and_of_a_run():
     other = VALUES[::-1].copy()
     right(PLAN(X, W, values=other), other)
     right(PLAN(X, W))  # the planned ones are as they were
+
+
+def test_threads_are_woken_where_that_was_measured_to_pay(monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        sys.modules["sparsetir.relational_request"], "work_of_threads",
+        lambda *given: asked.append(given) or 1,
+    )  # fmt: skip
+    chosen = relational_request(A, 16, feat_in=8, threads=2).chosen()
+    rows = int(MASK.any(axis=2).sum())
+    assert chosen.parallel and asked == [(2, rows * 8 * 16)]
 
 
 def test_arrays_of_torch_and_a_result_of_the_users():
@@ -171,7 +184,7 @@ REFUSED = [
         "'w': it requires a gradient, .* use sparsetir.ops.rgms",
     ),
     (
-        lambda: sparsetir.plan("rgms", MASK[0].nonzero()),
+        lambda: sparsetir.plan("rgms", MASK[0].nonzero(), 8),
         ValueError,
         r"'matrix': expected a SparseTensor by \(relation, row, column\) for 'rgms', got shape",
     ),
@@ -192,9 +205,13 @@ REFUSED = [
         ValueError,
         "'format': expected None for 'rgms', got CSR",
     ),
-    (lambda: sparsetir.plan("rgms", A, weighted=0), TypeError, "'weighted': expected True or"),
-    (lambda: sparsetir.plan("rgms", A, dtype=8), TypeError, "'dtype': expected a name as"),
-    (lambda: sparsetir.plan("rgms", A, dtype="int8"), ValueError, "'dtype': expected one of float"),
+    (lambda: sparsetir.plan("rgms", A, 8, weighted=0), TypeError, "'weighted': expected True or"),
+    (lambda: sparsetir.plan("rgms", A, 8, dtype=8), TypeError, "'dtype': expected a name as"),
+    (
+        lambda: sparsetir.plan("rgms", A, 8, dtype="int8"),
+        ValueError,
+        "'dtype': expected one of float",
+    ),
     (
         lambda: sparsetir.plan("rgms", A, 16, feat_in=8, config=RelationalRows()),
         TypeError,

@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from zoo import MATRICES, TENSORS
 
 from pairs import by_turns
-from sparsetir import SparseMatrix, plot
-from sparsetir.extras import WITHOUT_TORCH
+from sparsetir import SparseMatrix, plot, plot_large, plot_marks
+from sparsetir.extras import WITHOUT_TORCH, install_hint
 from sparsetir.formats import BSR, CSR, EnumeratedPatterns, Hyb, Mixture, Pattern, by_block_fill
 from sparsetir.formats.coo import COO
 from sparsetir.formats.csc import CSC
@@ -28,7 +28,7 @@ from sparsetir.formats.ragged import Ragged
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sell import SELL
 from sparsetir.plot import plot_format, plot_pattern
-from sparsetir.plot_layout import Pixels, locate, sample, storage_layout
+from sparsetir.plot_layout import Pixels, Window, locate, sample, storage_layout
 
 FORMATS = [
     BSR(1, 1), BSR(4, 4), BSR(3, 5), COO(), CSC(), CSF((1, 0)), CSR(), DCSR(), DIA(), ELL(),
@@ -36,10 +36,10 @@ FORMATS = [
     SELL(2, 4),
     Mixture("mixed", (BSR(4, 4), Hyb(1, 2)), by_block_fill(4, 4, 0.4)),
 ]  # fmt: skip
-BLUE, ORANGE = (np.array(to_rgb(c)) for c in plot.COLOURS[:2])
+BLUE, ORANGE = (np.array(to_rgb(c)) for c in plot_marks.COLOURS[:2])
 
 
-def tint(colour, strength=plot.TINT):
+def tint(colour, strength=plot_marks.TINT):
     return 1 - strength * (1 - colour)
 
 
@@ -155,11 +155,12 @@ def test_every_element_is_drawn_once(fmt):
     for name in ("random", "one dense row", "one column", "no rows", "no columns"):
         pattern = MATRICES[name]
         figure = plot_format(fmt.convert(pattern))
-        assert isinstance(figure, Figure) and len(figure.axes) == 2
-        if max(pattern.shape) > plot.SMALL:
+        small = max(pattern.shape) <= plot.SMALL
+        assert isinstance(figure, Figure) and len(figure.axes) == (2 if small else 3)
+        if not small:
             continue
         faces = drawn(figure.axes[0])
-        colours = {key(to_rgb(c)) for c in plot.COLOURS}
+        colours = {key(to_rgb(c)) for c in plot_marks.COLOURS}
         centres = sorted(c for face in colours & set(faces) for c in faces[face])
         assert centres == sorted(zip(*(c.tolist() for c in pattern.coords[::-1]))), name
 
@@ -220,9 +221,9 @@ def test_legend_says_what_is_stored():
     figure = plot_format(Hyb(1, 2).convert(pattern))
     texts = [t.get_text() for t in figure.legends[0].get_texts()]
     assert texts == [
-        "hyb_1_2_p0_b0: 1 element, 0.0 % padding",
-        "hyb_1_2_p0_b1: 2 elements, 0.0 % padding",
-        "hyb_1_2_p0_b2: 3 elements, 25.0 % padding",
+        "rows of 1: 1 element, 0.0 % padding",
+        "rows of 2: 2 elements, 0.0 % padding",
+        "rows of 3 to 4, and pieces: 3 elements, 25.0 % padding",
         "slots without a coordinate",
     ]
 
@@ -238,13 +239,13 @@ def test_legend_joins_small_parts():
     sizes = [p.size for p in converted.parts]
     assert len(sizes) == 30 and all(sizes)
     figure = plot_format(converted)
-    texts = [t.get_text() for t in figure.legends[0].get_texts()]
+    assert not figure.legends  # the names stand beside the bars
+    bars = figure.axes[2]
+    texts = [t.get_text() for t in bars.get_yticklabels()]
     assert len(texts) == 20
     assert texts[-1].startswith("11 smaller parts: ")
-    counts = [int(t.split(": ")[1].split(" ")[0].replace(",", "")) for t in texts]
+    counts = [int(t.split(": ")[-1].split(" ")[0].replace(",", "")) for t in texts]
     assert sum(counts) == len(rows)
-    bars = figure.axes[1]
-    assert [t.get_text() for t in bars.get_yticklabels()] == [t.split(":")[0] for t in texts]
     assert sum(b.get_width() for b in bars.patches) == converted.places
 
 
@@ -274,7 +275,7 @@ def test_image_has_the_colour_of_most_elements():
     pattern = pattern_of([0, 0, 1, 200, 201], [0, 299, 298, 0, 1], (300, 300))
     (shown,) = plot_format(Hyb(2, 0).convert(pattern)).axes[0].images
     image = np.asarray(shown.get_array())
-    strength = plot.FAINTEST + (1 - plot.FAINTEST) * np.log(2) / np.log(3)
+    strength = plot_large.FAINTEST + (1 - plot_large.FAINTEST) * np.log(2) / np.log(3)
     np.testing.assert_allclose(image[0, 0], tint(BLUE, strength))
     np.testing.assert_allclose(image[0, 149], ORANGE)
     np.testing.assert_allclose(image[100, 0], BLUE)
@@ -291,7 +292,7 @@ def test_samples():
 def test_sampled_padding_is_found(monkeypatch):
     pattern = pattern_of(np.arange(0, 300, 50), np.zeros(6, int), (300, 300))
     converted = BSR(50, 50).convert(pattern)
-    monkeypatch.setattr(plot, "SAMPLE", 3 * 150 * 25)
+    monkeypatch.setattr(plot_large, "SAMPLE", 3 * 150 * 25)
     (shown,) = plot_format(converted).axes[0].images
     coloured = (np.asarray(shown.get_array()) < 1).any(2)
     assert not coloured[:, 25:].any()
@@ -309,7 +310,7 @@ def test_density():
     rows, cols = np.nonzero(np.ones((4, 4)))
     pattern = pattern_of([*rows, 513], [*cols, 513], (514, 514))
     figure = plot_pattern(pattern)
-    axis, bar = figure.axes
+    axis, part, bar = figure.axes
     shares = axis.images[0].get_array()
     assert shares.shape == (172, 172)  # pixels of 3 x 3, the last ones of one row and column
     expected = np.zeros((172, 172))
@@ -317,6 +318,44 @@ def test_density():
     expected[171, 171] = 1
     np.testing.assert_allclose(shares.filled(0), expected)
     assert bar.get_ylabel() == "share stored of 3 x 3 coordinates"
+
+
+def test_part_of_a_large_matrix():
+    """The first of the windows that store most, in the colours of the parts, and where it lies."""
+    rows, cols = np.concatenate([[60, 61, 61, 199], [0, 150]]), np.array([100, 101, 102, 0, 5, 5])
+    cells = sorted({(int(r), int(c)) for r, c in zip(rows, cols)})
+    pattern = pattern_of(*np.array(cells).T, (200, 300))
+    window = Window.of(*pattern.coords, pattern.shape)
+    assert window == ((48, 96), (96, 144))
+    inside = [(100, 60), (101, 61), (102, 61)]
+    assert drawn(plot_pattern(pattern).axes[1]) == {key(BLUE): inside}
+    whole, part, _ = plot_format(Hyb(1, 1).convert(pattern), name="here").axes
+    assert whole.get_title() == "here as hyb_1_1, 200 x 300"
+    assert drawn(part) == {key(BLUE): inside[:1], key(ORANGE): inside[1:]}
+    assert part.get_title() == "rows from 48, columns from 96"
+    (frame,) = whole.patches
+    assert frame.get_bbox().extents.tolist() == [95.5, 47.5, 143.5, 95.5]
+    # At the end of a matrix a window begins earlier.
+    assert Window.of(np.array([199]), np.array([299]), (200, 300)) == ((152, 200), (252, 300))
+
+
+def test_padding_of_blocks_is_drawn_in_the_part():
+    converted = BSR(2, 2).convert(pattern_of([60], [100], (200, 300)))
+    faces = drawn(plot_format(converted).axes[1])
+    assert faces == {key(BLUE): [(100, 60)], key(tint(BLUE)): [(100, 61), (101, 60), (101, 61)]}
+
+
+def test_labels_of_parts():
+    operand = Operand()
+    assert Hyb(1, 3).labels(operand) == [
+        "rows of 1", "rows of 2", "rows of 3 to 4", "rows of 5 to 8, and pieces",
+    ]  # fmt: skip
+    assert Hyb(2, 0).labels(operand) == [
+        "part 1 of 2, rows of 1, and pieces",
+        "part 2 of 2, rows of 1, and pieces",
+    ]
+    mixed = Mixture("mixed", (BSR(4, 4), Hyb(1, 0)), by_block_fill(4, 4, 0.4))
+    assert mixed.labels(operand) == ["bsr_4_4", "hyb_1_0, rows of 1, and pieces"]
 
 
 def test_patterns_from_elsewhere():
@@ -328,6 +367,7 @@ def test_patterns_from_elsewhere():
     assert drawn(plot_pattern(SparseMatrix(matrix)).axes[0]) == want
     twice = scipy.sparse.coo_array((np.ones(2), ([1, 1], [2, 2])), (3, 4))
     assert plot_pattern(twice).axes[0].get_title() == "3 x 4: 1 element"
+    assert plot_pattern(twice, name="two").axes[0].get_title() == "two, 3 x 4: 1 element"
     assert twice.nnz == 2
 
 
@@ -347,12 +387,12 @@ def test_given_axes_are_drawn_on(name):
 def test_legend_overlaps_nothing(fmt, name):
     figure = plot_format(fmt.convert(MATRICES[name]))
     figure.draw_without_rendering()
-    legend = figure.legends[0].get_window_extent()
     boxes = [ax.get_tightbbox() for ax in figure.axes]
-    assert not any(legend.overlaps(box) for box in boxes)
-    assert not boxes[0].overlaps(boxes[1])
+    boxes += [legend.get_window_extent() for legend in figure.legends]
+    assert len(boxes) == 3
+    assert not any(box.overlaps(other) for n, box in enumerate(boxes) for other in boxes[:n])
     edge = figure.bbox.padded(1)
-    for box in (legend, *boxes):
+    for box in boxes:
         assert edge.x0 <= box.x0 and box.x1 <= edge.x1 and edge.y0 <= box.y0 and box.y1 <= edge.y1
 
 
@@ -376,7 +416,7 @@ def test_missing_matplotlib(monkeypatch):
             function(argument)
         assert str(error.value) == (
             f"{function.__name__}: needs matplotlib, which is not installed: "
-            "run `pip install 'sparsetir[plot]'`"
+            f"run `{install_hint('plot', 'matplotlib')}`"
         )
 
 

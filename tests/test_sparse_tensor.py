@@ -362,3 +362,41 @@ def test_room_behind_the_arrays_of_scipy():
     csr.indices = np.append(csr.indices, [99, 99])
     csr.data = np.append(csr.data, np.ones(2, "float32"))
     same(SparseMatrix(csr), dense())
+
+
+def test_products_with_what_is_dense():
+    a = sp.random_array((30, 20), density=0.1, format="csr", dtype="float32", rng=0)
+    A, x = SparseMatrix(a), np.random.default_rng(0).random((20, 7), "float32")
+    np.testing.assert_allclose(A @ x, a @ x, atol=1e-5)
+    np.testing.assert_allclose(A @ x[:, 0], a @ x[:, 0], atol=1e-5)  # with gaps in memory
+    np.testing.assert_allclose(A.T @ (A @ x), a.T @ (a @ x), atol=1e-4)
+    assert (A @ x.astype("float64")).dtype == np.float64 and (A @ x).dtype == np.float32
+    tensor = torch.from_numpy(x).requires_grad_()
+    (A @ tensor).sum().backward()
+    torch.testing.assert_close(tensor.grad, torch.from_numpy(a.sum(0))[:, None].expand(20, 7))
+    assert (A.tocsr() != a).nnz == 0
+    held = A @ x, A._products
+    assert (A @ x == held[0]).all() and len(A._products) == 3
+    A.clear_cache()
+    assert not A._products
+
+
+def test_products_that_do_not_fit():
+    A = SparseMatrix(([0], [1]), (2, 3))
+    with pytest.raises(
+        ValueError, match=r"'x' of A @ x: expected shape \(3,\) or \(3, feat\), got"
+    ):
+        A @ np.ones(2)
+    for other in ([1, 2, 3], A):
+        with pytest.raises(TypeError, match="unsupported operand"):
+            A @ other
+    with pytest.raises(TypeError, match="unsupported operand"):
+        np.ones((3, 2)) @ A
+
+
+def test_what_notebooks_show():
+    shown = SparseMatrix(([0, 99], [1, 50]), (100, 60))._repr_html_()
+    assert "SparseMatrix: 100 x 60, 2 elements, 0.00033 of all places, float32" in shown
+    assert shown.count("<rect ") == 2 and 'viewBox="0 0 20 34"' in shown
+    assert "<svg" not in SparseTensor([[0], [0], [0]])._repr_html_()
+    assert "<svg" not in SparseMatrix(([], []), (0, 5))._repr_html_()

@@ -30,6 +30,7 @@ def test_break_even():
 
 def test_it_is_measured_once_and_kept(kept, monkeypatch):
     asked = []
+    monkeypatch.setattr(waking, "pool", lambda: 4)
     monkeypatch.setattr(waking, "measure", lambda n: asked.append(n) or {"work": 123_456})
     assert waking.work_of_threads(2, 10**6) == 123_456
     waking._kept.cache_clear()  # as another process
@@ -48,6 +49,9 @@ def test_it_is_not_measured_where_the_answer_is_known(kept, monkeypatch):
     monkeypatch.setattr(waking, "measure", lambda n: pytest.fail("measured"))
     for threads, work in ((1, 10**6), (2, 1000), (2, 1 << 24)):
         assert waking.work_of_threads(threads, work) == WORK_OF_THREADS
+    monkeypatch.setattr(waking, "pool", lambda: 1)
+    assert waking.work_of_threads(2, 10**6) == WORK_OF_THREADS  # there is nobody to wake
+    monkeypatch.setattr(waking, "pool", lambda: 2)
     monkeypatch.setenv("SPARSETIR_RECORDS", "")
     assert waking.work_of_threads(2, 10**6) == WORK_OF_THREADS
 

@@ -3,7 +3,8 @@
 Products of pruned layers by share of zeros and features: panels, row blocks (the default without
 panels), what is chosen, the dense product and MKL where they are installed. Beside them what panels
 store and how long it takes to convert to them; and how long kernels take to compile, a loop for
-each pattern or, compacted, for each number of rows (section 3.5, the format EnumeratedPatterns).
+each pattern or, compacted, for each number of rows (section 3.5).
+On a GPU, and with --counts, those of GPUs (:mod:`bench.studies.coarsen_gpu`).
 """
 
 from __future__ import annotations
@@ -12,18 +13,18 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 import sparsetir
-from sparsetir.bench import mkl
-from sparsetir.bench.report import table
-from sparsetir.bench.studies import common, plots
-from sparsetir.bench.studies.pruned_patterns import layers_of, random_layers
-from sparsetir.bench.timing import interleaved
-from sparsetir.formats import EnumeratedPatterns
+from bench.report import table
+from bench.studies import coarsen_gpu, common, plots
+from bench.studies.pruned_patterns import layers_of, random_layers
+from bench.timing import interleaved
+from sparsetir.measuring import mkl
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
@@ -38,6 +39,10 @@ LINE = 16  # floats of a cache line
 def run(args: argparse.Namespace) -> None:
     """The command."""
     layers = layers_of(args.data) if args.data else random_layers(args.quick)
+    torch = None if args.counts else common.device(args)
+    if args.counts or torch is not None:
+        coarsen_gpu.run(args, layers, torch)
+        return
     features = FEATURES[:1] if args.quick else FEATURES
     cells = list(_cells(args, layers, features))
     stored = [_storage(m, s, a) for m, by in layers.items() for s, a in by.items()]
@@ -160,7 +165,8 @@ def _compiled(layers: Any, sizes: Any) -> list[dict[str, Any]]:
         vectors = 2 if rows > 4 else 4
         config = PanelRows(rows, 16 * vectors, 16, parallel=False)
         by_pattern = sparsetir.plan("spmm", matrix, 16 * vectors, config=config)
-        compact = sparsetir.plan("spmm", matrix, 16 * vectors, format=EnumeratedPatterns(rows))
+        config = replace(config, compact=True)
+        compact = sparsetir.plan("spmm", matrix, 16 * vectors, config=config)
         out.append({
             "rows": rows, "patterns": (1 << rows) - 1, "by_pattern": by_pattern.compile_seconds,
             "compacted": compact.compile_seconds,

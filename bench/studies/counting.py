@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from sparsetir.bench.report import ROOT
+from bench.report import ROOT
 
 # What a count is, by its name in JSON files.
 MEANINGS = {

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.studies import plots
-from sparsetir.bench.studies.sgap import COLUMNS, ONE, ORIGINAL, PART_OF_ROW, TABLE_3, Point
-from sparsetir.bench.studies.sgap_tables import gain
+from bench.studies import plots
+from bench.studies.sgap import COLUMNS, ONE, ORIGINAL, PART_OF_ROW, TABLE_3, Point
+from bench.studies.sgap_tables import gain
 
 # Of a way in a cell, over the elements times N.
 PANELS = {

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.bench import equal_work
-from sparsetir.bench.gpu_clock import Clock
-from sparsetir.bench.programs import SPMM
-from sparsetir.bench.report import table
-from sparsetir.bench.studies import common, group_plots, sgap_tables
-from sparsetir.bench.studies.counting import MEANINGS, Counted
-from sparsetir.bench.studies.matrices import folder, generated
-from sparsetir.bench.studies.sgap import COLUMNS, NEW, ONE, ORIGINAL, PART_OF_ROW, Point, points
+from bench import equal_work
+from bench.programs import SPMM
+from bench.report import table
+from bench.studies import common, group_plots, sgap_tables
+from bench.studies.counting import MEANINGS, Counted
+from bench.studies.matrices import folder, generated
+from bench.studies.sgap import COLUMNS, NEW, ONE, ORIGINAL, PART_OF_ROW, Point, points
+from sparsetir.measuring.gpu_clock import Clock
 from sparsetir.schedules.templates.spmm_groups import Groups, apply
 
 TILES = (16, 32, 64)  # of a CPU

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.bench import equal_work
-from sparsetir.bench.examples import example
-from sparsetir.bench.gpu_clock import Clock
-from sparsetir.bench.report import table
-from sparsetir.bench.studies import common, plots
-from sparsetir.bench.studies.counting import MEANINGS, Counted
-from sparsetir.bench.studies.skew import SIZES, Size, skewed
+from bench import equal_work
+from bench.examples import example
+from bench.report import table
+from bench.studies import common, plots
+from bench.studies.counting import MEANINGS, Counted
+from bench.studies.skew import SIZES, Size, skewed
+from sparsetir.measuring.gpu_clock import Clock
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.templates.spmm_hyb import HybRows, arrange
 from sparsetir.schedules.templates.spmm_hyb import apply as apply_hyb
@@ -100,7 +100,7 @@ def _on_cpu(args: argparse.Namespace) -> Any:
 def schedules() -> dict[str, tuple[Any, Any]]:
     """Programs and schedules by way: of the thesis, and Sgap's {1 nnz, 1 col, 32}."""
     found = {name: (program, apply) for name, program, apply in
-             example("study", "thesis_gpu_schedules").GPU_SCHEDULES}  # fmt: skip
+             example("thesis_gpu_schedules").GPU_SCHEDULES}  # fmt: skip
     by_rows, by_positions = found["A.10"], found["A.2"]
     return {ROWS: by_rows, POSITIONS: by_positions, ELEMENTS: (by_positions[0], by_elements)}
 

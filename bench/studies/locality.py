@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 import sparsetir
-from sparsetir.bench.examples import example
-from sparsetir.bench.report import table
-from sparsetir.bench.studies import common, plots
-from sparsetir.bench.studies.skew import random_rows
+from bench.examples import example
+from bench.report import table
+from bench.studies import common, plots
+from bench.studies.skew import random_rows
 
 FEATURES = 32
 TILED, UNTILED = "tiled (A.12)", "untiled (A.13)"
@@ -71,7 +71,7 @@ def speedup(cell: dict[str, Any], way: str) -> float:
 
 def built() -> dict[str, Any]:
     """The kernels; loops of the thesis's schedules stay as they are."""
-    thesis = example("study", "thesis_schedules")
+    thesis = example("thesis_schedules")
     out = {}
     for name, apply in ((TILED, thesis.a12_spmm_tiled), (UNTILED, thesis.a13_spmm)):
         sch = sparsetir.Schedule(thesis.spmm())

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.bench.graphs import single
-from sparsetir.bench.problems import weighted
-from sparsetir.bench.studies.skew import random_rows
+from bench.graphs import single
+from bench.problems import weighted
+from bench.studies.skew import random_rows
 from sparsetir.graphs import GraphError, graph_name, load_graph
 
 ENDINGS = (".npz", ".mtx", ".mtx.gz")

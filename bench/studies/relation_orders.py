@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from bench.report import table
+from bench.rgcn import Graph, generated, load
+from bench.studies import common, plots
+from bench.timing import interleaved
 from sparsetir import ops
-from sparsetir.bench.report import table
-from sparsetir.bench.rgcn import Graph, generated, load
-from sparsetir.bench.studies import common, plots
-from sparsetir.bench.timing import interleaved
 from sparsetir.ops.relation_orders import ProductsFirst
 from sparsetir.ops.relations import Relations, relations_of
 

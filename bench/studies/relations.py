@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.bench.report import table
-from sparsetir.bench.studies import common, plots
-from sparsetir.bench.studies.counting import MEANINGS, runner
+from bench.report import table
+from bench.studies import common, plots
+from bench.studies.counting import MEANINGS, runner
 from sparsetir.formats import Pattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.templates import rgms_gpu, rgms_tensor_cores
@@ -72,7 +72,7 @@ def kernel_map(side: int) -> Pattern:
 def run(args: argparse.Namespace) -> None:
     """The command."""
     if not args.counts:
-        from sparsetir.bench.studies import relation_orders  # which needs torch
+        from bench.studies import relation_orders  # which needs torch
 
         relation_orders.run(args)
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sparsetir.bench.studies.common import geomean
-from sparsetir.bench.studies.sgap import (
+from bench.studies.common import geomean
+from bench.studies.sgap import (
     GROUPS,
     NEW,
     ONE,

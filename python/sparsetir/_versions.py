@@ -5,7 +5,6 @@ ends the process later, inside native code. So the pair is checked by name, from
 metadata alone.
 """
 
-import gc
 import os
 from importlib import metadata
 
@@ -32,17 +31,6 @@ def check() -> None:
             f"run `pip install {' '.join(pins)}`"
         )
     set_thread_defaults()
-
-
-def load() -> None:
-    """Import TVM, without a look for garbage meanwhile: classes are none, and it takes a tenth."""
-    collects = gc.isenabled()
-    gc.disable()
-    try:
-        import tvm  # noqa: F401
-    finally:
-        if collects:
-            gc.enable()
 
 
 def set_thread_defaults() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import tvm
 from tvm import s_tir, tirx
@@ -25,6 +25,20 @@ __all__ = ["build", "compile_stages", "kernel_of"]
 ADDRESS = "labs"
 
 
+@overload
+def build(
+    obj: SparseFunc | Schedule, target: Any = "llvm", *,
+    schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
+) -> Kernel: ...  # fmt: skip
+
+
+@overload
+def build(
+    obj: Any, target: Any = "llvm", *,
+    schedule: Callable[..., Any] | None = None, config: Any = None, check: bool = True,
+) -> Any: ...  # fmt: skip
+
+
 def build(
     obj: Any,
     target: Any = "llvm",
@@ -38,8 +52,8 @@ def build(
     obj : a stage-I function, or a :class:`Schedule` of one, which gets the default schedule for the
         target; a stage-II function or a `tvm.s_tir.Schedule` of one, built as it is; or an IRModule
         of functions
-    target : "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU, or
-        sm_80 where there is none), or anything `tvm.target.Target` takes, such as
+    target : "cpu" or "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU,
+        or sm_80 where there is none), or anything `tvm.target.Target` takes, such as
         `{"kind": "cuda", "arch": "sm_90"}`
     schedule, config : as for :func:`sparsetir.lower`; beside a single function
     check : whether the kernel checks index arrays that it has not seen (see :class:`Kernel`)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from importlib import import_module
+import re
+from collections.abc import Iterator
+from importlib import import_module, metadata
 
-__all__ = ["WITHOUT_TORCH", "need"]
+__all__ = ["WITHOUT_TORCH", "install_hint", "need"]
 
-# Begins the code of a process that needs no torch, after `import sys`: TVM would import it, which
-# takes longer than all else.
-WITHOUT_TORCH = "sys.modules['torch'] = None; import sparsetir; del sys.modules['torch']"
+# Begins the code of a process that needs no torch: TVM, which would import it, then comes without.
+WITHOUT_TORCH = "import sparsetir"
 
 
 def need(who: str, package: str, extra: str, title: str = "") -> None:
@@ -24,5 +25,32 @@ def need(who: str, package: str, extra: str, title: str = "") -> None:
             raise
         raise ImportError(
             f"{who}: needs {title or package}, which is not installed: "
-            f"run `pip install 'sparsetir[{extra}]'`"
+            f"run `{install_hint(extra, package)}`"
         ) from error
+
+
+def install_hint(extra: str, package: str) -> str:
+    """The command that installs a package which an extra of sparsetir brings, and all of the extra.
+
+    It names the packages themselves: `sparsetir[extra]` would be looked for in an index, which may
+    not have what runs here, such as a checkout.
+    """
+    found = list(_requirements(extra)) or [package]
+    return "pip install " + " ".join(f"'{requirement}'" for requirement in found)
+
+
+def _requirements(extra: str) -> Iterator[str]:
+    """Of an extra, such as "optuna>=4.2"; none where sparsetir itself is not installed."""
+    try:
+        every = metadata.requires("sparsetir") or []
+    except metadata.PackageNotFoundError:
+        return
+    for text in every:
+        requirement, _, condition = (part.strip() for part in text.partition(";"))
+        if condition not in (f'extra == "{extra}"', f"extra == '{extra}'"):
+            continue
+        nested = re.fullmatch(r"sparsetir\[([\w,-]+)\]", requirement)
+        for other in nested[1].split(",") if nested else ():
+            yield from _requirements(other)
+        if not nested:
+            yield requirement

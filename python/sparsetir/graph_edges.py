@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,16 @@ import scipy.sparse as sp
 
 from sparsetir.file_errors import NoRoom, need_room
 
-__all__ = ["EDGE_LISTS", "GraphError", "from_edges", "read_edges", "two_lengths"]
+__all__ = [
+    "EDGE_LISTS",
+    "GraphError",
+    "edge_table",
+    "first_edge",
+    "from_edges",
+    "read_edges",
+    "two_lengths",
+    "what_is_said",
+]
 
 EDGE_LISTS = (".txt", ".csv", ".tsv", ".el")
 COMMENTS = ("#", "%")
@@ -78,17 +87,42 @@ def two_lengths(who: str, shape: Any) -> tuple[int, int]:
 
 def read_edges(path: Path) -> sp.csr_array:
     """An edge list; see :func:`sparsetir.graphs.load_graph`."""
-    begin, first = _first_edge(path)
+    begin, first = first_edge(path)
+
+    def labelled() -> Iterator[tuple[str, str]]:
+        return ((f"line {number}", line) for number, line in _lines(path) if number >= begin)
+
+    rows, columns, weights = edge_table(path, path, begin, first, labelled)
+    return from_edges(str(path), rows, columns, weights, None)
+
+
+def edge_table(
+    path: Path, source: Any, begin: int, first: str,
+    labelled: Callable[[], Iterator[tuple[str, str]]], encoding: str = ENCODING,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:  # fmt: skip
+    """Rows, columns and weights, if any, of an edge list or of lines of it.
+
+    source : the file, or lines
+    begin, first : number, from 1, and text of the first line in `source` that says something; the
+        text may be of another line that is like it
+    labelled : the lines that say something and where they are, to find one that is wrong
+    """
     delimiter = next((d for d in (",", ";") if d in first), None)
+    columns = len(first.split(delimiter))
+    if columns not in (2, 3):
+        label = next(labelled(), ("an edge", ""))[0]
+        raise GraphError(f"{path}: {label}: {EXPECTED}, got {first[:60]!r}")
     try:
         table = np.loadtxt(
-            path, "float64", comments=COMMENTS, delimiter=delimiter, skiprows=begin - 1, ndmin=2,
-            encoding=ENCODING,
+            source, "float64", comments=COMMENTS, delimiter=delimiter, skiprows=begin - 1, ndmin=2,
+            encoding=encoding,
         )  # fmt: skip
     except ValueError as error:
-        raise _bad_line(path, begin, delimiter) or error from error
-    if table.shape[1] not in (2, 3):
-        raise GraphError(f"{path}: line {begin}: {EXPECTED}, got {first[:60]!r}")
+        raise _bad_line(path, labelled(), delimiter, columns) or error from error
+    table = table if table.size else table.reshape(0, columns)
+    if table.shape[1] != columns:
+        wrong = _bad_line(path, labelled(), delimiter, columns)
+        raise wrong or GraphError(f"{path}: {EXPECTED}, got {table.shape[1]} columns")
     ids = table[:, :2]
     bad = np.flatnonzero((ids != np.floor(ids)).any(axis=1) | ~np.isfinite(ids).all(axis=1))
     if len(bad):
@@ -97,9 +131,9 @@ def read_edges(path: Path) -> sp.csr_array:
         )
     if (ids >= EXACT).any():  # they were rounded
         raise GraphError(f"{path}: expected ids below 2**53, got {int(ids.max())}")
-    weights = table[:, 2].astype("float32") if table.shape[1] == 3 else None
-    rows, columns = ids.T.astype("int64")
-    return from_edges(str(path), rows, columns, weights, None)
+    weights = table[:, 2].astype("float32") if columns == 3 else None
+    rows, cols = ids.T.astype("int64")
+    return rows, cols, weights
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -107,12 +141,17 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     opened = gzip.open if path.name.endswith(".gz") else open
     with opened(path, "rt", encoding=ENCODING, errors="replace") as file:
         for number, line in enumerate(file, 1):
-            said = re.split("[#%]", line, maxsplit=1)[0].strip()
+            said = what_is_said(line)
             if said:
                 yield number, said
 
 
-def _first_edge(path: Path) -> tuple[int, str]:
+def what_is_said(line: str) -> str:
+    """A line without its comment."""
+    return re.split("[#%]", line, maxsplit=1)[0].strip()
+
+
+def first_edge(path: Path) -> tuple[int, str]:
     """The first line of numbers; before it there may be one of names."""
     lines = _lines(path)
     number, line = next(lines, (0, ""))
@@ -125,16 +164,14 @@ def _first_edge(path: Path) -> tuple[int, str]:
     return number, line
 
 
-def _bad_line(path: Path, begin: int, delimiter: str | None) -> GraphError | None:
-    """What is wrong with the first line that is not like the one at `begin`."""
-    columns = None
-    for number, line in _lines(path):
-        if number < begin:
-            continue
+def _bad_line(
+    path: Path, labelled: Iterator[tuple[str, str]], delimiter: str | None, columns: int
+) -> GraphError | None:
+    """What is wrong with the first line that is not like the first one."""
+    for label, line in labelled:
         words = line.split(delimiter)
-        columns = columns or len(words)
         if len(words) != columns or not all(map(_is_number, words)):
-            return GraphError(f"{path}: line {number}: {EXPECTED}, got {line[:60]!r}")
+            return GraphError(f"{path}: {label}: {EXPECTED}, got {line[:60]!r}")
     return None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.extras import need
 from sparsetir.file_errors import DAMAGE, first_line
 from sparsetir.graph_edges import GraphError, from_edges
 from sparsetir.plain_pickle import Made, PickleError, read_pickle
@@ -162,13 +162,10 @@ def _read_planetoid(path: Path) -> Any:
 
 def _read_csv_dataset(folder: Path) -> Any:
     """The format of `dgl.data.CSVDataset` with one kind of edges."""
-    meta = (folder / "meta.yaml").read_text()
-    sections = re.split(r"^(?=\w+:)", meta, flags=re.MULTILINE)
-    named = {part.partition(":")[0]: re.findall(r"file_name:\s*['\"]?([^\s'\",}]+)", part)
-             for part in sections}  # fmt: skip
-    separator = re.search(r"^separator:\s*['\"](.)['\"]", meta, re.MULTILINE)
-    delimiter = separator[1] if separator else ","
-    edges = named.get("edge_data", [])
+    meta = _read_yaml(folder / "meta.yaml")
+    separator = meta.get("separator", ",")
+    delimiter = separator if isinstance(separator, str) and len(separator) == 1 else ","
+    edges, nodes_of = (_file_names(meta.get(name)) for name in ("edge_data", "node_data"))
     if len(edges) != 1:
         raise GraphError(
             f"{folder / 'meta.yaml'}: expected one file of edges under edge_data, got "
@@ -180,10 +177,31 @@ def _read_csv_dataset(folder: Path) -> Any:
     sources, targets = (_integers(folder / edges[0], columns[k]) for k in ("src_id", "dst_id"))
     weights = np.array(columns["weight"], "float32") if "weight" in columns else None
     nodes = 1 + max(int(sources.max(initial=-1)), int(targets.max(initial=-1)))
-    for file in named.get("node_data", [])[:1]:
+    for file in nodes_of[:1]:
         ids = _integers(folder / file, _columns(folder / file, delimiter, ("node_id",))["node_id"])
         nodes = max(nodes, int(ids.max(initial=-1)) + 1)
     return from_edges(str(folder / edges[0]), targets, sources, weights, (nodes, nodes))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    """What stands in a file of YAML, which has names and what they mean."""
+    need("load_graph", "yaml", "graphs", title="PyYAML")
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, RecursionError) as error:
+        raise GraphError(f"{path}: holds no YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(found, dict):
+        raise GraphError(f"{path}: expected names with values, got {type(found).__name__}")
+    return found
+
+
+def _file_names(entries: Any) -> list[str]:
+    """Of the files in a list of what a dataset has."""
+    listed = entries if isinstance(entries, list) else []
+    named = [entry.get("file_name") for entry in listed if isinstance(entry, dict)]
+    return [name for name in named if isinstance(name, str)]
 
 
 def _columns(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,27 +11,21 @@ from typing import Any
 import numpy as np
 import tvm
 
+from sparsetir.arguments import Arguments
 from sparsetir.arrays import (
-    device_name,
-    dtype_name,
     is_array,
-    is_contiguous,
     is_read_only,
-    itemsize,
-    memory,
     placed,
     plain_view,
     reference,
-    spans_meet,
-    strides,
     to_numpy,
 )
 from sparsetir.kernel_file import write_library
 from sparsetir.matrix_engine import allowed, features_needed, refusing
-from sparsetir.readable import check_memory, count_writes, hidden
+from sparsetir.readable import check_memory, count_writes
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.computed import compute, reads
-from sparsetir.sparse_ir.promises import check_promises, promised_range
+from sparsetir.sparse_ir.promises import promised_range
 from sparsetir.sparse_ir.structure import check_structure
 
 __all__ = ["Kernel"]
@@ -106,15 +99,11 @@ class Kernel:
         self.needs = features_needed(stages.get("II scheduled")) if needs is None else list(needs)
         refused = allowed(self.needs) if self.needs else ""
         self._run = self.entry = refusing(name, refused) if refused else module[name]
-        self._count = len(signature.names)
-        self._arrays = tuple(signature.arrays)
-        self._scalars = tuple(signature.scalars)
-        self._outputs = frozenset(signature.outputs)
+        self._given = given = Arguments(name, signature, target)
+        self._count, self._limits = given.count, given.limits
+        self._arrays, self._scalars, self._outputs = given.arrays, given.scalars, given.outputs
         self._array_names = [signature.names[i] for i in self._arrays]
         self._without_gradient = {self._arrays.index(i): WRITTEN for i in self._outputs}
-        self._itemsizes = tuple(itemsize(signature.dtypes[i]) for i in self._arrays)
-        limits = [(i, _limits(signature.dtypes[i])) for i in self._scalars]
-        self._limits = tuple((i, *limit) for i, limit in limits if limit is not None)
         places = [(signature.position[p["param"]], p) for p in signature.promises]
         self._promised = tuple((i, *promised_range(p)) for i, p in places if i < self._count)
         self._index = (*signature.index_arrays,)
@@ -130,15 +119,15 @@ class Kernel:
         """Run the kernel; see the class."""
         values = list(args)
         if kwargs or len(values) != self._count:
-            values = self._bind(args, kwargs)
+            values = self._given.bind(args, kwargs)
         for i, kind, low, high in self._limits:
             value = values[i]
             if type(value) is not kind or not low <= value <= high:
-                self._complete(values)
+                self._given.complete(values)
                 break
         for i, low, high, step in self._promised:
             if not low <= values[i] <= high or values[i] % step:
-                self._refuse_broken_promise(values)
+                self._given.refuse_broken_promise(values)
         if self.computed or (self.check and self._index):
             key = (*[id(values[i]) for i in self._index], *[values[i] for i in self._index_sizes])
             seen = self._passed.get(key)
@@ -246,77 +235,13 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
 
-    # -- arguments ----------------------------------------------------------------------------
-
-    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
-        names = self.signature.names
-        if len(args) > self._count:
-            raise TypeError(
-                f"{self.name}: expected at most {self._count} arguments "
-                f"({', '.join(names)}), got {len(args)}"
-            )
-        values = [*args, *([None] * (self._count - len(args)))]
-        for key, value in kwargs.items():
-            at = self.signature.position.get(key)
-            if at is None or at >= self._count:
-                raise TypeError(f"{self.name}: no argument '{key}'; there are {', '.join(names)}")
-            if at < len(args):
-                raise TypeError(f"{self.name}: argument '{key}' is given twice")
-            values[at] = value
-        for i in self._arrays:
-            if values[i] is None:
-                raise TypeError(f"{self._who(i)} is missing: expected an array")
-        return values
-
-    def _complete(self, values: list[Any]) -> None:
-        """Fill in the scalars that the shapes of arrays imply; make the others Python numbers."""
-        for i in self._scalars:
-            if values[i] is not None:
-                values[i] = self._number(i, values[i])
-        for i, value in self.signature.constants.items():
-            if values[i] is None:
-                values[i] = value
-        for step in self.signature.inferences:
-            if values[step.scalar] is not None:
-                continue
-            shape = self._shape(step.array, values)
-            if shape is None:
-                continue
-            size = int(shape[step.dim]) - step.minus
-            for at in step.divide:
-                if values[at]:
-                    size //= values[at]
-            values[step.scalar] = size
-        for i in self._scalars:
-            if values[i] is None:
-                for at in self._arrays:
-                    self._refuse_kind(at, values[at])
-                    if self._shape(at, values) is None:
-                        self._refuse_rank(at, values)
-                raise TypeError(
-                    f"{self._who(i)} is missing, and no array's shape implies it: expected a number"
-                )
-
-    def _shape(self, at: int, values: list[Any]) -> Sequence[int] | None:
-        """The shape of an array; None where it has not as many dimensions as are expected."""
-        try:
-            shape = values[at].shape
-        except (AttributeError, RuntimeError):  # no array, or a nested tensor
-            return None
-        return shape if len(shape) == len(self.signature.shapes[at] or []) else None
-
-    def _refuse_rank(self, at: int, values: list[Any]) -> None:
-        expected, shape = self.signature.expected_shape(at, values), tuple(values[at].shape)
-        raise ValueError(
-            f"{self._who(at)}: expected {len(expected)} dimensions "
-            f"({', '.join(map(str, expected))}), got {len(shape)}: {shape}"
-        )
+    # -- index arrays, and what is computed of them --------------------------------------------
 
     def _meet(
         self, values: list[Any], key: tuple[Any, ...]
     ) -> tuple[Any, list[Any], dict[str, Any]]:
         """Check index arrays that were not seen together with these sizes, and compute of them."""
-        self._refuse(values)
+        self._given.refuse(values)
         names = self.signature.names
         arguments = {names[i]: to_numpy(values[i]) for i in self._index}
         arguments |= {names[i]: values[i] for i in self._scalars}
@@ -352,108 +277,28 @@ class Kernel:
             try:
                 found.append(to_numpy(values[at]).take(order))
             except Exception as error:
-                self._refuse(values)
+                self._given.refuse(values)
                 if not isinstance(error, IndexError):
                     raise
                 raise ValueError(
-                    f"{self._who(at)}: expected {order.max() + 1} elements or more, which it is "
-                    f"packed of, got {len(values[at])}"
+                    f"{self._given.named(at)}: expected {order.max() + 1} elements or more, which "
+                    f"it is packed of, got {len(values[at])}"
                 ) from None
         made = dict(zip(orders, self._placed(values, found), strict=True))
         rest = iter(steady)
         return [made[name] if name in made else next(rest) for name in self._made]
 
-    def _refuse_broken_promise(self, values: list[Any]) -> None:
-        named = {self.signature.names[i]: values[i] for i in self._scalars}
-        check_promises(self.name, self.signature.promises, named)
-
     def _run_plain_views(self, values: list[Any], refusal: Exception) -> None:
         """Run with other descriptions of the arrays; raise if they were not what TVM refused."""
         if isinstance(refusal, RuntimeError) or any(is_read_only(values[i]) for i in self._outputs):
-            self._refuse(values)
+            self._given.refuse(values)
             raise refusal
         try:
             views = [plain_view(v) if i in self._arrays else v for i, v in enumerate(values)]
             self._run(*views)
         except (TypeError, ValueError, BufferError):
-            self._refuse(values)
+            self._given.refuse(values)
             raise refusal from None
-
-    def _refuse(self, values: list[Any]) -> None:
-        """Raise for what is wrong with the arguments, if anything is."""
-        for i in self._scalars:
-            values[i] = self._number(i, values[i])
-        for i in self._arrays:
-            self._refuse_kind(i, values[i])
-        for i in self._arrays:
-            array, who = values[i], self._who(i)
-            expected = self.signature.expected_shape(i, values)
-            shape = [int(s) for s in array.shape]
-            if shape != expected:
-                why = self.signature.why_exactly(expected, shape)
-                raise ValueError(f"{who}: expected shape {tuple(expected)}{why}, got {(*shape,)}")
-            if not is_contiguous(array):
-                raise ValueError(
-                    f"{who}: expected a contiguous array, got strides {strides(array)}"
-                )
-            if i in self._outputs and is_read_only(array):
-                raise ValueError(f"{who}: it is written, but the array is read-only")
-        self._refuse_shared(values)
-
-    def _refuse_shared(self, values: list[Any]) -> None:
-        """Raise where an array that is written has memory in common with another one."""
-        sizes = self._itemsizes
-        spans = {i: memory(values[i], size) for i, size in zip(self._arrays, sizes, strict=True)}
-        for at in sorted(self._outputs):
-            for other, span in spans.items():
-                if at != other and spans_meet(spans[at], span):
-                    name = self.signature.names[other]
-                    raise ValueError(f"{self._who(at)} is written and shares memory with '{name}'")
-
-    def _who(self, at: int) -> str:
-        return f"{self.name}: argument '{self.signature.names[at]}'"
-
-    def _number(self, at: int, value: Any) -> Any:
-        """A scalar argument as a Python number; raises for what is none or does not fit."""
-        dtype = self.signature.dtypes[at]
-        if dtype == "bool":
-            if not isinstance(value, bool | np.bool_):
-                raise TypeError(f"{self._who(at)}: expected a bool, got {_describe(value)}")
-            return bool(value)
-        if dtype.startswith("float"):
-            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-                raise TypeError(f"{self._who(at)}: expected a number, got {_describe(value)}")
-            return float(value)
-        if not dtype.startswith(("int", "uint")):
-            return value
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise TypeError(f"{self._who(at)}: expected an integer, got {_describe(value)}")
-        info = np.iinfo(dtype)
-        if not info.min <= value <= info.max:
-            raise ValueError(f"{self._who(at)}: expected a number that {dtype} holds, got {value}")
-        return int(value)
-
-    def _refuse_kind(self, at: int, array: Any) -> None:
-        """Raise for what is no array, or one of another dtype or on another device."""
-        who, dtype = self._who(at), self.signature.dtypes[at]
-        instead = hidden(array)
-        if instead:
-            raise TypeError(f"{who}: expected {instead}")
-        layout = getattr(array, "layout", None)
-        if layout is not None and "strided" not in str(layout):
-            raise TypeError(f"{who}: expected a dense array of values or indices, got {layout}")
-        if not is_array(array):
-            raise TypeError(
-                f"{who}: expected a torch, NumPy or TVM array, got {type(array).__name__}"
-            )
-        kind = "cpu" if "cpu" in self.target.keys else self.target.kind.name
-        device = device_name(array)
-        if kind == "cpu" and device != "cpu":
-            raise ValueError(f"{who}: expected an array on the CPU, got one on {device}")
-        if kind == "cuda" and device != "cuda":
-            raise ValueError(f"{who}: expected an array on a CUDA device, got one on {device}")
-        if dtype_name(array) != dtype:
-            raise TypeError(f"{who}: expected dtype {dtype}, got {dtype_name(array)}")
 
 
 def _forgetting(kernel: Kernel, key: tuple[Any, ...]) -> Callable[[Any], None]:
@@ -466,19 +311,3 @@ def _forgetting(kernel: Kernel, key: tuple[Any, ...]) -> Callable[[Any], None]:
             kernel._passed = {k: seen for k, seen in kernel._passed.items() if k != key}
 
     return forget
-
-
-def _describe(value: Any) -> str:
-    return f"{type(value).__name__} {value!r}"
-
-
-def _limits(dtype: str) -> tuple[type, Any, Any] | None:
-    """Type, minimum and maximum of a scalar argument that is handed over as it is."""
-    if dtype == "bool":
-        return bool, False, True
-    if dtype.startswith("float"):
-        return float, -math.inf, math.inf
-    if dtype.startswith(("int", "uint")):
-        info = np.iinfo(dtype)
-        return int, int(info.min), int(info.max)
-    return None

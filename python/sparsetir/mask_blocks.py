@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,8 +86,9 @@ class BlockMask:
         out = out.transpose(0, 2, 1, 3).reshape(high * size, wide * size)
         return torch.from_numpy(out[: self.shape[0], : self.shape[1]].copy()).to(self.device)
 
-    def to_csr(self) -> tuple[Tensor, Tensor]:
-        """(m + 1,) and (nnz,) int64: where rows begin, and their columns, increasing."""
+    @cached_property
+    def csr(self) -> tuple[Tensor, Tensor]:
+        """(m + 1,) and (nnz,) int64: where rows begin, and their columns, increasing. Kept."""
         stored, size = Stored.of(self), self.block
         place, row, column = np.nonzero(stored.elements())
         row += stored.row[place] * size

@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+
+from sparsetir import needs_torch  # noqa: F401  # isort: skip
 from torch import Tensor
 
 from sparsetir.mask_blocks import BLOCKS, WORD, BlockMask, Stored, packed

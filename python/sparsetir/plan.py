@@ -20,6 +20,7 @@ from sparsetir.request import refuse_relational, request
 from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
+from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
@@ -28,7 +29,7 @@ __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
 def plan(
     op: str,
     matrix: Any,
-    feat: int = 1,
+    feat: Any = None,
     *,
     dtype: str | None = None,
     reduce: str = "sum",
@@ -46,16 +47,21 @@ def plan(
     op : "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
         values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and
-        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes
-    matrix : a SparseMatrix, or what that takes; its values are the default of a run. Or a
-        :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
-        row may come in any order and more than once, as edges of a graph do. It has no values, so
-        that each run is given its own. Of "rgms" a SparseTensor by (relation, row, column), or a
-        :class:`sparsetir.schedules.operators.relations.RelationPattern`, without values
-    feat : features of the dense operands (1 for "spmv")
+        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes. Also
+        DGL's names for these: "u_mul_e_sum" (and with other reductions) is "spmm", "copy_u_sum" the
+        same with ones for values, "u_dot_v" is "sddmm"
+    matrix : a SparseMatrix, or what that takes (an edge_index, a file, ...); its values are the
+        default of a run. Or a :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is
+        trusted: columns of a row may come in any order and more than once, as edges of a graph do.
+        It has no values, so that each run is given its own. Of "rgms" a SparseTensor by (relation,
+        row, column), or a :class:`sparsetir.schedules.operators.relations.RelationPattern`, without
+        values
+    feat : features of the dense operands; or the dense operand itself, B or X, whose features,
+        dtype and heads are taken. Required, but for "spmv", which has none
     dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
         by default that of the matrix. Sums are in float32, for float64 in float64
-    reduce : "sum", "mean" or "max" (see :class:`sparsetir.schedules.operators.problems.Spmm`)
+    reduce : "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
+        :class:`sparsetir.schedules.operators.problems.Spmm`)
     heads : how many matrices share the pattern; a first dimension of values, operands and result
     target : as for :func:`sparsetir.build`
     threads : of the CPU, that the rows are divided among; by default all
@@ -104,7 +110,7 @@ def plan(
         wanted.problem, wanted.statistics, wanted.target
     )
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
-        return Plan(wanted, getattr(default, "unpacked", default), "default")  # values of each run
+        return Plan(wanted, _of_each_run(default, wanted.matrix), "default")
     recorded = None if out_dtype is not None else recorded_config(wanted.task())
     if recorded is not None:
         try:
@@ -114,7 +120,13 @@ def plan(
     return Plan(wanted, default, "default")
 
 
-def plan_candidates(op: str, matrix: Any, feat: int = 1, **options: Any) -> list[Any]:
+def _of_each_run(config: Any, pattern: CsrPattern) -> Any:
+    """The config for values of each run, and columns in any order."""
+    config = getattr(config, "unpacked", config)
+    return config.by_rows if isinstance(config, PanelRows) and not pattern.increases else config
+
+
+def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Any]:
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
     if op == "rgms":
         return relational_request(matrix, feat, **options).whole.candidates()

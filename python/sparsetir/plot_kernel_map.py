@@ -14,11 +14,12 @@ OUTPUTS = 512  # that have a column of pixels each
 COLOUR = "#0072B2"
 
 
-def plot_kernel_map(found: Any, ax: Any = None) -> Any:
+def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> Any:
     """A picture of a sparse convolution's kernel map: offsets going down, outputs to the right.
 
     found : a :class:`sparsetir.nn.KernelMap`
     ax : matplotlib Axes to draw on; by default a new figure
+    name : of the cloud, for the title
 
     Colour shows where an offset has an input for an output; of more than 512 outputs, for which
     share of those that are drawn together. The bars are pairs of an offset. Returns the new Figure,
@@ -47,7 +48,8 @@ def plot_kernel_map(found: Any, ax: Any = None) -> Any:
     edges = (-0.5, outputs - 0.5, offsets - 0.5, -0.5)
     ax.imshow(image, aspect="auto", interpolation="nearest", extent=edges)
     ax.set(xlabel="output", ylabel="offset, z fastest")
-    ax.set_title(f"{offsets} offsets, {outputs:,} outputs: {len(of_pair):,} pairs", fontsize=9)
+    title = f"{offsets} offsets, {outputs:,} outputs: {len(of_pair):,} pairs"
+    ax.set_title(title if name is None else f"{name}, {title}", fontsize=9)
     if bars is not None:
         bars.barh(np.arange(offsets), counts, color=COLOUR)
         bars.set_xlabel("pairs")

@@ -18,6 +18,7 @@ __all__ = [
     "Part",
     "Pixels",
     "Squares",
+    "Window",
     "count_elements",
     "entries_of",
     "locate",
@@ -29,6 +30,7 @@ SHOWN = 20  # parts that have a line of their own in the legend
 GAP = 0.5  # between blocks, in squares
 LARGEST = 2**14  # places that are drawn one by one, over all parts
 WIDEST = 256  # squares
+WINDOW = 48  # rows and columns of the part of a large matrix that is drawn beside it
 PIXELS = 256  # rows and columns of the picture of a large matrix, at most
 
 
@@ -203,13 +205,42 @@ class Pixels(NamedTuple):
         return (rows // self.each[0]).astype(np.int64) * self.count[1] + cols // self.each[1]
 
 
+class Window(NamedTuple):
+    """A part of a large matrix that is drawn element by element.
+
+    rows, cols : first, and behind the last
+    """
+
+    rows: tuple[int, int]
+    cols: tuple[int, int]
+
+    @classmethod
+    def of(cls, rows: np.ndarray, cols: np.ndarray, shape: tuple[int, ...]) -> Window:
+        """Of the windows side by side, the first of those that store most."""
+        across = max(1, -(-shape[1] // WINDOW))
+        number = (rows // WINDOW).astype(np.int64) * across + cols // WINDOW
+        found, counts = np.unique(number, return_counts=True)
+        most = int(found[counts.argmax()]) if len(found) else 0
+        top, left = (
+            max(0, min(n * WINDOW, length - WINDOW))
+            for n, length in zip(divmod(most, across), shape, strict=True)
+        )
+        ends = (min(s + WINDOW, max(1, n)) for s, n in zip((top, left), shape, strict=True))
+        return cls(*zip((top, left), ends, strict=True))
+
+    def holds(self, rows: np.ndarray, cols: np.ndarray) -> np.ndarray:
+        """Which of these coordinates are in it."""
+        inside = (rows >= self.rows[0]) & (rows < self.rows[1])
+        return inside & (cols >= self.cols[0]) & (cols < self.cols[1])
+
+
 def count_elements(count: int) -> str:
     """Such a number in words."""
     return f"{count:,} element{'s' * (count != 1)}"
 
 
 class Part(NamedTuple):
-    """A part that has places, and its colour as RGB in [0, 1]."""
+    """A part that has places: what it holds in words, and its colour as RGB in [0, 1]."""
 
     name: str
     colour: Any

@@ -22,9 +22,7 @@ def relational_plan(wanted: RelationalRequest, config: Any = None) -> Plan:
     """
     if config is not None:
         return _plan(wanted, config, "user")
-    # Sums and values are of other types, or it is for a GPU: nothing is tuned for these.
-    plain = wanted.problem.out is None and wanted.problem.values is None and not wanted.gpu
-    recorded = recorded_config(wanted.task()) if plain else None
+    recorded = recorded_config(wanted.task()) if wanted.is_tuned else None
     if isinstance(recorded, Choices):
         try:
             return _plan(wanted, config_of(recorded), "record")
@@ -37,7 +35,7 @@ def _plan(wanted: RelationalRequest, config: Any, chosen_by: str) -> Plan:
     """A plan for the sizes that a config is for."""
     whole = wanted.whole
     padded = whole.sizes != wanted.sizes
-    if padded and whole.sizes == {"feat_in": config.feat_in, "feat": config.feat}:
+    if padded and (whole.feat_in, whole.feat) == (config.feat_in, config.feat):
         return PaddedPlan(wanted, whole, config, chosen_by)
     return Plan(wanted, config, chosen_by)
 

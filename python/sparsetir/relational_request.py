@@ -22,14 +22,15 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.search import rgms_space
 from sparsetir.schedules.search.choose_rgms import choose_rgms, whole_vectors
-from sparsetir.schedules.templates import rgms_gpu, rgms_tensor_cores
+from sparsetir.schedules.templates import rgms_gpu, rgms_gradients_gpu, rgms_tensor_cores
 from sparsetir.schedules.templates.registry import Template
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseTensor
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
+from sparsetir.waking import work_of_threads
 
-__all__ = ["AnyRequest", "RelationalRequest", "relational_request"]
+__all__ = ["AnyRequest", "GradientRequest", "RelationalRequest", "relational_request"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class RelationalRequest(KernelRequest):
     matrix : by (relation, row, column); a RelationPattern where there are no values
     feat_in, feat : features of X and of Y; :attr:`whole` is for those that kernels have
     threads : of the CPU
+    blocks : of features, each of as many, where the problem has them in blocks
     The others as of :class:`KernelRequest`.
     """
 
@@ -48,6 +50,7 @@ class RelationalRequest(KernelRequest):
     feat: int
     threads: int
     target: Any
+    blocks: int = 1
 
     @property
     def name(self) -> str:
@@ -58,14 +61,27 @@ class RelationalRequest(KernelRequest):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of operands, of values "a" if they play a part, and of the result "out"."""
         relations, m, n = self.matrix.shape
-        values = {"a": (self.matrix.nnz,)} if self.problem.weighted else {}
-        operands = {"x": (n, self.feat_in), "w": (relations, self.feat_in, self.feat)}
-        return {**operands, "out": (m, self.feat), **values}
+        blocks = (self.blocks,) if self.problem.in_blocks else ()
+        w = (relations, *blocks, self.feat_in, self.feat)
+        operands = {"x": (n, *blocks, self.feat_in), "w": w}
+        return {**operands, "out": (m, *blocks, self.feat), **self._values_shape}
+
+    @property
+    def _values_shape(self) -> dict[str, tuple[int, ...]]:
+        return {"a": (self.matrix.nnz,)} if self.problem.weighted else {}
 
     @property
     def sizes(self) -> dict[str, int]:
         """Sizes beside those of the pattern, by the names of the operator's parameters."""
-        return {"feat_in": self.feat_in, "feat": self.feat}
+        blocks = {"blocks": self.blocks} if self.problem.in_blocks else {}
+        return {"feat_in": self.feat_in, "feat": self.feat, **blocks}
+
+    @property
+    def is_tuned(self) -> bool:
+        """Whether tuning knows the problem: sums and values of one type, set, on a CPU."""
+        p = self.problem
+        plain = p.out is None and p.values is None and not p.added and not p.in_blocks
+        return plain and not self.gpu
 
     @property
     def values(self) -> np.ndarray | None:
@@ -91,8 +107,9 @@ class RelationalRequest(KernelRequest):
     @property
     def whole(self) -> RelationalRequest:
         """The same for features that fill vectors, with zeros behind those that are given."""
-        sizes = {n: whole_vectors(self.problem, x, self.target) for n, x in self.sizes.items()}
-        return replace(self, **sizes)
+        given = {"feat_in": self.feat_in, "feat": self.feat}
+        whole = {n: whole_vectors(self.problem, x, self.target) for n, x in given.items()}
+        return replace(self, **whole)
 
     def task(self) -> Task:
         """What records of tuning are looked up by."""
@@ -126,24 +143,70 @@ class RelationalRequest(KernelRequest):
 
     def chosen(self) -> Any:
         """The config of a plan whose user names none."""
-        return self.candidates()[0] if self.gpu else choose_rgms(*self._choosing)
+        return self.candidates()[0] if self.gpu else choose_rgms(**self._choosing)
 
     def candidates(self) -> list[Any]:
         """Configs worth measuring, that of :meth:`chosen` first."""
         if not self.gpu:
-            return rgms_space.configs(*self._choosing)
+            return rgms_space.configs(**self._choosing)
         given = self.problem, self.pattern, self.feat_in, self.feat, self.target
         return [*rgms_tensor_cores.configs(*given), *rgms_gpu.configs(*given)]
 
     def choices(self) -> dict[str, tuple[Any, ...]]:
         """What a search on a CPU tries, by the fields of its configs."""
-        return rgms_space.space(*self._choosing)
+        return rgms_space.space(**self._choosing)
 
     @property
-    def _choosing(self) -> tuple[Rgms, int, int, int, Any, int, int]:
+    def _choosing(self) -> dict[str, Any]:
         """What configs for CPUs are chosen by."""
-        sizes = len(self.csf.rows), self.feat_in, self.feat
-        return self.problem, *sizes, self.target, self.threads, self.csf.shape[0]
+        rows, blocks = len(self.csf.rows), self.blocks if self.problem.in_blocks else 1
+        work = rows * self.feat_in * self.feat * blocks
+        return {
+            "problem": self.problem, "nnz_rows": rows, "feat_in": self.feat_in, "feat": self.feat,
+            "target": self.target, "threads": self.threads, "relations": self.csf.shape[0],
+            "blocks": blocks, "work_of_threads": work_of_threads(self.threads, work),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GradientRequest(RelationalRequest):
+    """A gradient of relational gather-matmul-scatter for weights, on a GPU.
+
+    problem : a RgmsGradient, of relations' or of edges'
+    The others as of :class:`RelationalRequest`, of the operator whose gradient it is.
+    """
+
+    problem: Any
+
+    @property
+    def name(self) -> str:
+        """Of the operator."""
+        return "rgms_edge" if self.problem.edges else "rgms_weight"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of x, the gradient of the result, with `edges` w, of "a" and of "out"."""
+        relations, m, n = self.matrix.shape
+        w = (relations, self.feat_in, self.feat)
+        operands = {"x": (n, self.feat_in), "grad": (m, self.feat)}
+        if self.problem.edges:
+            return {**operands, "w": w, "out": (self.matrix.nnz,)}
+        return {**operands, "out": w, **self._values_shape}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """As of the operator."""
+        return {"feat_in": self.feat_in, "feat": self.feat}
+
+    @property
+    def is_tuned(self) -> bool:
+        """Not it."""
+        return False
+
+    def candidates(self) -> list[Any]:
+        """Configs worth measuring, that of :meth:`chosen` first."""
+        given = self.problem, self.pattern, self.feat_in, self.feat, self.target
+        return list(rgms_gradients_gpu.configs(*given))
 
 
 AnyRequest = Request | RelationalRequest
@@ -151,7 +214,7 @@ AnyRequest = Request | RelationalRequest
 
 def relational_request(
     matrix: Any,
-    feat: int = 1,
+    feat: Any = None,
     *,
     feat_in: int | None = None,
     weighted: bool = True,
@@ -164,9 +227,13 @@ def relational_request(
     out_dtype: str | None = None,
 ) -> RelationalRequest:
     """The arguments of `sparsetir.plan("rgms", ...)`, checked; raises as that does."""
+    if feat is None:
+        raise TypeError(
+            "plan: argument 'feat': expected the number of features of Y for 'rgms', got None"
+        )
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
-    feat_in = feat if feat_in is None else feat_in
-    check_counts(feat=feat, feat_in=feat_in, threads=threads)
+    own_in: Any = feat if feat_in is None else feat_in
+    check_counts(feat=feat, feat_in=own_in, threads=threads)
     if reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for 'rgms', got {reduce!r}")
     for name, given in (("heads", heads), ("format", format)):
@@ -183,9 +250,9 @@ def relational_request(
         )
     target = resolve_target(target)
     if isinstance(matrix, SparseTensor):
-        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, feat_in, feat)
+        own, idtype = str(matrix.dtype), idtype_for(*matrix.shape, matrix.nnz, own_in, feat)
     else:
         own, idtype = "float32", str(matrix.rows.dtype)
     problem = Rgms(dtype or (own if weighted else "float32"), idtype, weighted, out_dtype)
     threads = int(threads or default_threads())
-    return RelationalRequest(matrix, problem, int(feat_in), int(feat), threads, target)
+    return RelationalRequest(matrix, problem, int(own_in), int(feat), threads, target)

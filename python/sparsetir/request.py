@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.arrays import itemsize
+from sparsetir.arrays import dtype_name, is_array, itemsize
 from sparsetir.formats import Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.lower import Stages, lower_template
@@ -26,6 +26,7 @@ from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
+from sparsetir.vocabulary import operator as named_operator
 from sparsetir.waking import work_of_threads
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "check_dtypes",
     "csr_pattern",
     "default_threads",
+    "features_of",
     "idtype_for",
     "refuse_relational",
     "request",
@@ -153,7 +155,7 @@ class Request(KernelRequest):
 def request(
     op: str,
     matrix: Any,
-    feat: int = 1,
+    feat: Any = None,
     *,
     dtype: str | None = None,
     reduce: str = "sum",
@@ -163,10 +165,9 @@ def request(
     out_dtype: str | None = None,
 ) -> Request:
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
-    operator = OPERATORS.get(op) if isinstance(op, str) else None
-    if operator is None:
-        known = ", ".join((*OPERATORS, "rgms"))
-        raise ValueError(f"plan: argument 'op': expected one of {known}, got {op!r}")
+    op, reduce, ones = named_operator("plan", op, reduce, OPERATORS)
+    operator = OPERATORS[op]
+    feat, dtype, heads = features_of(op, feat, dtype, heads, operator.vectors)
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
     if out_dtype is not None and not hasattr(operator.problem, "out"):
         raise ValueError(f"plan: argument 'out_dtype': expected None for '{op}', got {out_dtype!r}")
@@ -176,9 +177,13 @@ def request(
     if operator.reductions == ("sum",) and reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for '{op}', got {reduce!r}")
     if not isinstance(matrix, SparseMatrix | CsrPattern):
-        matrix = SparseMatrix(matrix)
+        matrix = SparseMatrix.adopt("plan", "matrix", matrix)
+    if ones:
+        if not isinstance(matrix, SparseMatrix):
+            raise ValueError("plan: argument 'op': expected no copy for a matrix without values")
+        matrix = matrix.with_values(np.ones(matrix.nnz, matrix.dtype))
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
-    m, n = matrix.shape
+    m, n, feat = *matrix.shape, int(feat)
     idtype = idtype_for(m, n, matrix.nnz, feat)
     problem = operator.compiled_for(dtype or own, reduce, heads is not None, idtype, out_dtype)
     threads = int(threads or default_threads())
@@ -197,6 +202,34 @@ def request(
         m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block, least
     )
     return Request(operator, matrix, problem, feat, heads, given, target)
+
+
+def features_of(
+    op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False
+) -> tuple[Any, str | None, int | None]:
+    """The number of features, and what else the dense operand says where it is given for that.
+
+    feat : a number; or the operand, whose dtype and heads are taken where none are given
+    vectors : whether operands have no dimension of features, and need no number
+    """
+    if feat is None:
+        if vectors:
+            return 1, dtype, heads
+        raise TypeError(
+            f"plan: argument 'feat': expected the number of features for '{op}', or the dense "
+            "operand, which has it, got None"
+        )
+    if not is_array(feat) or not len(feat.shape):
+        return feat, dtype, heads
+    least = 1 if vectors else 2
+    if len(feat.shape) not in (least, least + 1):
+        raise ValueError(
+            f"plan: argument 'feat': expected a number, or an operand of {least} dimensions, or "
+            f"{least + 1} with heads, got shape {tuple(feat.shape)}"
+        )
+    if heads is None and len(feat.shape) > least:
+        heads = int(feat.shape[0])
+    return 1 if vectors else int(feat.shape[-1]), dtype or dtype_name(feat), heads
 
 
 def check_dtypes(**dtypes: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from os import PathLike
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +11,15 @@ import numpy as np
 import scipy.sparse
 
 from sparsetir import sources
-from sparsetir.arrays import is_array
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.format import Format
 from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.formats.rule_format import RuleFormat
+from sparsetir.notebook import html_of
+from sparsetir.products import product
+from sparsetir.read_matrix import read_edges, read_matrix
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -224,7 +226,8 @@ class SparseTensor:
         """Draw the pattern, or what a format makes of it.
 
         ax : axes of matplotlib; new ones by default
-        options : of `sparsetir.plot.plot_pattern`, or `plot_format` where a format is given
+        options : of `sparsetir.plot.plot_pattern`, or `plot_format` where a format is given, such
+            as `name`, what the title calls it
         """
         from sparsetir import plot
 
@@ -241,6 +244,9 @@ class SparseTensor:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: shape {self.shape}, {self.nnz} elements, {self.dtype}>"
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @classmethod
     def _of(cls, stored: sources.Stored) -> Self:
@@ -274,10 +280,18 @@ class SparseTensor:
 class SparseMatrix(SparseTensor):
     """A sparse matrix, and the formats it was converted to.
 
-    data : a matrix or array of scipy in any format; a sparse tensor of torch (COO, CSR, CSC, BSR,
-        BSC) without batch and dense dimensions; a pair (rows, columns) of integer arrays
-    shape : by default that of `data`, or the least that holds all coordinates
-    values : as in :class:`SparseTensor`, for a pair alone
+    data : as for all entrances:
+
+        - a matrix or array of scipy in any format; a sparse tensor of torch (COO, CSR, CSC, BSR,
+          BSC) without batch and dense dimensions
+        - a pair (rows, columns) of integer arrays
+        - an edge_index, (2, E) integers, or a pair (edge_index, size): see :meth:`from_edge_index`
+        - a graph of PyG (`Data`, or one relation of `HeteroData`) or DGL (one relation), a
+          `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
+        - the name of a file or a graph, as for :func:`sparsetir.graphs.load_graph`
+    shape : by default that of `data`; square for the largest node of an edge_index, the least that
+        holds all coordinates of a pair
+    values : as in :class:`SparseTensor`, for a pair and edges alone
 
     What is said of order, copies and errors there holds here. Canonical CSR with int32 indices is
     shared, not copied; flags of scipy or torch that say that it is canonical are not relied on.
@@ -288,14 +302,19 @@ class SparseMatrix(SparseTensor):
         if isinstance(data, SparseTensor):
             self._share("SparseMatrix", data, values, shape)
             return
-        dense = is_array(data) and not sources.is_sparse(data)
-        if dense or isinstance(data, str | PathLike):
-            what = repr(data) if isinstance(data, str | PathLike) else f"shape {tuple(data.shape)}"
-            raise TypeError(
-                "SparseMatrix: argument 'data': expected a sparse matrix or a pair (rows, columns) "
-                f"of arrays, got {what}; see from_dense, from_edge_index and from_file"
-            )
-        self._set(sources.read("SparseMatrix", "data", data, values, shape))
+        self._set(read_matrix("SparseMatrix", "data", data, values, shape))
+
+    @classmethod
+    def adopt(cls, who: str, name: str, data: Any) -> SparseMatrix:
+        """A matrix of anything that this class takes, which may be one already.
+
+        who, name : function and argument, as errors name them
+        """
+        if isinstance(data, SparseMatrix):
+            return data
+        if isinstance(data, SparseTensor):
+            return cls(data)
+        return cls._of(read_matrix(who, name, data))
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, values: Any = None, shape: Any = None) -> Self:
@@ -318,17 +337,9 @@ class SparseMatrix(SparseTensor):
             each node, as aggregation in graph neural networks does; "source": the transposed matrix
         """
         who = f"{cls.__name__}.from_edge_index"
-        edges = sources.to_host(who, "edge_index", edge_index)
-        if edges.ndim != 2 or len(edges) != 2:
-            raise ValueError(
-                f"{who}: argument 'edge_index': expected shape (2, E), got {edges.shape}"
-            )
         if rows not in ("target", "source"):
             raise ValueError(f"{who}: argument 'rows': expected 'target' or 'source', got {rows!r}")
-        if shape is None and edges.dtype.kind in "iu":
-            shape = (int(edges.max()) + 1 if edges.size else 0,) * 2
-        coords = edges[::-1] if rows == "target" else edges
-        return cls._of(sources.from_coords(who, "edge_index", list(coords), values, shape))
+        return cls._of(read_edges(who, "edge_index", edge_index, values, shape, rows == "source"))
 
     @classmethod
     def from_file(cls, path: Any) -> Self:
@@ -356,6 +367,19 @@ class SparseMatrix(SparseTensor):
         """A copy as a `csr_array`; scipy itself does not compute with 16-bit values."""
         arrays = self._values, self.pattern.coords[1], self.pattern.indptr
         return scipy.sparse.csr_array(arrays, shape=self.shape, copy=True)
+
+    def tocsr(self) -> scipy.sparse.csr_array:
+        """What :meth:`to_scipy` gives, by scipy's name for it."""
+        return self.to_scipy()
+
+    def __matmul__(self, x: Any) -> Any:
+        """A @ x, for a vector (n,) or matrix (n, feat) of NumPy or torch; gives one of its kind.
+
+        A tensor's type is that of the result; of NumPy's types and that of the values it is the one
+        that holds both, of float16, bfloat16, float32 and float64. Gradients of tensors go through.
+        The plan for a number of features is kept with the matrix.
+        """
+        return product(self, x, self._products)
 
     def to_torch(self, layout: Any = "csr", blocksize: tuple[int, int] | None = None) -> Any:
         """A copy as a sparse tensor of torch on the CPU.
@@ -389,6 +413,17 @@ class SparseMatrix(SparseTensor):
         return out
 
     _transposed: Self | None = None
+    __array_ufunc__ = None  # NumPy leaves `x @ A` to us, who have none
+
+    @cached_property
+    def _products(self) -> dict[Any, Any]:
+        """The plans of :meth:`__matmul__`."""
+        return {}
+
+    def clear_cache(self) -> None:
+        """Forget the conversions and plans, and the transposed matrix."""
+        super().clear_cache()
+        self._products.clear()
 
     def _check_order(self, pattern: Pattern) -> None:
         if pattern.order != 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = [
     "host_target",
     "missing_features",
     "resolve_target",
+    "usable_cpus",
 ]
 
 DEFAULT_CUDA_ARCH = "sm_80"
@@ -90,10 +92,10 @@ def distinctive_features(features: Iterable[str]) -> list[str]:
 
 
 def resolve_target(target: Any) -> Any:
-    """A `tvm.target.Target`; "llvm" and "cuda" mean what this machine has."""
+    """A `tvm.target.Target`; "cpu" or "llvm", and "cuda", mean what this machine has."""
     if isinstance(target, tvm.target.Target):
         return target
-    if target == "llvm":
+    if target in ("cpu", "llvm"):
         return host_target()
     if target == "cuda":
         device = tvm.runtime.device("cuda", 0)
@@ -101,10 +103,17 @@ def resolve_target(target: Any) -> Any:
         return tvm.target.Target({"kind": "cuda", "arch": arch or DEFAULT_CUDA_ARCH})
     if not isinstance(target, str | dict):
         raise TypeError(
-            "build: argument 'target': expected 'llvm', 'cuda', a target dict or a Target, "
+            "build: argument 'target': expected 'cpu', 'cuda', a target dict or a Target, "
             f"got {target!r}"
         )
     try:
         return tvm.target.Target(target)
     except (ValueError, TypeError) as error:
         raise ValueError(f"build: argument 'target': {error}") from error
+
+
+def usable_cpus() -> list[int]:
+    """Numbers of the processors that this process may run on; all, where it cannot be told."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm
 
 from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.fingerprint import cpu_model
 from sparsetir.tuning.records import default_path
 
-__all__ = ["measure", "pays", "work_of_threads"]
+__all__ = ["measure", "pays", "pool", "work_of_threads"]
 
 # Multiplications below which waking pays on no machine, and above which it does on each.
 LEAST, MOST = 1 << 16, 1 << 24
@@ -45,11 +46,20 @@ def work_of_threads(threads: int, work: int) -> int:
         measured
 
     Where records are switched off nothing is kept, so nothing is measured: the answer is then what
-    has been found on several machines.
+    has been found on several machines. So it is where TVM's pool has fewer threads than are asked
+    for, as with OMP_NUM_THREADS=1: there is nobody to wake, and what is measured would be kept for
+    processes that have them.
     """
     if _measuring or threads < 2 or not LEAST <= work < MOST or default_path() is None:
         return WORK_OF_THREADS
+    if pool() < threads:
+        return WORK_OF_THREADS
     return _kept(threads, str(default_path()))
+
+
+def pool() -> int:
+    """Threads of TVM's pool, the one that calls among them."""
+    return int(tvm.get_global_func("runtime.NumThreads")())
 
 
 @cache

@@ -17,15 +17,21 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_one_of
-from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
+from sparsetir.schedules.operators.names import REDUCTIONS
+from sparsetir.schedules.operators.problems import (
+    EXTREMA,
+    Problem,
+    made_once,
+    reduced,
+    with_parameters,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
-__all__ = ["DIMS", "OPS", "REDUCTIONS", "Messages", "combined", "dims", "program"]
+__all__ = ["DIMS", "OPS", "Messages", "combined", "dims", "program"]
 
 # What becomes of the features of a source, a, and of an edge, b.
 OPS = ("copy_u", "copy_e", "add", "sub", "mul", "div")
-REDUCTIONS = ("sum", "mean", "max", "min")
 # Dimensions that an operand may have beside its nodes or edges: heads and features.
 DIMS = ("", "h", "f", "hf")
 
@@ -58,7 +64,7 @@ class Messages(Problem):
 
     def __post_init__(self) -> None:
         expect_one_of(self, op=OPS, reduce=REDUCTIONS, u=DIMS, e=DIMS)
-        extremum = self.reduce in ("max", "min") and self.ordered
+        extremum = self.reduce in EXTREMA and self.ordered
         wanted = "False without 'ordered' and a maximum or minimum"
         expect(self, "arg", extremum or not self.arg, wanted)
         expect(self, "given", self.arg or not self.given, "False without 'arg'")
@@ -66,13 +72,6 @@ class Messages(Problem):
         rounds = self.dtype != "bfloat16" or self.op.startswith("copy")
         wanted = f"no bfloat16 with 'arg' and {self.op!r}"
         expect(self, "dtype", rounds or not self.arg, wanted)
-
-    def reduced(self, total: Any, term: Any) -> Any:
-        """The expression of one more term."""
-        if self.reduce not in ("max", "min"):
-            return total + term
-        better = term > total if self.reduce == "max" else term < total
-        return tirx.Select(tirx.any(better, tirx.isnan(term)), term, total)
 
 
 def combined(op: str, a: Any, b: Any) -> Any:
@@ -160,14 +159,14 @@ def program(problem: Messages) -> SparseFunc:
         if not problem.given:
             with T.sp_iter([I, H, J, K], "SSRS", "gspmm") as [i, h, j, k]:
                 with T.init():
-                    C[i, h, k] = T.cast(ROW[i], dtype) if reduce in ("max", "min") else zero
+                    C[i, h, k] = T.cast(ROW[i], dtype) if reduce in EXTREMA else zero
                 term = T.meta_var(
                     message(U if with_u else None, E if with_e else None,
                             ORDER if ordered else None, i, h, j, k)
                 )  # fmt: skip
                 C[i, h, k] = T.cast(
-                    problem.reduced(
-                        T.cast(C[i, h, k], acc), term * ROW[i] if reduce == "mean" else term
+                    reduced(
+                        reduce, T.cast(C[i, h, k], acc), term * ROW[i] if reduce == "mean" else term
                     ),
                     dtype,
                 )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.schedules.operators.problems import REDUCTIONS, CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.operators.problems import EXTREMA, REDUCTIONS, CsrPattern, Sddmm, Spmm
 
 __all__ = ["OPERATORS", "TOLERANCES", "Check", "Operator", "gathered", "rounded"]
 
@@ -141,8 +141,10 @@ def _spmm(
 ) -> tuple[np.ndarray, np.ndarray]:
     (b,) = operands
     values, b = np.asarray(values, "float64"), np.asarray(b, "float64")
-    if problem.reduce == "max":
-        return _largest(pattern, values, b), _largest(pattern, np.abs(values), np.abs(b))
+    if problem.reduce in EXTREMA:
+        sign = 1 if problem.reduce == "max" else -1  # the least is the greatest of the negatives
+        exact = sign * _largest(pattern, sign * values, b)
+        return exact, _largest(pattern, np.abs(values), np.abs(b))
     indptr, indices, shape = pattern
     found = []
     for data, dense in ((values, b), (np.abs(values), np.abs(b))):
@@ -233,7 +235,7 @@ class Check:
         features = operands[0].shape[-1]
         products = len(pattern.indices) * features * (len(operands[0]) if problem.batched else 1)
         of_features = "k" in operator.dims["out"] and not operator.vectors
-        summed = of_features and problem.reduce != "max"
+        summed = of_features and problem.reduce not in EXTREMA
         if not summed or products <= most_exact:
             self.exact, self.scale = operator.reference(problem, pattern, values, operands)
             self.shape = self.exact.shape

@@ -14,15 +14,19 @@ from tvm import tirx
 from sparsetir.formats import Format, Operand, Pattern
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.schedules.arguments import expect, expect_one_of
+from sparsetir.schedules.operators.names import DTYPES, IDTYPES, REDUCTIONS
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = [
     "DTYPES",
+    "EXTREMA",
     "IDTYPES",
     "REDUCTIONS",
+    "ROWS",
     "Arranged",
     "CsrPattern",
+    "InOrder",
     "Problem",
     "Sddmm",
     "Spmm",
@@ -30,13 +34,12 @@ __all__ = [
     "greater",
     "in_csr",
     "made_once",
+    "reduced",
     "vector_lanes",
     "with_parameters",
 ]
 
-DTYPES = ("float32", "float16", "bfloat16", "float64")
-IDTYPES = ("int32", "int64")
-REDUCTIONS = ("sum", "mean", "max")
+EXTREMA = ("max", "min")
 # What rows begin with, or their sums are multiplied with.
 ROWS = {"mean": "inverse_counts", "max": "least_of_rows", "min": "greatest_of_rows"}
 
@@ -68,6 +71,13 @@ class CsrPattern(_Csr):
         Raises StructureError where columns do not increase within each row.
         """
         return Pattern.from_csr(*self)
+
+    @cached_property
+    def increases(self) -> bool:
+        """Whether columns do in each row, so that each element is there once."""
+        begins = np.zeros(self.nnz + 1, bool)
+        begins[self.indptr] = True
+        return bool(((self.indices[1:] > self.indices[:-1]) | begins[1:-1]).all())
 
     def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
         """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
@@ -104,6 +114,23 @@ class Stored(Protocol):
     def values(self, /, **stored: Any) -> Mapping[str, Any]:
         """The kernel's arrays of values by parameter, of (nnz,) values of buffers by name."""
         ...
+
+
+@dataclass(frozen=True)
+class InOrder:
+    """CSR that a kernel visits in an order of its own: what a ConvertedFormat says of itself.
+
+    keeps_order : whether it takes values as they are; else its schedule packs them
+    """
+
+    matrix: CsrPattern
+    keeps_order: bool
+
+    padding = 0.0
+
+    def values(self, /, **stored: Any) -> Mapping[str, Any]:
+        """Values as they are."""
+        return self.matrix.values(**stored)
 
 
 class Arranged(NamedTuple):
@@ -149,8 +176,8 @@ class Spmm(Problem):
 
     dtype : of A's values, of B and of C; sums are in float32 (float64 for float64)
     idtype : of indptr and indices
-    reduce : "sum", "mean" (the sum over the number of stored elements of the row) or "max"; a row
-        without elements is zero in all three, and max keeps NaN
+    reduce : "sum", "mean" (the sum over the number of stored elements of the row), "max" or "min";
+        a row without elements is zero in all of them, and a maximum or minimum keeps NaN
     batched : heads share the pattern: A is (heads, nnz), B (heads, n, feat), C (heads, m, feat)
     out : of C, that of B by default: float32 for 16-bit types too. Sums of int8, for templates that
         have them, are int32
@@ -168,12 +195,6 @@ class Spmm(Problem):
         expect_one_of(self, dtype=dtypes, idtype=IDTYPES, reduce=REDUCTIONS)
         wide = self.out is None or self.out in (self.dtype, self.accumulator)
         expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
-
-    def combine(self, total: Any, term: Any) -> Any:
-        """The expression of one more term of a reduction; a maximum is NaN if one of them is."""
-        if self.reduce != "max":
-            return total + term
-        return greater(total, term)
 
 
 @dataclass(frozen=True)
@@ -222,9 +243,17 @@ def accumulator(dtype: str) -> str:
     return {"float64": "float64", "int8": "int32", "int32": "int32"}.get(dtype, "float32")
 
 
+def reduced(reduce: str, total: Any, term: Any) -> Any:
+    """The expression of one more term of a reduction; an extremum is NaN if one of them is."""
+    if reduce not in EXTREMA:
+        return total + term
+    better = term > total if reduce == "max" else term < total
+    return tirx.Select(tirx.any(better, tirx.isnan(term)), term, total)
+
+
 def greater(total: Any, term: Any) -> Any:
     """The expression of the greater one; NaN if one of them is."""
-    return tirx.Select(tirx.any(term > total, tirx.isnan(term)), term, total)
+    return reduced("max", total, term)
 
 
 def vector_lanes(problem: Spmm | Sddmm, vector_bits: int) -> int:

@@ -21,8 +21,14 @@ from typing import Any, cast
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.arguments import expect, expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import IDTYPES, Problem, made_once, with_parameters
+from sparsetir.schedules.arguments import expect_at_least, expect_one_of
+from sparsetir.schedules.operators.problems import (
+    DTYPES,
+    IDTYPES,
+    Problem,
+    made_once,
+    with_parameters,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.assume import assume
 
@@ -33,14 +39,13 @@ __all__ = ["RgmsBackward", "program"]
 class RgmsBackward(Problem):
     """What a kernel is compiled for.
 
-    feat_in, feat : of X and of Y
+    feat_in, feat : of X and of Y, of a block
     chunk : rows of a relation in a chunk, at most
     edges : the gradient of A, instead of that of W
-    dtype : of all values, that sums are in
+    dtype : of X, the gradient of Y and W; all else is in the type of sums, float32 (float64 for
+        float64)
     idtype : of the index arrays
     weighted : whether elements have values; that of A asks for none
-    in_blocks : whether features are in blocks, of which W has what is on the diagonal; for the
-        gradient of W
     """
 
     feat_in: int
@@ -50,82 +55,35 @@ class RgmsBackward(Problem):
     dtype: str = "float32"
     idtype: str = "int32"
     weighted: bool = True
-    in_blocks: bool = False
 
     def __post_init__(self) -> None:
         expect_at_least(self, feat_in=1, feat=1, chunk=1)
-        expect_one_of(self, dtype=("float32", "float64"), idtype=IDTYPES)
-        expect(self, "in_blocks", not (self.in_blocks and self.edges), "False with 'edges'")
+        expect_one_of(self, dtype=DTYPES, idtype=IDTYPES)
 
 
 @made_once
 def program(problem: RgmsBackward) -> SparseFunc:
     """The operator as a stage-I function over rows in chunks.
 
-    x : (n, feat_in) ; grad : (m, feat)
+    x : (n, blocks, feat_in) ; grad : (m, blocks, feat)
     a : (nnz,), absent where the problem is not weighted
-    dw : (pieces, feat_in, feat), written: sums of each piece
-    or w : (relations, feat, feat_in), transposed, and relation : (pieces,) of each piece;
+    dw : (pieces, blocks, feat_in, feat), written: sums of each piece
+    or w : (relations, blocks, feat, feat_in), transposed, and relation : (pieces,) of each piece;
     da : (nnz,), written
     piece_ptr : (pieces + 1,) into chunks ; chunk_ptr : (chunks + 1,) into rows
     rows : (nnz_rows,) of the result ; indptr : (nnz_rows + 1,) ; indices : (nnz,) columns
 
-    With features in blocks x : (n, blocks, feat_in), grad : (m, blocks, feat) and
-    dw : (pieces, blocks, feat_in, feat).
+    Features are in blocks, each multiplied by what W has for it on its diagonal; a whole W has one.
     """
-    if problem.edges:
-        return _edges(problem)
-    return _weights_in_blocks(problem) if problem.in_blocks else _weights(problem)
+    return _edges(problem) if problem.edges else _weights(problem)
 
 
 def _weights(problem: RgmsBackward) -> SparseFunc:
-    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
-    weighted, zero = problem.weighted, tirx.const(0.0, problem.dtype)
+    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
+    size, weighted, zero = getattr(T, idtype), problem.weighted, tirx.const(0.0, acc)
 
     @T.prim_func
     def rgms_weights(
-        a: T.handle, x: T.handle, grad: T.handle, dw: T.handle, piece_ptr: T.handle,
-        chunk_ptr: T.handle, rows: T.handle, indptr: T.handle, indices: T.handle, pieces: size,
-        chunks: size, nnz_rows: size, nnz: size, m: size, n: size,
-    ) -> None:  # fmt: skip
-        P = T.dense_fixed(pieces, idtype)
-        C = T.dense_variable(P, (chunks, chunks), piece_ptr, idtype)
-        I = T.dense_variable(C, (problem.chunk, nnz_rows), chunk_ptr, idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        M = T.dense_fixed(m, idtype)
-        N = T.dense_fixed(n, idtype)
-        PLACE = T.dense_fixed(problem.chunk, idtype)
-        K = T.dense_fixed(problem.feat_in, idtype)
-        L = T.dense_fixed(problem.feat, idtype)
-        if weighted:
-            A = T.match_sparse_buffer(a, (P, C, I, J), dtype)
-        X = T.match_sparse_buffer(x, (N, K), dtype)
-        G = T.match_sparse_buffer(grad, (M, L), dtype)
-        DW = T.match_sparse_buffer(dw, (P, K, L), dtype)
-        ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
-        SUM = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
-        with T.sp_iter([P], "S", "pieces") as [p]:
-            with T.sp_iter([K, L], "SS", "clear") as [k, l]:
-                DW[p, k, l] = zero
-            with T.sp_iter([C], "R", "chunks") as [c]:
-                with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
-                    SUM[i, k] = zero
-                with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
-                    SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * X[j, k] if weighted else X[j, k])
-                with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]:
-                    DW[p, k, l] = DW[p, k, l] + SUM[i, k] * G[ROW[p, c, i], l]
-
-    func = with_parameters(rgms_weights, {"a": not weighted})
-    func, _ = assume(cast(Any, func), "coordinates", buffer="ROW", axis="M")
-    return func
-
-
-def _weights_in_blocks(problem: RgmsBackward) -> SparseFunc:
-    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
-    weighted, zero = problem.weighted, tirx.const(0.0, problem.dtype)
-
-    @T.prim_func
-    def rgms_weights_in_blocks(
         a: T.handle, x: T.handle, grad: T.handle, dw: T.handle, piece_ptr: T.handle,
         chunk_ptr: T.handle, rows: T.handle, indptr: T.handle, indices: T.handle, pieces: size,
         chunks: size, nnz_rows: size, nnz: size, m: size, n: size, blocks: size,
@@ -141,12 +99,12 @@ def _weights_in_blocks(problem: RgmsBackward) -> SparseFunc:
         K = T.dense_fixed(problem.feat_in, idtype)
         L = T.dense_fixed(problem.feat, idtype)
         if weighted:
-            A = T.match_sparse_buffer(a, (P, C, I, J), dtype)
+            A = T.match_sparse_buffer(a, (P, C, I, J), acc)
         X = T.match_sparse_buffer(x, (N, B, K), dtype)
         G = T.match_sparse_buffer(grad, (M, B, L), dtype)
-        DW = T.match_sparse_buffer(dw, (P, B, K, L), dtype)
+        DW = T.match_sparse_buffer(dw, (P, B, K, L), acc)
         ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
-        SUM = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
+        SUM = T.alloc_sparse_buffer((PLACE, K), acc, "local")
         with T.sp_iter([P, B], "SS", "pieces") as [p, b]:
             with T.sp_iter([K, L], "SS", "clear") as [k, l]:
                 DW[p, b, k, l] = zero
@@ -154,26 +112,27 @@ def _weights_in_blocks(problem: RgmsBackward) -> SparseFunc:
                 with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
                     SUM[i, k] = zero
                 with T.sp_iter([I, J, K], "SRS", "sums") as [i, j, k]:
-                    x_jk = T.meta_var(X[j, b, k])
+                    x_jk = T.meta_var(T.cast(X[j, b, k], acc))
                     SUM[i, k] = SUM[i, k] + (A[p, c, i, j] * x_jk if weighted else x_jk)
                 with T.sp_iter([K, L, I], "SSR", "products") as [k, l, i]:
-                    DW[p, b, k, l] = DW[p, b, k, l] + SUM[i, k] * G[ROW[p, c, i], b, l]
+                    g_il = T.meta_var(T.cast(G[ROW[p, c, i], b, l], acc))
+                    DW[p, b, k, l] = DW[p, b, k, l] + SUM[i, k] * g_il
 
-    func = with_parameters(rgms_weights_in_blocks, {"a": not weighted})
+    func = with_parameters(rgms_weights, {"a": not weighted})
     func, _ = assume(cast(Any, func), "coordinates", buffer="ROW", axis="M")
     return func
 
 
 def _edges(problem: RgmsBackward) -> SparseFunc:
-    dtype, idtype, size = problem.dtype, problem.idtype, getattr(T, problem.idtype)
-    zero = tirx.const(0.0, problem.dtype)
+    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
+    size, zero = getattr(T, idtype), tirx.const(0.0, acc)
 
     @T.prim_func
     def rgms_edges(
         x: T.handle, w: T.handle, grad: T.handle, da: T.handle, relation: T.handle,
         piece_ptr: T.handle, chunk_ptr: T.handle, rows: T.handle, indptr: T.handle,
         indices: T.handle, relations: size, pieces: size, chunks: size, nnz_rows: size, nnz: size,
-        m: size, n: size,
+        m: size, n: size, blocks: size,
     ) -> None:  # fmt: skip
         P = T.dense_fixed(pieces, idtype)
         C = T.dense_variable(P, (chunks, chunks), piece_ptr, idtype)
@@ -182,25 +141,28 @@ def _edges(problem: RgmsBackward) -> SparseFunc:
         R = T.dense_fixed(relations, idtype)
         M = T.dense_fixed(m, idtype)
         N = T.dense_fixed(n, idtype)
+        B = T.dense_fixed(blocks, idtype)
         PLACE = T.dense_fixed(problem.chunk, idtype)
         K = T.dense_fixed(problem.feat_in, idtype)
         L = T.dense_fixed(problem.feat, idtype)
-        X = T.match_sparse_buffer(x, (N, K), dtype)
-        W = T.match_sparse_buffer(w, (R, L, K), dtype)
-        G = T.match_sparse_buffer(grad, (M, L), dtype)
-        DA = T.match_sparse_buffer(da, (P, C, I, J), dtype)
+        X = T.match_sparse_buffer(x, (N, B, K), dtype)
+        W = T.match_sparse_buffer(w, (R, B, L, K), dtype)
+        G = T.match_sparse_buffer(grad, (M, B, L), dtype)
+        DA = T.match_sparse_buffer(da, (P, C, I, J), acc)
         REL = T.match_sparse_buffer(relation, (P,), idtype)
         ROW = T.match_sparse_buffer(rows, (P, C, I), idtype)
-        TURNED = T.alloc_sparse_buffer((PLACE, K), dtype, "local")
+        TURNED = T.alloc_sparse_buffer((PLACE, K), acc, "local")
         with T.sp_iter([P, C], "SS", "chunks") as [p, c]:
-            with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
-                TURNED[i, k] = zero
-            with T.sp_iter([I, K, L], "SSR", "turned") as [i, k, l]:
-                TURNED[i, k] = TURNED[i, k] + W[REL[p], l, k] * G[ROW[p, c, i], l]
-            with T.sp_iter([I, J, K], "SSR", "dots") as [i, j, k]:
-                with T.init():
-                    DA[p, c, i, j] = zero
-                DA[p, c, i, j] = DA[p, c, i, j] + X[j, k] * TURNED[i, k]
+            with T.sp_iter([I, J], "SS", "clear") as [i, j]:
+                DA[p, c, i, j] = zero
+            with T.sp_iter([B], "R", "blocks") as [b]:
+                with T.sp_iter([PLACE, K], "SS", "start") as [i, k]:
+                    TURNED[i, k] = zero
+                with T.sp_iter([I, K, L], "SSR", "turned") as [i, k, l]:
+                    g_il = T.meta_var(T.cast(G[ROW[p, c, i], b, l], acc))
+                    TURNED[i, k] = TURNED[i, k] + T.cast(W[REL[p], b, l, k], acc) * g_il
+                with T.sp_iter([I, J, K], "SSR", "dots") as [i, j, k]:
+                    DA[p, c, i, j] = DA[p, c, i, j] + T.cast(X[j, b, k], acc) * TURNED[i, k]
 
     func, _ = assume(cast(Any, rgms_edges), "coordinates", buffer="ROW", axis="M")
     func, _ = assume(cast(Any, func), "coordinates", buffer="REL", axis="R")

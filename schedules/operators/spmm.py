@@ -10,7 +10,13 @@ from typing import Any
 from tvm import tirx
 from tvm.script import sparse_tir as T
 
-from sparsetir.schedules.operators.problems import Spmm, made_once, with_parameters
+from sparsetir.schedules.operators.problems import (
+    EXTREMA,
+    Spmm,
+    made_once,
+    reduced,
+    with_parameters,
+)
 from sparsetir.sparse_ir.nodes import SparseFunc
 
 __all__ = ["program"]
@@ -25,7 +31,8 @@ def program(problem: Spmm) -> SparseFunc:
     a : (nnz,) ; b : (n, feat) ; out : (m, feat)
     indptr : (m + 1,) ; indices : (nnz,) columns, in any order within a row
     row : (m,) computed, in the accumulator's type; for a mean what terms are multiplied with, for a
-        maximum what rows begin with: -inf, and 0 without elements; absent for a sum
+        maximum or minimum what rows begin with: an infinity, and 0 without elements; absent for a
+        sum
     """
     dtype, idtype, acc, reduce = (
         problem.dtype, problem.idtype, problem.accumulator, problem.reduce,
@@ -62,10 +69,11 @@ def program(problem: Spmm) -> SparseFunc:
         ) as at:
             with T.init():
                 C[(*at[:-3], at[-3], at[-1])] = (
-                    T.cast(ROW[at[-3]], out_type) if reduce == "max" else zero
+                    T.cast(ROW[at[-3]], out_type) if reduce in EXTREMA else zero
                 )
             C[(*at[:-3], at[-3], at[-1])] = T.cast(
-                problem.combine(
+                reduced(
+                    reduce,
                     T.cast(C[(*at[:-3], at[-3], at[-1])], acc),
                     term(
                         A[(*at[:-3], at[-3], at[-2])],

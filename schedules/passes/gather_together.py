@@ -211,7 +211,7 @@ class _Threads:
 
 def in_vector(count: int, size: int, code: Any) -> Any:
     """`code(e)` for `count` neighbours of `size` bytes each, in vectors of at most 16 bytes."""
-    lanes = min(count, VECTOR_BYTES // size)
+    lanes = math.gcd(count, VECTOR_BYTES // size)
     if lanes == 1:
         return unrolled([count], code)
     e = tirx.Var("e", "int32")

@@ -34,49 +34,57 @@ columns that are padding are not written, elements that are padding are not in t
 beyond the last feature are zeros on both sides. So no number meets padding. An infinity of W meets
 the inner sum, not each of its terms: where these would cancel, or one is zero, the result is
 infinite, and not NaN.
+
+The rows that are summed may as well be those of the result's second last axis, and the sum of the
+product along what gathers them, as in a gradient, `dW[R[rt], k, l] += A[..] * X[J[..], k] * G[I[rt,
+it], l]`: `gathered_ws[it, k]` and `G_ws[it, l]` then. Tiles in the middle keep the order in memory
+of what they are copied from.
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple, NoReturn
 
-import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.nests import (
-    Nest,
-    block_of,
-    find_nest,
-    is_choice,
-    is_zero,
-    replaced,
+from sparsetir.schedules.passes.atomic_products import (
+    AtomicProduct,
+    at,
+    atomic_product,
+    cast,
+    is_one,
+    known_by,
+    step_of,
+    tile_buffer,
+    tile_nest,
+    uncast,
+    within,
 )
+from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
-from sparsetir.sparse_ir.statements import loop_over, loop_with
+from sparsetir.sparse_ir.reduction import under
+from sparsetir.sparse_ir.statements import loop_over
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["inner_sums"]
 
 WHO = "inner_sums"
-ATOMIC_ADD = "atomicAdd"
 
 
 class _Product(NamedTuple):
     """A sum over products as a block has it.
 
-    place : the element that is added to
+    added : to which element, and on which conditions a term counts
     rows, columns : the loops along its rows and its last axis
     steps, terms : the outer and the innermost loop along the sum of the product
     elements : loops along the inner sum, of what is gathered alone
     gathered : factors of the inner sum
     matrix : the other factor, which is loaded
-    conditions : that a term counts
     """
 
-    place: Any
+    added: AtomicProduct
     rows: Any
     columns: Any
     steps: Any
@@ -84,7 +92,13 @@ class _Product(NamedTuple):
     elements: list[Any]
     gathered: list[Any]
     matrix: Any
-    conditions: list[Any]
+
+    @property
+    def order(self) -> list[Any]:
+        """The loops over the inner sums, the one along the last axis of what is gathered last."""
+        loads = [x for x in map(uncast, self.gathered) if isinstance(x, ir.TensorLoad)]
+        turned = any(self.rows.loop_var in free_vars(x.indices[-1]) for x in loads)
+        return [self.terms, self.rows] if turned else [self.rows, self.terms]
 
 
 def inner_sums(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> tirx.PrimFunc:
@@ -96,13 +110,8 @@ def inner_sums(func: tirx.PrimFunc, block: str, *, outer: int, dtype: str) -> ti
 
     Raises ScheduleError for blocks of another shape.
     """
-    nest = find_nest(WHO, func, block)
-    around = nest.loops[:outer]
-    single = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in around if _is_one(x)}
-    nest = Nest(nest.name, nest.loops[outer:], substitute(nest.body, single))
-    body = _Tile(_read(nest), block, dtype).body()
-    for loop in reversed([x for x in around if not _is_one(x)]):
-        body = loop_with(loop, body=body)
+    nest, around = tile_nest(WHO, func, block, outer)
+    body = within(around, _Tile(_read(nest), block, dtype).body())
     return replaced(func, find_nest(WHO, func, block), body)
 
 
@@ -112,36 +121,33 @@ class _Tile:
     def __init__(self, product: _Product, block: str, dtype: str) -> None:
         self.product, self.block, self.dtype = product, block, dtype
         p = product
-        self.wide = dtype_of(p.place)
-        size = {x.loop_var: int(x.extent) for x in (p.rows, p.columns, p.terms)}
-        rows, columns, terms = size.values()
+        place = p.added.place
+        self.wide = dtype_of(place)
         source = p.matrix.source
-        self.sums = buffer_var([rows, columns], self.wide, f"{p.place.source.name}_ws", "local")
-        self.inner = buffer_var([rows, terms], dtype, "gathered_ws", "shared")
-        self.matrix = buffer_var(
-            [terms, columns], dtype_of(p.matrix), f"{source.name}_ws", "shared"
-        )
+        self.sums = tile_buffer([p.rows, p.columns], self.wide, f"{place.source.name}_ws", "local")
+        self.inner = tile_buffer(p.order, dtype, "gathered_ws", "shared")
+        name = f"{source.name}_ws"
+        self.matrix = tile_buffer([p.terms, p.columns], dtype_of(p.matrix), name, "shared")
 
     def body(self) -> Any:
         p = self.product
-        zero = tirx.BufferStore(self.sums, tirx.const(0, self.wide), _at(p.rows, p.columns))
-        sums = tirx.BufferLoad(self.sums, _at(p.rows, p.columns))
-        left = tirx.BufferLoad(self.inner, _at(p.rows, p.terms))
-        right = tirx.BufferLoad(self.matrix, _at(p.terms, p.columns))
-        term = _cast(left, self.wide) * _cast(right, self.wide)
-        add = tirx.BufferStore(self.sums, sums + term, _at(p.rows, p.columns))
+        zero = tirx.BufferStore(self.sums, tirx.const(0, self.wide), at(p.rows, p.columns))
+        sums = tirx.BufferLoad(self.sums, at(p.rows, p.columns))
+        left = tirx.BufferLoad(self.inner, at(*p.order))
+        right = tirx.BufferLoad(self.matrix, at(p.terms, p.columns))
+        term = cast(left, self.wide) * cast(right, self.wide)
+        add = tirx.BufferStore(self.sums, sums + term, at(p.rows, p.columns))
         visit = block_of(
             f"{self.block}_visit",
             tirx.SeqStmt(
                 [
-                    self._nest("gather", [p.rows, p.terms], self._gather()),
+                    self._nest("gather", p.order, self._gather()),
                     self._nest("matrix", [p.terms, p.columns], self._matrix()),
                     self._nest("product", [p.rows, p.columns, p.terms], add),
                 ]
             ),
         )
-        write = tirx.call_extern(self.wide, ATOMIC_ADD, tirx.address_of(p.place), sums)
-        written = under(self._known(p.rows, p.columns), tirx.Evaluate(write))
+        written = under(self._known(p.rows, p.columns), p.added.add(sums))
         parts = [
             self._nest("start", [p.rows, p.columns], zero),
             loop_over(p.steps.loop_var, p.steps.extent, visit),
@@ -153,22 +159,22 @@ class _Tile:
     def _gather(self) -> Any:
         """The inner sum; a copy where there is one element, that is a factor as it is."""
         p = self.product
-        at = _at(p.rows, p.terms)
+        place = at(*p.order)
         known = self._known(p.rows, p.steps, p.terms, *p.elements)
-        elements = [x for x in p.elements if not _is_one(x)]
-        alone = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in p.elements if _is_one(x)}
+        elements = [x for x in p.elements if not is_one(x)]
+        alone = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in p.elements if is_one(x)}
         (first, *_) = p.gathered
-        plain = _uncast(first)
+        plain = uncast(first)
         if not elements and len(p.gathered) == 1 and dtype_of(plain) == self.dtype:
             zero = tirx.const(0, self.dtype)
             value = tirx.if_then_else(tirx.all(*known), plain, zero) if known else plain
-            return substitute(tirx.BufferStore(self.inner, value, at), alone)
+            return substitute(tirx.BufferStore(self.inner, value, place), alone)
         term = first
         for factor in p.gathered[1:]:
             term = term * factor
-        begin = tirx.BufferStore(self.inner, tirx.const(0, self.dtype), at)
-        total = _cast(tirx.BufferLoad(self.inner, at), self.wide) + term
-        add: Any = under(known, tirx.BufferStore(self.inner, _cast(total, self.dtype), at))
+        begin = tirx.BufferStore(self.inner, tirx.const(0, self.dtype), place)
+        total = cast(tirx.BufferLoad(self.inner, place), self.wide) + term
+        add: Any = under(known, tirx.BufferStore(self.inner, cast(total, self.dtype), place))
         for loop in reversed(elements):
             add = loop_over(loop.loop_var, loop.extent, add)
         return substitute(tirx.SeqStmt([begin, add]), alone)
@@ -178,48 +184,30 @@ class _Tile:
         known, value = self._known(p.steps, p.terms, p.columns), p.matrix
         if known:
             value = tirx.if_then_else(tirx.all(*known), value, tirx.const(0, dtype_of(value)))
-        return tirx.BufferStore(self.matrix, value, _at(p.terms, p.columns))
+        return tirx.BufferStore(self.matrix, value, at(p.terms, p.columns))
 
     def _known(self, *loops: Any) -> list[Any]:
         """The conditions that these loops, and those around all, tell."""
-        others = {x.loop_var for x in self._loops()} - {x.loop_var for x in loops}
-        return [c for c in self.product.conditions if not free_vars(c) & others]
-
-    def _loops(self) -> list[Any]:
         p = self.product
-        return [p.rows, p.columns, p.steps, p.terms, *p.elements]
+        inside = [p.rows, p.columns, p.steps, p.terms, *p.elements]
+        return known_by(p.added.conditions, [*loops], inside)
 
     def _nest(self, step: str, loops: list[Any], body: Any) -> Any:
-        """A block in loops of its own variables."""
-        inside = nodes_of(tirx.For, body)
-        fresh = {x.loop_var: _fresh(x.loop_var) for x in [*loops, *inside]}
-        body = block_of(f"{self.block}_{step}", substitute(body, fresh))
-        for loop in reversed(loops):
-            body = loop_over(fresh[loop.loop_var], loop.extent, body)
-        return body
+        return step_of(f"{self.block}_{step}", loops, body)
 
 
 def _read(nest: Nest) -> _Product:
-    conditions, added = taken_apart(nest.body)
-    call: Any = added.value if isinstance(added, tirx.Evaluate) else None
-    if getattr(getattr(call, "op", None), "name", "") != "tirx.call_extern" or (
-        str(getattr(call.args[0], "value", "")) != ATOMIC_ADD
-    ):
+    added = atomic_product(nest.body)
+    if added is None:
         _refuse(nest, "an element to be added to atomically")
-    place, loops = call.args[1].args[0], {x.loop_var: x for x in nest.loops}
-    found = [c for condition in conditions for c in _each(condition)]
-    factors = []
-    for factor in factors_of(call.args[2]):
-        plain, more = _without_choice(factor)
-        factors.append(plain)
-        found += more
-    *outer, last = place.indices
+    loops = {x.loop_var: x for x in nest.loops}
+    *outer, last = added.place.indices
     columns = [loops[v] for v in free_vars(last) & set(loops)]
     rows = [loops[v] for v in set[Any]().union(*map(free_vars, outer)) & set(loops)]
     along = {x.loop_var for x in columns}
-    over = [f for f in factors if free_vars(f) & along]
-    gathered = [f for f in factors if not free_vars(f) & along]
-    matrix = _uncast(over[0]) if len(over) == 1 else None
+    over = [f for f in added.factors if free_vars(f) & along]
+    gathered = [f for f in added.factors if not free_vars(f) & along]
+    matrix = uncast(over[0]) if len(over) == 1 else None
     single = len(columns) == len(rows) == 1 and columns != rows
     if not single or not isinstance(matrix, ir.TensorLoad) or not gathered:
         _refuse(nest, "products of what is gathered for a row with a matrix over columns")
@@ -234,66 +222,15 @@ def _read(nest: Nest) -> _Product:
             "a matrix over steps, terms and columns alone, in tiles of constant extents",
         )
     steps, terms = both
-    product = _Product(
-        place, rows[0], columns[0], steps, terms, elements, gathered, matrix, _different(found)
-    )
+    product = _Product(added, rows[0], columns[0], steps, terms, elements, gathered, matrix)
     inner = {x.loop_var for x in [*rows, *both, *elements]}
     right = {x.loop_var for x in [*columns, *both]}
     written = {x.loop_var for x in [*rows, *columns]}
-    for condition in product.conditions:
+    for condition in added.conditions:
         used = free_vars(condition) & set(loops)
         if not any(used <= known for known in (inner, right, written)):
             _refuse(nest, "conditions of what is gathered, of the matrix or of the result alone")
     return product
-
-
-def _each(condition: Any) -> list[Any]:
-    if isinstance(condition, tirx.And):
-        return [*_each(condition.a), *_each(condition.b)]
-    if isinstance(condition, ir.Call) and getattr(condition.op, "name", "").endswith(".likely"):
-        return _each(condition.args[0])
-    return [condition]
-
-
-def _different(conditions: list[Any]) -> list[Any]:
-    out: list[Any] = []
-    for condition in conditions:
-        if not any(tvm_ffi.structural_equal(condition, other) for other in out):
-            out.append(condition)
-    return out
-
-
-def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
-    """A factor, and the conditions without which it is zero."""
-    found: list[Any] = []
-
-    def visit(call: Any) -> Any:
-        if not is_choice(call) or not is_zero(call.args[2]):
-            return call
-        found.extend(_each(call.args[0]))
-        return call.args[1]
-
-    return map_expr(factor, [(ir.Call, visit)]), found
-
-
-def _at(*loops: Any) -> list[Any]:
-    return [x.loop_var for x in loops]
-
-
-def _fresh(var: Any) -> Any:
-    return tirx.Var(var.name, dtype_of(var))
-
-
-def _is_one(loop: Any) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
-
-
-def _uncast(expr: Any) -> Any:
-    return expr.value if isinstance(expr, tirx.Cast) else expr
-
-
-def _cast(expr: Any, dtype: str) -> Any:
-    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)
 
 
 def _refuse(nest: Nest, expected: str) -> NoReturn:

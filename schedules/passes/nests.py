@@ -15,7 +15,7 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import block_with, loop_over
 
@@ -24,6 +24,7 @@ __all__ = [
     "Nest",
     "allocated",
     "block_of",
+    "bound_in",
     "element_bytes",
     "find_nest",
     "for_threads",
@@ -133,10 +134,24 @@ def unrolled(extents: Sequence[int], code: Callable[..., Any]) -> Any:
     return body
 
 
-def renewed(stmt: Any, places: dict[Any, Any]) -> Any:
-    """A copy of a statement with loop variables of its own, and others substituted."""
+def bound_in(stmt: Any) -> set[Any]:
+    """The variables of loops, and coordinates of blocks, in a statement."""
+    coordinates = {v.var for b in nodes_of(s_tir.SBlock, stmt) for v in b.iter_vars}
+    return coordinates | {x.loop_var for x in nodes_of(tirx.For, stmt)}
+
+
+def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
+    """A copy of a statement with loop variables of its own, and others substituted.
+
+    blocks : also with coordinates and buffers of its blocks of its own
+    """
     loops = nodes_of(tirx.For, stmt)
     fresh = {x.loop_var: tirx.Var(x.loop_var.name, dtype_of(x.loop_var)) for x in loops}
+    for block in nodes_of(s_tir.SBlock, stmt) if blocks else ():
+        fresh |= {v.var: tirx.Var(v.var.name, dtype_of(v.var)) for v in block.iter_vars}
+        for old in block.alloc_buffers:
+            shape, scope = list(old.ty.shape), old.ty.storage_scope
+            fresh[old] = buffer_var(shape, str(old.ty.dtype), old.name, scope)
     return substitute(stmt, {**places, **fresh})
 
 

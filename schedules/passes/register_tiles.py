@@ -51,7 +51,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import reduction_of
-from sparsetir.sparse_ir.statements import loop_over
+from sparsetir.sparse_ir.statements import as_one, loop_over
 
 __all__ = ["register_tiles"]
 
@@ -59,7 +59,7 @@ WHO = "register_tiles"
 
 
 class _Product(NamedTuple):
-    """A product of tiles as a block has it: loads over (rows, terms) and (terms, columns)."""
+    """A product of tiles as a block has it: loads over rows and terms, and terms and columns."""
 
     result: Any
     left: Any
@@ -74,8 +74,8 @@ def register_tiles(
 ) -> tirx.PrimFunc:
     """A stage-II function with a product of tiles by threads, and its sums in their registers.
 
-    reduce : block that adds products of two 2-dimensional tiles in shared memory, over (rows,
-        terms) and (terms, columns), to a third; loops of constant extents
+    reduce : block that adds products of two 2-dimensional tiles in shared memory, over rows and
+        terms and over terms and columns, in either order, to a third; loops of constant extents
     steps : blocks of all other accesses of the sums, in loops over rows and columns
     warps : of the block of threads
     shape : rows and columns of a thread's sums; with as many threads they make the tile
@@ -124,13 +124,17 @@ class _Threads:
         self.sums = buffer_var(
             list(shape), str(product.result.ty.dtype), product.result.name, "local"
         )
-        self.left = buffer_var(
-            [shape[0], self.step], dtype_of(product.left), f"{product.left.source.name}_left",
-            "local",
-        )  # fmt: skip
-        self.right = buffer_var(
-            [shape[1]], dtype_of(product.right), f"{product.right.source.name}_right", "local"
-        )
+        self.left = self._factor(product.left, shape[0], "left")
+        self.right = self._factor(product.right, shape[1], "right")
+
+    def _along_terms(self, load: Any) -> bool:
+        """Whether neighbours in memory are terms of the sum."""
+        return list(load.indices)[-1].same_as(self.product.terms.loop_var)
+
+    def _factor(self, load: Any, count: int, name: str) -> Any:
+        """What a thread has of a factor: some terms of each of its places, or one."""
+        shape = [count, self.step] if self._along_terms(load) else [count]
+        return buffer_var(shape, dtype_of(load), f"{load.source.name}_{name}", "local")
 
     def _begins(self, warp: Any, lane: Any) -> tuple[Any, Any]:
         """The first row and the first column of a thread."""
@@ -182,33 +186,46 @@ class _Threads:
         def code(warp: Any, lane: Any) -> Any:
             row, column = self._begins(warp, lane)
 
+            sides = [
+                (product.left, self.left, product.rows, row, rows),
+                (product.right, self.right, product.columns, column, columns),
+            ]
+
+            def loaded(side: Any, k: Any, n: Any, i: Any) -> Any:
+                """Neighbours of a factor: terms from n on of place i, or all places of term n."""
+                load, held, loop, begin, count = side
+                many = self.step if self._along_terms(load) else count
+
+                def one(e: Any) -> Any:
+                    place, term = (i, e) if self._along_terms(load) else (e, n)
+                    at = {loop: begin + place, product.terms: k * self.step + term}
+                    index = [i, e] if self._along_terms(load) else [e]
+                    return tirx.BufferStore(held, _element(load, at), index)
+
+                return in_vector(many, element_bytes(held), one)
+
             def add(i: Any, j: Any, n: Any) -> Any:
-                left, right = tirx.BufferLoad(self.left, [i, n]), tirx.BufferLoad(self.right, [j])
+                left, right = (
+                    tirx.BufferLoad(held, [place, n] if len(held.ty.shape) == 2 else [place])
+                    for held, place in ((self.left, i), (self.right, j))
+                )
                 total = tirx.BufferLoad(self.sums, [i, j])
                 value = total + _cast(left, wide) * _cast(right, wide)
                 return tirx.BufferStore(self.sums, value, [i, j])
 
-            def of_row(k: Any, i: Any) -> Any:
-                return in_vector(self.step, element_bytes(self.left), lambda e: tirx.BufferStore(
-                    self.left, _element(product.left, {
-                        product.rows: row + i, product.terms: k * self.step + e,
-                    }), [i, e],
-                ))  # fmt: skip
-
             def of_term(k: Any, n: Any) -> Any:
-                load = in_vector(columns, element_bytes(self.right), lambda e: tirx.BufferStore(
-                    self.right, _element(product.right, {
-                        product.terms: k * self.step + n, product.columns: column + e,
-                    }), [e],
-                ))  # fmt: skip
-                return tirx.SeqStmt([load, unrolled(self.shape, lambda i, j: add(i, j, n))])
+                loads = [loaded(x, k, n, 0) for x in sides if not self._along_terms(x[0])]
+                return as_one([*loads, unrolled(self.shape, lambda i, j: add(i, j, n))])
+
+            def of_places(k: Any, side: Any) -> Any:
+                return unrolled([side[4]], lambda i: loaded(side, k, 0, i))
 
             k = tirx.Var("k", "int32")
             parts = [
-                unrolled([rows], lambda i: of_row(k, i)),
+                *(of_places(k, x) for x in sides if self._along_terms(x[0])),
                 unrolled([self.step], lambda n: of_term(k, n)),
             ]
-            return loop_over(k, self.terms // self.step, tirx.SeqStmt(parts))
+            return loop_over(k, self.terms // self.step, as_one(parts))
 
         return code
 
@@ -240,9 +257,9 @@ def _read(nest: Nest) -> _Product:
     if None in places or len(places) != 2 or len(others) != 1:
         _refuse(nest)
     (rows, columns), (terms,) = places, others
-    over = [[x.loop_var for x in pair] for pair in ((rows, terms), (terms, columns))]
+    over = [{x.loop_var for x in pair} for pair in ((rows, terms), (terms, columns))]
     for left, right in (loads, loads[::-1]):
-        if [list(left.indices), list(right.indices)] == over:
+        if [set(left.indices), set(right.indices)] == over:
             return _Product(found.store.buffer, left, right, rows, columns, terms)
     _refuse(nest)
 

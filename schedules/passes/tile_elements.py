@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import loop_over
 from sparsetir.sparse_ir.translate import free_vars
 
-__all__ = ["Elements"]
+__all__ = ["Elements", "from_lane"]
 
 QUAD = 4  # lanes that have a row of a tile
 
@@ -172,7 +172,7 @@ class Elements:
 
             out.append(unrolled([terms - 1], more))
             for distance in (1, 2):
-                other = _from_lane(held, distance)
+                other = from_lane(held, distance)
                 out.append(tirx.BufferStore(part, combine(held, other), at))
             so_far = tirx.BufferLoad(tile.registers, at)
             out.append(tirx.BufferStore(tile.registers, combine(so_far, held), at))
@@ -192,7 +192,7 @@ def _reduction(store: Any) -> Any:
     return None, None
 
 
-def _from_lane(value: Any, distance: int) -> Any:
+def from_lane(value: Any, distance: int) -> Any:
     """What the lane at a distance has, of all lanes of a warp."""
     mask = tirx.const(0xFFFFFFFF, "uint32")
     lanes = [as_dtype(distance, "int32"), as_dtype(WARP, "int32")]

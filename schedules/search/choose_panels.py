@@ -12,15 +12,19 @@ from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 __all__ = ["panel_rows", "panels_pay"]
 
-# Elements of a row from which on panels have four rows, and five; else three.
-ELEMENTS_OF_FOUR, ELEMENTS_OF_FIVE = 64, 400
+# Elements of a row from which on panels have four rows, five and six, else three: on CPUs by their
+# name that were measured with larger panels, and on others.
+ELEMENTS = {"znver5": (64, 100, 200)}
+ELEMENTS_ELSEWHERE = (64, 400)
+# Vectors of a tile, from which on CPUs that are named have larger panels than others.
+VECTORS = 4
 # Bytes of an element and its column.
 PLACE = 8
 # Times that each row of B is read, from which on its copy takes no part of the time.
 USES = 8
 
 
-def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int) -> bool:
+def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -> bool:
     """Whether panels are faster than rows by themselves: where patterns have enough entries.
 
     Measured on Cascade Lake (AVX-512, one thread, float32), 64 x 256 to 2048 x 512 and 512 x 2048
@@ -31,11 +35,21 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int) -> bool:
       where the matrix, read once for each tile, is larger than the L2 cache
     - 8 %: 1.15 times from 48 elements on with few features, from 128 on with many
     - less: up to 1.25 times as slow, as nearly all patterns hold a single row
+
+    Values of a run, which are read by their places (`packed=False`), against rows with values as
+    they are, on Zen 5 (AVX-512, one thread, float32), DLMC's layers, 32, 128 and 512 features: 1.2
+    to 2.5 times as fast with 50 and 60 % zeros, 1.33 with 70 %, 1.09 with 80 %; panels of three
+    rows 0.86 to 0.97 times. To bring values into order in each call takes 0.4 ns an element,
+    where the product takes 0.5 with 32 features; to read places 0.07.
+
+    On Zen 5 a matrix larger than the L2 cache gains with 20 % stored from 100 elements on.
+
+    cpu : its name, as LLVM has it
     """
     if min(m, n, nnz) <= 0 or feat < 2 * lanes or nnz < USES * n:
         return False
     stored, length, few = nnz / (m * n), nnz / m, feat <= 4 * lanes
-    many = 64 if nnz * PLACE <= l2_bytes() else 128
+    many = 64 if nnz * PLACE <= l2_bytes() else 100 if cpu in ELEMENTS else 128
     for share, least in ((0.25, 16), (0.15, 40 if few else many), (0.08, 48 if few else 128)):
         if stored >= share:
             return length >= least
@@ -44,7 +58,7 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int) -> bool:
 
 def panel_rows(
     tiled: Callable[[int, int, int], RowBlocks], given: Any, lanes: int, sums: int, summed: int,
-    parallel: bool,
+    parallel: bool, cpu: str = "",
 ) -> PanelRows:  # fmt: skip
     """Panels for a pattern, with as many vectors of sums as there are registers for.
 
@@ -52,17 +66,26 @@ def panel_rows(
     given : :class:`sparsetir.schedules.search.choose.Statistics`
     sums : vectors of sums that registers hold
     summed : bytes of a sum
+    cpu : its name, as LLVM has it
 
-    More rows are more loops, 15 for four and 31 for five, of fewer visits each. B is always copied,
+    More rows are more loops, 15 for four, 31 for five and 63 for six, of fewer visits each. Zen 5
+    takes 1.05 to 1.2 times less time for five or six than for four where a tile has four vectors
+    (one thread, float32, 50 to 80 % zeros, panels of 512 and 2048 columns). B is always copied,
     a panel that stays in the L2 cache: one tile alone takes at most 4 % longer for it where vectors
     of B begin with cache lines, and 20 to 50 % less where they do not, as in most arrays of NumPy.
+
+    Where there are 16 registers, three rows: with two vectors for four rows the matrix is gone
+    through twice as often, which takes 1.2 to 1.3 times as long. (AVX2 on Zen 5, one thread, DLMC's
+    layers with 50 to 80 % zeros, 32 to 512 features: 1.09 to 1.24 times as fast as row blocks.)
     """
-    length = given.nnz / given.m
-    rows = 3 + (length >= ELEMENTS_OF_FOUR) + (length >= ELEMENTS_OF_FIVE)
-    vectors = max(1, sums // 4)
+    vectors = VECTORS
     if given.n * vectors * lanes * summed > l2_bytes():
         vectors = max(1, vectors // 2)
     tile = tiled(given.feat, lanes, vectors)
+    wide = tile.tile >= VECTORS * tile.lanes
+    elements = ELEMENTS.get(cpu, ELEMENTS_ELSEWHERE) if wide else ELEMENTS_ELSEWHERE
+    rows = 3 + sum(given.nnz >= given.m * least for least in elements)
+    rows = min(rows, 3) if sums < 4 * VECTORS else rows
     tiles = -(-given.feat // tile.tile)
     blocks = given.threads // gcd(tiles, given.threads) if parallel else 1
     return PanelRows(rows, tile.tile, tile.lanes, tile.feat, True, blocks, parallel)

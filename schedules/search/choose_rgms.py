@@ -55,7 +55,7 @@ def whole_vectors(problem: Rgms, feat: int, target: Any) -> int:
 
 def choose_rgms(
     problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1,
-    relations: int = 1, blocks: int = 1,
+    relations: int = 1, blocks: int = 1, work_of_threads: int = WORK_OF_THREADS,
 ) -> TiledRelations:  # fmt: skip
     """A config for a CPU.
 
@@ -63,10 +63,11 @@ def choose_rgms(
     threads : of the CPU
     relations : that have these rows
     blocks : of features, each of `feat_in` and `feat`
+    work_of_threads : multiplications of products from which on other threads are woken
     """
     size = 8 if problem.accumulator == "float64" else 4
     packed = feat_in * feat * size >= PACKED_BYTES and nnz_rows >= PACKED_ROWS * relations
-    parallel = threads > 1 and nnz_rows * feat_in * feat * blocks >= WORK_OF_THREADS
+    parallel = threads > 1 and nnz_rows * feat_in * feat * blocks >= work_of_threads
     return TiledRelations.for_sizes(
         feat_in, feat, lanes_of(problem, target),
         SUMS if vector_bits(target) >= 512 else FEW_SUMS, cache=l2_bytes(),

@@ -1,4 +1,4 @@
-"""The panels of rows that a search tries (CPU)."""
+"""The panels of rows that a search tries."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.templates import decomposed
+from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.spmm_panels import MOST_ROWS, PanelRows
+from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 
-__all__ = ["panel_choices"]
+__all__ = ["gpu_panel_choices", "panel_choices"]
 
 # Share of the places that store something, from which on panels are tried.
 LEAST = 0.05
@@ -21,15 +23,14 @@ MOST_SUMS = 30
 def panel_choices(
     problem: Any, known: list[Any], given: Statistics, lanes: int
 ) -> tuple[dict[str, tuple[Any, ...]], Callable[..., PanelRows | None]] | None:
-    """Choices of rows, tile, copy and blocks, and what makes a config of them; None for none.
+    """Choices of rows, tile, copy and blocks of a CPU, and what makes a config of them, or None.
 
     known : the candidates, of which there may be panels
     lanes : of a vector
 
     (Enumerate-and-sparse-coarsen, section 3.4: UFi and WarpTile.)
     """
-    stored = given.nnz / max(1, given.m * given.n)
-    if stored < LEAST or lanes > given.feat or decomposed.serves(problem) is not None:
+    if _stored(given) < LEAST or lanes > given.feat or decomposed.serves(problem) is not None:
         return None
     own = [c for c in known if isinstance(c, PanelRows)]
     several = given.threads > 1
@@ -50,3 +51,40 @@ def panel_choices(
         "parallel": (False, True) if several else (False,),
     }
     return choices, make
+
+
+def gpu_panel_choices(
+    problem: Any, given: Statistics
+) -> tuple[dict[str, tuple[Any, ...]], Callable[..., PanelThreads | None]] | None:
+    """Choices of UFi, UFk, WarpTile, the block, atomics and compaction of a GPU, or None.
+
+    Blocks are of one warp, as most of the paper's best ones, or of four. UFk is up to 8, as in its
+    table 2. A default has to wait for figures of a GPU: by counts of the emulated one (`bench study
+    coarsen --counts`) panels read fewer sectors than rows by themselves, and fill fewer warps.
+    """
+    if _stored(given) < LEAST or problem.batched:
+        return None
+    dtype = problem.out or problem.dtype
+    widest = vector_width(given.feat, dtype)
+
+    def make(vector: int, block: int, **fields: Any) -> PanelThreads | None:
+        if vector > widest or vector * fields["coarsen"] > given.feat:
+            return None
+        config = PanelThreads.for_features(given.feat, dtype, vector=vector, block=block, **fields)
+        return config if config.serves(problem) else None
+
+    choices = {
+        "rows": (2, 3, 4, 5, 6, 8),
+        "unroll": (2, 4, 8),
+        "atomics": (False, True),
+        "compact": (False, True),
+        "vector": tuple(v for v in (1, 2, 4, 8) if v <= widest)[-3:],
+        "coarsen": (1, 2),
+        "block": (32, 128),
+    }
+    return choices, make
+
+
+def _stored(given: Statistics) -> float:
+    """The share of places that store something."""
+    return given.nnz / max(1, given.m * given.n)

@@ -10,6 +10,7 @@ from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.search.choose_rgms import choose_rgms
 from sparsetir.schedules.templates import rgms as template
 from sparsetir.schedules.templates.rgms import TiledRelations
+from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["apply", "config_of", "configs", "space"]
@@ -24,7 +25,7 @@ AHEAD = (0, 6, 12, 24)
 
 def space(
     problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1,
-    relations: int = 1,
+    relations: int = 1, blocks: int = 1, work_of_threads: int = WORK_OF_THREADS,
 ) -> dict[str, tuple[Any, ...]]:  # fmt: skip
     """Values of each field of :class:`TiledRelations`, the chosen config's first.
 
@@ -34,7 +35,8 @@ def space(
 
     `tune(program(problem), arguments, schedule=apply, space=space(...))` searches them.
     """
-    chosen = choose_rgms(problem, nnz_rows, feat_in, feat, target, threads, relations)
+    sizes = nnz_rows, feat_in, feat
+    chosen = choose_rgms(problem, *sizes, target, threads, relations, blocks, work_of_threads)
     lanes = chosen.lanes
     tried: dict[str, tuple[Any, ...]] = {
         "rows": ROWS,
@@ -55,10 +57,11 @@ def space(
 
 def configs(
     problem: Rgms, nnz_rows: int, feat_in: int, feat: int, target: Any, threads: int = 1,
-    relations: int = 1,
+    relations: int = 1, blocks: int = 1, work_of_threads: int = WORK_OF_THREADS,
 ) -> list[TiledRelations]:  # fmt: skip
     """The chosen config, and those that differ from it in one field of the :func:`space`."""
-    fields = space(problem, nnz_rows, feat_in, feat, target, threads, relations)
+    sizes = nnz_rows, feat_in, feat
+    fields = space(problem, *sizes, target, threads, relations, blocks, work_of_threads)
     first = {name: values[0] for name, values in fields.items()}
     others = ((name, value) for name, values in fields.items() for value in values[1:])
     return [config_of(first), *(config_of({**first, name: value}) for name, value in others)]

@@ -22,7 +22,8 @@ from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.spmv import serves as slices_serve
 from sparsetir.schedules.search.by_format import MOST_SUMS, is_full, traits_of
 from sparsetir.schedules.search.choose import Statistics, candidates
-from sparsetir.schedules.search.panel_space import panel_choices
+from sparsetir.schedules.search.choose_sorted import sorted_choices
+from sparsetir.schedules.search.panel_space import gpu_panel_choices, panel_choices
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.gpu_features import vector_width
@@ -135,15 +136,19 @@ def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> 
     if isinstance(problem, Sddmm):
         return Space((_fused_nonzeros(known) if gpu else _groups(known, given), *others))
     stored = _decomposed(problem, pattern, given.feat, 0 if gpu else _lanes(known))
+    branches: list[Branch | None]
     if gpu:
-        by_groups = _thread_groups(problem, given)
-        branches = [_row_split(known, given), _hyb_rows(known, problem), by_groups, stored]
+        branches = [_row_split(known, given), _hyb_rows(known, problem)]
+        branches.append(_thread_groups(problem, given))
+        name, panels = "PanelThreads", gpu_panel_choices(problem, given)
     else:
-        panels = panel_choices(problem, known, given, _lanes(known))
-        by_pattern = None if panels is None else Branch("PanelRows", *panels)
-        branches = [_row_blocks(known, given), _block_rows(known, given), by_pattern, stored]
+        by_length = sorted_choices(known, given)
+        branches = [_row_blocks(known, given), _block_rows(known, given)]
+        branches.append(None if by_length is None else Branch("SortedRows", *by_length))
         if given.feat == 1 and slices_serve(problem):
             branches.insert(0, _sliced_rows(known, given))
+        name, panels = "PanelRows", panel_choices(problem, known, given, _lanes(known))
+    branches += [None if panels is None else Branch(name, *panels), stored]
     return Space((*(b for b in branches if b is not None), *others))
 
 
@@ -175,13 +180,14 @@ def _row_blocks(known: list[Any], given: Statistics) -> Branch:
         parallel.insert(0, 0)
 
     def make(tile: int, order: str, prefetch: int, parts: int, blocks: int) -> RowBlocks:
-        whole = feat % tile == 0 and tile % lanes == 0
+        whole = feat % tile == 0 and tile % lanes == 0 and tile != feat
         tiles = -(-feat // tile)
         pack = order == "packed"
         return RowBlocks(
             tile=tile, lanes=lanes, feat=None if whole else feat, pack=pack,
             tiles_first=pack or (order == "tiles" and tiles > 1), prefetch=prefetch, parts=parts,
             blocks=_blocks(blocks, tiles if pack else 1, given.threads), parallel=blocks > 0,
+            ahead=given.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
         )  # fmt: skip
 
     choices = {

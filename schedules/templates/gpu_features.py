@@ -27,10 +27,13 @@ __all__ = [
     "GpuTiled",
     "RowSums",
     "feature_loops",
+    "gathered_vectors",
     "in_registers",
     "occupy",
+    "over_blocks",
     "reads_of_elements",
     "row_sums",
+    "set_before",
     "vector_width",
 ]
 
@@ -147,6 +150,56 @@ def row_sums(sch: Schedule, rows: RowReduction, config: GpuTiled) -> RowSums:
     (copy,) = sch.precompute(rows.gathered, column, [w, l])
     rest = sch.get_sparse_iteration(f"{reduce.name}_rest")
     return RowSums([start, rest], [copy, write], reduce, write)
+
+
+def set_before(
+    sch: Schedule, rows: RowReduction, config: GpuTiled, features: list[SpIter], block: int
+) -> SparseIterationRef:
+    """The init of all rows before they are added to, with all threads of a block.
+
+    features : the loops of the sum over them, which the init has as well where a tile may reach
+        too far
+    block : threads of a block
+    """
+    init = sch.get_sparse_iteration(f"{rows.iteration.name}_init")
+    loops = {loop.name: loop for loop in sch.get_sp_iters(init)}
+    cut = [loops.pop(f"{x.name}_all") for x in features if f"{x.name}_all" in loops]
+    if not cut:
+        _, last = loops.popitem()
+        cut = feature_loops(sch, last, config, tail="repeat")
+    batch = {x.axes for x in rows.heads}
+    heads = [x for x in loops.values() if x.axes in batch]
+    each = [x for x in loops.values() if x.axes not in batch]
+    tiles, w, threads, lane = cut
+    sch.sparse_reorder(init, [*heads, tiles, *each, threads, w, lane])
+    over_blocks(sch, heads, tiles)
+    sch.parallelize(each, "thread", per_block=block // config.threads)
+    sch.parallelize(threads, "thread")
+    return init
+
+
+def over_blocks(sch: Schedule, heads: list[SpIter], tiles: SpIter) -> None:
+    """Divide heads, if there are any, and tiles of features among blocks."""
+    if heads:
+        sch.parallelize(heads, "block")
+    sch.parallelize(tiles, "block")
+
+
+def gathered_vectors(
+    sch: Schedule, rows: RowReduction, reduce: SparseIterationRef, at: Any
+) -> tuple[list[SparseIterationRef], SparseIterationRef]:
+    """Let what is gathered for an element be loaded as vectors: copies, and what uses them.
+
+    at : the innermost loop over elements, or `reduce` itself, which has one
+    """
+    axes = {
+        b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers if b.name != rows.result
+    }
+    operands = [b for b, (*outer, last) in axes.items() if outer and (last,) == rows.features.axes]
+    *_, w, lane = sch.get_sp_iters(reduce)
+    copies = [copy for name in operands for copy in sch.precompute(name, at, [w, lane])]
+    inside = operands and at is not reduce
+    return copies, sch.get_sparse_iteration(f"{reduce.name}_rest") if inside else reduce
 
 
 def reads_of_elements(loops: Any, block: Any) -> list[int]:

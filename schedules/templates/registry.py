@@ -8,6 +8,7 @@ from typing import Any
 
 from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm, in_csr
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.sddmm import program as sddmm_operator
 from sparsetir.schedules.operators.spmm import program as spmm_operator
 from sparsetir.schedules.operators.spmv import program as spmv_operator
@@ -16,6 +17,7 @@ from sparsetir.schedules.templates import (
     decomposed,
     rgms,
     rgms_gpu,
+    rgms_gradients_gpu,
     rgms_tensor_cores,
     sddmm,
     sddmm_gpu,
@@ -25,6 +27,8 @@ from sparsetir.schedules.templates import (
     spmm_groups,
     spmm_hyb,
     spmm_panels,
+    spmm_panels_gpu,
+    spmm_sorted,
     spmm_tensor_cores,
     spmv,
 )
@@ -39,9 +43,9 @@ class Template:
 
     program : (problem, config) -> stage-I function
     apply : (Schedule of that function, config), which schedules it by primitives, in both stages
-    problem : Spmm, Sddmm or Rgms
+    problem : Spmm, Sddmm, Rgms or RgmsGradient
     arrange : (CsrPattern, problem, config) -> Arranged; by default for kernels that take CSR. Of
-        Rgms a Pattern of three axes is given
+        the last two a Pattern of three axes, or a RelationPattern, is given
     gpu : whether it is for GPUs; None: for CPUs and GPUs
     vectors : whether operands and result have no dimension of features
     configs : (problem, CsrPattern, Statistics, target) -> configs to search beside those of
@@ -73,6 +77,9 @@ TEMPLATES: dict[type, Template] = {
     spmm_panels.PanelRows: Template(
         spmm_operator, spmm_panels.apply, Spmm, spmm_panels.arrange
     ),
+    spmm_sorted.SortedRows: Template(
+        spmm_operator, spmm_sorted.apply, Spmm, spmm_sorted.arrange
+    ),
     spmv.SlicedRows: Template(spmv_operator, spmv.apply, Spmm, spmv.arrange, vectors=True),
     sddmm.SddmmGroups: Template(sddmm_operator, sddmm.apply, Sddmm, sddmm.arrange),
     amx.AmxBlocks: Template(amx.program, amx.apply, Spmm, amx.arrange, configs=amx.configs),
@@ -80,6 +87,9 @@ TEMPLATES: dict[type, Template] = {
     spmm_gpu.RowSplit: Template(spmm_operator, spmm_gpu.apply, Spmm, gpu=True),
     spmm_hyb.HybRows: Template(spmm_hyb.program, spmm_hyb.apply, Spmm, spmm_hyb.arrange, gpu=True),
     spmm_groups.Groups: Template(spmm_operator, spmm_groups.apply, Spmm, gpu=True),
+    spmm_panels_gpu.PanelThreads: Template(
+        spmm_operator, spmm_panels_gpu.apply, Spmm, spmm_panels_gpu.arrange, gpu=True
+    ),
     spmm_tensor_cores.TensorCores: Template(
         spmm_tensor_cores.program, spmm_tensor_cores.apply, Spmm, spmm_tensor_cores.arrange,
         gpu=True, configs=spmm_tensor_cores.configs,
@@ -91,6 +101,10 @@ TEMPLATES: dict[type, Template] = {
     rgms_tensor_cores.RelationalTensorCores: Template(
         rgms_tensor_cores.program, rgms_tensor_cores.apply, Rgms, rgms_tensor_cores.arrange,
         gpu=True,
+    ),
+    rgms_gradients_gpu.GradientTiles: Template(
+        rgms_gradients_gpu.program, rgms_gradients_gpu.apply, RgmsGradient,
+        rgms_gradients_gpu.arrange, gpu=True,
     ),
     decomposed.Decomposed: Template(
         decomposed.program, decomposed.apply, Spmm, decomposed.arrange, gpu=None

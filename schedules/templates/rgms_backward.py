@@ -96,6 +96,8 @@ def _in_tiles(
     lengths = {x.axes: int(x.node.length) for x in nest.loops if x.node.kind == "dense_fixed"}
     features = [h for axes, h in handles.items() if axes in lengths]
     rows = [h for axes, h in handles.items() if axes not in lengths]
+    if not features and not summed:
+        return []
     if not features:  # of each element, a sum over features
         steps, lanes = sch.split(summed[0], [None, config.lanes], tail="exact")
         start, reduce, total, _ = sch.precompute(nest.result, rows[-1], [], lanes=[lanes])

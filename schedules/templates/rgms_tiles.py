@@ -36,10 +36,12 @@ from sparsetir.sparse_ir.nodes import SparseFunc, map_expr, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 __all__ = [
-    "RelationalTiles", "arrange", "in_tiles", "program", "sizes_of", "tile_of", "vectors_of",
+    "RelationalTiles", "arrange", "by_threads", "in_tiles", "on_grid", "program", "sizes_of",
+    "tile_of", "unweighted", "vectors_of",
 ]  # fmt: skip
 
 VECTORS = (8, 4, 2, 1)
+ROOTS = 1  # loops above those over tiles of rows
 FIRST = (8, 32)  # rows and features that a block of threads sets to zero
 
 
@@ -159,11 +161,11 @@ def program(problem: Rgms, config: RelationalTiles) -> SparseFunc:
     weighted = replace(problem, weighted=True)
     rules = config.format.rules(_operand(problem))
     _, func = extract_preprocess(decompose_format(operator(weighted), rules))
-    return func if problem.weighted else _unweighted(func)
+    return func if problem.weighted else unweighted(func)
 
 
-def _unweighted(func: SparseFunc) -> SparseFunc:
-    """A program without the values, which are one where elements are."""
+def unweighted(func: SparseFunc) -> SparseFunc:
+    """A decomposed program without the values, which are one where elements are."""
     gone = [b for b in func.buffers if b.handle is not None and b.handle.name.startswith("a_")]
     variables = {b.var for b in gone}
 
@@ -180,13 +182,15 @@ def _unweighted(func: SparseFunc) -> SparseFunc:
     )
 
 
-def _operand(problem: Rgms) -> Operand:
+def _operand(problem: Any) -> Operand:
     return Operand({"A": problem.values or problem.dtype}, ("R", "I", "J"), problem.idtype)
 
 
-def arrange(pattern: RelationPattern | Pattern, problem: Rgms, config: RelationalTiles) -> Arranged:
+def arrange(pattern: RelationPattern | Pattern, problem: Any, config: Any) -> Arranged:
     """The arguments of the kernel that depend on the pattern alone.
 
+    problem : of values and indices of its types, a Rgms or of a gradient
+    config : with the format
     pattern : of relations by rows by columns; values are given in the order of its triples, or of
         its coordinates
     """
@@ -228,36 +232,59 @@ def in_tiles(
         sch.annotate(part.iteration, ATOMIC, 1)
         dtype = part.dtype
     loops = sch.lower()
-    _bind_first(loops, f"{first}0")
     names = [f"{part.iteration.name}0" for part in parts]
-    for name in names:
-        tiles, *around = loops.get_loops(loops.get_sblock(name))
-        extent = loops.get(tiles).extent
-        if not isinstance(extent, tirx.IntImm) or int(extent) > 1:
-            run_in_parallel(loops, tiles, "blockIdx.y")
-        # Visits meet by atomics alone.
-        run_in_parallel(loops, around[len(parts[0].tiles) - 1], "blockIdx.x", "ignore")
-    sch.rewrite(apply_kinds)
+    on_grid(sch, loops, f"{first}0", names)
     for name in names:
         sch.rewrite(inner_sums, name, outer=1 + len(parts[0].tiles), dtype=factors or dtype)
-        steps = [f"{name}_{step}" for step in ("gather", "matrix")]
-        _copy(sch, steps, config)
-        multiply(f"{name}_product", [f"{name}_start", f"{name}_write"])
-        sch.rewrite(
-            software_pipeline, f"{name}_visit", steps, stages=config.stages, room=MAX_SHARED
-        )
+        by_threads(sch, config, name, config.vectors, multiply)
     sch.rewrite(horizontal_fuse, [f"{name}_tile" for name in names])
 
 
-def _copy(sch: Schedule, steps: list[str], config: RelationalTiles) -> None:
-    """Divide what is copied to shared memory among the threads."""
+def on_grid(sch: Schedule, loops: Any, first: str, parts: list[str], tiles: int = 1) -> None:
+    """Divide loops among blocks of threads.
+
+    loops : the schedule of stage II
+    first : the block that sets the result
+    parts : those that add to it atomically: loops over tiles of features, over a root of one and
+        over tiles of rows come first
+    tiles : how many are over tiles of features
+    """
+    _bind_first(loops, first)
+    for name in parts:
+        around = loops.get_loops(loops.get_sblock(name))
+        bound = [(around[tiles + ROOTS], "blockIdx.x")]
+        for loop, tag in zip(around[:tiles], ("blockIdx.y", "blockIdx.z"), strict=False):
+            extent = loops.get(loop).extent
+            if not isinstance(extent, tirx.IntImm) or int(extent) > 1:
+                bound.append((loop, tag))
+        for loop, tag in bound:  # visits meet by atomics alone
+            run_in_parallel(loops, loop, tag, "ignore")
+    sch.rewrite(apply_kinds)
+
+
+def by_threads(
+    sch: Schedule,
+    config: Any,
+    name: str,
+    vectors: tuple[int, int],
+    multiply: Callable[[str, list[str]], None],
+) -> None:
+    """Divide the steps of a tile among threads, and copy for later visits beside the product.
+
+    config : says of how many `warps` and `stages`
+    vectors : neighbours that are loaded at once of what is gathered, and of the matrix
+    multiply : (block of the product, blocks of the sums' other accesses), which divides it
+    """
+    steps = [f"{name}_{step}" for step in ("gather", "matrix")]
     gather, matrix = steps
     assert sch.stage_two is not None
     (func,) = sch.stage_two.mod.functions.values()
     one = isinstance(find_nest("rgms_tiles", func, gather).body, tirx.BufferStore)
     how = copy_together if one else gather_together
-    sch.rewrite(how, gather, warps=config.warps, vector=config.vectors[0])
-    sch.rewrite(copy_together, matrix, warps=config.warps, vector=config.vectors[1])
+    sch.rewrite(how, gather, warps=config.warps, vector=vectors[0])
+    sch.rewrite(copy_together, matrix, warps=config.warps, vector=vectors[1])
+    multiply(f"{name}_product", [f"{name}_start", f"{name}_write"])
+    sch.rewrite(software_pipeline, f"{name}_visit", steps, stages=config.stages, room=MAX_SHARED)
 
 
 @dataclass(frozen=True)
@@ -311,10 +338,16 @@ def _part(nest: Nest) -> _Part:
 
 def _bind_first(loops: Any, block: str) -> None:
     """Spread what the result begins with over threads."""
-    rows, features = loops.get_loops(loops.get_sblock(block))
-    blocks, row = loops.split(rows, [None, FIRST[0]])
-    tiles, lane = loops.split(features, [None, FIRST[1]])
-    loops.reorder(tiles, blocks, row, lane)
-    for loop, tag in ((tiles, "blockIdx.y"), (blocks, "blockIdx.x"), (row, "threadIdx.y"),
-                      (lane, "threadIdx.x")):  # fmt: skip
+    *rows, features = loops.get_loops(loops.get_sblock(block))
+    if not rows:
+        ends = loops.split(features, [None, FIRST[0] * FIRST[1]])
+        tags = ("blockIdx.x", "threadIdx.x")
+    else:
+        blocks, row = loops.split(loops.fuse(*rows), [None, FIRST[0]])
+        tiles, lane = loops.split(features, [None, FIRST[1]])
+        loops.reorder(tiles, blocks, row, lane)
+        ends, tags = (tiles, blocks, row, lane), (
+            "blockIdx.y", "blockIdx.x", "threadIdx.y", "threadIdx.x",
+        )  # fmt: skip
+    for loop, tag in zip(ends, tags, strict=True):
         run_in_parallel(loops, loop, tag)

@@ -50,6 +50,8 @@ class RowBlocks(Tiled):
         compiled in
     blocks : blocks of rows; they and the tiles are divided among the threads; not compiled in
     parallel : use all threads; to wake them takes as long as a small product
+    ahead : elements that the first block has more than the others: what the thread that calls does
+        while others wake; not compiled in
     """
 
     tile: int = 128
@@ -61,17 +63,18 @@ class RowBlocks(Tiled):
     parts: int = 1
     blocks: int = 1
     parallel: bool = True
+    ahead: int = 0
 
     def __post_init__(self) -> None:
         tile, lanes, feat = self.tile, self.lanes, self.feat
-        expect_integers(self, "tile", "lanes", "prefetch", "parts", "blocks")
+        expect_integers(self, "tile", "lanes", "prefetch", "parts", "blocks", "ahead")
         expect(self, "tile", 1 <= tile <= MAX_TILE, f"1 to {MAX_TILE}")
         fits = is_power_of_two(lanes) and lanes <= tile
         expect(self, "lanes", fits, f"a power of two up to tile = {tile}")
         wanted = f"a multiple of lanes = {lanes} where 'feat' is not given"
         expect(self, "tile", feat is not None or tile % lanes == 0, wanted)
         expect(self, "feat", feat is None or feat >= tile, f"at least tile = {tile}")
-        expect_at_least(self, prefetch=0, parts=1, blocks=1)
+        expect_at_least(self, prefetch=0, parts=1, blocks=1, ahead=0)
         expect(self, "pack", self.tiles_first or not self.pack, "False without 'tiles_first'")
         whole = feat is None or feat % tile == 0
         wanted = f"1 where tiles of {tile} features overlap, as {feat} is no multiple"
@@ -80,7 +83,7 @@ class RowBlocks(Tiled):
     @property
     def compiled(self) -> RowBlocks:
         """What a kernel depends on: the same for all numbers of blocks, and of several parts."""
-        return replace(self, parts=min(self.parts, 2), blocks=1)
+        return replace(self, parts=min(self.parts, 2), blocks=1, ahead=0)
 
 
 def apply(sch: Schedule, config: RowBlocks) -> None:
@@ -97,7 +100,9 @@ def apply(sch: Schedule, config: RowBlocks) -> None:
     tiles, vectors = in_tiles(sch, found.features, config)
     rows, columns, outer = found.rows, found.columns, [*found.heads]
     if config.parallel:
-        blocks, rows = sch.divide(rows, "blocks", by="work", cost=ROW_COST, default=1)
+        blocks, rows = sch.divide(
+            rows, "blocks", by="work", cost=ROW_COST, default=1, ahead="ahead"
+        )
         outer.append(blocks)
     if config.tiles_first:
         outer.insert(len(found.heads), tiles)
@@ -140,4 +145,5 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: RowBlocks) -> Arranged:
     """CSR as it is, in as many blocks of rows and parts of the columns."""
     del problem
     blocks = max(1, min(config.blocks, matrix.shape[0]))
-    return Arranged(matrix, matrix.arguments(), {"blocks": blocks, "parts": config.parts})
+    numbers = {"blocks": blocks, "parts": config.parts, "ahead": config.ahead}
+    return Arranged(matrix, matrix.arguments(), numbers)

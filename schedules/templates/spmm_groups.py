@@ -30,13 +30,16 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
-from sparsetir.schedules.operators.problems import Spmm, accumulator
+from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.templates.gpu_features import (
     GpuTiled,
     feature_loops,
+    gathered_vectors,
     in_registers,
     occupy,
+    over_blocks,
+    set_before,
     vector_width,
 )
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
@@ -143,14 +146,14 @@ class Groups(GpuTiled):
     def serves(self, problem: Spmm) -> bool:
         """Whether there are atomics for what is to be added, where rows are added to.
 
-        Maxima have none where non-zeros of a thread are of several rows: what a thread has of a
-        row by itself overwrites it, and empty rows begin with another value than others.
+        Maxima and minima have none where non-zeros of a thread are of several rows: what a thread
+        has of a row by itself overwrites it, and empty rows begin with another value than others.
         """
         if not self.is_atomic:
             return True
-        if problem.reduce == "max":
+        if problem.reduce in EXTREMA:
             in_rows = self.split == "rows" or self.work == 1
-            return in_rows and has_atomics("max", problem.dtype)
+            return in_rows and has_atomics(problem.reduce, problem.dtype)
         return has_atomics("sum", problem.dtype)
 
 
@@ -194,7 +197,7 @@ def apply(sch: Schedule, config: Groups) -> None:
     else:
         steps = _elements(sch, found, config, features)
     if config.is_atomic:
-        steps.vectors.append(_set_before(sch, found, config, features))
+        steps.vectors.append(set_before(sch, found, config, features, config.block))
     loops = sch.lower()
     for step in steps.scalars + steps.vectors:
         in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in steps.vectors)
@@ -225,12 +228,12 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
     own = [workers, threads, *each, *shared]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, *outer, column, w, lane])
     start, reduce, write = _in_workspace(sch, rows, own[-1], [w, lane])
-    _over_blocks(sch, rows.heads, tiles)
+    over_blocks(sch, rows.heads, tiles)
     sch.parallelize(workers, "thread", per_block=config.workers)
     sch.parallelize(threads, "thread")
     for loop in shared:
         sch.parallelize(loop, "thread", race=f"group({config.group})")
-    copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
+    copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     if shared:
         return _Steps([start, rest, write], copies)
     return _Steps([start, rest], [*copies, write])
@@ -254,13 +257,13 @@ def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[
     own = [blocks, groups, threads, members]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
     start, reduce, write = _in_workspace(sch, rows, members, [w, lane])
-    _over_blocks(sch, rows.heads, tiles)
+    over_blocks(sch, rows.heads, tiles)
     sch.parallelize(blocks, "block", race="atomics")
     sch.parallelize(groups, "thread", race="atomics")
     sch.parallelize(threads, "thread")
     race = f"segment({config.group})" if config.group > 1 else "atomics"
     sch.parallelize(members, "thread", race=race)
-    copies, rest = _gathered(sch, rows, reduce, reduce)
+    copies, rest = gathered_vectors(sch, rows, reduce, reduce)
     return _Steps([start, rest, write], copies)
 
 
@@ -286,11 +289,11 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
     own = [chunks, threads, pieces, element]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
     start, reduce, _ = _in_workspace(sch, rows, pieces, [w, lane])
-    _over_blocks(sch, rows.heads, tiles)
+    over_blocks(sch, rows.heads, tiles)
     sch.parallelize(threads, "thread")
     met = sch.parallelize(chunks, "thread", race="atomics", per_block=config.workers)
     write, add = met or []
-    copies, rest = _gathered(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
+    copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     return _Steps([start, rest, add], [*copies, write])
 
 
@@ -313,35 +316,12 @@ def _runs(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
     own = [blocks, chunks, threads, element]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
     start, reduce, write, again = sch.runs(element, dtype=accumulator(rows.dtype))
-    _over_blocks(sch, rows.heads, tiles)
+    over_blocks(sch, rows.heads, tiles)
     sch.parallelize(blocks, "block", race="atomics")
     sch.parallelize(chunks, "thread", race="atomics")
     sch.parallelize(threads, "thread")
-    copies, rest = _gathered(sch, rows, reduce, reduce)
+    copies, rest = gathered_vectors(sch, rows, reduce, reduce)
     return _Steps([start, rest, write, again], copies)
-
-
-def _set_before(
-    sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]
-) -> SparseIterationRef:
-    """The init of all rows before they are added to, with all threads of a block.
-
-    features : the loops of the sum over them, which the init has as well where a tile may reach
-        too far
-    """
-    init = sch.get_sparse_iteration(f"{rows.iteration.name}_init")
-    loops = {loop.name: loop for loop in sch.get_sp_iters(init)}
-    cut = [loops.pop(f"{x.name}_all") for x in features if f"{x.name}_all" in loops]
-    if not cut:
-        _, last = loops.popitem()
-        cut = feature_loops(sch, last, config, tail="repeat")
-    *heads, each = loops.values()
-    tiles, w, threads, lane = cut
-    sch.sparse_reorder(init, [*heads, tiles, each, threads, w, lane])
-    _over_blocks(sch, heads, tiles)
-    sch.parallelize(each, "thread", per_block=config.block // config.threads)
-    sch.parallelize(threads, "thread")
-    return init
 
 
 def _in_workspace(
@@ -349,26 +329,3 @@ def _in_workspace(
 ) -> list[SparseIterationRef]:
     """What a thread adds up: the iterations of start, reduce and write."""
     return sch.precompute(rows.result, at, lanes, dtype=accumulator(rows.dtype))
-
-
-def _over_blocks(sch: Schedule, heads: list[SpIter], tiles: SpIter) -> None:
-    if heads:
-        sch.parallelize(heads, "block")
-    sch.parallelize(tiles, "block")
-
-
-def _gathered(
-    sch: Schedule, rows: RowReduction, reduce: SparseIterationRef, at: Any
-) -> tuple[list[SparseIterationRef], SparseIterationRef]:
-    """Let what is gathered for an element be loaded as vectors: copies, and what uses them.
-
-    at : the innermost loop over elements, or `reduce` itself, which has one
-    """
-    axes = {
-        b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers if b.name != rows.result
-    }
-    operands = [b for b, (*outer, last) in axes.items() if outer and (last,) == rows.features.axes]
-    *_, w, lane = sch.get_sp_iters(reduce)
-    copies = [copy for name in operands for copy in sch.precompute(name, at, [w, lane])]
-    inside = operands and at is not reduce
-    return copies, sch.get_sparse_iteration(f"{reduce.name}_rest") if inside else reduce

@@ -23,7 +23,7 @@ from tvm import s_tir, tirx
 from sparsetir.formats import Hyb, Operand
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.arguments import expect, is_power_of_two
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
@@ -40,7 +40,7 @@ from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.sparse_ir.atomics import has_atomics
-from sparsetir.sparse_ir.computed import COMPUTED, inverse_counts, least_of_rows
+from sparsetir.sparse_ir.computed import COMPUTED, RECIPES
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
@@ -110,9 +110,9 @@ class HybRows(GpuTiled):
 def shares_rows(problem: Spmm) -> bool:
     """Whether kernels add up rows that are stored in pieces.
 
-    Maxima cannot be added, and sums of 16-bit numbers would be rounded with each piece.
+    Maxima and minima cannot be added, and sums of 16-bit numbers would be rounded with each piece.
     """
-    return problem.reduce != "max" and problem.dtype in ("float32", "float64")
+    return problem.reduce not in EXTREMA and problem.dtype in ("float32", "float64")
 
 
 def program(problem: Spmm, config: HybRows) -> SparseFunc:
@@ -159,8 +159,8 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
             f"{problem.reduce} of {problem.dtype}, got {int(pieces.max())} pieces of row "
             f"{int(pieces.argmax())} with c = {config.c}, k = {config.k}"
         )
-    rows = {"mean": inverse_counts, "max": least_of_rows}.get(problem.reduce)
-    if rows is not None:
+    if problem.reduce in ROWS:
+        rows = RECIPES[ROWS[problem.reduce]]
         out["row"] = rows(matrix.indptr).astype(problem.accumulator)
     return Arranged(converted, out)
 

@@ -9,33 +9,48 @@ stay in registers over all patterns. (Albakri and Cheshmi, enumerate-and-sparse-
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+
+from tvm import s_tir
 
 from sparsetir.schedules.arguments import expect, expect_at_least, expect_integers
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
+from sparsetir.schedules.operators.problems import (
+    Arranged,
+    CsrPattern,
+    InOrder,
+    Spmm,
+    accumulator,
+)
+from sparsetir.schedules.passes.cases import cases
 from sparsetir.schedules.passes.one_by_one import one_by_one
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
-from sparsetir.schedules.templates.shapes import row_reduction
+from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
 __all__ = ["PanelRows", "apply", "arrange"]
 
 MOST_ROWS = 6  # of a panel: 63 loops
+MOST_COMPACT = 8
+ROWS_UNPACKED = 4  # from which on values are read by their places
 
 
 @dataclass(frozen=True)
 class PanelRows(Tiled):
     """How a CPU kernel is made.
 
-    rows : of a panel, 2 to 6; the code has 2**rows - 1 loops
+    rows : of a panel, 2 to 6, or with `compact` to 8; the code has 2**rows - 1 loops
     tile, lanes, feat : features, as in :class:`sparsetir.schedules.templates.spmm.RowBlocks`
     pack : copy the tile's features of B together before, in the type of the sums
     blocks : parts of the panels; they and the tiles are divided among the threads; not compiled in
     parallel : use all threads; to wake them takes as long as a small product
+    packed : values come in the order of the panels, in an array of their own; else each is read
+        where it is in the matrix, by its place, and needs no preparation
+    compact : code by the number of a pattern's rows, `rows` loops instead of 2**rows - 1 (section
+        3.5), which compile sooner. Sums are in registers for a pattern at a time and added to the
+        result, so that tiles must be whole, and results no narrower than sums
     """
 
     rows: int = 4
@@ -45,16 +60,35 @@ class PanelRows(Tiled):
     pack: bool = False
     blocks: int = 1
     parallel: bool = True
+    packed: bool = True
+    compact: bool = False
 
     def __post_init__(self) -> None:
         expect_integers(self, "rows", "blocks")
         expect_at_least(self, blocks=1)
-        expect(self, "rows", 2 <= self.rows <= MOST_ROWS, f"2 to {MOST_ROWS}")
-        _ = self.unpacked  # which checks the others
+        most = MOST_COMPACT if self.compact else MOST_ROWS
+        wanted = f"2 to {most}" + ("" if self.compact else f", or with compact=True {MOST_COMPACT}")
+        expect(self, "rows", 2 <= self.rows <= most, wanted)
+        whole = self.feat is None or self.feat % self.tile == 0
+        wanted = f"a divisor of feat = {self.feat}, as results of overlapping tiles cannot be added"
+        expect(self, "tile", whole or not self.compact, wanted)
+        expect(self, "packed", self.packed or not self.compact, "True with 'compact'")
+        _ = self.by_rows  # which checks the others
 
     @property
-    def unpacked(self) -> RowBlocks:
-        """For values that come with each run: to bring them into the order of panels takes long."""
+    def unpacked(self) -> PanelRows | RowBlocks:
+        """For values that come with each run, in the order of the matrix.
+
+        To read the place of a value takes less than the sums that follow, and what is left of the
+        gain pays where panels have four rows and more (see
+        :mod:`sparsetir.schedules.search.choose_panels`).
+        """
+        by_places = self.rows >= ROWS_UNPACKED and not self.compact
+        return replace(self, packed=False) if by_places else self.by_rows
+
+    @property
+    def by_rows(self) -> RowBlocks:
+        """For patterns whose columns are not in order, or there more than once: rows alone."""
         return RowBlocks(
             self.tile, self.lanes, self.feat, self.pack, self.pack, 0, 1, self.blocks, self.parallel
         )  # fmt: skip
@@ -79,9 +113,17 @@ def apply(sch: Schedule, config: PanelRows) -> None:
             with T.sp_iter([I_rows, K1, K2], "SSS", "spmm_write") as [i_row, k1, k2]: ...
     """
     found = row_reduction(sch, "PanelRows")
+    total = accumulator(found.dtype)
+    if config.compact and total != found.dtype:
+        raise ScheduleError(
+            f"PanelRows: argument 'config': expected compact=False for {found.dtype}, which would "
+            "be rounded with each pattern that is added, got compact=True"
+        )
     over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
     elements = [found.rows.axes[0], found.columns[0].axes[0]]
-    panels, patterns, entries, rows = sch.patterns(found.rows, found.columns[0], config.rows)
+    by = "count" if config.compact else "pattern"
+    panels, patterns, entries, rows = sch.patterns(found.rows, found.columns[0], config.rows, by=by)
+    tables = [b.name for b in sch.func.buffers if b.name.endswith("_counts")]
     tiles, vectors = in_tiles(sch, found.features, config)
     outer = [*found.heads, tiles]
     if config.parallel:
@@ -89,43 +131,49 @@ def apply(sch: Schedule, config: PanelRows) -> None:
         outer.append(blocks)
     order = [*outer, panels, patterns, entries, rows, *vectors]
     sch.sparse_reorder(found.iteration, order)
-    total = accumulator(found.dtype)
-    held = [rows, *vectors]
-    start, reduce, write = sch.precompute(found.result, panels, held, dtype=total)
-    for name in [name for name, axes in over.items() if axes == elements]:
+    held, at = [rows, *vectors], patterns if config.compact else panels
+    start, reduce, write = sch.precompute(found.result, at, held, dtype=total)
+    for name in [name for name, axes in over.items() if config.packed and axes == elements]:
         sch.pack(name, reduce)
     copies = []
     if config.pack and found.gathered is not None:
         whole = [found.gathered_axis, *vectors]
         copies = sch.precompute(found.gathered, outer[-1], whole, scope="global", dtype=total)
     if config.parallel:
-        sch.parallelize(outer)
+        # Of a panel are its own rows, also where a table says which of them.
+        sch.parallelize(outer, race="ignore" if config.compact else "none")
+    if config.compact:
+        copies.append(_set_before(sch, found, config))
     stage_two = sch.lower()
     for step in (start, reduce, write):
         in_vectors(stage_two, step, len(held))
     for step in copies:
         in_vectors(stage_two, step, len(vectors))
-    loops = stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))
-    stage_two.unroll(loops[-1])
+    if not config.compact:
+        loops = stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))
+        stage_two.unroll(loops[-1])
     sch.rewrite(one_by_one, reduce, "I_step")
+    if config.compact:
+        around = stage_two.get_sref(stage_two.get_sblock(f"{start.name}0")).parent
+        while not isinstance(around.stmt, s_tir.SBlock):
+            around = around.parent
+        block = str(around.stmt.name_hint)
+        sch.rewrite(cases, block, tables[0], range(1, config.rows + 1))
 
 
-@dataclass(frozen=True)
-class Panels:
-    """A matrix whose rows a kernel has in panels: what a ConvertedFormat says of itself."""
-
-    matrix: CsrPattern
-
-    padding = 0.0
-    keeps_order = False
-
-    def values(self, /, **stored: Any) -> Mapping[str, Any]:
-        """Values as they are: those in the order of panels are made by the kernel's schedule."""
-        return self.matrix.values(**stored)
+def _set_before(sch: Schedule, found: RowReduction, config: PanelRows) -> SparseIterationRef:
+    """The init of all rows before they are added to, in vectors."""
+    init = sch.get_sparse_iteration(f"{found.iteration.name}_init")
+    *outer, features = sch.get_sp_iters(init)
+    tiles, vectors = in_tiles(sch, features, config)
+    sch.sparse_reorder(init, [*outer, tiles, *vectors])
+    if config.parallel:
+        sch.parallelize(outer)
+    return init
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: PanelRows) -> Arranged:
     """CSR as it is, in as many blocks of panels."""
     del problem
     blocks = max(1, min(config.blocks, -(-matrix.shape[0] // config.rows)))
-    return Arranged(Panels(matrix), matrix.arguments(), {"blocks": blocks})
+    return Arranged(InOrder(matrix, not config.packed), matrix.arguments(), {"blocks": blocks})

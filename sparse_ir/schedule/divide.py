@@ -50,7 +50,7 @@ BY = ("positions", "work", "coordinates")
 
 def divide(
     func: SparseFunc, loop: SpIter, parts: int | str, *, by: str | None = None, cost: int = 2,
-    default: int = 16,
+    default: int = 16, ahead: str | None = None,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
     """The function with a loop in parts, and the handles of the parts and of what is in one.
 
@@ -60,6 +60,8 @@ def divide(
         each coordinate and `cost` for each, of fused rows and elements by both; "coordinates",
         ranges of the coordinates of a sparse_variable axis under each parent. By default what
         `coord` has chosen, else "positions"
+    ahead : of a root axis by work: name of a computed parameter, 0 by default, that says how much
+        more work the first part has, for a thread that begins while others wake
 
     Three handles, of chunks, pieces of rows and elements, for rows and elements fused as "SR".
     """
@@ -75,6 +77,8 @@ def divide(
     made = _Division(WHO, func, it, chosen)
     made.check()
     made.count_parts(parts, default)
+    if ahead is not None and (by != "work" or has_rows_to_carry(chosen)):
+        made.refuse("argument 'ahead': expected None where a root axis is not cut by='work'")
     if by == "coordinates":
         loops = made.by_coordinates()
     elif has_rows_to_carry(chosen):
@@ -84,7 +88,7 @@ def divide(
             {"recipe": equal_parts_of_rows.__name__, "indptr": made.named(made.last.indptr)}
         )
     else:
-        loops = made.by_positions(by, cost)
+        loops = made.by_positions(by, cost, ahead)
     return made.done(loops, annotations=without_choice(it, chosen))
 
 
@@ -99,7 +103,7 @@ class _Division(Cut):
                 f"'{self.loop.name}' is in parts already; divide a part's children, or split"
             )
 
-    def by_positions(self, by: str, cost: int) -> list[Loop]:
+    def by_positions(self, by: str, cost: int, ahead: str | None) -> list[Loop]:
         """Parts of a root axis, or of fused axes from a root on."""
         if not is_path(self.loop.node):
             self.refuse(
@@ -111,6 +115,9 @@ class _Division(Cut):
             self.refuse(f"axis '{self.last.name}' has slots, of which some may be padding")
         if by == "work":
             how = {"recipe": "equal_work", "indptr": f"${self._children()}", "cost": cost}
+            if ahead is not None:
+                start = self.number(ahead, {"recipe": "number", "value": 0}, exactly=True)
+                how["ahead"] = self.named(start)
         else:
             how = {"recipe": "equal_parts", "length": self.named(size)}
         how["parts"] = self.parts

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparsetir.sparse_ir.schedule.aggregate import aggregate
+from sparsetir.sparse_ir.schedule.by_length import by_length
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.patterns import patterns
 from sparsetir.sparse_ir.schedule.ranges import ranges
@@ -74,16 +75,29 @@ class RowPrimitives:
             slices, rows, columns, lanes, longest=longest, window=window, filled=filled
         )
 
-    def patterns(self, rows: SpIter, columns: SpIter, size: int) -> list[SpIter]:
+    def by_length(self, rows: SpIter, columns: SpIter, window: int = 4096) -> list[SpIter]:
+        """Go through rows in the order of their lengths, as one loop ends like the one before.
+
+        rows, columns : over a dense axis, and the sparse axis under it, a reduction
+        window : rows that are sorted together
+
+        Handles: rows, elements. More: `help("sparsetir.sparse_ir.schedule.by_length")`.
+        """
+        return self._apply(by_length, rows, columns, window)
+
+    def patterns(
+        self, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
+    ) -> list[SpIter]:
         """Go through panels of rows, in each the columns that hold the same of its rows together.
 
         rows, columns : over a dense axis, and the sparse axis under it, a reduction
         size : rows of a panel, 2 to 8
+        by : what code differs by, "pattern" or "count", the number of a pattern's rows
 
         Handles: panels, patterns, entries, rows of a panel. More:
         `help("sparsetir.sparse_ir.schedule.patterns")`.
         """
-        return self._apply(patterns, rows, columns, size)
+        return self._apply(patterns, rows, columns, size, by=by)
 
     def steps(self, columns: SpIter, lanes: int) -> list[SpIter]:
         """Go through what each row stores in steps of so many elements side by side.

@@ -135,7 +135,7 @@ class Schedule(RowPrimitives):
 
     def divide(
         self, loop: SpIter, parts: int | str, *, by: str | None = None, cost: int = 2,
-        default: int = 16,
+        default: int = 16, ahead: str | None = None,
     ) -> list[SpIter]:  # fmt: skip
         """Cut a loop where the structure says; the loops over the parts and over what is in one.
 
@@ -144,10 +144,11 @@ class Schedule(RowPrimitives):
             "coordinates", ranges of what a sparse axis stores. Positions by default
         cost : of a coordinate, in elements, for "work"
         default : how many there are by a name until somebody says another number
+        ahead : for "work", a name, by which the first part can be given more than the others
 
         More: `help("sparsetir.sparse_ir.schedule.divide")`.
         """
-        return self._apply(divide, loop, parts, by=by, cost=cost, default=default)
+        return self._apply(divide, loop, parts, by=by, cost=cost, default=default, ahead=ahead)
 
     def positions(
         self, loop: SpIter, *, parts: int | str | None = None,

@@ -80,9 +80,12 @@ class _Result:
         self.sums = self.ws
         if lanes:
             self.sums = workspace(func, f"{name}_sum", held, dtype, scope)
-        # Conditions that a write is under: those that no visit inside changes.
+        # Conditions that a write is under: those that no visit inside changes. Others than those
+        # of tails may leave out what a write has to set, but nothing that it adds to.
         changing = {v for loop in inner if loop not in held for v in loop.vars}
-        self.steady = [c for c in conditions if is_tail(c) and not free_vars(c) & changing]
+        still = [c for c in conditions if not free_vars(c) & changing]
+        self.steady = [c for c in still if is_tail(c)]
+        self.still = [c for c in still if is_tail(c) or not loads_of(c, target.var)]
 
     def run(self, hoist: bool) -> tuple[SparseFunc, list[SparseIterationRef]]:
         """The rewritten function and its handles."""
@@ -188,7 +191,7 @@ class _Result:
             held = tirx.BufferLoad(target.var, indices)
             value = self.reduction.combine(_cast(held, self.dtype), value)
         store = tirx.BufferStore(target.var, _cast(value, target.dtype), indices)
-        body = under(self.steady, store)
+        body = under(self.steady if once else self.still, store)
         return self._iteration("write", self.held, "S" * len(self.held), body)
 
     def _place(self) -> list[Any]:

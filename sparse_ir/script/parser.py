@@ -50,7 +50,8 @@ def prim_func(func: Any = None, private: bool = False, check_well_formed: bool =
             return func
         captured = utils.inspect_function_capture(func)
         utils.resolve_closure_vars(func, captured, outer_stack)
-        return _parse(Source(func), {func.__name__: func.__annotations__}, captured)
+        source = _source_of("prim_func", func)
+        return _parse(source, {func.__name__: func.__annotations__}, captured)
 
     if func is not None:
         return wrapper(func)
@@ -114,9 +115,21 @@ def ir_module(cls: Any = None) -> Any:
             raise TypeError(f"ir_module: expected a class, got {cls!r}")
         captured = utils.inspect_class_capture(cls)
         utils.resolve_closure_vars(cls, captured, outer_stack)
-        return _parse(Source(cls), {}, captured)
+        return _parse(_source_of("ir_module", cls), {}, captured)
 
     return wrapper if cls is None else wrapper(cls)
+
+
+def _source_of(who: str, obj: Any) -> Source:
+    """The text of a function or class; raises OSError that says how to have one."""
+    try:
+        return Source(obj)
+    except OSError as error:
+        raise OSError(
+            f"{who}: the source of '{obj.__name__}' is not known, which a program is parsed from: "
+            "write it in a file or a notebook, not at Python's own prompt or in `exec`, or give "
+            "its text to `sparsetir.from_source`"
+        ) from error
 
 
 def _parse(source: Source, annotations: dict[str, Any], names: dict[str, Any]) -> Any:

@@ -38,9 +38,10 @@ from sparsetir.formats import (
     Ragged,
     RelationalHyb,
     RowELL,
+    RuleFormat,
     by_row_length,
 )
-from sparsetir.formats.library import refusal
+from sparsetir.formats.library import places, refusal
 
 FORMATS: list[Format] = [
     CSR(),
@@ -350,6 +351,13 @@ def test_built(fmt: Format) -> None:
             for kernel in kernels if copied else kernels[1:]:
                 kernel(**{n: mine[n] for n in kernel.signature.names})
             np.testing.assert_allclose(mine["c"], want, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_places_of_a_format_of_a_users_own() -> None:
+    """The library does not know it, so it is converted; `plan` asks to know whether it pads."""
+    fmt = RuleFormat(BSR(2, 3).rules(Operand.default(2))[0])
+    for pattern in MATRICES.values():
+        assert places(fmt, pattern) == fmt.convert(pattern).places == places(BSR(2, 3), pattern)
 
 
 # -- refusals -------------------------------------------------------------------------------------

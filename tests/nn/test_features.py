@@ -6,11 +6,11 @@ import weakref
 import pytest
 import torch
 
-from sparsetir.nn import GATConv, GCNConv, SAGEConv
-from sparsetir.nn.features import MIN_ELEMENTS, sparse_where_known
+from sparsetir.nn import GATConv, GCNConv, RGCNConv, SAGEConv, linear
+from sparsetir.nn.features import as_sparse
 from sparsetir.ops import Operand, spmm
 
-NODES, FEATURES = 1024, MIN_ELEMENTS // 1024
+NODES, FEATURES = 512, 128
 LAYERS = [GCNConv, SAGEConv, GATConv]
 
 
@@ -24,37 +24,44 @@ def edges():
     return torch.randint(0, NODES, (2, 3000))
 
 
-def test_known_when_it_comes_again():
-    x, layer = words(), object()
-    assert sparse_where_known(x, layer) is x
-    found = sparse_where_known(x, layer)
-    assert isinstance(found, Operand)
-    assert sparse_where_known(x, layer) is found
-    assert sparse_where_known(x, object()) is found
+def test_made_once():
+    x = words()
+    found = as_sparse(x)
+    assert isinstance(found, Operand) and as_sparse(x) is found
     assert torch.equal(spmm(found, torch.eye(FEATURES, dtype=x.dtype)), x)
 
 
-def test_once_in_each_of_several_layers_is_not_again():
-    x, layers = words(), [object() for _ in range(4)]
-    assert all(sparse_where_known(x, layer) is x for layer in layers)
+def test_layers_do_what_they_are_told(monkeypatch):
+    x, graph, seen = words(), edges(), []
+    monkeypatch.setattr(linear, "as_sparse", lambda x: seen.append(x) or x)
+    for layer in LAYERS:
+        layer(FEATURES, 3).double()(x, graph)
+        assert not seen
+        layer(FEATURES, 3, sparse_features=True).double()(x, graph)
+        assert seen
+        seen.clear()
+    with pytest.raises(TypeError, match="RGCNConv: got an unexpected keyword .* 'sparse_features'"):
+        RGCNConv(FEATURES, 3, 2, sparse_features=True)
 
 
 @pytest.mark.parametrize("layer", LAYERS)
 def test_results_and_gradients_stay(layer):
     x, graph = words(), edges()
-    model = layer(FEATURES, 3).double()
-    found = []
-    for _ in range(3):
-        model.zero_grad()
-        out = model(x, graph)
+    torch.manual_seed(1)
+    model, found = layer(FEATURES, 3, sparse_features=True).double(), []
+    dense = layer(FEATURES, 3).double()
+    dense.load_state_dict(model.state_dict())
+    for each in (dense, model, model):
+        each.zero_grad()
+        out = each(x, graph)
         out.sin().sum().backward()
-        found.append([out, *(p.grad.clone() for p in model.parameters())])
+        found.append([out, *(p.grad.clone() for p in each.parameters())])
     torch.testing.assert_close(found[1], found[0])
     torch.testing.assert_close(found[2], found[0])
 
 
 def test_known_from_inference_and_used_in_training():
-    x, graph, layer = words(), edges(), GCNConv(FEATURES, 3).double()
+    x, graph, layer = words(), edges(), GCNConv(FEATURES, 3, sparse_features=True).double()
     with torch.inference_mode():
         found = [layer(x, graph) for _ in range(3)]
     out = layer(x, graph)
@@ -67,7 +74,7 @@ def test_known_from_inference_and_used_in_training():
 def test_what_is_written_is_seen(write):
     """By torch, and behind its back, to where zeros were or by exchanging columns."""
     x, graph = words(dtype=torch.float32), edges()
-    layer = SAGEConv(FEATURES, 3)
+    layer = SAGEConv(FEATURES, 3, sparse_features=True)
     for _ in range(3):
         layer(x, graph)
     new = x.flip(1) if write != "data" else words(0.02, torch.float32)
@@ -82,10 +89,6 @@ def test_what_is_written_is_seen(write):
         torch.testing.assert_close(layer(x, graph), expected)
 
 
-def few_zeros():
-    return words(density=0.2)
-
-
 def infinite():
     x = words()
     x[3, 4] = torch.nan
@@ -96,27 +99,20 @@ def with_gradient():
     return words().requires_grad_()
 
 
-def small():
-    return words()[: NODES // 2]
-
-
 def of_inference():
     with torch.inference_mode():
         return words()
 
 
-@pytest.mark.parametrize(
-    "make", [few_zeros, infinite, with_gradient, small, of_inference], ids=lambda f: f.__name__
-)
+@pytest.mark.parametrize("make", [infinite, with_gradient, of_inference], ids=lambda f: f.__name__)
 def test_what_stays_dense(make):
-    x, layer = make(), object()
-    assert all(sparse_where_known(x, layer) is x for _ in range(4))
+    x = make()
+    assert as_sparse(x) is x and as_sparse(x) is x
 
 
 def test_nothing_is_kept_for_tensors_that_are_gone():
-    x, layer = words(), object()
-    sparse_where_known(x, layer)
-    matrix = weakref.ref(sparse_where_known(x, layer).values)
+    x = words()
+    matrix = weakref.ref(as_sparse(x).values)
     assert matrix() is not None
     del x
     gc.collect()
@@ -124,7 +120,7 @@ def test_nothing_is_kept_for_tensors_that_are_gone():
 
 
 def test_compiled_code_does_not_ask():
-    x, layer = words(), GCNConv(FEATURES, 3).double()
+    x, layer = words(), GCNConv(FEATURES, 3, sparse_features=True).double()
     for _ in range(3):
         layer(x, edges())
     torch.compiler.reset()

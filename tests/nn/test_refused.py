@@ -19,7 +19,7 @@ def features():
 BACK = "target_to_source"
 REFUSED = [
     (lambda: ours.GCNConv(3, 4, aggr="median"), ValueError,
-     "GCNConv: argument 'aggr': expected 'add', 'sum', 'mean', 'max', 'min', got 'median'"),
+     "GCNConv: argument 'aggr': expected 'sum', 'add', 'mean', .* 'amin', got 'median'"),
     (lambda: ours.SAGEConv(3, 4, aggr="lstm"), ValueError, "SAGEConv: argument 'aggr': expected "),
     (lambda: ours.GCNConv(3, 4, flow="up"), ValueError, "GCNConv: argument 'flow': expected "),
     (lambda: ours.GCNConv(3, 4, colour=1), TypeError,

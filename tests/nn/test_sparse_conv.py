@@ -181,6 +181,31 @@ def test_compile() -> None:
     torch.testing.assert_close(*found)
 
 
+def test_compile_with_strides() -> None:
+    """Where outputs are is found outside of the graphs; down and up again are in them."""
+    torch.compiler.reset()
+    x = cloud(9, 30, 2)
+    down = SparseConv3d(2, 3, 2, stride=2).double()
+    up = SparseConvTranspose3d(3, 2, 2, stride=2).double()
+    graphs: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return graph
+
+    def model(features: Tensor) -> Tensor:
+        return up(down(x.with_features(features))).features.square().sum()
+
+    found = []
+    for f in (model, torch.compile(model, backend=backend)):
+        features = x.features.clone().requires_grad_()
+        result = f(features)
+        found.append([result, *torch.autograd.grad(result, [features, down.weight, up.weight])])
+    torch.testing.assert_close(*found)
+    operators = [target for graph in graphs for target in graph if "points_sum" in target]
+    assert len(operators) == 2
+
+
 def test_checks_of_torch() -> None:
     x = cloud(7, 20, 3)
     numbers = [3, 3, 3, 1, 1, 1, 1, 1, 1, 1, 1, 1]

@@ -71,11 +71,12 @@ REFUSED = {
     ),
     "reduction": (
         lambda: ops.spmm(A, B, "prod"),
-        ValueError, "spmm: argument 'reduce': expected sum, mean, max, min, got 'prod'",
+        ValueError,
+        "spmm: argument 'reduce': expected sum, add, mean, max, amax, min, amin, got 'prod'",
     ),
     "no matrix": (
         lambda: ops.spmm([1, 2], B),
-        TypeError, "spmm: argument 'A': expected a sparse tensor of torch, a SparseMatrix, an",
+        TypeError, "spmm: argument 'A': expected a sparse matrix of scipy or torch, a",
     ),
     "dense matrix": (
         lambda: ops.spmm(torch.ones(3, 3), B),

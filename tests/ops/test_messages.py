@@ -359,3 +359,30 @@ def test_torch_knows_the_operators():
 def test_refusals(call, error, text):
     with pytest.raises(error, match=text):
         call((graph(), (N, M)), randn(N, 3, 4), randn(NNZ, 3, 4))
+
+
+@pytest.mark.parametrize("name", ["u_mul_e_sum", "copy_u_add", "u_sub_e_amin", "copy_e_mean"])
+def test_names_of_dgl_hold_the_reduction(name):
+    edges = torch.tensor([[0, 1, 2, 2], [1, 0, 0, 1]])
+    u, e = torch.rand(3, 2), torch.rand(4, 2)
+    op, _, reduce = name.rpartition("_")
+    expected = ops.gspmm(edges, op, reduce, u, e)
+    given = {"copy_u": {"lhs_data": u}, "copy_e": {"rhs_data": e}}
+    given = given.get(op, {"lhs_data": u, "rhs_data": e})
+    assert torch.equal(ops.gspmm(edges, name, **given), expected)
+    assert torch.equal(ops.gspmm(edges, op, reduce_op=reduce, **given), expected)
+    assert torch.equal(
+        ops.gsddmm(edges, "add", lhs_data=u, rhs_data=u), ops.gsddmm(edges, "add", u, u)
+    )
+
+
+def test_names_that_say_two_things_are_refused():
+    edges, u = torch.tensor([[0, 1], [1, 0]]), torch.rand(2, 2)
+    with pytest.raises(ValueError, match="'reduce': expected none beside 'copy_u_sum', got 'max'"):
+        ops.gspmm(edges, "copy_u_sum", "max", u)
+    with pytest.raises(TypeError, match="'lhs_data': expected none beside 'u', which is the same"):
+        ops.gspmm(edges, "copy_u", u=u, lhs_data=u)
+    with pytest.raises(TypeError, match="'reduce_op': expected none beside 'reduce'"):
+        ops.gspmm(edges, "copy_u", "sum", u, reduce_op="sum")
+    with pytest.raises(ValueError, match="copy_u, copy_lhs, .* as 'u_mul_e_sum', got 'u_mul_e_x'"):
+        ops.gspmm(edges, "u_mul_e_x", u=u)

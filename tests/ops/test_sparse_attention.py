@@ -1,7 +1,5 @@
 """Attention with a sparse mask, against torch's dense attention with a dense one."""
 
-from weakref import WeakKeyDictionary
-
 # pyright: reportAttributeAccessIssue=false
 import numpy as np
 import pytest
@@ -72,14 +70,18 @@ def check(mask, given, given_mask=None):
 def by_elements(monkeypatch):
     """Masks of elements are not put in blocks."""
     monkeypatch.setattr(module, "ELEMENT", 0)
-    monkeypatch.setattr(module, "_masks", WeakKeyDictionary())
+    ops.clear_cache()  # with what was made of patterns before, and meanwhile
+    yield
+    ops.clear_cache()
 
 
 @pytest.fixture
 def by_small_blocks(monkeypatch):
     """Masks of elements are put in blocks of 16 alone."""
     monkeypatch.setattr(module, "PLACE", {16: 1})
-    monkeypatch.setattr(module, "_masks", WeakKeyDictionary())
+    ops.clear_cache()  # with what was made of patterns before, and meanwhile
+    yield
+    ops.clear_cache()
 
 
 @pytest.mark.parametrize("dtype", by_default(TYPES, torch.float32, torch.bfloat16))
@@ -113,7 +115,7 @@ def test_gradients_by_differences():
 
 
 def as_elements(mask):
-    return ops.Operand(*mask.to_csr(), *mask.shape)
+    return ops.Operand(*mask.csr, *mask.shape)
 
 
 def test_elements_in_blocks(by_small_blocks):
@@ -127,7 +129,7 @@ def test_elements_in_blocks(by_small_blocks):
 @pytest.mark.parametrize(("width", "block"), [(20, 16), (200, 32), (1600, 64)])
 def test_size_of_blocks(width, block):
     mask = masks.band(800, width)
-    assert module._fitting(ops.structure_of(*mask.to_csr(), 800)).block == block
+    assert module._fitting(ops.structure_of(*mask.csr, 800)).block == block
 
 
 @pytest.mark.parametrize("dtype", by_default(TYPES, torch.float32, torch.float16))
@@ -245,7 +247,7 @@ def test_torch_knows_the_operators(by_small_blocks):
     given = operands(mask, 8, 12)
     arguments = (*given, *mask.rows, *mask.columns, 0.5)
     torch.library.opcheck(torch.ops.sparsetir.block_attention.default, arguments)
-    elements = (*mask.to_csr(), *given, 0.5)
+    elements = (*mask.csr, *given, 0.5)
     torch.library.opcheck(torch.ops.sparsetir.element_attention.default, elements)
 
 
@@ -285,6 +287,15 @@ def test_refusals(change, error, text):
         ops.sparse_attention(*change(*(x.detach() for x in operands(MASK, 8, 12))))
 
 
+def test_what_tiles_do_not_take_goes_by_elements(monkeypatch, by_elements):
+    """As float32 on a GPU, whose tensor cores take 16 bits."""
+    monkeypatch.setattr(module, "_in_tiles", lambda q: False)
+    monkeypatch.setattr(block_kernels, "_run", None)
+    mask = masks.band(70, 9, 16) & masks.causal(70, 16)
+    check(mask, operands(mask, 8, 12))
+    assert mask.csr is mask.csr  # one pattern for all calls
+
+
 def test_what_kernels_of_gpus_are_given(monkeypatch):
     """Whole blocks and features in multiples of 16, in the type of q; results are cut to size."""
     made, cuda = [], tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
@@ -310,6 +321,4 @@ def test_what_kernels_of_gpus_are_given(monkeypatch):
         assert {x.dtype for x in wide.values()} == {torch.bfloat16}
         assert (given["rows"], given["cols"], given["heads"]) == (3, 3, 2)
     assert ["out" in x for x in made] == [True, False, False]
-    message = "argument 'mask': expected a sparse matrix of elements for float32"
-    with pytest.raises(ValueError, match=message):
-        ops.sparse_attention(q.float(), k.float(), v.float(), mask.to("meta"))
+    assert module._in_tiles(q) and not module._in_tiles(q.float())

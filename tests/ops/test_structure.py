@@ -10,6 +10,7 @@ import torch
 
 import sparsetir
 from sparsetir import ops
+from sparsetir.ops.measured import measured
 from sparsetir.ops.structure import Structure, structure_of_edges
 
 ROWPTR, COL = torch.tensor([0, 2, 2, 5]), torch.tensor([3, 0, 1, 1, 0])  # in no order, one twice
@@ -38,7 +39,21 @@ def test_a_structure_is_made_once():
     assert ops.structure_of(ROWPTR, COL.clone(), 4) is not first
     assert first.transposed is first.transposed
     info = ops.cache_info()
-    assert info["entries"] == 3 and info["bytes"] == 64 * (12 + 13 + 12)
+    assert info["entries"] == 3
+    more = first.rows.nbytes + first.degrees.nbytes
+    assert ops.cache_info()["bytes"] == info["bytes"] + more
+    ops.structure_of(ROWPTR, COL, 4).run("spmm", (torch.eye(4),))
+    assert ops.cache_info()["bytes"] > info["bytes"] + more  # what the plan has arranged
+
+
+def test_what_is_measured():
+    x, y = torch.zeros(8), np.zeros(16, "int8")
+    held = {"a": x, "b": [x[2:], x.numpy()], "c": (y, y[3:], None, "text")}
+    assert measured(held) == 32 + 16
+    made = sparsetir.plan("spmm", sparsetir.SparseMatrix(torch.eye(64).to_sparse()), 4)
+    assert 65 * 4 + 2 * 64 * 4 <= measured(made) < 4096
+    held["a"] = held  # which holds itself
+    assert measured(held) == 48
 
 
 def test_a_pattern_that_torch_writes_to_is_another():

@@ -26,10 +26,10 @@ from tvm import ir, tirx
 
 import sparsetir
 from amx_runner import EmulatedKernel, TileError
+from bench import amx as bench
 from cuda_runner import requires_cuda_text
 from pairs import by_default
 from sparsetir import matrix_engine, request
-from sparsetir.bench import amx as bench
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, CSR
 from sparsetir.kernel_file import read_description

@@ -7,6 +7,7 @@ import pytest
 import tvm
 
 from sparsetir.formats import BSR
+from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -17,6 +18,7 @@ from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})
+AVX2 = tvm.target.Target({"kind": "llvm", "mcpu": "znver3"})
 GPU = tvm.target.Target({"kind": "cuda", "arch": "sm_90"})
 GRAPH = Statistics(m=10**5, n=10**5, nnz=10**6, feat=128, threads=4, longest=40)
 
@@ -102,6 +104,13 @@ def test_panels_of_pruned_weights():
     assert narrow == PanelRows(4, 40, 16, 40, pack=True, parallel=False)
     assert choose(Spmm("float64"), replace(PRUNED, bytes=8), CPU).tile == 32
     assert choose(Spmm(), replace(PRUNED, n=2048, nnz=512 * 500), CPU).rows == 5
+    zen = tvm.target.Target({"kind": "llvm", "mcpu": "znver5"})
+    larger = [replace(PRUNED, n=512, nnz=512 * length) for length in (90, 150, 250)]
+    assert [choose(Spmm(), given, zen).rows for given in larger] == [4, 5, 6]
+    assert choose(Spmm(), replace(PRUNED, feat=32), zen).rows == 4
+    large = Statistics(m=65536, n=512, nnz=65536 * 110, feat=512)
+    assert isinstance(choose(Spmm(), large, zen), PanelRows)
+    assert isinstance(choose(Spmm(), large, CPU), RowBlocks)
     small = Statistics(m=256, n=64, nnz=256 * 32, feat=64)
     assert choose(Spmm(), small, CPU).rows == 3
     for rows in (
@@ -113,6 +122,20 @@ def test_panels_of_pruned_weights():
         assert isinstance(choose(problem, PRUNED, CPU), RowBlocks)
     in_threads = choose(Spmm(), replace(PRUNED, threads=4, feat=512), CPU)
     assert in_threads.parallel and in_threads.blocks * in_threads.tiles(512) % 4 == 0
+
+
+def test_panels_where_there_are_sixteen_registers():
+    assert choose(Spmm(), PRUNED, AVX2) == PanelRows(3, 32, 8, pack=True, parallel=False)
+
+
+@pytest.mark.parametrize(
+    ("cpu", "bits"), [("cascadelake", 512), ("haswell", 256), ("znver3", 256), ("x86-64", 128)]
+)
+def test_vectors_are_as_wide_as_the_registers_of_a_cpu(cpu, bits):
+    target = tvm.target.Target({"kind": "llvm", "mcpu": cpu})
+    assert vector_bits(target) == bits
+    graph = choose(Spmm(), replace(GRAPH, feat=100), target)
+    assert graph.lanes == bits // 32
 
 
 def test_full_blocks():

@@ -30,6 +30,7 @@ from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.templates.rgms_gpu import RelationalRows
+from sparsetir.schedules.templates.rgms_gradients_gpu import GradientTiles
 from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
@@ -39,6 +40,8 @@ from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_groups import Groups
 from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
+from sparsetir.schedules.templates.spmm_sorted import SortedRows
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.templates.spmv import SlicedRows
 
@@ -50,6 +53,8 @@ CONFIGS = (
     RowBlocks(tile=33, lanes=16, feat=33, pack=True, blocks=7),
     BlockRows(BSR(16, 8), 8, 32, blocks=3),
     PanelRows(5, 33, 16, 33, pack=True, blocks=3),
+    PanelThreads(8, 2, True, True, 32, 2, panels=2, feat=70),
+    SortedRows(16, 16, 33, window=512, blocks=3, ahead=7),
     SlicedRows(lanes=8, long=100, packed=False),
     SddmmGroups(16, 8, 3, 40, pack=True),
     RowSplit(row_cache=True, rows_per_block=1, occupancy=None),
@@ -63,6 +68,7 @@ CONFIGS = (
     TiledRelations(48, 32, rows=6, depth=16, ranges=3),
     RelationalRows(3, 16, 32, shape=(1, 4), feat=64),
     RelationalTensorCores(0, 32, 64, vectors=(8, 4), shares=(1, 4)),
+    GradientTiles(3, 64, (32, 32), vectors=(8, 2), shape=None, shares=(1, 2), feat=64),
 )
 
 

@@ -12,7 +12,9 @@ from tvm.script import tirx as T
 from cuda_runner import requires_cuda_text, run_cuda
 from sparsetir import lower_sparse_buffer
 from sparsetir.schedules.passes.copy_together import copy_together
+from sparsetir.schedules.passes.dots_together import dots_together
 from sparsetir.schedules.passes.gather_together import gather_together
+from sparsetir.schedules.passes.inner_products import inner_products
 from sparsetir.schedules.passes.inner_sums import inner_sums
 from sparsetir.schedules.passes.register_tiles import register_tiles
 from sparsetir.schedules.passes.software_pipeline import software_pipeline
@@ -74,15 +76,70 @@ def test_a_program_without_a_template() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+@T.prim_func(s_tir=True)
+def dots(
+    I: T.Buffer((3, 16), "int32"), J: T.Buffer((3, 16, 2), "int32"),
+    E: T.Buffer((3, 16, 2), "int32"), X: T.Buffer((9, 32), "float32"),
+    W: T.Buffer((3, 32, 8), "float32"), G: T.Buffer((20, 8), "float32"),
+    Y: T.Buffer((96,), "float32"),
+) -> None:  # fmt: skip
+    """Two elements of each row, in three tiles of rows, 8 features of these in two steps."""
+    for t in T.thread_binding(3, thread="blockIdx.x"):
+        for i, j, k, l0, l1 in T.grid(16, 2, 32, 2, 4):
+            with T.sblock("dots"):
+                vt, vi, vj, vk, vl0, vl1 = T.axis.remap("SSSRRR", [t, i, j, k, l0, l1])
+                if I[vt, vi] >= 0 and J[vt, vi, vj] >= 0:
+                    T.call_extern(
+                        "float32", "atomicAdd", T.address_of(Y[E[vt, vi, vj]]),
+                        X[J[vt, vi, vj], vk]
+                        * (W[vt, vk, vl0 * 4 + vl1] * G[I[vt, vi], vl0 * 4 + vl1]),
+                    )  # fmt: skip
+
+
+def dots_apart(func: Any = dots) -> Any:
+    return inner_products(func, "dots", outer=1)
+
+
+def dots_on_threads() -> Any:
+    func = dots_apart()
+    steps = ["dots_gather", "dots_matrix"]
+    for step in steps:
+        func = copy_together(func, step, warps=1, vector=4)
+    func = register_tiles(func, "dots_product", ["dots_start", "dots_write"], warps=1, shape=(4, 4))
+    func = software_pipeline(func, "dots_visit", steps, stages=2)
+    return dots_together(func, "dots_dots", warps=1, vector=4)
+
+
+def test_golden_of_products_first() -> None:
+    assert plain_text(dots_apart()) == golden("inner_products")
+    assert plain_text(dots_on_threads()) == golden("inner_products_on_threads")
+
+
+@requires_cuda_text
+def test_dots_without_a_template() -> None:
+    rng = np.random.default_rng(0)
+    i, j = rng.integers(-1, 20, (3, 16)), rng.integers(-1, 9, (3, 16, 2))
+    x, w, g = (rng.standard_normal(s).astype("f4") for s in ((9, 32), (3, 32, 8), (20, 8)))
+    index = {"I": i, "J": j, "E": rng.permutation(96).reshape(3, 16, 2)}
+    args = {name: array.astype("int32") for name, array in index.items()}
+    zeros = np.zeros(96, "float32")
+    given = {**args, "X": x, "W": w, "G": g, "Y": zeros}
+    found = run_cuda(lower_sparse_buffer(dots_on_threads()), given)["Y"]
+    there = (i[..., None] >= 0) & (j >= 0)
+    expected = np.zeros(96)
+    expected[index["E"]] = np.where(there, np.einsum("tijk,tkl,til->tij", x[j], w, g[i]), 0)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
 def refused(message: str) -> Any:
     return pytest.raises(ScheduleError, match=re.escape(message))
 
 
-def edited(*changes: tuple[str, str]) -> Any:
+def edited(*changes: tuple[str, str], of: Any = products) -> Any:
     """The products with some of their text changed."""
     from tvm.script import from_source
 
-    text = products.script()
+    text = of.script()
     for what, instead in changes:
         assert what in text, text
         text = text.replace(what, instead)
@@ -100,6 +157,23 @@ def test_sums_of_another_shape() -> None:
         apart(edited(("W[vt, vk0 * 4 + vk1, vl]", "W[vt, vk1, vl]")))
     with refused("expected conditions of what is gathered, of the matrix or of the result alone"):
         apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl")))
+
+
+def test_dots_of_another_shape() -> None:
+    with refused("inner_products: argument 'block': expected an element to be added to atomically"):
+        dots_apart(edited(("atomicAdd", "atomicMax"), of=dots))
+    with refused("expected products with a matrix for rows of two loops, got"):
+        inner_products(products, "sums", outer=1)
+    with refused("expected conditions of one factor, or of an element, alone"):
+        dots_apart(edited(("J[vt, vi, vj] >= 0", "J[vt, vi, vj] >= vl1"), of=dots))
+    with refused(
+        "dots_together: argument 'vector': expected a divisor of 32 neighbours, of at mos"
+    ):
+        dots_together(dots_apart(), "dots_dots", warps=1, vector=8)
+    with refused(
+        "dots_together: argument 'dots': expected a block that adds products of rows, one"
+    ):
+        dots_together(dots_apart(), "dots_gather", warps=1, vector=4)
 
 
 def test_gathers_of_another_shape() -> None:

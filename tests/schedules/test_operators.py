@@ -38,6 +38,9 @@ def test_maximum_is_zero_in_empty_rows_and_keeps_nan():
     with_nan[1, 0] = np.nan
     exact, _ = reference("spmm", Spmm(reduce="max"), (with_nan,))
     assert np.isnan(exact[:, 0]).tolist() == [False, False, True, False, True]
+    exact, scale = reference("spmm", Spmm(reduce="min"), (-B,))
+    assert exact.tolist() == [[0, 0], [-6, 1], [-6, -1.5], [0, 0], [-12, -1]]
+    assert scale.tolist() == [[0, 0], [6, 8], [6, 1.5], [0, 0], [12, 16]]
 
 
 def test_vectors_and_sampled_products():
@@ -94,7 +97,7 @@ def test_a_check_takes_right_results_and_no_wrong_ones(dtype, most_exact):
     assert "expected shape (60, 16), got (60, 15)" in check.error(right[:, 1:])
 
 
-@pytest.mark.parametrize("reduce", ["sum", "mean", "max"])
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_plans_pass_the_check(dtype, reduce):
     rng = np.random.default_rng(2)

@@ -17,7 +17,9 @@ from sparsetir.schedules.templates.shapes import ShapeError
 RELATIONS, M, N, CHUNK = 4, 11, 9, 3
 
 
-def arguments(problem: RgmsBackward, density: float = 0.4) -> tuple[dict[str, Any], np.ndarray]:
+def arguments(
+    problem: RgmsBackward, density: float = 0.4, blocks: int = 1
+) -> tuple[dict[str, Any], np.ndarray]:
     """Of the program, and where elements are; the second relation has none."""
     rng = np.random.default_rng(0)
     mask = rng.random((RELATIONS, M, N)) < density
@@ -36,27 +38,29 @@ def arguments(problem: RgmsBackward, density: float = 0.4) -> tuple[dict[str, An
     }  # fmt: skip
     index |= {"relation": relation} if problem.edges else {}
     args: dict[str, Any] = {k: np.array(v, problem.idtype) for k, v in index.items()}
-    args |= {"m": M, "n": N, "pieces": len(relation), "chunks": len(chunk_ptr)}
-    shapes = {"x": (N, problem.feat_in), "grad": (M, problem.feat)}
-    shapes |= {"w": (RELATIONS, problem.feat, problem.feat_in)} if problem.edges else {}
+    args |= {"m": M, "n": N, "pieces": len(relation), "chunks": len(chunk_ptr), "blocks": blocks}
+    features = problem.feat_in, problem.feat
+    shapes = {"x": (N, blocks, features[0]), "grad": (M, blocks, features[1])}
+    shapes |= {"w": (RELATIONS, blocks, *features[::-1])} if problem.edges else {}
     shapes |= {"a": (int(mask.sum()),)} if problem.weighted and not problem.edges else {}
-    args |= {k: rng.uniform(-1, 1, shape).astype(problem.dtype) for k, shape in shapes.items()}
-    out = (int(mask.sum()),) if problem.edges else (len(relation), problem.feat_in, problem.feat)
-    args["da" if problem.edges else "dw"] = np.full(out, np.nan, problem.dtype)
+    types = {k: problem.accumulator if k == "a" else problem.dtype for k in shapes}
+    args |= {k: rng.uniform(-1, 1, shape).astype(types[k]) for k, shape in shapes.items()}
+    out = (int(mask.sum()),) if problem.edges else (len(relation), blocks, *features)
+    args["da" if problem.edges else "dw"] = np.full(out, np.nan, problem.accumulator)
     return args, mask
 
 
-def check(problem: RgmsBackward, stages: Any, density: float = 0.4) -> None:
-    args, mask = arguments(problem, density)
+def check(problem: RgmsBackward, stages: Any, density: float = 0.4, blocks: int = 1) -> None:
+    args, mask = arguments(problem, density, blocks)
     sparsetir.build(stages["II scheduled"])(**args)
     x, grad = args["x"].astype(float), args["grad"].astype(float)
     if problem.edges:
-        want = np.einsum("jk,rlk,il->rij", x, args["w"].astype(float), grad)[mask]
+        want = np.einsum("jbk,rblk,ibl->rij", x, args["w"].astype(float), grad)[mask]
         found = args["da"]
     else:
         a = np.zeros(mask.shape)
         a[mask] = args.get("a", 1.0)
-        want = np.einsum("rij,jk,il->rkl", a, x, grad)
+        want = np.einsum("rij,jbk,ibl->rbkl", a, x, grad)
         found = np.zeros(want.shape)
         relation = [r for r in range(RELATIONS) for _ in range(pieces(mask[r]))]
         np.add.at(found, relation, args["dw"])
@@ -83,44 +87,29 @@ def test_scheduled(edges: bool, sizes: tuple[int, int], config: ChunkTiles) -> N
     check(problem, lower_template(template, problem, config))
 
 
+@pytest.mark.parametrize("edges", [False, True])
+def test_operands_of_16_bits(edges: bool) -> None:
+    """As they are, with sums in float32."""
+    problem = RgmsBackward(32, 16, CHUNK, edges, "float16", weighted=not edges)
+    check(problem, lower_template(template, problem, ChunkTiles(16, 4, 2)))
+
+
 def test_no_elements() -> None:
     problem = RgmsBackward(4, 48, CHUNK, weighted=False)
     check(problem, lower_template(template, problem, ChunkTiles(4, 3)), density=0)
 
 
-def test_features_in_blocks() -> None:
-    """Of each block as of features alone, by the plain program and the scheduled one."""
-    sizes, blocks = (8, 4), 3
-    alone = RgmsBackward(*sizes, CHUNK)
-    problem = RgmsBackward(*sizes, CHUNK, in_blocks=True)
-    kernels = [
-        sparsetir.build(stages["II scheduled"])
-        for stages in (
-            lower(program(problem)), lower_template(template, problem, ChunkTiles(4, 3, 2))
-        )
-    ]  # fmt: skip
-    of_one = sparsetir.build(lower(program(alone))["II scheduled"])
-    args, _ = arguments(alone)
-    rng, wide = np.random.default_rng(1), {}
-    for name in ("x", "grad", "dw"):
-        shape = (len(args[name]), blocks, *args[name].shape[1:])
-        wide[name] = rng.uniform(-1, 1, shape).astype("float32")
-    want = []
-    for b in range(blocks):
-        args |= {name: np.ascontiguousarray(x[:, b]) for name, x in wide.items()}
-        of_one(**args)
-        want.append(args["dw"].copy())
-    for kernel in kernels:
-        wide["dw"][:] = np.nan
-        kernel(**{**args, **wide})
-        np.testing.assert_allclose(wide["dw"], np.stack(want, 1), rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("edges", [False, True])
+def test_features_in_blocks(edges: bool) -> None:
+    """Each by its own part of the weights, by the plain program and the scheduled one."""
+    problem = RgmsBackward(8, 4, CHUNK, edges, weighted=not edges)
+    check(problem, lower(program(problem)), blocks=3)
+    check(problem, lower_template(template, problem, ChunkTiles(4, 3, 2)), blocks=3)
 
 
 def test_what_is_refused() -> None:
-    with pytest.raises(ValueError, match="argument 'in_blocks': expected False with 'edges'"):
-        RgmsBackward(4, 4, edges=True, in_blocks=True)
     with pytest.raises(ValueError, match="RgmsBackward: argument 'dtype': expected one of float32"):
-        RgmsBackward(4, 4, dtype="float16")
+        RgmsBackward(4, 4, dtype="int8")
     with pytest.raises(ValueError, match="RgmsBackward: argument 'chunk': expected 1 or more"):
         RgmsBackward(4, 4, 0)
     with pytest.raises(ValueError, match="ChunkTiles: argument 'lanes': expected a power of two"):

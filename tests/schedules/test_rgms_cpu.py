@@ -202,6 +202,10 @@ def test_what_is_chosen() -> None:
     assert (config.rows, config.tile, config.lanes, config.parallel) == (12, 32, 16, True)
     small = choose_rgms(Rgms(), 100, 16, 64, target, threads=2)
     assert (small.rows, small.tile, small.parallel) == (6, 64, False)
+    work = 100 * 16 * 64
+    for least, woken in ((work, True), (work + 1, False)):
+        found = choose_rgms(Rgms(), 100, 16, 64, target, threads=2, work_of_threads=least)
+        assert (found.parallel, found.threads) == (woken, 2 if woken else 1)
     assert choose_rgms(Rgms("float64"), 100, 7, 5, target).lanes == 1
     gpu = resolve_target({"kind": "cuda", "arch": "sm_90"})
     for problem, on, sizes in (

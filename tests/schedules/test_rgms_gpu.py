@@ -15,6 +15,7 @@ from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import requires_nvcc
 from pairs import by_default, by_turns
+from rgms_common import GPU, MASKS, SEEDS, UNITS
 from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import Pattern, RelationalHyb
@@ -32,35 +33,7 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.targets import resolve_target
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions
 
-SEEDS = (0, 1, 2)  # orders of warps
 HALF = Rgms("float16", out="float32")
-GPU = resolve_target({"kind": "cuda", "arch": "sm_80"})
-UNITS = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # that inner sums are rounded to
-
-
-def masks() -> dict[str, np.ndarray]:
-    """Relations by rows by columns: sizes that divide nothing, and the extremes."""
-    rng = np.random.default_rng(1)
-    mixed = rng.random((5, 70, 30)) < 0.1
-    mixed[2] = mixed[3] = False
-    mixed[3, 7, 7] = True  # a relation of one element, and one of none
-    mixed[1, 4] = mixed[4, 69] = True  # rows in pieces
-    one_each = np.zeros((9, 45, 40), bool)
-    for offset in range(9):  # as of a convolution
-        rows = np.flatnonzero(rng.random(45) < 0.6)
-        one_each[offset, rows, rng.integers(0, 40, len(rows))] = True
-    return {
-        "mixed": mixed,
-        "one in each row": one_each,
-        "nothing stored": np.zeros((3, 5, 7), bool),
-        "one relation": rng.random((1, 33, 12)) < 0.3,
-        "one element": np.ones((1, 1, 1), bool),
-        "no relations": np.zeros((0, 4, 5), bool),
-        "no columns": np.zeros((2, 4, 0), bool),
-    }
-
-
-MASKS = masks()
 
 
 @functools.cache

@@ -138,6 +138,7 @@ PROBLEMS = [
     (Spmm("float64", "int64"), RowSplit(4, 4, 2)),
     (Spmm(idtype="int64", reduce="mean", batched=True), RowSplit(4, 4, 4)),
     (Spmm("float16", reduce="mean"), RowSplit(4, 1, 8, row_cache=True)),
+    (Spmm(reduce="min"), RowSplit(4, 4, 4)),
     (Spmm(reduce="max", batched=True), RowSplit(4, 1, 4, row_cache=True)),
 ]
 

@@ -201,13 +201,14 @@ PROBLEMS = [
     (Spmm("float64", "int64"), tuple(ALGORITHMS)),
     (Spmm(reduce="mean"), tuple(ALGORITHMS)),
     (Spmm(reduce="max"), tuple(a for a in ALGORITHMS if a != "g nnz")),
+    (Spmm(reduce="min"), tuple(a for a in ALGORITHMS if a != "g nnz")),
     (Spmm(idtype="int64", reduce="mean", batched=True), tuple(ALGORITHMS)),
 ]
 EACH = [(p, name) for p, names in PROBLEMS for name in names]
 # Each problem, with every kind of write; each algorithm computes sums in `test_matrices`.
 QUICK = {
     ("float16", "1/g row"), ("bfloat16", "1/g row"), ("float64", "1 nnz"), ("float64", "g nnz"),
-    ("mean", "1/g row, r < g"), ("max", "1 nnz"), ("batched", "1 nnz"),
+    ("mean", "1/g row, r < g"), ("max", "1 nnz"), ("min", "1 nnz"), ("batched", "1 nnz"),
 }  # fmt: skip
 
 
@@ -355,14 +356,7 @@ def test_offsets_of_32_bits_do_not_overflow(name: str) -> None:
 @requires_cuda_text
 def test_a_program_of_a_user() -> None:
     """One that gathers nothing."""
-    matrix, rng = of_mask(MASKS["random"], "int32"), np.random.default_rng(0)
-    (m, n), nnz = matrix.shape, len(matrix.indices)
-    a, w = (rng.random(size, "float32") for size in (nnz, 16))
-    sums = [a[i:j].sum() for i, j in itertools.pairwise(matrix.indptr)]
-    args = {
-        "a": a, "w": w, "out": np.full((m, 16), np.nan, "float32"), "indptr": matrix.indptr,
-        "indices": matrix.indices, "m": m, "n": n, "nnz": nnz, "feat": 16,
-    }  # fmt: skip
+    args, wanted = spmm_gpu_common.scaled_sums()
     for config in (Groups(lanes=4, group=4, threads=2), Groups("non-zeros", group=8, threads=2)):
         out = CudaStages(from_source(SCALED_SUMS), apply, config)(args)["out"]
-        np.testing.assert_allclose(out, np.outer(sums, w), rtol=1e-5)
+        np.testing.assert_allclose(out, wanted, rtol=1e-5)

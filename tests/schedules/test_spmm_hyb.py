@@ -120,6 +120,7 @@ PROBLEMS = [
     (Spmm("float64", "int64"), HybRows(1, 1, 4, 2, 2)),
     (Spmm(reduce="mean"), HybRows(1, 1, 4, 2, 4)),
     (Spmm(reduce="max"), HybRows(1, 2, 4, 2, 4)),
+    (Spmm(reduce="min"), HybRows(1, 2, 4, 2, 4)),
     (Spmm("float16", "int64", reduce="mean"), HybRows(1, 2, 4, 2, 8)),
     (Spmm("bfloat16"), HybRows(1, 2, 4, 2, 8)),
 ]

@@ -8,7 +8,6 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
-from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -54,6 +53,8 @@ def check(matrix, config, feat, dtype="float32", threads=1, idtype=np.int32):
         ("float64", PanelRows(5, 16, 8, 24, pack=True, blocks=3), 24, (26, 30)),
         ("float16", PanelRows(2, 32, 16), 32, (13, 20)),
         ("bfloat16", PanelRows(4, 7, 4, 7, pack=True), 7, (9, 12)),
+        ("float32", PanelRows(4, 32, 16, compact=True, parallel=False), 64, (37, 41)),
+        ("float64", PanelRows(7, 8, 8, 16, pack=True, blocks=3, compact=True), 16, (26, 30)),
     ],
     ids=str,
 )
@@ -67,11 +68,49 @@ def test_int64():
     check(pruned(11, 16), PanelRows(4, 16, parallel=False), 16, idtype=np.int64)
 
 
-def test_values_of_a_run_take_rows():
-    """To bring them into the order of panels would take longer than what panels save."""
+def test_values_of_a_run_are_read_by_their_places():
+    """In panels of four rows and more; of fewer, rows by themselves take less time."""
     config = PanelRows(4, 32, pack=True, blocks=2)
-    assert config.unpacked == RowBlocks(32, 16, None, True, True, 0, 1, 2)
+    assert config.unpacked == PanelRows(4, 32, pack=True, blocks=2, packed=False)
+    few = PanelRows(3, 32, pack=True, blocks=2)
+    assert few.unpacked == few.by_rows == RowBlocks(32, 16, None, True, True, 0, 1, 2)
     assert config.compiled == PanelRows(4, 32, pack=True)
+    plan = check(pruned(21, 30), config.unpacked, 64, threads=2)
+    assert not plan.arranges_values and plan.repeats
+
+
+def test_edges_in_any_order():
+    """Operators on torch's tensors take panels where columns increase, and each is there once."""
+    a = pruned(48, 200, 0.45)
+    rows = np.repeat(np.arange(48), np.diff(a.indptr))
+    edges = torch.from_numpy(np.stack([a.indices, rows])).long()
+    b, values = torch.from_numpy(RNG.random((200, 32))), torch.from_numpy(RNG.random(a.nnz))
+    twice = torch.cat([edges, edges[:, -9:]], dim=1), torch.cat([values, values[-9:]])
+    turned = edges.flip(1), values.flip(0)
+    for (given, weights), kind in (
+        ((edges, values), PanelRows), (turned, RowBlocks), (twice, RowBlocks)
+    ):  # fmt: skip
+        found = sparsetir.ops.spmm((given, (200, 48)), b, values=weights)
+        exact = sp.coo_array((weights, tuple(given.flip(0))), (48, 200)) @ b.numpy()
+        np.testing.assert_allclose(found, exact, rtol=1e-12)
+        structure = sparsetir.ops.structure_of(torch.zeros(49), given, 200)
+        made = structure.plan("spmm", 32, torch.float64)
+        assert type(made.config) is kind
+
+
+def test_compact_code_has_a_loop_for_each_number_of_rows():
+    sums = {}
+    for compact in (False, True):
+        config = PanelRows(5, 16, 16, 16, parallel=False, compact=compact)
+        plan = sparsetir.plan(
+            "spmm",
+            pruned(16, 16),
+            16,
+            config=config,
+            target={"kind": "llvm", "mcpu": "cascadelake"},
+        )
+        sums[compact] = plan.kernel.source("asm").count("vfmadd")
+    assert sums == {False: 80, True: 15}  # the rows of 31 patterns, and 1 + 2 + .. + 5
 
 
 def test_sums_stay_in_registers():
@@ -95,8 +134,10 @@ def test_sums_stay_in_registers():
 
 def test_refusals():
     for fields, message in (
-        ({"rows": 1}, "PanelRows: argument 'rows': expected 2 to 6, got 1"),
-        ({"rows": 7}, "PanelRows: argument 'rows': expected 2 to 6, got 7"),
+        ({"rows": 1}, "'rows': expected 2 to 6, or with compact=True 8, got 1"),
+        ({"rows": 7}, "'rows': expected 2 to 6, or with compact=True 8, got 7"),
+        ({"rows": 9, "compact": True}, "PanelRows: argument 'rows': expected 2 to 8, got 9"),
+        ({"feat": 100, "compact": True}, "'tile': expected a divisor of feat = 100, as results of"),
         ({"blocks": 0}, "PanelRows: argument 'blocks': expected 1 or more, got 0"),
         ({"lanes": 3}, "'lanes': expected a power of two"),
     ):
@@ -104,4 +145,5 @@ def test_refusals():
             PanelRows(**fields)
     with pytest.raises(ScheduleError, match="PanelRows.tiles: argument 'feat': .* multiples of 64"):
         PanelRows().tiles(100)
-    assert Spmm().reduce == "sum"
+    with pytest.raises(ScheduleError, match="expected compact=False for float16, which would be"):
+        sparsetir.plan("spmm", pruned(8, 8), 64, dtype="float16", config=PanelRows(4, compact=True))

@@ -44,6 +44,15 @@ def test_blocks_of_equal_work_divide_the_rows(lengths, parts, idtype):
     assert blocks[0] == 0 and blocks[-1] == len(lengths) and (np.diff(blocks) >= 0).all()
 
 
+def test_the_first_block_may_have_more_work():
+    """As much more as is said, the others the same; all where there is no more than that."""
+    indptr = indptr_of([8] * 100)  # with the cost of a row, 10 each
+    assert equal_work(indptr, 2, cost=2, ahead=200).tolist() == [0, 60, 100]
+    assert equal_work(indptr, 4, cost=2, ahead=200).tolist() == [0, 40, 60, 80, 100]
+    assert equal_work(indptr, 2, cost=2, ahead=5000).tolist() == [0, 100, 100]
+    assert equal_work(indptr_of([]), 2, cost=2, ahead=5).tolist() == [0, 0, 0]
+
+
 def test_blocks_have_equal_work():
     indptr = indptr_of(np.random.default_rng(0).integers(0, 50, 1000))
     blocks = equal_work(indptr, 8, cost=2)

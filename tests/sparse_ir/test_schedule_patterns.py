@@ -21,26 +21,30 @@ from sparsetir.sparse_ir.nodes import sparse_iterations
 NAMES = ["spmv", "spmm", "row_sum", "row_max"]
 
 
-def in_patterns(func: Any, size: int) -> tuple[Any, Any, list[Any]]:
+def in_patterns(func: Any, size: int, by: str = "pattern") -> tuple[Any, Any, list[Any]]:
     """A schedule of a program of one iteration, whose first loops are over rows and columns."""
     sch = sparsetir.Schedule(func)
     (it,) = sparse_iterations(func)
     ref = sch.get_sparse_iteration(it.name)
     rows, columns, *_ = sch.get_sp_iters(ref)
-    return sch, ref, sch.patterns(rows, columns, size)
+    return sch, ref, sch.patterns(rows, columns, size, by=by)
 
 
-@pytest.mark.parametrize(("name", "size"), list(zip(NAMES, (2, 3, 4, 5), strict=True)))
-def test_the_result_stays(name: str, size: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "size", "by", "idtype"),
+    [*((n, s, "pattern", "int32") for n, s in zip(NAMES, (2, 3, 4, 5), strict=True)),
+     ("spmm", 3, "count", "int32"), ("row_max", 4, "count", "int64")],
+)  # fmt: skip
+def test_the_result_stays(name: str, size: int, by: str, idtype: str) -> None:
     """Interpreted and compiled on every case; the text parses back and the trace replays."""
-    func = PROGRAMS[name].make("float32", "int32")
-    sch, _, _ = in_patterns(func, size)
+    func = PROGRAMS[name].make("float32", idtype)
+    sch, _, _ = in_patterns(func, size, by)
     assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
     assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
     kernel = sparsetir.build(sch)
     program = PROGRAMS[name]
     for case in program.cases:
-        want = program.inputs(np.random.default_rng(1), case, "float32", "int32")
+        want = program.inputs(np.random.default_rng(1), case, "float32", idtype)
         others = [_copied(want), _copied(want)]
         sparsetir.interpret(func, want)
         sparsetir.interpret(sch.func, others[0])
@@ -48,6 +52,27 @@ def test_the_result_stays(name: str, size: int) -> None:
         for output in program.outputs:
             for got in others:
                 np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
+
+
+def test_rows_of_patterns_by_count() -> None:
+    """The table: rows of each pattern, then the others; patterns of one row come first."""
+    assert recipes.pattern_counts(3).tolist() == [1, 1, 1, 2, 2, 2, 3]
+    rows = recipes.pattern_rows(3).tolist()
+    assert rows == [[0, 1, 2], [1, 0, 2], [2, 0, 1], [0, 1, 2], [0, 2, 1], [1, 2, 0], [0, 1, 2]]
+
+
+def test_what_is_added_is_under_the_pattern_s_condition() -> None:
+    """Of a workspace for one pattern, only its rows are added to the result."""
+    for by, mine in (("pattern", "% 2 == 1"), ("count", "< I_counts[")):
+        sch, ref, (panels, patterns, entries, rows) = in_patterns(
+            PROGRAMS["spmm"].make("float32", "int32"), 4, by
+        )
+        k = sch.get_sp_iters(ref)[-1]
+        sch.bound(k, 8, "exact")
+        k = sch.get_sp_iters(ref)[-1]
+        _, _, write = sch.precompute("C", patterns, [rows, k])
+        text = sch.func.script().split(f'"{write.name}"')[1]
+        assert mine in text.split("C[")[0]
 
 
 def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
@@ -58,24 +83,26 @@ def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
 @given(
     m=st.integers(0, 20), n=st.integers(0, 12), density=st.floats(0, 1), rows=st.integers(2, 8),
     seed=st.integers(0, 99), wide=st.sampled_from((1, 1000)),
+    by=st.sampled_from(("pattern", "count")),
 )  # fmt: skip
 def test_each_element_is_in_its_pattern_once(
-    m: int, n: int, density: float, rows: int, seed: int, wide: int
+    m: int, n: int, density: float, rows: int, seed: int, wide: int, by: str
 ) -> None:
     """Also with so many columns that there is no table of all of them."""
     a = sp.csr_array(np.random.default_rng(seed).random((m, n)) < density)
     n, indptr, indices = n * wide, a.indptr.astype("int32"), (a.indices * wide).astype("int32")
-    entries = recipes.pattern_entries(indptr, indices, n, rows)
+    entries = recipes.pattern_entries(indptr, indices, n, rows, by)
     ptr = recipes.entry_ptr(entries, n, recipes.panel_count(m, rows), rows)
-    order = recipes.pattern_order(indptr, indices, entries, ptr, n, rows)
+    order = recipes.pattern_order(indptr, indices, entries, ptr, n, rows, by)
     assert sorted(order) == [*range(a.nnz)]
-    values, at = recipes.value_ptr(ptr, rows), recipes.entry_columns(entries, n)
+    values, at = recipes.value_ptr(ptr, rows, by), recipes.entry_columns(entries, n)
     patterns = (1 << rows) - 1
+    masks = sorted(range(1, patterns + 1), key=lambda x: x.bit_count() if by == "count" else 0)
     assert len(ptr) == recipes.panel_count(m, rows) * patterns + 1 and ptr[-1] == len(at)
     row_of = np.repeat(np.arange(m), np.diff(indptr))
     for group in range(len(values)):
         panel, pattern = divmod(group, patterns)
-        held = [r for r in range(rows) if pattern + 1 >> r & 1]
+        held = [r for r in range(rows) if masks[pattern] >> r & 1]
         columns = at[ptr[group] : ptr[group + 1]]
         assert (np.diff(columns) > 0).all()
         for e, column in enumerate(columns):
@@ -113,6 +140,11 @@ def test_refusals(name: str, size: Any, message: str) -> None:
         it = next(iter(sparse_iterations(func)))
         rows, columns, *_ = sch.get_sp_iters(sch.get_sparse_iteration(it.name))
         sch.patterns(rows, columns, size)
+
+
+def test_refuses_another_order() -> None:
+    with pytest.raises(ScheduleError, match="'by': expected 'pattern' or 'count', got 'rows'"):
+        in_patterns(PROGRAMS["spmm"].make("float32", "int32"), 4, "rows")
 
 
 def test_conditions_of_the_body_stay() -> None:

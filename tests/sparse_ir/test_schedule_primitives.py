@@ -336,3 +336,20 @@ def test_a_loop_around_fused_ones_of_mixed_kind_builds_for_gpus() -> None:
     sch.sparse_reorder(it, [k, i, j])
     sch.sparse_fuse(it, [i, j])
     assert "blockIdx.x" in sparsetir.lower(sch, target={"kind": "cuda"})["III"].script()
+
+
+def test_the_first_part_of_equal_work_begins_ahead() -> None:
+    """By a number that is the plan's; other parts have no work to be ahead by."""
+    sch = sparsetir.Schedule(PROGRAMS["spmm"].make("float32", "int32"))
+    rows, columns, features = sch.get_sp_iters(sch.get_sparse_iteration("spmm"))
+    for loop, by in ((features, "positions"), (columns, "coordinates")):
+        with pytest.raises(
+            sparsetir.ScheduleError, match="divide: argument 'ahead': expected None"
+        ):
+            sch.divide(loop, 2, by=by, ahead="ahead")
+    sch.divide(rows, 2, by="work", cost=0, ahead="more")
+    kernel = sparsetir.build(sch)
+    given = {"indptr": np.arange(0, 41, 4, "int32"), "m": 10, "n": 4, "feat": 1, "nnz": 40}
+    for ahead, first in ((None, 5), (8, 6), (100, 10)):
+        found = kernel.compute(given, {} if ahead is None else {"more": ahead})
+        assert found["I_ptr"].tolist() == [0, first, 10]

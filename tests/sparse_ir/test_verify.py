@@ -617,3 +617,14 @@ def test_statement_kinds(node):
 def test_errors_are_value_errors():
     assert issubclass(IllFormedError, ValueError)
     assert tvm.error.DiagnosticError is DiagnosticError
+
+
+def test_source_that_nobody_keeps():
+    text = "@T.prim_func\ndef lost(a: T.handle, m: T.int32):\n    I = T.dense_fixed(m)\n"
+    with pytest.raises(OSError) as error:
+        exec(text, {"T": T})
+    assert str(error.value) == (
+        "prim_func: the source of 'lost' is not known, which a program is parsed from: write it in "
+        "a file or a notebook, not at Python's own prompt or in `exec`, or give its text to "
+        "`sparsetir.from_source`"
+    )

@@ -7,9 +7,9 @@ import pytest
 import scipy.sparse as sp
 
 import tuned_fake
-from sparsetir.bench import peers
-from sparsetir.bench.operators import Reference, make
 from sparsetir.formats import Hyb
+from sparsetir.measuring import peers
+from sparsetir.measuring.case import Reference, make
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.tuning import compare as module

@@ -18,11 +18,12 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.measuring import process as processes
+from sparsetir.measuring import serving
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning import measure
-from sparsetir.tuning.case import Case
 from sparsetir.tuning.measure import Measurer, cores_for
+from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.task import Outcome, Reference, Task
 from sparsetir.tuning.timing import Yardstick, timed
 from sparsetir.tuning.worker import Local
@@ -61,7 +62,7 @@ def measurer():
 
 
 def pid(measurer: Measurer) -> int:
-    return measurer._process._popen.pid
+    return measurer._process.pid
 
 
 def right(outcome: Outcome) -> None:
@@ -163,7 +164,7 @@ def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> N
 
         # Ctrl-C here: what the worker would still answer must not be taken for a later answer.
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(measure.select, "select", interrupted)
+            patch.setattr(processes.select, "select", interrupted)
             measurer.measure(faulty.RIGHT)
         assert measurer._process is None
         right(measurer.measure(faulty.RIGHT))
@@ -192,14 +193,16 @@ def test_a_crash_and_a_hang_are_recorded_and_it_goes_on(capfd, monkeypatch) -> N
 
 def ended(folder: Path, code: str, before: bool = False) -> tuple[str, str]:
     """State and message for a process that runs `code`, and may have ended before it is asked."""
-    process = measure._Process(code, folder, dict(os.environ), None)
+    made = processes.Process(
+        code, environment=dict(os.environ), folder=folder, printed=folder / "printed.txt"
+    )
     try:
         if before:
-            process._popen.wait()
-        with pytest.raises(measure._Ended) as error:
-            process.ask({}, 20)
+            made._popen.wait()
+        with pytest.raises(processes.Ended) as error:
+            made.answer(20)
     finally:
-        process.end()
+        made.end()
     return error.value.state, str(error.value)
 
 
@@ -222,7 +225,7 @@ def test_how_a_process_ended(tmp_path: Path, code: str) -> None:
 
 def test_an_end_by_the_system_is_for_want_of_memory(tmp_path: Path, monkeypatch) -> None:
     counts = iter([3, 4])
-    monkeypatch.setattr(measure, "_oom_kills", lambda: next(counts))
+    monkeypatch.setattr(processes, "_oom_kills", lambda: next(counts))
     state, message = ended(tmp_path, "import os; os.kill(os.getpid(), 9)")
     assert state == "out of memory" and "SIGKILL, by the system for want of memory" in message
 
@@ -239,7 +242,7 @@ from tuning import faulty_templates as faulty
 matrix = sparsetir.SparseMatrix(sp.eye_array(20, format="csr", dtype="float32"))
 measurer = Measurer(Task("spmm", matrix, {FEAT}, "float32"), modules={MODULES})
 assert measurer.measure(faulty.RIGHT).state == "ok"
-print(measurer._process._popen.pid, measurer._folder.name, flush=True)
+print(measurer._process.pid, measurer._folder.name, flush=True)
 measurer.measure(faulty.Hanging())
 """
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -264,6 +267,29 @@ def test_a_worker_that_cannot_start_is_told_once() -> None:
 def test_arguments() -> None:
     with pytest.raises(ValueError, match="argument 'time_limit': expected seconds above 0, got 0"):
         Measurer(task(), time_limit=0)
+
+
+def test_what_only_linux_has_is_refused_elsewhere(monkeypatch) -> None:
+    monkeypatch.delattr(os, "sched_setaffinity")
+    with pytest.raises(ValueError, match="'workers': expected 1 on a system that binds no process"):
+        cores_for(2, 1)
+    with pytest.raises(RuntimeError, match="argument 'cores': expected None, this system binds no"):
+        processes.Process("", environment={}, cores=[0])
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(ValueError, match="argument 'memory_limit': expected None, as only Linux"):
+        Measurer(task(), memory_limit=MEGABYTE)
+    monkeypatch.setattr(os, "name", "nt")
+    with pytest.raises(RuntimeError, match="expected Linux or another POSIX system, got nt"):
+        processes.Process("", environment={})
+
+
+def test_orphans_end_where_the_system_does_not_end_them(monkeypatch) -> None:
+    parents, ended = iter([7, 7, 1]), []
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(os, "_exit", ended.append)
+    serving._watch(7)
+    assert ended == [1] and not list(parents)
 
 
 def test_cores_for(monkeypatch) -> None:
@@ -379,10 +405,10 @@ def test_short_calls_on_a_gpu_are_waited_for_together(monkeypatch) -> None:
 def test_every_operator_is_checked(tmp_path: Path, op: str, dtype: str, options) -> None:
     """In this process: the same classes as in a worker's."""
     given = task(op, 1 if op == "spmv" else FEAT, dtype, **options)
-    device = Local(Case(given, tmp_path))
+    device = Local(OperatorCase(given, tmp_path))
     outcome = device.measure(default(given), None)
     assert outcome["state"] == "ok" and outcome["bytes"] > 0
-    again = Case(given, tmp_path)  # the exact result comes from the folder
+    again = OperatorCase(given, tmp_path)  # the exact result comes from the folder
     assert (again.check.exact == device.case.check.exact).all()
     device.case.check.exact[-1] += 1
     assert device.measure(default(given), None)["state"] == "wrong"

@@ -1,12 +1,11 @@
 """Records: what is kept, found, migrated and exchanged."""
 
 import json
-import sqlite3
 from dataclasses import fields, replace
 
 import pytest
 
-from records_common import KEY, RECORD, query, record, run_sql
+from records_common import KEY, RECORD, record, run_sql
 from sparsetir.tuning.record import FIELDS, record_from_data, record_to_data
 from sparsetir.tuning.records import Key, Record, RecordError, Records, default_path
 
@@ -158,78 +157,22 @@ def test_every_field_is_checked():
 
 # --- versions of the tables ------------------------------------------------------------------
 
-VERSION_1 = """
-CREATE TABLE sparsetir_records (
-    id TEXT PRIMARY KEY,
-    op TEXT NOT NULL, dtype TEXT NOT NULL, reduce TEXT NOT NULL, heads INTEGER,
-    feat INTEGER NOT NULL, threads INTEGER NOT NULL, target TEXT NOT NULL,
-    shape_class TEXT NOT NULL, fingerprint TEXT NOT NULL,
-    config TEXT NOT NULL, seconds REAL NOT NULL, default_seconds REAL,
-    compile_seconds REAL, convert_seconds REAL, padding REAL, bytes INTEGER,
-    trials INTEGER NOT NULL, versions TEXT NOT NULL, date TEXT NOT NULL, graph TEXT NOT NULL
-);
-CREATE INDEX sparsetir_records_by_fingerprint ON sparsetir_records (fingerprint);
-CREATE TABLE sparsetir_schema (version INTEGER NOT NULL);
-INSERT INTO sparsetir_schema VALUES (1);
-INSERT INTO sparsetir_records VALUES (
-    'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', 'spmm', 'float32', 'sum', NULL, 32, 2, 'llvm',
-    'm8-n8-z12-f5', '00000000000000000000000000000000',
-    '{"template": "RowBlocks", "tile": 16}', 0.5, 0.75, NULL, NULL, NULL, NULL,
-    10, '{"sparsetir": "0.0.1"}', '2026-01-01T00:00:00+00:00', 'old'
-);
-"""
-OLD = Record(
-    replace(KEY, device=""), {"template": "RowBlocks", "tile": 16}, 0.5, 0.75, trials=10,
-    versions={"sparsetir": "0.0.1"}, date="2026-01-01T00:00:00+00:00", graph="old", id="a" * 32,
-)  # fmt: skip
 
-
-def test_version_1_is_read_as_it_is_and_migrated_by_the_first_write(records):
-    run_sql(records.path, VERSION_1)
-    before = records.path.read_bytes()
-    assert records.all() == [OLD]
-    assert records.best(KEY) is None  # measured on who knows which machine
-    assert records.path.read_bytes() == before
-    records.add(RECORD)
-    assert records.all() == [OLD, RECORD]
-    assert query(records.path, "SELECT version FROM sparsetir_schema") == [(2,)]
-
-
-def test_a_migrated_file_has_the_tables_of_a_new_one(records, tmp_path):
-    run_sql(records.path, VERSION_1)
-    new = Records(tmp_path / "new.sqlite")
-    for each in (records, new):
-        each.add(RECORD)
-    columns = "SELECT name, type, \"notnull\", pk FROM pragma_table_info('sparsetir_records')"
-    assert query(records.path, columns) == query(new.path, columns)
-
-
-def test_a_migration_that_fails_changes_nothing(records, monkeypatch):
-    from sparsetir.tuning import schema
-
-    def half(connection):
-        schema._from_1(connection)
-        raise sqlite3.OperationalError("disk I/O error")
-
-    run_sql(records.path, VERSION_1)
-    before = records.path.read_bytes()
-    monkeypatch.setattr(schema, "_MIGRATIONS", {1: half})
-    with pytest.raises(RecordError, match="what was recorded before is kept"):
-        records.add(RECORD)
-    assert records.path.read_bytes() == before
-
-
-def test_a_later_version_is_refused_and_not_touched(records, tmp_path):
+@pytest.mark.parametrize(
+    "version, advice", [(7, "update sparsetir, or use another"), (1, "use another")]
+)
+def test_another_version_is_refused_and_not_touched(records, tmp_path, version, advice):
     records.add(RECORD)
     Records(tmp_path / "other.sqlite").add(RECORD)
     Records(tmp_path / "other.sqlite").export(tmp_path / "x.json")
-    run_sql(records.path, "UPDATE sparsetir_schema SET version = 7")
+    run_sql(records.path, f"UPDATE sparsetir_schema SET version = {version}")
     before = records.path.read_bytes()
     for call in (
         records.all, lambda: records.best(KEY), lambda: records.add(RECORD),
         lambda: records.forget(KEY), lambda: records.load(tmp_path / "x.json"),
     ):  # fmt: skip
-        with pytest.raises(RecordError, match=r"schema version 7 .* knows up to version 2; update"):
+        message = f"schema version {version} and this sparsetir knows version 2; {advice} file"
+        with pytest.raises(RecordError, match=message):
             call()
     assert records.path.read_bytes() == before
 

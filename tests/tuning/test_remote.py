@@ -12,8 +12,8 @@ import scipy.sparse as sp
 import sparsetir
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning.case import Case, stored_bytes
 from sparsetir.tuning.measure import Measurer
+from sparsetir.tuning.operator_case import OperatorCase, stored_bytes
 from sparsetir.tuning.remote import Remote, RemoteDevice, RemoteError
 from sparsetir.tuning.task import Reference, Task
 from tuning import faulty_templates as faulty
@@ -77,7 +77,7 @@ def remote(tmp_path_factory):
 def test_every_operator_on_a_device(remote, tmp_path: Path, op, dtype, options) -> None:
     given = task(op, 1 if op == "spmv" else 32, dtype, **options)
     default = sparsetir.plan_candidates(op, given.matrix, given.feat, **given.options)[0]
-    device = RemoteDevice(remote, Case(given, tmp_path))
+    device = RemoteDevice(remote, OperatorCase(given, tmp_path))
     device.begin(60.0)
     outcome = device.measure(default, None)
     assert outcome["state"] == "ok" and 0 < outcome["seconds"] <= outcome["median"] < 0.1
@@ -89,7 +89,7 @@ def test_every_operator_on_a_device(remote, tmp_path: Path, op, dtype, options) 
 
 def test_a_kernel_that_takes_only_a_part_of_what_is_computed(remote, tmp_path: Path) -> None:
     given, config = task("spmv", 1), SlicedRows(packed=True)
-    device = RemoteDevice(remote, Case(given, tmp_path))
+    device = RemoteDevice(remote, OperatorCase(given, tmp_path))
     device.begin(60.0)
     outcome = device.measure(config, None)
     made = sparsetir.plan("spmv", given.matrix, config=config, **given.options)

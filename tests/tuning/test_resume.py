@@ -257,9 +257,10 @@ def test_claims_of_other_machines_last_for_a_time(monkeypatch):
 
 
 def test_a_process_of_the_same_number_is_another(monkeypatch):
-    parent = {**Owner(60).claim(), "pid": os.getppid()}
-    assert not Owner.lives(parent)
-    assert Owner.lives({**parent, "started": owner._started(os.getppid())})
+    started = owner._started(os.getppid())
+    parent = {**Owner(60).claim(), "pid": os.getppid(), "started": started}
+    assert Owner.lives(parent)
+    assert not Owner.lives({**parent, "started": started + 1})
     assert socket.gethostname() in parent["machine"]
 
 
@@ -332,3 +333,12 @@ def test_a_database_that_is_not_there(monkeypatch):
     install(monkeypatch)
     with pytest.raises(RuntimeError, match="argument 'storage': cannot open 'sqlite:////proc/"):
         run("", storage="sqlite:////proc/no/such/folder.db")
+
+
+def test_a_driver_that_is_not_installed(monkeypatch):
+    install(monkeypatch)
+    advice = (
+        r"needs a package: .*sparsetir\[postgresql\]'` and begin it with postgresql\+psycopg://"
+    )
+    with pytest.raises(ValueError, match=advice):
+        run("", storage="postgresql+pg8000://here/trials")

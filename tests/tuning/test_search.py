@@ -24,6 +24,7 @@ from sparsetir.tuning.propose import Proposer, Tried, candidate, importances
 from sparsetir.tuning.records import Records
 from sparsetir.tuning.search import tune
 from sparsetir.tuning.task import Outcome
+from sparsetir.tuning.tuned import MARGIN
 
 MATRIX = sp.random_array((300, 200), density=0.05, format="csr", dtype="float32", rng=0)
 
@@ -174,7 +175,8 @@ def test_ctrl_c_keeps_what_was_found(monkeypatch, tmp_path):
     file = tmp_path / "records.sqlite"
     tuned = run(records=file)
     assert tuned.interrupted and len(tuned.trials) == 5
-    assert tuned.best.outcome.seconds == min(map(seconds_of, calls[:5]))
+    least = min(map(seconds_of, calls[:5]))  # or the default, where that is hardly slower
+    assert least <= tuned.best.outcome.seconds <= (1 + MARGIN) * least
     assert "interrupted" in repr(tuned)
     (record,) = Records(file).all()
     assert record.seconds == tuned.best.outcome.seconds
@@ -404,7 +406,7 @@ def test_refusals(monkeypatch, options, message):
 
 def test_without_optuna(monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(ImportError, match=r"tune: needs Optuna.*pip install 'sparsetir\[tune\]'"):
+    with pytest.raises(ImportError, match="tune: needs Optuna, .* run `pip install 'optuna"):
         run()
 
 

@@ -1,6 +1,7 @@
 """The command `sparsetir`: tune, bench, lower, formats, records, doctor.
 
-Results go to stdout, progress and errors to stderr. What a command needs is imported when it runs.
+Results go to stdout, progress and errors to stderr. A command is imported when it is wanted, and
+what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -9,13 +10,23 @@ import os
 import re
 import sys
 import traceback
+from collections.abc import Sequence
+from importlib import import_module
 
-from sparsetir.cli import doctor, formats, lower, records, tune
-from sparsetir.cli.arguments import Parser, UsageError
+from sparsetir._versions import VERSION
+from sparsetir.cli.arguments import Parser, UsageError, add_command
 
 __all__ = ["main", "parser"]
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+COMMANDS = {
+    "tune": "search formats and schedules for an operator on a graph, or for a function in a file",
+    "bench": "measure operators beside other libraries (in a checkout)",
+    "lower": "print a stage of an operator's program, or of a function in a file",
+    "formats": "statistics of a graph, and what each format would make of it",
+    "records": "list, export, import or forget what tuning has kept",
+    "doctor": "show versions, targets, CPU, GPU, records; check that a kernel runs",
+}
 EPILOG = """\
 examples:
   sparsetir tune spmm --graph cora --feat 32 128
@@ -32,32 +43,33 @@ NAMES = re.compile(r"^(?:tune|plan|build|compare|resolve_target): ")
 UNEXPECTED = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
 
 
-def parser() -> Parser:
-    """Of all commands."""
+def parser(words: Sequence[str] = ()) -> Parser:
+    """Of all commands, with the arguments of the one that is among the words, if any."""
     out = Parser(
         prog="sparsetir", description="Compile and tune sparse operators for graphs.", epilog=EPILOG
     )
-    out.add_argument("--version", action="version", version=f"sparsetir {_version()}")
+    out.add_argument("--version", action="version", version=f"sparsetir {VERSION}")
     commands = out.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    tune.add(commands)
-    # Its arguments are those of `python -m bench`, which `main` hands over.
-    commands.add_parser("bench", help="measure operators beside other libraries", add_help=False)
-    for module in (lower, formats, records, doctor):
-        module.add(commands)
+    wanted = next((word for word in words if not word.startswith("-")), None)
+    for name, title in COMMANDS.items():
+        if name == wanted and name != "bench":
+            add_command(commands, import_module(f"sparsetir.cli.{name}"), name, title)
+        else:  # those of `bench` are the ones of `python -m bench`, which `main` hands over
+            commands.add_parser(name, help=title, add_help=False)
     return out
 
 
 def main(words: list[str] | None = None) -> int:
     """Run the command line; the exit code."""
     words = sys.argv[1:] if words is None else words
-    if words[:1] == ["bench"]:
-        from sparsetir.bench.__main__ import main as bench
-
-        bench(words[1:], run_as=("sparsetir", "bench"))
+    if not words:
+        parser().print_help()
         return OK
+    if words[:1] == ["bench"]:
+        return _bench(words[1:])
     who, debug = "sparsetir", "--debug" in words
     try:
-        args = parser().parse_args(words)
+        args = parser(words).parse_args(words)
         who = f"sparsetir {args.command}"
         return args.run(args)
     except KeyboardInterrupt:
@@ -77,6 +89,24 @@ def main(words: list[str] | None = None) -> int:
         return USAGE if _refused(error) else FAILED
 
 
+def _bench(words: list[str]) -> int:
+    """`python -m bench` of the checkout that this package is in."""
+    from pathlib import Path
+
+    root = Path(__file__).resolve().parents[3]
+    if not (root / "bench" / "__main__.py").is_file():
+        print(
+            "sparsetir bench: measurements are no part of the installed package: run "
+            "`python -m bench` in a checkout of its sources",
+            file=sys.stderr,
+        )
+        return FAILED
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    import_module("bench.__main__").main(words, run_as=("sparsetir", "bench"))
+    return OK
+
+
 def _refused(error: Exception) -> bool:
     """Whether a function did not take an argument, which is one of the command line here."""
     return isinstance(error, TypeError | ValueError) and " argument '" in str(error)[:30]
@@ -88,9 +118,3 @@ def _line(error: Exception) -> str:
     if isinstance(error, UNEXPECTED) and not _refused(error):
         return f"{type(error).__name__}: {text} (--debug shows where)"
     return text
-
-
-def _version() -> str:
-    from sparsetir import __version__
-
-    return __version__

@@ -10,11 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
-from sparsetir.file_errors import UNREADABLE, check_npz, why
-from sparsetir.schedules.operators.operands import OPERATORS
-from sparsetir.schedules.operators.problems import DTYPES, REDUCTIONS
+from sparsetir.vocabulary import DTYPES, OPS, REDUCTION_NAMES
 
 __all__ = [
     "DTYPES",
@@ -37,7 +33,7 @@ __all__ = [
     "target",
 ]
 
-OPS = tuple(OPERATORS)
+REDUCTIONS = tuple(REDUCTION_NAMES)
 TUNED = (*OPS, "rgms")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
@@ -67,13 +63,16 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message, self.prog)
 
 
-def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], title: str, epilog: str
-) -> Parser:
-    """The parser of a command, with what all of them have."""
-    out = commands.add_parser(name, help=title, description=f"{title}.".capitalize(), epilog=epilog)
+def add_command(commands: Any, module: Any, name: str, title: str) -> Parser:
+    """The parser of a command, with what all of them have.
+
+    module : has the function `run`, the text `EPILOG` and a function `add`, that adds arguments
+    """
+    about = f"{title[0].upper()}{title[1:]}."
+    out = commands.add_parser(name, help=title, description=about, epilog=module.EPILOG)
+    module.add(out)
     out.add_argument("--debug", action="store_true", help="show where an error comes from")
-    out.set_defaults(run=run)
+    out.set_defaults(run=module.run)
     return out
 
 
@@ -159,6 +158,10 @@ def named_values(texts: Sequence[str], argument: str = "--arg") -> dict[str, Any
 
 
 def _value(who: str, name: str, text: str) -> Any:
+    import numpy as np
+
+    from sparsetir.file_errors import UNREADABLE, check_npz, why
+
     for number in (int, float):
         try:
             return number(text)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import add_command, memory
+from sparsetir.cli.arguments import Parser, memory
+from sparsetir.cli.text import many
 
 __all__ = ["add", "run"]
 
@@ -46,10 +47,8 @@ VARIABLES = (
 TOLERANCE = 1e-4
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "show versions, targets, CPU, GPU, records; check that a kernel runs"
-    out = add_command(commands, "doctor", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     out.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -99,13 +98,18 @@ def cpu() -> dict[str, Any]:
     unlike : in which it is not what LLVM calls it, as "+amx-bf16" or "-gfni"
     """
     from sparsetir.schedules.default import vector_bits
-    from sparsetir.targets import distinctive_features, host_features, host_target
+    from sparsetir.targets import (
+        distinctive_features,
+        host_features,
+        host_target,
+        usable_cpus,
+    )
     from sparsetir.tuning.fingerprint import cpu_model
 
     target, has = host_target(), host_features()
     return {
         "name": cpu_model(), "llvm": str(target.attrs["mcpu"]),
-        "cores": len(os.sched_getaffinity(0)), "vector_bits": vector_bits(target),
+        "cores": len(usable_cpus()), "vector_bits": vector_bits(target),
         "features": distinctive_features(name for name in has if has[name]),
         "unlike": [str(name) for name in target.attrs.get("mattr", ())], "caches": _caches(),
     }  # fmt: skip
@@ -215,7 +219,7 @@ def _show(found: dict[str, Any]) -> None:
     caches = ", ".join(f"{name} {_kib(size)}" for name, size in chip["caches"].items())
     _part(
         "CPU",
-        f"{chip['name']} ({chip['llvm']}), {chip['cores']} cores, "
+        f"{chip['name']} ({chip['llvm']}), {many(chip['cores'], 'core')}, "
         f"vectors of {chip['vector_bits']} bits",
         f"features: {' '.join(chip['features']) or 'LLVM does not say'}",
         chip["unlike"] and f"unlike {chip['llvm']}: {' '.join(chip['unlike'])}",
@@ -231,7 +235,7 @@ def _show(found: dict[str, Any]) -> None:
     else:
         size = "no file yet"
         if kept["bytes"] is not None:
-            size = f"{kept['records']} in {memory(kept['bytes'])}"
+            size = f"{many(kept['records'], 'record')} in {memory(kept['bytes'])}"
         _part("records", f"{kept['path']}: {size}, schema {kept['schema']}")
     _part("variables", *(f"{name}={value}" for name, value in found["environment"].items()))
     ran = found["kernel"]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, UsageError, add_command, memory
+from sparsetir.cli.arguments import Failed, Parser, UsageError, memory
+from sparsetir.cli.text import fitted, many
 
 __all__ = ["add", "describe", "run"]
 
@@ -18,21 +22,20 @@ QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 EPILOG = """\
 Places are those of elements and of padding; bytes are of float32 values, indices and masks. A
 format that would take too much room is not made. "default" is what a plan takes unless it was
-tuned.
+tuned. A format is named as in the table, or with other parameters: "bsr_16_16", "hyb(2, 4)".
 
 examples:
   sparsetir formats cora
+  sparsetir formats cora --format csr "BSR(8, 8)" hyb_2_4
   sparsetir formats graph.mtx --picture graph.png
   sparsetir formats weights.npz:conv1 --picture hyb.svg --format hyb_1_3
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "statistics of a graph, and what each format would make of it"
-    out = add_command(commands, "formats", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     out.add_argument("graph", help="see `sparsetir tune --help`")
-    out.add_argument("--format", nargs="+", metavar="NAME", help="only these, by their names")
+    out.add_argument("--format", nargs="+", metavar="NAME", help="only these: names, or NAME(1, 2)")
     out.add_argument(
         "--picture", type=Path, metavar="FILE",
         help="draw the graph, or the one format that is named, into a .png, .svg or .pdf file",
@@ -50,14 +53,11 @@ def run(args: argparse.Namespace) -> int:
     name, matrix = arguments.graph(args.graph, "graph")
     pattern = Pattern.from_csr(matrix.indptr, matrix.indices, matrix.shape)
     known = {fmt.name: fmt for fmt in library(pattern)}
-    unknown = [n for n in args.format or [] if n not in known]
-    if unknown:
-        raise UsageError(f"argument --format: expected {', '.join(known)}; got {unknown[0]}")
-    chosen = [known[n] for n in args.format] if args.format else list(known.values())
+    chosen = [format_of(n, known) for n in args.format] if args.format else list(known.values())
     about, cells = describe(matrix), [_cell(fmt, pattern) for fmt in chosen]
     defaults = _defaults(matrix)
     if args.picture is not None:
-        _draw(args.picture, pattern, chosen if args.format else [])
+        _draw(args.picture, name, pattern, chosen if args.format else [])
     if args.json:
         picture = None if args.picture is None else str(args.picture)
         arguments.print_json({
@@ -69,6 +69,33 @@ def run(args: argparse.Namespace) -> int:
     if args.picture is not None:
         print(f"picture: {args.picture}")
     return 0
+
+
+def format_of(text: str, known: Mapping[str, Any]) -> Any:
+    """The format of a name: of a known one, or of a class with parameters behind it.
+
+    text : such as "csr", "BSR(8, 8)" or "bsr_8_8"
+    """
+    from sparsetir.schedules.search.configs import FORMATS
+
+    if text in known:
+        return known[text]
+    classes = {name.lower(): kind for name, kind in FORMATS.items()}
+    short = {"enum": "enumeratedpatterns"}
+    found = re.fullmatch(r"([a-z_]+?)_?(?:\((.*)\)|((?:_?\d+)*))", text.strip().lower())
+    name = found[1].replace("_", "") if found else ""
+    kind = classes.get(short.get(name, name))
+    if found is None or kind is None:
+        raise UsageError(
+            f"argument --format: expected {', '.join(known)}, or one of {', '.join(FORMATS)} with "
+            f"parameters, as BSR(8, 8); got {text}"
+        )
+    try:
+        given = found[3].strip("_").replace("_", ", ") if found[3] else found[2] or ""
+        parameters = ast.literal_eval(f"({given},)" if given.strip(", ") else "()")
+        return kind(*parameters)
+    except (SyntaxError, TypeError, ValueError) as error:
+        raise UsageError(f"argument --format: {text}: {error}") from error
 
 
 def describe(matrix: Any) -> dict[str, Any]:
@@ -137,12 +164,15 @@ def _defaults(matrix: Any) -> dict[str, Any]:
     }
 
 
-def _draw(path: Path, pattern: Any, chosen: list[Any]) -> None:
+def _draw(path: Path, name: str, pattern: Any, chosen: list[Any]) -> None:
     from sparsetir.plot import plot_format, plot_pattern
 
     if len(chosen) > 1:
         raise UsageError("argument --picture: expected one --format to draw, or none")
-    figure = plot_format(chosen[0].convert(pattern)) if chosen else plot_pattern(pattern)
+    if chosen:
+        figure = plot_format(chosen[0].convert(pattern), name=name)
+    else:
+        figure = plot_pattern(pattern, name=name)
     try:
         figure.savefig(path)
     except OSError as error:
@@ -153,33 +183,36 @@ def _show(
     name: str, about: dict[str, Any], cells: list[dict[str, Any]], defaults: dict[str, Any]
 ) -> None:
     m, n = about["shape"]
-    print(f"{name}: {m:,} x {n:,}, {about['nnz']:,} elements, {about['density']:.3g} of all places")
+    print(
+        f"{name}: {m:,} x {n:,}, {many(about['nnz'], 'element')}, {about['density']:.3g} of all "
+        "places"
+    )
     print(
         f"pattern {'' if about['symmetric'] else 'not '}symmetric, {about['diagonal']:,} on the "
         f"diagonal, bandwidth {about['bandwidth']:,}"
     )
     empty = {"rows": about["empty_rows"], "columns": about["empty_columns"]}
     heads = ["min", "25 %", "median", "75 %", "90 %", "99 %", "max", "mean", "std", "empty"]
-    print(f"\n{'elements in':12}" + "".join(f"{head:>9}" for head in heads))
+    print(f"\n{'lengths of':10}" + "".join(f"{head:>9}" for head in heads))
     for what, key in (("rows", "row_length"), ("columns", "column_length")):
         length = about[key]
         values = [f"{v:,.0f}" for v in length["quantiles"].values()] or ["-"] * len(QUANTILES)
         values += [f"{length['mean']:,.1f}", f"{length['std']:,.1f}", f"{empty[what]:,}"]
-        print(f"{what:12}" + "".join(f"{value:>9}" for value in values))
+        print(f"{what:10}" + "".join(f"{value:>9}" for value in values))
     least = min((c["bytes"] for c in cells if c["bytes"] is not None), default=None)
-    print(f"\n{'format':24}{'parts':>7}{'places':>16}{'padding':>10}{'memory':>12}")
+    print(f"\n{'format':20}{'parts':>6}{'places':>15}{'padding':>9}{'memory':>10}")
     for cell in cells:
-        start = f"{cell['format']:24}{_count(cell['parts']):>7}{cell['places']:>16,}"
-        start += f"{cell['padding']:>9.1%} "
+        start = f"{cell['format']:20}{_count(cell['parts']):>6}{cell['places']:>15,}"
+        start += f"{cell['padding']:>8.1%} "
         if cell["bytes"] is None:
-            print(f"{start}{'not made':>12}: {cell['skipped']}")
+            print(fitted(f"{start}{'not made':>10}: {cell['skipped']}", 4))
         else:
             mark = "  least memory" if cell["bytes"] == least else ""
-            print(f"{start}{memory(cell['bytes']):>12}{mark}")
+            print(f"{start}{memory(cell['bytes']):>10}{mark}")
     print("\ndefault on this CPU")
     for problem, config in defaults.items():
         fields = [f"{k}={v}" for k, v in config.items() if k != "template"]
-        print(f"  {problem:20}{config['template']}: {', '.join(fields)}")
+        print(fitted(f"  {problem:20}{config['template']}: {', '.join(fields)}", 22))
     sys.stdout.flush()
 
 

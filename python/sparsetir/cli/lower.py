@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, UsageError, add_command
+from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, Parser, UsageError
 from sparsetir.cli.functions import function_of
+from sparsetir.cli.text import coloured, readable
 
 __all__ = ["add", "run"]
 
@@ -20,11 +21,16 @@ Stages: 1, the program over coordinates; 2, over positions; scheduled, the same 
 of its template, or the default one; 3, loops over flat buffers, which are compiled; source, what
 TVM generates (LLVM IR, or the text of GPU kernels); asm, assembly.
 
-An operator ({", ".join(OPS)}) has the config that a plan for the graph would have, which is printed
-on stderr; a file is run, and has to hold the function at its top level.
+Stage 1 of an operator ({", ".join(OPS)}) is its plain program. The others, and with --template
+also stage 1, are what a config makes of it: the one of --config, the default of the template that
+is named, else the config that a plan for the graph would have. It is printed on stderr. A file is
+run, and has to hold the function at its top level. On a terminal the text has colours, unless
+NO_COLOR is set.
 
 examples:
-  sparsetir lower spmm --stage 1
+  sparsetir lower spmm
+  sparsetir lower spmm --template
+  sparsetir lower spmm --template PanelRows --feat 64 --stage scheduled
   sparsetir lower sddmm --feat 64 --graph graph.mtx --stage source --target cuda
   sparsetir lower spmm --stage 3 --config '{{"template": "RowBlocks", "tile": 32, "lanes": 16}}'
   sparsetir lower program.py:spmm --stage 2
@@ -35,13 +41,13 @@ examples:
 NAMES = {"1": "I", "2": "II", "scheduled": "II scheduled", "3": "III"}
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "print a stage of an operator's program, or of a function in a file"
-    out = add_command(commands, "lower", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     out.add_argument("program", metavar="OP|FILE", help=f"{', '.join(OPS)}, or file.py[:function]")
     out.add_argument("--stage", choices=STAGES, default="1", help="default: 1")
-    out.add_argument("--target", type=arguments.target, default="llvm", help="default: llvm")
+    out.add_argument(
+        "--target", type=arguments.target, default="cpu", help="cpu (default), cuda or JSON"
+    )
     of_op = out.add_argument_group("of an operator")
     of_op.add_argument("--graph", default="cora", help="default: cora; see `sparsetir tune --help`")
     of_op.add_argument("--feat", type=arguments.at_least(1), help="features (default: 32)")
@@ -49,6 +55,10 @@ def add(commands: Any) -> None:
     of_op.add_argument("--reduce", choices=REDUCTIONS, default="sum")
     of_op.add_argument("--threads", type=arguments.at_least(1), help="of the CPU (default: all)")
     of_op.add_argument("--config", type=arguments.config, metavar="JSON", help="of a template")
+    of_op.add_argument(
+        "--template", nargs="?", const="", metavar="NAME",
+        help="what a template makes of the program, by default that of a plan",
+    )  # fmt: skip
     out.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -60,6 +70,9 @@ def run(args: argparse.Namespace) -> int:
     config = None
     if args.program in OPS:
         stages, config = _operator(args, target)
+    elif args.template is not None or args.config is not None:
+        name = "template" if args.config is None else "config"
+        raise UsageError(f"argument --{name}: expected none for a function in a file")
     else:
         stages = _stages_of(function_of(args.program), args.stage, target)
     text = _text(stages, args.stage, target).rstrip("\n")
@@ -69,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if config is not None:
         print(f"config: {json.dumps(config)}", file=sys.stderr)
-    print(text)
+    source = "cuda" if target.kind.name == "cuda" else "source"
+    print(coloured(text, {"source": source, "asm": "asm"}.get(args.stage, "")))
     return 0
 
 
@@ -77,28 +91,50 @@ def _text(stages: Mapping[str, Any], stage: str, target: Any) -> str:
     from sparsetir.build import kernel_of
 
     if stage in NAMES:
-        return stages[NAMES[stage]].script()
+        return readable(stages[NAMES[stage]])
     return kernel_of(dict(stages), target).source("asm" if stage == "asm" else None)
 
 
 def _operator(args: argparse.Namespace, target: Any) -> tuple[Mapping[str, Any], Any]:
-    """The stages of the kernel that a plan has, and its config as data."""
+    """The plain program; or the stages that a config makes of it, and that as data."""
     from sparsetir.request import request
-    from sparsetir.schedules.operators.operands import OPERATORS
-    from sparsetir.schedules.search.choose import choose
+    from sparsetir.schedules.operators import sddmm, spmm
     from sparsetir.schedules.search.configs import to_data
     from sparsetir.sparse_tensor import SparseMatrix
-    from sparsetir.tuning.lookup import recorded_config
 
+    vectors = args.program == "spmv"
     wanted = request(
         args.program, SparseMatrix(arguments.graph(args.graph)[1]),
-        args.feat or (1 if OPERATORS[args.program].vectors else 32), dtype=args.dtype,
+        args.feat or (1 if vectors else 32), dtype=args.dtype,
         reduce=args.reduce, target=target, threads=args.threads,
     )  # fmt: skip
-    config = args.config or recorded_config(wanted.task())
-    config = config or choose(wanted.problem, wanted.statistics, target)
+    if args.stage == "1" and args.config is None and args.template is None:
+        return {"I": (sddmm if args.program == "sddmm" else spmm).program(wanted.problem)}, None
+    config = _config(args, wanted)
     config.tiles(wanted.feat)  # refuses feature sizes that it does not serve
     return wanted.stages(config), to_data(config)
+
+
+def _config(args: argparse.Namespace, wanted: Any) -> Any:
+    """The one that is given; of the template that is named; of a plan."""
+    from sparsetir.schedules.search.choose import candidates, choose
+    from sparsetir.schedules.search.configs import from_data
+    from sparsetir.tuning.lookup import recorded_config
+
+    if args.config is not None:
+        if args.template and type(args.config).__name__ != args.template:
+            raise UsageError("argument --template: expected the one of --config, or none")
+        return args.config
+    problem, statistics, target = wanted.problem, wanted.statistics, wanted.target
+    if not args.template:
+        return recorded_config(wanted.task()) or choose(problem, statistics, target)
+    for config in candidates(problem, statistics, target):
+        if type(config).__name__ == args.template:
+            return config
+    try:
+        return from_data({"template": args.template})
+    except ValueError as error:
+        raise UsageError(f"argument --template: {error}") from error
 
 
 def _stages_of(func: Any, stage: str, target: Any) -> Mapping[str, Any]:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import Failed, UsageError, add_command
+from sparsetir.cli.arguments import Failed, Parser, UsageError
+from sparsetir.cli.text import fitted, many
 
 __all__ = ["add", "run"]
 
@@ -24,10 +25,8 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "list, export, import or forget what tuning has kept"
-    out = add_command(commands, "records", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     actions = out.add_subparsers(dest="action", metavar="ACTION", required=True)
     common = arguments.Parser(add_help=False)
     common.add_argument("--records", metavar="PATH", help="the file of records")
@@ -86,7 +85,8 @@ def _list(args: argparse.Namespace, records: Any) -> int:
         return 0
     best = best_of_each(found)
     rows = [["op", "graph", "feat", "dtype", "reduce", "threads", "time", "x default", "trials",
-             "date", "config"]]  # fmt: skip
+             "date"]]  # fmt: skip
+    configs = [""]
     for record in best.values():
         key, default = record.key, record.default_seconds
         gain = "-" if not default else f"{default / record.seconds:.2f}"
@@ -94,14 +94,16 @@ def _list(args: argparse.Namespace, records: Any) -> int:
         rows.append([
             key.op, record.graph or key.fingerprint[:8], str(key.feat), key.dtype, key.reduce,
             threads, micros(record.seconds), gain, str(record.trials), record.date[:10],
-            _words(record.config),
         ])  # fmt: skip
+        configs.append(_words(record.config))
     if best:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        for row in rows:
+        for row, config in zip(rows, configs, strict=True):
             cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
             print("  ".join(cells).rstrip())
-    print(f"{len(best)} problems, {len(found)} records in {records.path}")
+            if config:
+                print(fitted(f"    {config}", 6))
+    print(f"{many(len(best), 'problem')}, {many(len(found), 'record')} in {records.path}")
     return 0
 
 
@@ -118,12 +120,12 @@ def _words(config: Any) -> str:
 
 def _export(args: argparse.Namespace, records: Any) -> int:
     count = records.export(args.file, replace=args.replace)
-    return _told(args, f"{count} records written to {args.file}", count)
+    return _told(args, f"{many(count, 'record')} written to {args.file}", count)
 
 
 def _import(args: argparse.Namespace, records: Any) -> int:
     count = records.load(args.file)
-    return _told(args, f"{count} new records, now in {records.path}", count)
+    return _told(args, f"{many(count, 'new record')}, now in {records.path}", count)
 
 
 def _forget(args: argparse.Namespace, records: Any) -> int:
@@ -137,7 +139,7 @@ def _forget(args: argparse.Namespace, records: Any) -> int:
 
         for key in keys:
             forget_trials(records, key)
-    return _told(args, f"{count} records deleted from {records.path}", count)
+    return _told(args, f"{many(count, 'record')} deleted from {records.path}", count)
 
 
 def _told(args: argparse.Namespace, text: str, count: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import DTYPES, REDUCTIONS, TUNED, UsageError, add_command, at_least
+from sparsetir.cli.arguments import DTYPES, REDUCTIONS, TUNED, Failed, Parser, UsageError, at_least
 from sparsetir.cli.functions import function_of, is_file, schedule_of
 
 __all__ = ["add", "report_path", "run"]
@@ -44,10 +44,8 @@ examples:
 """
 
 
-def add(commands: Any) -> None:
-    """Add the command."""
-    title = "search formats and schedules for an operator on a graph, or for a function in a file"
-    out = add_command(commands, "tune", run, title, EPILOG)
+def add(out: Parser) -> None:
+    """Add the arguments."""
     out.add_argument("op", metavar="OP|FILE", help=f"{', '.join(TUNED)}, or file.py[:function]")
     of_op = out.add_argument_group("of an operator")
     of_op.add_argument("--graph", help="see below")
@@ -72,7 +70,7 @@ def add(commands: Any) -> None:
         "--space", type=arguments.mapping, metavar="JSON", help="lists of choices by name"
     )
     out.add_argument(
-        "--target", type=arguments.target, default="llvm", help="llvm (default), cuda or JSON"
+        "--target", type=arguments.target, default="cpu", help="cpu (default), cuda or JSON"
     )
     out.add_argument("--threads", type=at_least(1), help="of the CPU (default: all)")
     search = out.add_argument_group("search")
@@ -108,7 +106,10 @@ def add(commands: Any) -> None:
     )
     kept = out.add_argument_group("results")
     kept.add_argument("--records", metavar="PATH", help='where they are kept; "" keeps none')
-    kept.add_argument("--storage", metavar="URL", help="database for the trials of many machines")
+    kept.add_argument(
+        "--storage", metavar="URL",
+        help="database for the trials of many machines, such as postgresql+psycopg://user@host/name",
+    )  # fmt: skip
     report = kept.add_mutually_exclusive_group()
     report.add_argument("--report", type=Path, metavar="PATH", help="HTML file, or a folder")
     report.add_argument("--no-report", action="store_true", help="write no HTML file")
@@ -135,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
     for name in () if related else ("feat_in", "unweighted"):
         if getattr(args, name) is not None:
             raise UsageError(f"argument --{name.replace('_', '-')}: expected none for {args.op}")
+    _check_device(args)
     feats = args.feat or [32 if related or not OPERATORS[args.op].vectors else 1]
     if len(set(feats)) != len(feats):
         raise UsageError("argument --feat: expected each size once")
@@ -153,6 +155,20 @@ def run(args: argparse.Namespace) -> int:
         kept = None if where is None else str(where)
         arguments.print_json({"op": args.op, "graph": name, "records": kept, "runs": runs})
     return max(codes)
+
+
+def _check_device(args: argparse.Namespace) -> None:
+    """Raise where there is nothing here to measure on."""
+    import tvm
+
+    from sparsetir.cli.doctor import gpu
+    from sparsetir.targets import resolve_target
+
+    kind = resolve_target(args.target).kind.name
+    if args.remote is not None or kind == "llvm" or tvm.runtime.device(kind, 0).exist:
+        return
+    why = f": {gpu()['reason']}" if kind == "cuda" else ""
+    raise Failed(f"argument --target: there is no {kind} device here{why}; see --remote")
 
 
 def report_path(given: Path | None, op: str, graph: str, feat: int, several: bool) -> Path:
@@ -185,6 +201,7 @@ def run_program(args: argparse.Namespace) -> int:
         if getattr(args, name):
             option = name.replace("_", "-")
             raise UsageError(f"argument --{option}: expected none for a function in a file")
+    _check_device(args)
     where = None if args.records == "" else Records(args.records).path
     given = arguments.named_values(args.arg or [])
     schedule = None if args.schedule is None else schedule_of(args.schedule)

@@ -8,10 +8,11 @@ The others are in the shape of PyTorch Geometric's: they take the arguments of P
 same names, give the same results, and have the same parameters, so that state dictionaries go both
 ways; PyG itself is not needed. What they have in common: `edge_index` is a (2, E) int32 or int64
 tensor of sources and targets, a `torch.sparse` matrix of targets x sources (PyG's `adj_t`), or
-anything else :func:`sparsetir.ops.spmm` takes.
+anything else :func:`sparsetir.ops.spmm` takes; and, but for relations, a graph over several
+processes, :class:`sparsetir.distributed.DistGraph`.
 
-Features may be sparse matrices. On a CPU dense ones that are nearly all zero, such as words of
-papers, are multiplied as sparse ones, once a layer sees them again (:mod:`sparsetir.nn.features`).
+Features may be sparse matrices. Dense ones that are nearly all zero, such as words of papers, are
+multiplied as sparse ones on a CPU by layers with `sparse_features=True` (GCN, SAGE, GAT).
 
 What differs from PyG: with flow="target_to_source" features are one tensor, not a pair, and a
 GATConv with `edge_dim` takes the values of a sparse matrix for features of its edges.
@@ -19,6 +20,7 @@ GATConv with `edge_dim` takes the values of a sparse matrix for features of its 
 To run PyG's own layers on these kernels, see :func:`sparsetir.nn.pyg.accelerate`.
 """
 
+from sparsetir import needs_torch  # noqa: F401
 from sparsetir.nn.gat import GATConv
 from sparsetir.nn.gcn import GCNConv
 from sparsetir.nn.points import KernelMap, OnFeatures, SparsePoints, kernel_map

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,57 +13,43 @@ from sparsetir.ops.cache import lasting
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.registry import is_plain
 
-__all__ = ["sparse_where_known"]
+__all__ = ["as_sparse"]
 
-# A product with a sparse matrix of this density takes about half the time of the dense one.
-MAX_DENSITY = 0.05
-MIN_ELEMENTS = 1 << 18
 DTYPES = (torch.float32, torch.float64)
 
 
-@dataclass
-class _Seen:
-    """What is known of features as of a version.
+class _Seen(NamedTuple):
+    """What features were as of a version.
 
-    layers : that have multiplied them, by id
-    sums : (n,) a number for each row, which others hardly have; None before zeros are counted
-    matrix : the same as a sparse matrix, None where that is not worth it
+    sums : (n,) a number for each row, which others hardly have
+    matrix : the same as a sparse matrix; None of features that are not finite
     """
 
     version: int
-    layers: set[int] = field(default_factory=set)
-    sums: Tensor | None = None
-    matrix: Operand | None = None
+    sums: Tensor
+    matrix: Operand | None
 
 
 _seen = WeakTensorKeyDictionary()
 _lock = threading.Lock()
 
 
-def sparse_where_known(x: Tensor, layer: object) -> Tensor | Operand:
-    """Features (n, d), or the same as a sparse matrix where a product with that is faster.
+def as_sparse(x: Tensor) -> Tensor | Operand:
+    """Features (n, d) as a sparse matrix, made when they are first seen and kept while they live.
 
-    Zeros are counted when the same tensor, not written to since, comes to the same layer again:
-    what a layer sees once, such as after dropout, is not worth it. Gradients for `x` there must be
-    none. Whoever writes to it unseen by torch, through NumPy, is noticed: each row is compared by a
-    weighted sum. The first product and later ones differ by rounding, and where weights are
-    infinite: zeros are left out.
+    Whoever writes to them is noticed, unseen by torch, through NumPy, too: each row is compared by
+    a weighted sum. Zeros are left out, so results differ by rounding, and where weights are
+    infinite. What stays dense: features on a GPU, where the dense product is fast; of other types
+    than float32 and float64; with gradients, in compiled or inference mode's tensors; not finite.
     """
     if not _may_be_sparse(x):
         return x
+    found = _sums(x)
     with _lock:
         seen = _seen.get(x)
-        if seen is None or seen.version != x._version:
-            seen = _seen[x] = _Seen(x._version)
-        if seen.sums is None and id(layer) not in seen.layers:
-            seen.layers.add(id(layer))
-            return x
-        if seen.sums is not None and seen.matrix is None:
-            return x
-        found = _sums(x)
-        if seen.sums is None or not torch.equal(found, seen.sums):
-            seen.sums, seen.matrix = found, _matrix(x, found)
-        return x if seen.matrix is None else seen.matrix
+        if seen is None or seen.version != x._version or not torch.equal(found, seen.sums):
+            seen = _seen[x] = _Seen(x._version, found, _matrix(x, found))
+    return x if seen.matrix is None else seen.matrix
 
 
 def _may_be_sparse(x: Tensor) -> bool:
@@ -72,8 +58,7 @@ def _may_be_sparse(x: Tensor) -> bool:
         and x.layout is torch.strided
         and x.dim() == 2
         and x.dtype in DTYPES
-        and x.numel() >= MIN_ELEMENTS
-        and x.device.type == "cpu"  # on a GPU the dense product is fast and counting is not
+        and x.device.type == "cpu"
         and not x.requires_grad
         and not x.is_inference()
         and is_plain(x)
@@ -88,8 +73,7 @@ def _sums(x: Tensor) -> Tensor:
 
 @lasting
 def _matrix(x: Tensor, found: Tensor) -> Operand | None:
-    """The sparse matrix; None of features that are no numbers, or of too many that are not zero."""
-    if not found.isfinite().all() or x.count_nonzero() > MAX_DENSITY * x.numel():
+    if not found.isfinite().all():
         return None
     rows, cols = x.nonzero().unbind(1)
     counts = torch.bincount(rows, minlength=x.shape[0])

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, pair, sizes
-from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, is_edges
+from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, glorot, zeros
-from sparsetir.nn.memory import remembered
 
 __all__ = ["GATConv"]
 
@@ -35,6 +34,8 @@ class GATConv(Conv):
     fill_value : features of self loops: a number, a tensor, or which reduction of those of the
         edges to the node
     residual : add a linear map of the targets' features
+    sparse_features : whether dense features are nearly all zero, such as words of papers; they are
+        multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
     """
 
     def __init__(
@@ -50,9 +51,11 @@ class GATConv(Conv):
         fill_value: float | Tensor | str = "mean",
         bias: bool = True,
         residual: bool = False,
+        sparse_features: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"aggr": "add", **kwargs})
+        self.sparse_features = sparse_features
         if isinstance(fill_value, str) and fill_value not in FILLS:
             raise ValueError(
                 f"GATConv: argument 'fill_value': expected a number, a tensor, or one of "
@@ -64,8 +67,10 @@ class GATConv(Conv):
         self.add_self_loops, self.edge_dim = add_self_loops, edge_dim
         self.fill_value, self.residual = fill_value, residual
 
-        def of_heads(channels: int) -> Linear:
-            return Linear(channels, heads * out_channels, bias=False, glorot=True)
+        def of_heads(channels: int, sparse: bool = sparse_features) -> Linear:
+            return Linear(
+                channels, heads * out_channels, bias=False, glorot=True, sparse_features=sparse
+            )
 
         def attention() -> Parameter:
             return Parameter(torch.empty(1, heads, out_channels))
@@ -76,10 +81,14 @@ class GATConv(Conv):
         self.lin_src = None if same else of_heads(left)
         self.lin_dst = None if same else of_heads(right)
         self.att_src, self.att_dst = attention(), attention()
-        self.lin_edge = None if edge_dim is None else of_heads(edge_dim)
+        self.lin_edge = None if edge_dim is None else of_heads(edge_dim, False)
         self.att_edge = None if edge_dim is None else attention()
         channels = out_channels * (heads if concat else 1)
-        self.res = Linear(right, channels, bias=False, glorot=True) if residual else None
+        self.res = None
+        if residual:
+            self.res = Linear(
+                right, channels, bias=False, glorot=True, sparse_features=self.sparse_features
+            )
         self.bias = Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
 
@@ -114,7 +123,7 @@ class GATConv(Conv):
         residual = None if self.res is None or targets is None else self.res(targets)
         h_source, h_target = self._transformed(sources, targets)
         graph = Graph.of("GATConv", edge_index, n, m, self.flow)
-        if edge_attr is None and not is_edges(edge_index):
+        if edge_attr is None and not has_edges(edge_index):
             edge_attr = graph.weight
         if edge_attr is not None:
             check_of_edges("GATConv", "edge_attr", edge_attr, graph, (1, 2))
@@ -123,9 +132,10 @@ class GATConv(Conv):
             edge_attr = None
         if self.add_self_loops:
             graph, edge_attr = self._with_loops(graph, edge_attr, min(n, m))
+        h_source = graph.of_sources(h_source)
         alpha = self._attention(graph, h_source, h_target, edge_attr)
         heads = h_source.transpose(0, 1)
-        out = graph.aggregate(heads, self.aggr, F.dropout(alpha, self.dropout, self.training))
+        out = graph.reduce(heads, self.aggr, F.dropout(alpha, self.dropout, self.training))
         out = out.transpose(0, 1).flatten(1) if self.concat else out.mean(0)
         out = out if residual is None else out + residual
         out = out if self.bias is None else out + self.bias
@@ -162,18 +172,11 @@ class GATConv(Conv):
         self, graph: Graph, edge_attr: Tensor | None, nodes: int
     ) -> tuple[Graph, Tensor | None]:
         """The graph with a loop at each of the first nodes, after the edges, and no others."""
-
-        def make() -> tuple[Tensor, Tensor]:
-            edges = graph.edges()
-            kept = (edges[0] != edges[1]).nonzero()[:, 0]
-            loops = torch.arange(nodes, dtype=edges.dtype, device=edges.device)
-            return torch.cat([edges[:, kept], loops.expand(2, -1)], 1), kept
-
-        edges, kept = remembered((graph.col,), ("loops", graph.m, graph.n, nodes), make)
+        looped, kept = graph.with_loops(nodes)
         if edge_attr is not None:
             edge_attr = edge_attr[kept]
-            edge_attr = torch.cat([edge_attr, self._of_loops(edges, edge_attr, nodes)])
-        return Graph.of("GATConv", edges, graph.n, graph.m), edge_attr
+            edge_attr = torch.cat([edge_attr, self._of_loops(looped.edges(), edge_attr, nodes)])
+        return looped, edge_attr
 
     def _of_loops(self, edges: Tensor, edge_attr: Tensor, nodes: int) -> Tensor:
         """(nodes, edge_dim) features of loops."""

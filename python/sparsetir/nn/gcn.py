@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from sparsetir.nn.conv import Conv, check_features, weights_first
-from sparsetir.nn.graph import Graph, check_of_edges, is_edges
+from sparsetir.nn.graph import Graph, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, zeros
-from sparsetir.nn.memory import remembered
 from sparsetir.ops.registry import is_transformed
 
 __all__ = ["GCNConv", "gcn_norm"]
@@ -52,7 +51,7 @@ def gcn_norm(
     degree = (zero if loop is None else loop).index_add(0, target, weight)
     scale = degree.pow(-0.5)
     scale = scale.masked_fill(scale == torch.inf, 0)
-    weight = scale[target] * weight * scale[source]
+    weight = scale[target] * weight * graph.of_sources(scale)[source]
     return weight, None if loop is None else scale * scale * loop
 
 
@@ -66,6 +65,8 @@ class GCNConv(Conv):
     improved : loops weigh two, not one, where edges have weights
     cached : normalise once and use that ever after
     add_self_loops : by default as `normalize`
+    sparse_features : whether dense features are nearly all zero, such as words of papers; they are
+        multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
     """
 
     def __init__(
@@ -77,9 +78,11 @@ class GCNConv(Conv):
         add_self_loops: bool | None = None,
         normalize: bool = True,
         bias: bool = True,
+        sparse_features: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**{"aggr": "add", **kwargs})
+        self.sparse_features = sparse_features
         add_self_loops = normalize if add_self_loops is None else add_self_loops
         if add_self_loops and not normalize:
             raise ValueError(
@@ -92,7 +95,10 @@ class GCNConv(Conv):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached = improved, cached
         self.add_self_loops, self.normalize = add_self_loops, normalize
-        self.lin = Linear(in_channels, out_channels, bias=False, glorot=True)
+        self.lin = Linear(
+            in_channels, out_channels, bias=False, glorot=True,
+            sparse_features=self.sparse_features,
+        )  # fmt: skip
         self.bias = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
@@ -131,7 +137,7 @@ class GCNConv(Conv):
         """The graph, and weights of edges and of loops."""
         if self.normalize and self._cached is not None:
             return self._cached
-        nodes, edges, dtype = x.shape[-2], is_edges(edge_index), x.dtype
+        nodes, edges, dtype = x.shape[-2], has_edges(edge_index), x.dtype
         graph = Graph.of("GCNConv", edge_index, nodes, nodes, self.flow)
         given = graph.weight if edge_weight is None or not edges else edge_weight
         if edges and given is not None:
@@ -150,7 +156,7 @@ class GCNConv(Conv):
         else:
             key = ("gcn_norm", self_loop, edges, dtype)
             weights = () if given is None else (given,)
-            weight, loop = remembered((graph.operand.rowptr, graph.col), key, make, weights)
+            weight, loop = graph.remembered(key, make, weights)
         found = graph, weight, loop
         if self.cached and (torch.compiler.is_compiling() or not is_transformed()):
             self._cached = found

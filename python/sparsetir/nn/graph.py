@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,7 +12,8 @@ from sparsetir.nn.memory import remembered
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.messages import sparse_softmax
-from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.operands import Operand, Prepared, resolve
+from sparsetir.vocabulary import REDUCTION_NAMES
 
 __all__ = [
     "FLOWS",
@@ -19,13 +21,14 @@ __all__ = [
     "check_aggr",
     "check_count",
     "check_of_edges",
+    "has_edges",
     "is_edges",
     "one_of",
     "reversed_edges",
 ]
 
+T = TypeVar("T")
 FLOWS = ("source_to_target", "target_to_source")
-REDUCTIONS = {"add": "sum", "sum": "sum", "mean": "mean", "max": "max", "min": "min"}
 
 
 class Graph:
@@ -47,6 +50,8 @@ class Graph:
 
         Raises ValueError for sizes other than the given ones, and what :func:`resolve` raises.
         """
+        if _is_spread(edge_index):
+            return edge_index.graph_of_layer(who, sources, targets, flow)
         if is_edges(edge_index):
             edge_index = edge_index if flow == FLOWS[0] else reversed_edges(edge_index)
             return cls(resolve((edge_index, (sources, targets)), who=who, name="edge_index"))
@@ -90,8 +95,35 @@ class Graph:
         x : (n, feat) of sources; or (heads, n, feat)
         weight : (E,), or (heads, E), by which messages are multiplied
         """
+        return self.reduce(x, aggr, weight)
+
+    def of_sources(self, x: Tensor) -> Tensor:
+        """Features (.., ...) as :attr:`sources` count them, of x (n, ...): where nodes are spread
+        over processes, those of others, too."""
+        return x
+
+    def reduce(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
+        """As :meth:`aggregate`, of features that are as :meth:`of_sources` gives them."""
         weight = None if weight is None else weight.to(x.dtype)
-        return spmm(self.operand, x, reduce=REDUCTIONS[aggr], values=weight)
+        return spmm(self.operand, x, reduce=REDUCTION_NAMES[aggr], values=weight)
+
+    def remembered(self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()) -> T:
+        """:func:`remembered` for this graph's pattern."""
+        return remembered((self.operand.rowptr, self.col), key, make, compared)
+
+    def with_loops(self, nodes: int) -> tuple[Graph, Tensor]:
+        """The graph with a loop at each of the first nodes, after the edges, and no others; and
+        which edges are there still, (E',)."""
+        key = ("loops", self.m, self.n, nodes)
+        edges, kept = remembered((self.col,), key, lambda: self.loops_added(nodes))
+        return Graph.of("loops", edges, self.n, self.m), kept
+
+    def loops_added(self, nodes: int) -> tuple[Tensor, Tensor]:
+        """Edges of :meth:`with_loops`, (2, E'), and which edges are there still."""
+        edges = self.edges()
+        kept = (edges[0] != edges[1]).nonzero()[:, 0]
+        loops = torch.arange(nodes, dtype=edges.dtype, device=edges.device)
+        return torch.cat([edges[:, kept], loops.expand(2, -1)], 1), kept
 
     def softmax(self, x: Tensor) -> Tensor:
         """(heads, E) exp(x) over the sum of that at the target of each edge, of x (heads, E)."""
@@ -99,8 +131,20 @@ class Graph:
 
 
 def is_edges(edge_index: Any) -> bool:
-    """Whether it is a dense tensor of edges, and no matrix."""
-    return isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
+    """Whether it is a dense tensor of edges, or edges spread over processes, and no matrix."""
+    dense = isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
+    return dense or _is_spread(edge_index)
+
+
+def _is_spread(edge_index: Any) -> bool:
+    """Whether it is a :class:`sparsetir.distributed.DistGraph`, which is not imported for that."""
+    return hasattr(edge_index, "graph_of_layer")
+
+
+def has_edges(edge_index: Any) -> bool:
+    """Whether it is edges, or was prepared from them: in an order of the caller's own."""
+    prepared = isinstance(edge_index, Prepared)
+    return edge_index.col.dim() == 2 if prepared else is_edges(edge_index)
 
 
 def reversed_edges(edge_index: Tensor) -> Tensor:
@@ -110,7 +154,7 @@ def reversed_edges(edge_index: Tensor) -> Tensor:
 
 def check_aggr(who: str, aggr: Any) -> str:
     """The name of an aggregation; ValueError if it is none of those there are kernels for."""
-    return one_of(who, "aggr", aggr, tuple(REDUCTIONS))
+    return one_of(who, "aggr", aggr, tuple(REDUCTION_NAMES))
 
 
 def check_count(who: str, name: str, value: Any) -> None:

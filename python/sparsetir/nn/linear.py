@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn import Parameter, UninitializedParameter
 
-from sparsetir.nn.features import sparse_where_known
+from sparsetir.nn.features import as_sparse
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.operands import Operand
 
@@ -22,12 +22,15 @@ class Linear(torch.nn.Module):
 
     in_channels : -1 if the first input is to tell
     glorot : whether W begins as Glorot and Bengio want, and not as in `torch.nn.Linear`
+    sparse_features : whether inputs are nearly all zero; see :mod:`sparsetir.nn.features`
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, bias: bool = True, glorot: bool = False
-    ) -> None:
+        self, in_channels: int, out_channels: int, bias: bool = True, glorot: bool = False,
+        sparse_features: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.sparse_features = sparse_features
         self.in_channels, self.out_channels, self.glorot = in_channels, out_channels, glorot
         known = in_channels > 0
         weight = torch.empty(out_channels, in_channels) if known else None
@@ -56,7 +59,11 @@ class Linear(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., out_channels), of x (..., in_channels), dense or sparse."""
         self.materialize(x.shape[-1])
-        return linear(sparse_where_known(x, self), self.weight, self.bias)
+        return linear(self.seen(x), self.weight, self.bias)
+
+    def seen(self, x: Tensor) -> Tensor | Operand:
+        """The input as it is multiplied."""
+        return as_sparse(x) if self.sparse_features else x
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if not isinstance(self.weight, UninitializedParameter):

@@ -8,15 +8,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.cache import kept, lasting, memory_key
 from sparsetir.ops.registry import is_transformed
-from sparsetir.ops.structure import conversions
 
 __all__ = ["remembered"]
 
 T = TypeVar("T")
-# About as many times the bytes of what it is derived from.
-GROWTH = 4
 
 
 def remembered(
@@ -24,30 +21,25 @@ def remembered(
     key: Hashable,
     make: Callable[[], T],
     compared: tuple[Tensor, ...] = (),
-    nbytes: Callable[[T], int] | None = None,
 ) -> T:
     """`make()`, or what it gave before for the same tensors, unless they were written to since.
 
     key : tells uses apart
     compared : what `make` uses besides; may be written to unseen, as by NumPy. Results for the
         numbers that it had last are remembered
-    nbytes : about how much memory a result takes; by default by that of the tensors
 
     While calls are traced (torch.compile) or transformed (torch.func) nothing is remembered.
     """
     if torch.compiler.is_compiling() or is_transformed():
         return make()
     full = (__name__, key, *map(memory_key, tensors), *((x.dtype, x.device) for x in compared))
-    found = conversions.get(full)
+    found = kept.get(full)
     if found is not None:
         made, copies = found
         if all(map(torch.equal, compared, copies)):
             return made
-        conversions.drop(full)
+        kept.drop(full)
     copies = lasting(lambda: [x.clone() for x in compared])()
     made = lasting(make)()
-    taken = (
-        GROWTH * sum(x.nbytes for x in (*tensors, *compared)) if nbytes is None else nbytes(made)
-    )
-    conversions.put(full, (made, copies), taken, *tensors)
+    kept.put(full, (made, copies), *tensors)
     return made

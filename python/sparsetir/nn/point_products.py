@@ -7,7 +7,6 @@ the sum in both directions and one for the weights, and torch.compile sees nothi
 
 from __future__ import annotations
 
-from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -110,27 +109,13 @@ def _relations(fine: Tensor, coarse: Tensor | None, numbers: list[int]) -> Relat
         pairs = inputs.submanifold(conv)
     else:
         pairs = inputs.onto(places_of(coarse), conv)
-    return pairs.remembered("relations", lambda found: _MapRelations(found, inputs))
+    return pairs.remembered("relations", lambda found: _of_map(found, inputs))
 
 
-class _MapRows(RelationRows):
-    """Of a map: each row has one element."""
+def _of_map(pairs: KernelMap, inputs: Places) -> Relations:
+    """The pairs of a map as edges, each row with one; `inputs` : the places of its inputs."""
 
-    def __init__(self, pairs: KernelMap) -> None:
-        self.row_ptr, self.rows = pairs.row_ptr, pairs.rows
-        self.indptr, self.indices = pairs.indptr, pairs.indices
-        self.order, self.computed = None, {}
+    def rows(found: KernelMap) -> RelationRows:
+        return RelationRows.of(found.row_ptr, found.rows, found.indptr, found.indices)
 
-
-class _MapRelations(Relations):
-    """The pairs of a map as edges; `inputs` : the places of its inputs."""
-
-    def __init__(self, pairs: KernelMap, inputs: Places) -> None:
-        self.n, self.m, self.count = pairs.n, pairs.m, pairs.offsets
-        self.edges, self.device = len(pairs.rows), pairs.rows.device
-        self.by_target, self._pairs, self._inputs = _MapRows(pairs), pairs, inputs
-
-    @cached_property
-    def by_source(self) -> RelationRows:
-        """The same with inputs for outputs."""
-        return _MapRows(transposed(self._pairs, self._inputs))
+    return Relations(rows(pairs), lambda: rows(transposed(pairs, inputs)), pairs.n, pairs.m)

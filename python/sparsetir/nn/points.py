@@ -146,11 +146,7 @@ class Places:
         return KernelMap(row_ptr, rows, indices, len(onto), len(self.coords), onto)
 
     def _remembered(self, key: Any, make: Callable[[], Any], *more: Tensor) -> Any:
-        def nbytes(made: Any) -> int:
-            found = made[0] if isinstance(made, tuple) else made
-            return 6 * found.rows.nbytes + 2 * found.coords.nbytes
-
-        return remembered((self.coords, *more), key, make, nbytes=nbytes)
+        return remembered((self.coords, *more), key, make)
 
 
 # By the memory of their coordinates, which nobody writes to, and which lives as long as they.
@@ -366,7 +362,7 @@ def _places(who: str, coords: Tensor) -> Places:
         return places
 
     try:
-        return remembered((coords,), "places", make, nbytes=lambda x: 4 * x.coords.nbytes)
+        return remembered((coords,), "places", make)
     except ValueError as error:
         raise ValueError(f"{who}: argument 'coords': {error}") from None
 

@@ -233,11 +233,15 @@ class RGCNConv(Conv):
             raise ValueError(
                 "RGCNConv: argument 'x': expected features with 'num_blocks', got integers"
             )
-        weight = self._full_weight()
-        count, rows, _ = weight.shape
-        if self.in_channels_l != len(index) or not _is_range(index):
+        weight, rows = self.weight, self.in_channels_l
+        if rows != len(index) or not _is_range(index):
             _check_rows(index, rows)
             weight, rows = weight[:, index], len(index)
+        count = self.num_relations
+        if self.comp is not None:
+            if self._sums and graph[1].numel() < count * rows:
+                return self._of_bases(graph, self.comp, weight, m)
+            weight = (self.comp @ weight.flatten(1)).unflatten(1, weight.shape[1:])
         table = weight.reshape(count * rows, self.out_channels)
         if self._sums:
             edges, share = self._from_table(graph, rows, m)
@@ -250,14 +254,39 @@ class RGCNConv(Conv):
         )
         return Graph.of("RGCNConv", relations.joined, targets, m).aggregate(found, "sum")
 
+    def _of_bases(
+        self, graph: tuple[Tensor, Tensor], comp: Tensor, weight: Tensor, m: int
+    ) -> Tensor:
+        """Messages are rows of the weights, which are made of bases; weight : (bases, rows, out).
+
+        A relation's share of each basis is multiplied by the bases' rows of the edge's source: the
+        operator itself, with sources for relations, and relations for what has features. The rows
+        of all relations, most of which no edge asks for, are never there.
+        """
+
+        def make() -> tuple[Tensor, Tensor, Tensor | None]:
+            (source, target), kind = graph[0].long(), graph[1].long()
+            order = torch.argsort(kind, stable=True)  # as kernels want edges: none is moved again
+            order = order[torch.argsort((source * m + target)[order], stable=True)]
+            share = self._shares(graph, m).to(comp.dtype)[order] if self.aggr == "mean" else None
+            return torch.stack([kind, target])[:, order], source[order], share
+
+        key = ("bases", m, self.aggr, comp.dtype)
+        edges, source, share = remembered(graph, key, make)
+        return rgms(comp, weight.transpose(0, 1), edges, source, share, "sum", m)
+
+    def _shares(self, graph: tuple[Tensor, Tensor], m: int) -> Tensor:
+        """One in as many edges as the target of an edge has in its relation: (E,) float64."""
+        _, row = torch.unique(graph[1].long() * m + graph[0][1], return_inverse=True)
+        return 1 / torch.bincount(row)[row].double()
+
     def _from_table(self, graph: tuple[Tensor, Tensor], n: int, m: int) -> tuple[Tensor, Tensor]:
         """Edges (2, E) from rows (relation * n + source) of a table to targets, and one in as many
         edges as the target of an edge has in its relation (E,)."""
 
         def make() -> tuple[Tensor, Tensor]:
             (source, target), kind = graph[0].long(), graph[1].long()
-            _, row = torch.unique(kind * m + target, return_inverse=True)
-            return torch.stack([kind * n + source, target]), 1 / torch.bincount(row)[row].double()
+            return torch.stack([kind * n + source, target]), self._shares(graph, m)
 
         return remembered(graph, ("table", n, m), make)
 

@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from sparsetir.nn.conv import Conv, pair, sizes, weights_first
-from sparsetir.nn.features import sparse_where_known
 from sparsetir.nn.graph import Graph, check_aggr
 from sparsetir.nn.linear import Linear, linear
 
@@ -32,6 +31,8 @@ class SAGEConv(Conv):
     normalize : divide results by their Euclidean norms
     root_weight : with W_1
     project : a linear map and a ReLU of sources before
+    sparse_features : whether dense features are nearly all zero, such as words of papers; they are
+        multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SAGEConv(Conv):
         root_weight: bool = True,
         project: bool = False,
         bias: bool = True,
+        sparse_features: bool = False,
         **kwargs: Any,
     ) -> None:
         several = isinstance(aggr, tuple | list)
@@ -51,6 +53,7 @@ class SAGEConv(Conv):
                 "SAGEConv: argument 'aggr': expected one aggregation or more, got none"
             )
         super().__init__(aggr[0] if several else aggr, **kwargs)
+        self.sparse_features = sparse_features
         if several:
             self.aggr = [check_aggr("SAGEConv", a) for a in aggr]
         self.in_channels, self.out_channels = in_channels, out_channels
@@ -63,9 +66,12 @@ class SAGEConv(Conv):
             )
         if project:
             self.lin = Linear(left, left)
-        self.lin_l = Linear(left * (len(aggr) if several else 1), out_channels, bias=bias)
+        width = left * (len(aggr) if several else 1)
+        self.lin_l = Linear(width, out_channels, bias=bias, sparse_features=self.sparse_features)
         if root_weight:
-            self.lin_r = Linear(right, out_channels, bias=False)
+            self.lin_r = Linear(
+                right, out_channels, bias=False, sparse_features=self.sparse_features
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -105,7 +111,7 @@ class SAGEConv(Conv):
     def _weights_first(self, graph: Graph, x: Tensor, own: Tensor | None) -> Tensor:
         """The results of features of sources, and of targets if they count."""
         weight, bias = self.lin_l.weight, self.lin_l.bias
-        known = sparse_where_known(x, self.lin_l)
+        known = self.lin_l.seen(x)
         root: Tensor | None = bias
         dense = known is x and x.layout is torch.strided
         if own is x and dense and x.shape[-1] >= WIDE * self.out_channels:
@@ -123,14 +129,18 @@ class SAGEConv(Conv):
         """The same, where sums over neighbours are multiplied."""
         x = x if x.layout is torch.strided else x.to_dense()
         every = [self.aggr] if isinstance(self.aggr, str) else self.aggr
-        found = [graph.aggregate(x, aggr, graph.weight) for aggr in every]
+        if len(every) == 1:
+            found = [graph.aggregate(x, every[0], graph.weight)]
+        else:
+            x = graph.of_sources(x)
+            found = [graph.reduce(x, aggr, graph.weight) for aggr in every]
         gathered = torch.cat(found, -1) if len(found) > 1 else found[0]
         out = linear(gathered, self.lin_l.weight, self.lin_l.bias)
         return out if own is None else out + self._root(own)
 
     def _root(self, own: Tensor, bias: Tensor | None = None) -> Tensor:
         """`lin_r` of features of targets."""
-        return linear(sparse_where_known(own, self.lin_r), self.lin_r.weight, bias)
+        return linear(self.lin_r.seen(own), self.lin_r.weight, bias)
 
     def __repr__(self) -> str:
         return f"SAGEConv({self.in_channels}, {self.out_channels}, aggr={self.aggr})"

@@ -13,6 +13,7 @@ taken forward (jvp, jacfwd, hessian), which raise NotImplementedError. `vmap` ru
 first dimension for heads is faster.
 """
 
+from sparsetir import needs_torch  # noqa: F401
 from sparsetir.ops.functional import sddmm, spmm, spmv
 from sparsetir.ops.masked_attention import sparse_attention
 from sparsetir.ops.messages import (
@@ -23,7 +24,8 @@ from sparsetir.ops.messages import (
     segment_reduce,
     sparse_softmax,
 )
-from sparsetir.ops.operands import Operand, resolve
+from sparsetir.ops.operands import Operand, Prepared, resolve
+from sparsetir.ops.prepared import prepare
 from sparsetir.ops.rgms import rgms
 from sparsetir.ops.structure import (
     Structure,
@@ -35,6 +37,7 @@ from sparsetir.ops.structure import (
 
 __all__ = [
     "Operand",
+    "Prepared",
     "Structure",
     "attention",
     "cache_info",
@@ -43,6 +46,7 @@ __all__ = [
     "gsddmm",
     "gspmm",
     "limit_cache",
+    "prepare",
     "resolve",
     "rgms",
     "sddmm",

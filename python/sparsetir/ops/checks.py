@@ -10,9 +10,7 @@ from torch import Tensor
 from sparsetir.arrays import dtype_name
 from sparsetir.ops.structure import DTYPES, Structure
 
-__all__ = ["REDUCTIONS", "check_dense", "check_reduce", "check_tensor", "check_values"]
-
-REDUCTIONS = ("sum", "mean", "max", "min")
+__all__ = ["check_dense", "check_tensor", "check_values"]
 
 
 def check_tensor(who: str, name: str, x: Any, like: Tensor | None = None) -> None:
@@ -86,12 +84,4 @@ def check_values(who: str, values: Tensor, dense: Tensor, structure: Structure) 
     if tuple(values.shape) != expected:
         raise ValueError(
             f"{who}: argument 'values': expected shape {expected}, got {tuple(values.shape)}"
-        )
-
-
-def check_reduce(who: str, reduce: str) -> None:
-    """Raise unless it is the name of a reduction."""
-    if reduce not in REDUCTIONS:
-        raise ValueError(
-            f"{who}: argument 'reduce': expected {', '.join(REDUCTIONS)}, got {reduce!r}"
         )

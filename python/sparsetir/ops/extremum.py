@@ -10,37 +10,27 @@ from torch import Tensor
 from sparsetir.ops.message_kernels import gspmm
 from sparsetir.ops.structure import Structure
 
-__all__ = ["extremum", "extremum_and_place", "gradients"]
-
-
-def extremum(structure: Structure, values: Tensor | None, b: Tensor, largest: bool) -> Tensor:
-    """C[i, k] = the greatest or least A[i, j] * B[j, k]; zero in rows without elements.
-
-    values : (nnz,) or (heads, nnz) in the caller's order, or None for ones
-    b : (n, feat) or (heads, n, feat)
-    """
-    if largest:
-        return structure.run("spmm", (b,), values, "max")
-    # The least is the negative of the greatest of the negatives; of no elements it is 0, not -0.
-    values, b = (None, -b) if values is None else (-values, b)
-    least = structure.run("spmm", (b,), values, "max").neg_()
-    return least.masked_fill_((structure.degrees == 0)[:, None], 0)
+__all__ = ["extremum_and_place", "gradients"]
 
 
 def extremum_and_place(
     structure: Structure, values: Tensor | None, b: Tensor, largest: bool
 ) -> tuple[Tensor, Tensor]:
-    """What :func:`extremum` gives, and which element each is of.
+    """C[i, k] = the greatest or least A[i, j] * B[j, k], and which element each is of.
 
-    The second is int64 and of the same shape: the place, in the caller's order, of the first
-    element in row order that has the extremum, or is NaN where that is; -1 in rows without
-    elements. Of 16-bit numbers the products are compared before they are rounded.
+    values : (nnz,) or (heads, nnz) in the caller's order, or None for ones
+    b : (n, feat) or (heads, n, feat)
+
+    The first is zero in rows without elements. The second is int64 and of the same shape: the
+    place, in the caller's order, of the first element in row order that has the extremum, or is
+    NaN where that is; -1 in rows without elements. Of 16-bit numbers the products are compared
+    before they are rounded.
     """
     if b.dtype not in (torch.float32, torch.float64):
         wide = None if values is None else values.float()
         c, place = extremum_and_place(structure, wide, b.float(), largest)
         return c.to(b.dtype), place
-    c = extremum(structure, values, b, largest)
+    c = structure.run("spmm", (b,), values, "max" if largest else "min")
     if b.dim() == 2:
         return c, _place(structure, values, b, c)
     if not len(b):

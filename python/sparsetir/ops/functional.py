@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import torch
+from scipy.sparse import issparse
 from torch import Tensor
 
 from sparsetir.ops import library
-from sparsetir.ops.checks import check_reduce, check_tensor
+from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.quick import again
 from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.vocabulary import reduction
 
 __all__ = ["sddmm", "spmm", "spmv"]
 
@@ -22,8 +25,9 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     A : a sparse matrix of any kind that :func:`resolve` takes; without values of its own, such as
         an edge_index, it has ones
     B : (n, feat) or (heads, n, feat); float16, bfloat16, float32 or float64
-    reduce : "sum", "mean" (the sum over the number of stored elements of the row), "max" or "min";
-        a row without elements is zero in all of them, and NaN is greater and less than all else
+    reduce : "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max"
+        or "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is
+        greater and less than all else
     values : (nnz,) or (heads, nnz) of B's dtype in the order of A's elements, instead of its own
 
     Gives (m, feat), or (heads, m, feat) where B or the values have heads. Differentiable with
@@ -36,7 +40,9 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
     found = again(A, B, reduce, values)
     if found is not None:
         return found
-    check_reduce("spmm", reduce)
+    named = reduction("spmm", reduce)
+    if named != reduce:
+        return spmm(A, B, named, values)
     _check_operand("spmm", "B", B, (2, 3))
     operand = _operand("spmm", A, values, B)
     return _product("spmm", operand, B, reduce)
@@ -49,7 +55,7 @@ def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -
 
     Gives (m,) or (heads, m).
     """
-    check_reduce("spmv", reduce)
+    reduce = reduction("spmv", reduce)
     _check_operand("spmv", "x", x, (1, 2))
     B = x.unsqueeze(-1)
     return _product("spmv", _operand("spmv", A, values, B), B, reduce).squeeze(-1)
@@ -85,9 +91,14 @@ def _operand(who: str, A: Any, values: Tensor | None, B: Tensor) -> Operand:
     n = B.shape[-2]
     operand = resolve(A, values, (n, n), who)
     own = operand.values
-    if values is None and own is not None and isinstance(A, SparseMatrix):
+    if values is None and own is not None and _is_of_host(A):
         operand = operand._replace(values=own.to(B.device, B.dtype))
     return operand
+
+
+def _is_of_host(A: Any) -> bool:
+    """Whether it is a matrix whose values no tensor holds, and have no gradients."""
+    return isinstance(A, SparseMatrix | str | PathLike) or issparse(A)
 
 
 def _product(who: str, operand: Operand, B: Tensor, reduce: str) -> Tensor:

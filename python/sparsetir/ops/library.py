@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparsetir.ops.checks import check_dense, check_values
-from sparsetir.ops.extremum import extremum, extremum_and_place, gradients
+from sparsetir.ops.extremum import extremum_and_place, gradients
 from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import structure_of, structure_of_edges
 
@@ -61,8 +61,6 @@ def spmm_kernel(
     check_dense("spmm", "b", b, structure, structure.n)
     if values is not None:
         check_values("spmm", values, b, structure)
-    if reduce in ("max", "min"):
-        return extremum(structure, values, b, reduce == "max")
     return structure.run("spmm", (b,), values, reduce)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -51,7 +50,8 @@ def sparse_attention(
     respect to q, k and v. (SparseTIR, section 4.3.1.)
 
     On a GPU blocks are multiplied on tensor cores, in float16 or bfloat16; weights of keys are
-    rounded to that type there. Matrices of elements are gone through one by one.
+    rounded to that type there. Matrices of elements, and blocks of wider types, are gone through
+    element by element.
 
     Raises TypeError and ValueError that name the argument.
     """
@@ -66,12 +66,14 @@ def sparse_attention(
         _check_mask((operand.m, operand.n), operand.col.device, q, k)
         return element_attention(operand.rowptr, operand.col, q, k, v, float(scale))[0]
     _check_mask(mask.shape, mask.device, q, k)
-    if q.device.type != "cpu" and q.element_size() > 2:
-        raise ValueError(
-            f"{WHO}: argument 'mask': expected a sparse matrix of elements for {dtype_name(q)} on "
-            "a GPU, whose tensor cores take float16 and bfloat16, got a BlockMask"
-        )
+    if not _in_tiles(q):
+        return element_attention(*mask.csr, q, k, v, float(scale))[0]
     return block_attention(q, k, v, *mask.rows, *mask.columns, float(scale))[0]
+
+
+def _in_tiles(q: Tensor) -> bool:
+    """Whether kernels multiply blocks of this type there: tensor cores take 16 bits alone."""
+    return q.device.type == "cpu" or q.element_size() == 2
 
 
 # -- blocks ---------------------------------------------------------------------------------------
@@ -190,16 +192,12 @@ element_attention = define(
     _save,
 )
 
-_masks: WeakKeyDictionary[Structure, BlockMask | None] = WeakKeyDictionary()
-
 
 def _in_blocks(structure: Structure) -> BlockMask | None:
     """The elements in blocks where that costs less than one by one; None elsewhere, on GPUs too."""
     if structure.device.type != "cpu":
         return None
-    if structure not in _masks:
-        _masks[structure] = _fitting(structure)
-    return _masks[structure]
+    return structure.derived(BlockMask, _fitting)
 
 
 def _fitting(structure: Structure) -> BlockMask | None:

@@ -7,11 +7,9 @@ values of edges come and go in the caller's order of a structure.
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -251,16 +249,10 @@ class _Arrays:
 
 
 DTYPE_NAMES = {torch.int32: "int32", torch.int64: "int64"}
-_kept: WeakKeyDictionary[Structure, _Arrays] = WeakKeyDictionary()
-_lock = threading.Lock()
 
 
 def _arrays_of(structure: Structure) -> _Arrays:
-    with _lock:
-        found = _kept.get(structure)
-        if found is None:
-            found = _kept[structure] = _Arrays(structure)
-        return found
+    return structure.derived(_Arrays, _Arrays)
 
 
 def _sizes(*given: Tensor) -> tuple[int, int]:

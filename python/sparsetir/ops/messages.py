@@ -14,49 +14,45 @@ from torch import Tensor
 
 from sparsetir.arrays import dtype_name
 from sparsetir.ops import functional, messages_library
-from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.cache import kept, lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr
-from sparsetir.ops.checks import check_reduce
 from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.registry import is_plain
-from sparsetir.ops.structure import DTYPES, conversions
+from sparsetir.ops.structure import DTYPES
+from sparsetir.vocabulary import edge_op, message, reduction
 
 __all__ = ["attention", "edge_softmax", "gsddmm", "gspmm", "segment_reduce", "sparse_softmax"]
 
-BINARY = ("add", "sub", "mul", "div")
-TARGETS = ("u", "v", "e")
-MESSAGES = {
-    "copy_u": "copy_u", "copy_lhs": "copy_u", "copy_e": "copy_e", "copy_rhs": "copy_e",
-    **{name: name for name in BINARY}, **{f"u_{name}_e": name for name in BINARY},
-}  # fmt: skip
-EDGE_OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
-
 
 def gspmm(
-    A: Any, op: str, reduce: str = "sum", u: Tensor | None = None, e: Tensor | None = None
-) -> Tensor:
+    A: Any, op: str, reduce: str | None = None, u: Tensor | None = None, e: Tensor | None = None, *,
+    reduce_op: str | None = None, lhs_data: Tensor | None = None, rhs_data: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """Out[i] = reduce over the elements (i, j) of op(u[j], e[(i, j)]).
 
     A : a sparse matrix of any kind that :func:`resolve` takes
     op : "copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e" or "u_div_e"; or DGL's "copy_lhs",
-        "copy_rhs", "add", "sub", "mul" and "div"
-    reduce : "sum", "mean" (the sum over the number of elements of the row), "max" or "min"; a row
-        without elements is zero in all of them, and NaN is greater and less than all else
+        "copy_rhs", "add", "sub", "mul" and "div"; or with the reduction, as "u_mul_e_sum"
+    reduce : "sum" or "add" (by default), "mean" (the sum over the number of elements of the row),
+        "max" or "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is
+        greater and less than all else
     u : (n, ...) features of sources
     e : (nnz, ...) features of edges, in the order of A's elements; by default A's values. Feature
         dimensions of u and e are broadcast as by torch, but for (nnz,), which is one number for all
         features: (n, heads, f) goes with (nnz, heads, 1), (n, f) with (nnz, f), (nnz, 1) and (nnz,)
+
+    reduce_op, lhs_data, rhs_data : what DGL calls reduce, u and e
 
     Gives (m, ...). Differentiable with respect to u and e any number of times; the gradient of a
     maximum goes to one element that has it. Sums are in float32, for float64 in float64.
 
     Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.1.)
     """
-    if not isinstance(op, str) or op not in MESSAGES:
-        raise ValueError(f"gspmm: argument 'op': expected one of {', '.join(MESSAGES)}, got {op!r}")
-    kind = MESSAGES[op]
-    check_reduce("gspmm", reduce)
+    reduce = _either("gspmm", "reduce", reduce, "reduce_op", reduce_op)
+    u = _either("gspmm", "u", u, "lhs_data", lhs_data)
+    e = _either("gspmm", "e", e, "rhs_data", rhs_data)
+    kind, reduce = message("gspmm", op, reduce)
     u = None if kind == "copy_e" else _given("gspmm", "u", u, f"'{op}'")
     square = None if u is None else (u.shape[0], u.shape[0])
     operand = resolve(A, None, square, "gspmm")
@@ -88,7 +84,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
     Gives (m, ...). Differentiable any number of times.
     """
     values = _given("segment_reduce", "values", values, "segments")
-    check_reduce("segment_reduce", reduce)
+    reduce = reduction("segment_reduce", reduce)
     if not isinstance(rowptr, Tensor):
         raise TypeError(
             f"segment_reduce: argument 'rowptr': expected a tensor, got {type(rowptr).__name__}"
@@ -106,7 +102,8 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
 
 def gsddmm(
     A: Any, op: str, lhs: Tensor | None = None, rhs: Tensor | None = None,
-    lhs_target: str = "u", rhs_target: str = "v",
+    lhs_target: str = "u", rhs_target: str = "v", *,
+    lhs_data: Tensor | None = None, rhs_data: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Out[e] = op(lhs[e], rhs[e]) for each element e of A, of features of its ends or its own.
 
@@ -118,12 +115,16 @@ def gsddmm(
         "e", the elements in A's order. Feature dimensions are broadcast as by torch, but for
         operands without any, which are one number for all features
 
+    lhs_data, rhs_data : what DGL calls lhs and rhs
+
     Gives (nnz, ...). Differentiable with respect to lhs and rhs any number of times. Sums are in
     float32, for float64 in float64.
 
     Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.2.)
     """
-    op, lhs_target, rhs_target = _edge_op(op, lhs_target, rhs_target)
+    lhs = _either("gsddmm", "lhs", lhs, "lhs_data", lhs_data)
+    rhs = _either("gsddmm", "rhs", rhs, "rhs_data", rhs_data)
+    op, lhs_target, rhs_target = edge_op("gsddmm", op, lhs_target, rhs_target)
     if op == "copy_rhs":
         op, lhs, lhs_target = "copy_lhs", rhs, rhs_target
         lhs = _given("gsddmm", "rhs", lhs, "a copy of it")
@@ -220,6 +221,15 @@ def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = Non
         q, k, v = (x.unsqueeze(1) for x in (q, k, v))
     found = messages_library.edge_attention(operand.rowptr, operand.col, q, k, v, float(scale))
     return found if given["q"].dim() == 3 else found.squeeze(1)
+
+
+def _either(who: str, name: str, given: Any, other: str, value: Any) -> Any:
+    """An argument that has two names."""
+    if given is not None and value is not None:
+        raise TypeError(
+            f"{who}: argument '{other}': expected none beside '{name}', which is the same"
+        )
+    return given if value is None else value
 
 
 # -- calls of operators ---------------------------------------------------------------------------
@@ -343,33 +353,13 @@ def _no_columns(rowptr: Tensor, nnz: int) -> Tensor:
     if torch.compiler.is_compiling():
         return torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
     key = ("segments", nnz, *memory_key(rowptr))
-    found = conversions.get(key)
+    found = kept.get(key)
     if found is None:
         zeros = lasting(torch.zeros)(nnz, dtype=rowptr.dtype, device=rowptr.device)
         if is_plain(rowptr):
             check_csr("segment_reduce", rowptr, zeros, 1)
-        found = conversions.put(key, zeros, zeros.nbytes, rowptr)
+        found = kept.put(key, zeros, rowptr)
     return found
-
-
-def _edge_op(op: str, lhs_target: str, rhs_target: str) -> tuple[str, str, str]:
-    """The operator by itself and the targets, of a name that may hold them."""
-    parts = op.split("_") if isinstance(op, str) else []
-    if len(parts) == 2 and parts[0] == "copy" and parts[1] in TARGETS:
-        return "copy_lhs", parts[1], rhs_target
-    if len(parts) == 3 and parts[0] in TARGETS and parts[2] in TARGETS:
-        lhs_target, op, rhs_target = parts
-    if op not in EDGE_OPS:
-        raise ValueError(
-            f"gsddmm: argument 'op': expected one of {', '.join(EDGE_OPS)}, or a name such as "
-            f"'u_add_v' or 'copy_u', got {op!r}"
-        )
-    for name, target in (("lhs_target", lhs_target), ("rhs_target", rhs_target)):
-        if target not in TARGETS:
-            raise ValueError(
-                f"gsddmm: argument '{name}': expected one of {', '.join(TARGETS)}, got {target!r}"
-            )
-    return op, lhs_target, rhs_target
 
 
 def _shape_by(

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from sparsetir.arrays import device_name, is_array
+from sparsetir.foreign import Compressed, Edges, adopted
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.cache import kept, lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_size
 from sparsetir.ops.library import row_pointers
 from sparsetir.ops.registry import is_plain
 from sparsetir.ops.structure import (
     Structure,
-    conversions,
     known_edges,
     known_structure,
     structure_of_edges,
 )
+from sparsetir.sources import to_host
 from sparsetir.sparse_tensor import SparseMatrix
 
-__all__ = ["Operand", "known", "plain_edges", "resolve"]
+__all__ = ["Operand", "Prepared", "as_tensor", "known", "plain_edges", "resolve"]
 
 
 class Operand(NamedTuple):
@@ -39,6 +42,39 @@ class Operand(NamedTuple):
     m: int
     n: int
     values: Tensor | None = None
+
+
+class Prepared:
+    """What :func:`sparsetir.ops.prepare` gives; taken wherever a sparse matrix is.
+
+    operand : whose rowptr and col are copies that nobody else has
+    structure : what was made of them
+    """
+
+    def __init__(self, operand: Operand, structure: Structure, of: Prepared | None = None) -> None:
+        self.operand, self.structure = operand, structure
+        self.rowptr, self.col, self.m, self.n, self.values = operand
+        self._of = of  # by which others know the pattern, and which lives as long as this
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, n), rows and columns."""
+        return self.m, self.n
+
+    @property
+    def nnz(self) -> int:
+        """Number of elements."""
+        return self.col.shape[-1]
+
+    def with_values(self, values: Tensor | None) -> Prepared:
+        """The same pattern with other values, (nnz,) or (heads, nnz), or with ones for None."""
+        return Prepared(self.operand._replace(values=values), self.structure, self._of or self)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Prepared: cannot be pickled; pickle the matrix, and prepare it again")
+
+    def __repr__(self) -> str:
+        return f"<sparsetir.ops.Prepared {self.shape}, {self.nnz} elements, {self.col.device}>"
 
 
 def resolve(
@@ -60,8 +96,11 @@ def resolve(
           comes in at each node. Or a pair (edges, size), where size is (sources, targets) or one
           number for both
         - `torch_geometric.EdgeIndex`, likewise
-        - a `torch_sparse.SparseTensor`, or a `dgl.sparse.SparseMatrix`
-        - an :class:`Operand`
+        - a `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
+        - an :class:`Operand`, or what :func:`sparsetir.ops.prepare` gives
+        - whatever else a :class:`sparsetir.SparseMatrix` takes: scipy's matrices, (2, nnz) integers
+          of NumPy and others with DLPack, graphs of PyG and DGL, names of files. What is not in
+          tensors is converted in each call
 
     values : of the elements in A's order, instead of its own: (nnz,) or (heads, nnz). That is the
         order of A.values() for torch's tensors (block by block for BSR and BSC), of the edges, of
@@ -84,10 +123,12 @@ def resolve(
         return A if values is None else A._replace(values=values)
     if isinstance(A, SparseMatrix):
         return _of_matrix(A, values)
-    if isinstance(A, tuple | list) and len(A) == 2 and isinstance(A[0], Tensor):
+    if isinstance(A, Prepared):
+        return A.operand if values is None else A.operand._replace(values=values)
+    if isinstance(A, tuple) and len(A) == 2 and isinstance(A[0], Tensor) and A[0].dim() != 1:
         edges, size = plain_edges(who, name, A[0])
         return _of_edges(who, name, edges, values, _size(who, name, A[1]) or size or shape)
-    return _of_foreign(who, name, A, values)
+    return _of_foreign(who, name, A, values, shape)
 
 
 def known(A: Any, n: int) -> tuple[Structure, Tensor, Tensor, Tensor | None] | None:
@@ -103,6 +144,8 @@ def known(A: Any, n: int) -> tuple[Structure, Tensor, Tensor, Tensor | None] | N
         rowptr, col, _, n, own = A
         if type(rowptr) is not Tensor or type(col) is not Tensor:
             return None
+    elif kind is Prepared:
+        return A.structure, A.rowptr, A.col, A.values
     elif kind is Tensor and A.layout is torch.sparse_csr and A.dim() == 2:
         rowptr, col, own, n = A.crow_indices(), A.col_indices(), A.values(), A.shape[1]
     elif kind is SparseMatrix:
@@ -137,12 +180,10 @@ def _converted(
     key: Any, owners: tuple[Any, ...], convert: Callable[[], tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Rowptr and col for a key, which is about `owners`: made when they are first wanted."""
-    found = conversions.get(key)
+    found = kept.get(key)
     if found is None:
         found = lasting(convert)()
-        found = conversions.put(
-            key, found, sum(x.numel() * x.element_size() for x in found), *owners
-        )
+        found = kept.put(key, found, *owners)
     return found
 
 
@@ -281,23 +322,51 @@ def _block_edges(outer: Tensor, inner: Tensor, block: tuple[int, int], by_rows: 
 # -- other libraries' -----------------------------------------------------------------------------
 
 
-def _of_foreign(who: str, name: str, A: Any, values: Tensor | None) -> Operand:
-    if hasattr(A, "sparse_sizes") and hasattr(A, "csr"):  # torch_sparse.SparseTensor
-        rowptr, col, own = A.csr()
-        m, n = A.sparse_sizes()
-        return Operand(rowptr, col, m, n, own if values is None else values)
-    if hasattr(A, "coo") and hasattr(A, "val") and hasattr(A, "shape"):  # dgl.sparse.SparseMatrix
-        m, n = A.shape
-        rowptr, col = _converted(
-            ("dgl", id(A)),
-            (A,),
-            lambda: _with_pointers(torch.stack([A.coo()[1], A.coo()[0]]), m, n),
-        )
-        return Operand(rowptr, col, m, n, A.val if values is None else values)
-    raise TypeError(
-        f"{who}: argument '{name}': expected a sparse tensor of torch, a SparseMatrix, an "
-        f"edge_index (2, E) or a pair (edge_index, size), got {type(A).__name__}"
-    )
+def _of_foreign(
+    who: str, name: str, A: Any, values: Tensor | None, shape: tuple[int, int] | None
+) -> Operand:
+    found = adopted(who, name, A)
+    if isinstance(found, Compressed):
+        own = found.values if values is None else values
+        return Operand(found.rowptr, found.col, *found.shape, own)
+    if isinstance(found, Edges):
+        index, size = found.index, _size(who, name, found.size) or shape
+        if isinstance(index, tuple):
+            index = _stacked(*(as_tensor(who, name, x) for x in index))
+        edges, own = plain_edges(who, name, as_tensor(who, name, index))
+        if values is None and found.values is not None:
+            values = as_tensor(who, name, found.values)
+        return _of_edges(who, name, edges, values, size or own)
+    if isinstance(found, Tensor):
+        return _of_sparse(who, name, found, values)
+    return _of_matrix(SparseMatrix.adopt(who, name, found), values)
+
+
+def _stacked(first: Tensor, second: Tensor) -> Tensor:
+    """(2, E) of (E,) each; the same tensor for the same two."""
+    if first.is_meta or torch.compiler.is_compiling():
+        return torch.stack([first, second])
+    key = ("stacked", *memory_key(first), *memory_key(second))
+    found = kept.get(key)
+    if found is None:
+        made = lasting(torch.stack)([first, second])
+        found = kept.put(key, made, first, second)
+    return found
+
+
+def as_tensor(who: str, name: str, array: Any) -> Tensor:
+    """A tensor of an array of any library, in its memory where it is writable; integers as int64.
+
+    who, name : function and argument, as errors name them
+    """
+    if isinstance(array, Tensor):
+        return array
+    if is_array(array) and device_name(array) != "cpu":
+        return torch.from_dlpack(array)
+    host = to_host(who, name, array)
+    if host.dtype.kind in "iu" and host.dtype.name not in ("int32", "int64"):
+        host = host.astype(np.int64)
+    return torch.from_numpy(host if host.flags.writeable else host.copy())
 
 
 # -- our own --------------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ def recorded(
     config = recorded_config(task, lambda: _in_order(pattern))
     if config is None:
         return None
-    resorted = not _increase(pattern)
+    resorted = not pattern.increases
     matrix: Any = in_order() if resorted else pattern
     if ones:
         matrix = SparseMatrix.from_csr(matrix.indptr, matrix.indices, shape=matrix.shape)
@@ -73,17 +73,9 @@ def _in_order(pattern: CsrPattern) -> CsrPattern:
 
     Where an element is there twice that is no matrix's, and so no record's.
     """
-    if _increase(pattern):
+    if pattern.increases:
         return pattern
     indptr, indices, shape = pattern
     found = sp.csr_array((np.empty(len(indices), np.int8), indices.copy(), indptr), shape)
     found.sort_indices()
     return pattern._replace(indices=found.indices)
-
-
-def _increase(pattern: CsrPattern) -> bool:
-    """Whether columns do in each row."""
-    indptr, indices, _ = pattern
-    begins = np.zeros(len(indices) + 1, bool)
-    begins[indptr] = True
-    return bool(((indices[1:] > indices[:-1]) | begins[1:-1]).all())

@@ -6,6 +6,7 @@ patterns: rows of each relation, compressed twice (CSF), which the host sorts.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
@@ -25,7 +26,6 @@ __all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_of"]
 # Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
 CHUNK = 32
 CHUNKS_OF_PIECE = 64
-BYTES_PER_EDGE, BYTES_PER_RELATION = 120, 64
 
 
 class Chunks:
@@ -44,12 +44,14 @@ class Chunks:
         chunk_of, place = _repeated(chunks)
         firsts = starts[chunk_of] + place * CHUNK
         self.chunk_ptr = torch.cat([firsts, ends[-1:]]).to(row_ptr.dtype)
-        of_piece, part = _repeated((chunks + CHUNKS_OF_PIECE - 1) // CHUNKS_OF_PIECE)
+        # A relation without rows has a piece without chunks, which is zeros.
+        pieces = ((chunks + CHUNKS_OF_PIECE - 1) // CHUNKS_OF_PIECE).clamp(min=1)
+        of_piece, part = _repeated(pieces)
         before = (chunks.cumsum(0) - chunks)[of_piece]
         begins = before + part * CHUNKS_OF_PIECE
         self.piece_ptr = torch.cat([begins, chunks.sum()[None]]).to(row_ptr.dtype)
         self.relation = of_piece.to(row_ptr.dtype)
-        self.one_each = torch.equal(of_piece, torch.arange(len(chunks), device=row_ptr.device))
+        self.one_each = len(of_piece) == len(chunks)
 
 
 def _repeated(counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -167,19 +169,31 @@ class Relations:
     Index arrays are int32 where that suffices. May be used from several threads at once.
     """
 
-    def __init__(self, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> None:
-        self.n, self.m, self.count = n, m, count
-        self.edges = edge_index.shape[1]
-        self.device = edge_index.device
-        source, target, relation = (x.cpu().numpy() for x in (*edge_index, edge_type))
-        self._pattern = RelationPattern.of(relation, target, source, (count, m, n))
-        self.by_target = RelationRows(self._pattern, self.device)
+    def __init__(
+        self, by_target: RelationRows, by_source: Callable[[], RelationRows], n: int, m: int
+    ) -> None:
+        """Of rows of targets, and of what makes rows of sources of the same edges."""
+        self.n, self.m, self.count = n, m, len(by_target.row_ptr) - 1
+        self.edges, self.device = len(by_target.indices), by_target.indices.device
+        self.by_target, self._by_source = by_target, by_source
         self._shares: dict[Any, Tensor] = {}
+
+    @staticmethod
+    def of(edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> Relations:
+        """Of edges in any order, as :func:`relations_of` takes them."""
+        source, target, relation = (x.cpu().numpy() for x in (*edge_index, edge_type))
+        pattern, device = (
+            RelationPattern.of(relation, target, source, (count, m, n)),
+            edge_type.device,
+        )
+        return Relations(
+            RelationRows(pattern, device), lambda: RelationRows(pattern.transposed(), device), n, m
+        )
 
     @cached_property
     def by_source(self) -> RelationRows:
         """The same edges as elements of the transposed matrices."""
-        return RelationRows(self._pattern.transposed(), self.device)
+        return self._by_source()
 
     def rows(self, transposed: bool) -> RelationRows:
         """Rows of sources, or of targets."""
@@ -198,11 +212,6 @@ class Relations:
     def lasts(self, values: Tensor) -> bool:
         """Whether they are shares, which stay the same."""
         return any(values is kept for kept in self._shares.values())
-
-    @property
-    def nbytes(self) -> int:
-        """About what this takes with all that is made of it, in bytes."""
-        return BYTES_PER_EDGE * self.edges + BYTES_PER_RELATION * self.count
 
 
 def relations_of(
@@ -225,7 +234,7 @@ def relations_of(
         sizes = {name: check_size(who, name, size) for name, size in sizes.items()}
         check_edges(who, edge_index, m, n, "edge_index")
         _check_types(who, edge_index, edge_type, count)
-        found = keep(key, partial(Relations, **sizes), edge_index, edge_type)
+        found = keep(key, partial(Relations.of, **sizes), edge_index, edge_type)
     return found
 
 

@@ -18,6 +18,7 @@ from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.relations import Relations, relations_of
+from sparsetir.vocabulary import reduction
 
 __all__ = ["rgms"]
 
@@ -45,10 +46,9 @@ def rgms(
     Gives (num_targets, feat); targets without edges get zeros. Differentiable with respect to x,
     weight and edge_weight any number of times. Sums are in float32, for float64 in float64.
 
-    On a CPU no array has features for each edge, in the gradients neither, and results are the same
-    in each run. On a GPU so it is for the result and the gradient of x, whose kernels add to rows
-    atomically, in any order; tensor cores round what rows gather to 16 bits. Gradients of weight
-    and edge_weight are torch's there, by relation, with features for each edge of one.
+    No array has features for each edge, in the gradients neither. On a CPU results are the same in
+    each run. On a GPU kernels add to results atomically, in any order, and tensor cores round what
+    rows gather to 16 bits; features in blocks are computed block by block there.
 
     What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
     :func:`sparsetir.ops.structure_of` for what is noticed of writing to `edge_index` and
@@ -57,7 +57,8 @@ def rgms(
     Raises TypeError, ValueError and StructureError that name the argument. (SparseTIR, section
     4.4.)
     """
-    _check(x, weight, edge_index, edge_type, edge_weight, reduce)
+    reduce = reduction(WHO, reduce, REDUCTIONS)
+    _check(x, weight, edge_index, edge_type, edge_weight)
     n = x.shape[0]
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
     return rgms_sum(
@@ -65,14 +66,8 @@ def rgms(
     )  # fmt: skip
 
 
-def _check(
-    x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: Any, reduce: Any
-) -> None:
+def _check(x: Any, weight: Any, edge_index: Any, edge_type: Any, edge_weight: Any) -> None:
     """Raise unless operands fit each other; what graphs are is checked when they are first seen."""
-    if not isinstance(reduce, str) or reduce not in REDUCTIONS:
-        raise ValueError(
-            f"{WHO}: argument 'reduce': expected {', '.join(REDUCTIONS)}, got {reduce!r}"
-        )
     check_tensor(WHO, "x", x)
     check_tensor(WHO, "weight", weight, like=x)
     if x.dim() != 2:

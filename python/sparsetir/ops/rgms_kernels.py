@@ -1,20 +1,19 @@
 """Runs the kernels of relational gather-matmul-scatter on torch tensors, without gradients.
 
-Kernels of sums at nodes take types of 16 bits as they are: CPUs in float32, GPUs on tensor cores
-where there are any, which round sums of what a row gathers. For gradients of weights operands
-become float32 beforehand. Results are rounded once. Elements are the edges in the order of the rows
-of relations.
+Kernels are those of plans: of sums at nodes, which gradients of features are too, and on GPUs of
+gradients for weights. On CPUs gradients for weights are called here, since relations come in pieces
+whose results are added up: what there is of a result depends on the graph. Elements are the edges
+in the order of the rows of relations. Results are rounded once.
 
-On GPUs sums at nodes, which gradients of features are too, have kernels. Gradients for weights of
-relations and of edges have none there: torch computes each relation apart, with features for each
-of its edges, as it computes all on other devices.
+Kernels take types of 16 bits as they are: CPUs in float32, GPUs on tensor cores where there are
+any, which round sums of what a row gathers. Where products come first, operands become float32
+beforehand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -29,12 +28,12 @@ from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
 from sparsetir.relational_plan import relational_plan
-from sparsetir.relational_request import RelationalRequest
+from sparsetir.relational_request import GradientRequest, RelationalRequest
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import is_gpu, vector_bits
-from sparsetir.schedules.operators import rgms
-from sparsetir.schedules.search.choose_rgms import choose_rgms, lanes_of, whole_vectors
-from sparsetir.schedules.templates import rgms as template
+from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
+from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
 from sparsetir.schedules.templates import rgms_backward
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
 from sparsetir.waking import pays
@@ -62,97 +61,81 @@ def of_nodes(
     count, dtype = prod(blocks), x.dtype
     if not m * count * feat * feat_in * relations.edges:
         return x.new_zeros(m, count * feat)
-    if not _has_kernels(x):
+    first = None
+    if _is_gpu(x):
         if blocks:
             of_blocks = zip(x.chunk(count, 1), weight.unbind(1), strict=True)
             return torch.cat([of_nodes(relations, *b, values, transposed) for b in of_blocks], 1)
-        if is_gpu(target_of(x.device)):
-            return _by_plan(rows, m, n, x, weight, values)
-        out, wide = _wide(x).new_zeros(m, feat), _wide(weight)
-        for r, row, terms in _apart(rows, _wide(x), values):
-            out.index_add_(0, row, terms @ wide[r])
-        return out.to(dtype)
-    found = where_products_first(rows, m, n, count * feat_in, count * feat, count)
-    if found is None and not blocks:
-        return _by_plan(rows, m, n, x, weight, values)
-    x = _padded(x.unflatten(1, (*blocks, feat_in)) if blocks else x)
-    weight = _padded(weight, x.shape[-1])
-    shape = (*blocks, weight.shape[-1])
-    if found is None:
-        out = x.new_empty(m, *shape)
-        _run_nodes(rows, x, weight, values, out)
     else:
-        of_sums = of_others = None
-        if values is not None:
-            of_sums, of_others = found.values(values, relations.lasts(values))
-        products = x.new_empty(found.sums.n, *shape)
-        _run_nodes(found.products, x, weight, None, products)
-        out = found.sums.run("spmm", (products.flatten(1),), of_sums).view(m, *shape)
-        del products
-        if found.others is not None:
-            _run_nodes(found.others, x, weight, of_others, out, added=True)
+        first = where_products_first(rows, m, n, count * feat_in, count * feat, count)
+    x = x.unflatten(1, (*blocks, feat_in)) if blocks else x
+    if first is None:
+        return _sums(rows, m, x, weight, values).flatten(1).to(dtype)
+    x = _padded(_wide(x))
+    weight = _padded(_wide(weight), x.shape[-1])
+    of_sums = of_others = None
+    if values is not None:
+        of_sums, of_others = first.values(values, relations.lasts(values))
+    products = _sums(first.products, first.sums.n, x, weight, None)
+    out = first.sums.run("spmm", (products.flatten(1),), of_sums).view(m, *products.shape[1:])
+    del products
+    if first.others is not None:
+        _sums(first.others, m, x, weight, of_others, out)
     return out[..., :feat].flatten(1).to(dtype).contiguous()
 
 
-def _run_nodes(
-    rows: RelationRows, x: Tensor, weight: Tensor, values: Tensor | None, out: Tensor,
-    added: bool = False,
-) -> None:  # fmt: skip
-    """Set the result, or add to it, by the kernel that sums up first.
+def _sums(
+    rows: RelationRows, m: int, x: Tensor, weight: Tensor, values: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """As :func:`of_nodes`, by the plan of these sizes, which sums up first.
 
-    x, weight, out : with a dimension for blocks of features, if there are any
+    x, weight : with a dimension for blocks of features, if there are any
+    out : is added to, where it is given
     """
-    index_type, (*blocks, feat_in, feat) = IDTYPES[rows.rows.dtype], weight.shape[1:]
-    problem = rgms.Rgms(
-        DTYPES[x.dtype], index_type, values is not None, added=added, in_blocks=bool(blocks)
-    )
-    target = target_of(x.device)
-    config = choose_rgms(
-        problem,
-        len(rows.rows),
-        feat_in,
-        feat,
-        target,
-        default_threads(),
-        len(weight),
-        prod(blocks),
-    )
-    arrays = _weighted({"x": x, "w": weight, "out": out}, values)
-    index = {
-        "row_ptr": rows.row_ptr, "rows": rows.rows, "indptr": rows.indptr, "indices": rows.indices,
-    }  # fmt: skip
-    numbers = {
-        "relations": len(weight), "m": len(out), "n": len(x), "nnz_rows": len(rows.rows),
-        "nnz": len(rows.indices), "feat_in": feat_in, "feat": feat,
-    }  # fmt: skip
-    if blocks:
-        numbers["blocks"] = blocks[0]
-    stages = partial(lower_template, template, problem, config, target)
-    _run(rows, (problem, config), target, stages, arrays, index, numbers)
+    count, *blocks, feat_in, feat = weight.shape
+    dtype, idtype, wide = *_types(rows, x), _wider(x.dtype)
+    problem = Rgms(
+        dtype, idtype, values is not None, wide, None if values is None else wide,
+        added=out is not None, in_blocks=bool(blocks),
+    )  # fmt: skip
+    shape, sizes = (count, m, len(x)), (feat_in, feat)
+    run = _plan(rows, problem, shape, sizes, RelationalRequest, blocks=prod(blocks))
+    return _called(run, (x, weight), values, out)
 
 
-def _by_plan(
-    rows: RelationRows, m: int, n: int, x: Tensor, weight: Tensor, values: Tensor | None
-) -> Tensor:
-    """As :func:`of_nodes`, by the plan of these sizes; m, n : rows and columns."""
-    (count, feat_in, feat), dtype, target = weight.shape, x.dtype, target_of(x.device)
-    problem = _problem(dtype, IDTYPES[rows.rows.dtype], values is not None)
-    key = problem, feat_in, feat
+def _plan(
+    rows: RelationRows, problem: Any, shape: tuple[int, int, int], sizes: tuple[int, int],
+    request: type[RelationalRequest], **more: Any,
+) -> Any:  # fmt: skip
+    """The plan for a problem on these rows, of relations, rows and columns; kept."""
+    key = problem, *sizes
     run = rows.computed.get(key)
     if run is None:
-        pattern, threads = rows.pattern((count, m, n)), default_threads()
-        wanted = RelationalRequest(pattern, problem, feat_in, feat, threads, target)
+        target = target_of(rows.rows.device)
+        wanted = request(rows.pattern(shape), problem, *sizes, default_threads(), target, **more)
         run = rows.computed[key] = relational_plan(wanted)
-    given = x.detach(), weight.detach()
-    return call_plan(run, given, None if values is None else _wide(values)).to(dtype)
+    return run
 
 
-def _problem(dtype: torch.dtype, idtype: str, weighted: bool) -> rgms.Rgms:
-    """What kernels are compiled for: they take types of 16 bits, and give wider ones."""
-    wide = DTYPES[_widened(dtype)]
-    if DTYPES[dtype] == wide:
-        return rgms.Rgms(wide, idtype, weighted)
-    return rgms.Rgms(DTYPES[dtype], idtype, weighted, out=wide, values=wide if weighted else None)
+def _called(
+    run: Any, operands: Sequence[Tensor], values: Tensor | None, out: Tensor | None = None
+) -> Tensor:
+    """What a plan gives, or what it adds to."""
+    given = [x.detach() for x in operands]
+    values = None if values is None else _wide(values)
+    if out is None:
+        return call_plan(run, given, values)
+    return run(*given, values=values, out=out)
+
+
+def _types(rows: RelationRows, x: Tensor) -> tuple[str, str]:
+    return DTYPES[x.dtype], IDTYPES[rows.rows.dtype]
+
+
+def _wider(dtype: torch.dtype) -> str | None:
+    """The type of the sums of a type of 16 bits."""
+    return None if _widened(dtype) == dtype else DTYPES[_widened(dtype)]
 
 
 def of_weights(
@@ -170,20 +153,17 @@ def of_weights(
     found = x.new_zeros(relations.count, *dims, feat_in, feat)
     if not found.numel() or not relations.edges:
         return found
-    if not _has_kernels(x):
+    if _is_gpu(x):
         if blocks:
             of_blocks = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), strict=True)
             return torch.stack([of_weights(relations, *b, values) for b in of_blocks], 1)
-        wide = _wide(grad)
-        for r, row, terms in _apart(relations.by_target, _wide(x), values):
-            found[r] = (terms.T @ wide[row]).to(dtype)
-        return found
-    if blocks:
-        x, grad = x.unflatten(1, (blocks, feat_in)), grad.unflatten(1, (blocks, feat))
-    x, grad, chunks = _padded(x), _padded(grad), relations.by_target.chunks
-    parts = x.new_empty(len(chunks.relation), *dims, x.shape[-1], grad.shape[-1])
-    arrays = _weighted({"x": x, "grad": grad, "dw": parts}, values)
-    _run_chunks(relations, False, arrays)
+        return _gradient(relations, (x, grad), values, (feat_in, feat)).to(dtype)
+    x, grad = (_padded(y.unflatten(1, (max(blocks, 1), -1))) for y in (x, grad))
+    chunks = relations.by_target.chunks
+    shape = len(chunks.relation), *dims, x.shape[-1], grad.shape[-1]
+    parts = x.new_empty(shape, dtype=_widened(dtype))
+    arrays = {"x": x, "grad": grad, "dw": parts if blocks else parts[:, None]}
+    _run_chunks(relations, False, arrays if values is None else {**arrays, "a": _wide(values)})
     if not chunks.one_each:
         sums = parts.new_zeros(relations.count, *parts.shape[1:])
         parts = sums.index_add_(0, chunks.relation, parts)
@@ -195,42 +175,46 @@ def of_edges(relations: Relations, x: Tensor, weight: Tensor, grad: Tensor) -> T
 
     weight : as of :func:`of_nodes`
     """
-    if weight.dim() == 4:
-        count = weight.shape[1]
-        of_blocks = zip(x.chunk(count, 1), weight.unbind(1), grad.chunk(count, 1), strict=True)
-        out = _wide(x).new_zeros(relations.edges)
-        for block in of_blocks:
-            out += of_edges(relations, *block)
-        return out
-    x, weight, grad = _wide(x), _wide(weight), _wide(grad)
-    out = x.new_zeros(relations.edges)
+    out = x.new_zeros(relations.edges, dtype=_widened(x.dtype))
     if not x.shape[1] or not grad.shape[1] or not relations.edges:
         return out
-    rows = relations.by_target
-    if not _has_kernels(x):
-        found = [
-            ((terms @ weight[r]) * grad[row]).sum(1) for r, row, terms in _apart(rows, x, None)
-        ]
-        return torch.cat(found)
-    x, grad = _padded(x), _padded(grad)
-    turned = _padded(weight.transpose(1, 2), grad.shape[1])
+    weight = weight if weight.dim() == 4 else weight[:, None]
+    blocks = weight.shape[1]
+    if _is_gpu(x):
+        parts = zip(x.chunk(blocks, 1), grad.chunk(blocks, 1), weight.unbind(1), strict=True)
+        for part in parts:
+            out += _gradient(relations, part, None, (weight.shape[2], weight.shape[3]))
+        return out
+    x, grad = (_padded(y.unflatten(1, (blocks, -1))) for y in (x, grad))
+    turned = _padded(weight.mT, grad.shape[-1])
     _run_chunks(relations, True, {"x": x, "w": turned, "grad": grad, "da": out})
     return out
+
+
+def _gradient(
+    relations: Relations, operands: Sequence[Tensor], values: Tensor | None, sizes: tuple[int, int]
+) -> Tensor:
+    """One of the gradients on a GPU, by its plan: with W that for the weights of edges."""
+    rows, x = relations.by_target, operands[0]
+    wide = None if values is None else _wider(x.dtype)
+    edges = len(operands) == 3
+    problem = RgmsGradient(*_types(rows, x), values is not None, wide, edges)
+    shape = relations.count, relations.m, relations.n
+    return _called(_plan(rows, problem, shape, sizes, GradientRequest), operands, values)
 
 
 def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) -> None:
     """Run the kernel for one of the gradients."""
     rows, chunks = relations.by_target, relations.by_target.chunks
-    (*blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
+    (blocks, feat_in), feat = arrays["x"].shape[1:], arrays["grad"].shape[-1]
     dtype = arrays["x"].dtype
     problem = RgmsBackward(
-        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays,
-        bool(blocks),
-    )  # fmt: skip
+        feat_in, feat, CHUNK, edges, DTYPES[dtype], IDTYPES[rows.rows.dtype], "a" in arrays
+    )
     threads, target = default_threads(), target_of(relations.device)
-    parallel = pays(threads, len(rows.rows) * prod(blocks) * feat_in * feat)
+    parallel = pays(threads, len(rows.rows) * blocks * feat_in * feat)
     # All but whole vectors are powers of two.
-    lanes = min(lanes_of(rgms.Rgms(DTYPES[dtype]), target), feat_in, feat)
+    lanes = min(lanes_of(Rgms(DTYPES[dtype]), target), feat_in, feat)
     vectors = 4 if vector_bits(target) >= 512 else 2  # as there are registers for
     parts = threads * BLOCKS_PER_THREAD if parallel else 0
     config = ChunkTiles(lanes, vectors=vectors, blocks=parts)
@@ -241,10 +225,8 @@ def _run_chunks(relations: Relations, edges: bool, arrays: dict[str, Tensor]) ->
     sizes = {
         "pieces": len(chunks.relation), "chunks": len(chunks.chunk_ptr) - 1,
         "nnz_rows": len(rows.rows), "nnz": relations.edges, "m": relations.m, "n": relations.n,
-        "relations": relations.count,
+        "relations": relations.count, "blocks": blocks,
     }  # fmt: skip
-    if blocks:
-        sizes["blocks"] = blocks[0]
     stages = partial(lower_template, rgms_backward, problem, config, target)
     _run(rows, (problem, config), target, stages, arrays, index, sizes)
 
@@ -265,28 +247,8 @@ def _run(
     kernel.run_unchecked([named[name] for name in kernel.signature.passed])
 
 
-def _has_kernels(x: Tensor) -> bool:
-    """Whether there are kernels for the device."""
-    return x.device.type == "cpu"
-
-
-def _apart(
-    rows: RelationRows, x: Tensor, values: Tensor | None
-) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Each relation that has edges, with the rows and the gathered features of its elements."""
-    counts = rows.indptr[1:] - rows.indptr[:-1]
-    ends = rows.indptr[rows.row_ptr.long()].tolist()
-    row = torch.repeat_interleave(rows.rows, counts.long())
-    for r, (begin, end) in enumerate(pairwise(ends)):
-        if begin < end:
-            terms = x[rows.indices[begin:end].long()]
-            if values is not None:
-                terms = terms * values[begin:end, None]
-            yield r, row[begin:end].long(), terms
-
-
-def _weighted(arrays: dict[str, Tensor], values: Tensor | None) -> dict[str, Tensor]:
-    return arrays if values is None else {**arrays, "a": _wide(values)}
+def _is_gpu(x: Tensor) -> bool:
+    return is_gpu(target_of(x.device))
 
 
 def _widened(dtype: torch.dtype) -> torch.dtype:
@@ -300,8 +262,8 @@ def _wide(x: Tensor) -> Tensor:
 
 
 def _padded(x: Tensor, rows: int | None = None) -> Tensor:
-    """With zeros for features that fill vectors, and for as many rows, if given."""
-    x = _wide(x)
-    size = whole_vectors(rgms.Rgms(DTYPES[x.dtype]), x.shape[-1], target_of(x.device))
+    """As kernels take it, with zeros for features that fill vectors, and for as many rows."""
+    x = x.detach().resolve_neg().contiguous()
+    size = whole_vectors(Rgms(DTYPES[x.dtype]), x.shape[-1], target_of(x.device))
     below = 0 if rows is None else rows - x.shape[-2]
     return pad(x, (0, size - x.shape[-1], 0, below)) if size != x.shape[-1] or below else x

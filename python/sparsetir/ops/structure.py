@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 import tvm_ffi
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from sparsetir.kernel import Kernel
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import Cache, lasting, memory_key
+from sparsetir.ops.cache import kept, lasting, memory_key
 from sparsetir.ops.check_pattern import check_csr, check_edges, check_size
 from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
@@ -31,12 +32,12 @@ __all__ = [
     "call_plan",
     "clear_cache",
     "compiled_code",
-    "conversions",
     "find_kept",
     "known_edges",
     "known_structure",
     "keep",
     "limit_cache",
+    "pinned",
     "structure_of",
     "structure_of_edges",
     "target_of",
@@ -51,7 +52,6 @@ DTYPES = {
 # Of one structure, where one that no record has chosen counts twice.
 MAX_PLANS = 64
 INT32_MAX = 2**31 - 1
-BYTES_PER_ELEMENT = 64
 # Vector loads of a GPU want whole vectors.
 GPU_ALIGNMENT = 16
 
@@ -90,6 +90,7 @@ class Structure:
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._calls: dict[Any, tuple[Plan, bool]] = {}
         self._ones: dict[torch.dtype, Tensor] = {}
+        self._derived: dict[Any, Any] = {}
         self._transposed: Structure | None = None
 
     @cached_property
@@ -144,10 +145,12 @@ class Structure:
         """The same, with the columns of each row in order; made once."""
         return self.transposed.transposed
 
-    @property
-    def nbytes(self) -> int:
-        """About what this takes, with the transposed structure and a few plans, in bytes."""
-        return BYTES_PER_ELEMENT * (self.nnz + self.m + self.n)
+    def derived(self, kind: Any, make: Callable[[Structure], Any]) -> Any:
+        """What another module makes of the pattern, made once; may not refer to the structure."""
+        with self._lock:
+            if kind not in self._derived:
+                self._derived[kind] = make(self)
+            return self._derived[kind]
 
     def arranged(self, values: Tensor, dim: int = -1) -> Tensor:
         """Values in row order, of values in the caller's order; elements are along `dim`."""
@@ -168,7 +171,7 @@ class Structure:
         operands : of one dtype and this structure's device; (n, feat), (n,), or (m, feat) and
             (n, feat); with a first dimension for heads, if any. Shapes are not checked
         values : (nnz,) or (heads, nnz) in the caller's order; by default all one
-        reduce : "sum", "mean" or "max"
+        reduce : "sum", "mean", "max" or "min"
         """
         first, operator = operands[0], OPERATORS[op]
         batched = first.dim() > (1 if operator.vectors else 2)
@@ -369,9 +372,8 @@ class _Kept:
 # comes again.
 compiled_code = threading.local()
 
-_seen: Cache[_Kept] = Cache(max_entries=256, max_bytes=4 << 30)
-# What else is derived from patterns, by other modules.
-conversions: Cache[Any] = Cache(max_entries=256, max_bytes=4 << 30)
+# Handles that have a structure of their own, by the key of their own tensors.
+pinned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 
 def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
@@ -416,7 +418,7 @@ def structure_of_edges(
     """
     key = (m, n, *memory_key(edges))
     if blocks is not None:
-        conversions.put(("blocks", *key), blocks, 0, edges)
+        kept.put(("blocks", *key), blocks, edges)
     found = find_kept(key, edges)
     if found is None:
         m, n = check_size(who, "m", m), check_size(who, "n", n)
@@ -424,7 +426,7 @@ def structure_of_edges(
 
         def make(edges: Tensor) -> Structure:
             rowptr, col, order = compress(edges, m)
-            return Structure(rowptr, col, (m, n), order, conversions.get(("blocks", *key)))
+            return Structure(rowptr, col, (m, n), order, kept.get(("blocks", *key)))
 
         found = keep(key, make, edges)
     return found
@@ -447,13 +449,14 @@ def known_edges(edges: Tensor, m: int, n: int) -> Structure | None:
 
 def find_kept(key: Any, *tensors: Tensor, count: bool = True) -> Any:
     """The structure, or None, that was kept for these tensors."""
-    kept = _seen.get(key, count)
-    if kept is None:
+    found = kept.get(key, count and key not in pinned)
+    if found is None:
+        handle = pinned.get(key)
+        return None if handle is None else handle.structure
+    if found.copies and not all(map(torch.equal, tensors, found.copies)):
+        kept.drop(key)
         return None
-    if kept.copies and not all(map(torch.equal, tensors, kept.copies)):
-        _seen.drop(key)
-        return None
-    return kept.structure
+    return found.structure
 
 
 @lasting
@@ -463,29 +466,26 @@ def keep(key: Any, make: Callable[..., Any], *tensors: Tensor) -> Any:
     if getattr(compiled_code, "runs", False):
         copies = tuple(x.clone() for x in tensors)
     found = make(*(x.detach().contiguous() for x in copies or tensors))
-    kept = _Kept(found, copies)
-    return _seen.put(key, kept, found.nbytes, *tensors).structure
+    return kept.put(key, _Kept(found, copies), *tensors).structure
 
 
 def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
-    """Limits of the cache of patterns, 256 and 4 GiB at first; what is over them is dropped.
+    """Limits of the cache of patterns, 512 and 4 GiB at first; what is over them is dropped.
 
-    entries : patterns, 1 or more
-    bytes : of all patterns, with what is made of them, as estimated; the last one always stays
+    entries : patterns and what is derived from them, 1 or more
+    bytes : of the arrays that are kept, as measured; the last entry always stays
     """
     for name, value in (("entries", entries), ("bytes", bytes)):
         if value is not None and check_size("limit_cache", name, value) < 1:
             raise ValueError(f"limit_cache: argument '{name}': expected 1 or more, got {value}")
-    _seen.limit(entries, bytes)
-    conversions.limit(entries, bytes)
+    kept.limit(entries, bytes)
 
 
 def clear_cache() -> None:
     """Forget all patterns and the plans made for them; compiled kernels are kept."""
-    _seen.clear()
-    conversions.clear()
+    kept.clear()
 
 
 def cache_info() -> dict[str, int]:
-    """Of the cache of patterns: "entries", "bytes" (about) and "misses" so far."""
-    return {"entries": len(_seen), "bytes": _seen.bytes, "misses": _seen.misses}
+    """Of the cache of patterns: "entries", "bytes" of all arrays, "misses" of patterns so far."""
+    return {"entries": len(kept), "bytes": kept.measure(), "misses": kept.misses}

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 import tempfile
-from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import scipy.sparse
-
-from sparsetir.bench import rounds as turns
-from sparsetir.bench.operators import Case, make
-from sparsetir.bench.peers import OURS
+from sparsetir.measuring import turns
+from sparsetir.measuring.case import Case
+from sparsetir.measuring.peers import OURS
+from sparsetir.plan import plan
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.targets import resolve_target
+from sparsetir.tuning.operator_case import case_of
 from sparsetir.tuning.task import OK, Task
 from sparsetir.tuning.tuned import Search, Trial
 from sparsetir.tuning.tuned import seconds as seconds_of
@@ -31,6 +29,7 @@ LIBRARIES = ("scipy", "torch", "mkl")
 GPU_LIBRARIES = ("cusparse", "torch")
 TITLES = {"scipy": "scipy", "torch": "torch", "mkl": "MKL", "cusparse": "cuSPARSE"}
 ROUNDS, SECONDS = 5, 0.015
+GPU_CALLS = 20  # in a turn
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def compare(
     for name, config in configs.items():
         first.setdefault(config, name)
     distinct = {name: config for config, name in first.items()}
-    case = _case(task)
+    case = case_of(task)
     if is_gpu(resolve_target(task.target)):
         found = _on_gpu(task, case, distinct, rounds)
     else:
@@ -121,18 +120,6 @@ def compare(
         {n: _times(ours[first[c]]) for n, c in configs.items() if first[c] in ours},
         {n: _times(t, t["variant"]) for n, t in peers.items()},
         found["missing"], found["wrong"], found["failed"],
-    )  # fmt: skip
-
-
-def _case(task: Task) -> Case:
-    """With random values: ones, as many graphs have, would hide a wrong order of them."""
-    pattern, rng = task.matrix.pattern, np.random.default_rng(0)
-    kind = "float64" if task.dtype == "float64" else "float32"
-    values = rng.random(task.matrix.nnz, kind) * 2 - 1
-    indptr, indices = (x.astype("int32") for x in (pattern.indptr, pattern.coords[1]))
-    matrix = scipy.sparse.csr_array((values, indices, indptr), shape=task.matrix.shape)
-    return make(
-        task.op, matrix, task.feat, task.dtype, reduce=task.reduce, heads=task.heads
     )  # fmt: skip
 
 
@@ -176,23 +163,11 @@ def _on_gpu(task: Task, case: Case, configs: Mapping[str, Any], rounds: int) -> 
     if refused:
         missing = dict.fromkeys(GPU_LIBRARIES, refused)
         return {"peers": {}, "missing": missing, "wrong": {}, "failed": {}}
-    from sparsetir.bench import gpu
+    from sparsetir.measuring.gpu import Gpu
 
-    class Bench(gpu.Bench):
-        """With the given configs as ways of ours."""
+    def make(config: Any) -> Callable[[], Any]:
+        return lambda: plan(case.op, case.matrix, case.feat, config=config, **task.options)
 
-        def _ours(
-            self, case: Case, tensors: gpu.Tensors, about: dict[str, Any]
-        ) -> dict[str, gpu.Call]:
-            return {name: self._plan(tensors, config) for name, config in configs.items()}
-
-        def _plan(self, tensors: gpu.Tensors, config: Any) -> gpu.Call:
-            from sparsetir.plan import plan
-
-            run = plan(task.op, task.matrix, task.feat, config=config, **task.options)
-            return lambda i: run(*tensors.copies[i][0], out=tensors.copies[i][1])
-
-    bench = Bench(torch, Namespace(quick=False, peers=list(GPU_LIBRARIES), dtype=[case.dtype]))
-    bench.rounds = rounds
+    plans = {name: make(config) for name, config in configs.items()}
     with torch.no_grad():
-        return bench.compare(case)
+        return Gpu(torch, rounds, GPU_CALLS).compare(case, plans, GPU_LIBRARIES)

@@ -3,43 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
-import select
-import signal
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sparsetir.bench.names import THREADS
-from sparsetir.bench.rounds import PRIORITY
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.measuring.process import THREADS, Ended, Process
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
-from sparsetir.targets import resolve_target
+from sparsetir.targets import resolve_target, usable_cpus
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.task import Outcome, Reference, Tunable
 
 __all__ = ["Measurer", "cores_for"]
 
 START_LIMIT = 600.0  # seconds until a worker has loaded everything and knows the exact result
-# What errors and last words say, in small letters, where there was no memory.
-OUT_OF_MEMORY = ("bad_alloc", "out of memory", "memoryerror", "out_of_memory", "cannot allocate")
-LAUNCH = "from sparsetir.tuning.worker import serve; serve(int(sys.argv[1]), int(sys.argv[2]))"
-LAST = 4096  # bytes at the end of what a worker printed that its last lines are looked for in
-
-
-class _Ended(Exception):
-    """A worker that gives no answer; `state` of an Outcome."""
-
-    def __init__(self, state: str, message: str) -> None:
-        super().__init__(message)
-        self.state = state
+LAUNCH = "from sparsetir.tuning.worker import serve_tuner; serve_tuner(answers, parent)"
 
 
 class Measurer:
@@ -78,13 +60,18 @@ class Measurer:
             raise ValueError(
                 f"Measurer: argument 'time_limit': expected seconds above 0, got {time_limit!r}"
             )
+        if memory_limit is not None and sys.platform != "linux":
+            raise ValueError(
+                "Measurer: argument 'memory_limit': expected None, as only Linux counts what it "
+                f"limits, got {memory_limit!r}"
+            )
         self.task, self.time_limit, self.memory_limit = task, time_limit, memory_limit
         self.cores = None if cores is None else tuple(cores)
         self.environment = dict(environment)
         self.remote, self.modules = remote, tuple(modules)
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._saved_task: dict[str, Any] = {}
-        self._process: _Process | None = None
+        self._process: Process | None = None
         self._interrupted = False
 
     def measure(
@@ -105,20 +92,18 @@ class Measurer:
         Raises RuntimeError where the worker cannot start or the remote device is not there,
         ValueError for what is no config.
         """
-        request = {
-            "config": configs.to_data(config), "best": best, "time_limit": self.time_limit,
-            "memory_limit": self.memory_limit, "reference": None,
-        }  # fmt: skip
+        beside, data = None, configs.to_data(config)
         if reference is not None:
             beside = {"config": configs.to_data(reference.config), "seconds": reference.seconds}
-            request["reference"] = beside
         self._interrupted = False
         try:
             worker = self._ready()
-            failed = worker.ask(request, START_LIMIT).get("failed")
+            begin = {"time_limit": self.time_limit, "reference": beside}
+            failed = worker.ask("begin", START_LIMIT, **begin).get("failed")
             if failed is None:
-                return Outcome(**worker.answer(self.time_limit))
-        except _Ended as error:
+                measure = {"config": data, "best": best, "memory_limit": self.memory_limit}
+                return Outcome(**worker.ask("measure", self.time_limit, **measure))
+        except Ended as error:
             self._end()
             if self._interrupted:
                 return Outcome("crashed", message="interrupted")
@@ -147,23 +132,27 @@ class Measurer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _ready(self) -> _Process:
+    def _ready(self) -> Process:
         if self._process is not None and self._process.alive:
             return self._process
         self._end()
         folder = self._saved()
         task = self.task
-        program = ["import sys", *([] if is_gpu(resolve_target(task.target)) else [WITHOUT_TORCH])]
-        code = "; ".join([*program, LAUNCH])
-        self._process = _Process(code, folder, self._environment(folder), self.cores)
+        code = LAUNCH if is_gpu(resolve_target(task.target)) else f"{WITHOUT_TORCH}; {LAUNCH}"
+        self._process = Process(
+            code, environment=self._environment(folder), folder=folder,
+            printed=folder / "printed.txt", cores=self.cores,
+        )  # fmt: skip
         remote = None if self.remote is None else dataclasses.asdict(self.remote)
         first = {
             "task": self._saved_task, "folder": str(folder), "modules": self.modules,
             "remote": remote,
         }  # fmt: skip
         try:
-            failed = self._process.ask(first, START_LIMIT).get("failed")
-        except _Ended as error:
+            answer = self._process.answer(START_LIMIT)
+            answer = answer or self._process.ask("prepare", START_LIMIT, **first)
+            failed = answer.get("failed", answer.get("missing"))
+        except Ended as error:
             if self._interrupted:
                 raise
             failed = str(error)
@@ -190,144 +179,25 @@ class Measurer:
             self._process = None
 
 
-class _Process:
-    """A worker: lines of JSON go in, and come out of a pipe of their own."""
-
-    def __init__(
-        self,
-        code: str,
-        folder: Path,
-        environment: Mapping[str, str],
-        cores: tuple[int, ...] | None,
-    ) -> None:
-        self._printed = folder / "printed.txt"
-        self._printed.write_bytes(b"")  # of another process in the same folder
-        self._asked = False
-        self._answers, write = os.pipe()
-        self._oom_kills = _oom_kills()
-        command = [sys.executable, "-c", code, str(os.getpid()), str(write)]
-        try:
-            with self._printed.open("ab") as printed:
-                # A session of its own: Ctrl-C in the terminal is for the parent.
-                self._popen = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=printed, stderr=printed, cwd=folder,
-                    env=environment, pass_fds=[write], start_new_session=True,
-                )  # fmt: skip
-        except BaseException:
-            os.close(self._answers)
-            raise
-        finally:
-            os.close(write)
-        # Before it has threads, which inherit these.
-        with suppress(ProcessLookupError):
-            if cores is not None:
-                os.sched_setaffinity(self._popen.pid, cores)
-            with suppress(PermissionError):
-                os.setpriority(os.PRIO_PROCESS, self._popen.pid, PRIORITY)
-
-    @property
-    def alive(self) -> bool:
-        """Whether it can be asked."""
-        return self._popen.poll() is None
-
-    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """The first answer to a request; raises as `answer`."""
-        if self._asked:  # what it printed before the first is of its start, which may have failed
-            os.truncate(self._printed, 0)
-        self._asked = True
-        assert self._popen.stdin is not None
-        with suppress(BrokenPipeError):  # told by the missing answer
-            self._popen.stdin.write(json.dumps(request).encode() + b"\n")
-            self._popen.stdin.flush()
-        return self.answer(seconds)
-
-    def answer(self, seconds: float) -> dict[str, Any]:
-        """The next answer; raises _Ended where there is none in time.
-
-        The process is of no use then.
-        """
-        end, line = time.monotonic() + seconds, b""
-        while not line.endswith(b"\n"):
-            left = end - time.monotonic()
-            if left <= 0 or not select.select([self._answers], [], [], left)[0]:
-                raise _Ended("hung", f"took longer than {seconds:g} s{self._last_words()}")
-            byte = os.read(self._answers, 1)  # no more: the next answer may be there already
-            if not byte:
-                raise self._ended()
-            line += byte
-        return json.loads(line)
-
-    def _ended(self) -> _Ended:
-        """How the process ended by itself."""
-        status, words = self._popen.wait(), self._last_words()
-        how = f"the process ended with status {status}"
-        state = "crashed"
-        if status < 0:
-            how = f"the process was ended by {_signal_name(-status)}"
-        if is_of_memory(words):
-            state = "out of memory"
-        elif status == -signal.SIGKILL and _oom_kills() != self._oom_kills:
-            state, how = "out of memory", f"{how}, by the system for want of memory"
-        return _Ended(state, how + words)
-
-    def _last_words(self) -> str:
-        """The last line that it printed, to follow a message."""
-        with self._printed.open("rb") as file:
-            file.seek(max(0, self._printed.stat().st_size - LAST))
-            lines = file.read().decode(errors="replace").split("\n")
-        lines = [line.strip() for line in lines if line.strip()]
-        return f"; its last line: {lines[-1]}" if lines else ""
-
-    def kill(self) -> None:
-        """End it and what it has started, and keep what is known of it."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
-
-    def end(self) -> None:
-        """End it and forget it."""
-        self.kill()
-        self._popen.wait()
-        assert self._popen.stdin is not None
-        with suppress(BrokenPipeError):
-            self._popen.stdin.close()
-        os.close(self._answers)
-
-
-def is_of_memory(words: str) -> bool:
-    """Whether the words of an error or a process are of memory that there was not."""
-    return any(text in words.lower() for text in OUT_OF_MEMORY)
-
-
 def cores_for(workers: int, threads: int) -> list[tuple[int, ...]]:
     """Processors for each of several workers, none of them for two.
 
     threads : of each worker
 
-    Raises ValueError where this process may not run on so many.
+    Raises ValueError where this process may not run on so many, or the system binds none to them.
     """
     for name, value in (("workers", workers), ("threads", threads)):
         if value < 1:
             raise ValueError(f"cores_for: argument '{name}': expected 1 or more, got {value!r}")
-    there = sorted(os.sched_getaffinity(0))
+    there = usable_cpus()
+    if workers > 1 and not hasattr(os, "sched_setaffinity"):
+        raise ValueError(
+            "cores_for: argument 'workers': expected 1 on a system that binds no process to cores, "
+            f"got {workers}"
+        )
     if workers * threads > len(there):
         raise ValueError(
             f"cores_for: argument 'workers': {workers} workers of {threads} threads need "
             f"{workers * threads} processors, there are {len(there)}"
         )
     return [tuple(there[i * threads : (i + 1) * threads]) for i in range(workers)]
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # of real time
-        return f"signal {number}"
-
-
-def _oom_kills() -> int:
-    """Processes that the system has ended for want of memory; 0 where that is not told."""
-    try:
-        lines = Path("/proc/vmstat").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(x.split()[1]) for x in lines if x.startswith("oom_kill ")), 0)

@@ -11,6 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 __all__ = ["Owner"]
 
 # Runs of this process that have not ended.
@@ -49,8 +51,7 @@ class Owner:
         if claim["pid"] == os.getpid():
             return claim["run"] in _runs
         # The number alone may by now be another process's.
-        started = _started(claim["pid"])
-        return started is not None and started == claim["started"]
+        return _started(claim["pid"]) == claim["started"]
 
 
 @cache
@@ -65,25 +66,15 @@ def _machine() -> str:
     return "/".join(parts)
 
 
-def _started(pid: int) -> int | None:
-    """When a process began, in ticks since the machine did (0: unknown); None: there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return _runs_at_all(pid)
-    except OSError:
-        return 0
-    state, started = fields[0], fields[19]
-    return None if state in "ZX" else int(started)
+def _started(pid: int) -> float | None:
+    """When a process began, in seconds since the machine did; None: there is none.
 
-
-def _runs_at_all(pid: int) -> int | None:
-    if os.path.exists("/proc/self/stat"):
-        return None
+    Not by the clock, which may be set meanwhile.
+    """
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        process = psutil.Process(pid)
+        if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+            return None
+        return round(process.create_time() - psutil.boot_time(), 2)
+    except psutil.NoSuchProcess:
         return None
-    except OSError:
-        pass  # somebody else's
-    return 0

@@ -12,10 +12,11 @@ import numpy as np
 from sparsetir.arrays import is_array
 from sparsetir.build import build
 from sparsetir.kernel import Kernel
+from sparsetir.measuring.case import array, numbers
 from sparsetir.schedules.operators.operands import LEAST_SCALE, TOLERANCES
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.sparse_ir.interpret import interpret
-from sparsetir.tuning.case import Prepared, array, numbers
+from sparsetir.tuning.operator_case import Prepared
 from sparsetir.tuning.program import ProgramTask
 
 __all__ = ["ProgramCase"]

@@ -51,7 +51,7 @@ class Bar:
                 dynamic_ncols=True, mininterval=0,
             )  # fmt: skip
         elif done:
-            self._say(f"{done} trials of earlier runs")
+            self._say(f"{done} trial{'s' * (done != 1)} of earlier runs")
 
     def step(self, trial: Any, best: Any, failures: int, default: float | None = None) -> None:
         """A trial is over.

@@ -30,7 +30,7 @@ DAMAGED = (
     "it is damaged, or no file of records; it is left as it is: move it away, or set "
     "SPARSETIR_RECORDS to another file"
 )
-# The rows of a key; also those of other devices, which version 1 does not tell apart.
+# The rows of a key; also those of other devices, as files hold the records of several.
 _COLUMNS = ("op", "dtype", "reduce", "heads", "feat", "threads", "target")
 LIKE = "WHERE " + " AND ".join(f"{name} IS ?" for name in _COLUMNS)
 SAME = f"{LIKE} AND fingerprint = ?"
@@ -64,7 +64,7 @@ class Records:
 
     What :meth:`add`, :meth:`load` and :meth:`forget` have done when they return stays done,
     whatever then happens to the process; otherwise all is as before. All methods raise
-    RecordError where the file cannot be read or written: it is damaged, of a later version of this
+    RecordError where the file cannot be read or written: it is damaged, of another version of this
     package, not ours to write, or the disk is full. It is never deleted or begun anew.
     """
 
@@ -181,7 +181,7 @@ class Records:
             connection.execute("PRAGMA query_only = ON")
             connection.execute("BEGIN")
             self._refuse_cut(connection)
-            if check_schema(connection) == 0:
+            if not check_schema(connection):
                 yield iter(())
             else:
                 rows = connection.execute(f"SELECT * FROM {RECORDS} {which}", values)

@@ -27,10 +27,11 @@ import numpy as np
 
 from sparsetir.arrays import is_array, itemsize
 from sparsetir.build import compile_stages
+from sparsetir.measuring.case import array, numbers
 from sparsetir.request import Request, request
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.signature import Signature, signature_of
-from sparsetir.tuning.case import Case, array, numbers
+from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.task import OK, PRUNED, Reference
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
@@ -89,7 +90,7 @@ class RemoteDevice:
     TVM's time_evaluator on the device: of the kernel alone, not of a Python call.
     """
 
-    def __init__(self, remote: Remote, case: Case) -> None:
+    def __init__(self, remote: Remote, case: OperatorCase) -> None:
         self.remote, self.case = remote, case
         self._session: Any = None
         self._uploads = 0
@@ -196,7 +197,7 @@ class RemoteDevice:
         """What the kernel takes, arrays being on the device; and the one that it writes."""
         signature, device = made.signature, self._device()
         names = _request_of(self.case).operator.names
-        operands = dict(zip(names, self.case.operands, strict=True))
+        operands = dict(zip(names, self.case.case.operands, strict=True))
         given = {**made.arguments, **operands, "out": np.full(self.case.check.shape, np.nan)}
         values = [given[name] for name in signature.passed]
         for i, (name, value) in enumerate(zip(signature.passed, values, strict=True)):
@@ -238,11 +239,11 @@ def _timed(timers: list[Timer], best: float | None, seconds: float | None) -> di
     return summary(OK, [turn(number, repeat) for _ in range(TURNS)], seconds)
 
 
-def _request_of(case: Case) -> Request:
+def _request_of(case: OperatorCase) -> Request:
     return request(case.task.op, case.matrix, case.task.feat, **case.task.options)
 
 
-def compiled(case: Case, config: Any) -> Compiled:
+def compiled(case: OperatorCase, config: Any) -> Compiled:
     """A config compiled, and the pattern arranged for it, as :class:`sparsetir.Plan` does.
 
     A plan also loads the kernel, which works only where it is to run.

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 COUNT = 5
-WIDTH = 110  # of the table, in characters
+WIDTH = 100  # of the table, in characters
 
 
 @dataclass(frozen=True)

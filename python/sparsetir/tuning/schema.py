@@ -1,4 +1,4 @@
-"""The tables of records in a file of SQLite, and how those of older versions become the present.
+"""The tables of records in a file of SQLite.
 
 The file is shared with Optuna, which keeps its tables and its own version there: ours all begin
 with "sparsetir_", and our version is in a table of ours.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Mapping
-from typing import Any
 
 from sparsetir.tuning.record import FIELDS, Record, record_from_data, record_to_data
 
@@ -20,8 +18,8 @@ RECORDS = "sparsetir_records"
 _VERSION = "sparsetir_schema"
 _JSON = ("config", "statistics", "versions")
 
-# Version 1 knew neither the machine nor statistics.
-_TABLE_1 = f"""
+_TABLES = (
+    f"""
 CREATE TABLE {RECORDS} (
     id TEXT PRIMARY KEY,
     op TEXT NOT NULL, dtype TEXT NOT NULL, reduce TEXT NOT NULL, heads INTEGER,
@@ -29,63 +27,45 @@ CREATE TABLE {RECORDS} (
     shape_class TEXT NOT NULL, fingerprint TEXT NOT NULL,
     config TEXT NOT NULL, seconds REAL NOT NULL, default_seconds REAL,
     compile_seconds REAL, convert_seconds REAL, padding REAL, bytes INTEGER,
-    trials INTEGER NOT NULL, versions TEXT NOT NULL, date TEXT NOT NULL, graph TEXT NOT NULL
-)"""
-_INDEX_1 = f"CREATE INDEX {RECORDS}_by_fingerprint ON {RECORDS} (fingerprint)"
-
-
-def _create(connection: sqlite3.Connection) -> None:
-    """Tables of version 1, which the migrations then take further."""
-    connection.execute(_TABLE_1)
-    connection.execute(_INDEX_1)
-    connection.execute(f"CREATE TABLE {_VERSION} (version INTEGER NOT NULL)")
-    connection.execute(f"INSERT INTO {_VERSION} VALUES (1)")
-
-
-def _from_1(connection: sqlite3.Connection) -> None:
-    """Machine and statistics: unknown for what is there, which so applies nowhere by itself."""
-    connection.execute(f"ALTER TABLE {RECORDS} ADD COLUMN device TEXT NOT NULL DEFAULT ''")
-    connection.execute(f"ALTER TABLE {RECORDS} ADD COLUMN statistics TEXT NOT NULL DEFAULT '{{}}'")
-
-
-# By the version that each starts from; a new one is added here, and none ever changed.
-_MIGRATIONS: Mapping[int, Callable[[sqlite3.Connection], None]] = {1: _from_1}
+    trials INTEGER NOT NULL, versions TEXT NOT NULL, date TEXT NOT NULL, graph TEXT NOT NULL,
+    device TEXT NOT NULL, statistics TEXT NOT NULL
+)""",
+    f"CREATE INDEX {RECORDS}_by_fingerprint ON {RECORDS} (fingerprint)",
+    f"CREATE TABLE {_VERSION} (version INTEGER NOT NULL)",
+    f"INSERT INTO {_VERSION} VALUES ({SCHEMA})",
+)
 
 
 class SchemaError(Exception):
     """Tables that this version of the package does not know."""
 
 
-def check_schema(connection: sqlite3.Connection) -> int:
-    """The version of the tables there, 0 where there are none.
+def check_schema(connection: sqlite3.Connection) -> bool:
+    """Whether there are tables.
 
-    Raises SchemaError for a version later than SCHEMA.
+    Raises SchemaError for those of another version than SCHEMA.
     """
     query = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?"
     if not connection.execute(query, (_VERSION,)).fetchone()[0]:
-        return 0
+        return False
     rows = connection.execute(f"SELECT version FROM {_VERSION}").fetchall()
     versions = [row[0] for row in rows]
     if len(versions) != 1 or not isinstance(versions[0], int) or versions[0] < 1:
         raise SchemaError(f"table {_VERSION} should hold one version, it holds {versions}")
-    if versions[0] > SCHEMA:
+    if versions[0] != SCHEMA:
+        update = "update sparsetir, or " if versions[0] > SCHEMA else ""
         raise SchemaError(
-            f"its records have schema version {versions[0]} and this sparsetir knows up to "
-            f"version {SCHEMA}; update sparsetir, or use another file"
+            f"its records have schema version {versions[0]} and this sparsetir knows version "
+            f"{SCHEMA}; {update}use another file"
         )
-    return versions[0]
+    return True
 
 
 def prepare(connection: sqlite3.Connection) -> None:
-    """Make the tables, or bring them to the present version; inside a transaction for writing."""
-    version = check_schema(connection)
-    if version == 0:
-        _create(connection)
-        version = 1
-    if version < SCHEMA:
-        for start in range(version, SCHEMA):
-            _MIGRATIONS[start](connection)
-        connection.execute(f"UPDATE {_VERSION} SET version = ?", (SCHEMA,))
+    """Make the tables unless they are there; inside a transaction for writing."""
+    if not check_schema(connection):
+        for command in _TABLES:
+            connection.execute(command)
 
 
 def insert(connection: sqlite3.Connection, record: Record) -> int:
@@ -102,11 +82,11 @@ def insert(connection: sqlite3.Connection, record: Record) -> int:
 
 
 def to_record(row: sqlite3.Row) -> Record:
-    """The record of a row, of any version up to the present.
+    """The record of a row.
 
     Raises ValueError where the row does not hold one.
     """
-    data: dict[str, Any] = {"device": "", "statistics": "{}"} | dict(row)  # absent in version 1
+    data = dict(row)
     for name in _JSON:
         data[name] = json.loads(data[name])
     return record_from_data(data)

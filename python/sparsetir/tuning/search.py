@@ -35,7 +35,7 @@ START_SECONDS = 600.0  # that a worker may take before it measures
 def tune(
     op: Any,
     matrix: Any,
-    feat: int = 1,
+    feat: Any = None,
     *,
     schedule: Callable[..., Any] | None = None,
     space: Mapping[str, Sequence[Any]] | None = None,
@@ -88,8 +88,9 @@ def tune(
     workers : that measure side by side: on a CPU each on cores of its own, else each on a GPU
     records : the file that results and trials are kept in, "" for none; see
         :func:`sparsetir.tuning.records.default_path` for the default
-    storage : URL of a database that takes the trials in place of the file: all machines that tune
-        the same through it share the work
+    storage : URL of a database that takes the trials in place of the file, such as
+        "postgresql+psycopg://user@host/name" (`pip install 'sparsetir[postgresql]'`): all machines
+        that tune the same through it share the work; one that is killed loses nothing
     time_limit, memory_limit : of a config, see :class:`sparsetir.tuning.measure.Measurer`
     transfer : begin with what was best for similar matrices, or for a function with other arguments
     progress : has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
@@ -124,7 +125,7 @@ def tune(
         sought = of_operator(op, matrix, feat, device=device, **asked)
     else:
         refuse_options("a function", {
-            "feat": None if feat == 1 else feat, "dtype": dtype, "heads": heads, "remote": remote,
+            "feat": feat, "dtype": dtype, "heads": heads, "remote": remote,
             "reduce": None if reduce == "sum" else reduce, "modules": modules or None,
             "feat_in": feat_in, "weighted": None if weighted else weighted,
         })  # fmt: skip
@@ -192,6 +193,7 @@ def _check(trials: Any, seconds: Any, sampler: Any, seed: Any, workers: Any) -> 
 def _run_class() -> Any:
     """`Run`, which needs Optuna, no requirement of the package and slow to import."""
     need("tune", "optuna", "tune", title="Optuna")
+    need("tune", "psutil", "tune")
     from sparsetir.tuning.run import Run
 
     return Run

@@ -41,20 +41,20 @@ class Sought:
 
 
 def of_operator(
-    op: str, matrix: Any, feat: int, *, target: Any, device: str | None, **options: Any
+    op: str, matrix: Any, feat: Any, *, target: Any, device: str | None, **options: Any
 ) -> Sought:
     """An operator on a matrix, over the templates that serve it.
 
     options : of :func:`sparsetir.request.request`
     """
     wanted = request(op, matrix, feat, target=target, **options)
-    task = replace(wanted.task(), feat=int(feat), target=_plain_target(target))
+    task = replace(wanted.task(), target=_plain_target(target))
     configs = candidates(wanted.problem, wanted.statistics, wanted.target)
     found = space(wanted.problem, wanted.pattern, wanted.statistics, wanted.target)
     return Sought(Tuned(task, Key.of(task, device), [], configs[0]), found, configs)
 
 
-def of_relations(matrix: Any, feat: int, *, target: Any, **options: Any) -> Sought:
+def of_relations(matrix: Any, feat: Any, *, target: Any, **options: Any) -> Sought:
     """Relational gather-matmul-scatter: its plain program, over the configs of its template.
 
     options : of :func:`sparsetir.relational_request.relational_request`

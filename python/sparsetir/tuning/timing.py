@@ -6,13 +6,13 @@ turns with those of a yardstick, and count by how many times as long they last.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from sparsetir.measuring.turn import alone, turn, warm_up
 from sparsetir.tuning.task import OK, PRUNED
 
 __all__ = [
@@ -69,17 +69,12 @@ def timed(
             times.append(group(run, 1))
         return times
 
-    def turn(run: Callable[[], None], count: int) -> list[float]:
+    def timed_turn(run: Callable[[], None], count: int) -> list[float]:
         time.sleep(PAUSE)
-        group(run, count)
-        times, end = [], time.perf_counter() + TURN
-        while time.perf_counter() < end:
-            times.append(group(run, count))
-        return times
+        warm_up(lambda: group(run, count))
+        return turn(lambda: group(run, count), TURN)
 
-    gc.collect()
-    gc.disable()
-    try:
+    with alone():
         first = _each(calls, probe)
         if hopeless(first, best, seconds):
             time.sleep(PAUSE)  # another process may have had the processor
@@ -93,10 +88,8 @@ def timed(
                 turns.append(_each(calls, lambda run: [group(run, 1)], len(turns)))
             return summary(OK, turns, seconds)
         count = 1 if finish is None else max(1, round(GROUP / min(first[0])))
-        turns = [_each(calls, lambda run: turn(run, count), number) for number in range(TURNS)]
+        turns = [_each(calls, lambda run: timed_turn(run, count), n) for n in range(TURNS)]
         return summary(OK, turns, seconds)
-    finally:
-        gc.enable()
 
 
 def _each(

@@ -3,6 +3,26 @@
 A trial is claimed in one write, with its config, its point and who measures it; then gets its
 outcome; then its state. What a killed process leaves is a claim of nobody, or an outcome without a
 state: the next one to look finishes the second and frees the first.
+
+Why not Optuna's own heartbeat, RetryHeartbeatStaleTrialCallback and MaxTrialsCallback (as of 5.0;
+tests/tuning/test_optuna_storage.py shows each of these, and fails once it is no longer so):
+
+- Two processes may be given the same config: nothing in a study is unique, and GridSampler hands
+  out again what is being measured. Here a claim that is not the first of its config is taken back.
+- A process killed before its first heartbeat leaves a trial that is running for ever: without a
+  heartbeat none is stale. Here the trial is created with the name of who measures it.
+- One killed between failing a stale trial and adding its retry loses the trial: they are two
+  transactions, and what has failed is not looked at again. Here a killed trial stays a reason to
+  try its config again until that has been measured.
+- Who is late with a heartbeat (a stopped process, a machine that slept) has its trial retried, and
+  its result refused: measured twice. Here the system of the machine is asked who still runs; time
+  counts for claims of other machines alone.
+- The limit of trials counts finished ones, so that processes at the same time pass it. Here those
+  that are being measured count too.
+
+What Optuna's would do better: a machine that is gone is noticed as soon as its heartbeat is late;
+here a claim from another machine lasts for twice the time limit of a config and ten minutes
+(:class:`sparsetir.tuning.owner.Owner`), by clocks that are taken to agree.
 """
 
 from __future__ import annotations
@@ -329,9 +349,16 @@ def _sqlite_file(url: str) -> Path | None:
 
     try:
         found = create_engine(url).url
-    except (ArgumentError, ImportError) as error:
+    except ArgumentError as error:
         raise ValueError(
             f"tune: argument 'storage': expected the URL of a database, got {url!r}: {error}"
+        ) from error
+    except ImportError as error:
+        advice = ""
+        if url.startswith("postgres"):
+            advice = "; run `pip install 'sparsetir[postgresql]'` and begin it with postgresql+psycopg://"
+        raise ValueError(
+            f"tune: argument 'storage': {url!r} needs a package: {error}{advice}"
         ) from error
     named = found.database if found.get_backend_name() == "sqlite" else None
     return None if named in (None, "", ":memory:") else Path(named)
@@ -340,11 +367,13 @@ def _sqlite_file(url: str) -> Path | None:
 @contextmanager
 def _alone(file: Path | None) -> Iterator[None]:
     """While no other process makes the tables in the same SQLite file."""
+    try:
+        import fcntl
+    except ImportError:  # not POSIX, where nothing is measured either
+        file = None
     if file is None:
         yield
         return
-    import fcntl
-
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.with_name(file.name + ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

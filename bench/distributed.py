@@ -1,0 +1,272 @@
+"""Training on several processes: losses, bytes, memory and time, and a model of more of them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.distributed_model import (
+    NETWORKS,
+    Local,
+    Network,
+    Share,
+    counted_halos,
+    epoch,
+    expected_share,
+)
+from bench.report import circumstances, table, write
+from bench.timing import progress
+from sparsetir.graphs import graph_name, load_graph
+from sparsetir.measuring.process import THREADS
+
+GENERATED = {"nodes": 100_000, "degree": 10, "far": 0.1}
+LARGE = {"nodes": 100e6, "degree": 16, "far": 0.05, "near": 50}  # of the model alone
+MACHINES = [2**i for i in range(1, 11)]
+SECONDS = 600  # for a run
+
+
+def run(args: argparse.Namespace) -> None:
+    """`python -m bench distributed`"""
+    cells: list[dict[str, Any]] = []
+    results: dict[str, Any] = {"cells": cells, "stated": {k: list(v) for k, v in NETWORKS.items()}}
+    where = circumstances(1)
+    for graph in args.graph or ["cora"]:
+        for model in args.model:
+            for partition in args.partition:
+                cells.append(cell_of(graph, model, partition, args))
+                results["large"] = large(cells)
+                write(args.out, "distributed", where, results, quiet=True)  # as far as it is
+    show(results, where["cores"])
+    write(args.out, "distributed", where, results)
+    wrong = [c for c in cells if c["difference"] > args.most_difference]
+    if wrong:
+        raise SystemExit("distributed: losses differ: " + ", ".join(c["graph"] for c in wrong))
+
+
+def cell_of(graph: str, model: str, partition: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Runs of one problem by each number of processes, and what follows from them."""
+    made = graph == "generated"
+    spec = {
+        "graph": graph, "model": model, "partition": partition, "hidden": args.hidden,
+        "epochs": 5 if args.quick else args.epochs, "profiled": 2 if args.quick else 10,
+        "nodes": 0, **(GENERATED if made else {}),
+    }  # fmt: skip
+    if made and args.quick:
+        spec["nodes"] = 5000
+    runs = {}
+    for size in args.processes:
+        progress(f"{graph}, {model}, {partition}, {size} processes")
+        runs[size] = launch(spec, size)
+    progress("")
+    first = runs[min(runs)][0]
+    losses = {size: found[0]["losses"] for size, found in runs.items()}
+    base = np.array(losses[min(runs)])
+    cell: dict[str, Any] = {
+        "graph": "generated" if made else graph_name(graph), "model": model,
+        "partition": partition, "hidden": args.hidden,
+        **{k: first[k] for k in ("nodes", "edges", "features", "weights")},
+        "losses": losses,
+        "difference": max(float(np.max(np.abs(np.array(v) / base - 1))) for v in losses.values()),
+        "runs": {size: summary(found, runs.get(1)) for size, found in runs.items()},
+    }  # fmt: skip
+    if 1 in runs and len(runs) > 1:
+        cell["model of time"] = modelled(cell, graph if not made else None, spec)
+    return cell
+
+
+def launch(spec: dict[str, Any], size: int) -> list[dict[str, Any]]:
+    """What each process says; raises SystemExit where one fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spec.json"
+        path.write_text(json.dumps(spec))
+        command = [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+            str(size), "-m", "bench.distributed_worker", str(path), folder,
+        ]  # fmt: skip
+        alone = dict.fromkeys(THREADS, "1")
+        done = subprocess.run(
+            command, env={**os.environ, **alone}, capture_output=True, text=True, timeout=SECONDS
+        )
+        if done.returncode:
+            raise SystemExit(f"distributed: {size} processes failed:\n{done.stderr[-4000:]}")
+        return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(size)]
+
+
+def summary(found: list[dict[str, Any]], one: list[dict[str, Any]] | None) -> dict[str, Any]:
+    """Of the processes of a run together, or of the one with the most."""
+    needed = sum(p["bytes needed"] for p in found)
+    out = {
+        "epoch": {k: max(p["epoch"][k] for p in found) for k in ("min", "median")},
+        "split": {k: max(p["split"][k] for p in found) for k in found[0]["split"]},
+        "own": [p["own"] for p in found], "nnz": [p["nnz"] for p in found],
+        "halo": [p["halo"] for p in found],
+        "bytes needed": needed,
+        "bytes sent": sum(p["bytes sent"] for p in found),
+        "bytes that came": sum(p["bytes that came"] for p in found),
+        "network": found[0]["network"],
+        "epoch of a small graph": found[0]["epoch of a small graph"],
+        "memory": [p["memory"] for p in found],
+        "memory of graph and features": [p["memory of graph and features"] for p in found],
+        "memory to build": [p["memory to build"] for p in found],
+        "seconds to build": max(p["seconds to build"] for p in found),
+    }  # fmt: skip
+    if needed:
+        out["bytes sent / needed"] = out["bytes sent"] / needed
+        out["bytes that came / needed"] = out["bytes that came"] / needed
+    if one is not None:
+        out["memory of share and halo"] = [share_and_halo(p, one[0]) for p in found]
+        out["memory / share and halo"] = max(
+            m / s for m, s in zip(out["memory"], out["memory of share and halo"], strict=True)
+        )
+    return out
+
+
+def share_and_halo(process: dict[str, Any], one: dict[str, Any]) -> float:
+    """What one process takes, by this one's part of nodes and edges, and the rows that come once.
+
+    By parts: of features by nodes, of the rest by edges.
+    """
+    by_nodes = 4 * one["nodes"] * one["features"]
+    rest = max(0, one["memory"] - by_nodes)
+    share = by_nodes * process["own"] / one["nodes"] + rest * (
+        (process["nnz"] + process["own"]) / (one["edges"] + one["nodes"])
+    )
+    return share + 4 * process["halo"] * process["features"]
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+def local_speeds(cell: dict[str, Any]) -> Local:
+    """Of one process: what its epoch takes, by edges and nodes."""
+    one = cell["runs"][1]
+    scale = one["epoch"]["min"] / one["split"]["epoch, profiled"]  # without the profiler's part
+    products = scale * (one["split"]["local product"] + one["split"]["remote product"])
+    constant = min(one["epoch of a small graph"], one["epoch"]["min"])
+    rest = max(one["epoch"]["min"] - products - constant, 0.0)
+    per_packed = 0.0
+    two = cell["runs"].get(2)
+    if two and sum(two["halo"]):
+        work = two["split"]["pack"] + two["split"]["unpack"]
+        per_packed = work / max(two["halo"])
+    return Local(products / cell["edges"], rest / cell["nodes"], per_packed, constant)
+
+
+def numbers_of(cell: dict[str, Any]) -> int:
+    from bench.distributed_worker import exchanged
+
+    return exchanged(cell["model"], cell["features"], cell["hidden"])
+
+
+def modelled(cell: dict[str, Any], graph: str | None, spec: dict[str, Any]) -> dict[str, Any]:
+    """The check against what was measured here, and epochs on 2 to 1024 machines."""
+    local, numbers, weights = local_speeds(cell), numbers_of(cell), cell["weights"]
+    cores = len(os.sched_getaffinity(0))
+    check = {}
+    for size, found in cell["runs"].items():
+        if size == 1:
+            continue
+        here = Network(found["network"]["latency"], found["network"]["speed"])
+        edges = sum(found["nnz"])
+        remote = found["split"]["remote product"] / max(
+            1e-12, found["split"]["remote product"] + found["split"]["local product"]
+        )
+        share = Share(max(found["nnz"]), max(found["own"]), max(found["halo"]), remote)
+        said = epoch(
+            local, share, here, size, numbers, weights, crowding=max(1.0, size / cores)
+        )  # fmt: skip
+        check[size] = {
+            "model": said["epoch"], "measured": found["epoch"]["min"],
+            "model / measured": said["epoch"] / found["epoch"]["min"], "parts": said,
+            "edges": edges,
+        }  # fmt: skip
+    machines: dict[str, dict[int, Any]] = {name: {} for name in NETWORKS}
+    ends = None
+    if graph is not None:
+        ends = load_graph(graph).nonzero()
+    for count in MACHINES:
+        if ends is not None:
+            share = counted_halos(ends[1], ends[0], cell["nodes"], count)
+        else:
+            share = expected_share(
+                spec["nodes"], spec["degree"], spec["far"], LARGE["near"], count
+            )  # fmt: skip
+        for name, stated in NETWORKS.items():
+            machines[name][count] = epoch(local, share, stated, count, numbers, weights)
+    return {"local": local._asdict(), "check": check, "machines": machines}
+
+
+def large(cells: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """A graph that one machine cannot hold, by the speeds of the largest that was measured."""
+    known = [c for c in cells if "model of time" in c]
+    if not known:
+        return None
+    cell = max(known, key=lambda c: c["edges"])
+    local, numbers = local_speeds(cell), numbers_of(cell)
+    found: dict[str, Any] = {"speeds of": f"{cell['model']} on {cell['graph']}", **LARGE}
+    whole = Share(LARGE["nodes"] * LARGE["degree"], LARGE["nodes"], 0)
+    found["one"] = epoch(local, whole, Network(0, 1), 1, numbers, cell["weights"])["epoch"]
+    for name, stated in NETWORKS.items():
+        found[name] = {
+            count: epoch(
+                local,
+                expected_share(LARGE["nodes"], LARGE["degree"], LARGE["far"], LARGE["near"], count),
+                stated, count, numbers, cell["weights"],
+            )
+            for count in MACHINES
+        }  # fmt: skip
+    return found
+
+
+# -- what is shown --------------------------------------------------------------------------------
+
+
+def show(results: dict[str, Any], cores: int) -> None:
+    rows, splits, checks = [], [], []
+    for cell in results["cells"]:
+        name = f"{cell['model']}, {cell['graph']}, {cell['partition']}"
+        for size, found in cell["runs"].items():
+            ratios = [found.get(k) for k in ("bytes sent / needed", "bytes that came / needed",
+                                             "memory / share and halo")]  # fmt: skip
+            rows.append([
+                name, size, f"{1e3 * found['epoch']['min']:.1f}",
+                f"{1e3 * found['epoch']['median']:.1f}", f"{found['bytes needed'] / 1e6:.2f}",
+                *("-" if r is None else f"{r:.3f}" for r in ratios),
+                f"{max(found['memory']) / 2**20:.1f}", f"{cell['difference']:.1e}",
+            ])  # fmt: skip
+            split = found["split"]
+            splits.append([name, size, *(f"{1e3 * split[k]:.2f}" for k in split)])
+        for size, said in cell.get("model of time", {}).get("check", {}).items():
+            checks.append([name, size, *(f"{1e3 * said[k]:.1f}" for k in ("model", "measured")),
+                           f"{said['model / measured']:.2f}"])  # fmt: skip
+    table(
+        f"Epochs on this machine of {cores} cores, a thread for each process; MB that other "
+        "processes' rows need, what was sent and came over that; memory over share and halo",
+        ["", "processes", "ms", "median", "MB", "sent", "came", "memory", "MiB", "losses differ"],
+        rows,
+    )  # fmt: skip
+    names = list(results["cells"][0]["runs"].values())[0]["split"]
+    table("An epoch, in ms by torch's profiler; the slowest process of each step",
+          ["", "processes", *names], splits)  # fmt: skip
+    if checks:
+        table("The model beside what was measured here", ["", "processes", "model, ms",
+              "measured", "ratio"], checks)  # fmt: skip
+    found = results["large"]
+    if found:
+        head = ["machines", *NETWORKS]
+        rows = [[1, f"{found['one']:.2f}", ""]] + [
+            [n, *(f"{found[name][n]['epoch']:.3f} ({found['one'] / found[name][n]['epoch']:.0f})"
+                  for name in NETWORKS)]
+            for n in MACHINES
+        ]  # fmt: skip
+        table(f"By the model: s for an epoch of {found['nodes']:.0e} nodes with {found['degree']} "
+              f"edges each, {found['far']:.0%} of them far; times as fast as one machine", head,
+              rows)  # fmt: skip

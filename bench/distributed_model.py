@@ -1,0 +1,105 @@
+"""How long an epoch takes on many machines: a model, of local speeds and a network's figures."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+__all__ = ["NETWORKS", "Local", "Network", "Share", "counted_halos", "epoch", "expected_share"]
+
+
+class Network(NamedTuple):
+    """Seconds that a message takes at least, and bytes a second into a machine."""
+
+    latency: float
+    speed: float
+
+
+# Figures that are stated, not measured: of Ethernet with TCP, and of a faster one.
+NETWORKS = {
+    "10 Gbit/s, 50 us": Network(50e-6, 1.25e9),
+    "100 Gbit/s, 10 us": Network(10e-6, 12.5e9),
+}
+
+
+class Local(NamedTuple):
+    """Seconds of one process: for an edge, for a node, and for each row that is packed or added.
+
+    per_epoch : whatever the sizes: Python, the optimizer
+    """
+
+    per_edge: float
+    per_node: float
+    per_packed: float
+    per_epoch: float
+
+
+class Share(NamedTuple):
+    """Of the process with the most: edges, nodes, rows that come, and whether edges are far."""
+
+    nnz: float
+    own: float
+    halo: float
+    far: float = 0.5
+
+
+def epoch(
+    local: Local, share: Share, network: Network, processes: int, numbers: int, weights: int,
+    exchanges: int = 4, crowding: float = 1.0,
+) -> dict[str, float]:  # fmt: skip
+    """Seconds of an epoch.
+
+    numbers : that are exchanged for each row of a halo, there and back, of 4 bytes
+    weights : numbers whose gradients are reduced, in a ring
+    exchanges : of rows; each waits for the slowest message, and messages to other processes begin
+        one after the other, on a machine's own time
+    crowding : processes for each core
+
+    Edges between own nodes are multiplied while rows are under way; the rest follows.
+    """
+    if processes == 1:
+        alone = share.nnz * local.per_edge + share.own * local.per_node + local.per_epoch
+        return {"compute": alone, "exchange": 0.0, "hidden": 0.0, "reduce": 0.0, "epoch": alone}
+    edges = share.nnz * local.per_edge * crowding
+    others = (share.own * local.per_node + share.halo * local.per_packed) * crowding
+    per_message = network.latency / 10  # to begin one, beside the way of the first
+    sending = exchanges * (network.latency + (processes - 2) * per_message)
+    exchange = sending + 4 * numbers * share.halo / network.speed
+    hidden = min(exchange, (1 - share.far) * edges)
+    ring = 2 * (processes - 1)
+    # Of the weights, and of the loss, which is one number.
+    reduce = 2 * ring * network.latency + 4 * weights * ring / processes / network.speed
+    total = edges + others + local.per_epoch * crowding + exchange - hidden + reduce
+    compute = edges + others + local.per_epoch * crowding
+    return {
+        "compute": compute, "exchange": exchange, "hidden": hidden, "reduce": reduce,
+        "epoch": total,
+    }  # fmt: skip
+
+
+def counted_halos(sources: np.ndarray, targets: np.ndarray, nodes: int, processes: int) -> Share:
+    """The largest share of parts of equal work, rows in their order, by counting."""
+    work = np.bincount(targets, minlength=nodes) + 1
+    until = work.cumsum()
+    goals = until[-1] * np.arange(1, processes) // processes
+    ends = np.searchsorted(until, goals, side="right")
+    owner_of_target = np.searchsorted(ends, targets, side="right")
+    owner_of_source = np.searchsorted(ends, sources, side="right")
+    far = owner_of_source != owner_of_target
+    pairs = np.unique(owner_of_target[far].astype(np.int64) * nodes + sources[far])
+    halos = np.bincount(pairs // nodes, minlength=processes)
+    nnz = np.bincount(owner_of_target, minlength=processes)
+    own = np.diff([0, *ends, nodes])
+    share = far.sum() / max(1, len(far))
+    return Share(float(nnz.max()), float(own.max()), float(halos.max()), float(share))
+
+
+def expected_share(nodes: float, degree: int, far: float, near: int, processes: int) -> Share:
+    """Of a graph whose targets have `degree` sources within `near`, but for a share of `far`."""
+    own = nodes / processes
+    elsewhere = nodes - own
+    draws = own * degree * far
+    halo = elsewhere * -math.expm1(-draws / nodes) + (2 * near if processes > 1 else 0)
+    return Share(own * degree, own, halo, far * (1 - 1 / processes))

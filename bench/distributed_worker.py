@@ -1,0 +1,274 @@
+"""A process of `bench distributed`: trains on its part of a graph, and says what it took.
+
+torchrun --nproc-per-node 2 -m bench.distributed_worker SPEC.json FOLDER
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import socket
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from sparsetir import nn
+from sparsetir.datasets import load_cora_dataset
+from sparsetir.distributed import DistGraph, mean
+
+CLASSES, FEATURES = 7, 128
+STEPS = ("local product", "remote product", "pack", "unpack", "wait")
+BLOCK = 4096  # targets of generated graphs that are drawn together
+# Of struct tcp_info, linux/tcp.h: bytes that came.
+TCP_INFO_SIZE, BYTES_RECEIVED = 232, 128
+LIBC = ctypes.CDLL(None)
+M_MMAP_THRESHOLD = -3
+
+
+class Model(torch.nn.Module):
+    """Two layers, without dropout: processes would draw different ones."""
+
+    def __init__(self, kind: str, features: int, hidden: int) -> None:
+        super().__init__()
+        if kind == "gat":
+            heads = 4
+            self.first = nn.GATConv(features, hidden // heads, heads)
+            self.second = nn.GATConv(hidden, CLASSES)
+        else:
+            self.first = nn.SAGEConv(features, hidden)
+            self.second = nn.SAGEConv(hidden, CLASSES)
+
+    def forward(self, x: Tensor, graph: Any) -> Tensor:
+        return self.second(F.elu(self.first(x, graph)), graph)
+
+
+def exchanged(kind: str, features: int, hidden: int) -> int:
+    """Numbers that an epoch needs of each node of another process, there and back.
+
+    GraphSAGE sums up whatever is narrower, the features or what weights make of them, for which
+    gradients come back; GAT what weights have made of features, of all heads.
+    """
+    if kind == "gat":
+        return 2 * hidden + 2 * CLASSES
+    first = 2 * hidden if 2 * hidden <= features else features
+    return first + (2 * CLASSES if 2 * CLASSES <= 2 * hidden else 2 * hidden)
+
+
+def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Tensor:
+    """(2, E) edges of a part of the targets: `degree` each, near ones but for a share of `far`.
+
+    The same graph for any number of parts, of which no process knows another.
+    """
+    blocks = -(-nodes // BLOCK)
+    found = []
+    for block in range(blocks * part // parts, blocks * (part + 1) // parts):
+        random = np.random.default_rng(block)
+        target = np.arange(block * BLOCK, min(nodes, (block + 1) * BLOCK)).repeat(degree)
+        near = target + random.integers(-50, 51, len(target))
+        source = np.where(
+            random.random(len(target)) < far, random.integers(0, nodes, len(target)), near
+        )
+        found.append(np.stack([source % nodes, target]))
+    edges = np.concatenate(found, 1) if found else np.empty((2, 0), np.int64)
+    return torch.from_numpy(edges)
+
+
+def graph_of(spec: dict[str, Any]) -> DistGraph:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    partition = spec["partition"]
+    if spec["nodes"]:
+        edges = generated(spec["nodes"], spec["degree"], spec["far"], rank, size)
+        return DistGraph.from_edges(edges, spec["nodes"], partition=partition)
+    return DistGraph.from_file(spec["graph"], partition=partition)
+
+
+def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Tensor]:
+    """Features, classes and whether to train on them, of own nodes."""
+    nodes = graph.nodes
+    if spec["graph"] == "cora":
+        cora = load_cora_dataset()
+        own = nodes.numpy()
+        x = torch.from_numpy(cora.features[own].toarray())
+        x = x / x.sum(1, keepdim=True).clamp(min=1)
+        return x, torch.from_numpy(cora.labels[own]), torch.from_numpy(cora.train[own])
+    # Of a node's number alone, so that no process needs those of others.
+    x = (nodes[:, None] * torch.arange(1, FEATURES + 1)).double().mul_(0.7310585).sin_().float()
+    return x, (nodes * 40503 // 64) % CLASSES, nodes % 3 != 0
+
+
+def memory(what: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(what)) * 1024
+
+
+def give_back() -> None:
+    """What is free goes back to the system: what was used on the way to a graph is not its own."""
+    gc.collect()
+    LIBC.malloc_trim(0)
+
+
+def came() -> int:
+    """Bytes that came over this process's connections so far, by the kernel's counts."""
+    total = 0
+    for entry in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{entry}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(entry))) as link:
+                info = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_SIZE)
+                total += int.from_bytes(info[BYTES_RECEIVED : BYTES_RECEIVED + 8], sys.byteorder)
+        except OSError:  # not TCP, or closed since
+            continue
+    return total
+
+
+def over_processes(value: float, op: Any = dist.ReduceOp.SUM) -> float:
+    found = torch.tensor([float(value)], dtype=torch.float64)
+    dist.all_reduce(found, op)
+    return float(found)
+
+
+def epoch_of(
+    model: torch.nn.Module, x: Tensor, graph: Any, y: Tensor, train: Tensor
+) -> Callable[[], float]:
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def epoch() -> float:
+        optimizer.zero_grad()
+        loss = mean(F.cross_entropy(model(x, graph)[train], y[train], reduction="none"))
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return epoch
+
+
+def split_times(epoch: Callable[[], float], epochs: int) -> dict[str, float]:
+    """Seconds of an epoch in each step, on this process, by torch's profiler."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        start = time.perf_counter()
+        for _ in range(epochs):
+            epoch()
+        whole = (time.perf_counter() - start) / epochs
+    found = {"epoch, profiled": whole} | dict.fromkeys((*STEPS, "exchange", "reduce"), 0.0)
+    for event in profile.key_averages():
+        seconds = event.cpu_time_total / 1e6 / epochs
+        if event.key.startswith("sparsetir: "):
+            found[event.key.removeprefix("sparsetir: ")] += seconds
+        elif event.key in ("gloo:all_to_all", "gloo:all_reduce"):
+            found["exchange" if "all_to_all" in event.key else "reduce"] += seconds
+    return found
+
+
+def network() -> dict[str, float]:
+    """Of exchanges here: seconds of one of few bytes, and bytes a second of large ones."""
+    size = dist.get_world_size()
+
+    def exchange(count: int) -> float:
+        x = torch.zeros(size * count, dtype=torch.uint8)
+        out = torch.empty_like(x)
+        times = []
+        for _ in range(12):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_to_all_single(out, x)
+            times.append(time.perf_counter() - start)
+        return over_processes(min(times), dist.ReduceOp.MAX)
+
+    if size == 1:
+        return {"latency": 0.0, "speed": 0.0}
+    small, count = exchange(8), 4 << 20
+    large = exchange(count)
+    return {"latency": small, "speed": (size - 1) * count / (large - small)}
+
+
+def measure(spec: dict[str, Any]) -> dict[str, Any]:
+    torch.manual_seed(0)
+    kind, hidden, epochs = spec["model"], spec["hidden"], spec["epochs"]
+    # Compiles what is needed, and brings libraries and connections into memory.
+    rank, size = dist.get_rank(), dist.get_world_size()
+    small = DistGraph.from_edges(generated(400, 8, 0.5, rank, size), 400)
+    features = 1433 if spec["graph"] == "cora" else FEATURES
+    y = torch.zeros(small.own, dtype=torch.int64)
+    model = DistributedDataParallel(Model(kind, features, hidden))
+    warm = epoch_of(model, torch.randn(small.own, features), small, y, y == 0)
+    least = []
+    for _ in range(10):
+        start = time.perf_counter()
+        warm()
+        least.append(time.perf_counter() - start)
+    split_times(warm, 1)
+    found: dict[str, Any] = {"network": network(), "epoch of a small graph": min(least)}
+    give_back()
+    base = memory("VmRSS")
+    dist.barrier()
+    start = time.perf_counter()
+    graph = graph_of(spec)
+    found["seconds to build"] = time.perf_counter() - start
+    found["memory to build"] = memory("VmHWM") - base
+    x, y, train = rows_of(spec, graph)
+    found |= {
+        "own": graph.own, "halo": graph.halo, "nnz": graph.nnz, "nodes": graph.num_nodes,
+        "edges": graph.num_edges, "features": x.shape[1],
+    }  # fmt: skip
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model(kind, x.shape[1], hidden))
+    found["weights"] = sum(p.numel() for p in model.parameters())
+    epoch = epoch_of(model, x, graph, y, train)
+    losses = [epoch(), epoch()]
+    give_back()
+    found["memory of graph and features"] = memory("VmRSS") - base
+    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 20)  # what is larger goes back to the system when freed
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    losses += [epoch(), epoch()]
+    found["memory"] = memory("VmHWM") - base
+    LIBC.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+    times = []
+    for _ in range(max(1, epochs - 4)):
+        dist.barrier()
+        start = time.perf_counter()
+        losses.append(epoch())
+        times.append(time.perf_counter() - start)
+    found["losses"] = losses
+    found["epoch"] = {"min": min(times), "median": statistics.median(times)}
+    found["split"] = split_times(epoch, spec["profiled"])
+    # Without reductions of weights' gradients, which would count too.
+    alone = epoch_of(Model(kind, x.shape[1], hidden), x, graph, y, train)
+    alone()
+    dist.barrier()
+    counted, wire = graph.exchange.bytes_sent, came()
+    for _ in range(4):
+        alone()
+    dist.barrier()
+    found["bytes sent"] = (graph.exchange.bytes_sent - counted) / 4
+    found["bytes that came"] = (came() - wire) / 4
+    found["bytes needed"] = 4 * graph.halo * exchanged(kind, x.shape[1], hidden)
+    return found
+
+
+def main() -> None:
+    spec, folder = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
+    try:
+        found = measure(spec)
+        (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

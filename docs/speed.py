@@ -1,0 +1,253 @@
+"""The measured speed, from bench/results: a table and a picture of all comparisons.
+
+    python docs/speed.py
+
+writes docs/pictures/speed.png, and the tables between `<!-- speed -->` and `<!-- end -->` in
+README.md and docs/performance.md. `tests/test_docs.py` checks that these say what the files do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "bench" / "results"
+MARKED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- end -->)", re.DOTALL)
+EVEN = 0.01  # a cell within this share of the other's time is neither won nor lost
+
+
+class Cell(NamedTuple):
+    """One measurement: what of, and how many times as long the other takes."""
+
+    name: str
+    ratio: float
+
+
+class Comparison(NamedTuple):
+    """A line of the table.
+
+    what, beside : in words; file : below bench/results
+    busy : whether more processes ran than there are cores, as far as the file says
+    """
+
+    what: str
+    beside: str
+    file: str
+    cells: list[Cell]
+    busy: bool
+
+    @property
+    def mean(self) -> float:
+        """Geometric mean of the ratios."""
+        return math.exp(sum(math.log(c.ratio) for c in self.cells) / len(self.cells))
+
+    @property
+    def lost(self) -> list[Cell]:
+        """Cells in which the other is faster, the worst first."""
+        return sorted((c for c in self.cells if c.ratio < 1 - EVEN), key=lambda c: c.ratio)
+
+
+def comparisons() -> list[Comparison]:
+    """All that is shown, in the order of the table."""
+    spmm = "run-spmm-mkl-2026-intel-r-xeon-r-processor-2-50ghz-cascadelake-1t"
+    older = "run-{}-intel-r-xeon-r-processor-2-80ghz-icelake-server-2-1t"
+    cascade = "{}-intel-r-xeon-r-processor-2-50ghz-cascadelake-{}t"
+    epochs = "{}-intel-r-xeon-r-processor-2-80ghz-icelake-server-{}t"
+    return [
+        _runs("SpMM", "MKL 2026", spmm, 1),
+        _runs("SpMM", "the best of scipy, torch, MKL", older.format("spmm"), 1),
+        _runs("SpMM", "the best of scipy, torch, MKL", older.format("spmm"), 2),
+        _runs("SpMV", "the best of scipy, torch, MKL", older.format("spmv"), 1),
+        _runs("SpMV", "the best of scipy, torch, MKL", older.format("spmv"), 2),
+        _runs("SDDMM", "torch", older.format("sddmm"), 1),
+        _runs("SDDMM", "torch", older.format("sddmm"), 2),
+        _made("Pruned weights, 1 thread", "a dense product", _coarsen,
+              cascade.format("study-coarsen", 1)),
+        _made("Attention with a mask, 2 threads", "FlexAttention, the better block", _attention,
+              cascade.format("attention", 2)),
+        _made("Sparse convolutions, 1 thread", "torch: gather, mm, scatter", _convolutions,
+              cascade.format("sparse_conv", 1)),
+        _made("RGCN layers, 1 thread", "PyG, the better layer", _rgcn, cascade.format("rgcn", 1)),
+        _made("Epochs of GCN, SAGE, 1 thread", "PyG, its fastest graph", _epochs,
+              epochs.format("epoch", 1)),
+        _made("The same, features without zeros", "PyG, its fastest graph", _epochs,
+              epochs.format("epoch-no-zeros", 1)),
+        _made("MTTKRP, tuned, 1 thread", "the best of 3 loop nests in C++", _mttkrp,
+              cascade.format("mttkrp", 1)),
+    ]  # fmt: skip
+
+
+def table() -> str:
+    """The lines of the README's table."""
+    out = ["| | beside | cells | faster in | times as fast, mean | worst cell |",
+           "|---|---|---|---|---|---|"]  # fmt: skip
+    for c in comparisons():
+        worst = min(c.cells, key=lambda cell: cell.ratio)
+        won = sum(cell.ratio > 1 + EVEN for cell in c.cells)
+        out.append(
+            f"| {c.what}{' (busy)' * c.busy} | {c.beside} | {len(c.cells)} | {won} | {c.mean:.2f} "
+            f"| {worst.ratio:.2f}: {worst.name} |"
+        )
+    return "\n".join(out) + "\n"
+
+
+def losses() -> str:
+    """Every cell that loses, for the page of performance, with the files."""
+    out = []
+    for c in comparisons():
+        record = json.loads((RESULTS / f"{c.file}.json").read_text())
+        cpu = re.sub(r"\(\w+\)| Processor", "", record["cpu"])
+        where = ", on a busy machine" * c.busy
+        out += [
+            f"**{c.what}**{where}, beside {c.beside}: slower in {len(c.lost)} of {len(c.cells)}.",
+            f"`{c.file}.json`, {cpu} ({record.get('llvm_cpu', '')}), commit {record['commit']}.",
+            "", *_in_lines(c.lost),
+        ]  # fmt: skip
+    return "\n".join(out) + "\n"
+
+
+def _in_lines(cells: list[Cell]) -> list[str]:
+    """A table of cells, those that differ in the number of features in one row."""
+    rows: dict[str, list[tuple[int, str]]] = {}
+    for cell in cells:
+        name, _, feat = cell.name.rpartition(", ")
+        if not feat.isdigit():
+            name, feat = cell.name, "0"
+        rows.setdefault(name, []).append((int(feat), f"{cell.ratio:.2f}"))
+    if not rows:
+        return []
+    feats = sorted({feat for found in rows.values() for feat, _ in found})
+    head = [f"{feat} features" if feat else "times as fast" for feat in feats]
+    out = [f"| | {' | '.join(head)} |", "|---|" + "---:|" * len(feats)]
+    for name, found in sorted(rows.items(), key=lambda row: min(ratio for _, ratio in row[1])):
+        at = dict(found)
+        out.append(f"| {name} | {' | '.join(at.get(feat, '') for feat in feats)} |")
+    return [*out, ""]
+
+
+def _runs(op: str, beside: str, file: str, threads: int) -> Comparison:
+    """Of `bench run`: beside the fastest library of each cell."""
+
+    def cells(results: Any) -> Iterator[Cell]:
+        for cell in results["cells"]:
+            if cell["threads"] != threads or "sparsetir" not in cell.get("peers", {}):
+                continue
+            times = {n: p["min"] for n, p in cell["peers"].items() if n not in OURS}
+            ratio = min(times.values()) / cell["peers"]["sparsetir"]["min"]
+            problem = re.sub(r"^dlmc_(\w+?)_magnitude_", r"\1 ", cell["problem"]).replace("_", " ")
+            feat = f", {cell['feat']}" if op != "SpMV" else ""
+            yield Cell(f"{problem}{feat}", ratio)
+
+    words = f"{op}, {threads} thread{'s' if threads > 1 else ''}"
+    return _made(words, beside, cells, file)
+
+
+# Of a run: what is measured beside the libraries, and no library.
+OURS = ("sparsetir", "sparsetir float32", "before", "yardstick")
+
+
+def _made(what: str, beside: str, cells: Any, file: str) -> Comparison:
+    record = json.loads((RESULTS / f"{file}.json").read_text())
+    load = record.get("load") or 0
+    busy = (load if isinstance(load, float | int) else load[0]) > record.get("cores", 2) + 0.5
+    return Comparison(what, beside, file, list(cells(record["results"])), busy)
+
+
+def _coarsen(results: Any) -> Iterator[Cell]:
+    for cell in results["cells"]:
+        ways = {name: way["min"] for name, way in cell["ways"].items()}
+        m, n = cell["shape"]
+        name = f"{m} x {n}, {cell['sparsity']:.0%} zeros, {cell['feat']}"
+        yield Cell(name, ways["dense"] / ways[cell["chosen"]])
+
+
+def _attention(results: Any) -> Iterator[Cell]:
+    for cell in results["cells"]:
+        times = {n: t["min"] for n, t in cell["forward"].items()}
+        flex = min(t for n, t in times.items() if n.startswith("flex"))
+        yield Cell(f"{cell['mask']}, {cell['length']}", flex / times["sparsetir"])
+
+
+def _convolutions(results: Any) -> Iterator[Cell]:
+    for cloud in results:
+        for cell in cloud["cells"]:
+            for way in ("forward", "training"):
+                if "gather" in cell.get(way, {}):
+                    here = {n: t["min"] for n, t in cell[way].items()}
+                    channels = " to ".join(map(str, cell["channels"]))
+                    name = f"{cell['layer']}, {channels}, {way}, {cell['dtype']}"
+                    yield Cell(name, here["gather"] / here["sparsetir"])
+
+
+def _rgcn(results: Any) -> Iterator[Cell]:
+    for cell in results["cells"]:
+        for way in ("inference", "training", "epoch"):
+            times = {n: t["min"] for n, t in cell.get(way, {}).items()}
+            pyg = [t for n, t in times.items() if n not in ("sparsetir", "unfused")]
+            if pyg:
+                yield Cell(
+                    f"{cell['graph']} edges, {cell['feat']}, {way}", min(pyg) / times["sparsetir"]
+                )
+
+
+def _epochs(results: Any) -> Iterator[Cell]:
+    for cell in results:
+        times = {n: t["min"] for n, t in cell["peers"].items()}
+        pyg = min(t for n, t in times.items() if n.startswith("pyg"))
+        yield Cell(f"{cell['model']}, {cell['graph'].replace('_', ' ')}", pyg / times["sparsetir"])
+
+
+def _mttkrp(results: Any) -> Iterator[Cell]:
+    for cell in results["cells"]:
+        times = cell["seconds"]
+        nests = min(t for n, t in times.items() if n.startswith("c++"))
+        yield Cell(
+            f"{cell['tensor']}, mode {cell['mode']}, {cell['dtype']}", nests / times["tuned"]
+        )
+
+
+def draw() -> None:
+    """A dot for each cell, on a logarithmic scale; left of the line the other is faster."""
+    from matplotlib.figure import Figure
+    from PIL import Image
+
+    found = comparisons()
+    figure = Figure(figsize=(9, 0.36 * len(found) + 1.1), layout="constrained")
+    ax = figure.subplots()
+    for n, comparison in enumerate(found):
+        ratios = [c.ratio for c in comparison.cells]
+        spread = [n + 0.22 * math.sin(2.4 * k) for k in range(len(ratios))]
+        colours = ["#D55E00" if r < 1 - EVEN else "#0072B2" for r in ratios]
+        ax.scatter(ratios, spread, c=colours, s=14, alpha=0.75, linewidths=0, zorder=3)
+        ax.plot([comparison.mean] * 2, [n - 0.36, n + 0.36], color="black", linewidth=1.6, zorder=4)
+    ax.axvline(1, color="0.4", linewidth=1)
+    ax.set_xscale("log", base=2)
+    ax.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
+    ax.set_yticks(range(len(found)), [f"{c.what}, beside {c.beside}" for c in found], fontsize=8)
+    ax.set_ylim(len(found) - 0.4, -0.6)
+    ax.set_xlabel("times as fast; orange: slower; bars: geometric means", fontsize=9)
+    ax.grid(axis="x", color="0.9", zorder=0)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    file = BytesIO()
+    figure.savefig(file, dpi=120, facecolor="white")
+    picture = ROOT / "docs" / "pictures" / "speed.png"
+    Image.open(file).convert("RGB").quantize(64).save(picture, optimize=True)
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Put a table between the marks of a page."""
+    page = path.read_text()
+    assert MARKED.search(page), path
+    path.write_text(MARKED.sub(lambda _: text, page))
+
+
+if __name__ == "__main__":
+    rewrite(ROOT / "README.md", table())
+    rewrite(ROOT / "docs" / "performance.md", losses())
+    draw()

@@ -1,0 +1,78 @@
+"""Texts of programs for people: shapes that can be read, colours on a terminal; plurals."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import textwrap
+from importlib import import_module
+from typing import Any
+
+__all__ = ["WIDTH", "coloured", "fitted", "many", "readable"]
+
+WIDTH = 100  # of tables and signatures, in characters
+# Of pygments, by what a stage is.
+LEXERS = {"source": "LlvmLexer", "cuda": "CudaLexer", "asm": "GasLexer"}
+
+
+def many(count: int, one: str, several: str = "") -> str:
+    """ "1 record", "2 records"; several : where that is not made by an s."""
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
+
+
+def fitted(line: str, indent: int) -> str:
+    """A line of a table, gone on in the next ones where it is too long."""
+    return textwrap.fill(
+        line, WIDTH, drop_whitespace=True, subsequent_indent=" " * indent, break_long_words=False
+    )
+
+
+def readable(func: Any) -> str:
+    """The text of a function of any stage.
+
+    Of a PrimFunc without what only our passes read, with a parameter to a line where they do not
+    fit one, and sizes without the quotes that the first ones would have.
+    """
+    from tvm import tirx
+
+    if isinstance(func, tirx.PrimFunc) and func.attrs is not None:
+        for name in [str(name) for name in func.attrs.keys()]:
+            func = func.without_attr(name) if name.startswith("sparsetir.") else func
+    lines = func.script().rstrip("\n").splitlines()
+    lines = [line for line in lines if not line.startswith("# Metadata omitted")]
+    return "\n".join(map(_signature, lines)).rstrip("\n")
+
+
+def _signature(line: str) -> str:
+    """A line of a `def`, with its parameters below each other if it is long."""
+    found = re.fullmatch(r"(\s*def \w+\()(.*)(\).*:)", line)
+    if found is None:
+        return line
+    begin, inside, end = found.groups()
+    inside = re.sub(r"T\.Buffer\(\([^)]*\)", lambda shape: shape[0].replace('"', ""), inside)
+    if len(begin + inside + end) <= WIDTH:
+        return begin + inside + end
+    indent = " " * (len(begin) - len(begin.lstrip()) + 4)
+    rows = [indent]
+    for part in re.split(r", (?=\w+: )", inside):
+        if len(rows[-1] + part) >= WIDTH and rows[-1].strip():
+            rows.append(indent)
+        rows[-1] += part + ", "
+    return "\n".join([begin, *(row.rstrip() for row in rows), indent[4:] + end])
+
+
+def coloured(text: str, kind: str = "") -> str:
+    """The text with the colours of a terminal, if it goes to one that wants them.
+
+    kind : "source", "cuda" or "asm"; else it is Python
+    """
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    try:
+        pygments = import_module("pygments")
+        lexer = getattr(import_module("pygments.lexers"), LEXERS.get(kind, "PythonLexer"))()
+        formatter = import_module("pygments.formatters").TerminalFormatter()
+    except (ImportError, AttributeError):  # no requirement
+        return text
+    return pygments.highlight(text, lexer, formatter).rstrip("\n")

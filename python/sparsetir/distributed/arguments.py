@@ -1,0 +1,72 @@
+"""Arguments of operators on a graph, looked at on all processes together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sparsetir.arrays import dtype_name
+from sparsetir.distributed.collectives import together
+from sparsetir.ops.checks import check_tensor
+
+if TYPE_CHECKING:
+    from sparsetir.distributed.graph import DistGraph
+
+__all__ = ["cast", "check_rows", "check_values", "compared", "likeness"]
+
+# So many of the first calls on a graph are compared among processes, so that a wrong argument of
+# one of them is an error of all. Later calls are like these, as a rule.
+COMPARED_CALLS = 16
+
+
+def compared(graph: DistGraph, who: str, check: Callable[[], Any]) -> None:
+    """Look at arguments; those of the first calls on all processes together."""
+    if graph.compared < COMPARED_CALLS:
+        graph.compared += 1
+        together(graph.group, who, lambda: (who, check()))
+    else:
+        check()
+
+
+def likeness(x: Tensor | None, rows: int = -2) -> tuple[Any, ...]:
+    """What a tensor is to have in common with those of other processes; rows : their dimension."""
+    if x is None:
+        return (None,)
+    shape = list(x.shape)
+    shape[rows] = -1
+    return dtype_name(x), tuple(shape)
+
+
+def check_rows(
+    who: str, name: str, x: Any, rows: int, dims: tuple[int, ...], like: Tensor | None = None
+) -> None:
+    """Raise unless x has a row for each own node; dims : how many dimensions it may have."""
+    check_tensor(who, name, x, like)
+    if x.dim() not in dims or x.shape[-2] != rows:
+        raise ValueError(
+            f"{who}: argument '{name}': expected shape ({rows}, feat) or (heads, {rows}, feat), a "
+            f"row for each own node, got {tuple(x.shape)}"
+        )
+
+
+def check_values(who: str, values: Any, x: Tensor, nnz: int) -> None:
+    """Raise unless they are (nnz,) or (heads, nnz), to go with x."""
+    check_tensor(who, "values", values, x)
+    fits = values.dim() in (1, 2) and values.shape[-1] == nnz
+    if not fits or (values.dim() == 2 and x.dim() == 3 and len(values) != len(x)):
+        raise ValueError(
+            f"{who}: argument 'values': expected shape ({nnz},) or (heads, {nnz}), a number for "
+            f"each own edge, got {tuple(values.shape)}"
+        )
+
+
+def cast(*given: Any) -> tuple[Any, ...]:
+    """Of autocast's dtype, where that is on."""
+    device = next(x for x in given if x is not None).device.type
+    if not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x is not None and x.dtype.itemsize < 8 else x for x in given)

@@ -1,0 +1,133 @@
+"""Attention over the processes of a graph, with gradients."""
+
+from __future__ import annotations
+
+import math
+import numbers
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
+
+from sparsetir.arrays import dtype_name
+from sparsetir.distributed.arguments import cast, compared
+from sparsetir.distributed.parts import rows_first, sampled, split, times, transposed
+from sparsetir.ops import messages_library
+from sparsetir.ops.checks import check_tensor
+
+if TYPE_CHECKING:
+    from sparsetir.distributed.graph import DistGraph
+
+__all__ = ["attention"]
+
+
+def attention(
+    graph: DistGraph, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
+) -> Tensor:
+    """Out[i] = sum over edges (j, i) of softmax(scale * q[i] . k[j]) * v[j]; collective.
+
+    q, k : (own, feat) or (own, heads, feat)
+    v : (own, width) or (own, heads, width)
+    scale : by default 1 / sqrt(feat)
+
+    Gives (own, width) or (own, heads, width); a node without edges gives zeros. k and v come in one
+    message; weights of edges, (heads, nnz), are kept for the backward pass. 16-bit operands are
+    multiplied in float32. Differentiable once. Raises as :func:`spmm`.
+    """
+
+    def check() -> Any:
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            check_tensor("attention", name, x, q)
+            if x.dim() not in (2, 3) or x.shape[1:-1] != q.shape[1:-1] or len(x) != graph.own:
+                raise ValueError(
+                    f"attention: argument '{name}': expected shape ({graph.own}, features) or "
+                    f"({graph.own}, heads, features) as 'q', got {tuple(x.shape)}"
+                )
+        if k.shape != q.shape:
+            raise ValueError(
+                f"attention: argument 'k': expected shape {tuple(q.shape)} as 'q', got "
+                f"{tuple(k.shape)}"
+            )
+        if scale is not None and not isinstance(scale, numbers.Real):
+            raise TypeError(
+                f"attention: argument 'scale': expected a number, got {type(scale).__name__}"
+            )
+        return scale, dtype_name(q), tuple(q.shape[1:]), tuple(v.shape[1:])
+
+    compared(graph, "attention", check)
+    if scale is None:
+        scale = 1 / math.sqrt(max(1, q.shape[-1]))
+    q, k, v = cast(q, k, v)
+    if q.dim() == 2:
+        return _Attention.apply(graph, *(x[:, None] for x in (q, k, v)), float(scale))[:, 0]
+    return _Attention.apply(graph, q, k, v, float(scale))
+
+
+class _Attention(torch.autograd.Function):
+    """q, k (own, heads, feat), v (own, heads, width)."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graph: DistGraph, q: Tensor, k: Tensor, v: Tensor, scale: float
+    ) -> Tensor:
+        both = torch.cat([k, v], -1)
+        halo_rows = both.new_empty((graph.halo, *both.shape[1:]))
+        arriving = graph.exchange.begin("attention", both, graph.exchange_dtype, halo_rows)
+        feat = q.shape[-1]
+        wide = torch.promote_types(q.dtype, torch.float32)
+        Q, K, V = (rows_first(x.to(wide)).contiguous() for x in (q, k, v))
+        with record_function("sparsetir: local product"):
+            inner = sampled(graph.local, Q, K)
+        halo = rows_first(arriving.wait().to(wide))
+        with record_function("sparsetir: remote product"):
+            K2, V2 = (x.contiguous() for x in (halo[..., :feat], halo[..., feat:]))
+            scores = torch.cat([inner, sampled(graph.remote, Q, K2)], -1) * scale
+        with record_function("sparsetir: local product"):
+            rowptr, col, _, n, _ = graph.whole
+            weights = messages_library.segment_softmax(rowptr, col, scores[..., None], n)[..., 0]
+            inner, outer = split(graph, weights)
+            out = times(graph.local, inner, V, len(Q))
+            if graph.halo:
+                out += times(graph.remote, outer, V2, len(Q))
+        ctx.graph, ctx.scale, ctx.dtype = graph, scale, q.dtype
+        ctx.save_for_backward(Q, K, V, K2, V2, weights)
+        return out.transpose(0, 1).to(q.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        graph = ctx.graph
+        Q, K, V, K2, V2, weights = ctx.saved_tensors
+        grad = rows_first(grads[0].to(Q.dtype)).contiguous()
+        heads = len(Q)
+        with record_function("sparsetir: local product"):
+            of_weights = torch.cat(
+                [sampled(graph.local, grad, V), sampled(graph.remote, grad, V2)], -1
+            )
+            rowptr, col, _, n, _ = graph.whole
+            of_scores = messages_library.segment_softmax_backward(
+                rowptr, col, weights[..., None], of_weights[..., None], n
+            )[..., 0]
+            of_scores = of_scores * ctx.scale
+        (w1, w2), (s1, s2) = split(graph, weights), split(graph, of_scores)
+        with record_function("sparsetir: remote product"):
+            of_halo = [
+                transposed(graph.remote, s2, Q, heads),
+                transposed(graph.remote, w2, grad, heads),
+            ]
+            back = rows_first(torch.cat(of_halo, -1)).to(ctx.dtype)
+        returning = graph.exchange.begin_back("attention", back, graph.exchange_dtype)
+        with record_function("sparsetir: local product"):
+            of_q = times(graph.local, s1, K, heads)
+            if graph.halo:
+                of_q += times(graph.remote, s2, K2, heads)
+            of_kv = [
+                transposed(graph.local, s1, Q, heads),
+                transposed(graph.local, w1, grad, heads),
+            ]
+            own = rows_first(torch.cat(of_kv, -1)).contiguous()
+        returning.add_to(own)
+        of_k, of_v = own.to(ctx.dtype).split([Q.shape[-1], V.shape[-1]], -1)
+        return None, of_q.transpose(0, 1).to(ctx.dtype), of_k, of_v, None

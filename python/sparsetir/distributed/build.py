@@ -1,0 +1,112 @@
+"""From the edges that each process gives to those that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsetir.arrays import dtype_name
+from sparsetir.distributed.collectives import swap, total
+from sparsetir.distributed.partition import Partition, make_partition
+from sparsetir.ops.structure import DTYPES
+
+__all__ = [
+    "WHO",
+    "check_edges",
+    "check_exchange_dtype",
+    "coalesced",
+    "least_nodes",
+    "sent_home",
+]
+
+WHO = "DistGraph.from_edges"
+
+
+def sent_home(
+    group: Any, n: int, ends: Tensor, given: list[Tensor], how: Any
+) -> tuple[Partition, Tensor, list[Tensor]]:
+    """The partition, and (2, nnz) new numbers of the edges into own nodes, with what they have."""
+    partition = make_partition(WHO, group, n, ends[0], ends[1], how)
+    new = partition.renumbered(WHO, ends.reshape(-1)).view(2, -1)
+    owners = partition.owners(new[1])
+    order = torch.argsort(owners, stable=True)
+    send = torch.bincount(owners, minlength=dist.get_world_size(group)).tolist()
+    del owners
+    pairs, got = swap(group, WHO, new.t()[order], send)
+    del new, ends
+    found = [swap(group, WHO, x[order], send, got)[0] for x in given]
+    return partition, pairs.t(), found
+
+
+def coalesced(
+    group: Any, sources: Tensor, targets: Tensor, values: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Each edge once, by targets and sources, with the sum of values; None where all are one."""
+    order = torch.argsort(sources, stable=True)
+    order = order[torch.argsort(targets[order], stable=True)]
+    sources, targets = sources[order], targets[order]
+    first = torch.ones(len(targets), dtype=torch.bool, device=targets.device)
+    first[1:] = (sources[1:] != sources[:-1]) | (targets[1:] != targets[:-1])
+    repeated = torch.tensor([int(not first.all())], device=targets.device)
+    if values is None and not int(total(group, WHO, repeated)):
+        return sources, targets, None
+    if values is None:
+        values = torch.ones(len(targets), device=targets.device)
+    place = first.cumsum(0) - 1
+    summed = values.new_zeros(int(first.sum())).index_add_(0, place, values[order])
+    return sources[first], targets[first], summed
+
+
+def least_nodes(group: Any, ends: Tensor) -> int:
+    """So many that each node with an edge is one of them; collective."""
+    most = ends.max() if ends.numel() else torch.tensor(-1, device=ends.device)
+    return int(total(group, WHO, most.view(1).clone(), dist.ReduceOp.MAX)) + 1
+
+
+def check_edges(edge_index: Any, values: Any, edge_data: Mapping[str, Any]) -> None:
+    """Raise for what cannot be the edges of a process, and what goes with them."""
+    if not isinstance(edge_index, Tensor) or edge_index.layout is not torch.strided:
+        got = edge_index.layout if isinstance(edge_index, Tensor) else type(edge_index).__name__
+        raise TypeError(f"{WHO}: argument 'edge_index': expected a dense tensor, got {got}")
+    if edge_index.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"{WHO}: argument 'edge_index': expected int32 or int64, got {dtype_name(edge_index)}"
+        )
+    if edge_index.dim() != 2 or len(edge_index) != 2:
+        raise ValueError(
+            f"{WHO}: argument 'edge_index': expected shape (2, E), got {tuple(edge_index.shape)}"
+        )
+    edges = edge_index.shape[1]
+    for name, x in (*([("values", values)] * (values is not None)), *edge_data.items()):
+        if not isinstance(x, Tensor) or x.layout is not torch.strided:
+            raise TypeError(
+                f"{WHO}: argument '{name}': expected a dense tensor, got {type(x).__name__}"
+            )
+        if x.dim() < 1 or len(x) != edges or (x is values and x.dim() != 1):
+            more = "" if x is values else " ..."
+            raise ValueError(
+                f"{WHO}: argument '{name}': expected shape ({edges},{more}), got {tuple(x.shape)}"
+            )
+        if x.device != edge_index.device:
+            raise ValueError(
+                f"{WHO}: argument '{name}': expected to be on {edge_index.device} as the edges, "
+                f"got {x.device}"
+            )
+    if values is not None and values.dtype not in DTYPES:
+        raise TypeError(
+            f"{WHO}: argument 'values': expected {', '.join(DTYPES.values())}, got "
+            f"{dtype_name(values)}"
+        )
+
+
+def check_exchange_dtype(dtype: Any) -> None:
+    """Raise unless rows can be rounded to it on their way."""
+    if dtype not in (None, torch.float16, torch.bfloat16):
+        raise ValueError(
+            "DistGraph: argument 'exchange_dtype': expected torch.float16, torch.bfloat16 or None, "
+            f"got {dtype!r}"
+        )

@@ -1,0 +1,138 @@
+"""What processes of a group do together, by `torch.distributed`: send rows, agree, fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsetir.file_errors import first_line
+
+__all__ = [
+    "DistributedError",
+    "as_bytes",
+    "check_device",
+    "group_of",
+    "in_time",
+    "split_sizes",
+    "swap",
+    "together",
+    "total",
+]
+
+T = TypeVar("T")
+
+
+class DistributedError(RuntimeError):
+    """Another process of the group ended, hangs, or was given something wrong."""
+
+
+def group_of(who: str, group: Any) -> Any:
+    """The group, by default all processes; RuntimeError where there is none."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError(
+            f"{who}: expected a group of processes: run under torchrun and call "
+            "torch.distributed.init_process_group first"
+        )
+    return dist.group.WORLD if group is None else group
+
+
+def check_device(who: str, name: str, group: Any, x: Tensor) -> None:
+    """Raise unless the group's engine sends tensors from where x is."""
+    engine = str(dist.get_backend(group))
+    wanted = {"nccl": "cuda", "gloo": "cpu", "mpi": "cpu"}.get(engine, x.device.type)
+    if x.device.type != wanted:
+        raise ValueError(
+            f"{who}: argument '{name}': expected to be on {wanted}, as processes are joined by "
+            f"{engine}, got {x.device}"
+        )
+
+
+@contextmanager
+def in_time(group: Any, who: str) -> Iterator[None]:
+    """What the engine raises when a process has ended, or its time is over, as DistributedError."""
+    try:
+        yield
+    except DistributedError:
+        raise
+    except RuntimeError as error:  # of which those of torch.distributed are kinds
+        rank, size = dist.get_rank(group), dist.get_world_size(group)
+        raise DistributedError(
+            f"{who}: process {rank} of {size}: another process has ended, was not there in time, "
+            f"or does something else ({first_line(error)})"
+        ) from error
+
+
+def together(group: Any, who: str, check: Callable[[], T]) -> T:
+    """What `check` gives, on all processes or on none; collective, as is all below.
+
+    check : raises ValueError, TypeError, OSError or ImportError for what is wrong on this process,
+        and gives what is to be equal on all
+
+    Raises that error on its process and DistributedError, with its text, on the others;
+    DistributedError on all where results differ.
+    """
+    error, said = None, None
+    try:
+        said = check()
+    except (ValueError, TypeError, OSError, ImportError) as caught:
+        error = caught
+    text = None if error is None else f"{type(error).__name__}: {error}"
+    found: list[Any] = [None] * dist.get_world_size(group)
+    with in_time(group, who):
+        dist.all_gather_object(found, (text, said), group=group)
+    if error is not None:
+        raise error
+    for rank, (text, value) in enumerate(found):
+        if text is not None:
+            raise DistributedError(f"{who}: process {rank} of {len(found)}: {text}")
+        if value != found[0][1]:
+            raise DistributedError(
+                f"{who}: expected the same on all processes, got {found[0][1]} on process 0 and "
+                f"{value} on process {rank}"
+            )
+    return said  # type: ignore[return-value]
+
+
+def total(group: Any, who: str, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+    """Sums, or what `op` makes, of a small tensor over the processes; x is written to."""
+    with in_time(group, who):
+        dist.all_reduce(x, op, group=group)
+    return x
+
+
+def split_sizes(group: Any, who: str, send: Sequence[int], device: torch.device) -> list[int]:
+    """How many rows come from each process, of how many go to each."""
+    sent = torch.tensor(send, dtype=torch.int64, device=device)
+    received = torch.empty_like(sent)
+    with in_time(group, who):
+        dist.all_to_all_single(received, sent, group=group)
+    return received.tolist()
+
+
+def swap(
+    group: Any, who: str, x: Tensor, send: Sequence[int], receive: Sequence[int] | None = None
+) -> tuple[Tensor, list[int]]:
+    """Send rows of x, in order: `send[p]` of them to process p.
+
+    x : (rows, ...) of any dtype, equal on all processes but for the rows
+    receive : rows that come from each process; without it, one more message tells
+
+    Gives rows of the processes in order, and how many come from each.
+    """
+    got = list(receive) if receive is not None else split_sizes(group, who, send, x.device)
+    out = x.new_empty((sum(got), *x.shape[1:]))
+    if x.shape[1:].numel():
+        with in_time(group, who):
+            dist.all_to_all_single(as_bytes(out), as_bytes(x), got, list(send), group=group)
+    return out, got
+
+
+def as_bytes(x: Tensor) -> Tensor:
+    """(rows, bytes): the same memory, as engines have not all dtypes; rows are not empty."""
+    rows = x.contiguous().view(x.shape[0], x.shape[1:].numel())
+    return rows.view(torch.uint8)

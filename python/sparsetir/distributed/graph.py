@@ -1,0 +1,337 @@
+"""A graph whose nodes, with their edges and features, are spread over the processes of a group."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsetir.arrays import dtype_name
+from sparsetir.distributed import products, rows
+from sparsetir.distributed.build import (
+    WHO,
+    check_edges,
+    check_exchange_dtype,
+    coalesced,
+    least_nodes,
+    sent_home,
+)
+from sparsetir.distributed.collectives import check_device, group_of, together, total
+from sparsetir.distributed.exchange import Exchange
+from sparsetir.distributed.files import Share, read_share
+from sparsetir.distributed.partition import Partition, check_partition
+from sparsetir.ops.cache import lasting
+from sparsetir.ops.check_pattern import check_size
+from sparsetir.ops.compress import sorted_by
+from sparsetir.ops.operands import Operand, resolve
+
+__all__ = ["DistGraph"]
+
+T = TypeVar("T")
+INT32_MAX = 2**31 - 1
+
+
+class DistGraph:
+    """Edges from sources to targets, spread by targets over processes. Layers take it for edges.
+
+    Get one with :meth:`from_edges` or :meth:`from_file`. Each process has some nodes, its own ones,
+    with all edges into them. Features, and all else that has a row for each node, are tensors with
+    a row for each own node, in the order of `nodes`. Methods are collective, unless they say not:
+    all processes of the group call them, in the same order.
+
+    group : of processes
+    num_nodes, num_edges : of the whole graph
+    own, halo : own nodes; nodes of others with edges to own ones
+    nnz : edges into own nodes
+    nodes : (own,) int64, ascending: which nodes are own ones
+    values : (nnz,) weights of own edges, or None
+    edge_data : what else came with edges, by name: (nnz, ...) in the order of own edges
+    local, remote : edges between own nodes, and those from the halo, as matrices (own, own) and
+        (own, halo); own edges are in this order
+    exchange_dtype : None, or the dtype of features and gradients while they are sent
+    exchange : which rows are sent where
+    """
+
+    def __init__(
+        self, group: Any, partition: Partition, sources: Tensor, targets: Tensor,
+        values: Tensor | None, edge_data: Mapping[str, Tensor], num_edges: int,
+    ) -> None:  # fmt: skip
+        """Of own edges: new numbers of sources, own ones of targets; collective."""
+        self.group, self.partition = group, partition
+        self.num_nodes, self.num_edges = partition.blocks.n, num_edges
+        self.nodes, self.nnz = partition.nodes, len(targets)
+        self.own = len(self.nodes)
+        self.exchange_dtype: torch.dtype | None = None
+        self.compared = 0  # calls whose arguments were compared with those of other processes
+        self._made: dict[Any, Any] = {}
+        self._split(sources, targets)
+        order = self._order
+        self.values = None if values is None else values[order]
+        self.edge_data = {name: x[order] for name, x in edge_data.items()}
+        del self._order
+
+    @classmethod
+    def from_edges(
+        cls,
+        edge_index: Tensor,
+        num_nodes: int | None = None,
+        values: Tensor | None = None,
+        edge_data: Mapping[str, Tensor] | None = None,
+        partition: Any = "rows",
+        coalesce: bool = False,
+        exchange_dtype: torch.dtype | None = None,
+        group: Any = None,
+    ) -> DistGraph:
+        """A graph of the edges that all processes give together, each some of them; collective.
+
+        edge_index : (2, E) int32 or int64, sources and targets; E may differ, and be 0. On the
+            device that the group's engine has: a GPU for NCCL, the CPU for gloo
+        num_nodes : by default up to the greatest node that has an edge
+        values : (E,) weights; float16, bfloat16, float32 or float64
+        edge_data : by name (E, ...) tensors that go with the edges to their processes
+        partition : which process has which node:
+
+            - "rows": nodes in their order, so that each process has about as much work, which is
+              the number of edges into its nodes and of the nodes themselves
+            - (num_nodes,) int32 or int64, the process of each node, the same tensor on all; or a
+              pair (nodes, processes) of those that this process knows of, together each node once
+            - "metis": few edges between processes, by the package pymetis. Process 0 finds it, and
+              needs memory for the edges of all
+
+        coalesce : add up the values, ones without any, of equal edges
+        exchange_dtype : torch.float16 or torch.bfloat16, for features and gradients on their way
+        group : of torch.distributed, by default of all processes
+
+        No process needs more than its share: nodes are found by sending their numbers to processes
+        that know them. Raises TypeError and ValueError that name the argument on processes with
+        something wrong, DistributedError on the others.
+        """
+        group = group_of(WHO, group)
+        edge_data = dict(edge_data or {})
+
+        def check() -> Any:
+            check_edges(edge_index, values, edge_data)
+            check_device(WHO, "edge_index", group, edge_index)
+            if num_nodes is not None:
+                check_size(WHO, "num_nodes", num_nodes)
+            check_exchange_dtype(exchange_dtype)
+            if coalesce and edge_data:
+                raise ValueError(
+                    f"{WHO}: argument 'coalesce': expected False with 'edge_data', got True"
+                )
+            data = {name: (dtype_name(x), tuple(x.shape[1:])) for name, x in edge_data.items()}
+            kind = None if values is None else dtype_name(values)
+            return num_nodes, kind, data, coalesce, exchange_dtype, edge_index.device.type
+
+        together(group, WHO, check)
+        ends = edge_index.long()
+        n = int(num_nodes) if num_nodes is not None else least_nodes(group, ends)
+
+        def check_more() -> Any:
+            if ends.numel() and not (0 <= int(ends.min()) and int(ends.max()) < n):
+                wrong = int(ends.min()) if int(ends.min()) < 0 else int(ends.max())
+                raise ValueError(
+                    f"{WHO}: argument 'edge_index': expected nodes from 0 to {n - 1}, got {wrong}"
+                )
+            return check_partition(WHO, partition, n, dist.get_world_size(group))
+
+        together(group, WHO, check_more)
+        given = [x.detach() for x in (values, *edge_data.values()) if x is not None]
+        made, ends, given = sent_home(group, n, ends, given, partition)
+        weights = given.pop(0) if values is not None else None
+        sources, targets = ends
+        if coalesce:
+            sources, targets, weights = coalesced(group, sources, targets, weights)
+        count = torch.tensor([len(targets)], device=targets.device)
+        edges = int(total(group, WHO, count))
+        found = cls(
+            group, made, sources, targets - made.start, weights,
+            dict(zip(edge_data, given, strict=True)), edges,
+        )  # fmt: skip
+        found.exchange_dtype = exchange_dtype
+        return found
+
+    @classmethod
+    def from_file(
+        cls,
+        path: str | Path,
+        num_nodes: int | None = None,
+        partition: Any = "rows",
+        exchange_dtype: torch.dtype | None = None,
+        group: Any = None,
+        device: Any = "cpu",
+    ) -> DistGraph:
+        """A graph from a file that all processes can read, of which each reads a part; collective.
+
+        path : as :func:`sparsetir.graphs.load_graph` takes it, but only .npz files of one matrix
+            (or `file.npz:layer`) in CSR or coordinates, and edge lists that are not compressed;
+            ":T" behind it transposes. Rows are targets and columns sources
+        num_nodes : at least as many as the file has, which is the default
+        device : where the graph is to be
+
+        The graph is the one that `load_graph` gives: equal edges are added up. It has values where
+        these are not all one. Other arguments and errors as :meth:`from_edges`; GraphError, a
+        ValueError, for files.
+        """
+        who = "DistGraph.from_file"
+        group = group_of(who, group)
+        rank, count = dist.get_rank(group), dist.get_world_size(group)
+        read: list[Share] = []
+
+        def check_file() -> Any:
+            read.append(read_share(path, rank, count))
+            return read[0].nodes if read[0].told else None
+
+        together(group, who, check_file)
+        found = read.pop()
+        ones = torch.tensor([int(found.values is not None)], device=device)
+        some = int(total(group, who, ones))
+        ends = torch.stack([torch.from_numpy(x) for x in (found.sources, found.targets)])
+        values = None
+        if some and found.values is not None:
+            values = torch.from_numpy(found.values).to(device)
+        elif some:
+            values = torch.ones(ends.shape[1], device=device)
+        if values is not None:
+            wide = torch.tensor([int(values.dtype == torch.float64)], device=device)
+            values = values.to(torch.float64 if int(total(group, who, wide)) else torch.float32)
+        nodes = torch.tensor([max(found.nodes, num_nodes or 0)], device=device)
+        n = int(total(group, who, nodes, dist.ReduceOp.MAX))
+
+        def check() -> None:
+            if num_nodes is not None and check_size(who, "num_nodes", num_nodes) < n:
+                raise ValueError(
+                    f"{who}: argument 'num_nodes': expected {n} or more for {path}, got {num_nodes}"
+                )
+
+        together(group, who, check)
+        del found
+        return cls.from_edges(
+            ends.to(device), n, values, partition=partition, coalesce=True,
+            exchange_dtype=exchange_dtype, group=group,
+        )  # fmt: skip
+
+    def _split(self, sources: Tensor, targets: Tensor) -> None:
+        """Edges between own nodes and from others, by rows."""
+        start, stop, device = self.partition.start, self.partition.stop, targets.device
+        inside = (sources >= start) & (sources < stop)
+        places = inside.nonzero()[:, 0], (~inside).nonzero()[:, 0]
+        far = sources[places[1]]
+        halo, columns = torch.unique(far, return_inverse=True)
+        owners = self.partition.owners(halo)
+        self.exchange = Exchange(self.group, WHO, self.own, start, halo, owners)
+        self.halo = len(halo)
+        small = max(self.own + self.halo, self.nnz) < INT32_MAX
+        dtype = torch.int32 if small else torch.int64
+        parts, orders = [], []
+        for at, cols, n in zip(
+            places, (sources[places[0]] - start, columns), (self.own, self.halo), strict=True
+        ):
+            rowptr, order = sorted_by(targets[at].to(dtype), self.own)
+            order = order.long()
+            parts.append(Operand(rowptr.to(dtype), cols.to(dtype)[order], self.own, n))
+            orders.append(at[order])
+        self.local, self.remote = parts
+        self._order = torch.cat(orders)
+        counted = (A.rowptr[1:] - A.rowptr[:-1] for A in parts)
+        self.degrees = sum(counted, torch.zeros(self.own, dtype=dtype, device=device)).clamp(min=1)
+
+    # -- what operators and layers take --------------------------------------------------------
+
+    @cached_property
+    @lasting
+    def edge_index(self) -> Tensor:
+        """(2, nnz) own edges: sources count own nodes and then the halo, targets own nodes."""
+        sources = torch.cat([self.local.col, self.remote.col + self.own])
+        nodes = torch.arange(self.own, dtype=sources.dtype, device=sources.device)
+        targets = [nodes.repeat_interleave(A.rowptr[1:] - A.rowptr[:-1]) for A in self.parts]
+        return torch.stack([sources, torch.cat(targets)])
+
+    @property
+    def parts(self) -> tuple[Operand, Operand]:
+        """`local` and `remote`."""
+        return self.local, self.remote
+
+    @cached_property
+    def whole(self) -> Operand:
+        """Own edges as an (own, own + halo) matrix, for :func:`with_halo`; not collective."""
+        return resolve((self.edge_index, (self.own + self.halo, self.own)))
+
+    def kept(self, key: Any, make: Callable[[], T]) -> T:
+        """`make()`, or what it gave before for the key; kept as long as the graph.
+
+        Collective if `make` is: nothing is ever dropped, as processes might drop different things.
+        """
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
+
+    def exchanging(self, dtype: torch.dtype | None) -> DistGraph:
+        """The same graph, whose rows and gradients have this dtype on their way; not collective.
+
+        dtype : torch.float16, torch.bfloat16, or None for what they have
+        """
+        check_exchange_dtype(dtype)
+        found = copy.copy(self)
+        found.exchange_dtype = dtype
+        return found
+
+    def __matmul__(self, x: Tensor) -> Tensor:
+        """:func:`sparsetir.distributed.spmm`."""
+        return products.spmm(self, x)
+
+    # -- rows of nodes ------------------------------------------------------------------------
+
+    def scatter(self, x: Tensor | None, source: int = 0) -> Tensor:
+        """(own, ...) rows of own nodes, of a tensor that one process has; collective.
+
+        x : (num_nodes, ...) on process `source`, in the order of the nodes; elsewhere None
+        """
+        return rows.scatter(self, x, source)
+
+    def gather(self, x: Tensor, to: int | None = 0) -> Tensor | None:
+        """(num_nodes, ...) in the order of the nodes, of (own, ...) on each process; collective.
+
+        to : the process that gets it, others None; or None for all of them
+        """
+        return rows.gather(self, x, to)
+
+    def arrange(self, nodes: Tensor, x: Tensor) -> Tensor:
+        """(own, ...) rows of own nodes, of rows that any processes have; collective.
+
+        nodes : (k,) int32 or int64 nodes whose rows this process has; together each node once
+        x : (k, ...)
+        """
+        return rows.arrange(self, nodes, x)
+
+    def to_dtensor(self, x: Tensor) -> Any:
+        """A DTensor (num_nodes, ...) in the order of the nodes, in shards of rows; collective.
+
+        x : (own, ...)
+
+        It is the same tensor for any partition and number of processes, so that
+        `torch.distributed.checkpoint` saves it on some and loads it on others. Without gradients.
+        """
+        return rows.to_dtensor(self, x)
+
+    def from_dtensor(self, x: Any) -> Tensor:
+        """(own, ...) of a DTensor as :meth:`to_dtensor` gives it; collective."""
+        return rows.from_dtensor(self, x)
+
+    def graph_of_layer(self, who: str, sources: int, targets: int, flow: str) -> Any:
+        """What layers of :mod:`sparsetir.nn` make of it; not collective."""
+        from sparsetir.distributed.layers import SpreadGraph
+
+        return SpreadGraph.of_layer(self, who, sources, targets, flow)
+
+    def __repr__(self) -> str:
+        return (
+            f"<sparsetir.distributed.DistGraph of {self.num_nodes} nodes and {self.num_edges} "
+            f"edges, here {self.own} nodes, {self.nnz} edges, {self.halo} nodes of others>"
+        )

@@ -1,0 +1,92 @@
+"""A graph on many processes as layers of :mod:`sparsetir.nn` take a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from sparsetir.distributed import products
+from sparsetir.nn.graph import FLOWS, Graph
+from sparsetir.ops.operands import Operand, resolve
+
+if TYPE_CHECKING:
+    from sparsetir.distributed.graph import DistGraph
+
+__all__ = ["SpreadGraph"]
+
+T = TypeVar("T")
+
+
+class SpreadGraph(Graph):
+    """Messages to own nodes, of which some come from other processes.
+
+    graph : the :class:`DistGraph`
+    weight : (nnz,) of its edges, or None for ones
+    others : other edges to the same nodes, (own, own + halo), instead of the graph's
+    """
+
+    def __init__(
+        self, graph: DistGraph, weight: Tensor | None, others: Operand | None = None
+    ) -> None:
+        self.graph, self.weight, self._others = graph, weight, others
+        self.m = self.n = graph.own  # of features, which come without the halo
+
+    @property
+    def operand(self) -> Operand:
+        """(own, own + halo), without values; made when it is first wanted."""
+        return self.graph.whole if self._others is None else self._others
+
+    @property
+    def col(self) -> Tensor:
+        """(2, E) edges."""
+        return self.graph.edge_index if self._others is None else self._others.col
+
+    @classmethod
+    def of_layer(
+        cls, graph: DistGraph, who: str, sources: int, targets: int, flow: str
+    ) -> SpreadGraph:
+        """See :meth:`DistGraph.graph_of_layer`."""
+        if flow != FLOWS[0]:
+            raise ValueError(
+                f"{who}: argument 'edge_index': expected edges (2, E) with flow={flow!r}, got a "
+                "DistGraph, whose edges are where their targets are"
+            )
+        for what, count in (("sources", sources), ("targets", targets)):
+            if count != graph.own:
+                raise ValueError(
+                    f"{who}: argument 'edge_index': expected a DistGraph of {count} own nodes as "
+                    f"the features of {what} have rows, got {graph.own}"
+                )
+        return cls(graph, graph.values)
+
+    def of_sources(self, x: Tensor) -> Tensor:
+        """(own + halo, ...) of x (own, ...); collective."""
+        return products.with_halo(self.graph, x)
+
+    def aggregate(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:
+        """(own, feat) reductions of x (own, feat), or (heads, own, feat); collective."""
+        if self._others is not None:
+            rows = self.of_sources(x.transpose(0, -2)).transpose(0, -2)
+            return self.reduce(rows, aggr, weight)
+        weight = None if weight is None else weight.to(x.dtype)
+        if weight is None and self.weight is not None:
+            weight = torch.ones(self.graph.nnz, dtype=x.dtype, device=x.device)
+        return products.spmm(self.graph, x, aggr, weight)
+
+    def remembered(self, key: Any, make: Callable[[], T], compared: tuple[Tensor, ...] = ()) -> T:
+        """`make()`, kept by the graph; anew in each call where it depends on `compared`."""
+        return make() if compared else self.graph.kept(key, make)
+
+    def with_loops(self, nodes: int) -> tuple[Graph, Tensor]:
+        """See :meth:`Graph.with_loops`; not collective."""
+
+        def make() -> tuple[Operand, Tensor]:
+            edges, kept = self.loops_added(nodes)
+            size = (self.graph.own + self.graph.halo, self.graph.own)
+            return resolve((edges, size)), kept
+
+        operand, kept = self.graph.kept(("loops", nodes), make)
+        return SpreadGraph(self.graph, None, operand), kept

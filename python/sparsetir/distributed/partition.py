@@ -1,0 +1,236 @@
+"""Which process has which nodes, and where: by balanced work, as the user says, or by METIS."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsetir.distributed.collectives import swap, together, total
+from sparsetir.extras import need
+
+__all__ = ["Blocks", "Partition", "check_each_once", "check_partition", "make_partition"]
+
+NAMED = ("rows", "metis")
+
+
+class Blocks:
+    """Nodes in equal parts, by their numbers alone, as `torch.chunk` and DTensors have them.
+
+    They know what no process could know of all nodes.
+
+    group, n : of the processes, how many nodes
+    size : nodes of each process, but for the last ones
+    start, stop : those of this process
+    """
+
+    def __init__(self, group: Any, n: int) -> None:
+        self.group, self.n = group, n
+        self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
+        self.size = max(1, -(-n // self.count))
+        self.start = min(n, self.rank * self.size)
+        self.stop = min(n, self.start + self.size)
+
+    def nodes(self, device: torch.device) -> Tensor:
+        """(stop - start,) int64."""
+        return torch.arange(self.start, self.stop, device=device)
+
+    def split(self, ids: Tensor) -> list[int]:
+        """How many of them, which are in order, belong to each process."""
+        return torch.bincount(ids // self.size, minlength=self.count).tolist()
+
+    def counted(self, who: str, ids: Tensor) -> Tensor:
+        """(stop - start,) int64: how often all processes together have named each node."""
+        named, counts = torch.unique(ids, return_counts=True)
+        send = self.split(named)
+        asked, got = swap(self.group, who, named, send)
+        counts, _ = swap(self.group, who, counts, send, got)
+        found = torch.zeros(self.stop - self.start, dtype=torch.int64, device=ids.device)
+        return found.index_add_(0, asked - self.start, counts)
+
+
+class Partition:
+    """New numbers of the nodes: process p has those from starts[p] to starts[p + 1].
+
+    Among those of a process they are in the order of the old ones. No process knows all of them.
+
+    starts : (processes + 1,) numbers
+    nodes : (own,) int64, ascending: the old numbers of this process's nodes
+    new : (stop - start,) int64 new numbers of the nodes in `blocks`; None where the old ones stay
+    """
+
+    def __init__(self, blocks: Blocks, starts: list[int], nodes: Tensor, new: Tensor | None = None):
+        self.blocks, self.starts, self.nodes, self.new = blocks, starts, nodes, new
+        self.start, self.stop = starts[blocks.rank], starts[blocks.rank + 1]
+
+    def renumbered(self, who: str, ids: Tensor) -> Tensor:
+        """New numbers of any nodes, (k,) int64; collective."""
+        if self.new is None:
+            return ids
+        blocks = self.blocks
+        named, places = torch.unique(ids, return_inverse=True)
+        send = blocks.split(named)
+        asked, got = swap(blocks.group, who, named, send)
+        answers, _ = swap(blocks.group, who, self.new[asked - blocks.start], got, send)
+        return answers[places]
+
+    def owners(self, new: Tensor) -> Tensor:
+        """(k,) the process of each of these new numbers."""
+        ends = torch.tensor(self.starts[1:-1], dtype=new.dtype, device=new.device)
+        return torch.bucketize(new, ends, right=True)
+
+
+def check_partition(who: str, how: Any, n: int, processes: int) -> Any:
+    """Raise unless it says how to divide n nodes; gives what is to be equal on all processes."""
+    if isinstance(how, str):
+        if how not in NAMED:
+            raise ValueError(
+                f"{who}: argument 'partition': expected 'rows', 'metis', a tensor or a pair of "
+                f"them, got {how!r}"
+            )
+        if how == "metis":
+            need(who, "pymetis", "metis")
+        return how
+    shares = isinstance(how, tuple | list)
+    parts = how[-1] if shares else how
+    for x in how if shares else (how,):
+        if not isinstance(x, Tensor) or x.dtype not in (torch.int32, torch.int64) or x.dim() != 1:
+            got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise TypeError(
+                f"{who}: argument 'partition': expected int32 or int64 of one dimension, got {got}"
+            )
+    if shares and (len(how) != 2 or len(how[0]) != len(how[1])):
+        raise ValueError(
+            f"{who}: argument 'partition': expected a pair of nodes and their processes, of one "
+            f"length, got {[len(x) for x in how]}"
+        )
+    if not shares and len(parts) != n:
+        raise ValueError(
+            f"{who}: argument 'partition': expected shape ({n},), a process for each node, got "
+            f"{tuple(parts.shape)}"
+        )
+    ranges = [("processes", parts, processes)]
+    if shares:
+        ranges.append(("nodes", how[0], n))
+    for what, x, end in ranges:
+        if len(x) and not (0 <= int(x.min()) and int(x.max()) < end):
+            raise ValueError(
+                f"{who}: argument 'partition': expected {what} from 0 to {end - 1}, got "
+                f"{int(x.min())} to {int(x.max())}"
+            )
+    if shares:
+        return "shares"
+    # As good as the tensor itself, to see whether processes were given different ones.
+    places = torch.arange(1, n + 1, device=parts.device)
+    return "given", int(parts.sum()), int((places * parts).sum())
+
+
+def make_partition(
+    who: str, group: Any, n: int, sources: Tensor, targets: Tensor, how: Any
+) -> Partition:
+    """Divide nodes; collective. Arguments as of :meth:`DistGraph.from_edges`, checked."""
+    blocks = Blocks(group, n)
+    if isinstance(how, str) and how == "rows":
+        return _balanced(who, blocks, targets)
+    if isinstance(how, str):
+        parts = _by_metis(who, blocks, sources, targets)
+    elif isinstance(how, Tensor):
+        parts = how[blocks.start : blocks.stop].long().to(targets.device)
+    else:
+        parts = _of_shares(who, blocks, *(x.long().to(targets.device) for x in how))
+    return _by_parts(who, blocks, parts)
+
+
+def _balanced(who: str, blocks: Blocks, targets: Tensor) -> Partition:
+    """Rows in their order, in parts of about equal work: a row's elements, and one for itself."""
+    work = blocks.counted(who, targets) + 1
+    sums = torch.zeros(blocks.count, dtype=torch.int64, device=targets.device)
+    sums[blocks.rank] = work.sum()
+    sums = total(blocks.group, who, sums)
+    until = work.cumsum(0) + sums[: blocks.rank].sum()
+    shares = torch.arange(1, blocks.count, device=targets.device)
+    goals = int(sums.sum()) * shares // blocks.count
+    ends = total(blocks.group, who, torch.searchsorted(until, goals, right=True))
+    starts = [0, *ends.tolist(), blocks.n]
+    nodes = torch.arange(starts[blocks.rank], starts[blocks.rank + 1], device=targets.device)
+    return Partition(blocks, starts, nodes)
+
+
+def _by_parts(who: str, blocks: Blocks, parts: Tensor) -> Partition:
+    """By the process of each node in this process's block."""
+    counts = torch.bincount(parts, minlength=blocks.count)
+    table = torch.zeros(blocks.count, blocks.count, dtype=torch.int64, device=parts.device)
+    table[blocks.rank] = counts
+    table = total(blocks.group, who, table)  # nodes by block and process
+    starts = [0, *table.sum(0).cumsum(0).tolist()]
+    order = torch.argsort(parts, stable=True)
+    first = torch.tensor(starts[:-1], device=parts.device) + table[: blocks.rank].sum(0)
+    before = counts.cumsum(0) - counts
+    of = parts[order]
+    new = torch.empty_like(parts)
+    new[order] = (first - before)[of] + torch.arange(len(parts), device=parts.device)
+    ids = blocks.nodes(parts.device)[order]
+    nodes, _ = swap(blocks.group, who, ids, counts.tolist())
+    return Partition(blocks, starts, nodes, new)
+
+
+def _of_shares(who: str, blocks: Blocks, nodes: Tensor, parts: Tensor) -> Tensor:
+    """The processes of the block's nodes, of those that each process knows of some nodes."""
+    order = torch.argsort(nodes, stable=True)
+    send = blocks.split(nodes)
+    ids, got = swap(blocks.group, who, nodes[order], send)
+    found, _ = swap(blocks.group, who, parts[order], send, got)
+    check_each_once(who, "partition", blocks.group, ids - blocks.start, blocks.nodes(ids.device))
+    return torch.empty_like(found).index_copy_(0, ids - blocks.start, found)
+
+
+def check_each_once(who: str, name: str, group: Any, places: Tensor, nodes: Tensor) -> None:
+    """Raise unless each of `nodes`, of this process, is named by one of `places`; collective."""
+
+    def check() -> None:
+        times = torch.bincount(places, minlength=len(nodes))
+        wrong = (times != 1).nonzero()
+        if len(wrong):
+            at = int(wrong[0])
+            raise ValueError(
+                f"{who}: argument '{name}': expected each node once, got node {int(nodes[at])} "
+                f"{int(times[at])} times"
+            )
+
+    together(group, who, check)
+
+
+def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Tensor:
+    """Parts with few edges between them, found by process 0, which needs the whole pattern."""
+    edges = torch.stack([sources, targets], 1)
+    first = [len(edges)] + [0] * (blocks.count - 1)
+    edges, _ = swap(blocks.group, who, edges, first)
+    parts = torch.empty(0, dtype=torch.int64, device=edges.device)
+    if blocks.rank == 0:
+        found = _metis(blocks.n, blocks.count, edges.cpu().numpy())
+        parts = torch.from_numpy(found).to(edges.device)
+    share = torch.arange(blocks.n if blocks.rank == 0 else 0)
+    parts, _ = swap(blocks.group, who, parts, blocks.split(share))
+    return parts
+
+
+def _metis(n: int, parts: int, edges: np.ndarray) -> np.ndarray:
+    """(n,) int64 part of each node, of about equal work in each."""
+    if not n or parts == 1:
+        return np.zeros(n, np.int64)
+    ones = np.ones(len(edges), np.int32)
+    pattern = sp.csr_array((ones, (edges[:, 1], edges[:, 0])), shape=(n, n))
+    work = 1 + np.bincount(edges[:, 1], minlength=n)
+    both = sp.csr_array(pattern + pattern.T)
+    both.setdiag(0)
+    both.eliminate_zeros()
+    pymetis: Any = import_module("pymetis")
+    _, found = pymetis.part_graph(
+        parts, xadj=both.indptr, adjncy=both.indices, vweights=work.tolist()
+    )
+    return np.asarray(found, np.int64)

@@ -1,0 +1,44 @@
+"""What training on several processes takes beside torch's DistributedDataParallel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sparsetir.distributed.collectives import group_of, total
+
+__all__ = ["mean"]
+
+
+def mean(losses: Tensor, group: Any = None) -> Tensor:
+    """The mean of the losses of all processes, for DistributedDataParallel; collective.
+
+    losses : any shape, of own nodes; there may be none
+    group : by default all processes
+
+    Gives a number, the same on all processes; NaN where there are no losses at all. Its gradient
+    for each loss is processes / losses: DistributedDataParallel divides sums of the gradients of
+    weights by the number of processes, and what it then has is the gradient of the mean, as one
+    process with the whole graph has it. Means of each process by itself would count nodes of
+    processes with few of them for more.
+    """
+    return _Mean.apply(losses, group_of("distributed.mean", group))
+
+
+class _Mean(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, losses: Tensor, group: Any) -> Tensor:
+        wide = torch.promote_types(losses.dtype, torch.float32)
+        both = torch.stack(
+            [losses.sum(dtype=wide).double(), losses.new_tensor(losses.numel()).double()]
+        )
+        found = total(group, "distributed.mean", both)
+        ctx.shape, ctx.scale = losses.shape, dist.get_world_size(group) / max(1.0, float(found[1]))
+        return (found[0] / found[1]).to(losses.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return (grads[0] * ctx.scale).expand(ctx.shape), None

@@ -1,0 +1,162 @@
+"""Plans on an NVIDIA GPU, beside cuSPARSE, torch and a dense product, in this process.
+
+Each call is timed by CUDA events after the level-2 cache was overwritten, see `gpu_clock`; calls
+take turns with copies of their operands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsetir.measuring.case import Case, Reference, rows_of
+from sparsetir.measuring.cusparse import CuSparse
+from sparsetir.measuring.gpu_clock import Clock, take_turns
+from sparsetir.measuring.ours import describe
+from sparsetir.measuring.peers import OURS
+from sparsetir.measuring.turns import add_wrong
+
+COPIES = 3
+MOST_DENSE = 2 * 10**9  # bytes of a dense matrix that is multiplied for comparison
+
+Call = Callable[[int], Any]
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A case on the GPU; `copies` of its dense operands and of an output, NaN."""
+
+    indptr: Any
+    indices: Any
+    rows: Any
+    values: Any
+    copies: list[tuple[list[Any], Any]]
+
+
+class Gpu:
+    """The device, and the libraries that are measured on it.
+
+    torch : with a CUDA device
+    rounds, calls : in each round every way has a turn of so many calls
+    """
+
+    def __init__(self, torch: Any, rounds: int, calls: int) -> None:
+        self.torch, self.rounds, self.calls = torch, rounds, calls
+        self.clock = Clock(torch)
+        self.library: CuSparse | None = None
+
+    def compare(
+        self, case: Case, plans: Mapping[str, Callable[[], Any]], peers: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """As :func:`sparsetir.measuring.turns.compare`, on the GPU.
+
+        plans : make plans of ours for the case, by the name of the way
+        peers : some of "cusparse", "torch" and "dense"; None: all
+        """
+        reference, tensors = Reference(case), self._tensors(case)
+        out: dict[str, dict[str, Any]] = {"peers": {}, "missing": {}, "wrong": {}, "failed": {}}
+        ways: dict[tuple[str, str], Call] = {}
+        makers = {"cusparse": self._cusparse, "torch": self._torch, "dense": self._dense}
+        about: dict[str, Any] = {}
+        for name in (OURS, *(peer for peer in makers if peers is None or peer in peers)):
+            refused: dict[str, str] = {}
+            try:
+                if name == OURS:
+                    found = self._ours(tensors, plans, about)
+                else:
+                    found = makers[name](case, tensors)
+            except Exception as error:  # told at the end, with all others
+                found, refused = {}, {"": _first_line(error)}
+            for variant, call in found.items():
+                for _, result in tensors.copies:
+                    result.fill_(float("nan"))
+                try:
+                    problem = reference.error(self._numpy(call(0)))
+                except Exception as error:
+                    refused[variant] = _first_line(error)
+                    continue
+                if problem:
+                    add_wrong(out["wrong"], name, f"{variant}: {problem}")
+                else:
+                    ways[name, variant] = call
+            if len(refused) >= len(found):
+                why = "; ".join(refused.values()) or f"has no {case.op} of {case.dtype} here"
+                out["failed" if name == OURS else "missing"][name] = why
+            out["peers"][name] = {"about": about if name == OURS else {}, "refused": refused}
+        times = take_turns(self.clock, ways, self.rounds, self.calls, COPIES)
+        for (name, variant), taken in times.items():
+            out["peers"][name].setdefault("variants", {})[variant] = taken
+        for peer in out["peers"].values():
+            if "variants" in peer:
+                best = min(peer["variants"], key=lambda v: peer["variants"][v]["min"])
+                peer |= {**peer["variants"][best], "variant": best}
+        out["peers"] = {n: p for n, p in out["peers"].items() if "min" in p}
+        if self.library:
+            self.library.release()
+        return out
+
+    def _tensors(self, case: Case) -> Tensors:
+        torch, a = self.torch, case.matrix
+        dtype = getattr(torch, case.dtype)
+        shape = {
+            "spmm": (a.shape[0], case.feat), "sddmm": (a.nnz,), "spmv": (a.shape[0],)
+        }[case.op]  # fmt: skip
+
+        def on_gpu(array: np.ndarray) -> Any:
+            return torch.from_numpy(array).cuda()
+
+        copies = [
+            ([on_gpu(x).to(dtype) for x in case.operands],
+             torch.full(shape, float("nan"), dtype=dtype, device="cuda"))
+            for _ in range(COPIES)
+        ]  # fmt: skip
+        return Tensors(on_gpu(a.indptr), on_gpu(a.indices), on_gpu(rows_of(a)),
+                       on_gpu(a.data).to(dtype), copies)  # fmt: skip
+
+    def _numpy(self, result: Any) -> np.ndarray:
+        sparse = result.layout == self.torch.sparse_csr
+        return (result.values() if sparse else result).float().cpu().numpy()
+
+    def _ours(
+        self, tensors: Tensors, plans: Mapping[str, Callable[[], Any]], about: dict[str, Any]
+    ) -> dict[str, Call]:
+        made = {name: make() for name, make in plans.items()}
+        about["plans"] = {name: describe(plan) for name, plan in made.items()}
+
+        def way(plan: Any) -> Call:
+            return lambda i: plan(*tensors.copies[i][0], out=tensors.copies[i][1])
+
+        return {name: way(plan) for name, plan in made.items()}
+
+    def _cusparse(self, case: Case, tensors: Tensors) -> dict[str, Call]:
+        self.library = self.library or CuSparse(self.torch)
+        return self.library.prepare(case, tensors)
+
+    def _torch(self, case: Case, tensors: Tensors) -> dict[str, Call]:
+        """CSR tensors, which torch gives to cuSPARSE anew in each call."""
+        torch, copies = self.torch, tensors.copies
+        matrix = torch.sparse_csr_tensor(
+            tensors.indptr, tensors.indices, tensors.values, case.matrix.shape
+        )
+        if case.op == "sddmm":
+            return {"sampled_addmm": lambda i: torch.sparse.sampled_addmm(
+                matrix, copies[i][0][0], copies[i][0][1].t(), beta=0.0)}  # fmt: skip
+        return {"new": lambda i: matrix @ copies[i][0][0]}
+
+    def _dense(self, case: Case, tensors: Tensors) -> dict[str, Call]:
+        """CuBLAS with all zeros, where that fits: what a pruned weight has to beat."""
+        torch, a = self.torch, case.matrix
+        size = a.shape[0] * a.shape[1] * tensors.values.element_size()
+        if case.op == "sddmm" or size > MOST_DENSE:
+            return {}
+        matrix = torch.zeros(a.shape, dtype=tensors.values.dtype, device="cuda")
+        matrix[tensors.rows.long(), tensors.indices.long()] = tensors.values
+        product = torch.mm if case.op == "spmm" else torch.mv
+        return {"mm": lambda i: product(matrix, tensors.copies[i][0][0], out=tensors.copies[i][1])}
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

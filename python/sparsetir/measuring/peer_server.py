@@ -1,0 +1,99 @@
+"""The process of a peer, which :class:`sparsetir.measuring.turns.Worker` asks to time calls.
+
+One for each peer, because OpenMP runtimes in one process wait for each other.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.measuring import case as cases
+from sparsetir.measuring.peers import PEERS, Peer
+from sparsetir.measuring.serving import Missing, serve
+from sparsetir.measuring.turn import alone, turn, warm_up
+
+WARM_UP = 0.002  # seconds of calls before those that count, at least one call
+SLOW = 0.03  # a call that takes longer is timed once in a turn
+
+
+class Server:
+    """What the process can be asked for; `op` of a request is the name of a method."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.calls: dict[str, Callable[[], Any]] = {}
+
+    def prepare(self, folder: str, case: dict[str, Any]) -> dict[str, Any]:
+        """Load a case and run each way of computing it once; results are left in the folder."""
+        self.release()
+        loaded = cases.load(Path(folder), **case)
+        refused = {}
+        for name, call in self.peer.prepare(loaded).items():
+            try:
+                result = self.peer.to_numpy(call())
+            except (NotImplementedError, RuntimeError, TypeError) as error:
+                if loaded.dtype in ("float32", "float64"):
+                    raise
+                refused[name] = str(error).splitlines()[0]
+                continue
+            self.calls[name] = call
+            np.save(Path(folder) / f"result-{name}.npy", result)
+        if refused and not self.calls:
+            raise Missing("; ".join(f"{name}: {why}" for name, why in refused.items()))
+        return {"variants": list(self.calls), "about": self.peer.about(), "refused": refused}
+
+    def turn(self, variant: str, seconds: float, least: int) -> dict[str, Any]:
+        """Nanoseconds of each of some calls, after a warm-up.
+
+        `switches` : how often another process took a processor away meanwhile
+        """
+        call, clock = self.calls[variant], time.perf_counter
+
+        def once() -> float:
+            start = clock()
+            call()
+            return clock() - start
+
+        with alone():
+            slow = once() > SLOW
+            if not slow:
+                warm_up(once, WARM_UP)
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+            times = [once()] if slow else turn(once, seconds, least)
+            switches = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw - before
+        return {"times": [round(1e9 * t) for t in times], "switches": switches}
+
+    def release(self) -> dict[str, Any]:
+        """Forget the case."""
+        self.calls = {}
+        self.peer.release()
+        gc.collect()
+        return {}
+
+    def totals(self) -> dict[str, Any]:
+        """What the process has used up to now."""
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return {"bytes": most, "compilations": self.peer.compilations()}
+
+
+def serve_peer(answers: int, parent: int, words: Sequence[str]) -> None:
+    """Answer until stdin ends.
+
+    words : name of the peer, threads, and options as KEY=VALUE
+    """
+    name, threads, *options = words
+
+    def make() -> Server:
+        try:
+            return Server(PEERS[name](int(threads), dict(w.split("=", 1) for w in options)))
+        except ImportError as error:
+            raise Missing(str(error)) from error
+
+    serve(answers, parent, make)

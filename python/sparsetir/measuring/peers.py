@@ -1,0 +1,286 @@
+"""Whom sparsetir is measured against on a CPU; each class lives in a process of its own.
+
+Libraries are imported when a peer is made, in its process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsetir.measuring import mkl
+from sparsetir.measuring.case import CHUNK, Case, aligned, gathered, rows_of
+from sparsetir.measuring.serving import Missing
+
+Calls = dict[str, Callable[[], Any]]
+DTYPES = ("float32", "float16", "bfloat16", "float64")  # of torch
+REDUCTIONS = {"sum": "sum", "mean": "mean", "max": "amax"}  # and its names for them
+
+
+class Peer:
+    """One library. A subclass says how it computes a case, in one or more ways.
+
+    threads : how many it may use; environment variables say so too
+    options : of the command line
+    """
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        self.threads, self.options = threads, options
+
+    def prepare(self, case: Case) -> Calls:
+        """Calls that compute the case, by the name of the way.
+
+        A way that writes into a given result has one of its own, NaN: what it leaves out shows.
+        """
+        raise NotImplementedError
+
+    def about(self) -> dict[str, Any]:
+        """What else is known of the case that was prepared."""
+        return {}
+
+    def release(self) -> None:
+        """Give back what the case holds."""
+
+    def compilations(self) -> int:
+        """Kernels that were compiled in this process."""
+        return 0
+
+    def to_numpy(self, result: Any) -> np.ndarray:
+        """A result as float32, or float64 where it is that."""
+        return np.asarray(result)
+
+
+def wide(dtype: str) -> str:
+    """What holds all numbers of a dtype in NumPy."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def output(case: Case) -> np.ndarray:
+    """A result to be written, NaN, in float32 (float64 for that)."""
+    shape: tuple[int, ...] = {
+        "spmm": (case.matrix.shape[0], case.feat), "sddmm": (case.matrix.nnz,),
+        "spmv": (case.matrix.shape[0],),
+    }[case.op]  # fmt: skip
+    if case.heads is not None:
+        shape = (case.heads, *shape)
+    return aligned(np.full(shape, np.nan, wide(case.dtype)))
+
+
+def needs(
+    case: Case, dtypes: Sequence[str] = ("float32",), reductions: Sequence[str] = ("sum",)
+) -> None:
+    """Missing where a library has not the dtype or the reduction of a case, nor heads."""
+    if case.dtype not in dtypes:
+        raise Missing(f"has no {case.dtype}")
+    if case.reduce not in reductions:
+        raise Missing(f"has no {case.reduce} of rows")
+    if case.heads is not None:
+        raise Missing("has no heads that share a pattern")
+
+
+class Scipy(Peer):
+    """Allocates its result, and uses one thread."""
+
+    def prepare(self, case: Case) -> Calls:
+        """A product, or gathered rows by NumPy, as scipy has no SDDMM."""
+        needs(case, ("float32", "float64"))
+        a, dense = case.matrix, case.operands
+        if case.op != "sddmm":
+            return {"product": lambda: a @ dense[0]}
+        rows, out, (x, y) = rows_of(a), output(case), dense
+        return {"gather": lambda: gathered(rows, a.indices, x, y, out)}
+
+
+class Torch(Peer):
+    """torch's CSR tensors; torch.mm and torch.mv write into a given result, `@` makes one."""
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        import torch
+
+        warnings.filterwarnings("ignore", message="Sparse", category=UserWarning)
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.torch = torch
+
+    def prepare(self, case: Case) -> Calls:
+        """Products with and without a given result; SDDMM by its operator and by gathering."""
+        needs(case, DTYPES, tuple(REDUCTIONS) if case.op == "spmm" else ("sum",))
+        torch, a = self.torch, case.matrix
+        dtype = getattr(torch, case.dtype)
+        indptr, indices = torch.from_numpy(a.indptr), torch.from_numpy(a.indices)
+        values = torch.from_numpy(a.data).to(dtype)
+        matrix = torch.sparse_csr_tensor(indptr, indices, values, a.shape)
+        dense = [torch.from_numpy(x).to(dtype) for x in case.operands]
+        if case.op == "sddmm":
+            return self._sddmm(matrix, rows_of(a), indices, *dense)
+        if case.reduce != "sum":
+            reduce = REDUCTIONS[case.reduce]
+            return {"new": lambda: torch.sparse.mm(matrix, dense[0], reduce)}
+        out, product = torch.from_numpy(output(case)).to(dtype), torch.mm
+        if case.op == "spmv":
+            product = torch.mv
+        return {
+            "out": lambda: product(matrix, dense[0], out=out),
+            "new": lambda: matrix @ dense[0],
+        }
+
+    def _sddmm(self, matrix: Any, rows: np.ndarray, columns: Any, x: Any, y: Any) -> Calls:
+        torch, transposed = self.torch, y.t()
+        given = matrix.clone()
+        rows = torch.from_numpy(rows)
+        values = torch.empty(len(rows), dtype=x.dtype)
+        step = max(1, CHUNK // x.shape[1])
+
+        def gather() -> Any:
+            for start in range(0, len(rows), step):
+                at = slice(start, start + step)
+                torch.sum(x[rows[at]] * y[columns[at]], dim=1, out=values[at])
+            return values
+
+        return {
+            "sampled_addmm": lambda: torch.sparse.sampled_addmm(
+                matrix, x, transposed, beta=0.0, out=given
+            ),
+            "gather": gather,
+        }
+
+    def to_numpy(self, result: Any) -> np.ndarray:
+        """A dense tensor, or the values of a sparse one."""
+        dense = result.values() if result.layout == self.torch.sparse_csr else result
+        return (dense if dense.dtype == self.torch.float64 else dense.float()).numpy()
+
+
+class TorchSparse(Peer):
+    """The kernels of PyG: torch_sparse, which allocates its result."""
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        import torch
+        import torch_sparse  # pyright: ignore[reportMissingImports]
+
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.torch, self.library = torch, torch_sparse
+
+    def prepare(self, case: Case) -> Calls:
+        """Products."""
+        if case.op == "sddmm":
+            raise Missing("has no SDDMM")
+        needs(case, ("float32", "float64"), ("sum", "mean", "max"))
+        torch, a = self.torch, case.matrix
+        matrix = self.library.SparseTensor(
+            rowptr=torch.from_numpy(a.indptr.astype("int64")),
+            col=torch.from_numpy(a.indices.astype("int64")),
+            value=torch.from_numpy(a.data), sparse_sizes=a.shape, is_sorted=True,
+        )  # fmt: skip
+        dense = torch.from_numpy(case.operands[0]).reshape(-1, case.feat)
+        return {"matmul": lambda: self.library.matmul(matrix, dense, reduce=case.reduce)}
+
+    def to_numpy(self, result: Any) -> np.ndarray:
+        """A vector where there is one column."""
+        return result.numpy() if result.shape[1] > 1 else result.numpy()[:, 0]
+
+
+class MKL(Peer):
+    """MKL by its own handles, with and without its inspection of the matrix, and sparse_dot_mkl."""
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        try:
+            self.library = mkl.load()
+        except OSError as error:
+            raise Missing(str(error)) from None
+        self._handles: list[mkl.Handle] = []
+
+    def prepare(self, case: Case) -> Calls:
+        """Products, all into a given result."""
+        if case.op == "sddmm":
+            raise Missing("has no SDDMM")
+        needs(case, ("float32", "float64"))
+        a, b, out = case.matrix, case.operands[0], output(case)
+        ways = {"inspected": True, "plain": False}
+        self._handles = [mkl.Handle(self.library, a, case.feat, i) for i in ways.values()]
+        calls: Calls = {
+            name: handle.product(b, output(case))
+            for name, handle in zip(ways, self._handles, strict=True)
+        }
+        try:
+            from sparse_dot_mkl import (  # pyright: ignore[reportMissingImports]
+                dot_product_mkl,
+            )
+
+            calls["sparse_dot_mkl"] = lambda: dot_product_mkl(
+                a,
+                b,
+                out=out,
+                out_scalar=0.0,  # else it adds to what is there
+            )
+        except ImportError:
+            pass
+        return calls
+
+    def about(self) -> dict[str, Any]:
+        """Its version: MKL may be from outside of this environment, whose packages are known."""
+        return {"version": mkl.version(self.library)}
+
+    def release(self) -> None:
+        """MKL's copies of the matrix."""
+        for handle in self._handles:
+            handle.close()
+        self._handles = []
+
+
+class Yardstick(Peer):
+    """A hand-written SpMM: a library with `spmm`, whose path is the option `yardstick`."""
+
+    AHEAD = 8  # indices it reads behind the last one
+
+    def __init__(self, threads: int, options: dict[str, str]) -> None:
+        super().__init__(threads, options)
+        if "yardstick" not in options:
+            raise Missing("no --yardstick, or it does not compile here")
+        self.library = ctypes.CDLL(options["yardstick"])
+
+    def prepare(self, case: Case) -> Calls:
+        """A tile of up to 128 features, 256 for 512; 64 blocks of rows, one on one thread."""
+        needs(case)
+        if case.op != "spmm":
+            raise Missing(f"has no {case.op}")
+        tile = next((t for t in (128, 64, 32, 16) if case.feat % t == 0), 0)
+        tile = 256 if case.feat == 512 else tile
+        if not tile:
+            raise Missing("needs a multiple of 16 features")
+        a, out = case.matrix, output(case)
+        padded = np.concatenate([a.indices, np.zeros(self.AHEAD, "int32")])
+        arrays = (a.indptr, padded, a.data, case.operands[0], out)
+        pointers = [ctypes.c_void_p(x.ctypes.data) for x in arrays]
+        blocks = 64 if self.threads > 1 else 1
+        spmm = self.library.spmm
+
+        def call() -> Any:
+            spmm(tile, self.AHEAD, blocks, a.shape[0], case.feat, *pointers)
+            return arrays[-1]  # and the others live as long as the call
+
+        return {"spmm": call}
+
+
+def _ours(kind: str) -> Callable[[int, dict[str, str]], Peer]:
+    def make(threads: int, options: dict[str, str]) -> Peer:
+        from sparsetir.measuring import ours
+
+        return getattr(ours, kind)(threads, options)
+
+    return make
+
+
+OURS, FLOAT32 = "sparsetir", "sparsetir float32"
+BEFORE = "before"  # another version of this project
+PEERS: dict[str, Callable[[int, dict[str, str]], Peer]] = {
+    OURS: _ours("Ours"), FLOAT32: _ours("OursFloat32"), "scipy": Scipy, "torch": Torch,
+    "torch_sparse": TorchSparse, "mkl": MKL, "yardstick": Yardstick,
+}  # fmt: skip

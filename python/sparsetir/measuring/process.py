@@ -1,0 +1,201 @@
+"""The asking side of a process that answers requests; `serving` is the other side."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+__all__ = ["THREADS", "Ended", "Process", "go_ahead", "is_of_memory"]
+
+# Every library that is measured reads one of these when it is loaded.
+THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+PRIORITY = -15
+# What errors and last words say, in small letters, where there was no memory.
+OUT_OF_MEMORY = ("bad_alloc", "out of memory", "memoryerror", "out_of_memory", "cannot allocate")
+LAST = 4096  # bytes at the end of what a process printed that its last line is looked for in
+# Before all else: what is printed from then on goes to stderr.
+START = "import os, sys; answers = os.dup(1); os.dup2(2, 1); parent = {parent}; "
+
+
+class Ended(Exception):
+    """A process that gives no answer.
+
+    state : "hung", "crashed" or "out of memory"
+    """
+
+    def __init__(self, state: str, message: str) -> None:
+        super().__init__(message)
+        self.state = state
+
+
+class Process:
+    """A process with this Python: requests are lines of JSON on its stdin, as are answers.
+
+    code : of the process; it has `answers`, the file descriptor they go to, and `parent`, the
+        number of this process, for :func:`sparsetir.measuring.serving.serve`
+    arguments : its `sys.argv[1:]`
+    environment : all of it
+    folder : that it runs in; by default this process's
+    printed : file for what it prints, of which messages quote the last line; by default it goes to
+        stderr
+    cores : the processors that it may run on; by default those of this process
+
+    It has a session of its own: Ctrl-C in the terminal is for the parent. Raises RuntimeError where
+    the system has no such processes.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        arguments: Sequence[str] = (),
+        *,
+        environment: Mapping[str, str],
+        folder: Path | None = None,
+        printed: Path | None = None,
+        cores: Sequence[int] | None = None,
+    ) -> None:
+        if os.name != "posix":
+            raise RuntimeError(f"measuring: expected Linux or another POSIX system, got {os.name}")
+        if cores is not None and not hasattr(os, "sched_setaffinity"):
+            raise RuntimeError(
+                "measuring: argument 'cores': expected None, this system binds no process to cores"
+            )
+        self._printed = printed
+        self._oom_kills = _oom_kills()
+        command = [sys.executable, "-c", START.format(parent=os.getpid()) + code, *arguments]
+        errors = None
+        if printed is not None:
+            printed.write_bytes(b"")  # of another process
+            errors = printed.open("ab")  # which it may be cut short under
+        try:
+            self._popen = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd=folder,
+                env=dict(environment), start_new_session=True, bufsize=0,
+            )  # fmt: skip
+        finally:
+            if errors is not None:
+                errors.close()
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self._requests, self._answers = self._popen.stdin, self._popen.stdout
+        # Before it has threads, which inherit these.
+        with suppress(ProcessLookupError):
+            if cores is not None:
+                os.sched_setaffinity(self.pid, cores)
+            go_ahead(self.pid)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+        return self._popen.poll() is None
+
+    def ask(self, op: str, seconds: float | None = None, /, **request: Any) -> dict[str, Any]:
+        """What the method `op` of its server gives; raises as `answer`."""
+        if self._printed is not None:  # what it printed before is not of this
+            os.truncate(self._printed, 0)
+        with suppress(BrokenPipeError):  # told by the missing answer
+            self._requests.write(json.dumps({"op": op, **request}).encode() + b"\n")
+        return self.answer(seconds)
+
+    def answer(self, seconds: float | None = None) -> dict[str, Any]:
+        """The next answer, the first of which is of its start; None: however long it takes.
+
+        Raises Ended where there is none in time; the process is of no use then.
+        """
+        end, line = None if seconds is None else time.monotonic() + seconds, b""
+        while not line.endswith(b"\n"):
+            left = None if end is None else max(0.0, end - time.monotonic())
+            if not select.select([self._answers], [], [], left)[0]:
+                raise Ended("hung", f"took longer than {seconds:g} s{self._last_words()}")
+            some = self._answers.read(1 << 16)  # of one answer: each has a request before it
+            if not some:
+                raise self._ended()
+            line += some
+        return json.loads(line)
+
+    def stop(self) -> None:
+        """Return when no thread of it runs any more, until `resume`."""
+        self._popen.send_signal(signal.SIGSTOP)
+        if hasattr(os, "waitid"):
+            # What ended is left for `Popen.wait`.
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        """Let it run again."""
+        self._popen.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """End it and what it has started, and keep what is known of it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """End it and forget it."""
+        self.kill()
+        self._popen.wait()
+        for pipe in (self._requests, self._answers):
+            with suppress(BrokenPipeError):
+                pipe.close()
+
+    def _ended(self) -> Ended:
+        """How the process ended by itself."""
+        status, words = self._popen.wait(), self._last_words()
+        how = f"the process ended with status {status}"
+        state = "crashed"
+        if status < 0:
+            how = f"the process was ended by {_signal_name(-status)}"
+        if is_of_memory(words):
+            state = "out of memory"
+        elif status == -signal.SIGKILL and _oom_kills() != self._oom_kills:
+            state, how = "out of memory", f"{how}, by the system for want of memory"
+        return Ended(state, how + words)
+
+    def _last_words(self) -> str:
+        """The last line that it printed, to follow a message."""
+        if self._printed is None:
+            return ""
+        with self._printed.open("rb") as file:
+            file.seek(max(0, self._printed.stat().st_size - LAST))
+            lines = file.read().decode(errors="replace").split("\n")
+        lines = [line.strip() for line in lines if line.strip()]
+        return f"; its last line: {lines[-1]}" if lines else ""
+
+
+def go_ahead(pid: int = 0) -> None:
+    """Let a process (0: this one) go before others, where the user may say so."""
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, pid, PRIORITY)
+
+
+def is_of_memory(words: str) -> bool:
+    """Whether the words of an error or a process are of memory that there was not."""
+    return any(text in words.lower() for text in OUT_OF_MEMORY)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of real time
+        return f"signal {number}"
+
+
+def _oom_kills() -> int:
+    """Processes that the system has ended for want of memory; 0 where that is not told."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(x.split()[1]) for x in lines if x.startswith("oom_kill ")), 0)

@@ -1,0 +1,73 @@
+"""The answering side of a process; `process` is the other side."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Missing", "one_line", "serve"]
+
+KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see that its parent is gone
+EVERY = 1.0  # seconds between looks for the parent, where the system does not end orphans
+
+
+class Missing(Exception):
+    """What is asked for does not exist here, which is no fault."""
+
+
+def serve(answers: int, parent: int, make: Callable[[], Any]) -> None:
+    """Answer until stdin ends: one line when `make` has made what is asked, then one a request.
+
+    A request is {"op": the name of a method, ...its arguments}, an answer the dict it gives:
+    {"missing": text} for :class:`Missing`, {"failed": text} for another error.
+
+    answers : file descriptor
+    parent : number of the process that asks, with which this one dies
+    """
+    _die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends this one
+    with os.fdopen(answers, "w", buffering=1) as out:
+        made: list[Any] = []
+        print(json.dumps(_answer(lambda: made.append(make()))), file=out)
+        for line in sys.stdin if made else ():
+            request = json.loads(line)
+            op = request.pop("op")
+            print(json.dumps(_answer(lambda: getattr(made[0], op)(**request))), file=out)  # noqa: B023
+
+
+def one_line(error: BaseException) -> str:
+    """The kind of an error and the first line of its text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ": ".join([type(error).__name__, *lines[:1]])
+
+
+def _answer(action: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
+    try:
+        return action() or {}
+    except (Missing, NotImplementedError) as error:
+        return {"missing": (str(error).splitlines() or [type(error).__name__])[0]}
+    except Exception as error:  # told by the parent
+        return {"failed": one_line(error)}
+
+
+def _die_with(parent: int) -> None:
+    """End when the process that started this one does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(KILL_WITH_PARENT, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    if os.getppid() != parent:
+        os._exit(1)  # it ended before it would have taken this process along
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(EVERY)
+    os._exit(1)

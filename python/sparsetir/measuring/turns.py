@@ -1,0 +1,240 @@
+"""Peers that take turns: processes of which one runs at a time, the others being stopped."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.measuring.case import Case, Reference, save
+from sparsetir.measuring.peers import BEFORE, OURS
+from sparsetir.measuring.process import THREADS, Ended, Process
+
+LEAST = 3  # calls in a turn
+QUIET = 4  # turns without disturbance that are wanted, and then count alone
+LONGEST = 2  # times as many rounds, at most, until there are so many
+TRIALS = 3  # turns after which a way of a peer that takes LATER times its best has no more
+LATER = 1.5
+WITH_TORCH = ("torch", "torch_sparse")  # peers; to import it takes the others half of their start
+LAUNCH = "from {module} import serve_peer; serve_peer(answers, parent, sys.argv[1:])"
+# Of versions that had their bench in the package, whose workers answer on stdout.
+LAUNCH_OLDER = (
+    "os.dup2(answers, 1); import runpy; "
+    "runpy.run_module('sparsetir.bench.worker', run_name='__main__')"
+)
+
+
+class Failed(Exception):
+    """A peer that could not do its work; `missing` if that is no fault."""
+
+    def __init__(self, text: str, missing: bool = False) -> None:
+        super().__init__(text)
+        self.missing = missing
+
+
+class Worker:
+    """A process for a peer with a number of threads, stopped except while it is asked.
+
+    Libraries let threads spin for a while after a call; those of a stopped process do not.
+
+    checkout : folder of another version of this project, which `BEFORE` loads
+    module : has `serve_peer`
+    """
+
+    def __init__(
+        self, name: str, threads: int, options: Mapping[str, str], checkout: Path | None = None,
+        module: str = "sparsetir.measuring.peer_server",
+    ) -> None:  # fmt: skip
+        self.name, self.threads, self.options = name, threads, dict(options)
+        self.checkout = checkout if name == BEFORE else None
+        self._module = module
+        self._process: Process | None = None
+        self._ready = False
+        self.missing: str | None = None
+
+    def start(self) -> None:
+        """Begin to load the peer; several workers may do so at the same time."""
+        first = [] if self.checkout is None else [str(self.checkout / "python")]
+        env = {
+            **os.environ, **{n: str(self.threads) for n in THREADS}, "MKL_DYNAMIC": "FALSE",
+            "PYTHONPATH": os.pathsep.join([*first, *(p for p in sys.path if p)]),
+            "SPARSETIR_RECORDS": "",  # a default is what it is without any
+        }  # fmt: skip
+        code = LAUNCH.format(module=self._module)
+        if self.checkout is not None and (self.checkout / "python/sparsetir/bench").is_symlink():
+            code = LAUNCH_OLDER
+        if self.name not in WITH_TORCH:
+            code = f"{WITHOUT_TORCH}; {code}"
+        name = OURS if self.name == BEFORE else self.name
+        words = [f"{k}={v}" for k, v in self.options.items()]
+        self._process = Process(code, [name, str(self.threads), *words], environment=env)
+        self._ready = False
+
+    def ask(self, op: str, **request: Any) -> dict[str, Any]:
+        """An answer; Failed if there is none. A process that died is started again."""
+        if self._process is None and not self.missing:
+            self.start()
+        if self._process is not None and not self._ready:
+            first = self._answer(self._process)
+            self.missing, self._ready = first.get("missing"), True
+            if self.missing:
+                self.close()
+            elif "failed" in first:
+                self.close()
+                raise Failed(first["failed"])
+            else:
+                self._process.stop()
+        if self.missing:
+            raise Failed(self.missing, missing=True)
+        assert self._process is not None
+        self._process.resume()
+        answer = self._answer(self._process, op, **request)
+        self._process.stop()
+        if "missing" in answer or "failed" in answer:
+            raise Failed(answer.get("missing") or answer["failed"], missing="missing" in answer)
+        return answer
+
+    def _answer(self, process: Process, op: str | None = None, /, **request: Any) -> dict[str, Any]:
+        try:
+            return process.answer() if op is None else process.ask(op, None, **request)
+        except Ended as error:
+            self.close()
+            raise Failed(str(error)) from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether there is a process that can be asked."""
+        return self._process is not None
+
+    def close(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.end()
+            self._process = None
+
+
+class Times:
+    """Nanoseconds of the calls of one way to compute a case, turn by turn.
+
+    A turn is quiet when no other process took a processor away in it. Where there are enough
+    quiet turns, they count alone.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[list[int]] = []
+        self.quiet: list[list[int]] = []
+        self.dropped = False
+
+    def add(self, times: list[int], switches: int) -> None:
+        """Take note of a turn."""
+        self.turns.append(times)
+        if not switches:
+            self.quiet.append(times)
+
+    @property
+    def counted(self) -> list[list[int]]:
+        """The turns that count."""
+        return self.quiet if len(self.quiet) >= QUIET else self.turns
+
+    @property
+    def least(self) -> float:
+        """The fastest call."""
+        return min(map(min, self.counted))
+
+    def summary(self) -> dict[str, float]:
+        """Seconds: minimum and median; noise: a quarter of turns came that near to the minimum."""
+        every = [t for turn in self.counted for t in turn]
+        noise = sorted(map(min, self.counted))[len(self.counted) // 4] / self.least - 1
+        return {
+            "min": self.least / 1e9, "median": statistics.median(every) / 1e9, "noise": noise,
+            "turns": len(self.turns), "quiet": len(self.quiet), "calls": len(every),
+        }  # fmt: skip
+
+
+def compare(
+    case: Case, workers: list[Worker], folder: Path, rounds: int, seconds: float,
+    reference: Reference, drop: bool = True,
+) -> dict[str, Any]:  # fmt: skip
+    """Times of all workers on a case.
+
+    folder : for arrays; `seconds` : of a turn
+    drop : whether ways of a worker that are much slower than its best get only a few turns
+
+    Gives `peers` (name to its best way: times, `variant`, and those of each way in `variants`;
+    `about`), `missing`, `wrong` and `failed` (name to reason). What is wrong is not timed.
+    """
+    out: dict[str, dict[str, Any]] = {"peers": {}, "missing": {}, "wrong": {}, "failed": {}}
+    times: dict[Worker, dict[str, Times]] = {}
+    for worker in workers:
+        try:
+            prepared = _prepare(case, worker, folder)
+        except Failed as error:
+            out["missing" if error.missing else "failed"][worker.name] = str(error)
+            continue
+        times[worker] = {}
+        for variant in prepared["variants"]:
+            result = folder / f"result-{variant}.npy"
+            problem = reference.error(np.load(result))
+            result.unlink()
+            if problem:
+                add_wrong(out["wrong"], worker.name, f"{variant}: {problem}")
+            else:
+                times[worker][variant] = Times()
+        out["peers"][worker.name] = {
+            "about": prepared["about"], "refused": prepared["refused"]
+        }  # fmt: skip
+    for turn in range(LONGEST * rounds):
+        ways = [t for variants in times.values() for t in variants.values() if not t.dropped]
+        if turn >= rounds and all(len(t.quiet) >= min(QUIET, rounds) for t in ways):
+            break
+        order = list(times)
+        for worker in order[turn % len(order) :] + order[: turn % len(order)] if order else []:
+            try:
+                _take_turns(worker, times[worker], seconds, drop)
+            except Failed as error:
+                out["failed"][worker.name] = str(error)
+                times.pop(worker)
+    for worker, variants in times.items():
+        if variants:
+            best = min(variants, key=lambda v: variants[v].least)
+            found = {name: t.summary() for name, t in variants.items()}
+            out["peers"][worker.name] |= {**found[best], "variant": best, "variants": found}
+            worker.ask("release")
+    out["peers"] = {n: p for n, p in out["peers"].items() if "min" in p}
+    return out
+
+
+def add_wrong(wrong: dict[str, str], peer: str, text: str) -> None:
+    """Note one more way of a peer that gives a wrong result."""
+    wrong[peer] = "; ".join([wrong[peer], text] if peer in wrong else [text])
+
+
+def _prepare(case: Case, worker: Worker, folder: Path) -> dict[str, Any]:
+    described = {
+        "op": case.op, "shape": case.matrix.shape, "feat": case.feat, "dtype": case.dtype,
+        "reduce": case.reduce, "heads": case.heads,
+    }  # fmt: skip
+    return worker.ask("prepare", folder=str(folder), case=described)
+
+
+def _take_turns(worker: Worker, times: dict[str, Times], seconds: float, drop: bool) -> None:
+    """One turn for each way that can still be the fastest of its peer."""
+    for variant, found in times.items():
+        if not found.dropped:
+            answer = worker.ask("turn", variant=variant, seconds=seconds, least=LEAST)
+            found.add(answer["times"], answer["switches"])
+    for found in times.values() if drop else ():
+        fastest = min(t.least for t in times.values())
+        found.dropped |= len(found.turns) >= TRIALS and found.least > LATER * fastest
+
+
+def shared(case: Case, folder: Path) -> Reference:
+    """Leave the arrays of a case for workers, and compute its exact result."""
+    save(case, folder)
+    return Reference(case)

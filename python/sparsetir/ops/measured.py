@@ -1,0 +1,64 @@
+"""How much memory the arrays take that something holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import tvm_ffi
+from torch import Tensor
+
+from sparsetir.arrays import dtype_name, itemsize
+from sparsetir.kernel import Kernel
+
+__all__ = ["measured"]
+
+
+def measured(thing: Any) -> int:
+    """Bytes of all arrays that can be reached from it, each piece of memory once.
+
+    Goes through containers and objects of sparsetir; but for kernels, which others share.
+    """
+    sizes: dict[int, int] = {}
+    seen: set[int] = set()
+    left = [thing]
+    while left:
+        one = left.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        found = _memory(one)
+        if found is None:
+            left += _parts(one)
+        else:
+            address, size = found
+            sizes[address] = max(size, sizes.get(address, 0))
+    return sum(sizes.values())
+
+
+def _memory(array: Any) -> tuple[int, int] | None:
+    """Where the memory is that an array keeps, and its bytes; None of what is no array."""
+    if isinstance(array, Tensor):
+        try:
+            storage = array.untyped_storage()
+            return storage.data_ptr(), storage.nbytes()
+        except (RuntimeError, NotImplementedError):  # one without memory
+            return 0, 0
+    if isinstance(array, np.ndarray):
+        while isinstance(array.base, np.ndarray):
+            array = array.base
+        return array.__array_interface__["data"][0], array.nbytes
+    if isinstance(array, tvm_ffi.Tensor):
+        return array.data_ptr(), array.numel() * itemsize(dtype_name(array))
+    return None
+
+
+def _parts(thing: Any) -> Iterator[Any]:
+    """What a container holds, or an object of ours."""
+    if isinstance(thing, Mapping):
+        yield from list(thing.values())
+    elif isinstance(thing, list | tuple | set | frozenset):
+        yield from list(thing)
+    if type(thing).__module__.startswith("sparsetir.") and not isinstance(thing, Kernel):
+        yield from list(getattr(thing, "__dict__", {}).values())

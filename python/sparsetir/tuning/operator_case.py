@@ -1,0 +1,104 @@
+"""A task with operands, and what their result must be."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from sparsetir.arrays import is_array, itemsize, memory
+from sparsetir.measuring.case import Case, Reference, array, make, numbers
+from sparsetir.plan import Plan, plan
+from sparsetir.sparse_tensor import SparseMatrix
+from sparsetir.tuning.task import Task
+
+__all__ = ["OperatorCase", "Prepared", "case_of", "stored_bytes"]
+
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A config ready to be measured.
+
+    call : one call of it; wrong : what is wrong with what the first call gave, or None
+    kernel : what is called in the end; about : fields of its Outcome
+    """
+
+    call: Callable[[], None]
+    wrong: Callable[[], str | None]
+    kernel: Any
+    about: dict[str, Any]
+
+
+def case_of(task: Task) -> Case:
+    """A task with random operands and values: ones, as many graphs have, would hide a wrong order
+    of them.
+    """  # fmt: skip
+    pattern, rng = task.matrix.pattern, np.random.default_rng(SEED)
+    kind = "float64" if task.dtype == "float64" else "float32"
+    values = rng.random(task.matrix.nnz, kind) * 2 - 1
+    matrix = sp.csr_array((values, pattern.coords[1], pattern.indptr), shape=task.matrix.shape)
+    return make(task.op, matrix, task.feat, task.dtype, task.reduce, task.heads)
+
+
+class OperatorCase:
+    """A task as a case, and what is known of the result.
+
+    folder : keeps the exact result, which is so computed once for several processes
+
+    matrix : the pattern of the task's, with the values of the case
+    """
+
+    def __init__(self, task: Task, folder: Path) -> None:
+        self.task, self.case = task, case_of(task)
+        self._placed: list[Any] | None = None
+        self.matrix: SparseMatrix = task.matrix.with_values(self.case.matrix.data)
+        kept = folder / "check.pickle"
+        if kept.exists():
+            self.check: Reference = pickle.loads(kept.read_bytes())
+        else:
+            self.check = Reference(self.case)
+            part = kept.with_suffix(".part")
+            part.write_bytes(pickle.dumps(self.check))
+            part.rename(kept)
+
+    def prepared(self, config: Any, device: Any = None) -> Prepared:
+        """A config as a plan, with the operands on a device (None: this CPU)."""
+        task = self.task
+        made = plan(task.op, self.matrix, task.feat, config=config, **task.options)
+        about = {
+            "compile_seconds": made.compile_seconds, "convert_seconds": made.convert_seconds,
+            "padding": made.padding, "launches": made.launches, "bytes": stored_bytes(made),
+        }  # fmt: skip
+        operands = self._on(device)
+        out = array(np.full(self.check.shape, np.nan), task.dtype, device)
+
+        def call() -> None:
+            made(*operands, out=out)
+
+        return Prepared(call, lambda: self.check.error(numbers(out)), made.kernel, about)
+
+    def _on(self, device: Any) -> list[Any]:
+        """The operands on a device, once for all configs."""
+        if self._placed is None:
+            self._placed = [array(x, self.task.dtype, device) for x in self.case.operands]
+        return self._placed
+
+    def release(self) -> None:
+        """Forget what the pattern was converted to."""
+        self.matrix.clear_cache()
+
+
+def stored_bytes(made: Plan) -> int:
+    """Of the arrays that hold the matrix as a plan arranged it, each memory once."""
+    signature = made.kernel.signature
+    dtypes = [signature.dtypes[signature.position[name]] for name in signature.passed]
+    pairs = zip(made._args, dtypes, strict=True)
+    places = (memory(x, itemsize(d)) for x, d in pairs if is_array(x))
+    return sum({at: size for at, size in places if size}.values())  # empty ones may share theirs

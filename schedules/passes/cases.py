@@ -1,0 +1,106 @@
+"""Code of its own for each value of a coordinate, or of what an array holds.
+
+Where a loop over few coordinates is over blocks of threads, or over more than are to be written
+out, what the body makes of a coordinate is no constant. Before, with `vq` a coordinate below 3::
+
+    with T.sblock("spmm0"):
+        vp, vq = T.axis.remap("SS", [p, q])
+        for e in range(n):
+            S[vq] = S[vq] + ..
+
+After `cases(func, "spmm0", "vq", range(3))`, by halves, so that few conditions are asked::
+
+    with T.sblock("spmm0"):
+        vp, vq = T.axis.remap("SS", [p, q])
+        if vq < 1:
+            for e in range(n):
+                S[0] = S[0] + ..
+        else:
+            if vq < 2:
+                ...
+            else:
+                ...
+
+(Albakri and Cheshmi, enumerate-and-sparse-coarsen, figure 4 and section 3.5.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.schedules.passes.nests import bound_in, renewed
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of, same_indices
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.statements import block_with
+from sparsetir.sparse_ir.translate import free_vars
+
+__all__ = ["cases"]
+
+
+def cases(func: tirx.PrimFunc, block: str, what: str, values: Sequence[int]) -> tirx.PrimFunc:
+    """The function with the body of a block once for each value.
+
+    func : of stage II; one of the last steps, since blocks inside have the same name in each case
+    block : its name
+    what : a coordinate of the block; or a buffer that its body loads at one place, which is known
+        where the body begins
+    values : all there are, increasing
+
+    Raises ScheduleError where there is no such block, coordinate or load.
+    """
+    who = "cases"
+    found = [b for b in nodes_of(s_tir.SBlock, func.body) if str(b.name_hint) == block]
+    if len(found) != 1:
+        raise ScheduleError(
+            f"{who}: argument 'block': expected the name of one block, got {block!r}"
+        )
+    if not values or [*values] != sorted(set(values)):
+        raise ScheduleError(
+            f"{who}: argument 'values': expected increasing integers, got {[*values]}"
+        )
+    (node,) = found
+    chosen = _chosen(who, node, what)
+
+    def with_value(value: int) -> Any:
+        constant = as_dtype(value, dtype_of(chosen))
+        if isinstance(chosen, ir.Var):
+            return renewed(node.body, {chosen: constant}, blocks=True)
+
+        def load(other: Any) -> Any:
+            return constant if other.source.same_as(chosen.source) else other
+
+        return renewed(map_expr(node.body, [(ir.TensorLoad, load)]), {}, blocks=True)
+
+    def by_halves(some: Sequence[int]) -> Any:
+        if len(some) == 1:
+            return with_value(some[0])
+        half = len(some) // 2
+        less = chosen < as_dtype(some[half], dtype_of(chosen))
+        return tirx.IfThenElse(less, by_halves(some[:half]), by_halves(some[half:]))
+
+    body = by_halves(list(values))
+
+    def visit(other: Any) -> Any:
+        return block_with(other, body=body) if str(other.name_hint) == block else other
+
+    return func.with_body(map_expr(func.body, [(s_tir.SBlock, visit)]))
+
+
+def _chosen(who: str, block: Any, what: str) -> Any:
+    """The coordinate, or the load."""
+    coordinates = {str(v.var.name): v.var for v in block.iter_vars}
+    if what in coordinates:
+        return coordinates[what]
+    loads = [x for x in nodes_of(ir.TensorLoad, block.body) if str(x.source.name) == what]
+    inner = bound_in(block.body)
+    same = loads and all(same_indices(x.indices, loads[0].indices) for x in loads)
+    if not same or any(free_vars(i) & inner for i in loads[0].indices):
+        raise ScheduleError(
+            f"{who}: argument 'what': expected a coordinate of block '{block.name_hint}', "
+            f"{[*coordinates]}, or a buffer that it loads at one place known there, got {what!r}"
+        )
+    return loads[0]

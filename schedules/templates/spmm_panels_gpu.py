@@ -1,0 +1,240 @@
+"""SpMM over panels of rows by pattern on a GPU: enumerate-and-sparse-coarsen as in its section 3.
+
+Rows go in panels of `rows` (UFi), in each the columns that hold the same of its rows together, with
+their values in the order of computation (:mod:`sparsetir.sparse_ir.schedule.patterns`). A thread
+has `coarsen` vectors of features (WarpTile = coarsen * vector), and for these loads the row of B
+once for all rows of a pattern. `unroll` entries (UFk) are in one straight piece of code.
+
+    atomics=False    A panel is one row of threads', and its sums stay in registers over all of its
+                     patterns, one loop after the other: no atomics, each result is written once.
+    atomics=True     Each pattern of each panel is a row of threads' (section 3.2.2): more of them,
+                     which add to the result atomically. Code is chosen by pattern where a block
+                     begins, so that all threads of a warp do the same.
+    compact=True     Code is by the number of a pattern's rows, of which there are `rows`, instead
+                     of by its 2**rows - 1 patterns (section 3.5); which rows they are is a table.
+                     Sums are in registers for a pattern at a time: without atomics the row of
+                     threads that a panel is of adds them to the result itself.
+
+    blockIdx.x, threadIdx.y    panels, or patterns of panels
+    blockIdx.y                 tiles of threads * coarsen * vector features
+    blockIdx.z                 heads of a batch
+    threadIdx.x                vectors within a tile
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.operators.problems import (
+    Arranged,
+    CsrPattern,
+    InOrder,
+    Spmm,
+    accumulator,
+)
+from sparsetir.schedules.passes.cases import cases
+from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
+from sparsetir.schedules.passes.where_visited import where_visited
+from sparsetir.schedules.passes.whole_steps import whole_steps
+from sparsetir.schedules.templates.gpu_features import (
+    GpuTiled,
+    feature_loops,
+    gathered_vectors,
+    in_registers,
+    occupy,
+    over_blocks,
+    set_before,
+    vector_width,
+)
+from sparsetir.schedules.templates.shapes import row_reduction
+from sparsetir.schedules.templates.spmm_gpu import (
+    MAX_OCCUPANCY,
+    MAX_ROWS,
+    MAX_SUMS,
+    MAX_THREADS,
+    RowSplit,
+)
+from sparsetir.sparse_ir.atomics import has_atomics
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.schedule import Schedule
+
+__all__ = ["MOST_BY_PATTERN", "MOST_ROWS", "PanelThreads", "apply", "arrange"]
+
+WARP = 32
+MOST_ROWS, MOST_BY_PATTERN = 8, 6  # of a panel; 63 loops
+MOST_UNROLLED = 16
+
+
+@dataclass(frozen=True)
+class PanelThreads(GpuTiled):
+    """How panels of rows and features are spread over threads.
+
+    rows : of a panel (UFi): 2 to 6, or with `compact` to 8
+    unroll : entries of a pattern in one straight piece of code (UFk), up to 16
+    atomics : whether each pattern of a panel is a row of threads', instead of each panel
+    compact : whether code is by the number of a pattern's rows, instead of by pattern
+    panels : rows of threads in a thread block; of more than one with atomics, threads are whole
+        warps, since other patterns are other code
+    threads, vector, coarsen, feat, occupancy : as in
+        :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
+    """
+
+    rows: int = 4
+    unroll: int = 4
+    atomics: bool = False
+    compact: bool = False
+    threads: int = 32
+    vector: int = 1
+    coarsen: int = 1
+    panels: int = 1
+    feat: int | None = None
+    occupancy: int | None = 1024
+
+    def __post_init__(self) -> None:
+        self.check("rows", "unroll", "panels")
+        most = MOST_ROWS if self.compact else MOST_BY_PATTERN
+        wanted = f"2 to {most}" + ("" if self.compact else f", or with compact=True to {MOST_ROWS}")
+        expect(self, "rows", 2 <= self.rows <= most, wanted)
+        expect(self, "unroll", self.unroll <= MOST_UNROLLED, f"at most {MOST_UNROLLED}")
+        threads, sums = self.threads * self.panels, self.rows * self.coarsen * self.vector
+        wanted = f"threads * panels to be at most {MAX_THREADS}"
+        expect(self, "panels", threads <= MAX_THREADS, wanted, threads)
+        alike = not self.atomics or self.panels == 1 or self.threads % WARP == 0
+        wanted = f"1 for threads = {self.threads}, as warps have one pattern each"
+        expect(self, "panels", alike, wanted)
+        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
+        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
+        wanted = f"rows * coarsen * vector to be at most {MAX_SUMS}"
+        expect(self, "coarsen", sums <= MAX_SUMS, wanted, sums)
+
+    @classmethod
+    def for_features(
+        cls, feat: int, dtype: str = "float32", *, block: int = 128, **fields: Any
+    ) -> PanelThreads:
+        """A configuration for a feature size, which is a constant of the kernel.
+
+        block : threads of a block, at most; 32 or more
+        fields : of the configuration. Of the others, a vector is as wide as lets whole warps have
+            the features, and a block has as many rows of threads as it has room for
+        """
+        rows, coarsen = fields.get("rows", cls.rows), fields.pop("coarsen", 1)
+        vector = fields.pop("vector", None)
+        if vector is None:
+            vector = vector_width(feat, dtype)
+            while vector > 1 and feat < WARP * vector * coarsen:
+                vector //= 2
+        threads = min(WARP, -(-feat // (vector * coarsen)))
+        alone = fields.get("atomics", False) and threads != WARP
+        panels = 1 if alone else max(1, block // threads)
+        # Registers for the sums, and what is loaded for them: else nvcc takes few, and spills.
+        occupancy = 1024 if rows * vector * coarsen <= MAX_SUMS // 2 else 512
+        return cls(
+            **fields, threads=threads, vector=vector, coarsen=coarsen, panels=panels, feat=feat,
+            occupancy=occupancy,
+        )  # fmt: skip
+
+    @property
+    def unpacked(self) -> RowSplit:
+        """For values that come with each run: to bring them into the order of panels takes long."""
+        return RowSplit(
+            self.threads, self.panels, self.vector, self.coarsen, self.feat,
+            occupancy=self.occupancy,
+        )  # fmt: skip
+
+    @property
+    def adds(self) -> bool:
+        """Whether several add to an element of the result, one after the other or atomically."""
+        return self.atomics or self.compact
+
+    def serves(self, problem: Spmm) -> bool:
+        """Whether the result is of a type in which it can be added to."""
+        return not self.adds or has_atomics(
+            "max" if problem.reduce == "max" else "sum", problem.out or problem.dtype
+        )
+
+
+def apply(sch: Schedule, config: PanelThreads) -> None:
+    """Schedule a program that reduces over what rows store, by primitives of both stages.
+
+    Before (stage I), and after::
+
+        with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
+
+        with T.sp_iter([K0, I_panels, K2], "SSS", "spmm") as [k0, i_panel, k2]:
+            ...  # spmm_start over [I_rows, K1, K3]
+            with T.sp_iter([I_patterns, I_entries], "RR", "spmm_reduce"):  # patterns are unrolled
+                ...  # B_ws_copy over [K1, K3], spmm_reduce_rest over [I_rows, K1, K3]
+            ...  # spmm_write
+
+    With atomics the loop over patterns is around that over threads, without and compact inside of
+    it, and what begins after it; the result is set before, by `spmm_init`.
+
+    Raises ScheduleError for a program of another shape, for vectors of more than 16 bytes, and for
+    results that several would add to, of types without atomics.
+    """
+    found = row_reduction(sch, "PanelThreads")
+    config.check_vector(found.dtype)
+    if config.adds and not has_atomics("sum", found.dtype):
+        raise ScheduleError(
+            "PanelThreads: argument 'config': expected atomics=False and compact=False for "
+            f"{found.dtype}, which would be rounded with each pattern that is added, got "
+            f"atomics={config.atomics}, compact={config.compact}"
+        )
+    if config.atomics:  # as many blocks as CUDA launches
+        sch.bound(found.rows, MAX_ROWS // ((1 << config.rows) - 1) * config.rows, "max")
+    elif sch.func.axis(found.rows.name).idtype == "int64":
+        sch.bound(found.rows, MAX_ROWS, "max")
+    over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
+    elements = [found.rows.axes[0], found.columns[0].axes[0]]
+    by = "count" if config.compact else "pattern"
+    panels, patterns, entries, rows = sch.patterns(found.rows, found.columns[0], config.rows, by=by)
+    counts = [b.name for b in sch.func.buffers if b.name.endswith("_counts")]
+    features = feature_loops(sch, found.features, config, tail="repeat")
+    tiles, w, threads, lane = features
+    own = [panels, patterns, threads] if config.atomics else [panels, threads, patterns]
+    at = own[1 if not config.adds else 2]
+    held = [rows, w, lane]
+    sch.sparse_reorder(found.iteration, [*found.heads, tiles, *own, entries, *held])
+    start, reduce, write = sch.precompute(found.result, at, held, dtype=accumulator(found.dtype))
+    for name in [name for name, axes in over.items() if axes == elements]:
+        sch.pack(name, reduce)
+    over_blocks(sch, found.heads, tiles)
+    if config.atomics:
+        sch.parallelize(own[:2], "thread", race="atomics", per_block=config.panels)
+    else:
+        # Of a panel are its own rows, also where a table says which of them.
+        race = "ignore" if config.compact else "none"
+        sch.parallelize(panels, "thread", race=race, per_block=config.panels)
+    sch.parallelize(threads, "thread")
+    copies, rest = gathered_vectors(sch, found, reduce, sch.get_sp_iters(reduce)[-4])
+    if config.adds:
+        copies.append(set_before(sch, found, config, features, config.threads * config.panels))
+    loops = sch.lower()
+    for step in copies:
+        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=True)
+    straight = [start, rest, *([write] if config.atomics else [])]
+    for step in straight:
+        for loop in loops.get_loops(innermost_block(loops, step))[-len(held) :]:
+            loops.unroll(loop)
+    if not config.atomics:
+        in_vectors(loops, write, len(held))
+    if not config.adds:
+        loops.unroll(loops.get_loops(loops.get_sblock(f"{reduce.name}0"))[0])
+    block = f"{found.iteration.name}0"
+    if config.adds:
+        sch.rewrite(where_visited, block, reduce)
+    sch.rewrite(whole_steps, reduce, config.unroll)
+    if config.compact:
+        sch.rewrite(cases, block, counts[0], range(1, config.rows + 1))
+    elif config.atomics:
+        pattern = loops.get(loops.get_sblock(block)).iter_vars[-2]
+        sch.rewrite(cases, block, str(pattern.var.name), range((1 << config.rows) - 1))
+    occupy(sch, config, config.threads * config.panels)
+
+
+def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged:
+    """CSR as it is."""
+    del problem, config
+    return Arranged(InOrder(matrix, False), matrix.arguments())

@@ -1,0 +1,214 @@
+"""Graphs on several processes give what one process gives."""
+
+import importlib.util
+import itertools
+
+import pytest
+import torch
+import torch.distributed
+
+import distributed_checks as checks
+from distributed_team import Team
+from pairs import by_default
+from sparsetir.distributed import DistGraph
+from sparsetir.distributed.collectives import check_device
+from sparsetir.extras import install_hint
+
+KINDS = ["random", "no edges", "three nodes", "one target", "one source", "no nodes"]
+PARTITIONS = ["rows", "given", "shares", "last"]
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def each_value(**choices):
+    """The whole product; slow but for a few in which each value occurs."""
+    names, values = list(choices), list(choices.values())
+    default = {tuple(v[i % len(v)] for v in values) for i in range(max(map(len, values)))}
+    params = [
+        pytest.param(*these, marks=[] if these in default else [pytest.mark.slow],
+                     id="-".join(map(str, these)))
+        for these in itertools.product(*values)
+    ]  # fmt: skip
+    return names, params
+
+
+@pytest.fixture(scope="module")
+def team(tmp_path_factory):
+    found = Team(4, tmp_path_factory.mktemp("team"))
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(*each_value(kind=KINDS, partition=PARTITIONS))
+def test_edges_are_where_their_targets_are(team, kind, partition):
+    team(checks.test_edges_are_where_their_targets_are, kind, partition)
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_other_numbers_of_processes(team, size):
+    team(checks.test_edges_are_where_their_targets_are, "random", "shares", size=size)
+
+
+@pytest.mark.parametrize("partition", ["rows", "shares"])
+def test_rows_there_and_back(team, partition):
+    team(checks.test_rows_there_and_back, partition)
+
+
+def test_coalesced(team):
+    team(checks.test_coalesced)
+
+
+@pytest.mark.parametrize(*each_value(
+    kind=KINDS[:5], reduce=["sum", "mean", "max", "min"], dtype=DTYPES,
+    heads=["none", "x", "values", "x and values", "no values", "x, no values"],
+))  # fmt: skip
+def test_spmm(team, kind, reduce, dtype, heads):
+    partition = PARTITIONS[len(kind + reduce + heads) % 4]
+    team(checks.test_spmm, kind, partition, reduce, dtype, heads, size=3)
+
+
+@pytest.mark.parametrize(*each_value(
+    kind=KINDS[:4], partition=PARTITIONS[:2], dtype=[torch.float32, torch.bfloat16],
+    heads=[False, True],
+))  # fmt: skip
+def test_sddmm(team, kind, partition, dtype, heads):
+    team(checks.test_sddmm, kind, partition, dtype, heads, size=3)
+
+
+@pytest.mark.parametrize("kind", ["random", "no edges"])
+def test_softmax(team, kind):
+    team(checks.test_softmax, kind)
+
+
+@pytest.mark.parametrize(*each_value(
+    kind=KINDS[:4], partition=PARTITIONS[:2], dtype=[torch.float32, torch.bfloat16],
+    heads=[False, True],
+))  # fmt: skip
+def test_attention(team, kind, partition, dtype, heads):
+    team(checks.test_attention, kind, partition, dtype, heads, size=3)
+
+
+def test_infinities_and_nan(team):
+    team(checks.test_infinities_and_nan)
+
+
+def test_bytes(team):
+    team(checks.test_bytes)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_exchange_in_16_bits(team, dtype):
+    team(checks.test_exchange_in_16_bits, dtype)
+
+
+def test_autocast(team):
+    team(checks.test_autocast)
+
+
+@pytest.mark.parametrize("weighted", by_default([False, True], True))
+def test_layers(team, weighted):
+    team(checks.test_layers, weighted)
+
+
+@pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage", "gat"))
+def test_losses_of_50_epochs(team, kind):
+    """Those of one process with the whole graph, to rounding."""
+    for size, partition in ((1, "rows"), (2, "given"), (4, "rows")):
+        found = team(checks.test_losses, kind, partition, size=size)
+        assert all(losses == found[0] for losses in found)  # processes know the same
+
+
+@pytest.mark.slow  # minutes
+@pytest.mark.parametrize("kind", ["sage", "gat"])
+def test_losses_of_50_epochs_on_cora(team, kind):
+    for size in (1, 2, 4):
+        team(checks.test_losses_on_a_file, kind, "cora", size=size, seconds=300)
+
+
+def test_saved_on_four_loaded_on_two(team, tmp_path):
+    path = str(tmp_path / "checkpoint")
+    team(checks.save_checkpoint, path)
+    for partition in ("given", "rows"):
+        team(checks.load_checkpoint, path, partition, size=2)
+
+
+def test_wrong_on_one_process(team):
+    found = team(checks.test_wrong_on_one_process)
+    *others, wrong = found
+    alike = (3, 6, 10, 12, 16, 17, 18)  # which is wrong nobody can say
+    said = dict(enumerate([
+        "expected int32 or int64, got float32", "expected shape (2, E), got (150,)",
+        "expected nodes from 0 to", "expected the same on all processes",
+        "expected sizes of 0 or more",
+        "expected shape (150,), got (3,)", "expected the same on all processes",
+        "expected 'rows', 'metis', a tensor", "expected shape (30,), a process for each node",
+        "expected processes from 0 to 3, got 99 to 99", "expected the same on all processes",
+        "expected each node once",
+        "expected torch.float16, torch.bfloat16 or None", "expected shape (150, ...), got (2,)",
+        "missing.npz: no such file", "a row for each own node, got", "expected the same on all",
+        "expected the same on all", "expected the same on all", "a number for each own edge",
+        "as 'X', got", "argument 'k': expected float32", "argument 'x': expected a tensor",
+        "argument 'x': expected", "argument 'x': expected", "expected each node once",
+    ]))  # fmt: skip
+    for at, text in said.items():
+        assert text in wrong[at], (at, wrong[at])
+        for other in others:
+            if at == 11:  # each process names each node: all are wrong
+                assert text in other[at]
+            else:
+                assert other[at].startswith("DistributedError: "), (at, other[at])
+                assert at in alike or "process " in other[at], (at, other[at])
+    assert len(said) == len(wrong)
+
+
+def test_layers_refuse(team):
+    for flow, rows in team(checks.test_layers_refuse):
+        assert "SAGEConv: argument 'edge_index': expected edges (2, E) with flow=" in flow
+        assert "expected a DistGraph of 99 own nodes as the features of sources have rows" in rows
+
+
+def test_without_processes():
+    with pytest.raises(RuntimeError, match="run under torchrun and call .*init_process_group"):
+        DistGraph.from_edges(torch.zeros(2, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("engine, wanted", [("nccl", "cuda"), ("gloo", "cpu")])
+def test_tensors_are_where_their_engine_is(monkeypatch, engine, wanted):
+    monkeypatch.setattr(torch.distributed, "get_backend", lambda group: engine)
+    x = torch.empty(1, device="meta")
+    with pytest.raises(ValueError, match=f"'x': expected to be on {wanted}, as .* by {engine}"):
+        check_device("f", "x", None, x)
+
+
+def test_metis(team):
+    pytest.importorskip("pymetis")
+    team(checks.test_metis)
+
+
+def test_without_metis(team):
+    if importlib.util.find_spec("pymetis") is None:
+        for text in team(checks.test_without_metis):
+            assert f"run `{install_hint('metis', 'pymetis')}`" in text
+
+
+def test_second_derivatives_are_refused(team):
+    for text in team(checks.test_twice_differentiated):
+        assert "once_differentiable" in text
+
+
+@pytest.mark.parametrize(
+    "how, seconds", [("killed", 60), pytest.param("stopped", 3, marks=pytest.mark.slow)]
+)
+def test_a_process_that_ends_or_hangs(tmp_path, how, seconds):
+    """The others get an error that says so: at once, or when the time of the group is over."""
+    team = Team(3, tmp_path, seconds)
+    try:
+        team.begin(checks.fails_alone, how)
+        pipes = [pipe for rank, pipe in enumerate(team.pipes) if rank != 1]
+        for pipe in pipes:
+            assert pipe.poll(40)
+            failed, (text, waited) = pipe.recv()
+            assert failed is None
+            assert waited < 2 * seconds + 5 if how == "stopped" else waited < 10
+            assert "another process has ended, was not there in time" in text, text
+    finally:
+        team.close()

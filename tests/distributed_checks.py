@@ -1,0 +1,623 @@
+"""What processes of `distributed_team` check; the first argument is their group.
+
+All of them know the whole graph, which is drawn from one seed, and give a part of it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+from sparsetir import distributed, nn, ops
+from sparsetir.distributed import DistGraph, DistributedError
+from sparsetir.graphs import load_graph
+
+TOLERANCE = {
+    torch.float64: {"rtol": 1e-10, "atol": 1e-10},
+    torch.float32: {"rtol": 2e-5, "atol": 2e-5},
+    torch.float16: {"rtol": 2e-2, "atol": 2e-2},
+    torch.bfloat16: {"rtol": 1e-1, "atol": 1e-1},
+}
+HEADS, FEAT = 2, 5
+
+
+# -- graphs ---------------------------------------------------------------------------------------
+
+
+def edges_of(kind: str) -> tuple[torch.Tensor, int]:
+    """(2, E) edges and the number of nodes."""
+    torch.manual_seed(1)
+    if kind == "random":  # loops, parallel edges, and a node without any
+        found = torch.randint(0, 29, (2, 150))
+        found[:, :3] = torch.tensor([[0, 1, 1], [0, 1, 1]])
+        found[:, 3:5] = torch.tensor([[2, 2], [3, 3]])
+        return found, 30
+    if kind == "no edges":
+        return torch.empty(2, 0, dtype=torch.int64), 6
+    if kind == "three nodes":  # fewer than processes
+        return torch.tensor([[0, 1, 2, 2], [1, 2, 0, 2]]), 3
+    if kind == "one target":
+        return torch.stack([torch.arange(20), torch.zeros(20, dtype=torch.int64)]), 20
+    if kind == "one source":
+        return torch.stack([torch.full((20,), 7), torch.arange(20)]), 20
+    assert kind == "no nodes"
+    return torch.empty(2, 0, dtype=torch.int64), 0
+
+
+def share(group: Any, edges: int) -> torch.Tensor:
+    """Numbers of the edges that this process gives: one gives none, others uneven parts."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(2)
+    owner = torch.randint(0, size, (edges,)) * torch.randint(0, 2, (edges,))
+    owner[owner == size - 1] = 0
+    return (owner == rank).nonzero()[:, 0]
+
+
+def partition_of(kind: str, nodes: int, group: Any) -> Any:
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    torch.manual_seed(3)
+    parts = torch.randint(0, size, (nodes,))
+    if kind == "given":
+        return parts
+    if kind == "shares":
+        own = torch.randperm(nodes)[rank::size]
+        return own, parts[own]
+    if kind == "last":  # all nodes on one process
+        return torch.full((nodes,), size - 1, dtype=torch.int32)
+    return kind
+
+
+def spread(
+    group: Any, kind: str = "random", partition: str = "rows", **options: Any
+) -> tuple[DistGraph, torch.Tensor, int]:
+    """The graph on these processes, the whole one's edges and nodes; edges know their numbers."""
+    edges, nodes = edges_of(kind)
+    mine = share(group, edges.shape[1])
+    if "values" in options:
+        options["values"] = options["values"][mine]
+    graph = DistGraph.from_edges(
+        edges[:, mine], nodes, edge_data={"number": mine}, group=group,
+        partition=partition_of(partition, nodes, group), **options,
+    )  # fmt: skip
+    return graph, edges, nodes
+
+
+def close(found: Any, wanted: Any, dtype: torch.dtype = torch.float64) -> None:
+    torch.testing.assert_close(found, wanted, **TOLERANCE[dtype])
+
+
+# -- graphs and rows ------------------------------------------------------------------------------
+
+
+def test_edges_are_where_their_targets_are(group: Any, kind: str, partition: str) -> None:
+    weights = torch.rand(edges_of(kind)[0].shape[1])
+    graph, edges, nodes = spread(group, kind, partition, values=weights)
+    assert (graph.num_nodes, graph.num_edges) == (nodes, edges.shape[1])
+    number = graph.edge_data["number"]
+    assert torch.equal(graph.values, weights[number])
+    every = torch.zeros(nodes, dtype=torch.int64).index_add_(
+        0, graph.nodes, torch.ones(graph.own, dtype=torch.int64)
+    )
+    dist.all_reduce(every, group=group)
+    assert (every == 1).all() and (graph.nodes[1:] > graph.nodes[:-1]).all()
+    # Sources by the numbers of nodes, which come as rows do.
+    known = distributed.with_halo(graph, graph.nodes.double()).long()
+    source, target = graph.edge_index.long()
+    assert torch.equal(known[source], edges[0, number])
+    assert torch.equal(graph.nodes[target], edges[1, number])
+    assert (source[: len(graph.local.col)] < graph.own).all()
+    assert (source[len(graph.local.col) :] >= graph.own).all()
+    assert graph.halo == len(set(known[source].tolist()) - set(graph.nodes.tolist()))
+    size = dist.get_world_size(group)
+    if partition == "rows" and kind == "random":
+        work = graph.nnz + graph.own
+        most = 1 + int(torch.bincount(edges[1], minlength=nodes).max())
+        assert work <= (edges.shape[1] + nodes) / size + most
+
+
+def test_rows_there_and_back(group: Any, partition: str) -> None:
+    graph, _, nodes = spread(group, partition=partition)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    last = size - 1
+    x = torch.randn(nodes, 3, 2, dtype=torch.bfloat16)
+    own = graph.scatter(x if rank == last else None, source=last)
+    assert torch.equal(own, x[graph.nodes])
+    found = graph.gather(own, to=last)
+    assert torch.equal(found, x) if rank == last else found is None
+    assert torch.equal(graph.gather(own, to=None), x)
+    flags = graph.gather(graph.nodes % 2 == 0, to=None)
+    assert flags.tolist() == [i % 2 == 0 for i in range(nodes)]
+    torch.manual_seed(5)
+    some = torch.randperm(nodes)[rank::size]
+    assert torch.equal(graph.arrange(some.int(), x[some]), own)
+    tensor = graph.to_dtensor(own)
+    assert tensor.shape == x.shape and torch.equal(tensor.full_tensor(), x)
+    assert torch.equal(graph.from_dtensor(tensor), own)
+
+
+def test_coalesced(group: Any) -> None:
+    edges, nodes = edges_of("random")
+    mine = share(group, edges.shape[1])
+    weights = torch.rand(edges.shape[1], dtype=torch.float64)
+    for values in (None, weights):
+        graph = DistGraph.from_edges(
+            edges[:, mine], nodes, None if values is None else values[mine], group=group,
+            coalesce=True,
+        )  # fmt: skip
+        ones = torch.ones(edges.shape[1], dtype=torch.float64) if values is None else values
+        dense = torch.zeros(nodes, nodes, dtype=torch.float64)
+        dense.index_put_((edges[1], edges[0]), ones, accumulate=True)
+        assert graph.num_edges == len(dense.nonzero())
+        eye = torch.eye(nodes, dtype=torch.float64)[graph.nodes]
+        close(graph.gather(distributed.spmm(graph, eye), to=None), dense)
+    once = edges.unique(dim=1)
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    graph = DistGraph.from_edges(once[:, rank::size], group=group, coalesce=True)
+    assert graph.values is None and graph.num_nodes == 29
+
+
+def test_a_graph_of_a_file(group: Any, path: str) -> None:
+    whole = load_graph(path)
+    for partition in ("rows", "given"):
+        how = partition_of(partition, whole.shape[0], group)
+        graph = DistGraph.from_file(path, partition=how, group=group)
+        assert (graph.num_nodes, graph.num_edges) == (whole.shape[0], whole.nnz)
+        assert (graph.values is None) == bool((whole.data == 1).all())
+        x = torch.randn(whole.shape[0], 3, dtype=torch.float64)
+        found = graph.gather(graph @ x[graph.nodes], to=None)
+        close(found, torch.from_numpy(whole.astype("float64") @ x.numpy()), torch.float32)
+
+
+# -- products -------------------------------------------------------------------------------------
+
+
+def graded(out: torch.Tensor, leaves: list[torch.Tensor], weights: torch.Tensor) -> list[Any]:
+    """Gradients of a sum with weights."""
+    return list(torch.autograd.grad((out * weights).sum(), leaves))
+
+
+def test_spmm(
+    group: Any, kind: str, partition: str, reduce: str, dtype: torch.dtype, heads: str
+) -> None:
+    """heads : which operands have them"""
+    graph, edges, nodes = spread(group, kind, partition)
+    number, count = graph.edge_data["number"], edges.shape[1]
+    torch.manual_seed(4)
+    valued = "no values" not in heads
+    some = "x" in heads, valued and "values" in heads
+    whole_x = torch.randn((*[HEADS] * some[0], nodes, FEAT), dtype=dtype)
+    whole_v = torch.randn((*[HEADS] * some[1], count), dtype=dtype) if valued else None
+    weights = torch.randn((*[HEADS] * any(some), nodes, FEAT), dtype=dtype)
+    x = whole_x[..., graph.nodes, :].requires_grad_()
+    v = None if whole_v is None else whole_v[..., number].requires_grad_()
+    out = distributed.spmm(graph, x, reduce, v)
+    leaves = [x] + ([v] if v is not None else [])
+    found = [out, *graded(out, leaves, weights[..., graph.nodes, :])]
+    x, v = whole_x.requires_grad_(), None if whole_v is None else whole_v.requires_grad_()
+    out = ops.spmm((edges, nodes), x, reduce, v)
+    wanted = [out, *graded(out, [x] + ([v] if v is not None else []), weights)]
+    for at, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        assert one.dtype == dtype
+        part = other[..., number] if at == 2 else other[..., graph.nodes, :]
+        close(one, part, dtype)
+
+
+def test_sddmm(group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool) -> None:
+    graph, edges, nodes = spread(group, kind, partition)
+    number = graph.edge_data["number"]
+    torch.manual_seed(4)
+    X, Y = torch.randn(2, *[HEADS] * heads, nodes, FEAT, dtype=dtype).unbind()
+    weights = torch.randn(*[HEADS] * heads, edges.shape[1], dtype=dtype)
+    x, y = (t[..., graph.nodes, :].requires_grad_() for t in (X, Y))
+    out = distributed.sddmm(graph, x, y)
+    found = [out, *graded(out, [x, y], weights[..., number])]
+    X.requires_grad_(), Y.requires_grad_()
+    out = ops.sddmm((edges, nodes), X, Y)
+    wanted = [out, *graded(out, [X, Y], weights)]
+    close(found[0], wanted[0][..., number], dtype)
+    for one, other in zip(found[1:], wanted[1:], strict=True):
+        close(one, other[..., graph.nodes, :], dtype)
+
+
+def test_softmax(group: Any, kind: str) -> None:
+    graph, edges, nodes = spread(group, kind, "given")
+    number = graph.edge_data["number"]
+    values = torch.randn(HEADS, edges.shape[1], dtype=torch.float64)
+    weights = torch.randn_like(values)
+    mine = values[:, number].requires_grad_()
+    out = distributed.softmax(graph, mine)
+    found = [out, *graded(out, [mine], weights[:, number])]
+    values.requires_grad_()
+    out = ops.sparse_softmax((edges, nodes), values)
+    for one, other in zip(found, [out, *graded(out, [values], weights)], strict=True):
+        close(one, other[:, number])
+
+
+def test_attention(group: Any, kind: str, partition: str, dtype: torch.dtype, heads: bool) -> None:
+    graph, edges, nodes = spread(group, kind, partition)
+    torch.manual_seed(4)
+    middle = [HEADS] * heads
+    q, k = torch.randn(2, nodes, *middle, FEAT, dtype=dtype).unbind()
+    v, weights = torch.randn(2, nodes, *middle, 3, dtype=dtype).unbind()
+    mine = [x[graph.nodes].requires_grad_() for x in (q, k, v)]
+    scale = None if heads else 0.3
+    out = distributed.attention(graph, *mine, scale)
+    found = [out, *graded(out, mine, weights[graph.nodes])]
+    given = [x.requires_grad_() for x in (q, k, v)]
+    out = ops.attention((edges, nodes), *given, scale)
+    for one, other in zip(found, [out, *graded(out, given, weights)], strict=True):
+        close(one, other[graph.nodes], dtype)
+
+
+def test_infinities_and_nan(group: Any) -> None:
+    """Go where edges take them, and nowhere else."""
+    graph, edges, nodes = spread(group, "random", "given")
+    x = torch.randn(nodes, FEAT)
+    x[4], x[5], x[29] = torch.inf, torch.nan, torch.nan
+    for reduce in ("sum", "mean", "max", "min"):
+        found = distributed.spmm(graph, x[graph.nodes], reduce)
+        wanted = ops.spmm((edges, nodes), x, reduce)[graph.nodes]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_bytes(group: Any) -> None:
+    """What is sent is what is needed: a row for each node and process that wants it, once."""
+    graph, edges, nodes = spread(group, "random", "given")
+    x = torch.randn(graph.own, FEAT, requires_grad=True)
+    halo = torch.tensor([graph.halo])
+    dist.all_reduce(halo, group=group)
+
+    def sent(graph: DistGraph) -> int:
+        before = graph.exchange.bytes_sent
+        distributed.spmm(graph, x).sum().backward()
+        found = torch.tensor([graph.exchange.bytes_sent - before])
+        dist.all_reduce(found, group=group)
+        return int(found)
+
+    assert sent(graph) == 2 * 4 * FEAT * int(halo) > 0  # there and back
+    for dtype in (torch.float16, torch.bfloat16):
+        assert sent(graph.exchanging(dtype)) == 2 * 2 * FEAT * int(halo)
+
+
+def test_exchange_in_16_bits(group: Any, dtype: torch.dtype) -> None:
+    graph, edges, nodes = spread(group, "random", "given")
+    half = graph.exchanging(dtype)
+    assert graph.exchange_dtype is None and half.exchange_dtype == dtype
+    whole = torch.randn(nodes, FEAT)
+    whole.requires_grad_()
+    x = whole.detach()[graph.nodes].requires_grad_()
+    weights = torch.randn(nodes, FEAT)
+    calls = {
+        "spmm": (lambda g, x: distributed.spmm(g, x), lambda A, x: ops.spmm(A, x)),
+        "sddmm": (lambda g, x: distributed.spmm(g, x, values=distributed.sddmm(g, x, x)),
+                  lambda A, x: ops.spmm(A, x, values=ops.sddmm(A, x, x))),
+        "attention": (lambda g, x: distributed.attention(g, x, x, x),
+                      lambda A, x: ops.attention(A, x, x, x)),
+        "max": (lambda g, x: distributed.spmm(g, x, "max"), lambda A, x: ops.spmm(A, x, "max")),
+    }  # fmt: skip
+    for name, (spread_call, call) in calls.items():
+        out = spread_call(half, x)
+        found = [out, *graded(out, [x], weights[graph.nodes])]
+        out = call((edges, nodes), whole)
+        for one, other in zip(found, [out, *graded(out, [whole], weights)], strict=True):
+            other = other[graph.nodes]
+            assert one.dtype == torch.float32
+            bound = {torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype] * other.abs().max()
+            assert (one - other).abs().max() <= 8 * bound, name
+
+
+def test_autocast(group: Any) -> None:
+    graph, edges, nodes = spread(group)
+    x = torch.randn(nodes, FEAT)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = distributed.spmm(graph, x[graph.nodes])
+    assert found.dtype == torch.bfloat16
+    close(found, ops.spmm((edges, nodes), x).bfloat16()[graph.nodes], torch.bfloat16)
+
+
+# -- layers and training --------------------------------------------------------------------------
+
+
+class Model(torch.nn.Module):
+    """Two layers."""
+
+    def __init__(self, kind: str, features: int, classes: int) -> None:
+        super().__init__()
+        first, second = {
+            "sage": lambda: (nn.SAGEConv(features, 16), nn.SAGEConv(16, classes)),
+            "gat": lambda: (nn.GATConv(features, 4, 4), nn.GATConv(16, classes)),
+            "gcn": lambda: (nn.GCNConv(features, 16), nn.GCNConv(16, classes)),
+        }[kind]()
+        self.first, self.second = first, second
+
+    def forward(self, x: torch.Tensor, graph: Any) -> torch.Tensor:
+        return self.second(F.elu(self.first(x, graph)), graph)
+
+
+def losses_alone(kind: str, edges: Any, x: Any, y: Any, train: Any, epochs: int) -> list[float]:
+    """Of one process, which has the whole graph."""
+    torch.manual_seed(0)
+    model = Model(kind, x.shape[1], int(y.max()) + 1).to(x.dtype)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x, edges)[train], y[train])
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def losses_together(
+    group: Any, kind: str, graph: DistGraph, x: Any, y: Any, train: Any, epochs: int
+) -> list[float]:
+    """Of processes, of their own rows, with torch's DistributedDataParallel."""
+    torch.manual_seed(0)
+    classes = torch.tensor([int(y.max()) if len(y) else 0])
+    dist.all_reduce(classes, dist.ReduceOp.MAX, group=group)
+    model = DistributedDataParallel(
+        Model(kind, x.shape[1], int(classes) + 1).to(x.dtype), process_group=group
+    )
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    found = []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        out = model(x, graph)[train]
+        loss = distributed.mean(F.cross_entropy(out, y[train], reduction="none"), group)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+def test_losses(group: Any, kind: str, partition: str) -> list[float]:
+    """50 epochs on a small graph."""
+    graph, edges, nodes = spread(group, "random", partition)
+    torch.manual_seed(6)
+    x, y = torch.randn(nodes, 8), torch.randint(0, 3, (nodes,))
+    train = torch.rand(nodes) < 0.5
+    mine = graph.nodes
+    found = losses_together(group, kind, graph, x[mine], y[mine], train[mine], 50)
+    if dist.get_rank(group) == 0:  # all processes find the same, as their caller sees
+        wanted = losses_alone(kind, edges, x, y, train, 50)
+        np.testing.assert_allclose(found, wanted, rtol=2e-4)
+    assert found[-1] < 0.7 * found[0]
+    return found
+
+
+def test_losses_on_a_file(group: Any, kind: str, path: str) -> None:
+    """50 epochs on a larger graph; in float64, as rounding grows while weights change."""
+    whole = load_graph(path)
+    nodes = whole.shape[0]
+    target, source = whole.nonzero()
+    edges = torch.from_numpy(np.stack([source, target]).astype(np.int64))
+    x, y = torch.randn(nodes, 32, dtype=torch.float64), torch.randint(0, 5, (nodes,))
+    train = torch.rand(nodes) < 0.3
+    graph = DistGraph.from_file(path, group=group)
+    mine = graph.nodes
+    found = losses_together(group, kind, graph, x[mine], y[mine], train[mine], 50)
+    if dist.get_rank(group) == 0:
+        wanted = losses_alone(kind, edges, x, y, train, 50)
+        np.testing.assert_allclose(found, wanted, rtol=1e-7)
+    dist.barrier(group)
+
+
+LAYERS = {
+    "gcn": lambda: nn.GCNConv(FEAT, 3),
+    "gcn, 9": lambda: nn.GCNConv(FEAT, 9, improved=True),
+    "gcn, not normalised": lambda: nn.GCNConv(FEAT, 3, normalize=False),
+    "gcn, kept": lambda: nn.GCNConv(FEAT, 9, cached=True),
+    "sage": lambda: nn.SAGEConv(FEAT, 3, normalize=True),
+    "sage, 9": lambda: nn.SAGEConv(FEAT, 9, aggr="sum", project=True),
+    "sage, max": lambda: nn.SAGEConv(FEAT, 3, aggr="max"),
+    "sage, several": lambda: nn.SAGEConv(FEAT, 3, aggr=["mean", "min", "sum"]),
+    "gat": lambda: nn.GATConv(FEAT, 3, heads=2),
+    "gat, no loops": lambda: nn.GATConv(FEAT, 3, add_self_loops=False, concat=False, heads=2),
+    "gat, edges": lambda: nn.GATConv(FEAT, 3, heads=2, edge_dim=2),
+}
+
+
+def test_layers(group: Any, weighted: bool) -> None:
+    """Each gives what it gives with edges, and the gradients."""
+    weight = torch.rand(150, dtype=torch.float64) + 0.5
+    attr = torch.randn(150, 2, dtype=torch.float64)
+    graph, edges, nodes = spread(group, "random", "given")
+    number, mine = graph.edge_data["number"], graph.nodes
+    whole = torch.randn(nodes, FEAT, dtype=torch.float64)
+    for name, make in LAYERS.items():
+        layer = make().double()
+        results = []
+        for at, x in ((graph, whole[mine]), ((edges), whole)):
+            x = x.clone().requires_grad_()
+            more: list[Any] = []
+            own = number if at is graph else slice(None)
+            if name == "gat, edges":
+                more = [attr[own]]
+            elif weighted and name.startswith("gcn"):
+                more = [weight[own].clone().requires_grad_()]
+            layer.zero_grad()
+            for _ in range(2):  # the second uses what was kept
+                out = layer(x, at, *more)
+            grad = torch.linspace(-1, 2, nodes * out.shape[1], dtype=torch.float64).view(nodes, -1)
+            (out * (grad[mine] if at is graph else grad)).sum().backward()
+            gradients = [p.grad.clone() for p in layer.parameters()]
+            if at is graph:
+                for g in gradients:
+                    dist.all_reduce(g, group=group)
+            leaves = [x, *(m for m in more if m.requires_grad and name != "gcn, kept")]
+            results.append((out, gradients, [leaf.grad for leaf in leaves]))
+            if isinstance(layer, nn.GCNConv):
+                layer._cached = None
+        (out, gradients, leaves), wanted = results
+        close(out, wanted[0][mine])
+        close(gradients, wanted[1])
+        close(leaves[0], wanted[2][0][mine])
+        if len(leaves) > 1:
+            close(leaves[1], wanted[2][1][number])
+    pairs = nn.GATConv(FEAT, 3, heads=2).double()
+    out, (found, alpha) = pairs(whole[mine], graph, return_attention_weights=True)
+    assert found.shape[1] == len(alpha) and alpha.shape[1] == 2
+    sums = torch.zeros(graph.own, 2, dtype=torch.float64).index_add(0, found[1].long(), alpha)
+    close(sums, torch.ones_like(sums))
+    with_values, *_ = spread(group, "random", "given", values=weight)
+    sage = nn.SAGEConv(FEAT, 3).double()
+    A = torch.sparse_coo_tensor(edges.flip(0), weight, (nodes, nodes))
+    close(
+        distributed.spmm(with_values, whole[mine]), ops.spmm(A, whole)[mine]
+    )  # the graph's own weights
+    assert sage(whole[mine], with_values).shape == (graph.own, 3)
+
+
+# -- checkpoints ----------------------------------------------------------------------------------
+
+
+def _state(group: Any, graph: DistGraph, rows: torch.Tensor, seed: int) -> tuple[Any, Any]:
+    torch.manual_seed(seed)
+    model = Model("sage", 8, 3)
+    return model, {"model": model.state_dict(), "rows": graph.to_dtensor(rows)}
+
+
+def save_checkpoint(group: Any, path: str) -> None:
+    graph, _, nodes = spread(group, "random", "given")
+    whole = torch.arange(nodes * 4.0).view(nodes, 4)
+    _, state = _state(group, graph, whole[graph.nodes], 7)
+    dcp.save(state, checkpoint_id=path, process_group=group)
+
+
+def load_checkpoint(group: Any, path: str, partition: str) -> None:
+    graph, _, nodes = spread(group, "random", partition)
+    model, state = _state(group, graph, torch.zeros(graph.own, 4), 8)
+    dcp.load(state, checkpoint_id=path, process_group=group)
+    model.load_state_dict(state["model"])
+    whole = torch.arange(nodes * 4.0).view(nodes, 4)
+    assert torch.equal(graph.from_dtensor(state["rows"]), whole[graph.nodes])
+    torch.manual_seed(7)
+    for mine, saved in zip(model.parameters(), Model("sage", 8, 3).parameters(), strict=True):
+        assert torch.equal(mine, saved)
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+def message(error: type[Exception], call: Any) -> str:
+    try:
+        call()
+    except error as caught:
+        return str(caught)
+    raise AssertionError(f"expected {error.__name__}")
+
+
+def test_wrong_on_one_process(group: Any) -> list[str]:
+    """All processes get an error, and go on together afterwards."""
+    rank, wrong = dist.get_rank(group), dist.get_world_size(group) - 1
+    edges, nodes = edges_of("random")
+    graph, *_ = spread(group)
+    x = torch.ones(graph.own, 3)
+
+    def build(edge_index: Any = edges, **options: Any) -> Any:
+        return lambda: DistGraph.from_edges(edge_index, group=group, **options)
+
+    here = rank == wrong
+    calls = [
+        build(edges.float() if here else edges),
+        build(edges[0] if here else edges),
+        build(edges - (1 if here else 0)),
+        build(num_nodes=29 if here else 30),
+        build(num_nodes=-1 if here else 30),
+        build(values=torch.ones(3) if here else torch.ones(150)),
+        build(values=torch.ones(150).double() if here else torch.ones(150)),
+        build(partition="columns" if here else "rows"),
+        build(partition=torch.zeros(30 if not here else 29, dtype=torch.int64), num_nodes=30),
+        build(partition=torch.full((30,), 99 if here else 0), num_nodes=30),
+        build(partition=torch.arange(30) // 15 * int(here), num_nodes=30),
+        build(partition=(torch.arange(30), torch.zeros(30, dtype=torch.int64)), num_nodes=30),
+        build(exchange_dtype=torch.int8 if here else None),
+        build(edge_data={"a": torch.ones(2)} if here else {"a": torch.ones(150)}),
+        lambda: DistGraph.from_file("missing.npz" if here else "cora", group=group),
+        lambda: distributed.spmm(graph, x[:-1] if here else x),
+        lambda: distributed.spmm(graph, torch.ones(graph.own, 4) if here else x),
+        lambda: distributed.spmm(graph, x.double() if here else x),
+        lambda: distributed.spmm(graph, x, "mean" if here else "sum"),
+        lambda: distributed.spmm(graph, x, values=torch.ones(1 if here else graph.nnz)),
+        lambda: distributed.sddmm(graph, x, x[:, :2] if here else x),
+        lambda: distributed.attention(graph, x, x.int() if here else x, x),
+        lambda: distributed.with_halo(graph, x.tolist() if here else x),
+        lambda: graph.scatter(torch.ones(30 if rank == 0 else 3) if here or rank == 0 else None),
+        lambda: graph.gather(x[:1] if here else x),
+        lambda: graph.arrange(graph.nodes[: -1 if here else None], x[: -1 if here else None]),
+    ]
+    found = []
+    for at, call in enumerate(calls):
+        try:
+            call()
+        except (TypeError, ValueError, DistributedError) as error:
+            found.append(f"{type(error).__name__}: {error}")
+        else:
+            found.append(f"call {at} has gone well")
+    assert distributed.spmm(graph, x).shape == x.shape  # all are where they were
+    return found
+
+
+def test_layers_refuse(group: Any) -> tuple[str, str]:
+    graph, *_ = spread(group)
+    layer = nn.SAGEConv(FEAT, 3, flow="target_to_source")
+    flow = message(ValueError, lambda: layer(torch.ones(graph.own, FEAT), graph))
+    return flow, message(ValueError, lambda: nn.SAGEConv(FEAT, 3)(torch.ones(99, FEAT), graph))
+
+
+def test_metis(group: Any) -> None:
+    """Two rings, of nodes in any order: each on two of four processes, with few edges between."""
+    random = torch.randperm(64)
+    ring = torch.arange(32)
+    both = torch.cat(
+        [torch.stack([ring, (ring + 1) % 32]), torch.stack([ring, (ring + 1) % 32]) + 32], 1
+    )
+    edges = random[torch.cat([both, both.flip(0)], 1)]
+    mine = share(group, edges.shape[1])
+    graph = DistGraph.from_edges(edges[:, mine], 64, partition="metis", group=group)
+    assert 12 <= graph.own <= 20 and graph.halo <= 4
+    x = torch.randn(64, FEAT, dtype=torch.float64)
+    close(distributed.spmm(graph, x[graph.nodes]), ops.spmm((edges, 64), x)[graph.nodes])
+
+
+def test_without_metis(group: Any) -> str:
+    edges, nodes = edges_of("random")
+    return message(
+        ImportError, lambda: DistGraph.from_edges(edges, nodes, partition="metis", group=group)
+    )
+
+
+def test_twice_differentiated(group: Any) -> str:
+    graph, *_ = spread(group)
+    x = torch.ones(graph.own, 3, requires_grad=True)
+    (grad,) = torch.autograd.grad(distributed.spmm(graph, x).square().sum(), x, create_graph=True)
+    return message(RuntimeError, lambda: grad.sum().backward())
+
+
+def fails_alone(group: Any, how: str) -> tuple[str, float]:
+    """Train; process 1 ends, or is stopped, or raises and ends, on its way. What others see."""
+    graph, *_ = spread(group)
+    model = DistributedDataParallel(nn.SAGEConv(FEAT, 3), process_group=group)
+    x = torch.ones(graph.own, FEAT)
+    start = time.monotonic()
+    try:
+        for epoch in range(50):
+            if epoch == 20 and dist.get_rank(group) == 1:
+                if how == "killed":
+                    os.kill(os.getpid(), 9)
+                elif how == "stopped":
+                    os.kill(os.getpid(), 19)
+            start = time.monotonic()
+            model(x, graph).sum().backward()
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}", time.monotonic() - start
+    raise AssertionError("expected an error")

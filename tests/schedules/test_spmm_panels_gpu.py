@@ -1,0 +1,302 @@
+"""SpMM over panels of rows on GPUs: run as CUDA on a CPU, and compiled by nvcc."""
+
+# pyright: reportAttributeAccessIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+import spmm_gpu_common
+from cuda_plans import run_plans
+from cuda_runner import Counts, KernelError, requires_cuda_text
+from cuda_stages import CudaStages
+from gpu_runner import cuda_source, requires_nvcc
+from pairs import by_default
+from sparsetir import from_source, lower_sparse_buffer
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.search.choose import Statistics
+from sparsetir.schedules.search.spaces import space
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads, apply
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.promises import promises_of
+from spmm_gpu_common import (
+    GPU,
+    MASKS,
+    SCALED_SUMS,
+    compile_cuda,
+    edited,
+    instructions,
+    kernel,
+    of_mask,
+    run_kernel,
+)
+
+TEMPLATE = TEMPLATES[PanelThreads]
+
+
+def run(
+    problem: Spmm, config: PanelThreads, matrix: CsrPattern, feat: int = 0, **options: Any
+) -> Counts:
+    """Run as CUDA, and compare with the oracle."""
+    heads, feat = 3, feat or config.feat or config.tile
+    stored = spmm_gpu_common.operands(matrix, problem, feat, heads, options.pop("special", False))
+    arranged = TEMPLATE.arrange(matrix, problem, config)
+    sizes = {"feat": feat, "heads": heads}
+    func = spmm_gpu_common.scheduled(TEMPLATE, problem, config).attrs[SIGNATURE]
+    args: dict[str, Any] = {**sizes, **arranged.arguments, **stored}
+    args |= arranged.computed(func, args)
+    before = (heads,) if problem.batched else ()
+    kind = spmm_gpu_common.as_dtype(problem.out or problem.dtype)
+    args["out"] = np.full((*before, matrix.shape[0], feat), np.nan, kind)
+    made = kernel(TEMPLATE, problem, config, as_cuda=True)
+    c = run_kernel(made, args, **options)["out"]
+    spmm_gpu_common.check(c, spmm_gpu_common.oracle(matrix, problem, **stored), problem.dtype)
+    return made[0].counts
+
+
+WAYS = {
+    "panels": {},
+    "atomics": {"atomics": True},
+    "compact": {"compact": True},
+    "compact, atomics": {"compact": True, "atomics": True},
+}
+
+
+def config(way: str) -> PanelThreads:
+    return PanelThreads(3, 2, **WAYS[way], threads=8, vector=2, feat=16)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("way", WAYS)
+def test_matrices(way: str) -> None:
+    for mask in MASKS.values():
+        run(Spmm(), config(way), of_mask(mask, "int32"))
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("way", by_default(WAYS, "panels", "compact, atomics"))
+def test_nan_and_infinities(way: str) -> None:
+    """A row of B is added to the rows of a pattern alone."""
+    run(Spmm(), config(way), of_mask(MASKS["random"], "int32"), special=True)
+
+
+# Problem, config, features.
+CASES = {
+    "float16": (Spmm("float16"), PanelThreads(2, 2, threads=4, vector=8, feat=64), 64),
+    "bfloat16, several panels in a block": (
+        Spmm("bfloat16"), PanelThreads(2, 3, threads=4, vector=2, panels=4), 16,
+    ),
+    "float16 to float32 by atomics, several warps": (
+        Spmm("float16", out="float32"),
+        PanelThreads(4, 4, True, threads=32, vector=2, feat=64, panels=2), 64,
+    ),
+    "bfloat16 to float32, compact": (
+        Spmm("bfloat16", out="float32"),
+        PanelThreads(5, 2, True, True, threads=8, vector=4, feat=36), 36,
+    ),
+    "float64, int64, compact, 7 rows": (
+        Spmm("float64", "int64"),
+        PanelThreads(7, 3, False, True, threads=4, vector=2, feat=10, panels=3), 10,
+    ),
+    "float64, int64, by atomics": (
+        Spmm("float64", "int64"), PanelThreads(3, 3, True, threads=32, feat=70, panels=2), 70,
+    ),
+    "mean": (Spmm(reduce="mean"), PanelThreads(4, 2, threads=4, vector=2, feat=12), 12),
+    "mean by atomics": (
+        Spmm(reduce="mean"), PanelThreads(4, 2, True, threads=4, vector=2, feat=12), 12,
+    ),
+    "max": (Spmm(reduce="max"), PanelThreads(2, 1, threads=4, vector=2, feat=12), 12),
+    "max by atomics": (
+        Spmm(reduce="max"), PanelThreads(3, 2, True, threads=4, vector=2, feat=12), 12,
+    ),
+    "batch": (Spmm(batched=True), PanelThreads(3, 1, threads=4, vector=2, feat=12), 12),
+    "batch by atomics": (
+        Spmm(batched=True), PanelThreads(3, 1, True, True, threads=4, vector=2, feat=12), 12,
+    ),
+    "columns left over": (Spmm(), PanelThreads(4, 7, threads=4, coarsen=3, feat=29), 29),
+    "columns left over, by atomics": (
+        Spmm(), PanelThreads(4, 3, True, True, threads=4, coarsen=2, feat=13), 13,
+    ),
+    "8 rows, columns left over": (
+        Spmm(), PanelThreads(8, 7, True, True, threads=4, coarsen=3, feat=29), 29,
+    ),
+    "any number of features": (Spmm(), PanelThreads(3, 2, threads=4, vector=2, panels=2), 24),
+}  # fmt: skip
+
+
+@requires_cuda_text
+@pytest.mark.parametrize(
+    "case", by_default(CASES, "float16", "max", "columns left over, by atomics")
+)
+def test_types_and_sizes(case: str) -> None:
+    problem, config, feat = CASES[case]
+    for name in ("random", "one dense row", "empty rows"):
+        run(problem, config, of_mask(MASKS[name], problem.idtype), feat)
+
+
+@requires_cuda_text
+def test_counts() -> None:
+    """Who adds atomically: of a full matrix, all rows of the one pattern that panels have."""
+    matrix = of_mask(np.ones((6, 12), bool), "int32")
+    found = {
+        way: run(Spmm(), config(way), matrix, count=True).atomics for way in WAYS
+    }  # fmt: skip
+    assert found == {"panels": 0, "compact": 0, "atomics": 6 * 16, "compact, atomics": 6 * 16}
+
+
+@requires_cuda_text
+def test_a_missing_atomic_is_found() -> None:
+    with edited("atomicAdd(", "[](float* p, float x) { *p += x; }("):
+        with pytest.raises(KernelError, match="race: block"):
+            run(Spmm(), config("atomics"), of_mask(MASKS["one dense row"], "int32"))
+
+
+# Name: (config, loads of B, products), of 15 patterns that are 32 rows, or of 4 counts, 10 rows.
+UNROLLED = 4
+CUDA = {
+    "panels": (15, 32),
+    "atomics": (15, 32),
+    "compact": (4, 10),
+    "compact, atomics": (4, 10),
+}
+
+
+@requires_nvcc
+@pytest.mark.parametrize("arch", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+@pytest.mark.parametrize("way", by_default(CUDA, "panels", "compact, atomics"))
+def test_cuda(way: str, arch: str, tmp_path: Any) -> None:
+    """One load of B for all rows of an entry, 128 bits wide, and sums in registers.
+
+    Each loop is there for steps of four entries and for what is left.
+    """
+    config = PanelThreads(4, UNROLLED, **WAYS[way], vector=4, feat=128, panels=2)
+    source = cuda_source(
+        lower_sparse_buffer(spmm_gpu_common.scheduled(TEMPLATE, Spmm(), config)), arch
+    )
+    loads, products = (n * (UNROLLED + 1) for n in CUDA[way])
+    # Of other vectors: the result, where it is added to.
+    assert len(re.findall(r"= \*\(float4\*\)\(B_ptr \+", source)) == loads
+    found = compile_cuda(source, tmp_path, arch)
+    assert "local" not in found.ptx and found.spills == 0 and found.registers <= 64
+    code = instructions(found.cubin)
+    added = 10 if way == "compact" else 0
+    assert len(re.findall(r"\bLDG\.E\.128\b", code)) == loads + added
+    assert len(re.findall(r"\bFFMA\b", code)) == products * 4
+    assert bool(re.search(r"\b(?:RED|ATOM)G?\b", code)) == config.atomics
+
+
+@requires_cuda_text
+def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of the plan are packed once; those of a run take rows by themselves."""
+    kernels = run_plans(monkeypatch)
+    a = sp.random_array((37, 29), density=0.4, format="csr", dtype="float32", rng=0)
+    b = np.random.default_rng(0).random((29, 16), "float32")
+    plan = sparsetir.plan(
+        "spmm", a, 16, target={"kind": "cuda", "arch": "sm_90"}, config=config("panels")
+    )
+    np.testing.assert_allclose(plan(b), a @ b, rtol=1e-5)
+    (kernel,) = kernels.values()
+    assert "A_packed_ptr" in kernel.function.source
+    np.testing.assert_allclose(plan(b, values=a.data * 2), 2 * (a @ b), rtol=1e-5)
+    assert len(kernels) == 2 and plan.padding == 0
+    assert config("panels").unpacked == RowSplit(8, 1, 2, 1, 16)
+
+
+@requires_cuda_text
+def test_a_program_of_a_user() -> None:
+    """One that gathers nothing."""
+    args, wanted = spmm_gpu_common.scaled_sums()
+    for way in ("panels", "compact, atomics"):
+        out = CudaStages(from_source(SCALED_SUMS), apply, config(way))(args)["out"]
+        np.testing.assert_allclose(out, wanted, rtol=1e-5)
+
+
+def of_the_space(problem: Spmm, feat: int) -> list[PanelThreads]:
+    matrix = of_mask(MASKS["random"], "int32")
+    given = Statistics(*matrix.shape, matrix.nnz, feat, longest=16)
+    points = space(problem, matrix, given, GPU).points()
+    return [config for _, config in points if isinstance(config, PanelThreads)]
+
+
+def test_the_space() -> None:
+    """UFi, UFk, WarpTile, blocks, atomics and compaction; none that rounds a sum several times."""
+    found = of_the_space(Spmm(), 64)
+    assert 400 <= len(found) <= 700 and all(c.tiles(64) for c in found)
+    assert {(c.atomics, c.compact) for c in found} == set(
+        itertools.product((False, True), repeat=2)
+    )
+    assert {c.rows for c in found} == {2, 3, 4, 5, 6, 8} and {c.unroll for c in found} == {2, 4, 8}
+    assert {c.vector * c.coarsen for c in found} == {1, 2, 4, 8}
+    assert {c.threads * c.panels for c in found} >= {32, 128}
+    assert found == [c for c in found if c.compact or c.rows <= 6]
+    assert not any(c.adds for c in of_the_space(Spmm("float16"), 64))
+    assert any(c.adds for c in of_the_space(Spmm("float16", out="float32"), 64))
+    assert not of_the_space(Spmm(batched=True), 64)
+
+
+@requires_cuda_text
+@pytest.mark.slow
+@pytest.mark.parametrize("problem", [Spmm(), Spmm("float16", reduce="mean")], ids=str)
+def test_configs_of_the_space(problem: Spmm) -> None:
+    for config in of_the_space(problem, 12)[::23]:
+        run(problem, config, of_mask(MASKS["one dense row"], "int32"))
+
+
+def test_configs_for_sizes() -> None:
+    for feat in (1, 3, 31, 32, 33, 64, 100, 128, 512, 1000):
+        for fields in ({}, {"atomics": True, "rows": 3}, {"coarsen": 2}, {"block": 32}):
+            config = PanelThreads.for_features(feat, **fields)
+            assert config.tiles(feat) * config.tile >= feat
+            assert config.threads * config.panels <= fields.get("block", 128)
+            assert feat % 64 or config.threads == 32
+
+
+def test_promises() -> None:
+    """Patterns of panels, and rows, have numbers of 32 bits."""
+    for problem, made, most in (
+        (Spmm(), config("panels"), []),
+        (Spmm(), config("atomics"), [("m", "max", (2**31 - 1) // 7 * 3)]),
+        (Spmm(idtype="int64"), config("compact"), [("m", "max", 2**31 - 1)]),
+    ):
+        signature = spmm_gpu_common.scheduled(TEMPLATE, problem, made).attrs[SIGNATURE]
+        found = [(p["param"], p["kind"], p["value"]) for p in promises_of(signature)]
+        assert sorted(found) == sorted([*most, ("feat", "exact", 16)])
+
+
+def test_offsets_of_32_bits_do_not_overflow() -> None:
+    """Rows times features may be more than 32 bits hold, and columns times features as well."""
+    for way in WAYS:
+        func = spmm_gpu_common.scheduled(TEMPLATE, Spmm(), config(way))
+        source = cuda_source(lower_sparse_buffer(func))
+        places = re.findall(r"\b[BC]_ptr( \+ |\[)([^;=]*)", source)
+        assert len(places) >= 2 and all("(int64_t)" in place for _, place in places)
+
+
+def test_refusals() -> None:
+    wrong = "PanelThreads: argument 'config': expected atomics=False and compact=False for float16"
+    for config in (PanelThreads(atomics=True), PanelThreads(compact=True)):
+        with pytest.raises(ScheduleError, match=wrong):
+            spmm_gpu_common.scheduled(TEMPLATE, Spmm("float16"), config)
+    for fields, message in (
+        ({"rows": 7}, "'rows': expected 2 to 6, or with compact=True to 8, got 7"),
+        ({"rows": 9, "compact": True}, "'rows': expected 2 to 8, got 9"),
+        ({"unroll": 17}, "'unroll': expected at most 16, got 17"),
+        ({"threads": 8, "panels": 2, "atomics": True}, "'panels': expected 1 for threads = 8"),
+        ({"panels": 64}, "expected threads * panels to be at most 1024, got 2048"),
+        (
+            {"rows": 6, "coarsen": 4, "vector": 4},
+            "rows * coarsen * vector to be at most 64, got 96",
+        ),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            PanelThreads(**fields)

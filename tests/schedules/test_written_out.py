@@ -1,0 +1,120 @@
+"""Passes that write code out: for each of some values, in whole steps, where there are visits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import sparsetir
+from schedule_common import opened
+from sparsetir.schedules.passes.cases import cases
+from sparsetir.schedules.passes.where_visited import where_visited
+from sparsetir.schedules.passes.whole_steps import whole_steps
+from sparsetir.sparse_ir.errors import ScheduleError
+
+
+def in_panels(by: str) -> tuple[Any, Any, Any]:
+    """A schedule of spmm with sums of a pattern in a workspace, gone on to stage II; its reduce."""
+    sch, it, (i, j, k) = opened()
+    sch.bound(k, 4, "exact")
+    panels, patterns, entries, rows = sch.patterns(i, j, 3, by=by)
+    k = sch.get_sp_iters(it)[-1]
+    sch.sparse_reorder(it, [panels, patterns, entries, rows, k])
+    _, reduce, _ = sch.precompute("C", patterns, [rows, k])
+    return sch, sch.lower(), reduce
+
+
+def spmm(sch: Any) -> tuple[np.ndarray, np.ndarray]:
+    """What the kernel of a schedule gives, and what it should."""
+    a = sp.random_array((20, 17), density=0.4, format="csr", dtype="float32", rng=0)
+    a = sp.csr_array(a.toarray() * (np.arange(20) // 3 != 2)[:, None])  # a panel without any
+    b = np.random.default_rng(0).random((17, 4), "float32")
+    c = np.full((20, 4), np.nan, "float32")
+    indptr, indices = a.indptr.astype("int32"), a.indices.astype("int32")
+    sparsetir.build(sch)(a=a.data, b=b, c=c, indptr=indptr, indices=indices, m=20, n=17, nnz=a.nnz,
+                         feat=4)  # fmt: skip
+    return c, a @ b
+
+
+def with_cases(sch: Any, loops: Any, by: str) -> None:
+    if by == "count":
+        sch.rewrite(cases, "spmm0", "I_counts", range(1, 4))
+    else:
+        coordinate = loops.get(loops.get_sblock("spmm0")).iter_vars[-1].var.name
+        sch.rewrite(cases, "spmm0", str(coordinate), range(7))
+
+
+@pytest.mark.parametrize("by", ["pattern", "count"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_results_stay(by: str, count: int) -> None:
+    sch, loops, reduce = in_panels(by)
+    sch.rewrite(where_visited, "spmm0", reduce)
+    sch.rewrite(whole_steps, reduce, count)
+    with_cases(sch, loops, by)
+    found, wanted = spmm(sch)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5)
+
+
+def test_texts() -> None:
+    sch, loops, reduce = in_panels("count")
+    before = loops.mod.script()
+    assert before.count('T.sblock("spmm_reduce0")') == 1
+    sch.rewrite(where_visited, "spmm0", reduce)
+    sch.rewrite(whole_steps, reduce, 4)
+    with_cases(sch, loops, "count")
+    text = loops.mod.script()
+    # Three cases, each in steps and by itself, chosen by two questions for what there is.
+    assert text.count('T.sblock("spmm_reduce0")') == 3 * 2
+    asked = re.findall(r"if (I_counts\[\S+\]) < (\d):", text)
+    assert [n for _, n in asked] == ["2", "3"]
+    assert len(re.findall(r"in T.unroll\(4\)", text)) == 3
+    loops = re.findall(r"for \w+ in T.serial\((.*), unroll=False\)", text)
+    assert [x.replace(" ", "")[-2:] for x in loops] == ["/4", "%4"] * 3
+    assert len(re.findall(r"if I_entries_indptr.* - I_entries_indptr.* > 0:", text)) == 3
+
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (
+        lambda: in_panels("count")[0].rewrite(cases, "spmm1", "I_counts", range(1, 4)),
+        "cases: argument 'block': expected the name of one block, got 'spmm1'",
+    ),
+    (
+        lambda: in_panels("count")[0].rewrite(cases, "spmm0", "I_rows", range(1, 4)),
+        "cases: argument 'what': expected a coordinate of block 'spmm0', ",
+    ),
+    (
+        lambda: in_panels("count")[0].rewrite(cases, "spmm0", "I_members", range(3)),
+        "or a buffer that it loads at one place known there, got 'I_members'",
+    ),
+    (
+        lambda: in_panels("count")[0].rewrite(cases, "spmm0", "I_counts", []),
+        "cases: argument 'values': expected increasing integers, got []",
+    ),
+    (
+        lambda: in_panels("count")[0].rewrite(whole_steps, "spmm_rest", 2),
+        "whole_steps: expected a sparse iteration among ",
+    ),
+    (
+        lambda: in_panels("count")[0].rewrite(whole_steps, "spmm_reduce", 0),
+        "whole_steps: argument 'count': expected a positive integer, got 0",
+    ),
+    (
+        lambda: in_panels("count")[0].rewrite(where_visited, "spmm0", "spmm_rest"),
+        "where_visited: expected a sparse iteration among ",
+    ),
+    (
+        lambda: in_panels("count")[0].rewrite(where_visited, "spmm_init0", "spmm_reduce"),
+        "where_visited: argument 'block': expected one around 'spmm_reduce' in which ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[m.split(":")[0] for _, m in REFUSED])
+def test_refusals(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ScheduleError, match=re.escape(message)):
+        call()

@@ -1,0 +1,84 @@
+"""by_length: what it makes, that it means the same, and what it refuses."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import tvm_ffi
+
+import sparsetir
+from programs import PROGRAMS, tolerance
+from sparsetir import ScheduleError
+from sparsetir.sparse_ir import slice_recipes as recipes
+from sparsetir.sparse_ir.nodes import sparse_iterations
+
+
+def by_length(func, window=4):
+    sch = sparsetir.Schedule(func)
+    (it,) = sparse_iterations(func)
+    ref = sch.get_sparse_iteration(it.name)
+    rows, columns, *_ = sch.get_sp_iters(ref)
+    return sch, ref, sch.by_length(rows, columns, window)
+
+
+@pytest.mark.parametrize("name", ["spmv", "spmm", "row_sum", "row_max"])
+def test_the_result_stays(name):
+    """Interpreted and compiled on every case; the text parses back and the trace replays."""
+    program = PROGRAMS[name]
+    func = program.make("float32", "int32")
+    sch, _, _ = by_length(func)
+    assert tvm_ffi.structural_equal(sparsetir.from_source(sch.func.script()), sch.func)
+    assert tvm_ffi.structural_equal(sch.trace.apply(func).func, sch.func, map_free_vars=True)
+    kernel = sparsetir.build(sch)
+    for case in program.cases:
+        want = program.inputs(np.random.default_rng(1), case, "float32", "int32")
+        others = [copied(want), copied(want)]
+        sparsetir.interpret(func, want)
+        sparsetir.interpret(sch.func, others[0])
+        kernel(**others[1])
+        for output in program.outputs:
+            for got in others:
+                np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
+
+
+def copied(arguments):
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+
+
+def test_rows_are_sorted_in_windows():
+    """Up in one window and down in the next; each row once, those of a length in their order."""
+    lengths = np.array([3, 0, 3, 1, 0, 5, 2, 2, 9, 1])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    order = recipes.rows_by_length(indptr, 4)
+    assert order.tolist() == [1, 3, 0, 2, 5, 6, 7, 4, 9, 8]
+    whole = recipes.rows_by_length(indptr, 100)
+    assert whole.tolist() == np.argsort(lengths, kind="stable").tolist()
+    assert recipes.rows_by_length(np.zeros(1, "int32"), 4).tolist() == []
+
+
+def test_elements_lie_in_the_order_of_visits():
+    """And loops over rows, each of which is written once, are free of races."""
+    sch, ref, (rows, _) = by_length(PROGRAMS["spmm"].make("float32", "int32"), 1000)
+    a = sp.csr_array(np.array([[1, 1, 1], [0, 1, 0], [0, 0, 0], [0, 1, 1]], "float32"))
+    kernel = sparsetir.build(sch)
+    found = kernel.compute({
+        "indptr": a.indptr, "indices": a.indices, "m": 4, "n": 3, "feat": 2, "nnz": a.nnz
+    })  # fmt: skip
+    assert found["i_order"].tolist() == [2, 1, 3, 0]
+    assert found["i_slots"].tolist() == [3, 4, 5, 0, 1, 2]
+    assert found["j_slots"].tolist() == [1, 1, 2, 0, 1, 2]
+    sch.parallelize(rows)  # which asks for the proof
+    sch.pack("A", ref)
+    assert "A_packed[i_sorted, i_element]" in sch.func.script()
+
+
+def test_refusals():
+    sch = sparsetir.Schedule(PROGRAMS["spmm"].make("float32", "int32"))
+    ref = sch.get_sparse_iteration("spmm")
+    rows, columns, features = sch.get_sp_iters(ref)
+    for window in (0, 2.5, True):
+        with pytest.raises(
+            ScheduleError, match="by_length: argument 'window': expected a positive"
+        ):
+            sch.by_length(rows, columns, window)
+    with pytest.raises(ScheduleError, match="by_length: expected a spatial loop over"):
+        sch.by_length(rows, features)

@@ -1,0 +1,117 @@
+"""What the site is made of: docstrings as pages show them, links, tables of measurements."""
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def path():
+    added = [str(ROOT / "docs"), str(ROOT / "docs" / "_ext")]
+    sys.path[:0] = added
+    yield
+    for folder in added:
+        sys.path.remove(folder)
+
+
+def test_docstrings_get_fields():
+    from house_docstrings import converted
+
+    text = """Multiply A * B into C_.
+
+A, B : (m, n) float32, `x * y` as it is;
+    more of it
+reduce : one of
+
+    - "sum"
+    - "max"
+
+last : a number
+Returns nothing.
+
+Before::
+
+    C_ = A * B
+
+Gives (m, k). Raises TypeError for others. (Paper, section 3.)"""
+    assert (
+        "\n".join(converted(text.splitlines()))
+        == r"""Multiply A \* B into C\_.
+
+Before::
+
+    C_ = A * B
+
+:param A,B: (m, n) float32, `x * y` as it is;
+    more of it
+:param reduce: one of
+
+    - "sum"
+    - "max"
+
+:param last: a number
+:returns: nothing.
+:returns: (m, k).
+:errors: Raises TypeError for others. (Paper, section 3.)
+"""
+    )
+
+
+def test_links_of_pages():
+    from repository_links import relinked
+
+    text = "[a](../README.md) [b](docs/x.md#y) [c](../tests/a.py) [d](https://e) ![f](g.png)"
+    assert relinked(text, "docs/page.md", "docs/page.md") == (
+        "[a](index.md) [b](docs/x.md#y) c [d](https://e) ![f](g.png)"
+    )
+    assert relinked("[b](docs/x.md#y)", "CONTRIBUTING.md", "docs/contributing.md") == (
+        "[b](x.md#y)"
+    )
+
+
+def test_tables_say_what_the_files_do():
+    """After a new measurement: `python docs/speed.py`."""
+    speed = importlib.import_module("speed")
+    for page, table in (("README.md", speed.table()), ("docs/performance.md", speed.losses())):
+        (shown,) = speed.MARKED.findall((ROOT / page).read_text())
+        assert shown == table
+    found = speed.comparisons()
+    for comparison in found:
+        assert comparison.cells and all(0 < c.ratio < 100 for c in comparison.cells)
+        assert (speed.RESULTS / f"{comparison.file}.json").exists()
+    # By another way: MKL's cell with the worst ratio, straight from the file.
+    record = json.loads((speed.RESULTS / f"{found[0].file}.json").read_text())
+    times = [
+        (c["peers"]["mkl"]["min"], c["peers"]["sparsetir"]["min"])
+        for c in record["results"]["cells"]
+    ]
+    assert min(mkl / ours for mkl, ours in times) == found[0].lost[0].ratio
+    assert sum(mkl < 0.99 * ours for mkl, ours in times) == len(found[0].lost)
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("name", ["sparsetir", "sparsetir.formats"])
+def test_reference_has_all_public_names(name):
+    """Modules that are documented as a whole have all of theirs; of the others each is named."""
+    pages = "\n".join(p.read_text() for p in (ROOT / "docs" / "api").glob("*.md"))
+    if f".. automodule:: {name}\n" in pages:
+        return
+    named = set(re.findall(r"^\.\. auto\w+:: (?:sparsetir\.)?(\w+)$", pages, re.MULTILINE))
+    assert set(importlib.import_module(name).__all__) <= named
+
+
+@pytest.mark.slow  # and only where Sphinx is installed: `pip install '.[docs]'`
+def test_site_is_built_without_warnings(tmp_path):
+    pytest.importorskip("furo")
+    main = pytest.importorskip("sphinx.cmd.build").main
+    assert main(["-q", "-W", "-b", "html", str(ROOT / "docs"), str(tmp_path / "site")]) == 0
+    assert (tmp_path / "site" / "tutorial.html").exists()
