@@ -33,7 +33,8 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -
     - a quarter stored and more: 1.1 to 1.6 times as fast from rows of 16 elements on
     - 15 %: 1.1 to 1.3 times from 40 elements on with few features; with many from 64 on, or 128
       where the matrix, read once for each tile, is larger than the L2 cache
-    - 8 %: 1.15 times from 48 elements on with few features, from 128 on with many
+    - 8 %: 1.15 times from 128 elements on; with few features and fewer elements 0.91 to 0.92 times
+      on Zen 5, where row blocks know the number of features
     - less: up to 1.25 times as slow, as nearly all patterns hold a single row
 
     Values of a run, which are read by their places (`packed=False`), against rows with values as
@@ -50,7 +51,7 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -
         return False
     stored, length, few = nnz / (m * n), nnz / m, feat <= 4 * lanes
     many = 64 if nnz * PLACE <= l2_bytes() else 100 if cpu in ELEMENTS else 128
-    for share, least in ((0.25, 16), (0.15, 40 if few else many), (0.08, 48 if few else 128)):
+    for share, least in ((0.25, 16), (0.15, 40 if few else many), (0.08, 128)):
         if stored >= share:
             return length >= least
     return False
