@@ -105,7 +105,7 @@ def test_names_are_the_same_for_people_programs_and_type_checkers():
     assert names == sparsetir._WHERE and sorted(names) == sorted(sparsetir.__all__)
     assert {*names, *packages, "__version__"} <= set(dir(sparsetir))
     assert all(getattr(sparsetir, name).__name__ == name for name in names)
-    for name in packages - {"masks", "nn", "ops"}:
+    for name in packages - {"distributed", "masks", "nn", "ops"}:
         assert getattr(sparsetir, name).__name__ == f"sparsetir.{name}"
     with pytest.raises(AttributeError, match="module 'sparsetir' has no attribute 'plam'"):
         sparsetir.plam
@@ -114,11 +114,11 @@ def test_names_are_the_same_for_people_programs_and_type_checkers():
 def test_without_torch_it_is_said_what_to_install():
     code = "import sys; sys.modules['torch'] = None\ntry: import sparsetir.{}\n"
     code += "except ImportError as error: print(error)"
-    for name in ("ops", "nn", "masks"):
+    for name in ("ops", "nn", "masks", "distributed"):
         out, _ = python(code.format(name))
         assert out == (
-            "sparsetir.ops, sparsetir.nn, sparsetir.masks: needs PyTorch, which is not installed: "
-            f"run `{install_hint('torch', 'torch')}`\n"
+            "sparsetir.ops, sparsetir.nn, sparsetir.masks, sparsetir.distributed: needs PyTorch, "
+            f"which is not installed: run `{install_hint('torch', 'torch')}`\n"
         )
 
 

@@ -18,6 +18,7 @@ _imports.install()
 
 if TYPE_CHECKING:
     from sparsetir import datasets as datasets
+    from sparsetir import distributed as distributed
     from sparsetir import formats as formats
     from sparsetir import graphs as graphs
     from sparsetir import masks as masks
@@ -146,8 +147,8 @@ _MODULES = {
 _WHERE = {name: f"sparsetir.{at}" for at, names in _MODULES.items() for name in names.split()}
 # Modules that users import from.
 _PACKAGES = (
-    "datasets", "formats", "graphs", "masks", "nn", "ops", "plot", "schedules", "sparse_ir",
-    "tuning",
+    "datasets", "distributed", "formats", "graphs", "masks", "nn", "ops", "plot", "schedules",
+    "sparse_ir", "tuning",
 )  # fmt: skip
 
 

@@ -2,4 +2,6 @@
 
 from sparsetir.extras import need
 
-need("sparsetir.ops, sparsetir.nn, sparsetir.masks", "torch", "torch", title="PyTorch")
+NEEDED = "sparsetir.ops, sparsetir.nn, sparsetir.masks, sparsetir.distributed"
+
+need(NEEDED, "torch", "torch", title="PyTorch")

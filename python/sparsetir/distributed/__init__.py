@@ -15,6 +15,7 @@ tensor([[0., 1., 1.],
         [0., 0., 0.]])
 """
 
+from sparsetir import needs_torch  # noqa: F401
 from sparsetir.distributed.attention import attention
 from sparsetir.distributed.collectives import DistributedError
 from sparsetir.distributed.graph import DistGraph
