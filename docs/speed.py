@@ -59,21 +59,27 @@ def comparisons() -> list[Comparison]:
     older = "run-{}-intel-r-xeon-r-processor-2-80ghz-icelake-server-2-1t"
     cascade = "{}-intel-r-xeon-r-processor-2-50ghz-cascadelake-{}t"
     epochs = "{}-intel-r-xeon-r-processor-2-80ghz-icelake-server-{}t"
+    zen, amd = "run-spmm-mkl-2026-amd-epyc-znver5-2-1t", "{}-amd-epyc-znver5-{}t"
     return [
-        _runs("SpMM", "MKL 2026", spmm, 1),
+        _runs("SpMM", "MKL 2026, on Intel", spmm, 1),
+        _runs("SpMM", "MKL 2026, on AMD", zen, 1),
+        _runs("SpMM", "MKL 2026, on AMD", zen, 2),
         _runs("SpMM", "the best of scipy, torch, MKL", older.format("spmm"), 1),
         _runs("SpMM", "the best of scipy, torch, MKL", older.format("spmm"), 2),
         _runs("SpMV", "the best of scipy, torch, MKL", older.format("spmv"), 1),
         _runs("SpMV", "the best of scipy, torch, MKL", older.format("spmv"), 2),
         _runs("SDDMM", "torch", older.format("sddmm"), 1),
         _runs("SDDMM", "torch", older.format("sddmm"), 2),
-        _made("Pruned weights, 1 thread", "a dense product", _coarsen,
+        _made("Pruned weights, 1 thread", "a dense product, on Intel", _coarsen,
               cascade.format("study-coarsen", 1)),
+        _made("Pruned weights, 1 thread", "a dense product, on AMD", _coarsen,
+              amd.format("study-coarsen", 1)),
         _made("Attention with a mask, 2 threads", "FlexAttention, the better block", _attention,
               cascade.format("attention", 2)),
         _made("Sparse convolutions, 1 thread", "torch: gather, mm, scatter", _convolutions,
               cascade.format("sparse_conv", 1)),
-        _made("RGCN layers, 1 thread", "PyG, the better layer", _rgcn, cascade.format("rgcn", 1)),
+        _made("RGCN layers, 1 thread", "PyG, the better layer, on AMD", _rgcn,
+              amd.format("rgcn", 1)),
         _made("Epochs of GCN, SAGE, 1 thread", "PyG, its fastest graph", _epochs,
               epochs.format("epoch", 1)),
         _made("The same, features without zeros", "PyG, its fastest graph", _epochs,
