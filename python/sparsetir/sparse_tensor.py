@@ -289,6 +289,7 @@ class SparseMatrix(SparseTensor):
         - a graph of PyG (`Data`, or one relation of `HeteroData`) or DGL (one relation), a
           `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
         - the name of a file or a graph, as for :func:`sparsetir.graphs.load_graph`
+
     shape : by default that of `data`; square for the largest node of an edge_index, the least that
         holds all coordinates of a pair
     values : as in :class:`SparseTensor`, for a pair and edges alone
