@@ -25,7 +25,7 @@ Counts counts;
 
 namespace {
 
-constexpr size_t STACK = 1 << 17;
+constexpr size_t STACK = 1 << 20;
 constexpr uint32_t CANARY = 0x5afe57ac;  // at the end of each stack
 
 Thread threads[MOST_THREADS];
