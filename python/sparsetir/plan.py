@@ -21,6 +21,7 @@ from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
@@ -123,7 +124,8 @@ def plan(
 def _of_each_run(config: Any, pattern: CsrPattern) -> Any:
     """The config for values of each run, and columns in any order."""
     config = getattr(config, "unpacked", config)
-    return config.by_rows if isinstance(config, PanelRows) and not pattern.increases else config
+    panels = isinstance(config, PanelRows | PanelThreads)
+    return config.by_rows if panels and not pattern.increases else config
 
 
 def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Any]:
