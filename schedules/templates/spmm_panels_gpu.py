@@ -132,7 +132,8 @@ class PanelThreads(GpuTiled):
         alone = fields.get("atomics", False) and threads != WARP
         panels = 1 if alone else max(1, block // threads)
         # Registers for the sums, and what is loaded for them: else nvcc takes few, and spills.
-        occupancy = 1024 if rows * vector * coarsen <= MAX_SUMS // 2 else 512
+        sums = rows * vector * coarsen
+        occupancy = 1024 if sums < MAX_SUMS // 2 else 768 if sums == MAX_SUMS // 2 else 512
         return cls(
             **fields, threads=threads, vector=vector, coarsen=coarsen, panels=panels, feat=feat,
             occupancy=occupancy,
@@ -140,8 +141,11 @@ class PanelThreads(GpuTiled):
 
     @property
     def unpacked(self) -> PanelThreads:
-        """For values that come with each run, in the order of the matrix: read by their places."""
-        return replace(self, packed=False)
+        """For values that come with each run, in the order of the matrix: read by their places.
+
+        A place takes a register beside each value, so that fewer entries are loaded together.
+        """
+        return replace(self, packed=False, unroll=min(self.unroll, 2))
 
     @property
     def by_rows(self) -> RowSplit:

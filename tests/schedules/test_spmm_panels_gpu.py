@@ -96,6 +96,7 @@ def test_nan_and_infinities(way: str) -> None:
 def test_values_of_a_run_are_read_by_their_places(way: str) -> None:
     own = config(way).unpacked
     assert own == replace(config(way), packed=False)
+    assert replace(own, unroll=8).unpacked == own
     for name in ("random", "one dense row", "empty rows", "no rows"):
         run(Spmm(), own, of_mask(MASKS[name], "int32"), special=name == "random")
     assert own.by_rows == config(way).by_rows == RowSplit(8, 1, 2, 1, 16)
