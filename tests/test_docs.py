@@ -78,8 +78,11 @@ def test_links_of_pages():
 def test_tables_say_what_the_files_do():
     """After a new measurement: `python docs/speed.py`."""
     speed = importlib.import_module("speed")
-    for page, table in (("README.md", speed.table()), ("docs/performance.md", speed.losses())):
-        (shown,) = speed.MARKED.findall((ROOT / page).read_text())
+    for page, name, table in (
+        ("README.md", "speed", speed.table()), ("docs/performance.md", "speed", speed.losses()),
+        ("docs/performance.md", "calls", speed.calls()),
+    ):  # fmt: skip
+        (shown,) = speed.MARKED[name].findall((ROOT / page).read_text())
         assert shown == table
     found = speed.comparisons()
     for comparison in found:
