@@ -183,10 +183,11 @@ def _row_blocks(known: list[Any], given: Statistics) -> Branch:
         whole = feat % tile == 0 and tile % lanes == 0 and tile != feat
         tiles = -(-feat // tile)
         pack = order == "packed"
+        in_turn = pack or (order == "tiles" and tiles > 1)
         return RowBlocks(
-            tile=tile, lanes=lanes, feat=None if whole else feat, pack=pack,
-            tiles_first=pack or (order == "tiles" and tiles > 1), prefetch=prefetch, parts=parts,
-            blocks=_blocks(blocks, tiles if pack else 1, given.threads), parallel=blocks > 0,
+            tile=tile, lanes=lanes, feat=None if whole else feat, pack=pack, tiles_first=in_turn,
+            prefetch=prefetch, parts=parts, parallel=blocks > 0,
+            blocks=_blocks(blocks, tiles if in_turn else 1, given.threads),
             ahead=given.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
         )  # fmt: skip
 
