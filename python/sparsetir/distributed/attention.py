@@ -13,7 +13,7 @@ from torch.profiler import record_function
 
 from sparsetir.arrays import dtype_name
 from sparsetir.distributed.arguments import cast, compared
-from sparsetir.distributed.parts import rows_first, sampled, split, times, transposed
+from sparsetir.distributed.parts import add_times, rows_first, sampled, split, times, transposed
 from sparsetir.ops import messages_library
 from sparsetir.ops.checks import check_tensor
 
@@ -89,8 +89,7 @@ class _Attention(torch.autograd.Function):
             weights = messages_library.segment_softmax(rowptr, col, scores[..., None], n)[..., 0]
             inner, outer = split(graph, weights)
             out = times(graph.local, inner, V, len(Q))
-            if graph.halo:
-                out += times(graph.remote, outer, V2, len(Q))
+            add_times(graph.remote_blocks, outer, V2, len(Q), out)
         ctx.graph, ctx.scale, ctx.dtype = graph, scale, q.dtype
         ctx.save_for_backward(Q, K, V, K2, V2, weights)
         return out.transpose(0, 1).to(q.dtype)
@@ -121,8 +120,7 @@ class _Attention(torch.autograd.Function):
         returning = graph.exchange.begin_back("attention", back, graph.exchange_dtype)
         with record_function("sparsetir: local product"):
             of_q = times(graph.local, s1, K, heads)
-            if graph.halo:
-                of_q += times(graph.remote, s2, K2, heads)
+            add_times(graph.remote_blocks, s2, K2, heads, of_q)
             of_kv = [
                 transposed(graph.local, s1, Q, heads),
                 transposed(graph.local, w1, grad, heads),

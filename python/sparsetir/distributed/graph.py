@@ -25,6 +25,7 @@ from sparsetir.distributed.build import (
 from sparsetir.distributed.collectives import check_device, group_of, together, total
 from sparsetir.distributed.exchange import Exchange
 from sparsetir.distributed.files import Share, read_share
+from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.distributed.partition import Partition, check_partition
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.check_pattern import check_size
@@ -257,6 +258,12 @@ class DistGraph:
     def parts(self) -> tuple[Operand, Operand]:
         """`local` and `remote`."""
         return self.local, self.remote
+
+    @cached_property
+    @lasting
+    def remote_blocks(self) -> list[Block]:
+        """`remote` in pieces, of which products are added to those of `local` one by one."""
+        return blocks_of(self.remote)
 
     @cached_property
     def whole(self) -> Operand:

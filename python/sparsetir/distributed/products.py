@@ -16,7 +16,7 @@ from torch.profiler import record_function
 
 from sparsetir.arrays import dtype_name
 from sparsetir.distributed.arguments import cast, check_rows, check_values, compared, likeness
-from sparsetir.distributed.parts import dots, rows_first, sampled, split, times, transposed
+from sparsetir.distributed.parts import add_times, dots, rows_first, sampled, split, times, transposed
 from sparsetir.ops import functional, messages
 from sparsetir.ops.checks import check_tensor
 from sparsetir.vocabulary import reduction
@@ -138,8 +138,7 @@ class _Spmm(torch.autograd.Function):
             out = times(graph.local, inner, x, heads)
         halo = rows_first(arriving.wait())
         with record_function("sparsetir: remote product"):
-            if graph.halo:
-                out += times(graph.remote, outer, halo, heads)
+            add_times(graph.remote_blocks, outer, halo, heads, out)
         if mean:
             out /= graph.degrees[:, None].to(out.dtype)
         kept = values is not None and ctx.needs_input_grad[2]
@@ -207,8 +206,7 @@ class _Sddmm(torch.autograd.Function):
         with record_function("sparsetir: local product"):
             if ctx.needs_input_grad[1]:
                 of_x = times(graph.local, inner, Y, heads)
-                if graph.halo:
-                    of_x += times(graph.remote, outer, halo, heads)
+                add_times(graph.remote_blocks, outer, halo, heads, of_x)
             if returning is not None:
                 of_y = transposed(graph.local, inner, X, heads)
         if returning is not None and of_y is not None:
