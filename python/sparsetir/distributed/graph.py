@@ -25,8 +25,8 @@ from sparsetir.distributed.build import (
 from sparsetir.distributed.collectives import check_device, group_of, together, total
 from sparsetir.distributed.exchange import Exchange
 from sparsetir.distributed.files import Share, read_share
-from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.distributed.partition import Partition, check_partition
+from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.compress import sorted_by

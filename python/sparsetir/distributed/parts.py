@@ -12,7 +12,16 @@ from sparsetir.ops.operands import Operand
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = ["add_times", "blocks_of", "dots", "rows_first", "sampled", "split", "times", "transposed"]
+__all__ = [
+    "add_times",
+    "blocks_of",
+    "dots",
+    "rows_first",
+    "sampled",
+    "split",
+    "times",
+    "transposed",
+]
 
 
 # Rows of which products are added at a time: few enough to be small beside all, many enough for a

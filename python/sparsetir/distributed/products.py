@@ -16,7 +16,15 @@ from torch.profiler import record_function
 
 from sparsetir.arrays import dtype_name
 from sparsetir.distributed.arguments import cast, check_rows, check_values, compared, likeness
-from sparsetir.distributed.parts import add_times, dots, rows_first, sampled, split, times, transposed
+from sparsetir.distributed.parts import (
+    add_times,
+    dots,
+    rows_first,
+    sampled,
+    split,
+    times,
+    transposed,
+)
 from sparsetir.ops import functional, messages
 from sparsetir.ops.checks import check_tensor
 from sparsetir.vocabulary import reduction
