@@ -423,6 +423,10 @@ LAYERS = {
     "gat": lambda: nn.GATConv(FEAT, 3, heads=2),
     "gat, no loops": lambda: nn.GATConv(FEAT, 3, add_self_loops=False, concat=False, heads=2),
     "gat, edges": lambda: nn.GATConv(FEAT, 3, heads=2, edge_dim=2),
+    "rgcn": lambda: nn.RGCNConv(FEAT, 3, 4),
+    "rgcn, bases": lambda: nn.RGCNConv(FEAT, 9, 4, num_bases=2, aggr="sum"),
+    "rgcn, max": lambda: nn.RGCNConv(FEAT, 3, 4, aggr="max"),
+    "rgcn, rows": lambda: nn.RGCNConv(30, 3, 4),
 }
 
 
@@ -430,6 +434,7 @@ def test_layers(group: Any, weighted: bool) -> None:
     """Each gives what it gives with edges, and the gradients."""
     weight = torch.rand(150, dtype=torch.float64) + 0.5
     attr = torch.randn(150, 2, dtype=torch.float64)
+    kinds = torch.randint(0, 4, (150,))
     graph, edges, nodes = spread(group, "random", "given")
     number, mine = graph.edge_data["number"], graph.nodes
     whole = torch.randn(nodes, FEAT, dtype=torch.float64)
@@ -442,17 +447,20 @@ def test_layers(group: Any, weighted: bool) -> None:
             own = number if at is graph else slice(None)
             if name == "gat, edges":
                 more = [attr[own]]
+            elif name.startswith("rgcn"):
+                more = [kinds[own]]
             elif weighted and name.startswith("gcn"):
                 more = [weight[own].clone().requires_grad_()]
             layer.zero_grad()
             for _ in range(2):  # the second uses what was kept
-                out = layer(x, at, *more)
+                out = layer(None if name == "rgcn, rows" else x, at, *more)
             grad = torch.linspace(-1, 2, nodes * out.shape[1], dtype=torch.float64).view(nodes, -1)
             (out * (grad[mine] if at is graph else grad)).sum().backward()
             gradients = [p.grad.clone() for p in layer.parameters()]
             if at is graph:
                 for g in gradients:
                     dist.all_reduce(g, group=group)
+            x.grad = torch.zeros_like(x) if name == "rgcn, rows" else x.grad
             leaves = [x, *(m for m in more if m.requires_grad and name != "gcn, kept")]
             results.append((out, gradients, [leaf.grad for leaf in leaves]))
             if isinstance(layer, nn.GCNConv):

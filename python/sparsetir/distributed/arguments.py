@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 __all__ = ["cast", "check_rows", "check_values", "compared", "likeness"]
 
 # So many of the first calls on a graph are compared among processes, so that a wrong argument of
-# one of them is an error of all. Later calls are like these, as a rule.
+# one of them is an error of all. Later calls are like these, as a rule; those that are not, too.
 COMPARED_CALLS = 16
 
 
 def compared(graph: DistGraph, who: str, check: Callable[[], Any]) -> None:
-    """Look at arguments; those of the first calls on all processes together."""
+    """Look at arguments; those of the first calls, and new ones, on all processes together."""
     if graph.compared < COMPARED_CALLS:
         graph.compared += 1
-        together(graph.group, who, lambda: (who, check()))
-    else:
-        check()
+        graph.seen.add(together(graph.group, who, lambda: (who, check())))
+        return
+    said = who, check()
+    if said not in graph.seen:
+        together(graph.group, who, lambda: said)
+        graph.seen.add(said)
 
 
 def likeness(x: Tensor | None, rows: int = -2) -> tuple[Any, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -70,6 +69,7 @@ class DistGraph:
         self.own = len(self.nodes)
         self.exchange_dtype: torch.dtype | None = None
         self.compared = 0  # calls whose arguments were compared with those of other processes
+        self.seen: set[Any] = set()  # what arguments that were compared have in common
         self._made: dict[Any, Any] = {}
         self._split(sources, targets)
         order = self._order
@@ -245,10 +245,13 @@ class DistGraph:
 
     # -- what operators and layers take --------------------------------------------------------
 
-    @cached_property
-    @lasting
+    @property
     def edge_index(self) -> Tensor:
         """(2, nnz) own edges: sources count own nodes and then the halo, targets own nodes."""
+        return self.kept("edge_index", self._edge_index)
+
+    @lasting
+    def _edge_index(self) -> Tensor:
         sources = torch.cat([self.local.col, self.remote.col + self.own])
         nodes = torch.arange(self.own, dtype=sources.dtype, device=sources.device)
         targets = [nodes.repeat_interleave(A.rowptr[1:] - A.rowptr[:-1]) for A in self.parts]
@@ -259,16 +262,16 @@ class DistGraph:
         """`local` and `remote`."""
         return self.local, self.remote
 
-    @cached_property
-    @lasting
+    @property
     def remote_blocks(self) -> list[Block]:
-        """`remote` in pieces, of which products are added to those of `local` one by one."""
-        return blocks_of(self.remote)
+        """`remote` in pieces, whose products are added to those of `local`; not collective."""
+        return self.kept("blocks", lambda: lasting(blocks_of)(self.remote))
 
-    @cached_property
+    @property
     def whole(self) -> Operand:
         """Own edges as an (own, own + halo) matrix, for :func:`with_halo`; not collective."""
-        return resolve((self.edge_index, (self.own + self.halo, self.own)))
+        size = self.own + self.halo, self.own
+        return self.kept("whole", lambda: resolve((self.edge_index, size)))
 
     def kept(self, key: Any, make: Callable[[], T]) -> T:
         """`make()`, or what it gave before for the key; kept as long as the graph.

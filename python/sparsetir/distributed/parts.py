@@ -39,8 +39,8 @@ class Block(NamedTuple):
 
 
 def times(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
-    """A x, with heads as :func:`_with_heads` has them."""
-    values, x = _with_heads(values, x, heads)
+    """A x, with heads as :func:`with_heads` has them."""
+    values, x = with_heads(values, x, heads)
     return library.spmm(A.rowptr, A.col, values, x, "sum")
 
 
@@ -71,7 +71,7 @@ def add_times(
 
 def transposed(A: Operand, values: Tensor | None, x: Tensor, heads: int) -> Tensor:
     """A^T x; of heads that x had not before, the sum."""
-    values, x = _with_heads(values, x, heads)
+    values, x = with_heads(values, x, heads)
     found = library.spmm_transposed(A.rowptr, A.col, values, x, A.n)
     return found.sum(0) if heads < 0 else found
 
@@ -89,7 +89,7 @@ def sampled(A: Operand, x: Tensor, y: Tensor) -> Tensor:
     return library.sddmm(A.rowptr, A.col, x, y)
 
 
-def _with_heads(values: Tensor | None, x: Tensor, heads: int) -> tuple[Tensor | None, Tensor]:
+def with_heads(values: Tensor | None, x: Tensor, heads: int) -> tuple[Tensor | None, Tensor]:
     """Both with heads, where one of them has.
 
     heads : of x; 0 where nothing has any, -1 where values alone have

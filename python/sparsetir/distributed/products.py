@@ -16,6 +16,7 @@ from torch.profiler import record_function
 
 from sparsetir.arrays import dtype_name
 from sparsetir.distributed.arguments import cast, check_rows, check_values, compared, likeness
+from sparsetir.distributed.extrema import Extremum
 from sparsetir.distributed.parts import (
     add_times,
     dots,
@@ -47,8 +48,8 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
 
     Gives (own, feat) or (heads, own, feat). Differentiable once with respect to x and the values;
     gradients of rows of other processes go back to them. Sums differ from those of one process by
-    rounding alone, as own and other nodes are added up apart; of "max" and "min", and of means of
-    16 bits, all are there first.
+    rounding alone, as own and other nodes are added up apart; of means of 16 bits all rows are
+    there first.
 
     Raises TypeError and ValueError that name the argument; where only another process was given
     something wrong, or has ended, DistributedError.
@@ -67,10 +68,16 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     if values is None and graph.values is not None:
         values = graph.values.to(x.dtype)
     x, values = cast(x, values)
-    if reduce in ("max", "min") or (reduce == "mean" and x.dtype.itemsize == 2):
+    heads = x.shape[0] if x.dim() == 3 else 0 if values is None or values.dim() == 1 else -1
+    if reduce in ("max", "min"):
+        wide = torch.promote_types(x.dtype, torch.float32)
+        weights = None if values is None else values.to(wide)
+        sent = graph.exchange_dtype or x.dtype
+        return Extremum.apply(graph, x.to(wide), weights, reduce == "max", heads, sent).to(x.dtype)
+    if reduce == "mean" and x.dtype.itemsize == 2:
         rows = with_halo(graph, x.transpose(0, -2)).transpose(0, -2)
         return functional.spmm(graph.whole, rows, reduce, values)
-    return _Spmm.apply(graph, x, values, reduce == "mean")
+    return _Spmm.apply(graph, x, values, reduce == "mean", heads)
 
 
 def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
@@ -135,10 +142,12 @@ class _Spmm(torch.autograd.Function):
     """Sums or means; x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None."""
 
     @staticmethod
-    def forward(ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, mean: bool) -> Tensor:
+    def forward(
+        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, mean: bool, heads: int
+    ) -> Tensor:
+        """See :func:`sparsetir.distributed.parts.with_heads` for heads."""
         ctx.graph = graph
         inner, outer = split(graph, values)
-        heads = x.shape[0] if x.dim() == 3 else 0 if values is None or values.dim() == 1 else -1
         rows = rows_first(x)
         halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
         arriving = graph.exchange.begin("spmm", rows, graph.exchange_dtype, halo_rows)
@@ -177,7 +186,7 @@ class _Spmm(torch.autograd.Function):
                 of_values = torch.cat([dots(A, grad, y, values) for A, y in parts], -1)
         if returning is not None and of_x is not None:
             returning.add_to(rows_first(of_x))
-        return None, of_x, of_values, None
+        return None, of_x, of_values, None, None
 
 
 class _Sddmm(torch.autograd.Function):

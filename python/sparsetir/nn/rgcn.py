@@ -11,7 +11,14 @@ from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
 from sparsetir.nn.conv import Conv, pair
-from sparsetir.nn.graph import Graph, check_count, is_edges, reversed_edges
+from sparsetir.nn.graph import (
+    Graph,
+    check_count,
+    is_edges,
+    is_spread,
+    reversed_edges,
+    with_others,
+)
 from sparsetir.nn.linear import glorot, zeros
 from sparsetir.nn.memory import remembered
 from sparsetir.ops.check_pattern import check_edges
@@ -143,15 +150,19 @@ class RGCNConv(Conv):
 
         x : (nodes, in_channels), or a pair of features of sources and of targets; integers (nodes,)
             choose rows of the weights; None is all of them in order
-        edge_index : (2, E) edges
+        edge_index : (2, E) edges; or a :class:`sparsetir.distributed.DistGraph`, whose edges are
+            its own ones
         edge_type : (E,) relation of each edge, from 0 to num_relations - 1
         """
         if x is None:
-            x = self._all_rows()
+            x = self._all_rows(edge_index)
         elif isinstance(x, tuple | list) and x[0] is None:
-            x = (self._all_rows(), x[1])
+            x = (self._all_rows(edge_index), x[1])
         sources, targets = pair("RGCNConv", x, self.flow, (1, 2))
         targets = sources if targets is None else targets
+        sources, edge_index = with_others(
+            "RGCNConv", sources, edge_index, len(targets), self.flow
+        )  # fmt: skip
         graph = self._graph(edge_index, edge_type, len(sources), len(targets))
         if not sources.is_floating_point():
             out = self._of_rows(graph, sources, len(targets))
@@ -169,7 +180,9 @@ class RGCNConv(Conv):
                 out = _added(out, targets @ self.root if by_features else self.root[targets])
         return out if self.bias is None else _added(out, self.bias)
 
-    def _all_rows(self) -> Tensor:
+    def _all_rows(self, edge_index: Any) -> Tensor:
+        if is_spread(edge_index):
+            return edge_index.nodes
         return torch.arange(self.in_channels_l, device=self.weight.device)
 
     @property
