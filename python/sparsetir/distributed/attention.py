@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from sparsetir.arrays import dtype_name
-from sparsetir.distributed.arguments import cast, compared
+from sparsetir.distributed.arguments import cast, compared, untraced
 from sparsetir.distributed.parts import add_times, rows_first, sampled, split, times, transposed
 from sparsetir.ops import messages_library
 from sparsetir.ops.checks import check_tensor
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["attention"]
 
 
+@untraced
 def attention(
     graph: DistGraph, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
 ) -> Tensor:

@@ -221,8 +221,8 @@ def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Ten
 
 def _metis(n: int, parts: int, edges: np.ndarray) -> np.ndarray:
     """(n,) int64 part of each node, of about equal work in each."""
-    if not n or parts == 1:
-        return np.zeros(n, np.int64)
+    if parts == 1 or n <= parts:  # of which METIS makes empty parts, and says so
+        return np.arange(n) % parts
     ones = np.ones(len(edges), np.int32)
     pattern = sp.csr_array((ones, (edges[:, 1], edges[:, 0])), shape=(n, n))
     work = 1 + np.bincount(edges[:, 1], minlength=n)

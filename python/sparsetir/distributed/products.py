@@ -15,7 +15,14 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from sparsetir.arrays import dtype_name
-from sparsetir.distributed.arguments import cast, check_rows, check_values, compared, likeness
+from sparsetir.distributed.arguments import (
+    cast,
+    check_rows,
+    check_values,
+    compared,
+    likeness,
+    untraced,
+)
 from sparsetir.distributed.extrema import Extremum
 from sparsetir.distributed.parts import (
     add_times,
@@ -36,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["sddmm", "softmax", "spmm", "with_halo"]
 
 
+@untraced
 def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """C[i, k] = reduce over the edges (j, i) of value * x[j, k]; collective.
 
@@ -80,6 +88,7 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     return _Spmm.apply(graph, x, values, reduce == "mean", heads)
 
 
+@untraced
 def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     """OUT[e] = sum over k of X[i, k] * Y[j, k] for each own edge e = (j, i); collective.
 
@@ -113,6 +122,7 @@ def softmax(graph: DistGraph, values: Tensor) -> Tensor:
     return messages.sparse_softmax(graph.whole, values)
 
 
+@untraced
 def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
     """Features of all nodes that own edges come from: own ones, then the others; collective.
 

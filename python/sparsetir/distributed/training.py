@@ -8,11 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sparsetir.distributed.arguments import untraced
 from sparsetir.distributed.collectives import group_of, total
 
 __all__ = ["mean"]
 
 
+@untraced
 def mean(losses: Tensor, group: Any = None) -> Tensor:
     """The mean of the losses of all processes, for DistributedDataParallel; collective.
 
