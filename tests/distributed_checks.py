@@ -611,21 +611,63 @@ def test_twice_differentiated(group: Any) -> str:
     return message(RuntimeError, lambda: grad.sum().backward())
 
 
-def fails_alone(group: Any, how: str) -> tuple[str, float]:
-    """Train; process 1 ends, or is stopped, or raises and ends, on its way. What others see."""
+def test_compiled(group: Any, kind: str) -> str:
+    """What lies between operators on a graph is compiled; gives what is said of one whole graph."""
+    graph, *_ = spread(group)
+    model, x = Model(kind, FEAT, 3), torch.randn(graph.own, FEAT)
+    results = []
+    for call in (model, torch.compile(model, backend="eager")):
+        given = x.clone().requires_grad_()
+        out = call(given, graph)
+        (grad,) = torch.autograd.grad(out.square().sum(), given)
+        results.append((out, grad))
+    for one, other in zip(*results, strict=True):
+        close(one, other, torch.float32)
+    whole = torch.compile(model, backend="eager", fullgraph=True)
+    said = message(RuntimeError, lambda: whole(x, graph))
+    torch._dynamo.reset()
+    return said
+
+
+def test_wrong_later(group: Any) -> str:
+    """New arguments are compared after any number of calls."""
+    graph, *_ = spread(group)
+    for _ in range(20):
+        distributed.spmm(graph, torch.ones(graph.own, 3))
+    feat = 5 if dist.get_rank(group) == 1 else 4
+    said = message(DistributedError, lambda: distributed.spmm(graph, torch.ones(graph.own, feat)))
+    assert distributed.spmm(graph, torch.ones(graph.own, 3)).shape == (graph.own, 3)
+    return said
+
+
+def fails_alone(group: Any, how: str, where: str) -> tuple[str, float]:
+    """Train; process 1 ends, is stopped, raises, or does something else. What others see.
+
+    where : "forward", or "backward", while others are in the midst of it
+    """
     graph, *_ = spread(group)
     model = DistributedDataParallel(nn.SAGEConv(FEAT, 3), process_group=group)
-    x = torch.ones(graph.own, FEAT)
+    x = torch.ones(graph.own, FEAT, requires_grad=True)
+
+    def fail(_: Any = None) -> None:
+        if how in ("killed", "stopped"):
+            os.kill(os.getpid(), 9 if how == "killed" else 19)
+        elif how == "raises":
+            raise ValueError("process 1 has had enough")
+        else:
+            distributed.spmm(graph, torch.ones(graph.own, FEAT + 1))
+
     start = time.monotonic()
     try:
         for epoch in range(50):
-            if epoch == 20 and dist.get_rank(group) == 1:
-                if how == "killed":
-                    os.kill(os.getpid(), 9)
-                elif how == "stopped":
-                    os.kill(os.getpid(), 19)
+            fails = epoch == 20 and dist.get_rank(group) == 1
             start = time.monotonic()
-            model(x, graph).sum().backward()
-    except RuntimeError as error:
+            if fails and where == "forward":
+                fail()
+            out = model(x, graph)
+            if fails:
+                out.register_hook(fail)
+            out.sum().backward()
+    except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - start
     raise AssertionError("expected an error")

@@ -195,20 +195,40 @@ def test_second_derivatives_are_refused(team):
         assert "once_differentiable" in text
 
 
-@pytest.mark.parametrize(
-    "how, seconds", [("killed", 60), pytest.param("stopped", 3, marks=pytest.mark.slow)]
-)
-def test_a_process_that_ends_or_hangs(tmp_path, how, seconds):
+@pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage"))
+def test_compiled(team, kind):
+    for text in team(checks.test_compiled, kind, size=2):
+        assert "should not be traced" in text and ("spmm" in text or "with_halo" in text), text
+
+
+def test_wrong_later(team):
+    for text in team(checks.test_wrong_later, size=3):
+        assert "expected the same on all processes" in text and "process 1" in text
+
+
+@pytest.mark.parametrize("how, where", [
+    ("killed", "backward"),
+    *(pytest.param(*these, marks=pytest.mark.slow) for these in [
+        ("killed", "forward"), ("stopped", "forward"), ("stopped", "backward"),
+        ("raises", "forward"), ("raises", "backward"), ("differs", "forward"),
+    ]),
+])  # fmt: skip
+def test_a_process_that_fails(tmp_path, how, where):
     """The others get an error that says so: at once, or when the time of the group is over."""
+    seconds = 60 if how == "killed" else 3
     team = Team(3, tmp_path, seconds)
     try:
-        team.begin(checks.fails_alone, how)
-        pipes = [pipe for rank, pipe in enumerate(team.pipes) if rank != 1]
-        for pipe in pipes:
-            assert pipe.poll(40)
-            failed, (text, waited) = pipe.recv()
-            assert failed is None
-            assert waited < 2 * seconds + 5 if how == "stopped" else waited < 10
+        team.begin(checks.fails_alone, how, where)
+        for rank in (0, 2):
+            assert team.pipes[rank].poll(40)
+            failed, found = team.pipes[rank].recv()
+            assert failed is None, failed
+            text, waited = found
+            assert waited < (10 if how == "killed" else 2 * seconds + 5)
             assert "another process has ended, was not there in time" in text, text
+        if how in ("raises", "differs"):
+            assert team.pipes[1].poll(40)
+            failed, (text, _) = team.pipes[1].recv()
+            assert "has had enough" in text if how == "raises" else "DistributedError" in text
     finally:
         team.close()
