@@ -22,16 +22,16 @@ __all__ = ["Extremum"]
 
 
 class Extremum(torch.autograd.Function):
-    """x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None; for 16 bits, in
-    float32, in which products are compared."""
+    """x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None; float32 or
+    float64, in which products are compared."""
 
     @staticmethod
     def forward(
-        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, largest: bool, heads: int,
+        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, reduce: str, heads: int,
         sent: torch.dtype,
     ) -> Tensor:  # fmt: skip
         """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
-        placed = any(ctx.needs_input_grad)
+        largest, placed = reduce == "max", any(ctx.needs_input_grad)
         inner, outer = split(graph, values)
         rows = rows_first(x)
         halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))

@@ -33,7 +33,7 @@ from sparsetir.distributed.parts import (
     times,
     transposed,
 )
-from sparsetir.ops import functional, messages
+from sparsetir.ops import messages
 from sparsetir.ops.checks import check_tensor
 from sparsetir.vocabulary import reduction
 
@@ -56,8 +56,7 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
 
     Gives (own, feat) or (heads, own, feat). Differentiable once with respect to x and the values;
     gradients of rows of other processes go back to them. Sums differ from those of one process by
-    rounding alone, as own and other nodes are added up apart; of means of 16 bits all rows are
-    there first.
+    rounding alone, as own and other nodes are added up apart.
 
     Raises TypeError and ValueError that name the argument; where only another process was given
     something wrong, or has ended, DistributedError.
@@ -77,15 +76,12 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
         values = graph.values.to(x.dtype)
     x, values = cast(x, values)
     heads = x.shape[0] if x.dim() == 3 else 0 if values is None or values.dim() == 1 else -1
-    if reduce in ("max", "min"):
-        wide = torch.promote_types(x.dtype, torch.float32)
-        weights = None if values is None else values.to(wide)
-        sent = graph.exchange_dtype or x.dtype
-        return Extremum.apply(graph, x.to(wide), weights, reduce == "max", heads, sent).to(x.dtype)
-    if reduce == "mean" and x.dtype.itemsize == 2:
-        rows = with_halo(graph, x.transpose(0, -2)).transpose(0, -2)
-        return functional.spmm(graph.whole, rows, reduce, values)
-    return _Spmm.apply(graph, x, values, reduce == "mean", heads)
+    # Of 16 bits, terms of extrema are compared in float32, and sums of means may be past the end.
+    wide = x.dtype if reduce == "sum" else torch.promote_types(x.dtype, torch.float32)
+    weights = None if values is None else values.to(wide)
+    product = Extremum if reduce in ("max", "min") else _Spmm
+    sent = graph.exchange_dtype or x.dtype
+    return product.apply(graph, x.to(wide), weights, reduce, heads, sent).to(x.dtype)
 
 
 @untraced
@@ -153,24 +149,25 @@ class _Spmm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, mean: bool, heads: int
-    ) -> Tensor:
-        """See :func:`sparsetir.distributed.parts.with_heads` for heads."""
+        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, reduce: str, heads: int,
+        sent: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
         ctx.graph = graph
         inner, outer = split(graph, values)
         rows = rows_first(x)
         halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
-        arriving = graph.exchange.begin("spmm", rows, graph.exchange_dtype, halo_rows)
+        arriving = graph.exchange.begin("spmm", rows, sent, halo_rows)
         with record_function("sparsetir: local product"):
             out = times(graph.local, inner, x, heads)
         halo = rows_first(arriving.wait())
         with record_function("sparsetir: remote product"):
             add_times(graph.remote_blocks, outer, halo, heads, out)
-        if mean:
+        if reduce == "mean":
             out /= graph.degrees[:, None].to(out.dtype)
         kept = values is not None and ctx.needs_input_grad[2]
         ctx.save_for_backward(values, x if kept else None, halo if kept else None)
-        ctx.heads, ctx.mean = heads, mean
+        ctx.heads, ctx.sent, ctx.mean = heads, sent, reduce == "mean"
         return out
 
     @staticmethod
@@ -186,7 +183,7 @@ class _Spmm(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             with record_function("sparsetir: remote product"):
                 of_halo = transposed(graph.remote, outer, grad, heads)
-            returning = graph.exchange.begin_back("spmm", rows_first(of_halo), graph.exchange_dtype)
+            returning = graph.exchange.begin_back("spmm", rows_first(of_halo), ctx.sent)
             del of_halo
         with record_function("sparsetir: local product"):
             if returning is not None:
@@ -196,7 +193,7 @@ class _Spmm(torch.autograd.Function):
                 of_values = torch.cat([dots(A, grad, y, values) for A, y in parts], -1)
         if returning is not None and of_x is not None:
             returning.add_to(rows_first(of_x))
-        return None, of_x, of_values, None, None
+        return None, of_x, of_values, None, None, None
 
 
 class _Sddmm(torch.autograd.Function):
