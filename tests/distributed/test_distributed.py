@@ -117,6 +117,17 @@ def test_losses_of_50_epochs(team, kind):
         assert all(losses == found[0] for losses in found)  # processes know the same
 
 
+@pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "gat"))
+@pytest.mark.parametrize("edges, partition", [
+    ("three nodes", "rows"),  # fewer than processes
+    pytest.param("random", "last", marks=pytest.mark.slow),  # one has them all
+    pytest.param("no edges", "given", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_losses_where_some_have_nothing(team, kind, edges, partition):
+    found = team(checks.test_losses, kind, partition, edges, 5)
+    assert all(losses == found[0] for losses in found)
+
+
 @pytest.mark.slow  # minutes
 @pytest.mark.parametrize("kind", ["sage", "gat"])
 def test_losses_of_50_epochs_on_cora(team, kind):
