@@ -433,15 +433,17 @@ LAYERS = {
 }
 
 
-def test_layers(group: Any, weighted: bool) -> None:
-    """Each gives what it gives with edges, and the gradients."""
+def test_layers(group: Any, kinds: list[str], weighted: bool) -> None:
+    """Each of these kinds gives what it gives with edges, and the gradients."""
     weight = torch.rand(150, dtype=torch.float64) + 0.5
     attr = torch.randn(150, 2, dtype=torch.float64)
-    kinds = torch.randint(0, 4, (150,))
+    relations = torch.randint(0, 4, (150,))
     graph, edges, nodes = spread(group, "random", "given")
     number, mine = graph.edge_data["number"], graph.nodes
     whole = torch.randn(nodes, FEAT, dtype=torch.float64)
     for name, make in LAYERS.items():
+        if name.split(",")[0] not in kinds:
+            continue
         layer = make().double()
         results = []
         for at, x in ((graph, whole[mine]), ((edges), whole)):
@@ -451,7 +453,7 @@ def test_layers(group: Any, weighted: bool) -> None:
             if name == "gat, edges":
                 more = [attr[own]]
             elif name.startswith("rgcn"):
-                more = [kinds[own]]
+                more = [relations[own]]
             elif weighted and name.startswith("gcn"):
                 more = [weight[own].clone().requires_grad_()]
             layer.zero_grad()
@@ -474,6 +476,13 @@ def test_layers(group: Any, weighted: bool) -> None:
         close(leaves[0], wanted[2][0][mine])
         if len(leaves) > 1:
             close(leaves[1], wanted[2][1][number])
+
+
+def test_what_layers_give(group: Any) -> None:
+    """Weights of attention; sums with the graph's own weights."""
+    weight = torch.rand(150, dtype=torch.float64) + 0.5
+    graph, edges, nodes = spread(group, "random", "given")
+    mine, whole = graph.nodes, torch.randn(nodes, FEAT, dtype=torch.float64)
     pairs = nn.GATConv(FEAT, 3, heads=2).double()
     out, (found, alpha) = pairs(whole[mine], graph, return_attention_weights=True)
     assert found.shape[1] == len(alpha) and alpha.shape[1] == 2

@@ -106,7 +106,16 @@ def test_autocast(team):
 
 @pytest.mark.parametrize("weighted", by_default([False, True], True))
 def test_layers(team, weighted):
-    team(checks.test_layers, weighted)
+    team(checks.test_layers, ["gcn", "sage"], weighted)
+
+
+@pytest.mark.parametrize("kind", ["gat", "rgcn"])
+def test_layers_without_weights_of_edges(team, kind):
+    team(checks.test_layers, [kind], False)
+
+
+def test_what_layers_give(team):
+    team(checks.test_what_layers_give)
 
 
 @pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage", "gat"))
