@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsetir import distributed, nn, ops
-from sparsetir.distributed import DistGraph, DistributedError
+from sparsetir.distributed import DistGraph, DistributedError, parts
 from sparsetir.graphs import load_graph
 
 TOLERANCE = {
@@ -266,6 +266,23 @@ def test_infinities_and_nan(group: Any) -> None:
         found = distributed.spmm(graph, x[graph.nodes], reduce)
         wanted = ops.spmm((edges, nodes), x, reduce)[graph.nodes]
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_in_pieces(group: Any, most: int) -> None:
+    """Rows of other processes' edges a few at a time; some pieces have none of them."""
+    sizes = parts.BLOCK_ROWS, parts.MAX_BLOCKS
+    parts.BLOCK_ROWS, parts.MAX_BLOCKS = 3, most
+    try:
+        graph, _, _ = spread(group, "random", "given")
+        rows = sum(piece.A.m for piece in graph.remote_blocks)
+        assert 1 < len(graph.remote_blocks) <= most and rows <= graph.own
+        for reduce in ("sum", "mean", "max", "min"):
+            for heads in ("none", "x and values", "values", "no values"):
+                test_spmm(group, "random", "given", reduce, torch.float64, heads)
+        test_sddmm(group, "random", "given", torch.float32, True)
+        test_attention(group, "random", "given", torch.float32, True)
+    finally:
+        parts.BLOCK_ROWS, parts.MAX_BLOCKS = sizes
 
 
 def test_bytes(group: Any) -> None:

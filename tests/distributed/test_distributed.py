@@ -91,6 +91,11 @@ def test_infinities_and_nan(team):
     team(checks.test_infinities_and_nan)
 
 
+@pytest.mark.parametrize("most", [64, 2])
+def test_in_pieces(team, most):
+    team(checks.test_in_pieces, most, size=2)
+
+
 def test_bytes(team):
     team(checks.test_bytes)
 
