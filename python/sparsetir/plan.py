@@ -13,10 +13,12 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.compiled import compilations
+from sparsetir.edge_plan import edge_plan
+from sparsetir.edge_request import along_edges, edge_request
 from sparsetir.formats import Format
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import relational_request
-from sparsetir.request import refuse_relational, request
+from sparsetir.request import refuse_options, request
 from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
@@ -41,6 +43,8 @@ def plan(
     out_dtype: str | None = None,
     feat_in: int | None = None,
     weighted: bool = True,
+    edge_feat: int | None = None,
+    scale: float | None = None,
 ) -> Plan:
     """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
 
@@ -83,12 +87,23 @@ def plan(
     serve the problem, RuntimeError where there is no such device.
     """
     if op == "rgms":
+        refuse_options(op, edge_feat=edge_feat, scale=scale)
         related = relational_request(
             matrix, feat, feat_in=feat_in, weighted=weighted, dtype=dtype, reduce=reduce,
             heads=heads, target=target, threads=threads, format=format, out_dtype=out_dtype,
         )  # fmt: skip
         return relational_plan(related, config)
-    refuse_relational(op, feat_in, weighted)
+    refuse_options(op, weighted=weighted)
+    if along_edges(op, feat, heads, edge_feat):
+        refuse_options(op, format=format, out_dtype=out_dtype)
+        return edge_plan(
+            edge_request(
+                op, matrix, feat, edge_feat=edge_feat, feat_in=feat_in, scale=scale, dtype=dtype,
+                reduce=reduce, heads=heads, target=target, threads=threads,
+            ),
+            config,
+        )  # fmt: skip
+    refuse_options(op, feat_in=feat_in, edge_feat=edge_feat, scale=scale)
     wanted = request(
         op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
         out_dtype=out_dtype,
@@ -130,5 +145,7 @@ def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> l
     """Configs worth measuring, the default of :func:`plan` first; options as there."""
     if op == "rgms":
         return relational_request(matrix, feat, **options).whole.candidates()
+    if along_edges(op, feat, options.get("heads"), options.get("edge_feat")):
+        return edge_request(op, matrix, feat, **options).candidates()
     wanted = request(op, matrix, feat, **options)
     return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]

@@ -29,13 +29,17 @@ from sparsetir.arrays import (
     to_numpy,
 )
 from sparsetir.compiled import compiled
+from sparsetir.edge_request import EdgeRequest
 from sparsetir.kernel import WRITTEN
 from sparsetir.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.readable import check_memory, count_writes
-from sparsetir.relational_request import AnyRequest
+from sparsetir.relational_request import RelationalRequest
+from sparsetir.request import Request
 from sparsetir.schedules.passes.launches import count_launches
 
 __all__ = ["Plan"]
+
+AnyRequest = Request | RelationalRequest | EdgeRequest
 
 GPU_ALIGNMENT = 16
 NO_GRADIENT = (
@@ -85,8 +89,9 @@ class Plan:
         self._out_bytes = itemsize(self._out_dtype or problem.dtype)
         signature = self.kernel.signature
         self._place = {name: at for at, name in enumerate(signature.passed)}
+        function = wanted.function if isinstance(wanted, EdgeRequest) else self.op
         self._checked = {
-            given: _checked(self.op, self._operands, *given)
+            given: _checked(function, self._operands, *given)
             for given in product((False, True), repeat=2)
         }
         self._first = f"{self.op}: argument '{self._operands[0]}'"

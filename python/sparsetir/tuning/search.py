@@ -13,7 +13,7 @@ import numpy as np
 import tvm
 
 from sparsetir.extras import need
-from sparsetir.request import refuse_relational
+from sparsetir.request import refuse_options_of_plan
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
@@ -120,7 +120,7 @@ def tune(
         refuse_options("'rgms'", given)
         sought = of_relations(matrix, feat, feat_in=feat_in, weighted=weighted, **asked)
     elif isinstance(op, str):
-        refuse_relational(op, feat_in, weighted)
+        refuse_options_of_plan(op, feat_in, weighted)
         refuse_options("an operator", {"schedule": schedule, "space": space})
         sought = of_operator(op, matrix, feat, device=device, **asked)
     else:
