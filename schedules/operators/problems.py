@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import scipy.sparse as sp
 from tvm import tirx
 
 from sparsetir.formats import Format, Operand, Pattern
@@ -78,6 +79,16 @@ class CsrPattern(_Csr):
         begins = np.zeros(self.nnz + 1, bool)
         begins[self.indptr] = True
         return bool(((self.indices[1:] > self.indices[:-1]) | begins[1:-1]).all())
+
+    @property
+    def in_order(self) -> CsrPattern:
+        """The same with the columns of each row in order, each as often as it is there."""
+        if self.increases:
+            return self
+        arrays = np.empty(self.nnz, np.int8), self.indices.copy(), self.indptr
+        found = sp.csr_array(arrays, shape=self.shape)
+        found.sort_indices()
+        return self._replace(indices=found.indices)
 
     def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
         """Index arrays and masks of a format; do not write to them, the matrix may keep them."""

@@ -1,7 +1,7 @@
 """The configs of kernels along edges: the one that is chosen, and those that a search tries.
 
-Messages and softmax have tiles of one number of features, attention of two: those of queries and
-keys, and those of values. What else there is to choose is how rows are divided among threads.
+All but attention have tiles of one number of features, attention of two: those of queries and keys,
+and those of values. What else there is to choose is how rows are divided among threads.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import replace
 from typing import Any
 
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
+from sparsetir.schedules.operators.edge_messages import EdgeMessages
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
-from sparsetir.schedules.templates import edge_attention, edge_softmax, messages
+from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.edge_attention import AttentionTiles
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.schedule import Schedule
@@ -105,7 +106,8 @@ def apply_attention(sch: Schedule, config: Mapping[str, Any]) -> None:
 
 # By the type of the problem: the modules of the templates, and what schedules by choices.
 TEMPLATES: Mapping[type, Any] = {
-    Messages: messages, EdgeSoftmax: edge_softmax, EdgeAttention: edge_attention,
+    Messages: messages, EdgeMessages: edge_messages, EdgeSoftmax: edge_softmax,
+    EdgeAttention: edge_attention,
 }  # fmt: skip
 SCHEDULES: Mapping[type, Any] = {
     Messages: apply_messages, EdgeSoftmax: apply_softmax, EdgeAttention: apply_attention,

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import tvm
 
+from sparsetir.edge_request import along_edges
 from sparsetir.extras import need
-from sparsetir.request import refuse_options_of_plan
+from sparsetir.request import refuse_options as refuse_options_of_plan
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
@@ -22,7 +23,7 @@ from sparsetir.targets import resolve_target
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.records import Key, Record, RecordError, Records
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.sought import of_operator, of_program, of_relations, refuse_options
+from sparsetir.tuning.sought import of_edges, of_operator, of_program, of_relations, refuse_options
 from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram
 
 __all__ = ["SAMPLERS", "Trial", "Tuned", "TunedProgram", "forget_trials", "study_name", "tune"]
@@ -46,6 +47,8 @@ def tune(
     threads: int | None = None,
     feat_in: int | None = None,
     weighted: bool = True,
+    edge_feat: int | None = None,
+    scale: float | None = None,
     trials: int = 64,
     seconds: float | None = None,
     sampler: str = "auto",
@@ -115,19 +118,28 @@ def tune(
         import_module(name)
     device = None if remote is None else remote.key
     asked = {"dtype": dtype, "reduce": reduce, "heads": heads, "target": target, "threads": threads}
+    of_plan = {"schedule": schedule, "space": space}
     if op == "rgms":
-        given = {"schedule": schedule, "space": space, "remote": remote, "modules": modules or None}
-        refuse_options("'rgms'", given)
+        refuse_options_of_plan(op, edge_feat=edge_feat, scale=scale)
+        refuse_options("'rgms'", {**of_plan, "remote": remote, "modules": modules or None})
         sought = of_relations(matrix, feat, feat_in=feat_in, weighted=weighted, **asked)
+    elif along_edges(op, feat, heads, edge_feat):
+        refuse_options_of_plan(op, weighted=weighted)
+        refuse_options(f"'{op}'", {**of_plan, "remote": remote, "modules": modules or None})
+        given = {"edge_feat": edge_feat, "feat_in": feat_in, "scale": scale}
+        sought = of_edges(op, matrix, feat, **given, **asked)
     elif isinstance(op, str):
-        refuse_options_of_plan(op, feat_in, weighted)
-        refuse_options("an operator", {"schedule": schedule, "space": space})
+        refuse_options_of_plan(
+            op, feat_in=feat_in, weighted=weighted, edge_feat=edge_feat, scale=scale
+        )
+        refuse_options("an operator", of_plan)
         sought = of_operator(op, matrix, feat, device=device, **asked)
     else:
         refuse_options("a function", {
             "feat": feat, "dtype": dtype, "heads": heads, "remote": remote,
             "reduce": None if reduce == "sum" else reduce, "modules": modules or None,
             "feat_in": feat_in, "weighted": None if weighted else weighted,
+            "edge_feat": edge_feat, "scale": scale,
         })  # fmt: skip
         sought = of_program(op, matrix, schedule, space, target=target, threads=threads)
     task, found = sought.tuned.task, sought.space

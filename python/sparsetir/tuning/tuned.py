@@ -6,17 +6,28 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparsetir.edge_plan import edge_plan
+from sparsetir.edge_request import EdgeRequest
 from sparsetir.kernel import Kernel
 from sparsetir.plan import Plan, plan
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import RelationalRequest
+from sparsetir.schedules.search import edge_space
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.rgms_space import config_of
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.records import Key
 from sparsetir.tuning.task import OK, PRUNED, Outcome, Task, Tunable
 
-__all__ = ["MARGIN", "Search", "Trial", "Tuned", "TunedProgram", "TunedRelations"]
+__all__ = [
+    "MARGIN",
+    "Search",
+    "Trial",
+    "Tuned",
+    "TunedEdges",
+    "TunedProgram",
+    "TunedRelations",
+]
 
 # Of the time, that a config must save to be preferred to the default: as little is luck.
 MARGIN = 0.02
@@ -159,6 +170,20 @@ class TunedRelations(TunedProgram):
     def plan(self) -> Plan:
         """The operator with the best config."""
         return relational_plan(self.request, config_of(self.best.config))
+
+
+@dataclass(repr=False)
+class TunedEdges(TunedProgram):
+    """What :func:`sparsetir.tune` found for messages, softmax or attention along edges.
+
+    default : what a plan takes that nobody tuned
+    """
+
+    request: EdgeRequest = field(kw_only=True)
+
+    def plan(self) -> Plan:
+        """The operator with the best config."""
+        return edge_plan(self.request, edge_space.config_of(self.best.config))
 
 
 def seconds(trial: Trial) -> float:
