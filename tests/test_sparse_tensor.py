@@ -178,6 +178,8 @@ def test_arrange_takes_values_as_they_were_given():
     made = SparseMatrix.from_edge_index(edges)
     weights = torch.tensor([1.0, 2.0, 4.0, 8.0])
     assert made.arrange(weights).tolist() == [2, 5, 8]
+    features = np.stack([weights, -weights], 1)
+    assert made.arrange(features).tolist() == [[2, -2], [5, -5], [8, -8]]
     again = made.with_values(made.arrange(weights))
     assert again.T.T.arrange(weights).tolist() == [2, 5, 8]
     np.testing.assert_array_equal(
@@ -187,7 +189,7 @@ def test_arrange_takes_values_as_they_were_given():
     ordered = SparseMatrix(sp.csr_array(dense()))
     assert ordered.places is None
     assert (ordered.arrange(ordered.values) == ordered.values).all()
-    with pytest.raises(ValueError, match=r"arrange: .*expected shape \(4,\), got \(3,\)"):
+    with pytest.raises(ValueError, match=r"arrange: .*expected shape \(4, ...\), got \(3,\)"):
         made.arrange(weights[:3])
 
 

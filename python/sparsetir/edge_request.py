@@ -189,7 +189,8 @@ def edge_task(
     heads : that are gone through by themselves
     """
     if isinstance(problem, Messages):
-        op = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
+        kind = problem.op if problem.op.startswith("copy") else f"u_{problem.op}_e"
+        op = f"{kind}_{problem.reduce}"
         about = f"{problem.reduce}-of-{problem.u or 1}-{problem.e or 1}"
     elif isinstance(problem, EdgeSoftmax):
         op, about = "softmax", "backward" if problem.backward else "forward"
@@ -221,13 +222,14 @@ class _Messages:
         return self.op != "copy_u" and (self.op == "copy_e" or self.edge_feat is not None)
 
     def problem(self, dtype: str, idtype: str, heads: int, feat: int) -> Messages:
-        h, f = "h" * (heads > 1), "f" * (feat > 1)
+        heads, (both,) = self._heads(heads, feat), self.features(heads, feat)
+        h, f = "h" * (heads > 1), "f" * (both > 1)
         u = "" if self.op == "copy_e" else h + f
-        e = h + "f" * (self._edge_feat(feat) > 1) if self.per_edge else ""
-        return Messages(self.op, self.reduce, u, e, dtype, idtype)
+        of_edges = "" if self._edge_feat(feat) < feat else f
+        return Messages(self.op, self.reduce, u, h + of_edges * self.per_edge, dtype, idtype)
 
     def features(self, heads: int, feat: int) -> tuple[int, ...]:
-        return (feat,)
+        return (heads * feat // self._heads(heads, feat),)
 
     def shapes(self, matrix: Any, heads: int | None, feat: int) -> Shapes:
         (m, n), h = matrix.shape, _heads(heads)
@@ -239,7 +241,11 @@ class _Messages:
         return {**operands, "out": (m, *h, feat)}
 
     def sizes(self, heads: int, feat: int) -> dict[str, Any]:
-        return {"heads": heads, "feat": feat}
+        return {"heads": self._heads(heads, feat), "feat": self.features(heads, feat)[0]}
+
+    def _heads(self, heads: int, feat: int) -> int:
+        """Those of the kernel: more than one only where edges have one number for each."""
+        return heads if self._edge_feat(feat) < feat else 1
 
     def _edge_feat(self, feat: int) -> int:
         return self.edge_feat or feat

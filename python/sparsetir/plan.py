@@ -51,9 +51,13 @@ def plan(
     op : "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
         values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and
-        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes. Also
-        DGL's names for these: "u_mul_e_sum" (and with other reductions) is "spmm", "copy_u_sum" the
-        same with ones for values, "u_dot_v" is "sddmm"
+        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes.
+        Messages and their reduction, OUT[i] = reduce over the stored j of message(u[j], e[(i, j)]),
+        by DGL's names: "u_add_e_max", "copy_e_sum" and so on, the reduction in the name or in
+        `reduce`; "u_mul_e_sum" and the like are "spmm", "copy_u_sum" the same with ones for values,
+        "u_dot_v" is "sddmm". "softmax" (or "sparse_softmax") and "edge_softmax" over the elements
+        of each row; "attention", OUT[i] = sum over the stored j of softmax(scale * q[i] . k[j]) *
+        v[j]
     matrix : a SparseMatrix, or what that takes (an edge_index, a file, ...); its values are the
         default of a run. Or a :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is
         trusted: columns of a row may come in any order and more than once, as edges of a graph do.
@@ -66,7 +70,8 @@ def plan(
         by default that of the matrix. Sums are in float32, for float64 in float64
     reduce : "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
         :class:`sparsetir.schedules.operators.problems.Spmm`)
-    heads : how many matrices share the pattern; a first dimension of values, operands and result
+    heads : how many matrices share the pattern; a first dimension of values, operands and result.
+        See below for messages, softmax and attention
     target : as for :func:`sparsetir.build`
     threads : of the CPU, that the rows are divided among; by default all
     format : that stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned weights; for
@@ -79,9 +84,20 @@ def plan(
     out_dtype : of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for
         "int8", whose sums are in int32 (on a GPU with a format that tensor cores take); by default
         `dtype`. Records of tuning are for the default
-    feat_in, weighted : of "rgms": features of x, by default `feat`; whether values play a part,
-        without which they are all 1. It takes no reduce, heads and format. Features that fill no
-        vectors get zeros behind them, in copies
+    feat_in : features of x in "rgms", and of q and k in "attention"; by default `feat`, that of the
+        result
+    weighted : of "rgms": whether values play a part, without which they are all 1. It takes no
+        reduce, heads and format. Features that fill no vectors get zeros behind them, in copies
+    edge_feat : of messages: features of e, 1 or `feat`, which is then an operand behind u; by
+        default e is the values of the matrix, one number for each element
+    scale : of "attention", by default 1 / sqrt(feat_in)
+
+    Features of elements (e, and values of a softmax) are in the order of the pattern, as values
+    are. A matrix that has its elements in another order is refused there, but for a SparseMatrix,
+    whose `arrange` brings features into its own; and one that has an element twice, where it
+    matters that a SparseMatrix has it once. With heads, messages and attention are as in
+    `sparsetir.ops`: u (n, heads, feat), e (nnz, heads, edge_feat), q (m, heads, feat_in); "softmax"
+    takes (heads, nnz) and "edge_softmax" (nnz, heads), and neither takes `feat`.
 
     Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
     serve the problem, RuntimeError where there is no such device.

@@ -188,8 +188,11 @@ def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
     return out
 
 
-def check_values(who: str, values: Any, count: int) -> np.ndarray:
-    """(count,) values as an array in C order; float32 ones for None."""
+def check_values(who: str, values: Any, count: int, features: bool = False) -> np.ndarray:
+    """(count,) values as an array in C order; float32 ones for None.
+
+    features : whether there may be more dimensions
+    """
     if values is None:
         return np.ones(count, np.float32)
     out = to_host(who, "values", values)
@@ -197,8 +200,9 @@ def check_values(who: str, values: Any, count: int) -> np.ndarray:
         raise TypeError(
             f"{who}: argument 'values': expected one of {', '.join(VALUE_DTYPES)}, got {out.dtype}"
         )
-    if out.shape != (count,):
-        raise ValueError(f"{who}: argument 'values': expected shape ({count},), got {out.shape}")
+    if out.shape[:1] != (count,) or (out.ndim > 1 and not features):
+        shape = f"({count}, ...)" if features else f"({count},)"
+        raise ValueError(f"{who}: argument 'values': expected shape {shape}, got {out.shape}")
     if not out.dtype.isnative:
         out = out.astype(out.dtype.newbyteorder("="))
     return np.ascontiguousarray(out)
@@ -269,7 +273,9 @@ def summed(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
         return out
     half = values.dtype.name in ("float16", "bfloat16")
     wide = np.dtype(np.float32) if half else values.dtype
-    out = np.full(count, wide.type(-0.0))  # adding -0.0 changes nothing, not even -0.0
+    out = np.full(
+        (count, *values.shape[1:]), wide.type(-0.0)
+    )  # adding -0.0 changes nothing, not even -0.0
     with np.errstate(invalid="ignore", over="ignore"):
         np.add.at(out, places.astype(np.intp, copy=False), values.astype(wide, copy=False))
         return out.astype(values.dtype, copy=False)

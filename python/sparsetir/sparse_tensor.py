@@ -116,12 +116,13 @@ class SparseTensor:
         return self._places
 
     def arrange(self, values: Any) -> np.ndarray:
-        """(nnz,) values in the order of the pattern, of (given,) values as the data was given.
+        """(nnz, ...) values in the order of the pattern, of (given, ...) as the data was given.
 
         So for edge weights in the order of the edges: `A.with_values(A.arrange(weights))`.
+        Features of edges, which have more dimensions, are added as values are.
         """
         given = self.nnz if self._places is None else len(self._places)
-        found = sources.check_values(f"{type(self).__name__}.arrange", values, given)
+        found = sources.check_values(f"{type(self).__name__}.arrange", values, given, True)
         return found if self._places is None else sources.summed(found, self._places, self.nnz)
 
     def with_values(self, values: Any) -> Self:

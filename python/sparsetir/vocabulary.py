@@ -12,7 +12,7 @@ from sparsetir.schedules.operators.names import DTYPES, OPS, REDUCTIONS
 
 __all__ = [
     "DTYPES", "EDGE_OPS", "MESSAGES", "OPS", "REDUCTIONS", "REDUCTION_NAMES", "SOFTMAX", "edge_op",
-    "is_along_edges", "message", "operator", "reduction",
+    "is_along_edges", "is_message", "message", "operator", "reduction",
 ]  # fmt: skip
 
 # What libraries call them: PyG "add", torch "amax" and "amin".
@@ -77,6 +77,11 @@ def _parts(op: Any) -> tuple[str | None, str | None]:
     if name in MESSAGES and behind in REDUCTION_NAMES:
         return MESSAGES[name], REDUCTION_NAMES[behind]
     return MESSAGES.get(op), None
+
+
+def is_message(op: Any) -> bool:
+    """Whether a name is that of a message, with a reduction or without."""
+    return _parts(op)[0] is not None
 
 
 def is_along_edges(op: Any, more: bool = False) -> bool:

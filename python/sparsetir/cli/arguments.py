@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sparsetir.vocabulary import DTYPES, OPS, REDUCTION_NAMES
+from sparsetir.vocabulary import DTYPES, OPS, REDUCTION_NAMES, SOFTMAX
 
 __all__ = [
     "DTYPES",
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 REDUCTIONS = tuple(REDUCTION_NAMES)
-TUNED = (*OPS, "rgms")
+TUNED = (*OPS, *SOFTMAX, "attention", "rgms")
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

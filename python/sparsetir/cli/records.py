@@ -33,7 +33,7 @@ def add(out: Parser) -> None:
     common.add_argument("--json", action="store_true", help="print one JSON document")
     common.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     chosen = arguments.Parser(add_help=False)
-    chosen.add_argument("--op", choices=arguments.TUNED)
+    chosen.add_argument("--op", metavar="NAME", help="as in the list")
     chosen.add_argument("--graph", metavar="NAME", help="as in the list")
     chosen.add_argument("--feat", type=arguments.at_least(1))
     parents = [common, chosen]

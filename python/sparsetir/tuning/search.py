@@ -69,9 +69,10 @@ def tune(
     (SparseTIR, section 2.) `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of
     one's own, `tune(function, {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})`
     gives a :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose
-    program is one of ours: a :class:`sparsetir.tuning.tuned.TunedRelations`, with its `plan()`.
+    program is one of ours: a :class:`sparsetir.tuning.tuned.TunedRelations`, with its `plan()`;
+    messages, softmax and attention, too: :class:`sparsetir.tuning.tuned.TunedEdges`.
 
-    op : an operator's name, or a stage-I function
+    op : an operator's name, as :func:`sparsetir.plan` takes it, or a stage-I function
     matrix : of the operator; of a function its arguments by name, arrays and sizes. Sizes that
         shapes imply may be left out. Arrays are left as they are
     schedule : of a function: `schedule(sch, config)` at the top level of a file, called in other
@@ -81,7 +82,7 @@ def tune(
         instead of some of those that there are
     feat, dtype, reduce, heads, target, threads : as for :func:`sparsetir.plan`; a function takes
         target and threads
-    feat_in, weighted : of "rgms", as for :func:`sparsetir.plan`
+    feat_in, weighted, edge_feat, scale : as for :func:`sparsetir.plan`
     trials : configs to have measured in the end. Those of earlier runs of the same search count,
         and those of other processes that are at it; each config is measured once
     seconds : after which the search ends
@@ -150,6 +151,7 @@ def tune(
         # The default stays first.
         first[1:1] = _from_neighbours(kept, tuned, found)
     every = found.points()
+    tuned.configs = len(every)
     # Whoever wrote a template wants to know about it.
     first[1:1] = [c for _, c in every if _is_plugged_in(c)]
     if sampler == "auto":

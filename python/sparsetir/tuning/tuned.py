@@ -58,6 +58,7 @@ class Search:
         many times as long as the default's their calls lasted, in the same moments
     warnings : what went wrong beside the measurements, such as a full disk
     importances : how much each parameter of the space decided (PED-ANOVA), all together 1
+    configs : of the space, as far as they are known
     """
 
     task: Tunable
@@ -68,6 +69,7 @@ class Search:
     interrupted: bool = False
     warnings: list[str] = field(default_factory=list)
     importances: dict[str, float] = field(default_factory=dict)
+    configs: int | None = None
 
     @property
     def best(self) -> Trial:
