@@ -53,6 +53,11 @@ class ConvertedFormat:
     labels : what each rule stores, in words, by its name; by default these names
     """
 
+    name: str
+    pattern: Pattern
+    operand: Operand
+    parts: list[FormatPart]
+
     keeps_order = False  # of the pattern: values have places in parts
 
     def __init__(
@@ -60,7 +65,9 @@ class ConvertedFormat:
         labels: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.name, self.pattern, self.operand, self.parts = name, pattern, operand, parts
-        self.labels = labels or {p.rule.name: p.rule.name for p in parts}
+        self.labels: Mapping[str, str] | dict[str, str] = labels or {
+            p.rule.name: p.rule.name for p in parts
+        }
         if sum(p.stored for p in parts) != pattern.nnz:
             self._refuse_parts()
 

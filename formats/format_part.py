@@ -29,6 +29,11 @@ class FormatPart:
     One of `places` and `elements` is enough to make one.
     """
 
+    rule: FormatRewriteRule
+    indices: dict[str, Any]
+    shape: tuple[int, ...]
+    count: int
+
     def __init__(
         self,
         rule: FormatRewriteRule,

@@ -28,7 +28,7 @@ class Pattern:
 
     def __init__(self, coords: Sequence[np.ndarray], shape: Sequence[int]) -> None:
         given = [np.asarray(c) for c in coords]
-        self.shape = tuple(int(s) for s in shape)
+        self.shape: tuple[int, ...] = tuple(int(s) for s in shape)
         if len(given) != len(self.shape) or not given:
             raise ValueError(
                 f"Pattern: argument 'coords': expected an array for each of the {len(self.shape)} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -41,7 +42,7 @@ class RelationalHyb(Format):
     with that matrix.
     """
 
-    order = 3
+    order: ClassVar[int | None] = 3
 
     k: int
     rows: int | None = None

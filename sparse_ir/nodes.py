@@ -11,7 +11,7 @@ Axes are identified by name within a function: names are unique there, and survi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 import tvm_ffi
@@ -46,6 +46,25 @@ __all__ = [
     "walk",
     "without_iteration",
 ]
+
+if TYPE_CHECKING:  # TVM carries no types; what inherits from its classes has some
+
+    @py_class("tirx.Stmt", frozen=True)
+    class Stmt(Object):
+        span: Any
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @py_class("ir.BaseFunc", frozen=True)
+    class BaseFunc(Object):
+        span: Any
+        ty: Any
+        attrs: Any
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Stmt, BaseFunc = tirx.Stmt, ir.BaseFunc
 
 AXIS_KINDS = ("dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable")
 
@@ -183,7 +202,7 @@ class SparseBuffer(Object):
 
 
 @py_class("sparsetir.SparseIteration", frozen=True, structural_eq="tree")
-class SparseIteration(tirx.Stmt):
+class SparseIteration(Stmt):
     """`with T.sp_iter(axes, kinds, name) as vars: ...`
 
     axes : Axis, FusedAxis, AttachedAxis or PartAxis, in the order they are visited
@@ -206,7 +225,7 @@ class SparseIteration(tirx.Stmt):
 
 
 @py_class("sparsetir.SparseFunc", frozen=True, structural_eq="tree")
-class SparseFunc(ir.BaseFunc):
+class SparseFunc(BaseFunc):
     """A stage-I function: parameters, axes, buffers and a body with sparse iterations."""
 
     params: list[Any] = field(structural_eq="def")

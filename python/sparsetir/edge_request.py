@@ -162,7 +162,6 @@ class EdgeRequest(KernelRequest):
         return not self.gpu and pays(self.threads, work)
 
 
-@dataclass(frozen=True)
 class _OfEdges:
     """Values as messages take them; what a ConvertedFormat says of itself."""
 

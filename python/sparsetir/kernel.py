@@ -78,6 +78,8 @@ class Kernel:
         leave to use them, are not there, a call raises RuntimeError
     """
 
+    entry: Any
+
     def __init__(
         self,
         module: Any,
@@ -91,12 +93,14 @@ class Kernel:
     ) -> None:
         self.name = name
         self.signature = signature
-        self.stages = dict(stages)
+        self.stages: dict[str, Any] = dict(stages)
         self.target = target
         self.check = check
         self._module = module
         self._loaded = not stages  # from a file, which holds no stages and cannot be written again
-        self.needs = features_needed(stages.get("II scheduled")) if needs is None else list(needs)
+        self.needs: list[str] = (
+            features_needed(stages.get("II scheduled")) if needs is None else list(needs)
+        )
         refused = allowed(self.needs) if self.needs else ""
         self._run = self.entry = refusing(name, refused) if refused else module[name]
         self._given = given = Arguments(name, signature, target)
@@ -108,7 +112,7 @@ class Kernel:
         self._promised = tuple((i, *promised_range(p)) for i, p in places if i < self._count)
         self._index = (*signature.index_arrays,)
         self._index_sizes = tuple(signature.index_sizes)
-        self.computed = signature.computed
+        self.computed: dict[str, dict[str, Any]] = signature.computed
         self._made = signature.passed[self._count :]
         self._steady = [name for name in self._made if name not in signature.of_values]
         # By ids of index arrays that passed, and the sizes they were checked for: places of these

@@ -30,7 +30,7 @@ from sparsetir.arrays import (
 )
 from sparsetir.compiled import compiled
 from sparsetir.edge_request import EdgeRequest
-from sparsetir.kernel import WRITTEN
+from sparsetir.kernel import WRITTEN, Kernel
 from sparsetir.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.readable import check_memory, count_writes
 from sparsetir.relational_request import RelationalRequest
@@ -62,6 +62,12 @@ class Plan:
     needs_values : whether each run is to be given values
     """
 
+    op: str
+    problem: Any
+    feat: int
+    config: Any
+    chosen_by: str
+
     def __init__(self, wanted: AnyRequest, config: Any, chosen_by: str = "user") -> None:
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
@@ -74,13 +80,13 @@ class Plan:
         tiles = config.tiles(wanted.feat)
         start = time.perf_counter()
         key = problem, config.compiled
-        self.kernel = compiled(key, target, lambda: wanted.stages(config))
-        self.compile_seconds = time.perf_counter() - start
+        self.kernel: Kernel = compiled(key, target, lambda: wanted.stages(config))
+        self.compile_seconds: float = time.perf_counter() - start
         start = time.perf_counter()
         arranged = template.arrange(wanted.pattern, problem, config)
-        self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
+        self.launches: int = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
         self._stored = arranged.stored
-        self.arranges_values = not self._stored.keeps_order
+        self.arranges_values: bool = not self._stored.keeps_order
         self._shapes = wanted.shapes
         self._operands = tuple(name for name in self._shapes if name not in ("a", "out"))
         self._bytes = itemsize(problem.dtype)
@@ -109,7 +115,7 @@ class Plan:
             self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
         self._planned: Any = None  # the values, unless the caller gives others
         self._planned_memory: tuple[int, int] = (0, 0)
-        self.needs_values = "a" in self._shapes and values is None
+        self.needs_values: bool = "a" in self._shapes and values is None
         sizes = {**wanted.sizes, "tiles": tiles}
         computed = arranged.computed(signature.func, sizes)
         self._computed = computed if signature.of_values else {}
@@ -126,13 +132,13 @@ class Plan:
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or not self.needs_values or self._values_at >= 0
-        self.repeats = direct and not self._nothing and fixed and not self._arranged_each
+        self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
             self._planned = np.ascontiguousarray(values, self._values_dtype)
             self._planned_memory = memory(self._planned, itemsize(self._values_dtype))
             self._put(self._arranged(self._planned))
-        self.convert_seconds = time.perf_counter() - start
+        self.convert_seconds: float = time.perf_counter() - start
 
     @property
     def padding(self) -> float:

@@ -96,7 +96,7 @@ class CsrPattern(_Csr):
 
     # What a ConvertedFormat says of itself:
 
-    padding = 0.0
+    padding: float = 0.0
     keeps_order = True
 
     def arguments(self) -> dict[str, Any]:
@@ -137,7 +137,10 @@ class InOrder:
     matrix: CsrPattern
     keeps_order: bool
 
-    padding = 0.0
+    @property
+    def padding(self) -> float:
+        """None."""
+        return 0.0
 
     def values(self, /, **stored: Any) -> Mapping[str, Any]:
         """Values as they are."""

@@ -65,7 +65,7 @@ class Schedule(RowPrimitives):
             )
         self._func = func
         self._stage_two: Any = None
-        self.trace = Trace()
+        self.trace: Trace = Trace()
 
     @property
     def func(self) -> SparseFunc:

@@ -29,6 +29,11 @@ class Exchange:
     bytes_sent : to other processes so far, but for what the engine adds
     """
 
+    group: Any
+    own: int
+    halo: int
+    bytes_sent: int
+
     def __init__(
         self, group: Any, who: str, own: int, start: int, halo: Tensor, owners: Tensor
     ) -> None:
@@ -41,9 +46,9 @@ class Exchange:
         count = dist.get_world_size(group)
         self.group, self.own, self.halo = group, own, len(halo)
         self.receive: list[int] = torch.bincount(owners, minlength=count).tolist()
-        self.send = split_sizes(group, who, self.receive, halo.device)
+        self.send: list[int] = split_sizes(group, who, self.receive, halo.device)
         asked, _ = swap(group, who, halo, self.receive, self.send)
-        self.sent = asked - start
+        self.sent: Tensor = asked - start
         self.bytes_sent = 0
         rows = total(group, who, torch.tensor([self.halo], device=halo.device))
         self._any = bool(int(rows))  # else no process sends anything, nor begins to

@@ -58,6 +58,16 @@ class DistGraph:
     exchange : which rows are sent where
     """
 
+    group: Any
+    partition: Partition
+    num_nodes: int
+    num_edges: int
+    nodes: Tensor
+    nnz: int
+    local: Operand
+    remote: Operand
+    degrees: Tensor
+
     def __init__(
         self, group: Any, partition: Partition, sources: Tensor, targets: Tensor,
         values: Tensor | None, edge_data: Mapping[str, Tensor], num_edges: int,
@@ -66,14 +76,14 @@ class DistGraph:
         self.group, self.partition = group, partition
         self.num_nodes, self.num_edges = partition.blocks.n, num_edges
         self.nodes, self.nnz = partition.nodes, len(targets)
-        self.own = len(self.nodes)
+        self.own: int = len(self.nodes)
         self.exchange_dtype: torch.dtype | None = None
         self.compared = 0  # calls whose arguments were compared with those of other processes
         self._made: dict[Any, Any] = {}
         self._split(sources, targets)
         order = self._order
-        self.values = None if values is None else values[order]
-        self.edge_data = {name: x[order] for name, x in edge_data.items()}
+        self.values: Tensor | None = None if values is None else values[order]
+        self.edge_data: dict[str, Tensor] = {name: x[order] for name, x in edge_data.items()}
         del self._order
 
     @classmethod
@@ -225,8 +235,8 @@ class DistGraph:
         far = sources[places[1]]
         halo, columns = torch.unique(far, return_inverse=True)
         owners = self.partition.owners(halo)
-        self.exchange = Exchange(self.group, WHO, self.own, start, halo, owners)
-        self.halo = len(halo)
+        self.exchange: Exchange = Exchange(self.group, WHO, self.own, start, halo, owners)
+        self.halo: int = len(halo)
         small = max(self.own + self.halo, self.nnz) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
         parts, orders = [], []
@@ -240,7 +250,8 @@ class DistGraph:
         self.local, self.remote = parts
         self._order = torch.cat(orders)
         counted = (A.rowptr[1:] - A.rowptr[:-1] for A in parts)
-        self.degrees = sum(counted, torch.zeros(self.own, dtype=dtype, device=device)).clamp(min=1)
+        none = torch.zeros(self.own, dtype=dtype, device=device)
+        self.degrees = torch.clamp(sum(counted, none), min=1)
 
     # -- what operators and layers take --------------------------------------------------------
 

@@ -29,12 +29,19 @@ class Blocks:
     start, stop : those of this process
     """
 
+    group: Any
+    n: int
+    rank: int
+    count: int
+    start: int
+    stop: int
+
     def __init__(self, group: Any, n: int) -> None:
         self.group, self.n = group, n
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
-        self.size = max(1, -(-n // self.count))
-        self.start = min(n, self.rank * self.size)
-        self.stop = min(n, self.start + self.size)
+        self.size: int = max(1, -(-n // self.count))
+        self.start: int = min(n, self.rank * self.size)
+        self.stop: int = min(n, self.start + self.size)
 
     def nodes(self, device: torch.device) -> Tensor:
         """(stop - start,) int64."""
@@ -63,6 +70,13 @@ class Partition:
     nodes : (own,) int64, ascending: the old numbers of this process's nodes
     new : (stop - start,) int64 new numbers of the nodes in `blocks`; None where the old ones stay
     """
+
+    blocks: Blocks
+    starts: list[int]
+    nodes: Tensor
+    new: Tensor | None
+    start: int
+    stop: int
 
     def __init__(self, blocks: Blocks, starts: list[int], nodes: Tensor, new: Tensor | None = None):
         self.blocks, self.starts, self.nodes, self.new = blocks, starts, nodes, new

@@ -38,6 +38,19 @@ class GATConv(Conv):
         multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
     """
 
+    in_channels: int | tuple[int, int]
+    out_channels: int
+    heads: int
+    concat: bool
+    negative_slope: float
+    dropout: float
+    add_self_loops: bool
+    edge_dim: int | None
+    residual: bool
+    att_src: Parameter
+    att_dst: Parameter
+    res: Linear | None
+
     def __init__(
         self,
         in_channels: int | tuple[int, int],
@@ -77,19 +90,19 @@ class GATConv(Conv):
 
         same = isinstance(in_channels, int)
         left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
-        self.lin = of_heads(left) if same else None
-        self.lin_src = None if same else of_heads(left)
-        self.lin_dst = None if same else of_heads(right)
+        self.lin: Linear | None = of_heads(left) if same else None
+        self.lin_src: Linear | None = None if same else of_heads(left)
+        self.lin_dst: Linear | None = None if same else of_heads(right)
         self.att_src, self.att_dst = attention(), attention()
-        self.lin_edge = None if edge_dim is None else of_heads(edge_dim, False)
-        self.att_edge = None if edge_dim is None else attention()
+        self.lin_edge: Linear | None = None if edge_dim is None else of_heads(edge_dim, False)
+        self.att_edge: Parameter | None = None if edge_dim is None else attention()
         channels = out_channels * (heads if concat else 1)
         self.res = None
         if residual:
             self.res = Linear(
                 right, channels, bias=False, glorot=True, sparse_features=self.sparse_features
             )
-        self.bias = Parameter(torch.empty(channels)) if bias else None
+        self.bias: Parameter | None = Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -69,6 +69,13 @@ class GCNConv(Conv):
         multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
     """
 
+    in_channels: int
+    out_channels: int
+    improved: bool
+    cached: bool
+    add_self_loops: bool
+    normalize: bool
+
     def __init__(
         self,
         in_channels: int,
@@ -95,11 +102,11 @@ class GCNConv(Conv):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached = improved, cached
         self.add_self_loops, self.normalize = add_self_loops, normalize
-        self.lin = Linear(
+        self.lin: Linear = Linear(
             in_channels, out_channels, bias=False, glorot=True,
             sparse_features=self.sparse_features,
         )  # fmt: skip
-        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.bias: Parameter | None = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

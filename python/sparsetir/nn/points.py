@@ -83,6 +83,10 @@ class Places:
     before : the places that a strided convolution came from, and which it was
     """
 
+    coords: Tensor
+    stride: Triple
+    before: tuple[Places, Convolution] | None
+
     def __init__(
         self, coords: Tensor, stride: Triple = (1, 1, 1),
         before: tuple[Places, Convolution] | None = None, sorted_: Sorted | None = None,
@@ -190,6 +194,10 @@ class SparsePoints:
     >>> x
     SparsePoints(2 points, 8 channels, batch_size=1, stride=(1, 1, 1))
     """
+
+    places: Places
+    features: Tensor
+    batch_size: int
 
     def __init__(self, coords: Tensor, features: Tensor, batch_size: int | None = None) -> None:
         """Raises TypeError and ValueError for what are no points, or points that occur twice.

@@ -86,6 +86,14 @@ class RGCNConv(Conv):
     is_sorted : is taken, and changes nothing
     """
 
+    in_channels: int | tuple[int, int]
+    out_channels: int
+    num_relations: int
+    num_bases: int | None
+    num_blocks: int | None
+    is_sorted: bool
+    in_channels_l: int
+
     def __init__(
         self,
         in_channels: int | tuple[int, int],
@@ -119,11 +127,13 @@ class RGCNConv(Conv):
             shape = (num_bases, left, out_channels)
         elif num_blocks is not None:
             shape = (num_relations, num_blocks, left // num_blocks, out_channels // num_blocks)
-        self.weight = Parameter(torch.empty(shape))
+        self.weight: Parameter = Parameter(torch.empty(shape))
         of_bases = None if num_bases is None else torch.empty(num_relations, num_bases)
-        self.comp = None if of_bases is None else Parameter(of_bases)
-        self.root = Parameter(torch.empty(right, out_channels)) if root_weight else None
-        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.comp: Parameter | None = None if of_bases is None else Parameter(of_bases)
+        self.root: Parameter | None = (
+            Parameter(torch.empty(right, out_channels)) if root_weight else None
+        )
+        self.bias: Parameter | None = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -35,6 +35,13 @@ class SAGEConv(Conv):
         multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
     """
 
+    aggr: Any
+    in_channels: int | tuple[int, int]
+    out_channels: int
+    normalize: bool
+    root_weight: bool
+    project: bool
+
     def __init__(
         self,
         in_channels: int | tuple[int, int],
@@ -65,11 +72,13 @@ class SAGEConv(Conv):
                 f"project=True or several aggregations, got {in_channels}"
             )
         if project:
-            self.lin = Linear(left, left)
+            self.lin: Linear = Linear(left, left)
         width = left * (len(aggr) if several else 1)
-        self.lin_l = Linear(width, out_channels, bias=bias, sparse_features=self.sparse_features)
+        self.lin_l: Linear = Linear(
+            width, out_channels, bias=bias, sparse_features=self.sparse_features
+        )
         if root_weight:
-            self.lin_r = Linear(
+            self.lin_r: Linear = Linear(
                 right, out_channels, bias=False, sparse_features=self.sparse_features
             )
         self.reset_parameters()

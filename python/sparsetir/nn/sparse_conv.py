@@ -22,6 +22,7 @@ from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
+from sparsetir.nn.kernel_map import Convolution
 from sparsetir.nn.point_products import products
 from sparsetir.nn.points import Places, SparsePoints, convolution, reached_by
 from sparsetir.ops.check_pattern import check_size
@@ -38,6 +39,13 @@ class _Convolution(torch.nn.Module):
     weight : (kernel x, kernel y, kernel z, in_channels, out_channels)
     bias : (out_channels,), or None
     """
+
+    in_channels: int
+    out_channels: int
+    conv: Convolution
+    submanifold: bool
+    weight: Parameter
+    bias: Parameter | None
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any, padding: Any,

@@ -44,6 +44,9 @@ class SparseLinear(Module):
     indices : (blocks,) or (nnz,) columns, of blocks or of elements, int32
     """
 
+    out_features: int
+    in_features: int
+
     indptr: Tensor
     indices: Tensor
 
@@ -68,8 +71,8 @@ class SparseLinear(Module):
         indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         self.register_buffer("indptr", indptr.to(torch.int32))
         self.register_buffer("indices", columns.to(torch.int32))
-        self.values = Parameter(values.clone())
-        self.bias = None if bias is None else Parameter(bias.detach().clone())
+        self.values: Parameter = Parameter(values.clone())
+        self.bias: Parameter | None = None if bias is None else Parameter(bias.detach().clone())
 
     @classmethod
     def from_linear(

@@ -51,6 +51,14 @@ class Prepared:
     structure : what was made of them
     """
 
+    operand: Operand
+    structure: Structure
+    rowptr: Tensor
+    col: Tensor
+    m: int
+    n: int
+    values: Tensor | None
+
     def __init__(self, operand: Operand, structure: Structure, of: Prepared | None = None) -> None:
         self.operand, self.structure = operand, structure
         self.rowptr, self.col, self.m, self.n, self.values = operand

@@ -73,6 +73,13 @@ class Structure:
     blocks : where the matrix is made of full blocks, and the caller has values block by block
     """
 
+    rowptr: Tensor
+    col: Tensor
+    shape: tuple[int, int]
+    order: Tensor | None
+    m: int
+    n: int
+
     def __init__(
         self,
         rowptr: Tensor,
@@ -84,8 +91,8 @@ class Structure:
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
         self.m, self.n = shape
-        self.nnz = len(col)
-        self.device = col.device
+        self.nnz: int = len(col)
+        self.device: torch.device = col.device
         self._lock = threading.RLock()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._calls: dict[Any, tuple[Plan, bool]] = {}
@@ -163,8 +170,9 @@ class Structure:
         return torch.empty_like(values).index_copy_(dim, self.order, values)
 
     def run(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
-    ) -> Tensor:
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        reduce: str = "sum",
+    ) -> Tensor:  # fmt: skip
         """An operator of :func:`sparsetir.plan` on this pattern; gives a new tensor.
 
         op : "spmm", "spmv" or "sddmm"
@@ -198,8 +206,9 @@ class Structure:
         return call_plan(run, operands, values)
 
     def again(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
-    ) -> Tensor | None:
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        reduce: str = "sum",
+    ) -> Tensor | None:  # fmt: skip
         """What :meth:`run` gives, for tensors as it has had before; None for others, or for those
         that must be looked at: it then says what is wrong with them.
 
@@ -223,8 +232,9 @@ class Structure:
         return out if out is None or op != "sddmm" else self.restored(out)
 
     def has_run(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
-    ) -> bool:
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        reduce: str = "sum",
+    ) -> bool:  # fmt: skip
         """Whether there was a call with tensors as these."""
         return _call_key(op, operands, values, reduce) in self._calls
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import tvm
@@ -19,12 +19,23 @@ from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.records import Key, Record, RecordError, Records
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.sought import of_edges, of_operator, of_program, of_relations, refuse_options
-from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram
+from sparsetir.tuning.tuned import (
+    Search,
+    Trial,
+    Tuned,
+    TunedEdges,
+    TunedProgram,
+    TunedRelations,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["SAMPLERS", "Trial", "Tuned", "TunedProgram", "forget_trials", "study_name", "tune"]
 
@@ -33,6 +44,68 @@ NEIGHBOURS = 3
 START_SECONDS = 600.0  # that a worker may take before it measures
 
 
+class SearchOptions(TypedDict, total=False):
+    """Arguments of :func:`tune` by name, whatever is tuned."""
+
+    target: Any
+    threads: int | None
+    trials: int
+    seconds: float | None
+    sampler: str
+    seed: int
+    workers: int
+    records: Path | str | None
+    storage: str | None
+    time_limit: float
+    memory_limit: int | None
+    transfer: bool
+    progress: Any
+    graph: str
+
+
+class OperatorOptions(SearchOptions, total=False):
+    """Of an operator."""
+
+    dtype: str | None
+    reduce: str
+    heads: int | None
+    feat_in: int | None
+    weighted: bool
+    edge_feat: int | None
+    scale: float | None
+    remote: Remote | None
+    modules: Sequence[str]
+
+
+class ProgramOptions(SearchOptions, total=False):
+    """Of a function."""
+
+    schedule: Callable[..., Any] | None
+    space: Mapping[str, Sequence[Any]] | None
+
+
+@overload
+def tune(
+    op: Literal["rgms"], matrix: Any, feat: Any = None, **options: Unpack[OperatorOptions]
+) -> TunedRelations: ...
+@overload
+def tune(
+    op: Literal["spmm", "spmv", "sddmm", "u_dot_v"], matrix: Any, feat: Any = None,
+    **options: Unpack[OperatorOptions],
+) -> Tuned: ...  # fmt: skip
+@overload
+def tune(
+    op: Literal["softmax", "sparse_softmax", "edge_softmax", "attention"], matrix: Any,
+    feat: Any = None, **options: Unpack[OperatorOptions],
+) -> TunedEdges: ...  # fmt: skip
+@overload
+def tune(
+    op: str, matrix: Any, feat: Any = None, **options: Unpack[OperatorOptions]
+) -> Tuned | TunedEdges | TunedRelations: ...
+@overload
+def tune(
+    op: SparseFunc, matrix: Mapping[str, Any], **options: Unpack[ProgramOptions]
+) -> TunedProgram: ...
 def tune(
     op: Any,
     matrix: Any,
@@ -63,7 +136,7 @@ def tune(
     graph: str = "",
     remote: Remote | None = None,
     modules: Sequence[str] = (),
-) -> Any:
+) -> Search:
     """Search formats and schedules for an operator on a matrix, or schedules for a function.
 
     (SparseTIR, section 2.) `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of
