@@ -153,7 +153,8 @@ class Places:
         return remembered((self.coords, *more), key, make)
 
 
-# By the memory of their coordinates, which nobody writes to, and which lives as long as they.
+# By the memory of their coordinates, which nobody writes to, and which lives as long as they; it
+# keeps nothing alive.
 _alive: WeakValueDictionary[Any, Places] = WeakValueDictionary()
 
 

@@ -16,6 +16,7 @@ from sparsetir.nn.linear import glorot, zeros
 from sparsetir.nn.memory import remembered
 from sparsetir.ops.check_pattern import check_edges
 from sparsetir.ops.operands import plain_edges
+from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.rgms import rgms
 
 __all__ = ["RGCNConv"]
@@ -153,7 +154,8 @@ class RGCNConv(Conv):
 
         x : (nodes, in_channels), or a pair of features of sources and of targets; integers (nodes,)
             choose rows of the weights; None is all of them in order
-        edge_index : (2, E) edges
+        edge_index : (2, E) edges; or what `ops.prepare(edge_index, size, edge_type=...,
+            num_relations=...)` gives, without `edge_type`
         edge_type : (E,) relation of each edge, from 0 to num_relations - 1
         """
         if x is None:
@@ -194,6 +196,17 @@ class RGCNConv(Conv):
         self, edge_index: Any, edge_type: Tensor | None, n: int, m: int
     ) -> tuple[Tensor, Tensor]:
         """Edges from sources to targets, and their relations; always the same tensors for them."""
+        if isinstance(edge_index, PreparedRelations):
+            if edge_type is not None:
+                raise TypeError(
+                    "RGCNConv: argument 'edge_type': expected None beside what was prepared"
+                )
+            if self.flow != "source_to_target":
+                raise ValueError(
+                    "RGCNConv: argument 'edge_index': expected edges with "
+                    f"flow={self.flow!r}, got {edge_index!r}"
+                )
+            return edge_index.edges_for("RGCNConv", n, m, self.num_relations)
         if not is_edges(edge_index):
             raise TypeError(
                 "RGCNConv: argument 'edge_index': expected a (2, E) tensor of edges, "

@@ -166,15 +166,23 @@ def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
     return _softmax(operand, x.reshape(x.shape[:-1].numel(), nnz, 1)).reshape(x.shape)
 
 
-def edge_softmax(A: Any, e: Tensor) -> Tensor:
+def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
     """Softmax over the edges into each target: over the elements of each row of A.
 
     e : (nnz,) or (nnz, heads, ...) in the order of A's elements, each head by itself
+    norm_by : "dst"; or "src", over the edges out of each source, the elements of each column, as in
+        DGL
 
     As :func:`sparse_softmax`, but for the place of heads.
     """
     e = _given("edge_softmax", "e", e, "edges")
+    if norm_by not in ("dst", "src"):
+        raise ValueError(
+            f"edge_softmax: argument 'norm_by': expected 'dst' or 'src', got {norm_by!r}"
+        )
     operand = resolve(A, None, None, "edge_softmax")
+    if norm_by == "src":
+        operand = _turned(operand)
     nnz = _count(operand)
     _check_like("edge_softmax", operand, e=(e, nnz, "elements"))
     heads = e.shape[1:].numel()
@@ -346,6 +354,25 @@ def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:
     if values is None or u is None or values.requires_grad:
         return values
     return values.to(u.device, u.dtype)
+
+
+def _turned(operand: Operand) -> Operand:
+    """The transposed matrix without values, whose elements are in the same order."""
+    rowptr, col, m, n, _ = operand
+
+    def make() -> Tensor:
+        if col.dim() == 2:
+            return col.flip(0)
+        rows = torch.arange(m, dtype=col.dtype, device=col.device)
+        return torch.stack([torch.repeat_interleave(rows, rowptr[1:] - rowptr[:-1]), col])
+
+    if torch.compiler.is_compiling():
+        edges = make()
+    else:
+        key = ("turned", *memory_key(col), *memory_key(rowptr))
+        found = kept.get(key)
+        edges = kept.put(key, lasting(make)(), col, rowptr) if found is None else found
+    return resolve((edges, (m, n)), None, None, "edge_softmax")
 
 
 def _no_columns(rowptr: Tensor, nnz: int) -> Tensor:

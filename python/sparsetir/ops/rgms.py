@@ -16,6 +16,7 @@ from torch import Tensor
 from sparsetir.ops import rgms_kernels
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.relations import Relations, relations_of
 from sparsetir.vocabulary import reduction
@@ -27,8 +28,9 @@ REDUCTIONS = ("sum", "mean")
 
 
 def rgms(
-    x: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor,
-    edge_weight: Tensor | None = None, reduce: str = "sum", num_targets: int | None = None,
+    x: Tensor, weight: Tensor, edge_index: Tensor | PreparedRelations,
+    edge_type: Tensor | None = None, edge_weight: Tensor | None = None, reduce: str = "sum",
+    num_targets: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Y[i] = sum over edges e = (j -> i) of relation r of edge_weight[e] * x[j] @ weight[r].
 
@@ -36,7 +38,8 @@ def rgms(
     weight : (relations, feat_in, feat) of x's dtype; or (relations, blocks, feat_in / blocks,
         feat / blocks) of matrices that have blocks on the diagonal, and zeros elsewhere
     edge_index : (2, E) int32 or int64 sources, then targets, in any order; several edges may have
-        the same ends, and a node may have one to itself
+        the same ends, and a node may have one to itself. Or what :func:`prepare` gives of edges
+        with relations, without `edge_type`, which it has
     edge_type : (E,) int32 or int64 relation of each edge
     edge_weight : (E,) of x's dtype; by default ones
     reduce : "sum"; "mean" divides what a target gets of a relation by the number of its edges in
@@ -58,6 +61,13 @@ def rgms(
     4.4.)
     """
     reduce = reduction(WHO, reduce, REDUCTIONS)
+    if isinstance(edge_index, PreparedRelations):
+        if edge_type is not None:
+            raise TypeError(f"{WHO}: argument 'edge_type': expected None beside what was prepared")
+        num_targets = edge_index.m if num_targets is None else num_targets
+        if isinstance(x, Tensor) and isinstance(weight, Tensor) and x.dim() and weight.dim():
+            edge_index.edges_for(WHO, x.shape[0], num_targets, weight.shape[0])
+        edge_index, edge_type = edge_index.edge_index, edge_index.edge_type
     _check(x, weight, edge_index, edge_type, edge_weight)
     n = x.shape[0]
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)

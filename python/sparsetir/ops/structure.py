@@ -382,7 +382,7 @@ class _Kept:
 # comes again.
 compiled_code = threading.local()
 
-# Handles that have a structure of their own, by the key of their own tensors.
+# Handles that have a structure of their own, by the key of their own tensors; it keeps none alive.
 pinned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 
