@@ -55,11 +55,9 @@ def program(problem: Sddmm) -> SparseFunc:
         OUT = T.match_sparse_buffer(out, with_head(H if batched else I, I, J), dtype)
         with T.sp_iter(
             with_head(H if batched else I, T.fuse(I, J), K), "SSSR"[not batched :], "sddmm"
-        ) as at:
+        ) as [*h, i, j, k]:
             with T.init():
-                OUT[(*at[:-1],)] = zero
-            OUT[(*at[:-1],)] = added(
-                OUT[(*at[:-1],)], X[(*at[:-3], at[-3], at[-1])], Y[(*at[:-3], at[-2], at[-1])]
-            )
+                OUT[(*h, i, j)] = zero
+            OUT[(*h, i, j)] = added(OUT[(*h, i, j)], X[(*h, i, k)], Y[(*h, j, k)])
 
     return with_parameters(sddmm, {"heads": not batched})

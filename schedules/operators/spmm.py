@@ -64,21 +64,22 @@ def program(problem: Spmm) -> SparseFunc:
         C = T.match_sparse_buffer(out, with_head(H if batched else I, I, K), out_type)
         if reduce != "sum":
             ROW = T.match_sparse_buffer(row, (I,), acc)
-        with T.sp_iter(
-            with_head(H if batched else I, I, J, K), "SSRS"[not batched :], "spmm"
-        ) as at:
+        with T.sp_iter(with_head(H if batched else I, I, J, K), "SSRS"[not batched :], "spmm") as [
+            *h,
+            i,
+            j,
+            k,
+        ]:
             with T.init():
-                C[(*at[:-3], at[-3], at[-1])] = (
-                    T.cast(ROW[at[-3]], out_type) if reduce in EXTREMA else zero
-                )
-            C[(*at[:-3], at[-3], at[-1])] = T.cast(
+                C[(*h, i, k)] = T.cast(ROW[i], out_type) if reduce in EXTREMA else zero
+            C[(*h, i, k)] = T.cast(
                 reduced(
                     reduce,
-                    T.cast(C[(*at[:-3], at[-3], at[-1])], acc),
+                    T.cast(C[(*h, i, k)], acc),
                     term(
-                        A[(*at[:-3], at[-3], at[-2])],
-                        B[(*at[:-3], at[-2], at[-1])],
-                        ROW[at[-3]] if reduce == "mean" else None,
+                        A[(*h, i, j)],
+                        B[(*h, j, k)],
+                        ROW[i] if reduce == "mean" else None,
                     ),
                 ),
                 out_type,
