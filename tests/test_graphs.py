@@ -132,7 +132,7 @@ def test_edge_list_with_weights(tmp_path):
         ("a.txt", "0 1\n0.5 1\n", r"expected integers as ids, got \[0.5, 1.0\] as edge 2"),
         ("a.txt", "0 nan\n", "expected integers as ids"),
         ("a.txt", "0 1\n3 -1\n", "column ids: expected 0 or more, got -1"),
-        ("a.txt", "0 9999999999999\n", "needs 80,000.0 GB of memory"),
+        ("a.txt", "0 9999999999999\n", "at most 16,777,216 rows .*; number nodes from 0"),
         ("a.mtx", "hello\n", "Not a Matrix Market file"),
         ("a.mtx", "%%MatrixMarket matrix array real general\n1 1\n2\n", "got a dense matrix"),
         ("a.mtx", "%%MatrixMarket matrix coordinate complex general\n1 1 1\n1 1 2 3\n",
@@ -174,7 +174,7 @@ def test_cut_off_files(tmp_path):
         ({"shape": [2, 2], "indptr": [0.0, 1, 1], "indices": [0]}, "indptr: expected integers"),
         (
             {"shape": [2], "indptr": [0, 1], "indices": [0]},
-            r"shape: expected two integers up to 2..60, got .2.",
+            r"shape: expected two integers from 0 to 2..60, got .2.",
         ),
         ({"shape": [2, 2], "indptr": [0, 1, 1], "indices": [2]}, "indices|index"),
         ({"shape": [2, 2], "indptr": [0, 3, 1], "indices": [0]}, "indptr|index"),

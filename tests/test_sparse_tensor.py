@@ -249,10 +249,10 @@ def test_files_that_are_refused(tmp_path):
         with pytest.raises(ValueError, match=r"from_file: argument 'path': '.*matrix\.mtx': "):
             SparseMatrix.from_file(path)
     scipy.io.mmwrite(path, np.eye(2))
-    with pytest.raises(ValueError, match="expected a file of coordinates, got a dense one"):
+    with pytest.raises(ValueError, match="expected coordinates, got a dense matrix"):
         SparseMatrix.from_file(path)
     scipy.io.mmwrite(path, sp.coo_array(np.eye(2) * 1j))
-    with pytest.raises(TypeError, match="argument 'values': expected one of .*, got complex128"):
+    with pytest.raises(ValueError, match=r"matrix\.mtx': expected real numbers, got complex ones"):
         SparseMatrix.from_file(path)
     zipped = tmp_path / "cut.mtx.gz"
     zipped.write_bytes(gzip.compress(b"%%MatrixMarket matrix coordinate real general\n" * 99)[:30])

@@ -6,17 +6,18 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from sparsetir.arrays import is_array, is_torch
-from sparsetir.file_errors import UNREADABLE, check_npz, need_room, why
+from sparsetir.file_errors import UNREADABLE, as_path, check_npz, need_room, printable, why
 from sparsetir.formats.index_arrays import check_indptr, check_range, index_type
 from sparsetir.formats.pattern import Pattern
+from sparsetir.matrix_market import MarketFile, read_market
 from sparsetir.readable import hidden
+from sparsetir.saved_matrix import saved_matrix
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = [
@@ -145,33 +146,33 @@ def from_dense(who: str, array: Any) -> Stored:
 
 def read_file(who: str, path: Any) -> Stored:
     """Of a Matrix Market file, or what `scipy.sparse.save_npz` wrote."""
-    from scipy.io import mminfo, mmread
-
-    path = Path(path)
+    path = as_path(who, "path", path)
     name = path.name.lower()
     if not name.endswith((".mtx", ".mtx.gz", ".npz")):
         raise ValueError(
             f"{who}: argument 'path': expected a name that ends in .mtx, .mtx.gz or .npz, got "
             f"'{path}'"
         )
-    if not path.is_file():
-        raise FileNotFoundError(f"{who}: argument 'path': expected a file, got '{path}'")
+    shown = f"'{printable(str(path))}'"
+    missing = FileNotFoundError(f"{who}: argument 'path': expected a file, got {shown}")
+    who = f"{who}: argument 'path': {shown}"
     try:
-        if name.endswith(".npz"):
+        if not path.is_file():
+            raise missing
+        if not name.endswith(".npz"):
+            found = read_market(path)
+        else:
             check_npz(path)
-            return _read_scipy(who, "path", scipy.sparse.load_npz(path))
-        _, _, count, layout, field, _ = mminfo(path)
-        need_room(BYTES_OF_ELEMENT * count)
-        found = mmread(path, spmatrix=False) if layout == "coordinate" else None
+            with np.load(path) as arrays:
+                found = saved_matrix(arrays)
+            need_room(BYTES_OF_ELEMENT * found.nnz, path)
+    except FileNotFoundError:
+        raise
     except UNREADABLE as err:
-        raise ValueError(f"{who}: argument 'path': '{path}': {why(err)}") from err
-    if found is None:
-        raise ValueError(
-            f"{who}: argument 'path': expected a file of coordinates, got a dense one, '{path}'; "
-            "from_dense takes what scipy.io.mmread makes of it"
-        )
-    values = None if field == "pattern" else found.data
-    return from_coords(who, "path", found.coords, values, found.shape)
+        raise ValueError(f"{who}: {why(err)}") from err
+    if isinstance(found, MarketFile):
+        return from_coords(who, "path", (found.rows, found.columns), found.values, found.shape)
+    return _read_scipy(who, "path", found)
 
 
 def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
