@@ -20,6 +20,7 @@ from sparsetir.arrays import (
     reference,
     to_numpy,
 )
+from sparsetir.file_errors import as_path
 from sparsetir.kernel_file import write_library
 from sparsetir.matrix_engine import allowed, features_needed, refusing
 from sparsetir.readable import check_memory, count_writes
@@ -211,9 +212,11 @@ class Kernel:
         path : ends in ".so"; an existing file is replaced only with `overwrite=True`, and kernels
             loaded from it before go on as they were
 
-        Raises ValueError, FileExistsError, FileNotFoundError for a folder that does not exist.
+        Raises ValueError, FileExistsError, FileNotFoundError for a folder that does not exist,
+        other kinds of OSError where it cannot be written; no part of a file is left then.
         """
-        path, who = Path(path), f"{self.name}: export: argument 'path'"
+        who = f"{self.name}: export: argument 'path'"
+        path = as_path(f"{self.name}: export", "path", path)
         if self._loaded:
             raise ValueError(
                 f"{self.name}: a loaded kernel cannot be exported again; copy its file"
@@ -230,7 +233,11 @@ class Kernel:
             "target": str(self.target),
             "needs": self.needs,
         }
-        write_library(self._module, path, meta)
+        try:
+            write_library(self._module, path, meta, overwrite)
+        except OSError as error:
+            text = f"{who}: '{path}' cannot be written: {error.strerror}"
+            raise OSError(error.errno, text) from error
 
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
