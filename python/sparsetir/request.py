@@ -42,6 +42,8 @@ __all__ = [
     "request",
 ]
 
+MOST_DIGITS = 7  # of a number of threads
+
 
 class KernelRequest:
     """What plans of all operators ask: which kernel it is to be, for a config.
@@ -249,9 +251,13 @@ def check_counts(**counts: Any) -> None:
 
 
 def default_threads() -> int:
-    """Threads of the CPU that plans divide rows among: all, or as many as TVM_NUM_THREADS says."""
+    """Threads of the CPU that plans divide rows among: all, or as many as TVM_NUM_THREADS says.
+
+    No machine has as many as some numbers say, which count as none.
+    """
     named = os.environ.get("TVM_NUM_THREADS", "")
-    return (int(named) if named.isdecimal() else 0) or os.cpu_count() or 1
+    said = int(named) if named.isdecimal() and len(named) < MOST_DIGITS else 0
+    return said or os.cpu_count() or 1
 
 
 def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:

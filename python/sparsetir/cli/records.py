@@ -10,6 +10,7 @@ from typing import Any
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
 from sparsetir.cli.text import fitted, many
+from sparsetir.file_errors import printable
 
 __all__ = ["add", "run"]
 
@@ -91,11 +92,12 @@ def _list(args: argparse.Namespace, records: Any) -> int:
         key, default = record.key, record.default_seconds
         gain = "-" if not default else f"{default / record.seconds:.2f}"
         threads = str(key.threads) if key.threads else "GPU"
-        rows.append([
+        cells = [
             key.op, record.graph or key.fingerprint[:8], str(key.feat), key.dtype, key.reduce,
             threads, micros(record.seconds), gain, str(record.trials), record.date[:10],
-        ])  # fmt: skip
-        configs.append(_words(record.config))
+        ]  # fmt: skip
+        rows.append([printable(cell) for cell in cells])  # of a file that others may have written
+        configs.append(printable(_words(record.config)))
     if best:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         for row, config in zip(rows, configs, strict=True):

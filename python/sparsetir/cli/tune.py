@@ -17,6 +17,7 @@ from sparsetir.cli.functions import function_of, is_file, schedule_of
 __all__ = ["add", "report_path", "run"]
 
 INTERRUPTED = 130
+MOST_SECONDS = 10**8
 
 EPILOG = """\
 A graph is cora, an .npz file (file.npz:layer for one of several matrices), .mtx, an edge list
@@ -72,10 +73,12 @@ def add(out: Parser) -> None:
     out.add_argument(
         "--target", type=arguments.target, default="cpu", help="cpu (default), cuda or JSON"
     )
-    out.add_argument("--threads", type=at_least(1), help="of the CPU (default: all)")
+    out.add_argument("--threads", type=at_least(1, most=2**16), help="of the CPU (default: all)")
     search = out.add_argument_group("search")
     search.add_argument("--trials", type=at_least(1), default=64, help="default: 64")
-    search.add_argument("--seconds", type=at_least(0.001, float), help="stop after this time")
+    search.add_argument(
+        "--seconds", type=at_least(0.001, float, MOST_SECONDS), help="stop after this time"
+    )
     search.add_argument(
         "--sampler", choices=("auto", "tpe", "random", "exhaustive"), default="auto",
         help="auto: exhaustive where there are no more configs than trials, else tpe",
@@ -89,7 +92,7 @@ def add(out: Parser) -> None:
     )
     measuring = out.add_argument_group("measuring")
     measuring.add_argument(
-        "--time-limit", type=at_least(0.001, float), default=60.0, metavar="SECONDS",
+        "--time-limit", type=at_least(0.001, float, MOST_SECONDS), default=60.0, metavar="SECONDS",
         help="of each config (default: 60)",
     )  # fmt: skip
     measuring.add_argument(

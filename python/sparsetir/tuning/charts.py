@@ -32,7 +32,7 @@ STYLE: dict[Any, Any] = {
     "xtick.color": FAINT, "ytick.color": FAINT, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
     "grid.color": GRID, "axes.facecolor": "none", "figure.facecolor": "none", "font.size": 10,
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-    "legend.labelcolor": INK,
+    "legend.labelcolor": INK, "text.parse_math": False,
 }  # fmt: skip
 PIXEL_COLOURS = ("#56b4e9", "#d55e00")  # of trials and failures, seen on light and on dark
 WIDTH = 10.5  # inches
