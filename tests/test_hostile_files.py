@@ -40,13 +40,13 @@ def saved(path, **changes):
 
 def raises(path, message, readers):
     for read in readers:
-        start = time.monotonic()
+        start = time.process_time()
         with pytest.raises((GraphError, ValueError), match=message) as raised:
             read(path)
         text = str(raised.value)
         assert printable(str(path)) in text and "\n" not in text and len(text) < 700
         assert text.count("argument 'path'") <= 1
-        assert time.monotonic() - start < 10
+        assert time.process_time() - start < 10
 
 
 # -- .npz -----------------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ def test_diagonals_without_much_work(tmp_path):
     np.testing.assert_array_equal(load_graph(saved(tmp_path / "b.npz", **far)).toarray(), found)
     many = {"format": np.array(b"dia"), "data": np.ones((10**4, 1), "f4")}
     many |= {"offsets": np.arange(10**4), "shape": np.array([10**6, 10**6])}
-    start = time.monotonic()
+    start = time.process_time()
     assert load_graph(saved(tmp_path / "c.npz", **many)).nnz == 1
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 def bomb(path, **counts):
@@ -279,6 +279,73 @@ def test_packed_text_that_unpacks_to_much(tmp_path, monkeypatch, name, line):
 def test_text_of_other_encodings(tmp_path, data):
     (tmp_path / "a.txt").write_bytes(data)
     np.testing.assert_array_equal(load_graph(tmp_path / "a.txt").toarray(), DENSE)
+
+
+# -- folders of DGL and PyG ------------------------------------------------------------------------
+
+META = "edge_data:\n- file_name: e.csv\n"
+
+
+def dataset(folder, meta=META, edges=b"src_id,dst_id,weight\n1,0,2\n2,1,0.5\n0,2,3\n"):
+    (folder / "meta.yaml").write_text(meta)
+    (folder / "e.csv").write_bytes(edges)
+    return folder
+
+
+def nested(line, levels):
+    """Names that each stand for nine of the one before."""
+    return "".join(line.format(k + 1, ", ".join([f"*a{k}"] * 9)) for k in range(levels))
+
+
+@pytest.mark.parametrize(
+    "meta, edges",
+    [
+        (META, b"\xef\xbb\xbfsrc_id,dst_id,weight\r\n1,0,2\r\n2,1,0.5\r\n0,2,3\r\n"),
+        (META, b"src_id,dst_id,weight,caf\xe9\n1,0,2,\xe9\n2,1,0.5,\n0,2,3,\n"),
+        (f'\ufeff{META}separator: "\\t"\n', b"src_id\tdst_id\tweight\n1\t0\t2\n2\t1\t.5\n0\t2\t3"),
+        ("a0: &a0 [x]\n" + nested("a{0}: &a{0} [{1}]\n", 30) + META, None),
+        ("a0: &a0 {x: y}\n" + nested("a{0}: &a{0}\n  <<: [{1}]\n", 30) + META, None),
+        (f"a: {':'.join(['59'] * 9999)}\nb: 2001-99-99\n{META}", None),
+    ],
+    ids=range(6),
+)
+def test_datasets_as_people_write_them(tmp_path, meta, edges):
+    """Also those that stand for more than fits into memory, or are no numbers and dates."""
+    start = time.process_time()
+    found = load_graph(dataset(tmp_path, meta, *([edges] if edges else [])))
+    np.testing.assert_array_equal(found.toarray(), DENSE)
+    assert time.process_time() - start < 10
+
+
+@pytest.mark.parametrize(
+    "meta, edges, message",
+    [
+        (META.replace("e.csv", "/etc/passwd"), b"", "meta.yaml: expected files of its folder, got"),
+        (META.replace("e.csv", "../../x"), b"", "meta.yaml: expected files of its folder, got"),
+        (META + "# " + "x" * 2**16, b"", "meta.yaml: expected at most 65,536 bytes, got"),
+        ("[" * 5000, b"", "meta.yaml: holds no YAML: maximum recursion"),
+        ('!!python/object/apply:os.mkdir ["made"]', b"", "meta.yaml: expected names with values"),
+        (META, b"src_id,dst_id\n0\n", "e.csv: expected 2 values in each line, got fewer"),
+        (META, b"src_id,dst_id,weight\n0,1,a\n", "e.csv: expected numbers as weights: could not"),
+        (META, b"src_id,dst_id,x\n0,1," + b"x" * 200_000, "e.csv: line [0-9]: field larger than"),
+        (META, b"src_id,dst_id\n1000000000,0\n", f"e.csv: expected {LARGE} 1,000,000,001"),
+        (META, b"x\x1b[31m\n", "e.csv: has no column src_id, dst_id, but x.x1b.31m"),
+    ],
+)
+def test_datasets_that_are_none(tmp_path, monkeypatch, meta, edges, message):
+    monkeypatch.chdir(tmp_path)
+    raises(dataset(tmp_path, meta, edges), message, (load_graph,))
+    assert not (tmp_path / "made").exists()
+
+
+def test_what_is_no_file_in_folders(tmp_path):
+    (tmp_path / "raw").mkdir()
+    os.mkfifo(tmp_path / "raw" / "ind.x.graph")
+    (tmp_path / "ind.x.graph").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "graph.bin")
+    os.mkfifo(tmp_path / "data.pt")
+    os.mkfifo(tmp_path / "meta.yaml")
+    raises(tmp_path, "expected a folder of PyG .*, got one with none of these", (load_graph,))
 
 
 # -- names ----------------------------------------------------------------------------------------

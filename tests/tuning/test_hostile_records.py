@@ -97,10 +97,10 @@ def test_rows_without_end(tmp_path):
         rows = "WITH RECURSIVE c(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM c) SELECT id FROM c"
         connection.execute(f"CREATE VIEW sparsetir_records AS {rows}")
     connection.close()
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(RecordError, match="a.sqlite: it is damaged"):
         Records(path).all()
-    assert time.monotonic() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(
