@@ -62,7 +62,11 @@ def load_graph(source: str | Path) -> sp.csr_array:
     Values are the weights of the file, else ones: float32, or float64 where an .npz file has them.
     Those of equal edges are added; stored zeros are kept.
 
-    Raises GraphError, a ValueError with a text for people that names the file.
+    A file may ask for 2**24 rows or columns, or 32 for each of its bytes, and unpack to 256 MiB, or
+    256 bytes for each (text to 8 MiB, or 32): more is refused, as a short file may name a large id.
+
+    Raises GraphError, a ValueError with a text for people that names the file; TypeError and
+    ValueError for what is no path.
     """
     text = str(as_path("load_graph", "source", source))
     plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)

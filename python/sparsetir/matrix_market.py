@@ -59,7 +59,8 @@ def read_market(path: Path) -> MarketFile:
     if words != count * each:
         raise ValueError(f"expected {count} lines of {each} numbers, got {words} numbers")
     values = None if pattern and symmetry != "skew-symmetric" else found.data
-    return MarketFile(*found.coords, values, (m, n))
+    rows, columns = found.coords
+    return MarketFile(rows, columns, values, (m, n))
 
 
 def _count_words(file: BinaryIO) -> int:
