@@ -83,6 +83,17 @@ class Cut:
             self.refuse(f"expected a size that is a number or a parameter, got {size}")
         return found
 
+    def check_count(self, name: str, value: Any, *, least: int = 1, or_name: bool = False) -> None:
+        """Refuse an argument that is no such integer, or, where that is legal, no name."""
+        if or_name and isinstance(value, str) and value.isidentifier():
+            return
+        if type(value) is int and least <= value < 2**31:
+            return
+        expected = "a positive integer" if least else "an integer of 0 or more"
+        expected += " or a name" if or_name else ""
+        expected += " below 2**31" if type(value) is int and value >= 2**31 else ""
+        self.refuse(f"argument '{name}': expected {expected}, got {value!r}")
+
     def done(self, made: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
         """The function with the loops made instead of the one that is cut, and their handles."""
         for names in divided(self.it):

@@ -101,11 +101,15 @@ def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: 
     return iteration_with(it, **fields)
 
 
-def find_iteration(func: SparseFunc, name: str) -> SparseIteration:
-    """The iteration of that name. Raises ScheduleError with the names there are."""
+def find_iteration(func: SparseFunc, name: str, who: str = "") -> SparseIteration:
+    """The iteration of that name. Raises ScheduleError with the names there are.
+
+    who : asks for it, for the message; the function by default
+    """
     found = {it.name: it for it in sparse_iterations(func)}
     if name not in found:
-        raise ScheduleError(f"{func.name}: no sparse iteration '{name}'; there are {list(found)}")
+        there = f"no sparse iteration '{name}'; there are {list(found)}"
+        raise ScheduleError(f"{who or func.name}: {there}")
     return found[name]
 
 
@@ -137,7 +141,7 @@ def iteration_of(who: str, func: SparseFunc, handle: Any) -> SparseIteration:
         raise ScheduleError(
             f"{who}: argument 'loop': expected a handle of get_sp_iters, got {handle!r}"
         )
-    return find_iteration(func, handle.iteration)
+    return find_iteration(func, handle.iteration, who)
 
 
 def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> int:

@@ -77,7 +77,7 @@ def meet(
         "ignore": no row is stored in several pieces, and the result holds what the operator leaves
         as it is wherever a row is stored, which is the caller's word. No handles are returned
     """
-    writes = [find_iteration(func, name_of(WHO, handle)) for handle in iterations]
+    writes = [find_iteration(func, name_of(WHO, handle), WHO) for handle in iterations]
     if not writes:
         raise ScheduleError(f"{WHO}: argument 'iterations': expected one or more, got none")
     if race not in RACES:

@@ -40,6 +40,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     changed,
     find_iteration,
     fresh_name,
+    name_of,
     replaced,
     show,
 )
@@ -58,7 +59,7 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
         by the fact "inside"), which is known to hold positions: such as recipes make, or columns
     iteration : whose order it is
     """
-    it = find_iteration(func, iteration.name)
+    it = find_iteration(func, name_of(WHO, iteration), WHO)
 
     def refuse(message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(it)}")

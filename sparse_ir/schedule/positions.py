@@ -235,12 +235,13 @@ class _Positions(Elements):
 
     def _parts(self, parts: int | str, default: Any) -> Any:
         """The number of parts as a recipe takes it."""
-        if isinstance(parts, str) and parts.isidentifier():
+        self.check_count("parts", parts, or_name=True)
+        if not isinstance(default, dict):
+            self.check_count("default", default)
+        if isinstance(parts, str):
             how = {"recipe": "number", "value": default} if isinstance(default, int) else default
             made = self.number(parts, how, exactly=True)
             return self.named(made)
-        if isinstance(parts, bool) or not isinstance(parts, int) or not 0 < parts < 2**31:
-            self.refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")
         return parts
 
     def _coordinates(self, of: Axis, what: str, recipe: Any, **how: Any) -> SparseBuffer:

@@ -100,7 +100,7 @@ def precompute(
     result value and write; for an operand that of the copy.
     """
     if isinstance(at, SparseIterationRef):
-        it, place = find_iteration(func, at.name), -1
+        it, place = find_iteration(func, at.name, WHO), -1
     else:
         it = iteration_of(WHO, func, at)
         place = place_of(WHO, func, it, at)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparsetir.sparse_ir.schedule.aggregate import aggregate
+from sparsetir.sparse_ir.schedule.arguments import listed
 from sparsetir.sparse_ir.schedule.by_length import by_length
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.patterns import patterns
@@ -55,7 +56,7 @@ class RowPrimitives:
         Handles: start, sums, product, write. More:
         `help("sparsetir.sparse_ir.schedule.aggregate")`.
         """
-        return self._apply(aggregate, buffer, at, rows, list(columns), dtype=dtype)
+        return self._apply(aggregate, buffer, at, rows, listed(columns), dtype=dtype)
 
     def slices(
         self, rows: SpIter, columns: SpIter, lanes: int, *, longest: int | str = 256,

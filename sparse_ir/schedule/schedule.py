@@ -20,6 +20,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.annotate import annotate
+from sparsetir.sparse_ir.schedule.arguments import listed, wrong_argument
 from sparsetir.sparse_ir.schedule.assume import assume
 from sparsetir.sparse_ir.schedule.bound import bound
 from sparsetir.sparse_ir.schedule.distribute import distribute
@@ -74,6 +75,10 @@ class Schedule(RowPrimitives):
 
     def get_sparse_iteration(self, name: str) -> SparseIterationRef:
         """The iteration of that name, nested ones included."""
+        if not isinstance(name, str):
+            raise ScheduleError(
+                f"get_sparse_iteration: argument 'name': expected a string, got {name!r}"
+            )
         find_iteration(self._func, name)
         return self._noted("get_sparse_iteration", [name], {}, SparseIterationRef(name))
 
@@ -90,7 +95,7 @@ class Schedule(RowPrimitives):
 
         More: `help("sparsetir.sparse_ir.schedule.reorder")`.
         """
-        self._apply(sparse_reorder, iteration, list(order))
+        self._apply(sparse_reorder, iteration, listed(order))
 
     def sparse_fuse(self, iteration: SparseIterationRef, axes: Sequence[SpIter]) -> SpIter:
         """Iterate neighbouring axes as one loop over their joint positions; its handle.
@@ -99,7 +104,7 @@ class Schedule(RowPrimitives):
 
         More: `help("sparsetir.sparse_ir.schedule.fuse")`.
         """
-        return self._apply(sparse_fuse, iteration, list(axes))
+        return self._apply(sparse_fuse, iteration, listed(axes))
 
     def split(
         self, loop: SpIter, factors: Sequence[int | None], *, tail: str = "guard"
@@ -116,8 +121,7 @@ class Schedule(RowPrimitives):
 
         More: `help("sparsetir.sparse_ir.schedule.split")`, and `split_positions` beside it.
         """
-        given = list(factors) if isinstance(factors, Sequence) else factors
-        return self._apply(split, loop, given, tail=tail)
+        return self._apply(split, loop, listed(factors), tail=tail)
 
     def pos(self, loop: SpIter) -> None:
         """Let later cuts of a loop cut positions.
@@ -193,7 +197,7 @@ class Schedule(RowPrimitives):
 
         More: `help("sparsetir.sparse_ir.schedule.distribute")`.
         """
-        return self._apply(distribute, loop if isinstance(loop, SpIter) else list(loop))
+        return self._apply(distribute, loop if isinstance(loop, SpIter) else listed(loop))
 
     def parallelize(
         self, loop: SpIter | Sequence[SpIter], unit: str = "cpu", *, race: str = "none",
@@ -211,7 +215,7 @@ class Schedule(RowPrimitives):
 
         More: `help("sparsetir.sparse_ir.schedule.parallelize")`, and `gpu_races` beside it.
         """
-        handles = loop if isinstance(loop, SpIter) else list(loop)
+        handles = loop if isinstance(loop, SpIter) else listed(loop)
         given = {} if per_block is None else {"per_block": per_block}
         return self._apply(parallelize, handles, unit, race=race, **given)
 
@@ -263,8 +267,8 @@ class Schedule(RowPrimitives):
         and write; of an operand the copy. More: `help("sparsetir.sparse_ir.schedule.precompute")`.
         """
         return self._apply(
-            precompute, buffer, at, list(axes),
-            lanes=list(lanes), scope=scope, dtype=dtype, hoist=hoist, name=name,
+            precompute, buffer, at, listed(axes),
+            lanes=listed(lanes), scope=scope, dtype=dtype, hoist=hoist, name=name,
         )  # fmt: skip
 
     def tiles(
@@ -288,7 +292,7 @@ class Schedule(RowPrimitives):
 
         More: `help("sparsetir.sparse_ir.schedule.meet")`.
         """
-        return self._apply(meet, list(iterations), race=race)
+        return self._apply(meet, listed(iterations), race=race)
 
     def annotate(self, iteration: SparseIterationRef, key: str, value: Any) -> None:
         """Set an annotation of the iteration; it rides on the blocks of stage II."""
@@ -340,10 +344,19 @@ class Schedule(RowPrimitives):
                 f"{primitive.__name__}: the schedule has gone on to stage II, which TVM's "
                 "primitives schedule; expected it before lower()"
             )
+        wrong = wrong_argument(primitive, inputs, options)
+        try:
+            func, output = primitive(self._func, *inputs, **options)
+        except Exception as error:
+            if wrong and not isinstance(error, ScheduleError):  # which says more
+                raise ScheduleError(wrong) from None
+            raise
+        if wrong:
+            raise ScheduleError(wrong)
         # What a primitive does by itself is not said, so that traces stay short.
         given = inspect.signature(primitive).parameters
-        options = {n: v for n, v in options.items() if v not in (given[n].default, [])}
-        func, output = primitive(self._func, *inputs, **options)
+        default = {n: [] if p.default == () else p.default for n, p in given.items()}
+        options = {n: v for n, v in options.items() if v != default[n]}
         self._func = func
         return self._noted(primitive.__name__, list(inputs), options, output)
 

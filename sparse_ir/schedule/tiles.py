@@ -41,7 +41,13 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
-from sparsetir.sparse_ir.schedule.loops import find_iteration, fresh_name, replaced, show
+from sparsetir.sparse_ir.schedule.loops import (
+    find_iteration,
+    fresh_name,
+    name_of,
+    replaced,
+    show,
+)
 
 __all__ = ["tiles"]
 
@@ -67,7 +73,7 @@ def tiles(
         over tiles, and those that are not cut as they are
     given : whether callers give the tiles, in place of the operand; there is no handle then
     """
-    it = find_iteration(func, iteration.name)
+    it = find_iteration(func, name_of(WHO, iteration), WHO)
 
     def refuse(message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
