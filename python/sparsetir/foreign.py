@@ -111,7 +111,7 @@ def _pair(who: str, name: str, first: Any, second: Any) -> Edges:
     if not is_array(first):
         try:
             first = np.asarray(first)
-        except ValueError:
+        except (ValueError, RuntimeError):  # rows of many lengths, nested tensors
             first = np.zeros(())
     dims = len(first.shape)
     if dims == 2:

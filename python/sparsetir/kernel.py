@@ -232,6 +232,9 @@ class Kernel:
         }
         write_library(self._module, path, meta)
 
+    def __reduce__(self) -> Any:
+        raise TypeError("Kernel: cannot be pickled or copied; export it, and load the file")
+
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
 

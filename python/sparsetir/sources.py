@@ -214,12 +214,18 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
             raise TypeError(
                 f"{who}: argument '{argument}': expected a dense array, got a sparse one"
             )
-        array = array.detach().cpu()
-        if str(array.dtype) == "torch.bfloat16":
-            import torch
+        try:
+            array = array.detach().cpu()
+            if str(array.dtype) == "torch.bfloat16":
+                import torch
 
-            return array.contiguous().view(torch.int16).numpy().view(np.dtype("bfloat16"))
-        return array.numpy()
+                return array.contiguous().view(torch.int16).numpy().view(np.dtype("bfloat16"))
+            return array.numpy()
+        except (NotImplementedError, RuntimeError, TypeError) as err:  # on meta, quantized
+            raise TypeError(
+                f"{who}: argument '{argument}': expected a tensor of plain numbers, got one of "
+                f"{array.dtype} on {array.device}: {err}"
+            ) from err
     if is_array(array) and not isinstance(array, np.ndarray):
         if hasattr(array, "numpy"):  # TVM's, which knows more types than DLPack
             return array.numpy()

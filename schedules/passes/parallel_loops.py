@@ -165,6 +165,9 @@ def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if kind is None:
             return loop
         rest = {k: v for k, v in loop.annotations.items() if k != KIND}
+        shared = _shared_by_lanes(loop) if kind == "vectorized" else ""
+        if shared:
+            raise ScheduleError(f"loop '{loop.loop_var.name}' as vectorized: {shared}")
         if kind in LOOPS:
             return loop_with(loop, kind=LOOPS[kind], annotations=rest)
         axis = thread_axis(str(kind))
@@ -189,10 +192,23 @@ def _race(sch: Any, loop: Any, kind: str) -> str:
             f"what its positions stand for differs between visits of {around}, which may meet, and "
             "for which threads do not wait; choose a loop over coordinates"
         )
+    if kind == "vectorized" and _shared_by_lanes(node):
+        return _shared_by_lanes(node)
     for realize in nodes_of(s_tir.SBlockRealize, node.body, nested=False):
         problem = _race_in(realize, node, kind, extents)
         if problem:
             return f"block '{realize.block.name_hint}': {problem}"
+    return ""
+
+
+def _shared_by_lanes(loop: Any) -> str:
+    """Why lanes cannot be visits that have buffers of their own, as vectors have one for all."""
+    for block in nodes_of(s_tir.SBlock, loop.body):
+        for buffer in block.alloc_buffers:
+            return (
+                f"block '{block.name_hint}' has '{buffer.name}' for each visit, which lanes would "
+                "share; choose a loop inside or outside of it, or give it an axis of the lanes"
+            )
     return ""
 
 

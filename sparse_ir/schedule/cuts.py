@@ -27,7 +27,10 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.workers import divided
 
-__all__ = ["Cut", "is_path"]
+__all__ = ["MOST", "Cut", "is_path"]
+
+# Of parts, as arrays of where more begin would take gigabytes, and of visits in a tile.
+MOST = 2**24
 
 
 class Cut:
@@ -87,11 +90,11 @@ class Cut:
         """Refuse an argument that is no such integer, or, where that is legal, no name."""
         if or_name and isinstance(value, str) and value.isidentifier():
             return
-        if type(value) is int and least <= value < 2**31:
+        if type(value) is int and least <= value < MOST:
             return
         expected = "a positive integer" if least else "an integer of 0 or more"
         expected += " or a name" if or_name else ""
-        expected += " below 2**31" if type(value) is int and value >= 2**31 else ""
+        expected += f" below {MOST}" if type(value) is int and value >= MOST else ""
         self.refuse(f"argument '{name}': expected {expected}, got {value!r}")
 
     def done(self, made: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:

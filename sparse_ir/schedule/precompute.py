@@ -115,8 +115,13 @@ def precompute(
             f"{WHO}: argument 'scope': expected one of {', '.join(SCOPES)}, got {scope!r}"
             f"\n{show(it)}"
         )
-    outer, inner = loops_of(it)[: place + 1], loops_of(it)[place + 1 :]
     target = found[0]
+    if isinstance(dtype, str) and ("float" in dtype) != ("float" in target.dtype):
+        raise ScheduleError(
+            f"{WHO}: argument 'dtype': expected a type of the kind of '{buffer}', {target.dtype}, "
+            f"got {dtype!r}\n{show(it)}"
+        )
+    outer, inner = loops_of(it)[: place + 1], loops_of(it)[place + 1 :]
     options = (scope, dtype or target.dtype, name)
     if any(s.buffer.same_as(target.var) for s in stores_of(it.body, it.init)):
         held = [_inside(func, it, inner, handle) for handle in axes]

@@ -10,6 +10,7 @@ scheduled after :meth:`Schedule.lower`, with TVM's own primitives.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -350,6 +351,12 @@ class Schedule(RowPrimitives):
         except Exception as error:
             if wrong and not isinstance(error, ScheduleError):  # which says more
                 raise ScheduleError(wrong) from None
+            beyond = re.search(r"value (\d+) exceeds range of (\w+)", str(error))
+            if beyond:
+                raise ScheduleError(
+                    f"{primitive.__name__}: expected sizes that the axis's type, {beyond[2]}, "
+                    f"holds, got {beyond[1]}; give smaller numbers"
+                ) from None
             raise
         if wrong:
             raise ScheduleError(wrong)

@@ -40,6 +40,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     find_iteration,
@@ -95,7 +96,10 @@ def tiles(
         refuse("expected an iteration without an init, which a copy would part from it")
     axes = {a.name: a for a in operand.axes or []}
     cut = {name: [int(n) for n in extents] for name, extents in sizes.items()}
-    if not cut or any(name not in axes or not all(n > 0 for n in e) for name, e in cut.items()):
+    if not cut or any(
+        name not in axes or not all(n > 0 for n in e) or math.prod(e) >= MOST
+        for name, e in cut.items()
+    ):
         refuse(f"argument 'sizes': expected positive extents by axes of {list(axes)}, got {sizes}")
     analyzer = _knowing_extents(it)
     parts: dict[str, Any] = {}  # what each axis of the tiles is over, and where a reader is there

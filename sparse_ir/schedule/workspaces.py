@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, tirx
+from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
@@ -330,8 +331,12 @@ def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[SparseIteration, 
     """The init of an iteration as one of its own, and the axes to declare for it."""
     visited = [a.name for other in around(func, it) for a in flat_axes(other.axes)]
     first = separate_init(it, func, visited)
-    known = {a.name for a in func.axes}
+    known = {a.name: a for a in func.axes}
     axes = [a for a in first.axes if a.name not in known]
+    # Another init may have declared the same axis: it is one, as in the text that is read back.
+    same = [known.get(a.name, a) for a in first.axes]
+    if all(structural_equal(a, b) for a, b in zip(same, first.axes, strict=True)):
+        first = changed(first, axes=same)
     return over_fresh_vars(first, name=fresh_name(func, first.name)), axes
 
 

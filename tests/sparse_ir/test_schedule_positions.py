@@ -226,7 +226,7 @@ def test_the_rest_may_be_parallel() -> None:
 
 PEEL_REFUSED = [
     (sddmm(), "sddmm", "I_J", 8, r"expected a loop over one dense_fixed axis, got 'I_J'"),
-    (again, "again", "I", 1, "'multiple': expected an integer of 2 or more, got 1"),
+    (again, "again", "I", 1, "'multiple': expected an integer of 2 or more, below 16777216, got 1"),
     (again, "again", "O", 3, "axis 'O' of 3 coordinates is a multiple of 3; there is nothing"),
     (again, "again", "O", 2, "loop 'O' is not proven to write elements of its own"),
     (PROGRAMS["spmm"].make("float32", "int32"), "spmm", "I", 2, "the iteration visits axes under"),

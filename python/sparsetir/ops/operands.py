@@ -198,6 +198,11 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
         if sources is not None and targets is not None:
             size = int(targets), int(sources)
         A = A.as_tensor()  # type: ignore[attr-defined]
+    if A.is_nested or A.layout is not torch.strided:
+        raise TypeError(
+            f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
+            f"got {'a nested tensor' if A.is_nested else A.layout}"
+        )
     if A.dim() != 2 or A.shape[0] != 2:
         raise ValueError(
             f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
@@ -268,7 +273,9 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
         A = A if A.is_coalesced() else A.coalesce()
         indices = A.indices()
         rowptr, col = _converted(
-            (*memory_key(indices), m), (indices,), lambda: (_pointers(indices[0], m), indices[1])
+            (*memory_key(indices), m),
+            (indices,),
+            lambda: (_pointers(_in_order(who, name, indices[0]), m), indices[1]),
         )
         return Operand(rowptr, col, m, n, _own(A) if values is None else values)
     by_rows = A.layout is torch.sparse_bsr
@@ -294,6 +301,16 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     key = (*memory_key(outer), *memory_key(inner), block, by_rows, m, n)
     rowptr, edges = _converted(key, (outer, inner), convert)
     return Operand(rowptr, edges, m, n, blocks.reshape(-1) if values is None else values)
+
+
+def _in_order(who: str, name: str, rows: Tensor) -> Tensor:
+    """The rows of a tensor that is said to be coalesced, which torch believes who makes it."""
+    if not torch.compiler.is_compiling() and is_plain(rows) and bool((rows[1:] < rows[:-1]).any()):
+        raise ValueError(
+            f"{who}: argument '{name}': expected elements in order of rows, as its is_coalesced() "
+            "says; make it without is_coalesced=True"
+        )
+    return rows
 
 
 def _own(A: Tensor) -> Tensor:
@@ -366,7 +383,16 @@ def as_tensor(who: str, name: str, array: Any) -> Tensor:
     host = to_host(who, name, array)
     if host.dtype.kind in "iu" and host.dtype.name not in ("int32", "int64"):
         host = host.astype(np.int64)
-    return torch.from_numpy(host if host.flags.writeable else host.copy())
+    if not host.dtype.isnative:
+        host = host.astype(host.dtype.newbyteorder("="))
+    backwards = any(step < 0 for step in host.strides)
+    try:
+        return torch.from_numpy(host.copy() if backwards or not host.flags.writeable else host)
+    except TypeError:
+        raise TypeError(
+            f"{who}: argument '{name}': expected an array of numbers that torch knows, got one of "
+            f"{host.dtype}"
+        ) from None
 
 
 # -- our own --------------------------------------------------------------------------------------
