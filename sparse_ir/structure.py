@@ -21,18 +21,29 @@ __all__ = ["check_structure"]
 def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
     """Check `indptr` and `indices` of every axis of `func`, in O(rows + non-zeros).
 
-    arguments : by parameter name, at least the arrays of the axes and the numbers that their sizes
-        are made of; others are not looked at. Computed parameters are left out: recipes are
-        trusted, and axes checked as far as callers describe them
+    `indptr` is (parents + 1,), starts at 0, does not decrease, ends at nnz; no row of a
+    dense_variable axis is longer than the axis. `indices` is (nnz,) or (parents * nnz_cols,), in
+    [0, length), in a sparse_fixed axis also -1 (padding, anywhere in a row); strictly increasing
+    under each parent if the axis is unique. All are one-dimensional, of the axis's idtype, and the
+    number of positions fits that type.
 
-    indptr : (parents + 1,), starts at 0, does not decrease, ends at nnz; no row of a dense_variable
-        axis is longer than the axis
-    indices : (nnz,) or (parents * nnz_cols,), in [0, length), in a sparse_fixed axis also -1
-        (padding, anywhere in a row); strictly increasing under each parent if the axis is unique
-    All are one-dimensional, of the axis's idtype, and the number of positions fits that type.
+    Parameters
+    ----------
+    func : SparseFunc
+        Of stage I.
+    arguments : mapping
+        By parameter name, at least the arrays of the axes and the numbers that their sizes are made
+        of; others are not looked at. Computed parameters are left out: recipes are trusted, and
+        axes checked as far as callers describe them.
 
-    Raises StructureIndexError for indices out of range, StructureTypeError for missing arguments
-    and wrong types, and StructureError for the rest.
+    Raises
+    ------
+    StructureIndexError
+        For indices out of range.
+    StructureTypeError
+        For missing arguments and wrong types.
+    StructureError
+        For the rest.
     """
     with np.errstate(all="ignore"):  # sizes made of absurd numbers are refused, not warned about
         checker = _Checker(func, arguments)

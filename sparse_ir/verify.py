@@ -60,10 +60,18 @@ class Problem(NamedTuple):
 def verify(func: SparseFunc, known: Sequence[Any] = ()) -> None:
     """Raise IllFormedError if the function breaks a rule of stage I.
 
-    known : iterations in its body that are known to be right, see `body_problems`
+    Parameters
+    ----------
+    func : SparseFunc
+        The function.
+    known : sequence
+        Iterations in its body that are known to be right, see `body_problems`.
 
-    The message is `file:line: in function 'name': what is wrong`, without file and line where the
-    function was built by hand.
+    Raises
+    ------
+    IllFormedError
+        `file:line: in function 'name': what is wrong`, without file and line where the function was
+        built by hand.
     """
     problem = find_problem(func, known=known)
     if problem is not None:
