@@ -25,8 +25,17 @@ COPY = "sparsetir.copy"
 def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
     """Take the copies of constant values out of a decomposed function.
 
-    Returns (preprocess, rest): the first fills the new formats and runs once, the second computes
-    and has no copy. Both keep all parameters that they use, in the order of `func`.
+    Parameters
+    ----------
+    func : SparseFunc
+        As :func:`decompose_format` makes it.
+
+    Returns
+    -------
+    preprocess : SparseFunc
+        Fills the new formats, and runs once.
+    rest : SparseFunc
+        Computes, and has no copy. Both keep all parameters that they use, in the order of `func`.
     """
     parts = statements(func)
     copies = [p for p in parts if is_copy(p)]
