@@ -42,10 +42,20 @@ def default_schedule(
 ) -> tirx.PrimFunc:
     """Schedule a stage-II function for a target; the function given is left as it is.
 
-    func : PrimFunc from :func:`lower_sparse_iter`
-    target : tvm.target.Target; "cuda", "opencl" and the like are GPUs, the rest CPUs
-    vectors : of the widest tile that a CPU sums up in registers
-    parallel : whether a CPU uses all threads; to wake them takes as long as a small product
+    Parameters
+    ----------
+    func : PrimFunc
+        From :func:`lower_sparse_iter`.
+    target : tvm.target.Target
+        "cuda", "opencl" and the like are GPUs, the rest CPUs.
+    vectors : int
+        Of the widest tile that a CPU sums up in registers.
+    parallel : bool
+        Whether a CPU uses all threads; to wake them takes as long as a small product.
+
+    Returns
+    -------
+    PrimFunc
     """
     func = s_tir.renew_defs(func)
     if is_gpu(target):

@@ -31,10 +31,16 @@ __all__ = ["Operand", "Prepared", "as_tensor", "known", "plain_edges", "resolve"
 class Operand(NamedTuple):
     """A sparse (m, n) matrix as operators take it; itself taken wherever a matrix is.
 
-    rowptr : (m + 1,) int32 or int64
-    col : (nnz,) columns in row order, or (2, nnz) edges in any order, columns first, then rows
-    m, n : rows and columns
-    values : (nnz,) or (heads, nnz) in the order of `col`, or None for ones
+    Parameters
+    ----------
+    rowptr : (m + 1,) Tensor, int32 or int64
+        Where rows begin.
+    col : (nnz,) or (2, nnz) Tensor
+        Columns in row order; or edges in any order, columns first, then rows.
+    m, n : int
+        Rows and columns.
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        In the order of `col`; None for ones.
     """
 
     rowptr: Tensor
@@ -47,8 +53,14 @@ class Operand(NamedTuple):
 class Prepared:
     """What :func:`sparsetir.ops.prepare` gives; taken wherever a sparse matrix is.
 
-    operand : whose rowptr and col are copies that nobody else has
-    structure : what was made of them
+    Parameters
+    ----------
+    operand : Operand
+        Whose rowptr and col are copies that nobody else has.
+    structure : Structure
+        What was made of them.
+    of : Prepared, optional
+        The handle that this one shares its pattern with.
     """
 
     def __init__(self, operand: Operand, structure: Structure, of: Prepared | None = None) -> None:
@@ -67,7 +79,17 @@ class Prepared:
         return self.col.shape[-1]
 
     def with_values(self, values: Tensor | None) -> Prepared:
-        """The same pattern with other values, (nnz,) or (heads, nnz), or with ones for None."""
+        """The same pattern with other values.
+
+        Parameters
+        ----------
+        values : (nnz,) or (heads, nnz) Tensor, or None
+            None for ones.
+
+        Returns
+        -------
+        Prepared
+        """
         return Prepared(self.operand._replace(values=values), self.structure, self._of or self)
 
     def __reduce__(self) -> Any:
@@ -86,7 +108,10 @@ def resolve(
 ) -> Operand:
     """A sparse matrix of any kind as operators take it; conversions are kept.
 
-    A : one of
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        One of
 
         - a sparse tensor of torch: COO (uncoalesced ones are coalesced in each call), CSR, CSC, BSR
           or BSC
@@ -102,16 +127,28 @@ def resolve(
           of NumPy and others with DLPack, graphs of PyG and DGL, names of files. What is not in
           tensors is converted in each call
 
-    values : of the elements in A's order, instead of its own: (nnz,) or (heads, nnz). That is the
-        order of A.values() for torch's tensors (block by block for BSR and BSC), of the edges, of
-        `SparseMatrix.values`, of the rows for a SparseTensor and of A.val for DGL
-    shape : (m, n) for edges without a size; by default the sizes are read from the edges
-    who, name : function and argument, as errors name them
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        Of the elements in A's order, instead of its own. That is the order of A.values() for
+        torch's tensors (block by block for BSR and BSC), of the edges, of `SparseMatrix.values`, of
+        the rows for a SparseTensor and of A.val for DGL. They keep their gradients.
+    shape : (int, int), optional
+        (m, n) for edges without a size; by default the sizes are read from the edges.
+    who, name : str
+        Function and argument, as errors name them.
 
-    Values keep their gradients. `torch.compile` takes sparse tensors of torch as torch does: by a
-    break of the graph, and so not with fullgraph=True.
+    Returns
+    -------
+    Operand
 
-    Raises TypeError and ValueError for what is no sparse matrix.
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no sparse matrix.
+
+    Notes
+    -----
+    `torch.compile` takes sparse tensors of torch as torch does: by a break of the graph, and so not
+    with fullgraph=True.
     """
     if isinstance(A, Tensor):
         if A.layout is torch.strided:

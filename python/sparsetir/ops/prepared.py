@@ -17,19 +17,33 @@ __all__ = ["prepare"]
 def prepare(A: Any, size: Any = None, values: Tensor | None = None) -> Prepared:
     """The matrix, ready for all operators and layers: what they find out of a pattern is kept here.
 
-    >>> g = ops.prepare(edge_index, num_nodes)
-    >>> for features in batches:
-    ...     ops.spmm(g, features)
-
-    A : a sparse matrix of any kind that :func:`resolve` takes
-    size : of edges: (sources, targets) or one number for both; by default for the largest node
-    values : of the elements in A's order, instead of its own
-
     The pattern is copied: whoever writes to A later changes nothing here, so that a call needs no
     look at whether anyone did. Values are not copied: each call reads what they are. What is kept
     lives as long as the handle and counts for no limit of the caches.
 
-    Raises TypeError and ValueError as :func:`resolve`.
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes.
+    size : int or (int, int), optional
+        Of edges: (sources, targets) or one number for both; by default for the largest node.
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        Of the elements in A's order, instead of its own.
+
+    Returns
+    -------
+    Prepared
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`resolve`.
+
+    Examples
+    --------
+    >>> g = ops.prepare(edge_index, num_nodes)
+    >>> for features in batches:
+    ...     ops.spmm(g, features)
     """
     if isinstance(A, Prepared):
         return A if values is None else A.with_values(values)

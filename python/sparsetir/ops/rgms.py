@@ -32,30 +32,47 @@ def rgms(
 ) -> Tensor:  # fmt: skip
     """Y[i] = sum over edges e = (j -> i) of relation r of edge_weight[e] * x[j] @ weight[r].
 
-    x : (n, feat_in) features of sources; float16, bfloat16, float32 or float64
-    weight : (relations, feat_in, feat) of x's dtype; or (relations, blocks, feat_in / blocks,
-        feat / blocks) of matrices that have blocks on the diagonal, and zeros elsewhere
-    edge_index : (2, E) int32 or int64 sources, then targets, in any order; several edges may have
-        the same ends, and a node may have one to itself
-    edge_type : (E,) int32 or int64 relation of each edge
-    edge_weight : (E,) of x's dtype; by default ones
-    reduce : "sum"; "mean" divides what a target gets of a relation by the number of its edges in
-        that relation, as in an RGCN
-    num_targets : how many there are; by default as many as sources
+    Parameters
+    ----------
+    x : (n, feat_in) Tensor
+        Features of sources; float16, bfloat16, float32 or float64.
+    weight : (relations, feat_in, feat) Tensor
+        Of x's dtype; or (relations, blocks, feat_in / blocks, feat / blocks) of matrices that have
+        blocks on the diagonal, and zeros elsewhere.
+    edge_index : (2, E) Tensor, int32 or int64
+        Sources, then targets, in any order; several edges may have the same ends, and a node may
+        have one to itself.
+    edge_type : (E,) Tensor, int32 or int64
+        Relation of each edge.
+    edge_weight : (E,) Tensor, optional
+        Of x's dtype; by default ones.
+    reduce : {"sum", "mean"}
+        "mean" divides what a target gets of a relation by the number of its edges in that relation,
+        as in an RGCN.
+    num_targets : int, optional
+        How many there are; by default as many as sources.
 
-    Gives (num_targets, feat); targets without edges get zeros. Differentiable with respect to x,
-    weight and edge_weight any number of times. Sums are in float32, for float64 in float64.
+    Returns
+    -------
+    (num_targets, feat) Tensor
+        Targets without edges get zeros. Differentiable with respect to x, weight and edge_weight
+        any number of times.
 
-    No array has features for each edge, in the gradients neither. On a CPU results are the same in
-    each run. On a GPU kernels add to results atomically, in any order, and tensor cores round what
-    rows gather to 16 bits; features in blocks are computed block by block there.
+    Raises
+    ------
+    TypeError, ValueError, StructureError
+        Naming the argument.
+
+    Notes
+    -----
+    No array has features for each edge, in the gradients neither. Sums are in float32, for float64
+    in float64. On a CPU results are the same in each run. On a GPU kernels add to results
+    atomically, in any order, and tensor cores round what rows gather to 16 bits; features in blocks
+    are computed block by block there. (SparseTIR, section 4.4.)
 
     What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
     :func:`sparsetir.ops.structure_of` for what is noticed of writing to `edge_index` and
     `edge_type`.
-
-    Raises TypeError, ValueError and StructureError that name the argument. (SparseTIR, section
-    4.4.)
     """
     reduce = reduction(WHO, reduce, REDUCTIONS)
     _check(x, weight, edge_index, edge_type, edge_weight)
