@@ -77,13 +77,29 @@ class RGCNConv(Conv):
     :func:`sparsetir.ops.rgms`, which keeps no features for each edge. For other reductions, rows
     are multiplied by the weights of each relation apart.
 
-    in_channels : features, or a pair of those of sources and of targets; without features, the
-        number of nodes
-    num_relations : 1 or more
-    num_bases : W_r are combinations of so many matrices
-    num_blocks : W_r have so many blocks on the diagonal, and zeros elsewhere
-    aggr : "mean", "add", "sum", "max" or "min", within a relation
-    is_sorted : is taken, and changes nothing
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Features, or a pair of those of sources and of targets; without features, the number of
+        nodes.
+    out_channels : int
+        Features of the result.
+    num_relations : int
+        1 or more.
+    num_bases : int, optional
+        W_r are combinations of so many matrices.
+    num_blocks : int, optional
+        W_r have so many blocks on the diagonal, and zeros elsewhere.
+    aggr : {"mean", "add", "sum", "max", "min"}
+        Within a relation.
+    root_weight : bool
+        With W_root.
+    is_sorted : bool
+        Is taken, and changes nothing.
+    bias : bool
+        With b.
+    **kwargs
+        Of PyG's `MessagePassing`.
     """
 
     def __init__(
@@ -139,12 +155,21 @@ class RGCNConv(Conv):
         edge_index: Any,
         edge_type: Tensor | None = None,
     ) -> Tensor:
-        """(targets, out_channels).
+        """Run the layer.
 
-        x : (nodes, in_channels), or a pair of features of sources and of targets; integers (nodes,)
-            choose rows of the weights; None is all of them in order
-        edge_index : (2, E) edges
-        edge_type : (E,) relation of each edge, from 0 to num_relations - 1
+        Parameters
+        ----------
+        x : (nodes, in_channels) Tensor, pair of Tensor, or None
+            Features, or a pair of those of sources and of targets; integers (nodes,) choose rows of
+            the weights; None is all of them in order.
+        edge_index : (2, E) Tensor or sparse matrix
+            Edges.
+        edge_type : (E,) Tensor, optional
+            Relation of each edge, from 0 to num_relations - 1.
+
+        Returns
+        -------
+        (targets, out_channels) Tensor
         """
         if x is None:
             x = self._all_rows()
