@@ -28,13 +28,31 @@ def attention(
 ) -> Tensor:
     """Out[i] = sum over edges (j, i) of softmax(scale * q[i] . k[j]) * v[j]; collective.
 
-    q, k : (own, feat) or (own, heads, feat)
-    v : (own, width) or (own, heads, width)
-    scale : by default 1 / sqrt(feat)
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    q, k : (own, feat) or (own, heads, feat) Tensor
+        Queries of targets and keys of sources, of own nodes.
+    v : (own, width) or (own, heads, width) Tensor
+        Values of sources.
+    scale : float, optional
+        By default 1 / sqrt(feat).
 
-    Gives (own, width) or (own, heads, width); a node without edges gives zeros. k and v come in one
-    message; weights of edges, (heads, nnz), are kept for the backward pass. 16-bit operands are
-    multiplied in float32. Differentiable once. Raises as :func:`spmm`.
+    Returns
+    -------
+    (own, width) or (own, heads, width) Tensor
+        A node without edges gives zeros. Differentiable once.
+
+    Raises
+    ------
+    TypeError, ValueError, DistributedError
+        As :func:`spmm`.
+
+    Notes
+    -----
+    k and v come in one message; weights of edges, (heads, nnz), are kept for the backward pass.
+    16-bit operands are multiplied in float32.
     """
 
     def check() -> Any:

@@ -30,20 +30,35 @@ __all__ = ["sddmm", "softmax", "spmm", "with_halo"]
 def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """C[i, k] = reduce over the edges (j, i) of value * x[j, k]; collective.
 
-    graph : a :class:`DistGraph`
-    x : (own, feat) or (heads, own, feat) features of own nodes; float16, bfloat16, float32 or
-        float64, of as many features on all processes
-    reduce : "sum", "mean", "max" or "min", as :func:`sparsetir.ops.spmm` has them
-    values : (nnz,) or (heads, nnz) of own edges in the graph's order; by default the graph's, or
-        ones
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    x : (own, feat) or (heads, own, feat) Tensor
+        Features of own nodes; float16, bfloat16, float32 or float64, of as many features on all
+        processes.
+    reduce : {"sum", "mean", "max", "min"}
+        As :func:`sparsetir.ops.spmm` has them.
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        Of own edges in the graph's order; by default the graph's, or ones.
 
-    Gives (own, feat) or (heads, own, feat). Differentiable once with respect to x and the values;
-    gradients of rows of other processes go back to them. Sums differ from those of one process by
-    rounding alone, as own and other nodes are added up apart; of "max" and "min", and of means of
-    16 bits, all are there first.
+    Returns
+    -------
+    (own, feat) or (heads, own, feat) Tensor
+        Differentiable once with respect to x and the values; gradients of rows of other processes
+        go back to them.
 
-    Raises TypeError and ValueError that name the argument; where only another process was given
-    something wrong, or has ended, DistributedError.
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    DistributedError
+        Where only another process was given something wrong, or has ended.
+
+    Notes
+    -----
+    Sums differ from those of one process by rounding alone, as own and other nodes are added up
+    apart; of "max" and "min", and of means of 16 bits, all are there first.
     """
 
     def check() -> Any:
@@ -68,10 +83,22 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
 def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     """OUT[e] = sum over k of X[i, k] * Y[j, k] for each own edge e = (j, i); collective.
 
-    X, Y : (own, feat) or (heads, own, feat) of own nodes as targets and as sources
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    X, Y : (own, feat) or (heads, own, feat) Tensor
+        Of own nodes as targets and as sources.
 
-    Gives (nnz,) or (heads, nnz) in the order of the graph's edges. Differentiable once. Raises as
-    :func:`spmm`.
+    Returns
+    -------
+    (nnz,) or (heads, nnz) Tensor
+        In the order of the graph's edges. Differentiable once.
+
+    Raises
+    ------
+    TypeError, ValueError, DistributedError
+        As :func:`spmm`.
     """
 
     def check() -> Any:
@@ -91,9 +118,18 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
 def softmax(graph: DistGraph, values: Tensor) -> Tensor:
     """Softmax over the edges into each own node, as :func:`sparsetir.ops.sparse_softmax`.
 
-    values : (nnz,) or (heads, nnz) in the order of the graph's edges
+    All edges into a node are on its process, so nothing is sent.
 
-    Gives values of the same shape. All edges into a node are on its process, so nothing is sent.
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    values : (nnz,) or (heads, nnz) Tensor
+        In the order of the graph's edges.
+
+    Returns
+    -------
+    (nnz,) or (heads, nnz) Tensor
     """
     return messages.sparse_softmax(graph.whole, values)
 
@@ -101,10 +137,18 @@ def softmax(graph: DistGraph, values: Tensor) -> Tensor:
 def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
     """Features of all nodes that own edges come from: own ones, then the others; collective.
 
-    x : (own, ...) of any floating dtype
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    x : (own, ...) Tensor
+        Of any floating dtype.
 
-    Gives (own + halo, ...), by which `graph.edge_index` counts sources. Differentiable once: the
-    gradients of other nodes are added to those on their processes.
+    Returns
+    -------
+    (own + halo, ...) Tensor
+        By which `graph.edge_index` counts sources. Differentiable once: the gradients of other
+        nodes are added to those on their processes.
     """
 
     def check() -> Any:
