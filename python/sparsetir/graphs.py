@@ -35,12 +35,16 @@ OF_RELATIONS = ("num_nodes", "src", "dst", "etype")
 
 
 def load_graph(source: str | Path) -> sp.csr_array:
-    """A graph as CSR: sorted int32 indices (int64 where they do not fit), each element once.
+    """Read a graph as CSR.
 
-    source : a name that we ship ("cora") or a path; ":T" behind it transposes. Paths of
+    Parameters
+    ----------
+    source : str or Path
+        A name that we ship ("cora") or a path; ":T" behind it transposes. Paths of
+
         - .npz: arrays `shape`, `indptr`, `indices` and maybe `data`; what `scipy.sparse.save_npz`
-          wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr`
-          and so on, one is named: `file.npz:layer`
+          wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr` and
+          so on, one is named: `file.npz:layer`
         - .mtx, .mtx.gz: Matrix Market, coordinates
         - .txt, .csv, .tsv, .el, also with .gz: edge lists; lines of row, column and maybe weight,
           ids as they are, from 0. Lines from "#" or "%" on and one of names are passed over. The
@@ -49,13 +53,22 @@ def load_graph(source: str | Path) -> sp.csr_array:
         - a folder of DGL (`meta.yaml` and its edge files; or a file of `dgl.save_graphs`, for which
           dgl is needed)
 
+    Returns
+    -------
+    (m, n) csr_array, float32 or float64
+        Sorted int32 indices (int64 where they do not fit), each element once. Values are the
+        weights of the file, else ones: float32, or float64 where an .npz file has them. Those of
+        equal edges are added; stored zeros are kept.
+
+    Raises
+    ------
+    GraphError
+        A ValueError with a text for people that names the file.
+
+    Notes
+    -----
     In graphs of PyG and DGL, which have a direction, rows are targets and columns sources, so that
     A @ X sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
-
-    Values are the weights of the file, else ones: float32, or float64 where an .npz file has them.
-    Those of equal edges are added; stored zeros are kept.
-
-    Raises GraphError, a ValueError with a text for people that names the file.
     """
     text = str(source)
     plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
@@ -67,9 +80,20 @@ def load_graph(source: str | Path) -> sp.csr_array:
 def load_relations(source: str | Path) -> SparseTensor:
     """A graph whose edges have relations, as a tensor by (relation, target, source).
 
-    source : an .npz file with `num_nodes`, a number, and `src`, `dst` and `etype`, (E,) integers
+    Parameters
+    ----------
+    source : str or Path
+        An .npz file with `num_nodes`, a number, and `src`, `dst` and `etype`, (E,) integers.
 
-    Values, float32, are how often an edge is there. Raises GraphError as :func:`load_graph` does.
+    Returns
+    -------
+    SparseTensor
+        Values, float32, are how often an edge is there.
+
+    Raises
+    ------
+    GraphError
+        As :func:`load_graph` does.
     """
     path = Path(source)
     with _errors(str(path)):
@@ -90,7 +114,17 @@ def load_relations(source: str | Path) -> SparseTensor:
 
 
 def graph_name(source: str | Path) -> str:
-    """A short name for people and for file names: "cora", "cora:T", "weights:conv1"."""
+    """A short name for people and for file names: "cora", "cora:T", "weights:conv1".
+
+    Parameters
+    ----------
+    source : str or Path
+        As for :func:`load_graph`.
+
+    Returns
+    -------
+    str
+    """
     text = str(source)
     plain, transposed = (text[:-2], ":T") if text.endswith(":T") else (text, "")
     path, layer = _split_layer(plain)
@@ -103,7 +137,17 @@ def graph_name(source: str | Path) -> str:
 
 
 def layers(path: Path) -> list[str]:
-    """The names of the matrices of an .npz file that holds several; none for one matrix."""
+    """The names of the matrices of an .npz file that holds several; none for one matrix.
+
+    Parameters
+    ----------
+    path : Path
+        Of the file.
+
+    Returns
+    -------
+    list of str
+    """
     with _errors(str(path)), np.load(path) as arrays:
         return _layers(arrays.files)
 

@@ -24,12 +24,27 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
     This runs code of the file, as importing a module does: load only files that you trust. Whether
     a file is whole is checked before, not who wrote it.
 
-    check : as in :func:`sparsetir.build`
+    Parameters
+    ----------
+    path : str or Path
+        The shared library.
+    check : bool
+        As in :func:`sparsetir.build`.
 
-    Raises FileNotFoundError, ValueError for a file that is no exported kernel, is cut off or was
-    changed, or whose computed parameters take recipes that this version does not have, RuntimeError
-    for one that cannot run here, such as a GPU's where there is no driver, or one that uses
-    instructions which this CPU has not.
+    Returns
+    -------
+    Kernel
+
+    Raises
+    ------
+    FileNotFoundError
+        Where there is no such file.
+    ValueError
+        For a file that is no exported kernel, is cut off or was changed, or whose computed
+        parameters take recipes that this version does not have.
+    RuntimeError
+        For one that cannot run here, such as a GPU's where there is no driver, or one that uses
+        instructions which this CPU has not.
     """
     path = Path(path).resolve()
     who = f"load: argument 'path': '{path}'"

@@ -44,43 +44,67 @@ def plan(
 ) -> Plan:
     """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
 
-    op : "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
+    Parameters
+    ----------
+    op : str
+        "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
-        values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and
-        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes. Also
-        DGL's names for these: "u_mul_e_sum" (and with other reductions) is "spmm", "copy_u_sum" the
-        same with ones for values, "u_dot_v" is "sddmm"
-    matrix : a SparseMatrix, or what that takes (an edge_index, a file, ...); its values are the
-        default of a run. Or a :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is
-        trusted: columns of a row may come in any order and more than once, as edges of a graph do.
-        It has no values, so that each run is given its own. Of "rgms" a SparseTensor by (relation,
-        row, column), or a :class:`sparsetir.schedules.operators.relations.RelationPattern`, without
-        values
-    feat : features of the dense operands; or the dense operand itself, B or X, whose features,
-        dtype and heads are taken. Required, but for "spmv", which has none
-    dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
-        by default that of the matrix. Sums are in float32, for float64 in float64
-    reduce : "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
-        :class:`sparsetir.schedules.operators.problems.Spmm`)
-    heads : how many matrices share the pattern; a first dimension of values, operands and result
-    target : as for :func:`sparsetir.build`
-    threads : of the CPU, that the rows are divided among; by default all
-    format : that stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned weights; for
-        sums of one matrix. By default one is chosen: on a CPU blocks where the matrix is made of
-        full ones, as block-pruned weights are, else CSR
-    config : of a template, which names the format; by default the one that tuning has recorded for
-        this very problem on this machine (see :mod:`sparsetir.tuning.records`), else one chosen by
-        the sizes of the pattern and the target. For a CsrPattern, by its sizes alone:
-        `sparsetir.ops`, which has such patterns, looks for records itself
-    out_dtype : of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for
-        "int8", whose sums are in int32 (on a GPU with a format that tensor cores take); by default
-        `dtype`. Records of tuning are for the default
-    feat_in, weighted : of "rgms": features of x, by default `feat`; whether values play a part,
-        without which they are all 1. It takes no reduce, heads and format. Features that fill no
-        vectors get zeros behind them, in copies
+        values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and over
+        k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes. Also DGL's
+        names for these: "u_mul_e_sum" (and with other reductions) is "spmm", "copy_u_sum" the same
+        with ones for values, "u_dot_v" is "sddmm".
+    matrix : SparseMatrix, or what that takes (an edge_index, a file, ...)
+        Its values are the default of a run. Or a
+        :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
+        row may come in any order and more than once, as edges of a graph do. It has no values, so
+        that each run is given its own. Of "rgms" a SparseTensor by (relation, row, column), or a
+        :class:`sparsetir.schedules.operators.relations.RelationPattern`, without values.
+    feat : int or array
+        Features of the dense operands; or the dense operand itself, B or X, whose features, dtype
+        and heads are taken. Required, but for "spmv", which has none.
+    dtype : {"float32", "float16", "bfloat16", "float64"}, optional
+        Of values, dense operands and result; by default that of the matrix. Sums are in float32,
+        for float64 in float64.
+    reduce : str
+        "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
+        :class:`sparsetir.schedules.operators.problems.Spmm`).
+    heads : int, optional
+        How many matrices share the pattern; a first dimension of values, operands and result.
+    target : str, dict or tvm.target.Target
+        As for :func:`sparsetir.build`.
+    threads : int, optional
+        Of the CPU, that the rows are divided among; by default all.
+    format : Format, optional
+        That stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned weights; for sums
+        of one matrix. By default one is chosen: on a CPU blocks where the matrix is made of full
+        ones, as block-pruned weights are, else CSR.
+    config : optional
+        Of a template, which names the format; by default the one that tuning has recorded for this
+        very problem on this machine (see :mod:`sparsetir.tuning.records`), else one chosen by the
+        sizes of the pattern and the target. For a CsrPattern, by its sizes alone: `sparsetir.ops`,
+        which has such patterns, looks for records itself.
+    out_dtype : str, optional
+        Of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for "int8", whose
+        sums are in int32 (on a GPU with a format that tensor cores take); by default `dtype`.
+        Records of tuning are for the default.
+    feat_in : int, optional
+        Of "rgms": features of x, by default `feat`. It takes no reduce, heads and format. Features
+        that fill no vectors get zeros behind them, in copies.
+    weighted : bool
+        Of "rgms": whether values play a part, without which they are all 1.
 
-    Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
-    serve the problem, RuntimeError where there is no such device.
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError, TypeError
+        For other arguments.
+    ScheduleError
+        Where the config does not serve the problem.
+    RuntimeError
+        Where there is no such device.
     """
     if op == "rgms":
         related = relational_request(
@@ -127,7 +151,18 @@ def _of_each_run(config: Any, pattern: CsrPattern) -> Any:
 
 
 def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Any]:
-    """Configs worth measuring, the default of :func:`plan` first; options as there."""
+    """Configs worth measuring, the default of :func:`plan` first.
+
+    Parameters
+    ----------
+    op, matrix, feat, **options
+        As for :func:`plan`.
+
+    Returns
+    -------
+    list
+        Each to be `config` of :func:`plan`.
+    """
     if op == "rgms":
         return relational_request(matrix, feat, **options).whole.candidates()
     wanted = request(op, matrix, feat, **options)

@@ -47,15 +47,28 @@ NO_GRADIENT = (
 class Plan:
     """What :func:`plan` makes; call it with the dense operands.
 
-    config : of the template
-    chosen_by : "user", "record" (of tuning) or "default"
-    kernel : the :class:`Kernel`, which other plans may share
-    convert_seconds, compile_seconds : what the plan took; no compilation where the kernel was
-        there already
-    arranges_values : whether values are brought into another order, on the host, before the kernel
-        takes them: for those of a run in each run
-    launches : kernels started by a call
-    needs_values : whether each run is to be given values
+    Parameters
+    ----------
+    wanted : request
+        The operator, pattern and sizes.
+    config
+        Of the template.
+    chosen_by : {"user", "record", "default"}
+        Who chose the config; "record" is tuning.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Which other plans may share.
+    convert_seconds, compile_seconds : float
+        What the plan took; no compilation where the kernel was there already.
+    arranges_values : bool
+        Whether values are brought into another order, on the host, before the kernel takes them:
+        for those of a run in each run.
+    launches : int
+        Kernels started by a call.
+    needs_values : bool
+        Whether each run is to be given values.
     """
 
     def __init__(self, wanted: AnyRequest, config: Any, chosen_by: str = "user") -> None:
@@ -150,19 +163,33 @@ class Plan:
     def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
         """Run on torch, NumPy or TVM arrays, contiguous and of the plan's dtype.
 
-        operands : b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm";
-            x (n, feat_in) and w (relations, feat_in, feat) for "rgms"
-        out : written and returned; by default a new array like the first operand: (m, feat),
-            (m,) or (nnz,). From some MiB on a new one costs about as much as the product, since the
-            system gives its memory page by page: give one that is there where you can
-        values : (nnz,) of the matrix, in the order of its pattern; by default those planned with
+        Parameters
+        ----------
+        *operands : arrays
+            b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm"; x (n,
+            feat_in) and w (relations, feat_in, feat) for "rgms". With heads, each has them as a
+            first dimension.
+        out : array, optional
+            Written and returned. From some MiB on a new one costs about as much as the product,
+            since the system gives its memory page by page: give one that is there where you can.
+        values : (nnz,) array, optional
+            Of the matrix, in the order of its pattern; by default those planned with.
 
+        Returns
+        -------
+        array
+            Like the first operand: (m, feat), (m,) or (nnz,).
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+
+        Notes
+        -----
         Changing the matrix itself after planning is not supported: plans share its arrays where
         they can. Results have no gradients, so what requires one is refused but under
-        torch.no_grad(); :mod:`sparsetir.ops` has them. With heads, each has them as a first
-        dimension.
-
-        Raises TypeError and ValueError that name the argument.
+        torch.no_grad(); :mod:`sparsetir.ops` has them.
         """
         if values is not None and self._for_values is not None:
             return self._for_values()(*operands, out=out, values=values)
@@ -237,7 +264,18 @@ class Plan:
         self.kernel(*args[: len(self.kernel.signature.names)])
 
     def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """A call on contiguous torch tensors that fit, which is not checked, with a new result."""
+        """A call on contiguous torch tensors that fit, which is not checked.
+
+        Parameters
+        ----------
+        operands, values
+            As for a call.
+
+        Returns
+        -------
+        Tensor
+            A new one.
+        """
         if self._nothing or (values is not None and self._arranged_each):
             return self._run_detached(operands, values)
         if self._direct:
@@ -265,9 +303,19 @@ class Plan:
         return out
 
     def repeat(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """A call on torch tensors, with a new result; None where TVM refuses them.
+        """A call on torch tensors, with a new result.
 
         Of a plan that `repeats`: its kernel takes arrays as they are given.
+
+        Parameters
+        ----------
+        operands, values
+            As for a call.
+
+        Returns
+        -------
+        Tensor or None
+            None where TVM refuses the tensors.
         """
         args, first = self._args.copy(), operands[0]
         args[self._direct[0]] = first

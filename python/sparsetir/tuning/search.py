@@ -63,51 +63,84 @@ def tune(
 ) -> Any:
     """Search formats and schedules for an operator on a matrix, or schedules for a function.
 
-    (SparseTIR, section 2.) `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of
-    one's own, `tune(function, {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})`
-    gives a :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose
-    program is one of ours: a :class:`sparsetir.tuning.tuned.TunedRelations`, with its `plan()`.
+    `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of one's own, `tune(function,
+    {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})` gives a
+    :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose program
+    is one of ours: a :class:`sparsetir.tuning.tuned.TunedRelations`, with its `plan()`.
 
-    op : an operator's name, or a stage-I function
-    matrix : of the operator; of a function its arguments by name, arrays and sizes. Sizes that
-        shapes imply may be left out. Arrays are left as they are
-    schedule : of a function: `schedule(sch, config)` at the top level of a file, called in other
+    Parameters
+    ----------
+    op : str or SparseFunc
+        An operator's name, or a stage-I function.
+    matrix : SparseMatrix, what that takes, or dict
+        Of the operator; of a function its arguments by name, arrays and sizes. Sizes that shapes
+        imply may be left out. Arrays are left as they are.
+    feat, dtype, reduce, heads, target, threads
+        As for :func:`sparsetir.plan`; a function takes target and threads.
+    schedule : callable, optional
+        Of a function: `schedule(sch, config)` at the top level of a file, called in other
         processes, which import it; config is a dict with one of each of the space's choices. None
-        for what :mod:`sparsetir.schedules.search.program_space` makes of the function
-    space : of a function: choices by name, numbers, texts, booleans or None; with no schedule,
-        instead of some of those that there are
-    feat, dtype, reduce, heads, target, threads : as for :func:`sparsetir.plan`; a function takes
-        target and threads
-    feat_in, weighted : of "rgms", as for :func:`sparsetir.plan`
-    trials : configs to have measured in the end. Those of earlier runs of the same search count,
-        and those of other processes that are at it; each config is measured once
-    seconds : after which the search ends
-    sampler : "tpe"; "random"; "exhaustive", every config there is, whatever `trials` says; "auto",
-        exhaustive where there are no more configs than trials, else tpe
-    seed : with one worker, and equal measurements, the same gives the same trials
-    workers : that measure side by side: on a CPU each on cores of its own, else each on a GPU
-    records : the file that results and trials are kept in, "" for none; see
-        :func:`sparsetir.tuning.records.default_path` for the default
-    storage : URL of a database that takes the trials in place of the file, such as
+        for what :mod:`sparsetir.schedules.search.program_space` makes of the function.
+    space : mapping of str to sequence, optional
+        Of a function: choices by name, numbers, texts, booleans or None; with no schedule, instead
+        of some of those that there are.
+    feat_in, weighted
+        Of "rgms", as for :func:`sparsetir.plan`.
+    trials : int
+        Configs to have measured in the end. Those of earlier runs of the same search count, and
+        those of other processes that are at it; each config is measured once.
+    seconds : float, optional
+        After which the search ends.
+    sampler : {"auto", "tpe", "random", "exhaustive"}
+        "exhaustive": every config there is, whatever `trials` says; "auto": exhaustive where there
+        are no more configs than trials, else tpe.
+    seed : int
+        With one worker, and equal measurements, the same gives the same trials.
+    workers : int
+        That measure side by side: on a CPU each on cores of its own, else each on a GPU.
+    records : str or Path, optional
+        The file that results and trials are kept in, "" for none; see
+        :func:`sparsetir.tuning.records.default_path` for the default.
+    storage : str, optional
+        URL of a database that takes the trials in place of the file, such as
         "postgresql+psycopg://user@host/name" (`pip install 'sparsetir[postgresql]'`): all machines
-        that tune the same through it share the work; one that is killed loses nothing
-    time_limit, memory_limit : of a config, see :class:`sparsetir.tuning.measure.Measurer`
-    transfer : begin with what was best for similar matrices, or for a function with other arguments
-    progress : has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
-        (:class:`sparsetir.tuning.progress.Bar`); None for silence
-    graph : a name of the matrix, or of the arguments, for people
-    remote : a device elsewhere; for operators
-    modules : names of modules that add templates of their own to
-        :data:`sparsetir.schedules.templates.registry.TEMPLATES`, with `configs` to be searched
+        that tune the same through it share the work; one that is killed loses nothing.
+    time_limit, memory_limit
+        Seconds and bytes of a config, see :class:`sparsetir.tuning.measure.Measurer`.
+    transfer : bool
+        Begin with what was best for similar matrices, or for a function with other arguments.
+    progress : optional
+        Has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
+        (:class:`sparsetir.tuning.progress.Bar`); None for silence.
+    graph : str
+        A name of the matrix, or of the arguments, for people.
+    remote : Remote, optional
+        A device elsewhere; for operators.
+    modules : sequence of str
+        Names of modules that add templates of their own to
+        :data:`sparsetir.schedules.templates.registry.TEMPLATES`, with `configs` to be searched.
 
+    Returns
+    -------
+    Tuned, TunedProgram or TunedRelations
+
+    Raises
+    ------
+    ValueError, TypeError
+        For other arguments.
+    ImportError
+        Without Optuna.
+    sparsetir.tuning.records.RecordError
+        For a file that holds no records.
+    RuntimeError
+        Where nothing can be measured.
+
+    Notes
+    -----
     The default config comes first. A config that crashes, hangs, runs out of memory or computes
     wrongly is a trial that failed. A function's results are compared with those of the interpreter
     where the arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the
-    search; what was found is returned and kept.
-
-    Raises ValueError and TypeError for other arguments, ImportError without Optuna,
-    :class:`sparsetir.tuning.records.RecordError` for a file that holds no records, RuntimeError
-    where nothing can be measured.
+    search; what was found is returned and kept. (SparseTIR, section 2.)
     """
     _check(trials, seconds, sampler, seed, workers)
     make_run = _run_class()

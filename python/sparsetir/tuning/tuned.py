@@ -26,8 +26,16 @@ MARGIN = 0.02
 class Trial:
     """A config that was tried.
 
-    number : in the study, from 0
-    when : seconds from the start of the search to the end of the trial, earlier runs included
+    Parameters
+    ----------
+    number : int
+        In the study, from 0.
+    config
+        Of a template, or of the user's space.
+    outcome : Outcome
+        What the measurement gave.
+    when : float
+        Seconds from the start of the search to the end of the trial, earlier runs included.
     """
 
     number: int
@@ -40,13 +48,26 @@ class Trial:
 class Search:
     """What a search found, whatever was tuned.
 
-    trials : of the whole study, also of earlier runs, in the order of their numbers
-    default : the config of a plan that nobody tuned
-    finals : the default and the best configs once more, measured in turns: what `best` and
-        `speedup` go by; empty where the search was interrupted. Seconds of all trials are by how
-        many times as long as the default's their calls lasted, in the same moments
-    warnings : what went wrong beside the measurements, such as a full disk
-    importances : how much each parameter of the space decided (PED-ANOVA), all together 1
+    Parameters
+    ----------
+    task : Tunable
+        What was tuned.
+    key : Key
+        What records keep it by.
+    trials : list of Trial
+        Of the whole study, also of earlier runs, in the order of their numbers.
+    default
+        The config of a plan that nobody tuned.
+    finals : list of Trial
+        The default and the best configs once more, measured in turns: what `best` and `speedup` go
+        by; empty where the search was interrupted. Seconds of all trials are by how many times as
+        long as the default's their calls lasted, in the same moments.
+    interrupted : bool
+        Whether Ctrl-C ended it.
+    warnings : list of str
+        What went wrong beside the measurements, such as a full disk.
+    importances : dict of str to float
+        How much each parameter of the space decided (PED-ANOVA), all together 1.
     """
 
     task: Tunable
@@ -113,7 +134,13 @@ class Search:
 
 @dataclass(repr=False)
 class Tuned(Search):
-    """What :func:`sparsetir.tune` found for an operator."""
+    """What :func:`sparsetir.tune` found for an operator.
+
+    Parameters
+    ----------
+    task, key, trials, default, finals, interrupted, warnings, importances
+        As for :class:`Search`.
+    """
 
     task: Task
 
@@ -128,6 +155,11 @@ class TunedProgram(Search):
     """What :func:`sparsetir.tune` found for a user's function.
 
     `sparsetir.build(program, schedule=tuned.schedule, config=tuned.config)` is its kernel.
+
+    Parameters
+    ----------
+    task, key, trials, default, finals, interrupted, warnings, importances
+        As for :class:`Search`.
     """
 
     task: ProgramTask
@@ -151,7 +183,14 @@ class TunedProgram(Search):
 class TunedRelations(TunedProgram):
     """What :func:`sparsetir.tune` found for relational gather-matmul-scatter.
 
-    default : what a plan takes that nobody tuned
+    Parameters
+    ----------
+    task, key, trials, finals, interrupted, warnings, importances
+        As for :class:`Search`.
+    default
+        What a plan takes that nobody tuned.
+    request : RelationalRequest
+        The operator and its sizes.
     """
 
     request: RelationalRequest = field(kw_only=True)
