@@ -20,46 +20,24 @@ def path():
         sys.path.remove(folder)
 
 
-def test_docstrings_get_fields():
-    from house_docstrings import converted
+def test_docstrings_are_plain_text():
+    from plain_docstrings import protected
 
-    text = """Multiply A * B into C_.
-
-A, B : (m, n) float32, `x * y` as it is;
-    more of it
-reduce : one of
-
-    - "sum"
-    - "max"
-
-last : a number
-Returns nothing.
+    text = """Multiply A * B into C_, `x * y` as it is.
 
 Before::
 
     C_ = A * B
 
-Gives (m, k). Raises TypeError for others. (Paper, section 3.)"""
-    assert (
-        "\n".join(converted(text.splitlines()))
-        == r"""Multiply A \* B into C\_.
+Parameters
+----------
+*operands : (m, n) array
+    One | more.
 
-Before::
-
-    C_ = A * B
-
-:param A,B: (m, n) float32, `x * y` as it is;
-    more of it
-:param reduce: one of
-
-    - "sum"
-    - "max"
-
-:param last: a number
-:returns: nothing.
-:returns: (m, k).
-:errors: Raises TypeError for others. (Paper, section 3.)
-"""
+>>> 2 * 3
+6"""
+    assert protected(text.splitlines()) == (
+        text.replace("A * B into C_", r"A \* B into C\_").replace("One |", r"One \|").splitlines()
     )
 
 
