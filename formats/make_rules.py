@@ -179,7 +179,19 @@ def fixed(
 
 
 def ragged(name: str, under: str, length: int | None = None) -> AxisSpec:
-    """A dense_variable axis: parameters `indptr_<axis>`, `nnz_<axis>`."""
+    """A dense_variable axis: parameters `indptr_<axis>`, `nnz_<axis>`.
+
+    Parameters
+    ----------
+    name, under : str
+        Of the axis, and of its parent.
+    length : int, optional
+        By default a parameter `n_<axis>`.
+
+    Returns
+    -------
+    AxisSpec
+    """
     return AxisSpec(name, "dense_variable", length, under)
 
 

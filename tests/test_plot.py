@@ -24,7 +24,7 @@ from sparsetir.formats.dia import DIA
 from sparsetir.formats.ell import ELL
 from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
-from sparsetir.formats.ragged import Ragged
+from sparsetir.formats.ragged_rows import Ragged
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sell import SELL
 from sparsetir.plot import plot_format, plot_pattern
