@@ -397,6 +397,7 @@ def test_products_that_do_not_fit():
 def test_what_notebooks_show():
     shown = SparseMatrix(([0, 99], [1, 50]), (100, 60))._repr_html_()
     assert "SparseMatrix: 100 x 60, 2 elements, 0.00033 of all places, float32" in shown
+    assert "<title>Elements of a SparseMatrix: 100 x 60, " in shown
     assert shown.count("<rect ") == 2 and 'viewBox="0 0 20 34"' in shown
     assert "<svg" not in SparseTensor([[0], [0], [0]])._repr_html_()
     assert "<svg" not in SparseMatrix(([], []), (0, 5))._repr_html_()

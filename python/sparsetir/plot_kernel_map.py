@@ -65,7 +65,7 @@ def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> Any:
     ax.imshow(image, aspect="auto", interpolation="nearest", extent=edges)
     ax.set(xlabel="output", ylabel="offset, z fastest")
     title = f"{offsets} offsets, {outputs:,} outputs: {len(of_pair):,} pairs"
-    ax.set_title(title if name is None else f"{name}, {title}", fontsize=9)
+    ax.set_title(title if name is None else f"{name}, {title}", fontsize=9, parse_math=False)
     if bars is not None:
         bars.barh(np.arange(offsets), counts, color=COLOUR)
         bars.set_xlabel("pairs")

@@ -45,7 +45,7 @@ def matrix_labels(ax: Any, title: str) -> None:
     """Title, and axes that count rows and columns."""
     from matplotlib.ticker import MaxNLocator
 
-    ax.set_title(title, fontsize="medium")
+    ax.set_title(title, fontsize="medium", parse_math=False)
     ax.set_xlabel("column")
     ax.set_ylabel("row")
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
