@@ -30,7 +30,7 @@ myst_heading_anchors = 4
 highlight_language = "python"
 
 default_role = "code"
-smartquotes = False  # "sum" is what one types
+smartquotes_action = "D"  # dashes alone: "sum" is what one types
 napoleon_google_docstring = False
 # Types of arguments are words with shapes, so no links; those of signatures are.
 napoleon_use_param = napoleon_use_rtype = False
