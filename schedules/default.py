@@ -37,22 +37,17 @@ X86_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
 L2_BYTES = 1 << 20
 
 
-def default_schedule(
-    func: tirx.PrimFunc, target: Any, vectors: int = VECTORS, parallel: bool = True
-) -> tirx.PrimFunc:
+def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int = VECTORS) -> tirx.PrimFunc:
     """Schedule a stage-II function for a target; the function given is left as it is.
 
     func : PrimFunc from :func:`lower_sparse_iter`
     target : tvm.target.Target; "cuda", "opencl" and the like are GPUs, the rest CPUs
     vectors : of the widest tile that a CPU sums up in registers
-    parallel : whether a CPU uses all threads; to wake them takes as long as a small product
     """
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return _wrap_host_code(_gpu(func))
-    return vectorize_innermost(
-        _cpu(func) if parallel else func, vector_bits(target), l2_bytes(), vectors
-    )
+    return vectorize_innermost(_cpu(func), vector_bits(target), l2_bytes(), vectors)
 
 
 def is_gpu(target: Any) -> bool:

@@ -72,7 +72,7 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
             f"{WHO}: argument 'multiple': expected an integer of 2 or more, got {multiple!r}"
             f"\n{show(it)}"
         )
-    axis = _peelable(func, it, place)
+    axis = _peelable(it, place)
     size = as_dtype(multiple, axis.idtype)
     length = as_dtype(axis.length, axis.idtype)
     analyzer = Analyzer()
@@ -107,7 +107,7 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     return out, (handles[0], handles[1])
 
 
-def _peelable(func: SparseFunc, it: SparseIteration, place: int) -> Axis:
+def _peelable(it: SparseIteration, place: int) -> Axis:
     loop = loops_of(it)[place]
     axis = loop.node
     if not isinstance(axis, Axis) or axis.kind != "dense_fixed":
