@@ -39,6 +39,7 @@ from sparsetir.sparse_ir.schedule.row_primitives import RowPrimitives
 from sparsetir.sparse_ir.schedule.split import split
 from sparsetir.sparse_ir.schedule.tiles import tiles
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
+from sparsetir.sparse_ir.verify import verify
 
 __all__ = ["Schedule"]
 
@@ -46,7 +47,7 @@ __all__ = ["Schedule"]
 class Schedule(RowPrimitives):
     """Transform the sparse iterations of a stage-I function; the function given is not changed.
 
-    func : SparseFunc, or an IRModule that holds just one
+    func : SparseFunc, or an IRModule that holds just one; verified before the first primitive
     """
 
     def __init__(self, func: SparseFunc | tvm.IRModule) -> None:
@@ -64,6 +65,7 @@ class Schedule(RowPrimitives):
                 f"{type(func).__name__} (stage II is scheduled with tvm.s_tir.Schedule)"
             )
         self._func = func
+        self._verified = False
         self._stage_two: Any = None
         self.trace = Trace()
 
@@ -340,6 +342,9 @@ class Schedule(RowPrimitives):
                 f"{primitive.__name__}: the schedule has gone on to stage II, which TVM's "
                 "primitives schedule; expected it before lower()"
             )
+        if not self._verified:  # primitives look at what they change
+            verify(self._func)
+            self._verified = True
         # What a primitive does by itself is not said, so that traces stay short.
         given = inspect.signature(primitive).parameters
         options = {n: v for n, v in options.items() if v not in (given[n].default, [])}
