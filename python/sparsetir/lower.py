@@ -111,7 +111,7 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
     if second is None and not is_gpu(target):
         stages = for_all_sizes(sch.func, target)
     else:
-        lowered = lower_sparse_iter(sch.func)
+        lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
         scheduled = lowered if second is None else _only(second)
         if second is None or is_gpu(target) and _binds_in_stage_one(sch.func):
             scheduled = default_schedule(scheduled, target)  # of what is not bound yet

@@ -67,6 +67,7 @@ class Schedule(RowPrimitives):
         self._func = func
         self._verified = False
         self._stage_two: Any = None
+        self._lowered: Any = None
         self.trace = Trace()
 
     @property
@@ -303,14 +304,19 @@ class Schedule(RowPrimitives):
         """The `tvm.s_tir.Schedule` that :meth:`lower` went on to; None before."""
         return self._stage_two
 
+    @property
+    def lowered(self) -> Any:
+        """The stage-II function that :meth:`lower` made, as it was then; None before."""
+        return self._lowered
+
     def lower(self) -> Any:
         """Go on to stage II, once: a `tvm.s_tir.Schedule` of the lowered function.
 
         From here on TVM's primitives schedule it; those of stage I are refused.
         """
         if self._stage_two is None:
-            lowered = lower_sparse_iter(self._func)
-            self._go_on("lower", s_tir.Schedule(s_tir.renew_defs(lowered)))
+            self._lowered = lower_sparse_iter(self._func)
+            self._go_on("lower", s_tir.Schedule(s_tir.renew_defs(self._lowered)))
         return self._stage_two
 
     def rewrite(self, change: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
