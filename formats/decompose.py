@@ -56,6 +56,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.separate_init import separate_init
+from sparsetir.sparse_ir.statements import as_one
 from sparsetir.sparse_ir.verify import verify
 
 __all__ = ["COPY", "RESTORE", "decompose_format", "extract_preprocess"]
@@ -203,7 +204,7 @@ class _Decomposition:
             params=[*self.func.params, *(p for f in self.formats for p in f.params)],
             axes=[*self.func.axes, *axes, *self.added],
             buffers=buffers,
-            body=tirx.SeqStmt(body) if len(body) > 1 else body[0],
+            body=as_one(body),
         )
 
     def _move(self, fmt: RuleInstance, name: str, back: bool) -> SparseIteration:

@@ -15,6 +15,7 @@ from sparsetir.sparse_ir.nodes import (
     variables_of,
     walk,
 )
+from sparsetir.sparse_ir.statements import as_one
 
 __all__ = ["COPY", "extract_preprocess", "is_copy", "statements"]
 
@@ -61,7 +62,7 @@ def is_copy(stmt: Any) -> bool:
 
 
 def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
-    stmt = tirx.SeqStmt(body) if len(body) > 1 else body[0] if body else tirx.Evaluate(0)
+    stmt = as_one(body) if body else tirx.Evaluate(0)
     found: dict[int, Any] = {}
     axes: dict[str, Axis] = {}
 

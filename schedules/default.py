@@ -24,7 +24,8 @@ from sparsetir.schedules.passes.parallel_loops import (
 )
 from sparsetir.schedules.passes.vectorize import VECTORS, vectorize_innermost
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
-from sparsetir.sparse_ir.statements import block_with, loop_over
+from sparsetir.sparse_ir.position_space import is_one
+from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
 __all__ = ["default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
@@ -90,7 +91,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
         loops = sch.get_loops(block)
         if loops and _is_divided(sch.get(loops[0])):
             continue  # stage I has said what threads do
-        outermost = next((n for n, lp in enumerate(loops) if not _is_unit(sch.get(lp))), 0)
+        outermost = next((n for n, lp in enumerate(loops) if not is_one(sch.get(lp).extent)), 0)
         if loops and _is_open(sch, loops[outermost], threads=False):
             run_in_parallel(sch, loops[outermost], "parallel")
     return apply_kinds(_only(sch.mod))
@@ -112,10 +113,6 @@ def _is_bound(nest: Any) -> bool:
 def _is_open(sch: Any, loop: Any, threads: bool = True) -> bool:
     """Whether a loop is free of races, and stage I has not said what it becomes."""
     return KIND not in sch.get(loop).annotations and is_free(sch, loop, threads)
-
-
-def _is_unit(loop: Any) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
 
 def _only(mod: tvm.IRModule) -> Any:
@@ -221,7 +218,7 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
     body: list[tirx.Stmt] = [tirx.Evaluate(buffer_data(v)) for v in root.alloc_buffers]
     body += [p if binds_threads(p) else _single_thread(p) for p in parts]
-    block = block_with(root, body=tirx.SeqStmt(body) if len(body) > 1 else body[0])
+    block = block_with(root, body=as_one(body))
     return func.with_body(s_tir.SBlockRealize([], True, block))
 
 

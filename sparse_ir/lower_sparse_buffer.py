@@ -31,13 +31,14 @@ from sparsetir.sparse_ir.position_space import (
     Layout,
     as_dtype,
     dtype_of,
+    is_one,
     positional_size,
 )
 from sparsetir.sparse_ir.promises import promised_steps
 from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.statements import block_with
-from sparsetir.sparse_ir.storage import Storage, is_one
+from sparsetir.sparse_ir.storage import Storage
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["LowerSparseBuffer", "lower_sparse_buffer"]

@@ -10,7 +10,12 @@ from tvm import ir
 
 from sparsetir.sparse_ir.assumptions import filled_axes
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
+from sparsetir.sparse_ir.errors import (
+    StructureError,
+    StructureIndexError,
+    StructureTypeError,
+    describe,
+)
 from sparsetir.sparse_ir.interpret_scalar import Evaluator
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.verify_sites import used_variables
@@ -59,7 +64,7 @@ class _Checker:
             return
         name = f"{self.func.name}: argument '{param.name}'"
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise StructureTypeError(f"{name}: expected an integer, got {_describe(value)}")
+            raise StructureTypeError(f"{name}: expected an integer, got {describe(value)}")
         if not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
             raise StructureError(f"{name}: expected a number of type {dtype}, got {value}")
         self.evaluator.variable(param).value = np.int64(value)
@@ -147,7 +152,7 @@ class _Checker:
             raise StructureTypeError(f"{place}: the argument is missing")
         value = self.arguments[name]
         if not isinstance(value, np.ndarray):
-            raise StructureTypeError(f"{place}: expected a NumPy array, got {_describe(value)}")
+            raise StructureTypeError(f"{place}: expected a NumPy array, got {describe(value)}")
         if value.dtype != np.dtype(axis.idtype):
             raise StructureTypeError(f"{place}: expected dtype {axis.idtype}, got {value.dtype}")
         if value.shape != (size,):
@@ -224,7 +229,3 @@ class _Checker:
             f"{self.place(axis, axis.indices)}: expected strictly increasing indices in row {row}, "
             f"got {now} after {before} at position {at}"
         )
-
-
-def _describe(value: Any) -> str:
-    return f"{value!r}" if isinstance(value, str | int | float) else type(value).__name__

@@ -196,6 +196,11 @@ class Spmm(Problem):
         wide = self.out is None or self.out in (self.dtype, self.accumulator)
         expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
 
+    @property
+    def operand(self) -> Operand:
+        """A as formats take it."""
+        return Operand({"A": self.dtype}, ("I", "J"), self.idtype)
+
 
 @dataclass(frozen=True)
 class Sddmm(Problem):

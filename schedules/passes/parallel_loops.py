@@ -13,6 +13,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of
+from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import loop_with
@@ -230,7 +231,7 @@ def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str
     ]
     if not moved:
         outside = [w.source.name for w in block.writes if kind == "parallel" or not _is_local(w)]
-        if outside and not _is_unit(loop):
+        if outside and not is_one(loop.extent):
             return f"each visit writes the same elements of '{outside[0]}'; {LEGAL}"
         return ""
     whole = _is_fused_whole([value for _, value in moved], loop.loop_var)
@@ -323,7 +324,3 @@ def _extents_around(sch: Any, loop: Any) -> dict[Any, Any]:
 
 def _is_local(region: Any) -> bool:
     return region.source.ty.storage_scope == "local"
-
-
-def _is_unit(loop: Any) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1

@@ -45,7 +45,7 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
@@ -106,8 +106,8 @@ class _Runs:
         at = [loop.var for loop in self.inner]
         held, zero = tirx.BufferLoad(ws.var, at), tirx.const(0, dtype)
         term = widened(self.reduction.term, dtype, lambda _: None)
-        total = _cast(tirx.BufferLoad(store.buffer, store.indices), dtype) + held
-        added = tirx.BufferStore(store.buffer, _cast(total, target.dtype), store.indices)
+        total = cast(tirx.BufferLoad(store.buffer, store.indices), dtype) + held
+        added = tirx.BufferStore(store.buffer, cast(total, target.dtype), store.indices)
         last = [*self.reduction.conditions, self._last()]
         steps = [
             self._step("start", [], tirx.BufferStore(ws.var, zero, at)),
@@ -204,7 +204,3 @@ class _Runs:
 
     def _refuse(self, message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
-
-
-def _cast(expr: Any, dtype: str) -> Any:
-    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)
