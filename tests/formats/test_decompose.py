@@ -15,7 +15,7 @@ import tvm_ffi
 
 import sparsetir
 from format_rules import blocked_csf, csf, describe, inferred, matrix, rule, split
-from programs import PROGRAMS, tolerance
+from programs import PROGRAMS, copied, tolerance
 from programs.common import parents_of
 from sparsetir.formats.decompose import COPY, RESTORE, decompose_format, extract_preprocess
 from sparsetir.formats.infer_indices import infer_format
@@ -39,10 +39,6 @@ def relational_coordinates(args: dict[str, Any]) -> tuple[list[np.ndarray], tupl
     relation = parents_of(args["i_ptr"])[fiber]
     shape = (args["relations"], args["m"], args["n"])
     return [relation, args["i_idx"][fiber], args["j_idx"]], shape
-
-
-def copied(args: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
 
 
 def by_turns(*cases: Any) -> list[Any]:

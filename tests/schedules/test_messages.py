@@ -12,6 +12,7 @@ import pytest
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import OPENCL_TARGET, requires_opencl, run_opencl
+from programs import copied
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.computed import computed_parameters
@@ -54,10 +55,7 @@ def check(template, problem, config, arguments, outputs, atol=1e-5):
     program = template.program(problem, config)
     computed = computed_parameters(program)
     taken = {p.name: arguments[p.name] for p in program.params if p.name not in computed}
-    expected, found = (
-        {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in taken.items()}
-        for _ in range(2)
-    )
+    expected, found = (copied(taken) for _ in range(2))
     sparsetir.interpret(program, expected)
     if hasattr(template, "apply"):
         sparsetir.build(program, schedule=template.apply, config=config, check=False)(**found)
@@ -74,7 +72,7 @@ def check_on_threads(template, problem, config, arguments, outputs, run):
     program = template.program(problem, config)
     stages = sparsetir.lower(program, template.apply, config, OPENCL_TARGET)
     taken = {p.name: arguments[p.name] for p in program.params}
-    expected = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in taken.items()}
+    expected = copied(taken)
     sparsetir.interpret(program, expected)
     last = stages["III"]
     names = dict(zip(taken, (p.name for p in last.params), strict=True))

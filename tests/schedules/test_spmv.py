@@ -10,7 +10,7 @@ import tvm_ffi
 
 import sparsetir
 from csr_zoo import CLOSE, ZOO, random
-from programs import PROGRAMS
+from programs import PROGRAMS, copied
 from sparsetir.arrays import is_array, plain_view
 from sparsetir.build import build
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
@@ -170,7 +170,7 @@ def test_a_program_of_ones_own():
     kernel = build(case.make("float32", "int32"), schedule=apply, config=config)
     for which in case.cases:
         given = case.inputs(np.random.default_rng(1), which, "float32", "int32")
-        want = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
+        want = copied(given)
         kernel(**given)
         sparsetir.interpret(case.make("float32", "int32"), want)
         for output in case.outputs:

@@ -9,7 +9,7 @@ import tvm_ffi
 
 import sparsetir
 from positions_common import again, neighbours, rows_reduced, scaled, total, twice
-from programs import PROGRAMS
+from programs import PROGRAMS, copied
 from sparsetir import ScheduleError
 
 RNG = np.random.default_rng(0)
@@ -155,10 +155,7 @@ def test_rows_that_reduce_their_own_elements(parts: int | None) -> None:
     assert "C[I_at[ij], k] = C[I_at[ij], k] + A[" in sch.func.script()
     for case in program.cases:
         given = program.inputs(np.random.default_rng(1), case, "float32", "int32")
-        want, got = (
-            {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
-            for _ in range(2)
-        )
+        want, got = (copied(given) for _ in range(2))
         sparsetir.interpret(func, want)
         sparsetir.interpret(sch.func, got)
         np.testing.assert_allclose(got["c"], want["c"], rtol=1e-5, atol=1e-5)
