@@ -11,8 +11,8 @@ from sparsetir.file_errors import first_line
 from sparsetir.kernel import Kernel
 from sparsetir.kernel_file import open_library, read_description
 from sparsetir.signature import PlainSignature, Signature
-from sparsetir.sparse_ir.computed import RECIPES
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.recipes import RECIPES
 from sparsetir.targets import missing_features
 
 __all__ = ["load"]

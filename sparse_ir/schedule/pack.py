@@ -23,7 +23,7 @@ from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.assumptions import accessed_inside, with_fact
-from sparsetir.sparse_ir.computed import COMPUTED, packed
+from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -34,6 +34,7 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
+from sparsetir.sparse_ir.recipes import packed
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     around,

@@ -58,7 +58,6 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.computed import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -70,6 +69,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.recipes import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements

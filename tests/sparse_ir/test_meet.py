@@ -15,8 +15,9 @@ from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.lower import lower
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.sparse_ir.computed import compute, shared_rows
+from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.recipes import shared_rows
 from sparsetir.sparse_ir.schedule import Schedule
 
 RNG = np.random.default_rng(2)
