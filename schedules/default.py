@@ -22,7 +22,7 @@ from sparsetir.schedules.passes.parallel_loops import (
     run_in_parallel,
     thread_axis,
 )
-from sparsetir.schedules.passes.vectorize import VECTORS, vectorize_innermost
+from sparsetir.schedules.passes.vectorize_innermost import VECTORS, vectorize_innermost
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
 from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_over

@@ -13,12 +13,12 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.matrix_engine import features_needed, missing_of
 from sparsetir.schedules.default import default_schedule, is_gpu
-from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
+from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
-from sparsetir.schedules.passes.tail_hints import sound_tail_hints
+from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.signature import natural_shapes
 from sparsetir.sparse_ir.atomics import ATOMIC

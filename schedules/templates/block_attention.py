@@ -13,7 +13,7 @@ from typing import Any
 
 from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
 from sparsetir.schedules.operators.block_attention import BlockAttention, program
-from sparsetir.schedules.passes.exponential import inline_exponentials
+from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape

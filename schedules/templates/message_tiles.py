@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
-from sparsetir.schedules.passes.exponential import inline_exponentials
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
+from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape

@@ -21,7 +21,7 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
     vector_lanes,
 )
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction

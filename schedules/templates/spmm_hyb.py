@@ -25,7 +25,7 @@ from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.arguments import expect, is_power_of_two
 from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.gpu_features import (

@@ -32,6 +32,7 @@ from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.copy_together import copy_together
+from sparsetir.schedules.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.passes.one_shared_array import one_shared_array
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.passes.ptx import COPY_BYTES, PRODUCTS
@@ -41,7 +42,6 @@ from sparsetir.schedules.passes.software_pipeline import (
     MAX_SHARED,
     software_pipeline,
 )
-from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape

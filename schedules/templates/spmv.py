@@ -25,7 +25,7 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
     vector_lanes,
 )
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_streams
 from sparsetir.schedules.templates.shapes import row_sum

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sparsetir import ops
-from sparsetir.schedules.passes.exponential import inline_exponentials
+from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 
 M, N = 7, 9
 CLOSE = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
