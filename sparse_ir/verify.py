@@ -234,21 +234,27 @@ def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
     of = [a for a in func.axes if any(h is not None and h.same_as(buffer.handle)
                                       for h in (a.indices, a.indptr))]  # fmt: skip
     over = list(buffer.axes or ())
-    if len(of) != 1 or of[0].kind != "sparse_variable" or len(over) != 1:
+    if len(of) != 1 or of[0].kind != "sparse_variable" or not over:
         return False
-    (axis,), (mine,) = of, over
+    (axis,), (*above, mine) = of, over
+    if [a.name for a in mine.ancestors()] != [a.name for a in over]:
+        return False
+    if above:  # the elements of each row, by number
+        count = mine.nnz if mine.kind == "dense_variable" else None
+    else:
+        count = mine.length if mine.kind == "dense_fixed" else None
     length = axis.nnz
     if axis.indptr is not None and axis.indptr.same_as(buffer.handle):
-        above = axis.parent
-        if above.kind not in ("dense_fixed", "sparse_variable"):
+        parent = axis.parent
+        if parent.kind not in ("dense_fixed", "sparse_variable"):
             return False
-        length = (above.length if above.kind == "dense_fixed" else above.nnz) + 1
+        length = (parent.length if parent.kind == "dense_fixed" else parent.nnz) + 1
     used = {a.name for b in func.buffers for a in b.axes or ()}
     used |= {a.name for it in sparse_iterations(func) for a in flat_axes(it.axes)}
     return (
-        mine.kind == "dense_fixed"
+        count is not None
         and mine.idtype == axis.idtype == buffer.dtype
-        and tvm_ffi.structural_equal(mine.length, length)
+        and tvm_ffi.structural_equal(count, length)
         and axis.name not in used
         and not any(s.buffer.same_as(buffer.var) for s in stores_of(func.body))
     )

@@ -28,7 +28,7 @@ TUNED = [
     (order, config)
     for order in (3, 4, 5)
     for config in thesis.Tuned.space(order)
-    if config.prefetch or not config.row
+    if config.prefetch == 8 * (order == 4)
 ]
 
 
