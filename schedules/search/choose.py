@@ -224,8 +224,12 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
         fmt = BSR(given.block, given.block)
         found.insert(0, block_rows(problem, given, fmt, True, target))
     if given.feat == 1 and serves(problem):
-        sizes = (given.m, given.nnz, given.threads)
-        found.insert(0, SlicedRows.for_pattern(problem, *sizes, vector_bits(target)))
+        sliced = SlicedRows.for_pattern(
+            problem, given.m, given.nnz, threads=given.threads,
+            work_of_threads=given.work_of_threads, vector_bits=vector_bits(target),
+            cache=l2_bytes(),
+        )  # fmt: skip
+        found.insert(0, sliced)
     return list(dict.fromkeys(found))
 
 

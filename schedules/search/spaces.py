@@ -244,10 +244,11 @@ def _sliced_rows(known: list[Any], given: Statistics) -> Branch:
     default = next(c for c in known if isinstance(c, SlicedRows))
     choices = {
         "lanes": _sorted(max(1, default.lanes // 2), default.lanes, 2 * default.lanes),
-        "long": _sorted(64, 256, 1024, default.long),
+        "long": _sorted(64, 128, 256, 1024, default.long),
         "window": _sorted(512, 4096, 32768, default.window),
         "blocks": _sorted(1, default.blocks, given.threads, 4 * given.threads),
-        "prefetch": _sorted(0, default.prefetch),
+        "ahead": _sorted(0, default.ahead),
+        "prefetch": _sorted(0, SlicedRows.prefetch),
     }
     return Branch("SlicedRows", choices, SlicedRows)
 
