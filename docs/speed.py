@@ -56,20 +56,22 @@ class Comparison(NamedTuple):
 def comparisons() -> list[Comparison]:
     """All that is shown, in the order of the table."""
     spmm = "run-spmm-mkl-2026-intel-r-xeon-r-processor-2-50ghz-cascadelake-1t"
-    older = "run-{}-intel-r-xeon-r-processor-2-80ghz-icelake-server-2-1t"
     cascade = "{}-intel-r-xeon-r-processor-2-50ghz-cascadelake-{}t"
-    epochs = "{}-intel-r-xeon-r-processor-2-80ghz-icelake-server-{}t"
     zen, amd = "run-spmm-mkl-2026-amd-epyc-znver5-2-1t", "{}-amd-epyc-znver5-{}t"
+    graphs = {op: _newest(f"run-{op}", "2-1t") for op in ("spmm", "spmv", "sddmm")}
+    epochs, no_zeros = _newest("epoch", "1t"), _newest("epoch-no-zeros", "1t")
+    mttkrp = _newest("mttkrp", "1t")
+    libraries = "the best of scipy, torch, MKL"
     return [
         _runs("SpMM", "MKL 2026, on Intel", spmm, 1),
         _runs("SpMM", "MKL 2026, on AMD", zen, 1),
         _runs("SpMM", "MKL 2026, on AMD", zen, 2),
-        _runs("SpMM", "the best of scipy, torch, MKL", older.format("spmm"), 1),
-        _runs("SpMM", "the best of scipy, torch, MKL", older.format("spmm"), 2),
-        _runs("SpMV", "the best of scipy, torch, MKL", older.format("spmv"), 1),
-        _runs("SpMV", "the best of scipy, torch, MKL", older.format("spmv"), 2),
-        _runs("SDDMM", "torch", older.format("sddmm"), 1),
-        _runs("SDDMM", "torch", older.format("sddmm"), 2),
+        _runs("SpMM", f"{libraries}{_on(graphs['spmm'])}", graphs["spmm"], 1),
+        _runs("SpMM", f"{libraries}{_on(graphs['spmm'])}", graphs["spmm"], 2),
+        _runs("SpMV", f"{libraries}{_on(graphs['spmv'])}", graphs["spmv"], 1),
+        _runs("SpMV", f"{libraries}{_on(graphs['spmv'])}", graphs["spmv"], 2),
+        _runs("SDDMM", f"torch{_on(graphs['sddmm'])}", graphs["sddmm"], 1),
+        _runs("SDDMM", f"torch{_on(graphs['sddmm'])}", graphs["sddmm"], 2),
         _made("Pruned weights, 1 thread", "a dense product, on Intel", _coarsen,
               cascade.format("study-coarsen", 1)),
         _made("Pruned weights, 1 thread", "a dense product, on AMD", _coarsen,
@@ -80,13 +82,25 @@ def comparisons() -> list[Comparison]:
               cascade.format("sparse_conv", 1)),
         _made("RGCN layers, 1 thread", "PyG, the better layer, on AMD", _rgcn,
               amd.format("rgcn", 1)),
-        _made("Epochs of GCN, SAGE, 1 thread", "PyG, its fastest graph", _epochs,
-              epochs.format("epoch", 1)),
-        _made("The same, features without zeros", "PyG, its fastest graph", _epochs,
-              epochs.format("epoch-no-zeros", 1)),
-        _made("MTTKRP, tuned, 1 thread", "the best of 3 loop nests in C++", _mttkrp,
-              cascade.format("mttkrp", 1)),
+        _made("Epochs of GCN, SAGE, 1 thread", f"PyG, its fastest graph{_on(epochs)}", _epochs,
+              epochs),
+        _made("The same, features without zeros", f"PyG, its fastest graph{_on(no_zeros)}",
+              _epochs, no_zeros),
+        _made("MTTKRP, tuned, 1 thread", f"the best of 3 loop nests in C++{_on(mttkrp)}", _mttkrp,
+              mttkrp),
     ]  # fmt: skip
+
+
+def _newest(what: str, threads: str) -> str:
+    """Of the files of a measurement, on whatever CPU, the one that was written last."""
+    named = re.compile(rf"{what}-(amd|intel)-.*-{threads}")
+    found = [p for p in RESULTS.glob(f"{what}-*.json") if named.fullmatch(p.stem)]
+    return max(found, key=lambda p: json.loads(p.read_text())["date"]).stem
+
+
+def _on(file: str) -> str:
+    """Whose CPU a file is of."""
+    return ", on AMD" if "-amd-" in file else ", on Intel"
 
 
 def table() -> str:
