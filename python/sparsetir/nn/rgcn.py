@@ -20,6 +20,10 @@ from sparsetir.ops.rgms import rgms
 
 __all__ = ["RGCNConv"]
 
+# Rows of all relations for each edge from which on an epoch takes less without making them all:
+# as much time with 4 on a Zen 5, with 2 it is 1.4 times as much, with 5 0.7 times.
+ROWS_FOR_AN_EDGE = 4
+
 
 class Ends(NamedTuple):
     """The different (relation, node) at one end of the edges, in order.
@@ -239,7 +243,7 @@ class RGCNConv(Conv):
             weight, rows = weight[:, index], len(index)
         count = self.num_relations
         if self.comp is not None:
-            if self._sums and graph[1].numel() < count * rows:
+            if self._sums and ROWS_FOR_AN_EDGE * graph[1].numel() <= count * rows:
                 return self._of_bases(graph, self.comp, weight, m)
             weight = (self.comp @ weight.flatten(1)).unflatten(1, weight.shape[1:])
         table = weight.reshape(count * rows, self.out_channels)
