@@ -34,14 +34,10 @@ quick: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
-# Warnings are errors. The torch of '.[test]' is there already.
-docs: $(VENV)/.docs
+# Warnings are errors; tests build it too.
+docs: $(STAMP)
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
-
-$(VENV)/.docs: $(STAMP)
-	$(BIN)/python -m pip install -q --no-compile --disable-pip-version-check -c constraints.txt $(PIP_FLAGS) -e '.[docs]'
-	@touch $@
 
 # Brought up to date when a requirement changes; `make clean` for one from scratch. Bytecode is made
 # of what is imported, when it is: most of torch never is.

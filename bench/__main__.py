@@ -154,8 +154,13 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     spread.add_argument("--epochs", type=int, default=50, help="default: 50")
     spread.add_argument("--hidden", type=int, default=64, help="features (default: 64)")
     spread.add_argument(
-        "--most-difference", type=float, default=1e-3, help="of losses, relative (default: 0.001)"
+        "--most-difference", type=float, default=1e-5, help="of losses, relative, beside what "
+        "rounding does (default: 0.00001)",
+    )  # fmt: skip
+    spread.add_argument(
+        "--orders", type=int, default=2, help="of the nodes, to see what rounding does (default: 2)"
     )
+    spread.add_argument("--dtype", choices=("float32", "float64"), default="float32")
     spread.set_defaults(threads=1)
     mttkrp = commands.add_parser(
         "mttkrp", parents=[common], help="MTTKRP by schedules of a thesis, beside loops in C++"

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from sparsetir import nn
 from sparsetir.datasets import load_cora_dataset
 from sparsetir.distributed import DistGraph, mean
+from sparsetir.graphs import load_graph
+from sparsetir.ops import clear_cache
 
 CLASSES, FEATURES = 7, 128
 STEPS = ("local product", "remote product", "pack", "unpack", "wait")
@@ -36,6 +38,9 @@ BLOCK = 4096  # targets of generated graphs that are drawn together
 TCP_INFO_SIZE, BYTES_RECEIVED = 232, 128
 LIBC = ctypes.CDLL(None)
 M_MMAP_THRESHOLD = -3
+# From how many bytes on malloc asks the system for each block and gives it back when it is freed.
+# glibc begins with the first and raises it as blocks are freed, up to the second; it keeps others.
+GIVEN_BACK, KEPT = 128 << 10, 32 << 20
 
 
 class Model(torch.nn.Module):
@@ -89,23 +94,47 @@ def generated(nodes: int, degree: int, far: float, part: int, parts: int) -> Ten
 def graph_of(spec: dict[str, Any]) -> DistGraph:
     rank, size = dist.get_rank(), dist.get_world_size()
     partition = spec["partition"]
+    if spec["order"]:
+        return renumbered(spec)
     if spec["nodes"]:
         edges = generated(spec["nodes"], spec["degree"], spec["far"], rank, size)
         return DistGraph.from_edges(edges, spec["nodes"], partition=partition)
     return DistGraph.from_file(spec["graph"], partition=partition)
 
 
+def order_of(spec: dict[str, Any], nodes: int) -> np.ndarray:
+    """The node that each number is of, in one of many orders; 0 is their own."""
+    order = spec["order"]
+    return np.random.default_rng(order).permutation(nodes) if order else np.arange(nodes)
+
+
+def renumbered(spec: dict[str, Any]) -> DistGraph:
+    """The graph on one process, its nodes in another order: the same sums, rounded otherwise."""
+    nodes, values = spec["nodes"], None
+    if nodes:
+        ends = generated(nodes, spec["degree"], spec["far"], 0, 1).numpy()
+    else:
+        A = load_graph(spec["graph"]).tocoo()
+        nodes, ends = A.shape[0], np.stack([A.col, A.row])
+        values = None if (A.data == 1).all() else A.data
+    ends = np.argsort(order_of(spec, nodes))[ends]
+    sorted_ = np.lexsort(ends)
+    weights = None if values is None else torch.from_numpy(values[sorted_])
+    return DistGraph.from_edges(torch.from_numpy(ends[:, sorted_]), nodes, weights)
+
+
 def rows_of(spec: dict[str, Any], graph: DistGraph) -> tuple[Tensor, Tensor, Tensor]:
     """Features, classes and whether to train on them, of own nodes."""
-    nodes = graph.nodes
+    nodes = torch.from_numpy(order_of(spec, graph.num_nodes))[graph.nodes]
+    dtype = getattr(torch, spec["dtype"])
     if spec["graph"] == "cora":
         cora = load_cora_dataset()
         own = nodes.numpy()
         x = torch.from_numpy(cora.features[own].toarray())
         x = x / x.sum(1, keepdim=True).clamp(min=1)
-        return x, torch.from_numpy(cora.labels[own]), torch.from_numpy(cora.train[own])
+        return x.to(dtype), torch.from_numpy(cora.labels[own]), torch.from_numpy(cora.train[own])
     # Of a node's number alone, so that no process needs those of others.
-    x = (nodes[:, None] * torch.arange(1, FEATURES + 1)).double().mul_(0.7310585).sin_().float()
+    x = (nodes[:, None] * torch.arange(1, FEATURES + 1)).double().mul_(0.7310585).sin_().to(dtype)
     return x, (nodes * 40503 // 64) % CLASSES, nodes % 3 != 0
 
 
@@ -118,6 +147,13 @@ def give_back() -> None:
     """What is free goes back to the system: what was used on the way to a graph is not its own."""
     gc.collect()
     LIBC.malloc_trim(0)
+
+
+def peak(run: Callable[[], Any]) -> int:
+    """The highest resident size while it runs."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    run()
+    return memory("VmHWM")
 
 
 def came() -> int:
@@ -195,10 +231,41 @@ def network() -> dict[str, float]:
     return {"latency": small, "speed": (size - 1) * count / (large - small)}
 
 
+class Training(NamedTuple):
+    """A graph on this process, with all that training on it takes."""
+
+    graph: DistGraph
+    x: Tensor
+    y: Tensor
+    train: Tensor
+    model: torch.nn.Module
+    epoch: Callable[[], float]
+
+
+def begun(spec: dict[str, Any], graph: DistGraph) -> Training:
+    x, y, train = rows_of(spec, graph)
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Model(spec["model"], x.shape[1], spec["hidden"]).to(x.dtype))
+    return Training(graph, x, y, train, model, epoch_of(model, x, graph, y, train))
+
+
+def compile_kernels(spec: dict[str, Any]) -> int:
+    """Bytes that kernels of the graph take, of which nothing else stays."""
+    give_back()
+    before = memory("VmRSS")
+    training = begun(spec, graph_of(spec))
+    training.epoch()
+    del training
+    clear_cache()
+    give_back()
+    return memory("VmRSS") - before
+
+
 def measure(spec: dict[str, Any]) -> dict[str, Any]:
+    LIBC.mallopt(M_MMAP_THRESHOLD, GIVEN_BACK)
     torch.manual_seed(0)
     kind, hidden, epochs = spec["model"], spec["hidden"], spec["epochs"]
-    # Compiles what is needed, and brings libraries and connections into memory.
+    # Brings libraries and connections into memory.
     rank, size = dist.get_rank(), dist.get_world_size()
     small = DistGraph.from_edges(generated(400, 8, 0.5, rank, size), 400)
     features = 1433 if spec["graph"] == "cora" else FEATURES
@@ -212,41 +279,38 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
         least.append(time.perf_counter() - start)
     split_times(warm, 1)
     found: dict[str, Any] = {"network": network(), "epoch of a small graph": min(least)}
-    give_back()
+    del small, warm, model, y
+    found["memory of kernels"] = compile_kernels(spec)
     base = memory("VmRSS")
     dist.barrier()
     start = time.perf_counter()
-    graph = graph_of(spec)
+    built: list[DistGraph] = []
+    found["memory to build"] = peak(lambda: built.append(graph_of(spec))) - base
     found["seconds to build"] = time.perf_counter() - start
-    found["memory to build"] = memory("VmHWM") - base
-    x, y, train = rows_of(spec, graph)
+    training = begun(spec, built.pop())
+    graph, x, y, train, model, epoch = training
     found |= {
         "own": graph.own, "halo": graph.halo, "nnz": graph.nnz, "nodes": graph.num_nodes,
         "edges": graph.num_edges, "features": x.shape[1],
+        "bytes": x.itemsize, "weights": sum(p.numel() for p in model.parameters()),
     }  # fmt: skip
-    torch.manual_seed(0)
-    model = DistributedDataParallel(Model(kind, x.shape[1], hidden))
-    found["weights"] = sum(p.numel() for p in model.parameters())
-    epoch = epoch_of(model, x, graph, y, train)
     losses = [epoch(), epoch()]
     give_back()
     found["memory of graph and features"] = memory("VmRSS") - base
-    LIBC.mallopt(M_MMAP_THRESHOLD, 1 << 20)  # what is larger goes back to the system when freed
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    losses += [epoch(), epoch()]
-    found["memory"] = memory("VmHWM") - base
-    LIBC.mallopt(M_MMAP_THRESHOLD, 32 << 20)
+    found["memory"] = peak(lambda: losses.extend([epoch(), epoch()])) - base
+    LIBC.mallopt(M_MMAP_THRESHOLD, KEPT)
     times = []
     for _ in range(max(1, epochs - 4)):
         dist.barrier()
         start = time.perf_counter()
         losses.append(epoch())
         times.append(time.perf_counter() - start)
+    found["memory as malloc keeps it"] = peak(lambda: (epoch(), epoch())) - base
     found["losses"] = losses
     found["epoch"] = {"min": min(times), "median": statistics.median(times)}
     found["split"] = split_times(epoch, spec["profiled"])
     # Without reductions of weights' gradients, which would count too.
-    alone = epoch_of(Model(kind, x.shape[1], hidden), x, graph, y, train)
+    alone = epoch_of(Model(kind, x.shape[1], hidden).to(x.dtype), x, graph, y, train)
     alone()
     dist.barrier()
     counted, wire = graph.exchange.bytes_sent, came()
@@ -255,8 +319,14 @@ def measure(spec: dict[str, Any]) -> dict[str, Any]:
     dist.barrier()
     found["bytes sent"] = (graph.exchange.bytes_sent - counted) / 4
     found["bytes that came"] = (came() - wire) / 4
-    found["bytes needed"] = 4 * graph.halo * exchanged(kind, x.shape[1], hidden)
+    found["bytes needed"] = x.itemsize * graph.halo * exchanged(kind, x.shape[1], hidden)
     return found
+
+
+def losses_of(spec: dict[str, Any]) -> dict[str, Any]:
+    """Nothing else."""
+    epoch = begun(spec, graph_of(spec)).epoch
+    return {"losses": [epoch() for _ in range(spec["epochs"])]}
 
 
 def main() -> None:
@@ -264,7 +334,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     try:
-        found = measure(spec)
+        found = losses_of(spec) if spec["order"] else measure(spec)
         (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     finally:
         dist.destroy_process_group()

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bench.report import table
+from sparsetir.measuring.mkl import CODES
 from sparsetir.measuring.peers import BEFORE, FLOAT32, OURS
 
 # What nobody would call instead: what the hardware can do, and sparsetir itself.
@@ -178,11 +179,14 @@ def _show_summary(lines: list[dict[str, Any]]) -> None:
 
 
 def _show_versions(cells: list[dict[str, Any]]) -> None:
-    """Of libraries that say it themselves."""
+    """Of libraries that say it themselves, and what they run on this CPU."""
     peers = [entry for c in cells for entry in c["peers"].items()]
-    said = {name: p["about"]["version"] for name, p in peers if "version" in p.get("about", {})}
-    for name, text in said.items():
-        print(f"{name}: {text}")
+    said = {name: p["about"] for name, p in peers if "version" in p.get("about", {})}
+    for name, about in said.items():
+        print(f"{name}: {about['version']}")
+        if "code" in about:
+            by = f", with {', '.join(about['preloaded'])} preloaded" if "preloaded" in about else ""
+            print(f"{name} runs its {CODES[about['code']]} on this CPU{by}")
 
 
 def _show_missing(cells: list[dict[str, Any]]) -> None:

@@ -13,7 +13,13 @@ author = "the authors of sparsetir"
 copyright = "2026, the authors of sparsetir"
 release = version = sparsetir.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "house_docstrings", "repository_links"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "plain_docstrings",
+    "repository_links",
+]
 source_suffix = {".md": "markdown"}
 exclude_patterns = ["_ext"]
 templates_path = []
@@ -24,6 +30,11 @@ myst_heading_anchors = 4
 highlight_language = "python"
 
 default_role = "code"
+smartquotes_action = "D"  # dashes alone: "sum" is what one types
+napoleon_google_docstring = False
+# Types of arguments are words with shapes, so no links; those of signatures are.
+napoleon_use_param = napoleon_use_rtype = False
+napoleon_custom_sections = [("Attributes", "params_style")]
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False  # what a class has of its own; the rest is where it comes from
 autodoc_typehints = "signature"

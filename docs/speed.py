@@ -3,7 +3,8 @@
     python docs/speed.py
 
 writes docs/pictures/speed.png, and the tables between `<!-- speed -->` and `<!-- end -->` in
-README.md and docs/performance.md. `tests/test_docs.py` checks that these say what the files do.
+README.md and docs/performance.md, and there what a call takes between `<!-- calls -->` and
+`<!-- end -->`. `tests/test_docs.py` checks that these say what the files do.
 """
 
 from __future__ import annotations
@@ -16,9 +17,21 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from sparsetir.measuring.mkl import CODES
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
-MARKED = re.compile(r"(?<=<!-- speed -->\n).*?(?=<!-- end -->)", re.DOTALL)
+MARKED = {
+    name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
+    for name in ("speed", "calls")
+}
+CALLS = "calls-amd-epyc-znver5-1t"
+GROUPS = {
+    "calls": "a call, with its kernel",
+    "parts": "parts of a call of `ops.spmm`",
+    "floors": "what Python, TVM and torch take at least",
+    "cold": "a call after 64 MiB were written",
+}
 EVEN = 0.01  # a cell within this share of the other's time is neither won nor lost
 
 
@@ -56,37 +69,53 @@ class Comparison(NamedTuple):
 def comparisons() -> list[Comparison]:
     """All that is shown, in the order of the table."""
     spmm = "run-spmm-mkl-2026-intel-r-xeon-r-processor-2-50ghz-cascadelake-1t"
-    older = "run-{}-intel-r-xeon-r-processor-2-80ghz-icelake-server-2-1t"
     cascade = "{}-intel-r-xeon-r-processor-2-50ghz-cascadelake-{}t"
-    epochs = "{}-intel-r-xeon-r-processor-2-80ghz-icelake-server-{}t"
     zen, amd = "run-spmm-mkl-2026-amd-epyc-znver5-2-1t", "{}-amd-epyc-znver5-{}t"
+    graphs = {op: _newest(f"run-{op}", "2-1t") for op in ("spmm", "spmv", "sddmm")}
+    epochs, no_zeros = _newest("epoch", "1t"), _newest("epoch-no-zeros", "1t")
+    mttkrp = _newest("mttkrp", "1t")
+    libraries = "the best of scipy, torch, MKL"
+    forced = "run-spmm-mkl-2026-avx512-amd-epyc-znver5-1t"
     return [
-        _runs("SpMM", "MKL 2026, on Intel", spmm, 1),
-        _runs("SpMM", "MKL 2026, on AMD", zen, 1),
-        _runs("SpMM", "MKL 2026, on AMD", zen, 2),
-        _runs("SpMM", "the best of scipy, torch, MKL", older.format("spmm"), 1),
-        _runs("SpMM", "the best of scipy, torch, MKL", older.format("spmm"), 2),
-        _runs("SpMV", "the best of scipy, torch, MKL", older.format("spmv"), 1),
-        _runs("SpMV", "the best of scipy, torch, MKL", older.format("spmv"), 2),
-        _runs("SDDMM", "torch", older.format("sddmm"), 1),
-        _runs("SDDMM", "torch", older.format("sddmm"), 2),
-        _made("Pruned weights, 1 thread", "a dense product, on Intel", _coarsen,
+        _runs("SpMM", f"{_mkl(spmm)} on Intel", spmm, 1),
+        _runs("SpMM", f"{_mkl(zen)} on AMD", zen, 1),
+        _runs("SpMM", f"{_mkl(zen)} on AMD", zen, 2),
+        _runs("SpMM", f"{_mkl(forced)} on AMD", forced, 1),
+        _runs("SpMM", f"{libraries}{_on(graphs['spmm'])}", graphs["spmm"], 1),
+        _runs("SpMM", f"{libraries}{_on(graphs['spmm'])}", graphs["spmm"], 2),
+        _runs("SpMV", f"{libraries}{_on(graphs['spmv'])}", graphs["spmv"], 1),
+        _runs("SpMV", f"{libraries}{_on(graphs['spmv'])}", graphs["spmv"], 2),
+        _runs("SDDMM", f"torch{_on(graphs['sddmm'])}", graphs["sddmm"], 1),
+        _runs("SDDMM", f"torch{_on(graphs['sddmm'])}", graphs["sddmm"], 2),
+        _made("Pruned weights, 1 thread", "a dense product on Intel, by MKL", _coarsen,
               cascade.format("study-coarsen", 1)),
-        _made("Pruned weights, 1 thread", "a dense product, on AMD", _coarsen,
+        _made("Pruned weights, 1 thread", "a dense product on AMD, MKL's generic code", _coarsen,
               amd.format("study-coarsen", 1)),
         _made("Attention with a mask, 2 threads", "FlexAttention, the better block", _attention,
               cascade.format("attention", 2)),
         _made("Sparse convolutions, 1 thread", "torch: gather, mm, scatter", _convolutions,
               cascade.format("sparse_conv", 1)),
-        _made("RGCN layers, 1 thread", "PyG, the better layer, on AMD", _rgcn,
+        _made("RGCN layers, 1 thread", "PyG on AMD, the better layer", _rgcn,
               amd.format("rgcn", 1)),
-        _made("Epochs of GCN, SAGE, 1 thread", "PyG, its fastest graph", _epochs,
-              epochs.format("epoch", 1)),
-        _made("The same, features without zeros", "PyG, its fastest graph", _epochs,
-              epochs.format("epoch-no-zeros", 1)),
-        _made("MTTKRP, tuned, 1 thread", "the best of 3 loop nests in C++", _mttkrp,
-              cascade.format("mttkrp", 1)),
+        _made("Epochs of GCN, SAGE, 1 thread", f"PyG, its fastest graph{_on(epochs)}", _epochs,
+              epochs),
+        _made("The same, features without zeros", f"PyG, its fastest graph{_on(no_zeros)}",
+              _epochs, no_zeros),
+        _made("MTTKRP, tuned, 1 thread", f"the best of 3 loop nests in C++{_on(mttkrp)}", _mttkrp,
+              mttkrp),
     ]  # fmt: skip
+
+
+def _newest(what: str, threads: str) -> str:
+    """Of the files of a measurement, on whatever CPU, the one that was written last."""
+    named = re.compile(rf"{what}-(amd|intel)-.*-{threads}")
+    found = [p for p in RESULTS.glob(f"{what}-*.json") if named.fullmatch(p.stem)]
+    return max(found, key=lambda p: json.loads(p.read_text())["date"]).stem
+
+
+def _on(file: str) -> str:
+    """Whose CPU a file is of."""
+    return " on AMD" if "-amd-" in file else " on Intel"
 
 
 def table() -> str:
@@ -135,6 +164,13 @@ def _in_lines(cells: list[Cell]) -> list[str]:
         at = dict(found)
         out.append(f"| {name} | {' | '.join(at.get(feat, '') for feat in feats)} |")
     return [*out, ""]
+
+
+def _mkl(file: str) -> str:
+    """MKL in words, with what it runs on that CPU where the file says so."""
+    cells = json.loads((RESULTS / f"{file}.json").read_text())["results"]["cells"]
+    code = next((c["peers"]["mkl"]["about"].get("code") for c in cells if "peers" in c), None)
+    return f"MKL 2026's {CODES[code]}" if code else "MKL 2026"
 
 
 def _runs(op: str, beside: str, file: str, threads: int) -> Comparison:
@@ -218,6 +254,22 @@ def _mttkrp(results: Any) -> Iterator[Cell]:
         )
 
 
+def calls() -> str:
+    """What a call takes, part by part, in microseconds: minima, and medians behind."""
+    record = json.loads((RESULTS / f"{CALLS}.json").read_text())
+    out = [
+        f"`{CALLS}.json`, {record['cpu']} ({record['llvm_cpu']}), commit {record['commit']}.",
+        "",
+    ]
+    for group, title in GROUPS.items():
+        out += [f"| {title} | least | median |", "|---|---:|---:|"]
+        for name, found in record["results"]["seconds"]["now"][group].items():
+            least, median = (f"{1e6 * found[of]:.2f}" for of in ("min", "median"))
+            out.append(f"| {name} | {least} | {median} |")
+        out.append("")
+    return "\n".join(out)
+
+
 def draw() -> None:
     """A dot for each cell, on a logarithmic scale; left of the line the other is faster."""
     from matplotlib.figure import Figure
@@ -246,14 +298,15 @@ def draw() -> None:
     Image.open(file).convert("RGB").quantize(64).save(picture, optimize=True)
 
 
-def rewrite(path: Path, text: str) -> None:
+def rewrite(path: Path, text: str, name: str = "speed") -> None:
     """Put a table between the marks of a page."""
     page = path.read_text()
-    assert MARKED.search(page), path
-    path.write_text(MARKED.sub(lambda _: text, page))
+    assert MARKED[name].search(page), path
+    path.write_text(MARKED[name].sub(lambda _: text, page))
 
 
 if __name__ == "__main__":
     rewrite(ROOT / "README.md", table())
     rewrite(ROOT / "docs" / "performance.md", losses())
+    rewrite(ROOT / "docs" / "performance.md", calls(), "calls")
     draw()

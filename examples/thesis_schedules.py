@@ -19,7 +19,7 @@ checks each on a random input with empty rows, and times it beside the default s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from thesis_inputs import COLUMNS, best, problem
 
 import sparsetir
 from sparsetir import Schedule, build
+from sparsetir.schedules.passes.one_by_one import one_by_one
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 
@@ -319,50 +320,69 @@ SCHEDULES: list[tuple[str, Callable[..., Any], Callable[[Schedule], None]]] = [
 class Tuned:
     """Beyond the thesis, for any order.
 
-    workspaces : the loops with a workspace of their own inside of the row's, by their place: 0 is
-        the loop over k. Where fibres hold one element, a workspace only costs
+    levels : how many levels of the tensor each loop inside of the rows goes through. One over
+        several levels visits the elements of the last, without a loop for each fibre above them,
+        and reads the coordinates of the others from arrays. All loops but the last have a workspace
+        for what is inside of them, and so do the rows
     prefetch : how many elements ahead rows of the last operand are asked for; 0 for never
-    row : the sum of a row is in a workspace too
     """
 
-    workspaces: tuple[int, ...] = (0,)
+    levels: tuple[int, ...] = (1, 1)
     prefetch: int = 0
-    row: bool = True
 
     @staticmethod
     def space(order: int) -> list[Tuned]:
-        """What to try: no workspace, those of the innermost loops, all; with prefetch or not."""
-        last = order - 3
-        chosen = [(), *(tuple(range(first, last + 1)) for first in range(last, -1, -1))]
-        return [
-            *(Tuned(w, ahead) for w in chosen for ahead in (0, 8)),
-            *(Tuned(chosen[-1], ahead, row=False) for ahead in (0, 8)),
-        ]
+        """What to try: all ways to part the levels, with prefetch or not."""
+        return [Tuned(levels, ahead) for levels in _parted(order - 1) for ahead in (0, 8)]
+
+    @staticmethod
+    def for_counts(counts: Sequence[int]) -> Tuned:
+        """A good config for a tensor that stores so many elements in each level below the rows.
+
+        Each element of a loop takes as long as it has rows of operands to multiply with, and to
+        begin and end a loop takes about as long as one of these.
+        """
+
+        def cost(levels: tuple[int, ...]) -> int:
+            ends = [sum(levels[: n + 1]) - 1 for n in range(len(levels))]
+            visits = sum(n * counts[end] for n, end in zip(levels, ends, strict=True))
+            return visits + sum(counts[end] for end in ends[:-1])
+
+        return Tuned(min(_parted(len(counts)), key=cost))
+
+
+def _parted(levels: int) -> list[tuple[int, ...]]:
+    """All ways to part so many levels into loops."""
+    out = [(levels,)]
+    for first in range(1, levels):
+        out += [(first, *rest) for rest in _parted(levels - first)]
+    return out
 
 
 def tuned_mttkrp(sch: Schedule, config: Tuned) -> None:
-    """As A.5 to A.7, where `row` is not set."""
+    """As A.5 to A.7 where each loop has one level, and a row's sum in registers, too."""
     it, i, inner, j = mttkrp_loops(sch)
     sch.sparse_reorder(it, [i, *inner, *j])
-    reduce, held, steps = it, "A", ["mttkrp_init"]
-    if config.row:
-        start, reduce, write = sch.precompute("A", i, j, name="ws")
-        held, steps = "ws", [start.name, write.name]
-    for place in config.workspaces:
+    for place, levels in enumerate(config.levels, 1):
+        if levels > 1:  # what hangs under them hangs under their positions then
+            sch.positions(sch.sparse_fuse(it, sch.get_sp_iters(it)[place : place + levels]))
+    i, *inner, _, _ = sch.get_sp_iters(it)
+    sch.parallelize(i)
+    reduce, held, reductions, steps = it, "A", [], []
+    for n, at in enumerate([i, *inner[:-1]]):
         loops = {h.name: h for h in sch.get_sp_iters(reduce)}
-        at, name = loops[inner[place].name], f"ws_{inner[place].name}"
         lanes = [loops[h.name] for h in j]
-        start, reduce, write = sch.precompute(held, at, lanes, hoist=True, name=name)
-        held, steps = name, [*steps, start.name, write.name]
-    sch.pos(i)
-    i1, i2 = sch.split(i, [None, 32])
-    sch.parallelize(i1)
+        name = f"ws_{at.name}"
+        start, reduce, write = sch.precompute(held, loops[at.name], lanes, hoist=n > 0, name=name)
+        held, reductions, steps = name, [*reductions, reduce], [*steps, start, write]
     stage_two = sch.lower()
-    for step in [*steps, reduce.name]:
+    for step in [*steps, reduce]:
         in_vectors(stage_two, step)
     if config.prefetch:
-        last = "CDEF"[len(inner) - 1]
+        last = "CDEF"[sum(config.levels) - 1]
         sch.rewrite(prefetch_gathered, reduce, last, config.prefetch, COLUMNS)
+    for step in reductions:  # most fibres hold a few elements
+        sch.rewrite(one_by_one, step)
 
 
 def main() -> None:
@@ -373,7 +393,7 @@ def main() -> None:
     options = parser.parse_args()
     entries = [(name, program, schedule) for name, program, schedule in SCHEDULES]
     for order, program in ((3, mttkrp3), (4, mttkrp4), (5, mttkrp5)):
-        config = Tuned(tuple(range(order - 2)))
+        config = Tuned((1,) * (order - 1))
         entries.append((f"tuned {order}", program, partial(tuned_mttkrp, config=config)))
     print("TACO is no Python package and is not built here: its times are missing.")
     print(f"{'':8} {'program':8} {'thesis':>9} {'default':>9} {'scipy':>9}   in ms")

@@ -16,7 +16,7 @@ from sparsetir.formats.hyb import Hyb
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, ragged, sparse
 from sparsetir.formats.mixture import Mixture, by_band, by_block_fill, by_row_length
 from sparsetir.formats.pattern import Pattern
-from sparsetir.formats.ragged import Ragged
+from sparsetir.formats.ragged_rows import Ragged
 from sparsetir.formats.relational_hyb import RelationalHyb
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.rule_format import RuleFormat

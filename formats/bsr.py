@@ -19,10 +19,17 @@ __all__ = ["BSR"]
 class BSR(Format):
     """Dense blocks of `rows` by `cols`, those that hold an element, by rows of blocks.
 
-    Shapes that blocks do not divide are padded. (SparseTIR, section 3.1 and appendix A.)
-
     When to use: elements stand in blocks, as in block-pruned weights and block-sparse attention,
     and a block fits a Tensor Core. Scattered elements pad up to rows * cols - 1 zeros each.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Of a block. Shapes that blocks do not divide are padded.
+
+    Notes
+    -----
+    SparseTIR, section 3.1 and appendix A.
     """
 
     rows: int

@@ -24,11 +24,18 @@ __all__ = ["ConvertedFormat", "PartStatistics"]
 class PartStatistics:
     """What one rule stores.
 
-    rule : its name
-    stored : elements
-    places : elements and padding
-    index_bytes : of index arrays and mask
-    value_bytes : of the values of all buffers, padding included
+    Parameters
+    ----------
+    rule : str
+        Its name.
+    stored : int
+        Elements.
+    places : int
+        Elements and padding.
+    index_bytes : int
+        Of index arrays and mask.
+    value_bytes : int
+        Of the values of all buffers, padding included.
     """
 
     rule: str
@@ -46,12 +53,24 @@ class PartStatistics:
 class ConvertedFormat:
     """What :meth:`Format.convert` makes of a pattern.
 
-    name : of the format
-    pattern : what was converted; values are given and come back in its order
-    operand : the buffers that are stored
-    parts : the arrays of each rule
-    labels : what each rule stores, in words, by its name; by default these names
+    Parameters
+    ----------
+    name : str
+        Of the format.
+    pattern : Pattern
+        What was converted; values are given and come back in its order.
+    operand : Operand
+        The buffers that are stored.
+    parts : list of FormatPart
+        The arrays of each rule.
+    labels : mapping of str to str, optional
+        What each rule stores, in words, by its name; by default these names.
     """
+
+    name: str
+    pattern: Pattern
+    operand: Operand
+    parts: list[FormatPart]
 
     keeps_order = False  # of the pattern: values have places in parts
 
@@ -60,7 +79,9 @@ class ConvertedFormat:
         labels: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.name, self.pattern, self.operand, self.parts = name, pattern, operand, parts
-        self.labels = labels or {p.rule.name: p.rule.name for p in parts}
+        self.labels: Mapping[str, str] | dict[str, str] = labels or {
+            p.rule.name: p.rule.name for p in parts
+        }
         if sum(p.stored for p in parts) != pattern.nnz:
             self._refuse_parts()
 
@@ -77,15 +98,33 @@ class ConvertedFormat:
     def decompose(self, func: SparseFunc, drop_full_masks: bool = True) -> SparseFunc:
         """`decompose_format` of a function with these rules.
 
-        drop_full_masks : leave out masks that hold nothing but ones; the function then only serves
-            patterns that fill the same parts, and `arguments` has no such masks
+        Parameters
+        ----------
+        func : SparseFunc
+            Of stage I.
+        drop_full_masks : bool
+            Leave out masks that hold nothing but ones; the function then only serves patterns that
+            fill the same parts, and `arguments` has no such masks.
+
+        Returns
+        -------
+        SparseFunc
         """
         return decompose_format(func, self.rules, self.full if drop_full_masks else ())
 
     def arguments(self, drop_full_masks: bool = True, /, **stored: Any) -> dict[str, Any]:
         """Index arrays, sizes, masks and values by the names of a decomposed function's parameters.
 
-        stored : values, as :meth:`values` takes them
+        Parameters
+        ----------
+        drop_full_masks : bool
+            As in :meth:`decompose`.
+        **stored
+            Values, as :meth:`values` takes them.
+
+        Returns
+        -------
+        dict of str to array or int
         """
         out: dict[str, Any] = {}
         for part in self.parts:
@@ -96,11 +135,18 @@ class ConvertedFormat:
     def values(self, /, **stored: Any) -> dict[str, np.ndarray]:
         """Arrays of values alone, by the names of a decomposed function's parameters.
 
-        stored : for buffers of the operand by name, their (nnz,) values in the order of the
-            pattern, of NumPy or another library's on the CPU; None for a buffer that a program
-            writes, which gets zeros
-
         What changes from run to run of a kernel, where :meth:`arguments` without values stays.
+
+        Parameters
+        ----------
+        **stored : (nnz,) array or None
+            For buffers of the operand by name, their values in the order of the pattern, of NumPy
+            or another library's on the CPU; None for a buffer that a program writes, which gets
+            zeros.
+
+        Returns
+        -------
+        dict of str to ndarray
         """
         out: dict[str, np.ndarray] = {}
         dtypes = dict(self.operand.buffers)
@@ -120,7 +166,19 @@ class ConvertedFormat:
         return out
 
     def restore(self, name: str, arguments: dict[str, Any]) -> np.ndarray:
-        """The (nnz,) values of a buffer in the order of the pattern, from such arguments."""
+        """The values of a buffer in the order of the pattern, from arguments of a kernel.
+
+        Parameters
+        ----------
+        name : str
+            Of the buffer.
+        arguments : dict of str to array
+            As :meth:`arguments` gives them.
+
+        Returns
+        -------
+        (nnz,) ndarray
+        """
         values = [np.asarray(arguments[self.parameter(name, p)]) for p in self.parts]
         out = np.zeros(self.pattern.nnz, values[0].dtype)
         for part, stored in zip(self.parts, values, strict=True):
@@ -128,7 +186,19 @@ class ConvertedFormat:
         return out
 
     def parameter(self, name: str, part: FormatPart) -> str:
-        """The parameter that a buffer of the operand has in a part."""
+        """The parameter that a buffer of the operand has in a part.
+
+        Parameters
+        ----------
+        name : str
+            Of the buffer.
+        part : FormatPart
+            The part.
+
+        Returns
+        -------
+        str
+        """
         return part.rule.renamed(str(part.rule.new_format_desc.buffer(name).handle.name))
 
     @property

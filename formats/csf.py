@@ -22,14 +22,19 @@ __all__ = ["CSF"]
 class CSF(Format):
     """A tree of coordinates with one level for each axis of a tensor.
 
-    axes : the axes from the root down, a permutation of 0 .. n - 1 with n >= 2
+    When to use: tensors of three axes and more. The axis whose coordinates are results comes first,
+    the one that stores most under each parent last.
 
+    Parameters
+    ----------
+    axes : tuple of int
+        The axes from the root down, a permutation of 0 .. n - 1 with n >= 2.
+
+    Notes
+    -----
     The level of the root is dense, those below are compressed: CSF((0, 1)) stores what CSR does and
     CSF((1, 0)) what CSC does. (SparseTIR, section 3.1; Smith and Karypis, "Tensor-matrix products
     with a compressed sparse tensor", 2015)
-
-    When to use: tensors of three axes and more. The axis whose coordinates are results comes first,
-    the one that stores most under each parent last.
     """
 
     axes: tuple[int, ...]

@@ -21,10 +21,17 @@ __all__ = ["DBSR"]
 class DBSR(Format):
     """BSR of the rows of blocks that hold an element, with the number of each such row.
 
-    Shapes that blocks do not divide are padded. (SparseTIR, section 4.3.2.)
-
     When to use: many rows of blocks are empty, as in block-pruned weights. Otherwise BSR, which
     needs no row numbers.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Of a block. Shapes that blocks do not divide are padded.
+
+    Notes
+    -----
+    SparseTIR, section 4.3.2.
     """
 
     rows: int

@@ -18,10 +18,14 @@ __all__ = ["DCSR"]
 
 @dataclass(frozen=True)
 class DCSR(Format):
-    """The rows that store something, each with the columns that it stores. (SparseTIR, section 4.3)
+    """The rows that store something, each with the columns that it stores.
 
     When to use: most rows are empty, as in pruned weights and in a single relation of a graph.
     Otherwise CSR, which needs no row numbers.
+
+    Notes
+    -----
+    SparseTIR, section 4.3.
     """
 
     @property

@@ -56,6 +56,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.separate_init import separate_init
+from sparsetir.sparse_ir.statements import as_one
 from sparsetir.sparse_ir.verify import verify
 
 __all__ = ["COPY", "RESTORE", "decompose_format", "extract_preprocess"]
@@ -69,24 +70,42 @@ def decompose_format(
 ) -> SparseFunc:
     """Rewrite the iterations over some buffers into iterations over other formats.
 
-    func : stage-I function
-    rules : rules on the same buffers share the work, each computes what its index arrays (and its
-        mask) hold; rules on what earlier rules produced are applied after them
-    full : names of rules whose formats will have an element in every place, and so need no mask
+    Parameters
+    ----------
+    func : SparseFunc
+        Of stage I.
+    rules : sequence of FormatRewriteRule
+        Rules on the same buffers share the work, each computes what its index arrays (and its mask)
+        hold; rules on what earlier rules produced are applied after them.
+    full : collection of str
+        Names of rules whose formats will have an element in every place, and so need no mask.
 
-    The result has the parameters of `func` and, behind them, those of each description renamed by
-    :meth:`FormatRewriteRule.renamed`, and where :attr:`FormatRewriteRule.masked` a mask
-    `mask_<rule>` (int8, over the new axes, 1 where an element is stored). Copies into a format are
-    iterations `copy_<buffer>_<rule>`, with annotation COPY when the program does not write the
-    buffer; buffers that it writes are copied back at the end by `restore_<buffer>_<rule>`, while
-    those that it also allocates are replaced altogether. An init runs once, before the parts.
+    Returns
+    -------
+    SparseFunc
+        With the parameters of `func` and, behind them, those of each description renamed by
+        :meth:`FormatRewriteRule.renamed`, and where :attr:`FormatRewriteRule.masked` a mask
+        `mask_<rule>` (int8, over the new axes, 1 where an element is stored).
+
+    Raises
+    ------
+    ValueError
+        For a rule that does not fit the function.
+    LoweringError
+        For an iteration or an access that cannot be rewritten: one that does not iterate the axes
+        before, fused, attached or dependent axes, and with several rules any index but the
+        iteration's own coordinates, since the element may be another rule's; nor with an axis that
+        is not unique.
+
+    Notes
+    -----
+    Copies into a format are iterations `copy_<buffer>_<rule>`, with annotation COPY when the
+    program does not write the buffer; buffers that it writes are copied back at the end by
+    `restore_<buffer>_<rule>`, while those that it also allocates are replaced altogether. An init
+    runs once, before the parts.
+
     Reductions are made part after part, each in the order of its format: they must not depend on
-    the order, as sums and maxima do not but for rounding.
-
-    Raises ValueError for a rule that does not fit the function, and LoweringError for an iteration
-    or an access that cannot be rewritten: one that does not iterate the axes before, fused,
-    attached or dependent axes, and with several rules any index but the iteration's own
-    coordinates, since the element may be another rule's; nor with an axis that is not unique.
+    the order, as sums and maxima do not but for rounding. (SparseTIR, section 3.2.1.)
     """
     if not isinstance(func, SparseFunc):
         raise ValueError(
@@ -203,7 +222,7 @@ class _Decomposition:
             params=[*self.func.params, *(p for f in self.formats for p in f.params)],
             axes=[*self.func.axes, *axes, *self.added],
             buffers=buffers,
-            body=tirx.SeqStmt(body) if len(body) > 1 else body[0],
+            body=as_one(body),
         )
 
     def _move(self, fmt: RuleInstance, name: str, back: bool) -> SparseIteration:

@@ -18,10 +18,14 @@ __all__ = ["ELL"]
 
 @dataclass(frozen=True)
 class ELL(Format):
-    """For each row as many slots as the longest row has elements. (SparseTIR, section 3.1)
+    """For each row as many slots as the longest row has elements.
 
     When to use: rows are about as long as each other, as in meshes and graphs of neighbours. One
     long row pads all others: then `Hyb`.
+
+    Notes
+    -----
+    SparseTIR, section 3.1.
     """
 
     @property

@@ -32,9 +32,14 @@ MOST_BY_PATTERN = 8  # rows of a panel with a rule for each of its patterns
 class PanelPatterns(NamedTuple):
     """Which patterns of non-zeros the columns of each panel have, by panel and pattern.
 
-    panel : (groups,) number of the panel
-    mask : (groups,) bit r is set where row r of the panel stores an element
-    columns : (groups,) number of columns with this pattern
+    Parameters
+    ----------
+    panel : (groups,) ndarray
+        Number of the panel.
+    mask : (groups,) ndarray
+        Bit r is set where row r of the panel stores an element.
+    columns : (groups,) ndarray
+        Number of columns with this pattern.
     """
 
     panel: np.ndarray
@@ -54,11 +59,22 @@ class _Columns(NamedTuple):
 
 @dataclass(frozen=True)
 class EnumeratedPatterns(Format):
-    """Panels of `rows` rows, at most 16; columns of a panel grouped by pattern of non-zeros.
+    """Panels of rows; columns of a panel grouped by pattern of non-zeros.
 
-    by : "count", a rule for each number of rows (section 3.5), or "pattern", one for each pattern
-        (section 3.2), of at most 8 rows
+    When to use: unstructured sparsity of 50 % and more in weights, where several rows of a panel
+    use the same row of the dense operand: it is loaded once for q products. In graphs nearly all
+    columns of a panel store one element, and CSR does as well.
 
+    Parameters
+    ----------
+    rows : int
+        Of a panel, at most 16.
+    by : {"count", "pattern"}
+        A rule for each number of rows (section 3.5), or one for each pattern (section 3.2), of at
+        most 8 rows.
+
+    Notes
+    -----
     Rule `enum_<rows>_n<q>` holds the columns that store q elements in a panel, each as its number
     and the q rows within the panel, so that nothing is padded. Columns of a panel stand in the
     order of their pattern as a bit mask (row 0 is bit 0), then of their number: those with equal
@@ -67,10 +83,6 @@ class EnumeratedPatterns(Format):
 
     By pattern, rule `enum_<rows>_p<mask>` holds the columns of one pattern, each as its number
     alone: which rows these are is a constant table in the rule's maps, and all places are filled.
-
-    When to use: unstructured sparsity of 50 % and more in weights, where several rows of a panel
-    use the same row of the dense operand: it is loaded once for q products. In graphs nearly all
-    columns of a panel store one element, and CSR does as well.
     """
 
     rows: int
@@ -135,7 +147,17 @@ class EnumeratedPatterns(Format):
         )  # fmt: skip
 
     def patterns(self, pattern: Pattern) -> PanelPatterns:
-        """The groups of columns of each panel, for statistics."""
+        """The groups of columns of each panel, for statistics.
+
+        Parameters
+        ----------
+        pattern : Pattern
+            Of a matrix.
+
+        Returns
+        -------
+        PanelPatterns
+        """
         panel, mask, of_column = self._groups(self._columns(pattern))
         return PanelPatterns(panel, mask, np.bincount(of_column, minlength=len(panel)))
 

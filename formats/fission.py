@@ -25,6 +25,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.parallel import has_own_place, written_accesses
+from sparsetir.sparse_ir.statements import as_one
 
 __all__ = ["fission"]
 
@@ -80,7 +81,7 @@ class _Fission:
         body = [new for part in parts for new in self._split(part)]
         if len(body) == len(parts) and all(map(_is, body, parts)):
             return self.func
-        return self.func.replace(axes=self.axes, buffers=self.buffers, body=_sequence(body))
+        return self.func.replace(axes=self.axes, buffers=self.buffers, body=as_one(body))
 
     def _split(self, it: Any) -> list[Any]:
         """A statement as plain ones, as far as it uses the targets."""
@@ -90,7 +91,7 @@ class _Fission:
             return [it]
         self._check_axes(it)
         parts = self._with_own_temporaries(it, _parts(it.body))
-        whole = _sequence([s for p in parts for s in p])
+        whole = as_one([s for p in parts for s in p])
         self._check_flow(_iteration(it, init=it.init, body=whole))
         self.names.discard(it.name)
         out = [] if it.init is None else [self._init(it)]
@@ -99,7 +100,7 @@ class _Fission:
                 for stmt in part:
                     if _holds_iterations(stmt) and uses(stmt, self.targets):
                         self._refuse(it, f"holds iterations inside of a {type(stmt).__name__}")
-                out.append(_iteration(it, name=self._name(it.name), body=_sequence(part)))
+                out.append(_iteration(it, name=self._name(it.name), body=as_one(part)))
                 continue
             inner = part[0]
             if inner.init is not None:
@@ -253,10 +254,6 @@ def _iteration(it: SparseIteration, **changes: Any) -> SparseIteration:
 def _by_axis(buf: SparseBuffer, indices: Any) -> dict[str, Any]:
     """The index of each axis in an access of a buffer."""
     return {a.name: i for a, i in zip(buf.axes or (), indices, strict=False)}
-
-
-def _sequence(stmts: list[Any]) -> Any:
-    return tirx.SeqStmt(stmts) if len(stmts) > 1 else stmts[0]
 
 
 def _holds_iterations(stmt: Any) -> bool:

@@ -36,18 +36,62 @@ class Format(ABC):
 
     @abstractmethod
     def rules(self, operand: Operand) -> list[FormatRewriteRule]:
-        """The rules, which do not depend on what is stored: one compiled kernel serves all."""
+        """The rules, which do not depend on what is stored: one compiled kernel serves all.
+
+        Parameters
+        ----------
+        operand : Operand
+            The buffers.
+
+        Returns
+        -------
+        list of FormatRewriteRule
+        """
 
     def labels(self, operand: Operand) -> list[str]:
-        """For each rule what it stores, in words for people; by default its name."""
+        """For each rule what it stores, in words for people; by default its name.
+
+        Parameters
+        ----------
+        operand : Operand
+            As for :meth:`rules`.
+
+        Returns
+        -------
+        list of str
+        """
         return [rule.name for rule in _rules(self, operand)]
 
     def split(self, pattern: Pattern) -> list[np.ndarray]:
-        """For each rule the positions, increasing, of the elements that it takes."""
+        """For each rule the elements that it takes.
+
+        Parameters
+        ----------
+        pattern : Pattern
+            What is stored.
+
+        Returns
+        -------
+        list of ndarray
+            Positions, increasing.
+        """
         return [np.arange(pattern.nnz)]
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
-        """For each rule its arrays; every part is of all elements of the pattern."""
+        """The arrays of each rule.
+
+        Parameters
+        ----------
+        pattern : Pattern
+            What is stored.
+        rules : list of FormatRewriteRule
+            As :meth:`rules` gives them.
+
+        Returns
+        -------
+        list of FormatPart
+            Each of all elements of the pattern.
+        """
         if len(rules) == 1:
             return [infer_format(rules[0], pattern.coords, pattern.shape)]
         positions = list(self.split(pattern))
@@ -66,10 +110,24 @@ class Format(ABC):
     def convert(self, pattern: Pattern, operand: Operand | None = None) -> ConvertedFormat:
         """Index arrays, masks and places of the elements of a pattern.
 
-        operand : what is stored; by default a float32 buffer A over I and J (I, J, K, L, ... )
+        Parameters
+        ----------
+        pattern : Pattern
+            What is stored.
+        operand : Operand, optional
+            The buffers; by default a float32 buffer A over I and J (I, J, K, L, ... ).
 
-        Raises ValueError for a pattern of another order, and StructureError with the first
-        coordinate that no rule takes, that several do, or for which a rule has no room.
+        Returns
+        -------
+        ConvertedFormat
+
+        Raises
+        ------
+        ValueError
+            For a pattern of another order.
+        StructureError
+            With the first coordinate that no rule takes, that several do, or for which a rule has
+            no room.
         """
         if self.order not in (None, pattern.order):
             raise ValueError(

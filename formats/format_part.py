@@ -17,17 +17,30 @@ __all__ = ["FormatPart"]
 class FormatPart:
     """What a rule makes of a set of coordinates.
 
-    rule : the rule
-    indices : index arrays and sizes by the names they have in a decomposed program
-    shape : of the values and the mask: one dimension up to the last sparse axis, then the dense
-        axes after it
-    count : number of elements that were given
-    places : (count,) for each element its place in the flat values of the new format; -1 where the
-        format does not take it
-    elements : (size,) the other way round: for each place its element; `count` where padded
-
     One of `places` and `elements` is enough to make one.
+
+    Parameters
+    ----------
+    rule : FormatRewriteRule
+        The rule.
+    indices : dict of str to array or int
+        Index arrays and sizes by the names they have in a decomposed program.
+    shape : tuple of int
+        Of the values and the mask: one dimension up to the last sparse axis, then the dense axes
+        after it.
+    count : int
+        Number of elements that were given.
+    places : (count,) ndarray, optional
+        For each element its place in the flat values of the new format; -1 where the format does
+        not take it.
+    elements : (size,) ndarray, optional
+        The other way round: for each place its element; `count` where padded.
     """
+
+    rule: FormatRewriteRule
+    indices: dict[str, Any]
+    shape: tuple[int, ...]
+    count: int
 
     def __init__(
         self,
@@ -99,7 +112,19 @@ class FormatPart:
         return {**self.indices, **mask}
 
     def within(self, positions: np.ndarray, count: int) -> FormatPart:
-        """The same format for `count` elements, of which it takes those at `positions`."""
+        """The same format for more elements, of which it takes some.
+
+        Parameters
+        ----------
+        positions : ndarray
+            Of the elements that it takes.
+        count : int
+            Of all elements.
+
+        Returns
+        -------
+        FormatPart
+        """
         if "elements" in self.__dict__:
             wide = np.append(positions, count).astype(index_type(count), copy=False)
             return FormatPart(
@@ -113,7 +138,18 @@ class FormatPart:
         return out
 
     def values(self, stored: np.ndarray) -> np.ndarray:
-        """Values of the new format, zero where padded; `stored` is in the order of `coords`."""
+        """Values of the new format, zero where padded.
+
+        Parameters
+        ----------
+        stored : (count,) ndarray
+            In the order of `coords`.
+
+        Returns
+        -------
+        ndarray
+            Of `shape`.
+        """
         stored = np.asarray(stored)
         if stored.shape != (self.count,):
             raise ValueError(
@@ -136,8 +172,17 @@ class FormatPart:
     def restore(self, values: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """The elements, in the order of `coords`, from the values of the new format.
 
-        out : (count,) where they are written; what the format does not take is left as it is (zero
-            in a new array)
+        Parameters
+        ----------
+        values : ndarray
+            Of `shape`.
+        out : (count,) ndarray, optional
+            Where they are written; what the format does not take is left as it is (zero in a new
+            array).
+
+        Returns
+        -------
+        (count,) ndarray
         """
         values = np.asarray(values)
         if values.shape not in (self.shape, (self.size,)):

@@ -28,8 +28,21 @@ MOST_PARTS = 1024  # each has a rule for every bucket
 
 @dataclass(frozen=True)
 class Hyb(Format):
-    """Columns in `c` parts of equal width, and in each part rows padded to powers of two.
+    """Columns in parts of equal width, and in each part rows padded to powers of two.
 
+    When to use: rows of very different lengths, as in graphs of people or pages. All rows of a
+    bucket are the same work; parts keep the rows of the dense operand in cache, and each of them
+    adds to the result once more. Where rows are short and even, CSR or ELL do.
+
+    Parameters
+    ----------
+    c : int
+        Parts of the columns.
+    k : int
+        The last bucket, of 2^k slots.
+
+    Notes
+    -----
     In a part, rows of length l with 2^(b-1) < l <= 2^b are in bucket b, with 2^b slots each, up to
     bucket `k`. Longer rows are split into pieces of 2^k elements and one of the remainder, which
     goes to the bucket that it fits. (SparseTIR, section 4.2.1 and figure 11.) The paper seems to
@@ -38,10 +51,6 @@ class Hyb(Format):
 
     There is a rule `hyb_<c>_<k>_p<part>_b<bucket>` for each part and bucket, also for those that
     hold nothing.
-
-    When to use: rows of very different lengths, as in graphs of people or pages. All rows of a
-    bucket are the same work; parts keep the rows of the dense operand in cache, and each of them
-    adds to the result once more. Where rows are short and even, CSR or ELL do.
     """
 
     c: int
@@ -57,7 +66,19 @@ class Hyb(Format):
 
     @classmethod
     def for_pattern(cls, pattern: Pattern, c: int = 1) -> Hyb:
-        """With k = ceil(log2(nnz / rows)), as the paper chooses it, and 0 at least."""
+        """With k = ceil(log2(nnz / rows)), as the paper chooses it, and 0 at least.
+
+        Parameters
+        ----------
+        pattern : Pattern
+            Of a matrix.
+        c : int
+            Parts of the columns.
+
+        Returns
+        -------
+        Hyb
+        """
         k = 0
         while pattern.shape[0] << k < pattern.nnz:
             k += 1

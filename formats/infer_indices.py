@@ -34,14 +34,29 @@ def infer_format(
 ) -> FormatPart:
     """Fill the axes of a rule's description with the coordinates that the rule takes.
 
-    coords : one (nnz,) integer array per axis before, in any order; each tuple at most once
-    shape : lengths of the axes before
-    sizes : scalars of the description by their name there; those not given get the smallest value
-        that holds every coordinate of `shape` (lengths) or of `coords` (nnz, nnz_cols)
+    Parameters
+    ----------
+    rule : FormatRewriteRule
+        The rule.
+    coords : sequence of (nnz,) integer ndarray
+        One per axis before, in any order; each tuple at most once.
+    shape : sequence of int
+        Lengths of the axes before.
+    sizes : mapping of str to int, optional
+        Scalars of the description by their name there; those not given get the smallest value that
+        holds every coordinate of `shape` (lengths) or of `coords` (nnz, nnz_cols).
 
-    Raises ValueError for arguments that do not fit the rule, and StructureError with the first
-    coordinate that the rule does not take to a place of its own and back, or for which an axis has
-    no room.
+    Returns
+    -------
+    FormatPart
+
+    Raises
+    ------
+    ValueError
+        For arguments that do not fit the rule.
+    StructureError
+        With the first coordinate that the rule does not take to a place of its own and back, or for
+        which an axis has no room.
     """
     given = [np.asarray(c) for c in coords]
     return _Inference(rule, given, [operator.index(s) for s in shape], dict(sizes or {})).run()

@@ -19,7 +19,7 @@ from sparsetir.formats.hyb import Hyb
 from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.mixture import Mixture, by_band, by_block_fill, by_row_length
 from sparsetir.formats.pattern import Pattern
-from sparsetir.formats.ragged import Ragged
+from sparsetir.formats.ragged_rows import Ragged
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sell import SELL, sliced_rows
 from sparsetir.formats.sr_bcrs import SRBCRS

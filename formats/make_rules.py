@@ -31,10 +31,16 @@ __all__ = [
 class Operand:
     """What is stored in a format: some buffers of a program over the same axes.
 
-    buffers : dtype by name; a mapping, or pairs
-    axes : names of their axes in the program
-    idtype : of the new axes
-    tag : goes behind the names of rules, where a program uses a format twice
+    Parameters
+    ----------
+    buffers : mapping of str to str, or pairs
+        dtype by name.
+    axes : tuple of str
+        Names of their axes in the program.
+    idtype : {"int32", "int64"}
+        Of the new axes.
+    tag : str
+        Goes behind the names of rules, where a program uses a format twice.
     """
 
     buffers: Any = (("A", "float32"),)
@@ -53,12 +59,38 @@ class Operand:
 
     @classmethod
     def default(cls, order: int, dtype: str = "float32", idtype: str = "int32") -> Operand:
-        """A buffer A over as many of the axes I, J, K, ... as a tensor has."""
+        """A buffer A over as many of the axes I, J, K, ... as a tensor has.
+
+        Parameters
+        ----------
+        order : int
+            Number of axes.
+        dtype, idtype : str
+            Of the buffer, and of the new axes.
+
+        Returns
+        -------
+        Operand
+        """
         return cls({"A": dtype}, tuple("IJKLMNOP"[:order]), idtype)
 
     @classmethod
     def of(cls, func: SparseFunc, *names: str, tag: str = "") -> Operand:
-        """Buffers of a function by name; they have the same axes."""
+        """Buffers of a function by name; they have the same axes.
+
+        Parameters
+        ----------
+        func : SparseFunc
+            Of stage I.
+        *names : str
+            Of the buffers.
+        tag : str
+            As for the class.
+
+        Returns
+        -------
+        Operand
+        """
         found = [func.buffer(n) for n in names]
         axes = [tuple(a.name for a in b.axes or ()) for b in found]
         if not found or any(a != axes[0] for a in axes) or not axes[0]:
@@ -88,24 +120,78 @@ class AxisSpec:
 
 
 def dense(name: str, length: int | None = None) -> AxisSpec:
-    """A dense_fixed axis; without a length that is a parameter `n_<axis>`."""
+    """A dense_fixed axis.
+
+    Parameters
+    ----------
+    name : str
+        Of the axis.
+    length : int, optional
+        By default a parameter `n_<axis>`.
+
+    Returns
+    -------
+    AxisSpec
+    """
     return AxisSpec(name, "dense_fixed", length)
 
 
 def sparse(name: str, under: str, length: int | None = None, unique: bool = True) -> AxisSpec:
-    """A sparse_variable axis: parameters `indptr_<axis>`, `indices_<axis>`, `nnz_<axis>`."""
+    """A sparse_variable axis: parameters `indptr_<axis>`, `indices_<axis>`, `nnz_<axis>`.
+
+    Parameters
+    ----------
+    name, under : str
+        Of the axis, and of its parent.
+    length : int, optional
+        By default a parameter `n_<axis>`.
+    unique : bool
+        Whether coordinates under one parent differ.
+
+    Returns
+    -------
+    AxisSpec
+    """
     return AxisSpec(name, "sparse_variable", length, under, unique=unique)
 
 
 def fixed(
     name: str, under: str, length: int | None = None, slots: int | None = None, unique: bool = True
 ) -> AxisSpec:
-    """A sparse_fixed axis: parameters `indices_<axis>` and, without slots, `cols_<axis>`."""
+    """A sparse_fixed axis, with a parameter `indices_<axis>`.
+
+    Parameters
+    ----------
+    name, under : str
+        Of the axis, and of its parent.
+    length : int, optional
+        By default a parameter `n_<axis>`.
+    slots : int, optional
+        Under each parent; by default a parameter `cols_<axis>`.
+    unique : bool
+        Whether coordinates under one parent differ.
+
+    Returns
+    -------
+    AxisSpec
+    """
     return AxisSpec(name, "sparse_fixed", length, under, slots, unique)
 
 
 def ragged(name: str, under: str, length: int | None = None) -> AxisSpec:
-    """A dense_variable axis: parameters `indptr_<axis>`, `nnz_<axis>`."""
+    """A dense_variable axis: parameters `indptr_<axis>`, `nnz_<axis>`.
+
+    Parameters
+    ----------
+    name, under : str
+        Of the axis, and of its parent.
+    length : int, optional
+        By default a parameter `n_<axis>`.
+
+    Returns
+    -------
+    AxisSpec
+    """
     return AxisSpec(name, "dense_variable", length, under)
 
 
@@ -133,8 +219,22 @@ def make_rule(
 ) -> FormatRewriteRule:
     """The rule `name` (and the operand's tag) for an operand; its buffers are over all the axes.
 
-    A buffer's handle has its name in lower case, if that tells them apart. Parameters come in the
-    order handles of buffers, index arrays, sizes. The rule is `whole`.
+    Parameters
+    ----------
+    name : str
+        Of the rule.
+    operand : Operand
+        The buffers.
+    axes : sequence of AxisSpec
+        Of the format, as :func:`dense`, :func:`fixed` and :func:`sparse` make them.
+    axis_map, idx_map, inv_idx_map
+        As for :class:`sparsetir.FormatRewriteRule`.
+
+    Returns
+    -------
+    FormatRewriteRule
+        It is `whole`. A buffer's handle has its name in lower case, if that tells them apart.
+        Parameters come in the order handles of buffers, index arrays, sizes.
     """
     idtype, nodes = operand.idtype, {}
     names = [b for b, _ in operand.buffers]

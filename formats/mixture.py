@@ -26,17 +26,24 @@ Chooser = Callable[[Pattern], np.ndarray]
 class Mixture(Format):
     """Several formats, each of which stores some of the elements.
 
-    label : the name of the format, an identifier
-    formats : at least one, all for the same number of axes
-    choose : of a pattern to the number of the format that stores each element, (nnz,) integers;
-        `by_band`, `by_block_fill` and `by_row_length` make such functions
-
-    Rules are those of the formats in order, with `_<number of the format>` behind their names.
-    (Composable formats: SparseTIR, sections 2 and 3.2.1.) Conversion raises StructureError with the
-    first coordinate for which `choose` gives no format, and what the formats raise.
-
     When to use: parts of a matrix have different structure, such as a dense band and scattered
     elements around it. Each part is one more pass over the result.
+
+    Parameters
+    ----------
+    label : str
+        The name of the format, an identifier.
+    formats : tuple of Format
+        At least one, all for the same number of axes.
+    choose : callable
+        Of a pattern to the number of the format that stores each element, (nnz,) integers;
+        `by_band`, `by_block_fill` and `by_row_length` make such functions.
+
+    Notes
+    -----
+    Rules are those of the formats in order, with `_<number of the format>` behind their names.
+    Conversion raises StructureError with the first coordinate for which `choose` gives no format,
+    and what the formats raise. (Composable formats: SparseTIR, sections 2 and 3.2.1.)
     """
 
     label: str
@@ -115,10 +122,21 @@ class Mixture(Format):
 
 
 def by_block_fill(rows: int, cols: int, least: float) -> Chooser:
-    """Format 0 for the elements of blocks of `rows` by `cols` with a share of `least` stored.
+    """Format 0 for the elements of blocks that are filled, format 1 for the others.
 
-    The others go to format 1. Blocks at the edge count the places outside of the matrix, which a
-    format of blocks would pad.
+    Blocks at the edge count the places outside of the matrix, which a format of blocks would pad.
+
+    Parameters
+    ----------
+    rows, cols : int
+        Of a block.
+    least : float
+        Share of a block's places that are stored.
+
+    Returns
+    -------
+    callable
+        For :class:`Mixture`.
     """
     rows = positive("by_block_fill", "rows", rows)
     cols = positive("by_block_fill", "cols", cols)
@@ -133,7 +151,18 @@ def by_block_fill(rows: int, cols: int, least: float) -> Chooser:
 
 
 def by_row_length(longest: int) -> Chooser:
-    """Format 0 for rows of at most `longest` elements, format 1 for longer ones."""
+    """Format 0 for short rows, format 1 for longer ones.
+
+    Parameters
+    ----------
+    longest : int
+        Elements of a short row at most.
+
+    Returns
+    -------
+    callable
+        For :class:`Mixture`.
+    """
 
     def choose(pattern: Pattern) -> np.ndarray:
         return (np.diff(pattern.indptr) > longest).astype(np.int8)[pattern.coords[0]]
@@ -142,7 +171,18 @@ def by_row_length(longest: int) -> Chooser:
 
 
 def by_band(first: int, last: int) -> Chooser:
-    """Format 0 for the diagonals first <= column - row <= last, format 1 for the others."""
+    """Format 0 for the diagonals first <= column - row <= last, format 1 for the others.
+
+    Parameters
+    ----------
+    first, last : int
+        Diagonals.
+
+    Returns
+    -------
+    callable
+        For :class:`Mixture`.
+    """
 
     def choose(pattern: Pattern) -> np.ndarray:
         row, col = pattern.coords

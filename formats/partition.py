@@ -14,11 +14,19 @@ __all__ = ["check_partition"]
 def check_partition(coords: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> None:
     """Refuse parts that do not take each stored coordinate exactly once.
 
-    coords : one (nnz,) integer array per axis
-    parts : for each rule the elements it takes: a (nnz,) boolean mask, or an array of positions
+    Parameters
+    ----------
+    coords : sequence of (nnz,) integer ndarray
+        One per axis.
+    parts : sequence of ndarray
+        For each rule the elements it takes: a (nnz,) boolean mask, or an array of positions.
 
-    Raises StructureError with the first coordinate that no part takes, or that several do (or one
-    does twice), and ValueError for a part that is neither a mask nor positions.
+    Raises
+    ------
+    StructureError
+        With the first coordinate that no part takes, or that several do (or one does twice).
+    ValueError
+        For a part that is neither a mask nor positions.
     """
     arrays = [np.asarray(c) for c in coords]
     if not arrays or any(a.ndim != 1 or len(a) != len(arrays[0]) for a in arrays):

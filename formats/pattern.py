@@ -18,17 +18,31 @@ LARGEST_BLOCK = 64
 class Pattern:
     """Stored coordinates, each once and in lexicographic order, as in CSR or CSF.
 
-    shape : lengths of the axes
-    coords : one (nnz,) int32 or int64 array per axis
-    indptr : (shape[0] + 1,) where each coordinate of the first axis begins
+    :class:`sparsetir.SparseTensor` takes any order.
 
-    Raises ValueError for arrays that do not fit, and StructureError with the first coordinate that
-    is out of range, out of order or stored twice. :class:`sparsetir.SparseTensor` takes any order.
+    Parameters
+    ----------
+    coords : sequence of (nnz,) ndarray, int32 or int64
+        One per axis.
+    shape : sequence of int
+        Lengths of the axes.
+
+    Attributes
+    ----------
+    indptr : (shape[0] + 1,) ndarray
+        Where each coordinate of the first axis begins.
+
+    Raises
+    ------
+    ValueError
+        For arrays that do not fit.
+    StructureError
+        With the first coordinate that is out of range, out of order or stored twice.
     """
 
     def __init__(self, coords: Sequence[np.ndarray], shape: Sequence[int]) -> None:
         given = [np.asarray(c) for c in coords]
-        self.shape = tuple(int(s) for s in shape)
+        self.shape: tuple[int, ...] = tuple(int(s) for s in shape)
         if len(given) != len(self.shape) or not given:
             raise ValueError(
                 f"Pattern: argument 'coords': expected an array for each of the {len(self.shape)} "
@@ -54,7 +68,23 @@ class Pattern:
     def from_csr(
         cls, indptr: np.ndarray, indices: np.ndarray, shape: Sequence[int], check: bool = True
     ) -> Pattern:
-        """Of a matrix in CSR; `check=False` for what is known to be in order."""
+        """Of a matrix in CSR.
+
+        Parameters
+        ----------
+        indptr : (m + 1,) ndarray
+            Where rows begin.
+        indices : (nnz,) ndarray
+            Columns.
+        shape : sequence of int
+            (m, n).
+        check : bool
+            False for what is known to be in order.
+
+        Returns
+        -------
+        Pattern
+        """
         if check:
             check_indptr("Pattern", indptr, len(indices), int(shape[0]))
         rows = np.arange(int(shape[0]), dtype=indices.dtype).repeat(np.diff(indptr))
@@ -119,7 +149,17 @@ class Pattern:
         return bool((first == first[begins + within]).all())
 
     def take(self, positions: np.ndarray) -> Pattern:
-        """The pattern of some of its elements, by increasing positions."""
+        """The pattern of some of its elements.
+
+        Parameters
+        ----------
+        positions : ndarray
+            Of these elements, increasing.
+
+        Returns
+        -------
+        Pattern
+        """
         out = Pattern.__new__(Pattern)
         out.shape = self.shape
         out.coords = [c[positions] for c in self.coords]

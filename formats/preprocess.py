@@ -15,6 +15,7 @@ from sparsetir.sparse_ir.nodes import (
     variables_of,
     walk,
 )
+from sparsetir.sparse_ir.statements import as_one
 
 __all__ = ["COPY", "extract_preprocess", "is_copy", "statements"]
 
@@ -25,8 +26,17 @@ COPY = "sparsetir.copy"
 def extract_preprocess(func: SparseFunc) -> tuple[SparseFunc, SparseFunc]:
     """Take the copies of constant values out of a decomposed function.
 
-    Returns (preprocess, rest): the first fills the new formats and runs once, the second computes
-    and has no copy. Both keep all parameters that they use, in the order of `func`.
+    Parameters
+    ----------
+    func : SparseFunc
+        As :func:`decompose_format` makes it.
+
+    Returns
+    -------
+    preprocess : SparseFunc
+        Fills the new formats, and runs once.
+    rest : SparseFunc
+        Computes, and has no copy. Both keep all parameters that they use, in the order of `func`.
     """
     parts = statements(func)
     copies = [p for p in parts if is_copy(p)]
@@ -61,7 +71,7 @@ def is_copy(stmt: Any) -> bool:
 
 
 def _only_what_is_used(func: SparseFunc, body: list[Any], name: str) -> SparseFunc:
-    stmt = tirx.SeqStmt(body) if len(body) > 1 else body[0] if body else tirx.Evaluate(0)
+    stmt = as_one(body) if body else tirx.Evaluate(0)
     found: dict[int, Any] = {}
     axes: dict[str, Axis] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,21 +28,27 @@ __all__ = ["RelationalHyb"]
 class RelationalHyb(Format):
     """A tensor of relations by rows by columns, the matrix of each relation as `Hyb(1, k)`.
 
-    Bucket b of all relations is one rule, `relational_hyb_<k>_b<b>`, with the relation as its outer
-    axis. (SparseTIR, section 4.4.1, with k = 5.)
-
-    rows : with a number, the pieces of rows of a bucket come in tiles of as many, each of one
-        relation, whose last tile is padded with rows of number -1, which nothing visits. The outer
-        axis is over tiles then, and holds the relation of each. None: no tiles
-
-    The rule of tiles does not say where a tile ends: arrays come from `convert`.
-
     When to use: products by relation (RGCN, sparse convolution), where a relation's rows share a
     weight matrix and have very different lengths. Tiles are for those who multiply a tile of rows
     with that matrix.
+
+    Parameters
+    ----------
+    k : int
+        The last bucket, of 2^k slots.
+    rows : int, optional
+        The pieces of rows of a bucket come in tiles of as many, each of one relation, whose last
+        tile is padded with rows of number -1, which nothing visits. The outer axis is over tiles
+        then, and holds the relation of each. None: no tiles.
+
+    Notes
+    -----
+    Bucket b of all relations is one rule, `relational_hyb_<k>_b<b>`, with the relation as its outer
+    axis. The rule of tiles does not say where a tile ends: arrays come from `convert`. (SparseTIR,
+    section 4.4.1, with k = 5.)
     """
 
-    order = 3
+    order: ClassVar[int | None] = 3
 
     k: int
     rows: int | None = None

@@ -19,14 +19,23 @@ __all__ = ["RowELL"]
 
 @dataclass(frozen=True)
 class RowELL(Format):
-    """Rows that store something, in pieces of `cols` slots, and the row of each piece.
+    """Rows that store something, in pieces of some slots, and the row of each piece.
 
     A row of more elements has several pieces, the last of them padded; each bucket of a `Hyb` is
-    one of these. (SparseTIR, section 4.2.1)
+    one of these.
 
     When to use: most non-empty rows have about `cols` elements, or are much longer. Pieces are
     equal work; those of a long row add to the same result, so that what runs them in parallel has
     to add atomically.
+
+    Parameters
+    ----------
+    cols : int
+        Slots of a piece.
+
+    Notes
+    -----
+    SparseTIR, section 4.2.1.
     """
 
     cols: int

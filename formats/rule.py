@@ -21,22 +21,40 @@ __all__ = ["FormatRewriteRule"]
 class FormatRewriteRule:
     """How to store some buffers in another format.
 
-    name : what the new axes, buffers and parameters get behind their names
-    new_format_desc : a stage-I function of axes and buffers alone
-    buffers_to_rewrite : buffers of the program; the description has one of the same name for each
-    axes_before_rewrite : their axes in the program, in order
-    axes_after_rewrite : their axes in the description, in the order they are visited
-    axis_map : for each axis before, the axes after that it becomes
-    idx_map : coordinates before to a tuple of coordinates after
-    inv_idx_map : coordinates after to a tuple of coordinates before
-    whole : lengths that are parameters are always those of the whole shape, as for the formats of
-        the library; see :attr:`tied`
+    Parameters
+    ----------
+    name : str
+        What the new axes, buffers and parameters get behind their names.
+    new_format_desc : SparseFunc
+        A stage-I function of axes and buffers alone.
+    buffers_to_rewrite : sequence of str
+        Buffers of the program; the description has one of the same name for each.
+    axes_before_rewrite : sequence of str
+        Their axes in the program, in order.
+    axes_after_rewrite : sequence of str
+        Their axes in the description, in the order they are visited.
+    axis_map : mapping of str to sequence of str
+        For each axis before, the axes after that it becomes.
+    idx_map : callable
+        Coordinates before to a tuple of coordinates after.
+    inv_idx_map : callable
+        Coordinates after to a tuple of coordinates before.
+    whole : bool
+        Lengths that are parameters are always those of the whole shape, as for the formats of the
+        library; see :attr:`tied`.
 
+    Raises
+    ------
+    ValueError
+        Naming the rule and the argument.
+
+    Notes
+    -----
     Both maps are affine, with floor division and remainder by positive constants. A parameter
     `mask` and a buffer `MASK` are what decomposition adds; a description has none of these names.
     An axis with `unique=False` above one with a constant number of slots repeats a coordinate when
-    the slots under it are full: so rows longer than a bucket are split (section 4.2.1).
-    Raises ValueError naming the rule and the argument.
+    the slots under it are full: so rows longer than a bucket are split. (SparseTIR, sections 3.2.1
+    and 4.2.1, and appendix A.)
     """
 
     name: str
@@ -86,19 +104,59 @@ class FormatRewriteRule:
         self._check_map("inv_idx_map", self.inv_idx_map, len(after), len(self.axes_before_rewrite))
 
     def axis(self, name: str) -> Axis:
-        """An axis of the description."""
+        """An axis of the description.
+
+        Parameters
+        ----------
+        name : str
+            Of the axis.
+
+        Returns
+        -------
+        Axis
+        """
         return self.new_format_desc.axis(name)
 
     def renamed(self, name: str) -> str:
-        """The name that a name of the description has in a decomposed program."""
+        """The name that a name of the description has in a decomposed program.
+
+        Parameters
+        ----------
+        name : str
+            Of an axis, a buffer or a parameter.
+
+        Returns
+        -------
+        str
+        """
         return f"{name}_{self.name}"
 
     def to_new(self, coords: Sequence[Any]) -> tuple[Any, ...]:
-        """`idx_map`, as a tuple; coordinates may be numbers, NumPy arrays or TIR expressions."""
+        """`idx_map`, as a tuple.
+
+        Parameters
+        ----------
+        coords : sequence
+            Numbers, NumPy arrays or TIR expressions.
+
+        Returns
+        -------
+        tuple
+        """
         return _tuple(self.idx_map(*coords))
 
     def to_old(self, coords: Sequence[Any]) -> tuple[Any, ...]:
-        """`inv_idx_map`, as a tuple."""
+        """`inv_idx_map`, as a tuple.
+
+        Parameters
+        ----------
+        coords : sequence
+            Numbers, NumPy arrays or TIR expressions.
+
+        Returns
+        -------
+        tuple
+        """
         return _tuple(self.inv_idx_map(*coords))
 
     @cached_property

@@ -20,6 +20,11 @@ class RuleFormat(Format):
 
     When to use: there is a rule, and no need for the format elsewhere. A subclass of `Format` makes
     such rules for the buffers and axes of any program.
+
+    Parameters
+    ----------
+    rule : FormatRewriteRule
+        The rule.
     """
 
     order: ClassVar[int | None] = None

@@ -37,7 +37,7 @@ class RuleInstance:
         self.buffers: dict[str, SparseBuffer] = {}
         for buf in desc.buffers:
             self.buffers[buf.name] = self._buffer(
-                rule.renamed(buf.name), [self.axes[a.name] for a in buf.axes], buf.dtype,
+                rule.renamed(buf.name), [self.axes[a.name] for a in buf.axes or ()], buf.dtype,
                 fresh.get(buf.handle),
             )  # fmt: skip
         self.mask: SparseBuffer | None = None

@@ -19,16 +19,21 @@ __all__ = ["SELL", "sliced_rows"]
 
 @dataclass(frozen=True)
 class SELL(Format):
-    """Slices of `c` rows of about the same length, one element of each of them side by side.
+    """Slices of rows of about the same length, one element of each of them side by side.
 
-    c : rows of a slice, as many as a vector has lanes
-    sigma : rows that are sorted by length together, longest first; a multiple of `c`, or 1 for rows
-        in the order of the matrix
+    When to use: rows of a few elements, times a vector, on processors with wide vectors. Rows of
+    very different lengths want a `sigma` of many slices, which scatters what neighbours write.
 
-    (SELL-C-sigma: Kreutzer, Hager, Wellein, Fehske and Bishop, "A unified sparse matrix data format
-    for efficient general sparse matrix-vector multiplication on modern processors with wide SIMD
-    units", SIAM Journal on Scientific Computing 36(5), 2014)
+    Parameters
+    ----------
+    c : int
+        Rows of a slice, as many as a vector has lanes.
+    sigma : int
+        Rows that are sorted by length together, longest first; a multiple of `c`, or 1 for rows in
+        the order of the matrix.
 
+    Notes
+    -----
     A slice has as many steps as its longest row has elements. Step t of slice s holds the t-th
     element of each of its rows; steps of all slices are counted through, from `indptr_<j>w[s]`:
 
@@ -46,8 +51,9 @@ class SELL(Format):
     The rule does not say which rows go together: arrays come from `convert`, and inference from the
     rule alone has room for a single step.
 
-    When to use: rows of a few elements, times a vector, on processors with wide vectors. Rows of
-    very different lengths want a `sigma` of many slices, which scatters what neighbours write.
+    SELL-C-sigma: Kreutzer, Hager, Wellein, Fehske and Bishop, "A unified sparse matrix data format
+    for efficient general sparse matrix-vector multiplication on modern processors with wide SIMD
+    units", SIAM Journal on Scientific Computing 36(5), 2014.
     """
 
     c: int

@@ -22,14 +22,23 @@ __all__ = ["SRBCRS"]
 class SRBCRS(Format):
     """Tiles of `t` rows by one column, those that hold an element, in groups of `g`.
 
+    When to use: elements are scattered, as in unstructured pruned weights, and Tensor Cores are to
+    multiply them. At least 1 in `t` places of a stored tile holds an element, where BSR of t by t
+    may have 1 in t * t.
+
+    Parameters
+    ----------
+    t : int
+        Rows of a tile.
+    g : int
+        Tiles of a group.
+
+    Notes
+    -----
     The tiles of a row of tiles go by columns; the last group is padded with tiles of column -1,
     which nothing visits. Values are (groups * g, t): as (groups, g, t) the transposed left operands
     of matrix instructions, whose right operand is g rows of the dense matrix. (SparseTIR, section
     4.3.2 and figure 18; Magicube.)
-
-    When to use: elements are scattered, as in unstructured pruned weights, and Tensor Cores are to
-    multiply them. At least 1 in `t` places of a stored tile holds an element, where BSR of t by t
-    may have 1 in t * t.
     """
 
     t: int

@@ -22,9 +22,10 @@ from sparsetir.schedules.passes.parallel_loops import (
     run_in_parallel,
     thread_axis,
 )
-from sparsetir.schedules.passes.vectorize import VECTORS, vectorize_innermost
+from sparsetir.schedules.passes.vectorize_innermost import VECTORS, vectorize_innermost
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
-from sparsetir.sparse_ir.statements import block_with, loop_over
+from sparsetir.sparse_ir.position_space import is_one
+from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
 __all__ = ["default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
@@ -37,22 +38,26 @@ X86_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
 L2_BYTES = 1 << 20
 
 
-def default_schedule(
-    func: tirx.PrimFunc, target: Any, vectors: int = VECTORS, parallel: bool = True
-) -> tirx.PrimFunc:
+def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int = VECTORS) -> tirx.PrimFunc:
     """Schedule a stage-II function for a target; the function given is left as it is.
 
-    func : PrimFunc from :func:`lower_sparse_iter`
-    target : tvm.target.Target; "cuda", "opencl" and the like are GPUs, the rest CPUs
-    vectors : of the widest tile that a CPU sums up in registers
-    parallel : whether a CPU uses all threads; to wake them takes as long as a small product
+    Parameters
+    ----------
+    func : PrimFunc
+        From :func:`lower_sparse_iter`.
+    target : tvm.target.Target
+        "cuda", "opencl" and the like are GPUs, the rest CPUs.
+    vectors : int
+        Of the widest tile that a CPU sums up in registers.
+
+    Returns
+    -------
+    PrimFunc
     """
     func = s_tir.renew_defs(func)
     if is_gpu(target):
         return _wrap_host_code(_gpu(func))
-    return vectorize_innermost(
-        _cpu(func) if parallel else func, vector_bits(target), l2_bytes(), vectors
-    )
+    return vectorize_innermost(_cpu(func), vector_bits(target), l2_bytes(), vectors)
 
 
 def is_gpu(target: Any) -> bool:
@@ -95,7 +100,7 @@ def _cpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
         loops = sch.get_loops(block)
         if loops and _is_divided(sch.get(loops[0])):
             continue  # stage I has said what threads do
-        outermost = next((n for n, lp in enumerate(loops) if not _is_unit(sch.get(lp))), 0)
+        outermost = next((n for n, lp in enumerate(loops) if not is_one(sch.get(lp).extent)), 0)
         if loops and _is_open(sch, loops[outermost], threads=False):
             run_in_parallel(sch, loops[outermost], "parallel")
     return apply_kinds(_only(sch.mod))
@@ -117,10 +122,6 @@ def _is_bound(nest: Any) -> bool:
 def _is_open(sch: Any, loop: Any, threads: bool = True) -> bool:
     """Whether a loop is free of races, and stage I has not said what it becomes."""
     return KIND not in sch.get(loop).annotations and is_free(sch, loop, threads)
-
-
-def _is_unit(loop: Any) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
 
 
 def _only(mod: tvm.IRModule) -> Any:
@@ -226,7 +227,7 @@ def _wrap_host_code(func: tirx.PrimFunc) -> tirx.PrimFunc:
     # An address keeps the allocation of a buffer on the host, also if one kernel alone uses it.
     body: list[tirx.Stmt] = [tirx.Evaluate(buffer_data(v)) for v in root.alloc_buffers]
     body += [p if binds_threads(p) else _single_thread(p) for p in parts]
-    block = block_with(root, body=tirx.SeqStmt(body) if len(body) > 1 else body[0])
+    block = block_with(root, body=as_one(body))
     return func.with_body(s_tir.SBlockRealize([], True, block))
 
 

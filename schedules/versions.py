@@ -95,7 +95,7 @@ def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
     scheduled = default_schedule(lowered, target)
     if not begun:
         with contextlib.suppress(ShapeError):
-            scheduled = _by_rows(func, lowered, scheduled, target)
+            scheduled = _by_rows(func, scheduled, target)
     return {"I": func, "II": lowered, "II scheduled": scheduled}
 
 
@@ -213,13 +213,10 @@ def _stage_two(sch: Schedule) -> tirx.PrimFunc:
     return func
 
 
-def _by_rows(
-    func: SparseFunc, lowered: tirx.PrimFunc, rows: tirx.PrimFunc, target: Any
-) -> tirx.PrimFunc:
+def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
     """Reductions over what rows store: versions by features, and by how often rows are gathered.
 
-    lowered : the same of stage II, which is left as it is
-    rows : that with the default schedule
+    rows : the same of stage II, with the default schedule
 
     Raises ScheduleError for a program of another shape.
     """

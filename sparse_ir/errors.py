@@ -9,6 +9,7 @@ __all__ = [
     "StructureError",
     "StructureIndexError",
     "StructureTypeError",
+    "describe",
 ]
 
 
@@ -34,3 +35,8 @@ class StructureIndexError(StructureError, IndexError):
 
 class StructureTypeError(StructureError, TypeError):
     """An argument that describes a structure is missing, or of the wrong type."""
+
+
+def describe(value: object) -> str:
+    """What came, for a message: a string or number as it is, of others the type."""
+    return f"{value!r}" if isinstance(value, str | int | float) else type(value).__name__

@@ -56,8 +56,9 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     without_iteration,
 )
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
+from sparsetir.sparse_ir.statements import barrier
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import THREAD_UNITS, WARP, entries_of
 
@@ -170,9 +171,9 @@ class _Group:
             value = total
             if not self.instead:
                 old = tirx.BufferLoad(self.store.buffer, self.store.indices)
-                value = reduction.combine(_as(old, self.dtype), total)
+                value = reduction.combine(cast(old, self.dtype), total)
             store = tirx.BufferStore(
-                self.store.buffer, _as(value, dtype_of(self.store.value)), self.store.indices
+                self.store.buffer, cast(value, dtype_of(self.store.value)), self.store.indices
             )
         return tirx.SeqStmt([*steps, under([writes, *conditions], store)])
 
@@ -203,9 +204,9 @@ class _Group:
         back = tirx.BufferLoad(warps, [tirx.floormod(self.lane, tirx.const(count, "int32"))])
         return [
             tirx.AllocBuffer(warps),
-            _barrier(),  # what an earlier visit left has been read
+            barrier(),  # what an earlier visit left has been read
             under([first], keep),
-            _barrier(),
+            barrier(),
             tirx.BufferStore(held, back, zero),
             *self._added(held, count, mask),
         ]
@@ -307,10 +308,6 @@ class _Group:
         return out[::-1]
 
 
-def _barrier() -> Any:
-    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
-
-
 def _around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
     """The iterations that one is nested in, outer ones first."""
     return [
@@ -318,7 +315,3 @@ def _around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
         for other in sparse_iterations(func)
         if any(n.name == it.name for n in nodes_of(SparseIteration, other.body))
     ]
-
-
-def _as(expr: Any, dtype: str) -> Any:
-    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)

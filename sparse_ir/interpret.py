@@ -36,19 +36,32 @@ __all__ = ["interpret"]
 def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
     """Execute `func` on NumPy arrays, writing its outputs in place.
 
-    arguments : a value for every parameter, by name or in their order. Arrays of `indptr` and
-        `indices` are (parents + 1,) and (nnz,) of the axis's idtype; arrays of values are
-        C-contiguous, of the buffer's dtype, and hold as many elements as its axes store: one
-        dimension for the stored elements, then one for each trailing dense axis, or any other
-        shape of that size. Scalars are numbers. Computed parameters may be left out.
+    Parameters
+    ----------
+    func : SparseFunc
+        Of stage I.
+    arguments : mapping or sequence
+        A value for every parameter, by name or in their order. Arrays of `indptr` and `indices` are
+        (parents + 1,) and (nnz,) of the axis's idtype; arrays of values are C-contiguous, of the
+        buffer's dtype, and hold as many elements as its axes store: one dimension for the stored
+        elements, then one for each trailing dense axis, or any other shape of that size. Scalars
+        are numbers. Computed parameters may be left out.
 
+    Raises
+    ------
+    TypeError
+        For a missing, unknown or wrongly typed argument.
+    ValueError
+        For a wrong size or a broken promise.
+    NotImplementedError
+        For a node that stage I does not have.
+
+    Notes
+    -----
     An iteration visits the coordinates that its axes store, in the order of the axes. Reading an
-    absent coordinate gives zero, writing one is discarded. The init statement runs beforehand,
-    for every coordinate of the spatial axes that it uses. Buffers allocated in the function start
-    as NaN, or as the largest integer. Which operand max and min return for NaN is not specified.
-
-    Raises TypeError for a missing, unknown or wrongly typed argument, ValueError for a wrong size
-    or a broken promise, and NotImplementedError for a node that stage I does not have.
+    absent coordinate gives zero, writing one is discarded. The init statement runs beforehand, for
+    every coordinate of the spatial axes that it uses. Buffers allocated in the function start as
+    NaN, or as the largest integer. Which operand max and min return for NaN is not specified.
     """
     with np.errstate(all="ignore"):
         _Interpreter(func, _by_name(func, arguments)).run()

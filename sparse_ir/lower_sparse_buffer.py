@@ -31,13 +31,14 @@ from sparsetir.sparse_ir.position_space import (
     Layout,
     as_dtype,
     dtype_of,
+    is_one,
     positional_size,
 )
 from sparsetir.sparse_ir.promises import promised_steps
 from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.statements import block_with
-from sparsetir.sparse_ir.storage import Storage, is_one
+from sparsetir.sparse_ir.storage import Storage
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["LowerSparseBuffer", "lower_sparse_buffer"]
@@ -46,9 +47,16 @@ __all__ = ["LowerSparseBuffer", "lower_sparse_buffer"]
 def lower_sparse_buffer(func_or_mod: Any) -> Any:
     """Lower a stage-II function, scheduled or not, to plain TIR over flat buffers.
 
-    func_or_mod : PrimFunc from :func:`lower_sparse_iter`, a `tvm.s_tir.Schedule` of one, or an
-        IRModule whose stage-II functions are lowered and the rest kept
-    Returns a PrimFunc (or the module) that `tvm.compile` takes; nothing of ours is left in it.
+    Parameters
+    ----------
+    func_or_mod : PrimFunc, tvm.s_tir.Schedule or IRModule
+        From :func:`lower_sparse_iter`, or a schedule of that, or a module whose stage-II functions
+        are lowered and the rest kept.
+
+    Returns
+    -------
+    PrimFunc or IRModule
+        That `tvm.compile` takes; nothing of ours is left in it.
     """
     if isinstance(func_or_mod, s_tir.Schedule):
         functions = list(func_or_mod.mod.functions.values())

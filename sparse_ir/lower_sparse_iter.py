@@ -80,11 +80,22 @@ STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES)
 def lower_sparse_iter(func_or_mod: Any) -> Any:
     """Lower a stage-I function to an ordinary PrimFunc in position space.
 
-    func_or_mod : SparseFunc, or an IRModule whose SparseFuncs are lowered and the rest kept
-    Returns a PrimFunc that `tvm.s_tir.Schedule` takes (or the module). Its attributes say which
-    axes each buffer lies over ("sparsetir.layouts", which :func:`lower_sparse_buffer` needs), and
-    annotations of its blocks which loops may run in parallel (:mod:`sparsetir.sparse_ir.races`).
-    Raises LoweringError for what has no position-space form.
+    Parameters
+    ----------
+    func_or_mod : SparseFunc or IRModule
+        Of a module the SparseFuncs are lowered and the rest kept.
+
+    Returns
+    -------
+    PrimFunc or IRModule
+        That `tvm.s_tir.Schedule` takes. Its attributes say which axes each buffer lies over
+        ("sparsetir.layouts", which :func:`lower_sparse_buffer` needs), and annotations of its
+        blocks which loops may run in parallel (:mod:`sparsetir.sparse_ir.races`).
+
+    Raises
+    ------
+    LoweringError
+        For what has no position-space form.
     """
     if isinstance(func_or_mod, tvm.IRModule):
         return LowerSparseIter()(func_or_mod)

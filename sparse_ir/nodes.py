@@ -11,7 +11,7 @@ Axes are identified by name within a function: names are unique there, and survi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tvm
 import tvm_ffi
@@ -47,6 +47,25 @@ __all__ = [
     "without_iteration",
 ]
 
+if TYPE_CHECKING:  # TVM carries no types; what inherits from its classes has some
+
+    @py_class("tirx.Stmt", frozen=True)
+    class Stmt(Object):
+        span: Any
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    @py_class("ir.BaseFunc", frozen=True)
+    class BaseFunc(Object):
+        span: Any
+        ty: Any
+        attrs: Any
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    Stmt, BaseFunc = tirx.Stmt, ir.BaseFunc
+
 AXIS_KINDS = ("dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable")
 
 
@@ -54,17 +73,33 @@ AXIS_KINDS = ("dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable"
 class Axis(Object):
     """One level of a sparse iteration space.
 
-    name : unique within its function
-    kind : "dense_fixed", "dense_variable", "sparse_fixed" or "sparse_variable"
-    length : number of coordinates, expression of type `idtype`
-    parent : the axis that this one depends on; None for "dense_fixed"
-    nnz : stored elements summed over all parents; None for the fixed kinds
-    nnz_cols : stored elements per parent of a "sparse_fixed" axis, else None. A negative index
-        there marks a padded slot, which no iteration visits.
-    indptr : handle of the (parents + 1,) offsets; None for the fixed kinds
-    indices : handle of the (nnz,) coordinates; None for the dense kinds
-    idtype : "int32" or "int64", the type of coordinates, `indptr` and `indices`
-    unique : whether the coordinates under one parent differ (False only for COO-like rows)
+    Attributes
+    ----------
+    name : str
+        Unique within its function.
+    kind : {"dense_fixed", "dense_variable", "sparse_fixed", "sparse_variable"}
+        What it stores, and how.
+    length : expression of type `idtype`
+        Number of coordinates.
+    parent : Axis or None
+        The axis that this one depends on; None for "dense_fixed".
+    nnz : expression or None
+        Stored elements summed over all parents; None for the fixed kinds.
+    nnz_cols : expression or None
+        Stored elements per parent of a "sparse_fixed" axis, else None. A negative index there marks
+        a padded slot, which no iteration visits.
+    indptr : tirx.Var or None
+        Handle of the (parents + 1,) offsets; None for the fixed kinds.
+    indices : tirx.Var or None
+        Handle of the (nnz,) coordinates; None for the dense kinds.
+    idtype : {"int32", "int64"}
+        The type of coordinates, `indptr` and `indices`.
+    unique : bool
+        Whether the coordinates under one parent differ (False only for COO-like rows).
+
+    Notes
+    -----
+    SparseTIR, section 3.1.
     """
 
     name: str = field(structural_eq="ignore")
@@ -100,7 +135,13 @@ class Axis(Object):
 
 @py_class("sparsetir.FusedAxis", frozen=True, structural_eq="tree")
 class FusedAxis(Object):
-    """Several axes iterated as one loop over their joint positions (`T.fuse`)."""
+    """Several axes iterated as one loop over their joint positions (`T.fuse`).
+
+    Attributes
+    ----------
+    axes : list of Axis
+        In their order.
+    """
 
     axes: list[Axis]
 
@@ -112,7 +153,15 @@ class FusedAxis(Object):
 
 @py_class("sparsetir.AttachedAxis", frozen=True, structural_eq="tree")
 class AttachedAxis(Object):
-    """An axis whose parent position is the coordinate of another axis (`T.attach`)."""
+    """An axis whose parent position is the coordinate of another axis (`T.attach`).
+
+    Attributes
+    ----------
+    axis : Axis
+        The axis.
+    to : Axis
+        Whose coordinate it goes by.
+    """
 
     axis: Axis
     to: Axis
@@ -127,14 +176,19 @@ class AttachedAxis(Object):
 class PartAxis(Object):
     """An axis visited part by part: at the storage positions of another one (`T.part`).
 
-    axis : an axis, a fused one, or an attached one. The coordinates are its own, so buffers over it
-        and axes under it are reached as ever
-    by : a "dense_variable" axis whose positions are those of `axis`: each parent of `by` has the
-        part `indptr[p] .. indptr[p + 1] - 1` of them. `by` itself is not iterated
+    Attributes
+    ----------
+    axis : Axis, FusedAxis or AttachedAxis
+        The coordinates are its own, so buffers over it and axes under it are reached as ever.
+    by : Axis
+        A "dense_variable" axis whose positions are those of `axis`: each parent of `by` has the
+        part `indptr[p] .. indptr[p + 1] - 1` of them. `by` itself is not iterated.
 
-    The position of a root axis is its coordinate. Of another axis it is the place in its storage,
-    0 .. nnz - 1, so that the parts cut rows into pieces; of fused axes that of the last. Rows 0 to
-    m in blocks, and the stored elements of each row in `parts` parts::
+    Notes
+    -----
+    The position of a root axis is its coordinate. Of another axis it is the place in its storage, 0
+    .. nnz - 1, so that the parts cut rows into pieces; of fused axes that of the last. Rows 0 to m
+    in blocks, and the stored elements of each row in `parts` parts::
 
         O = T.dense_fixed(blocks)
         IB = T.dense_variable(O, (m, m), block_ptr)             # T.part(I, IB) under O
@@ -162,9 +216,14 @@ class PartAxis(Object):
 class SparseBuffer(Object):
     """Values over a list of axes.
 
-    var : the TIR buffer variable that bodies index by coordinates
-    axes : the axes, parents before children; None for an ordinary dense TIR buffer
-    handle : the parameter it is bound to; None for a buffer allocated in the function
+    Attributes
+    ----------
+    var : tirx.Buffer
+        The TIR buffer variable that bodies index by coordinates.
+    axes : list of Axis or None
+        Parents before children; None for an ordinary dense TIR buffer.
+    handle : tirx.Var or None
+        The parameter it is bound to; None for a buffer allocated in the function.
     """
 
     var: Any = field(structural_eq="def")
@@ -183,13 +242,25 @@ class SparseBuffer(Object):
 
 
 @py_class("sparsetir.SparseIteration", frozen=True, structural_eq="tree")
-class SparseIteration(tirx.Stmt):
+class SparseIteration(Stmt):
     """`with T.sp_iter(axes, kinds, name) as vars: ...`
 
-    axes : Axis, FusedAxis, AttachedAxis or PartAxis, in the order they are visited
-    kinds : one of "S" (spatial) and "R" (reduction) per coordinate
-    vars : one coordinate variable per axis, fused ones each their own
-    init : statement run for every coordinate of the spatial axes, or None
+    Attributes
+    ----------
+    axes : list of Axis, FusedAxis, AttachedAxis or PartAxis
+        In the order they are visited.
+    kinds : list of {"S", "R"}
+        Spatial or reduction, of each coordinate.
+    name : str
+        Unique within its function.
+    vars : list of tirx.Var
+        One coordinate variable per axis, fused ones each their own.
+    init : statement or None
+        Run for every coordinate of the spatial axes.
+    body : statement
+        Run for every coordinate.
+    annotations : mapping
+        As :meth:`Schedule.annotate` sets them.
     """
 
     axes: list[Any]
@@ -206,8 +277,22 @@ class SparseIteration(tirx.Stmt):
 
 
 @py_class("sparsetir.SparseFunc", frozen=True, structural_eq="tree")
-class SparseFunc(ir.BaseFunc):
-    """A stage-I function: parameters, axes, buffers and a body with sparse iterations."""
+class SparseFunc(BaseFunc):
+    """A stage-I function: parameters, axes, buffers and a body with sparse iterations.
+
+    Attributes
+    ----------
+    attrs : tvm.ir.DictAttrs
+        Attributes, the global symbol among them.
+    params : list of tirx.Var
+        Parameters: handles of arrays, and scalars.
+    axes : list of Axis
+        Parents before children.
+    buffers : list of SparseBuffer
+        Of parameters, and those that it allocates.
+    body : statement
+        Iterations, and what is around them.
+    """
 
     params: list[Any] = field(structural_eq="def")
     axes: list[Axis]
@@ -220,15 +305,55 @@ class SparseFunc(ir.BaseFunc):
         return str(self.attrs["global_symbol"]) if "global_symbol" in self.attrs else "main"
 
     def axis(self, name: str) -> Axis:
-        """The axis of that name. Raises KeyError with the names there are."""
+        """The axis of a name.
+
+        Parameters
+        ----------
+        name : str
+            Of the axis.
+
+        Returns
+        -------
+        Axis
+
+        Raises
+        ------
+        KeyError
+            With the names there are.
+        """
         return _by_name(self.axes, name, "axis")
 
     def buffer(self, name: str) -> SparseBuffer:
-        """The buffer of that name. Raises KeyError with the names there are."""
+        """The buffer of a name.
+
+        Parameters
+        ----------
+        name : str
+            Of the buffer.
+
+        Returns
+        -------
+        SparseBuffer
+
+        Raises
+        ------
+        KeyError
+            With the names there are.
+        """
         return _by_name(self.buffers, name, "buffer")
 
     def replace(self, **changes: Any) -> SparseFunc:
-        """A copy with some fields replaced."""
+        """A copy with some fields replaced.
+
+        Parameters
+        ----------
+        **changes
+            The new fields, by name.
+
+        Returns
+        -------
+        SparseFunc
+        """
         fields = {
             "span": self.span,
             "ty": self.ty,

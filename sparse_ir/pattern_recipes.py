@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsetir.sparse_ir.computed import recipe
+from sparsetir.sparse_ir.recipes import recipe
 
 __all__ = [
     "entry_columns",

@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsetir.sparse_ir.computed import recipe
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes import recipe
 
 __all__ = [
     "equal_parts_of_rows",

@@ -24,9 +24,12 @@ __all__ = [
     "Layout",
     "PositionSpace",
     "as_dtype",
+    "cast",
     "dtype_of",
     "in_one_row",
+    "is_one",
     "positional_size",
+    "uncast",
 ]
 
 # How each buffer over axes is stored, by its name.
@@ -64,6 +67,21 @@ def as_dtype(expr: Any, dtype: str) -> Any:
     if isinstance(expr, tirx.IntImm):
         return tirx.IntImm(dtype, expr.value)
     return tirx.Cast(dtype, expr)
+
+
+def cast(expr: Any, dtype: str) -> Any:
+    """A value as `dtype`, as it is where that is its type."""
+    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)
+
+
+def uncast(expr: Any) -> Any:
+    """What is cast, or the expression itself."""
+    return expr.value if isinstance(expr, tirx.Cast) else expr
+
+
+def is_one(expr: Any) -> bool:
+    """Whether an expression is the constant 1."""
+    return isinstance(expr, tirx.IntImm) and int(expr) == 1
 
 
 def in_one_row(axis: Axis) -> bool:

@@ -55,6 +55,15 @@ def module_script(mod: ir.IRModule) -> str:
     """A module of stage-I functions and PrimFuncs as text that `from_source` parses back.
 
     TVM prints the PrimFuncs: their decorator says `TIR.prim_func`, their bodies use `T`.
+
+    Parameters
+    ----------
+    mod : IRModule
+        The module.
+
+    Returns
+    -------
+    str
     """
     ours: list[str] = []
     others: dict[Any, Any] = {}

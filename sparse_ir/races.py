@@ -21,6 +21,7 @@ uses it and each visit writes what it reads of it before. It is then allocated i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -31,9 +32,9 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
-    accesses_of,
     flat_axes,
     loads_of,
+    nodes_of,
     sparse_iterations,
     stores_of,
     variables_of,
@@ -84,18 +85,24 @@ def private_buffers(func: SparseFunc) -> dict[str, set[Any]]:
 
     An iteration's are also those of the iterations nested in it.
     """
-    candidates = [b for b in func.buffers if b.handle is None]
-    uses = {b.var: len(accesses_of(func.body, b.var)) for b in candidates}
+    candidates = {b.var.__chandle__(): b for b in func.buffers if b.handle is None}
+    uses = _uses(func.body) if candidates else Counter()
     out: dict[str, set[Any]] = {}
     for it in sparse_iterations(func):
+        inside = _uses(it.body) if candidates else Counter()
         out[it.name] = {
-            b.var
-            for b in candidates
-            if uses[b.var]
-            and len(accesses_of(it.body, b.var)) == uses[b.var]
-            and _Flow(b).reads_what_is_written(it.body)
+            candidates[of].var
+            for of in candidates.keys() & inside.keys()
+            if inside[of] == uses[of] and _Flow(candidates[of]).reads_what_is_written(it.body)
         }
     return out
+
+
+def _uses(tree: Any) -> Counter[int]:
+    """How many loads and stores there are of each buffer, by its handle, which is quick to find."""
+    loads, stores = nodes_of(ir.TensorLoad, tree), stores_of(tree)
+    accessed = (*(x.source for x in loads), *(x.buffer for x in stores))
+    return Counter(buffer.__chandle__() for buffer in accessed)
 
 
 class _Flow:
@@ -167,10 +174,6 @@ class _Flow:
 
 def _loads(parts: Iterable[Any], var: Any) -> list[Any]:
     return [load for part in parts for load in loads_of(part, var)]
-
-
-def _stores(stmt: Any, var: Any) -> list[Any]:
-    return [store for store in stores_of(stmt) if store.buffer.same_as(var)]
 
 
 def _has_visits(it: SparseIteration) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsetir.sparse_ir.computed import recipe
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes import recipe
 
 __all__ = ["places_in_tiles", "range_tile_ptr", "range_tile_starts", "row_ranges"]
 

@@ -8,9 +8,10 @@ from functools import partial
 from typing import Any
 
 from tvm import ir, tirx
+from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.nodes import loads_of, map_expr, same_indices
-from sparsetir.sparse_ir.position_space import dtype_of
+from sparsetir.sparse_ir.position_space import cast, dtype_of
 
 __all__ = [
     "Reduction",
@@ -102,8 +103,8 @@ def where(reduction: Reduction, test: Any) -> Any:
     store, dtype = reduction.store, dtype_of(reduction.term)
     term = tirx.Select(test, reduction.term, reduction.identity(dtype))
     held = tirx.BufferLoad(store.buffer, store.indices)
-    value = reduction.combine(_as(held, dtype), term)
-    return tirx.BufferStore(store.buffer, _as(value, dtype_of(store.value)), store.indices)
+    value = reduction.combine(cast(held, dtype), term)
+    return tirx.BufferStore(store.buffer, cast(value, dtype_of(store.value)), store.indices)
 
 
 def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], Any], bool] | None:
@@ -123,9 +124,9 @@ def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], An
         test = value.condition
         better = test.a if isinstance(test, tirx.Or) else test
         for kind, name in ((tirx.GT, "max"), (tirx.LT, "min")):
-            if isinstance(better, kind) and mine(better.b) and _equal(better.a, term):
+            if isinstance(better, kind) and mine(better.b) and structural_equal(better.a, term):
                 keeps_nan = isinstance(test, tirx.Or)
-                if keeps_nan and not _equal(test.b, tirx.isnan(term)):
+                if keeps_nan and not structural_equal(test.b, tirx.isnan(term)):
                     return None
                 return term, name, partial(_better, name, keeps_nan), keeps_nan
     return None
@@ -134,10 +135,6 @@ def _operation(value: Any, mine: Any) -> tuple[Any, str, Callable[[Any, Any], An
 def _better(operator: str, keeps_nan: bool, total: Any, term: Any) -> Any:
     test = term > total if operator == "max" else term < total
     return tirx.Select(tirx.any(test, tirx.isnan(term)) if keeps_nan else test, term, total)
-
-
-def _equal(a: Any, b: Any) -> bool:
-    return same_indices([a], [b])
 
 
 def _is_float(expr: Any) -> bool:
@@ -181,10 +178,6 @@ def widened(expr: Any, dtype: str, held: Callable[[Any], Any]) -> Any:
 
     def load(node: Any) -> Any:
         found = held(node)
-        return node if found is None else _as(found, dtype_of(node))
+        return node if found is None else cast(found, dtype_of(node))
 
-    return _as(map_expr(expr, [(ir.TensorLoad, load)]), dtype)
-
-
-def _as(expr: Any, dtype: str) -> Any:
-    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)
+    return cast(map_expr(expr, [(ir.TensorLoad, load)]), dtype)

@@ -26,9 +26,10 @@ from typing import Any, NamedTuple
 from tvm import tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.computed import computed_parameters, in_order, row_of_position
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.recipes import in_order, row_of_position
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 __all__ = [

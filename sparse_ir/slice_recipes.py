@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsetir.sparse_ir.computed import recipe
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes import recipe
 
 __all__ = [
     "last_vectors",

@@ -8,7 +8,7 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 
-__all__ = ["block_with", "as_one", "loop_over", "loop_with"]
+__all__ = ["as_one", "barrier", "block_with", "loop_over", "loop_with"]
 
 
 def loop_over(
@@ -27,6 +27,11 @@ def loop_over(
 def as_one(statements: list[Any]) -> Any:
     """Statements as one; TVM has no sequence of a single one."""
     return tirx.SeqStmt(statements) if len(statements) > 1 else statements[0]
+
+
+def barrier() -> Any:
+    """All threads of a block wait for each other."""
+    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))
 
 
 def loop_with(loop: Any, **changes: Any) -> tirx.For:

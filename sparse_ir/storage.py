@@ -13,9 +13,9 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import Axis
-from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of, in_one_row
+from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of, in_one_row, is_one
 
-__all__ = ["Storage", "is_one"]
+__all__ = ["Storage"]
 
 INT32_MAX = 2**31 - 1
 
@@ -131,8 +131,3 @@ class Storage:
             return Analyzer().simplify(start + as_dtype(here, dtype_of(start)))
         cols = as_dtype(self._rename(axis.nnz_cols), self.dtype)
         return as_dtype(above, self.dtype) * cols + as_dtype(here, self.dtype)
-
-
-def is_one(expr: Any) -> bool:
-    """Whether an expression is the constant 1."""
-    return isinstance(expr, tirx.IntImm) and int(expr) == 1

@@ -10,7 +10,12 @@ from tvm import ir
 
 from sparsetir.sparse_ir.assumptions import filled_axes
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
+from sparsetir.sparse_ir.errors import (
+    StructureError,
+    StructureIndexError,
+    StructureTypeError,
+    describe,
+)
 from sparsetir.sparse_ir.interpret_scalar import Evaluator
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.verify_sites import used_variables
@@ -21,18 +26,29 @@ __all__ = ["check_structure"]
 def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
     """Check `indptr` and `indices` of every axis of `func`, in O(rows + non-zeros).
 
-    arguments : by parameter name, at least the arrays of the axes and the numbers that their sizes
-        are made of; others are not looked at. Computed parameters are left out: recipes are
-        trusted, and axes checked as far as callers describe them
+    `indptr` is (parents + 1,), starts at 0, does not decrease, ends at nnz; no row of a
+    dense_variable axis is longer than the axis. `indices` is (nnz,) or (parents * nnz_cols,), in
+    [0, length), in a sparse_fixed axis also -1 (padding, anywhere in a row); strictly increasing
+    under each parent if the axis is unique. All are one-dimensional, of the axis's idtype, and the
+    number of positions fits that type.
 
-    indptr : (parents + 1,), starts at 0, does not decrease, ends at nnz; no row of a dense_variable
-        axis is longer than the axis
-    indices : (nnz,) or (parents * nnz_cols,), in [0, length), in a sparse_fixed axis also -1
-        (padding, anywhere in a row); strictly increasing under each parent if the axis is unique
-    All are one-dimensional, of the axis's idtype, and the number of positions fits that type.
+    Parameters
+    ----------
+    func : SparseFunc
+        Of stage I.
+    arguments : mapping
+        By parameter name, at least the arrays of the axes and the numbers that their sizes are made
+        of; others are not looked at. Computed parameters are left out: recipes are trusted, and
+        axes checked as far as callers describe them.
 
-    Raises StructureIndexError for indices out of range, StructureTypeError for missing arguments
-    and wrong types, and StructureError for the rest.
+    Raises
+    ------
+    StructureIndexError
+        For indices out of range.
+    StructureTypeError
+        For missing arguments and wrong types.
+    StructureError
+        For the rest.
     """
     with np.errstate(all="ignore"):  # sizes made of absurd numbers are refused, not warned about
         checker = _Checker(func, arguments)
@@ -59,7 +75,7 @@ class _Checker:
             return
         name = f"{self.func.name}: argument '{param.name}'"
         if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise StructureTypeError(f"{name}: expected an integer, got {_describe(value)}")
+            raise StructureTypeError(f"{name}: expected an integer, got {describe(value)}")
         if not np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
             raise StructureError(f"{name}: expected a number of type {dtype}, got {value}")
         self.evaluator.variable(param).value = np.int64(value)
@@ -147,7 +163,7 @@ class _Checker:
             raise StructureTypeError(f"{place}: the argument is missing")
         value = self.arguments[name]
         if not isinstance(value, np.ndarray):
-            raise StructureTypeError(f"{place}: expected a NumPy array, got {_describe(value)}")
+            raise StructureTypeError(f"{place}: expected a NumPy array, got {describe(value)}")
         if value.dtype != np.dtype(axis.idtype):
             raise StructureTypeError(f"{place}: expected dtype {axis.idtype}, got {value.dtype}")
         if value.shape != (size,):
@@ -224,7 +240,3 @@ class _Checker:
             f"{self.place(axis, axis.indices)}: expected strictly increasing indices in row {row}, "
             f"got {now} after {before} at position {at}"
         )
-
-
-def _describe(value: Any) -> str:
-    return f"{value!r}" if isinstance(value, str | int | float) else type(value).__name__

@@ -202,7 +202,7 @@ class Units:
                 tail.insert(0, tirx.floormod(joint, extent))
                 joint = tirx.floordiv(joint, extent)
         if variable:
-            positions = self._recover_variable(run[: split + 1], outer, joint, unit, scope)
+            positions = self._recover_variable(run[: split + 1], outer, joint, unit)
         positions += tail
         for n, (axis, coord_var) in enumerate(zip(run, coords, strict=True)):
             pos = as_dtype(positions[n], axis.idtype)
@@ -213,7 +213,7 @@ class Units:
                 unit.pads.append(coord >= 0)
 
     def _recover_variable(
-        self, run: list[Axis], outer: list[Any], joint: Any, unit: Unit, scope: Scope
+        self, run: list[Axis], outer: list[Any], joint: Any, unit: Unit
     ) -> list[Any]:
         """Positions of a run that ends in a variable axis, from an offset into that axis."""
         last = run[-1]

@@ -7,6 +7,7 @@ statements are in :mod:`sparsetir.sparse_ir.verify_body`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import tvm_ffi
@@ -57,32 +58,61 @@ class Problem(NamedTuple):
         return f"{self.span.source_name.name}:{self.span.line}: {self.text}"
 
 
-def verify(func: SparseFunc, known: Sequence[Any] = ()) -> None:
+class Declared(NamedTuple):
+    """What a rule looks at.
+
+    func : the function, of which a rule on one with another needs all
+    axes, buffers : its last ones, which are not known to be right
+    params : its parameters
+    """
+
+    func: SparseFunc
+    axes: list[Axis]
+    buffers: list[SparseBuffer]
+    params: set[Any]
+
+
+def verify(func: SparseFunc, known: Sequence[Any] = (), before: SparseFunc | None = None) -> None:
     """Raise IllFormedError if the function breaks a rule of stage I.
 
-    known : iterations in its body that are known to be right, see `body_problems`
+    Parameters
+    ----------
+    func : SparseFunc
+        The function.
+    known : sequence
+        Iterations in its body that are known to be right, see `body_problems`.
+    before : SparseFunc, optional
+        A function that is right, whose declarations this one has, and then some.
 
-    The message is `file:line: in function 'name': what is wrong`, without file and line where the
-    function was built by hand.
+    Raises
+    ------
+    IllFormedError
+        `file:line: in function 'name': what is wrong`, without file and line where the function was
+        built by hand.
     """
-    problem = find_problem(func, known=known)
+    problem = find_problem(func, known=known, before=before)
     if problem is not None:
         raise IllFormedError(str(problem))
 
 
 def find_problem(
-    func: SparseFunc, spans: Mapping[str, Any] | None = None, known: Sequence[Any] = ()
+    func: SparseFunc,
+    spans: Mapping[str, Any] | None = None,
+    known: Sequence[Any] = (),
+    before: SparseFunc | None = None,
 ) -> Problem | None:
     """The first broken rule, or None.
 
     spans : positions of the axes by name; axes carry none themselves
-    known : as for :func:`verify`
+    known, before : as for :func:`verify`
     """
-    for rule in RULES:
-        found = body_problems(func, known) if rule is body_problems else rule(func)
-        for where, message in found:
-            span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
-            return Problem(span or func.span, f"in function '{func.name}': {message}")
+    axes, buffers = (len(before.axes), len(before.buffers)) if before is not None else (0, 0)
+    new = Declared(func, func.axes[axes:], func.buffers[buffers:], set(func.params))
+    found = (rule(new) for rule in DECLARATIONS)
+    rest = (rule(func) for rule in ATTRIBUTES)
+    for where, message in chain(*found, *rest, body_problems(func, known)):
+        span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
+        return Problem(span or func.span, f"in function '{func.name}': {message}")
     return None
 
 
@@ -95,17 +125,17 @@ def _repeated(items: Sequence[Any]) -> Iterator[Any]:
         seen.add(item.name)
 
 
-def _names_differ(func: SparseFunc) -> Found:
-    for param in _repeated(func.params):
+def _names_differ(new: Declared) -> Found:
+    for param in _repeated(new.func.params):
         yield Broken(param.span, f"two parameters are named '{param.name}'")
-    for axis in _repeated(func.axes):
+    for axis in _repeated(new.func.axes):
         yield Broken(axis, f"two axes are named '{axis.name}'; axes are told apart by name")
-    for buffer in _repeated(func.buffers):
+    for buffer in _repeated(new.func.buffers):
         yield Broken(buffer.var.span, f"two buffers are named '{buffer.name}'")
 
 
-def _axis_kind(func: SparseFunc) -> Found:
-    for axis in func.axes:
+def _axis_kind(new: Declared) -> Found:
+    for axis in new.axes:
         if axis.kind not in AXIS_KINDS:
             kinds = ", ".join(AXIS_KINDS)
             yield Broken(
@@ -118,8 +148,8 @@ def _axis_kind(func: SparseFunc) -> Found:
             )
 
 
-def _axis_fields(func: SparseFunc) -> Found:
-    for axis in func.axes:
+def _axis_fields(new: Declared) -> Found:
+    for axis in new.axes:
         for field in OPTIONAL:
             there = getattr(axis, field) is not None
             if there != (field in FIELDS[axis.kind]):
@@ -127,15 +157,16 @@ def _axis_fields(func: SparseFunc) -> Found:
                 yield Broken(axis, f"axis '{axis.name}': a {axis.kind} axis {has} '{field}'")
 
 
-def _axis_parent(func: SparseFunc) -> Found:
-    seen: dict[str, Axis] = {}
-    for axis in func.axes:
+def _axis_parent(new: Declared) -> Found:
+    others = len(new.func.axes) - len(new.axes)
+    seen = {axis.name: axis for axis in new.func.axes[:others]}
+    for axis in new.axes:
         parent = axis.parent
         if parent is not None and parent.name not in seen:
             yield Broken(
                 axis,
                 f"axis '{axis.name}': its parent '{parent.name}' is not an axis of "
-                f"'{func.name}' listed before it",
+                f"'{new.func.name}' listed before it",
             )
         if parent is not None and not same_axis(parent, seen[parent.name]):
             yield Broken(
@@ -144,8 +175,8 @@ def _axis_parent(func: SparseFunc) -> Found:
         seen[axis.name] = axis
 
 
-def _axis_sizes(func: SparseFunc) -> Found:
-    for axis in func.axes:
+def _axis_sizes(new: Declared) -> Found:
+    for axis in new.axes:
         for field in ("length", "nnz", "nnz_cols"):
             size = getattr(axis, field)
             if size is not None and not index_dtype(size):
@@ -156,22 +187,21 @@ def _axis_sizes(func: SparseFunc) -> Found:
                 )
 
 
-def _axis_parameters(func: SparseFunc) -> Found:
-    params = set(func.params)
-    for axis in func.axes:
+def _axis_parameters(new: Declared) -> Found:
+    for axis in new.axes:
         for field in ("length", "nnz", "nnz_cols", "indptr", "indices"):
             value = getattr(axis, field)
             for var in used_variables(value) if value is not None else ():
-                if var not in params:
+                if var not in new.params:
                     yield Broken(
                         axis,
                         f"axis '{axis.name}' belongs to another function or its '{field}' is not "
-                        f"a parameter of '{func.name}': '{var.name}' is none",
+                        f"a parameter of '{new.func.name}': '{var.name}' is none",
                     )
 
 
-def _axis_handles(func: SparseFunc) -> Found:
-    for axis in func.axes:
+def _axis_handles(new: Declared) -> Found:
+    for axis in new.axes:
         for field in ("indptr", "indices"):
             value = getattr(axis, field)
             if value is not None and not is_handle(value):
@@ -182,9 +212,9 @@ def _axis_handles(func: SparseFunc) -> Found:
                 )
 
 
-def _shared_indptr(func: SparseFunc) -> Found:
+def _shared_indptr(new: Declared) -> Found:
     owner: dict[Any, Axis] = {}
-    for axis in func.axes:
+    for axis in new.func.axes:
         if axis.indptr is None:
             continue
         first = owner.setdefault(axis.indptr, axis)
@@ -200,9 +230,9 @@ def _shared_indptr(func: SparseFunc) -> Found:
             )
 
 
-def _handle_once(func: SparseFunc) -> Found:
+def _handle_once(new: Declared) -> Found:
     uses: dict[Any, str] = {}
-    for axis in func.axes:
+    for axis in new.func.axes:
         for field in ("indptr", "indices"):
             handle = getattr(axis, field)
             if handle is None:
@@ -213,11 +243,11 @@ def _handle_once(func: SparseFunc) -> Found:
                 yield Broken(
                     axis, f"handle '{handle.name}' is bound twice: to {before} and to {use}"
                 )
-    for buffer in func.buffers:
+    for buffer in new.func.buffers:
         if buffer.handle is None:
             continue
         use = f"buffer '{buffer.name}'"
-        if buffer.handle in uses and not _is_coordinates(func, buffer):
+        if buffer.handle in uses and not _is_coordinates(new.func, buffer):
             yield Broken(
                 buffer.var.span,
                 f"handle '{buffer.handle.name}' is bound twice: to {uses[buffer.handle]} "
@@ -234,37 +264,42 @@ def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
     of = [a for a in func.axes if any(h is not None and h.same_as(buffer.handle)
                                       for h in (a.indices, a.indptr))]  # fmt: skip
     over = list(buffer.axes or ())
-    if len(of) != 1 or of[0].kind != "sparse_variable" or len(over) != 1:
+    if len(of) != 1 or of[0].kind != "sparse_variable" or not over:
         return False
-    (axis,), (mine,) = of, over
+    (axis,), (*above, mine) = of, over
+    if [a.name for a in mine.ancestors()] != [a.name for a in over]:
+        return False
+    if above:  # the elements of each row, by number
+        count = mine.nnz if mine.kind == "dense_variable" else None
+    else:
+        count = mine.length if mine.kind == "dense_fixed" else None
     length = axis.nnz
     if axis.indptr is not None and axis.indptr.same_as(buffer.handle):
-        above = axis.parent
-        if above.kind not in ("dense_fixed", "sparse_variable"):
+        parent = axis.parent
+        if parent.kind not in ("dense_fixed", "sparse_variable"):
             return False
-        length = (above.length if above.kind == "dense_fixed" else above.nnz) + 1
+        length = (parent.length if parent.kind == "dense_fixed" else parent.nnz) + 1
     used = {a.name for b in func.buffers for a in b.axes or ()}
     used |= {a.name for it in sparse_iterations(func) for a in flat_axes(it.axes)}
     return (
-        mine.kind == "dense_fixed"
+        count is not None
         and mine.idtype == axis.idtype == buffer.dtype
-        and tvm_ffi.structural_equal(mine.length, length)
+        and tvm_ffi.structural_equal(count, length)
         and axis.name not in used
         and not any(s.buffer.same_as(buffer.var) for s in stores_of(func.body))
     )
 
 
-def _buffer_handle(func: SparseFunc) -> Found:
-    params = set(func.params)
-    for buffer in func.buffers:
+def _buffer_handle(new: Declared) -> Found:
+    for buffer in new.buffers:
         where, handle = buffer.var.span, buffer.handle
         if handle is None and buffer.axes is None:
             yield Broken(where, f"buffer '{buffer.name}' has neither axes nor a handle")
-        if handle is not None and handle not in params:
+        if handle is not None and handle not in new.params:
             yield Broken(
                 where,
                 f"buffer '{buffer.name}': its handle '{handle.name}' is not a parameter of "
-                f"'{func.name}'",
+                f"'{new.func.name}'",
             )
         if handle is not None and not is_handle(handle):
             yield Broken(
@@ -274,25 +309,25 @@ def _buffer_handle(func: SparseFunc) -> Found:
             )
 
 
-def _buffer_axes_known(func: SparseFunc) -> Found:
-    known = {axis.name: axis for axis in func.axes}
-    for buffer in func.buffers:
+def _buffer_axes_known(new: Declared) -> Found:
+    known = {axis.name: axis for axis in new.func.axes}
+    for buffer in new.buffers:
         for axis in buffer.axes or ():
             if axis.name not in known:
                 yield Broken(
                     buffer.var.span,
-                    f"buffer '{buffer.name}': '{axis.name}' is not an axis of '{func.name}'",
+                    f"buffer '{buffer.name}': '{axis.name}' is not an axis of '{new.func.name}'",
                 )
             elif not same_axis(axis, known[axis.name]):
                 yield Broken(
                     buffer.var.span,
                     f"buffer '{buffer.name}': its axis '{axis.name}' differs from the axis of "
-                    f"that name in '{func.name}'",
+                    f"that name in '{new.func.name}'",
                 )
 
 
-def _buffer_axes_order(func: SparseFunc) -> Found:
-    for buffer in func.buffers:
+def _buffer_axes_order(new: Declared) -> Found:
+    for buffer in new.buffers:
         before: set[str] = set()
         for axis in buffer.axes or ():
             where, label = buffer.var.span, f"buffer '{buffer.name}'"
@@ -309,8 +344,8 @@ def _buffer_axes_order(func: SparseFunc) -> Found:
             before.add(axis.name)
 
 
-def _buffer_siblings(func: SparseFunc) -> Found:
-    for buffer in func.buffers:
+def _buffer_siblings(new: Declared) -> Found:
+    for buffer in new.buffers:
         child: dict[str, str] = {}
         for axis in buffer.axes or ():
             if axis.parent is None:
@@ -324,16 +359,15 @@ def _buffer_siblings(func: SparseFunc) -> Found:
                 )
 
 
-def _buffer_shape(func: SparseFunc) -> Found:
-    params = set(func.params)
-    for buffer in func.buffers:
+def _buffer_shape(new: Declared) -> Found:
+    for buffer in new.buffers:
         shape = list(buffer.var.ty.shape)
         for var in (v for size in shape for v in used_variables(size)):
-            if var not in params:
+            if var not in new.params:
                 yield Broken(
                     buffer.var.span,
                     f"buffer '{buffer.name}': '{var.name}' in its shape is not a parameter of "
-                    f"'{func.name}'",
+                    f"'{new.func.name}'",
                 )
         for size in shape:
             if not index_dtype(size):
@@ -374,7 +408,7 @@ def describe_type(value: Any) -> str:
     return "a handle" if isinstance(ty, ir.PointerType) else type(value).__name__
 
 
-RULES: tuple[Callable[[SparseFunc], Found], ...] = (
+DECLARATIONS: tuple[Callable[[Declared], Found], ...] = (
     _names_differ,
     _axis_kind,
     _axis_fields,
@@ -389,9 +423,10 @@ RULES: tuple[Callable[[SparseFunc], Found], ...] = (
     _buffer_axes_order,
     _buffer_siblings,
     _buffer_shape,
+)
+ATTRIBUTES: tuple[Callable[[SparseFunc], Found], ...] = (
     computed_problems,
     promise_problems,
     assumption_problems,
     row_problems,
-    body_problems,
 )

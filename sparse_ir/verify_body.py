@@ -56,14 +56,11 @@ def body_problems(func: SparseFunc, known: Sequence[Any] = ()) -> Found:
                 f"two sparse iterations are named '{iteration.name}'; schedules find them by name",
             )
         seen.add(iteration.name)
-    defined = {*func.params, *_buffer_vars(func)}
-    for site in sites(Site(func, func.body, defined=defined, known=frozenset(known))):
+    defined = {*func.params, *(b.var for b in func.buffers)}
+    axes = {axis.name: axis for axis in func.axes}
+    for site in sites(Site(func, func.body, axes, defined=defined, known=frozenset(known))):
         for rule in ITERATION if isinstance(site.stmt, SparseIteration) else STATEMENT:
             yield from rule(site)
-
-
-def _buffer_vars(func: SparseFunc) -> list[Any]:
-    return [b.var for b in func.buffers]
 
 
 # Iterations
@@ -108,16 +105,15 @@ def _coordinates(site: Site) -> Found:
 
 
 def _axes_known(site: Site) -> Found:
-    known = {axis.name: axis for axis in site.func.axes}
     targets = [a.to for a in map(visited_node, site.stmt.axes) if isinstance(a, AttachedAxis)]
     parts = [a.by for a in site.stmt.axes if isinstance(a, PartAxis)]
     for axis in [*flat_axes(site.stmt.axes), *targets, *parts]:
-        if axis.name not in known:
+        if axis.name not in site.axes:
             yield Broken(
                 site.stmt.span,
                 f"{_label(site.stmt)}: '{axis.name}' is not an axis of '{site.func.name}'",
             )
-        elif not tvm_ffi.structural_equal(axis, known[axis.name]):
+        elif not tvm_ffi.structural_equal(axis, site.axes[axis.name]):
             yield Broken(
                 site.stmt.span,
                 f"{_label(site.stmt)}: its axis '{axis.name}' differs from the axis of that name "
@@ -194,7 +190,7 @@ def _init_stores(site: Site) -> Found:
 
 def _stored(site: Site, blocks: Sequence[Any]) -> Iterator[Any]:
     for block in blocks:
-        for inner in sites(Site(site.func, block)):
+        for inner in sites(Site(site.func, block, site.axes)):
             if isinstance(inner.stmt, tirx.BufferStore):
                 yield inner.stmt.buffer
 

@@ -43,6 +43,7 @@ Found = Iterator[Broken]
 class Site:
     """A statement and what surrounds it.
 
+    axes : of the function, by name
     iterations : the sparse iterations around it, the outermost first
     init_of : the iteration in whose init it stands, or None
     defined : scalar variables, handles and buffers that it may use
@@ -53,6 +54,7 @@ class Site:
 
     func: SparseFunc
     stmt: Any
+    axes: dict[str, Any]
     iterations: tuple[SparseIteration, ...] = ()
     init_of: SparseIteration | None = None
     defined: set[Any] = field(default_factory=set)
@@ -115,12 +117,13 @@ def loads(expr: Any) -> list[Any]:
 
 def sites(site: Site) -> Iterator[Site]:
     """Every statement, outer ones first; a rule sees what is defined before its statement."""
-    yield site
     stmt = site.stmt
+    if stmt in site.known:
+        return
+    yield site
     if isinstance(stmt, tirx.SeqStmt):
         for child in stmt.seq:
-            if child not in site.known:
-                yield from sites(site.at(child))
+            yield from sites(site.at(child))
     elif isinstance(stmt, tirx.stmt.Bind):
         site.defined.add(stmt.var)
         for reduced in (site.reduced[v] for v in used_variables(stmt.value) if v in site.reduced):

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from sparsetir import distributed, nn, ops
-from sparsetir.distributed import DistGraph, DistributedError
+from sparsetir.distributed import DistGraph, DistributedError, parts
 from sparsetir.graphs import load_graph
 
 TOLERANCE = {
@@ -268,6 +268,23 @@ def test_infinities_and_nan(group: Any) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)
 
 
+def test_in_pieces(group: Any, most: int) -> None:
+    """Rows of other processes' edges a few at a time; some pieces have none of them."""
+    sizes = parts.BLOCK_ROWS, parts.MAX_BLOCKS
+    parts.BLOCK_ROWS, parts.MAX_BLOCKS = 3, most
+    try:
+        graph, _, _ = spread(group, "random", "given")
+        rows = sum(piece.A.m for piece in graph.remote_blocks)
+        assert 1 < len(graph.remote_blocks) <= most and rows <= graph.own
+        for reduce in ("sum", "mean", "max", "min"):
+            for heads in ("none", "x and values", "values", "no values"):
+                test_spmm(group, "random", "given", reduce, torch.float64, heads)
+        test_sddmm(group, "random", "given", torch.float32, True)
+        test_attention(group, "random", "given", torch.float32, True)
+    finally:
+        parts.BLOCK_ROWS, parts.MAX_BLOCKS = sizes
+
+
 def test_bytes(group: Any) -> None:
     """What is sent is what is needed: a row for each node and process that wants it, once."""
     graph, edges, nodes = spread(group, "random", "given")
@@ -379,18 +396,21 @@ def losses_together(
     return found
 
 
-def test_losses(group: Any, kind: str, partition: str) -> list[float]:
-    """50 epochs on a small graph."""
-    graph, edges, nodes = spread(group, "random", partition)
+def test_losses(
+    group: Any, kind: str, partition: str, edges_kind: str = "random", epochs: int = 50
+) -> list[float]:
+    """On a small graph, of which processes may have nothing."""
+    graph, edges, nodes = spread(group, edges_kind, partition)
     torch.manual_seed(6)
     x, y = torch.randn(nodes, 8), torch.randint(0, 3, (nodes,))
     train = torch.rand(nodes) < 0.5
+    train[-1] = True  # one at least
     mine = graph.nodes
-    found = losses_together(group, kind, graph, x[mine], y[mine], train[mine], 50)
+    found = losses_together(group, kind, graph, x[mine], y[mine], train[mine], epochs)
     if dist.get_rank(group) == 0:  # all processes find the same, as their caller sees
-        wanted = losses_alone(kind, edges, x, y, train, 50)
+        wanted = losses_alone(kind, edges, x, y, train, epochs)
         np.testing.assert_allclose(found, wanted, rtol=2e-4)
-    assert found[-1] < 0.7 * found[0]
+    assert found[-1] < (0.7 if epochs == 50 else 1) * found[0]
     return found
 
 
@@ -423,17 +443,24 @@ LAYERS = {
     "gat": lambda: nn.GATConv(FEAT, 3, heads=2),
     "gat, no loops": lambda: nn.GATConv(FEAT, 3, add_self_loops=False, concat=False, heads=2),
     "gat, edges": lambda: nn.GATConv(FEAT, 3, heads=2, edge_dim=2),
+    "rgcn": lambda: nn.RGCNConv(FEAT, 3, 4),
+    "rgcn, bases": lambda: nn.RGCNConv(FEAT, 9, 4, num_bases=2, aggr="sum"),
+    "rgcn, max": lambda: nn.RGCNConv(FEAT, 3, 4, aggr="max"),
+    "rgcn, rows": lambda: nn.RGCNConv(30, 3, 4),
 }
 
 
-def test_layers(group: Any, weighted: bool) -> None:
-    """Each gives what it gives with edges, and the gradients."""
+def test_layers(group: Any, kinds: list[str], weighted: bool) -> None:
+    """Each of these kinds gives what it gives with edges, and the gradients."""
     weight = torch.rand(150, dtype=torch.float64) + 0.5
     attr = torch.randn(150, 2, dtype=torch.float64)
+    relations = torch.randint(0, 4, (150,))
     graph, edges, nodes = spread(group, "random", "given")
     number, mine = graph.edge_data["number"], graph.nodes
     whole = torch.randn(nodes, FEAT, dtype=torch.float64)
     for name, make in LAYERS.items():
+        if name.split(",")[0] not in kinds:
+            continue
         layer = make().double()
         results = []
         for at, x in ((graph, whole[mine]), ((edges), whole)):
@@ -442,17 +469,20 @@ def test_layers(group: Any, weighted: bool) -> None:
             own = number if at is graph else slice(None)
             if name == "gat, edges":
                 more = [attr[own]]
+            elif name.startswith("rgcn"):
+                more = [relations[own]]
             elif weighted and name.startswith("gcn"):
                 more = [weight[own].clone().requires_grad_()]
             layer.zero_grad()
             for _ in range(2):  # the second uses what was kept
-                out = layer(x, at, *more)
+                out = layer(None if name == "rgcn, rows" else x, at, *more)
             grad = torch.linspace(-1, 2, nodes * out.shape[1], dtype=torch.float64).view(nodes, -1)
             (out * (grad[mine] if at is graph else grad)).sum().backward()
             gradients = [p.grad.clone() for p in layer.parameters()]
             if at is graph:
                 for g in gradients:
                     dist.all_reduce(g, group=group)
+            x.grad = torch.zeros_like(x) if name == "rgcn, rows" else x.grad
             leaves = [x, *(m for m in more if m.requires_grad and name != "gcn, kept")]
             results.append((out, gradients, [leaf.grad for leaf in leaves]))
             if isinstance(layer, nn.GCNConv):
@@ -463,6 +493,13 @@ def test_layers(group: Any, weighted: bool) -> None:
         close(leaves[0], wanted[2][0][mine])
         if len(leaves) > 1:
             close(leaves[1], wanted[2][1][number])
+
+
+def test_what_layers_give(group: Any) -> None:
+    """Weights of attention; sums with the graph's own weights."""
+    weight = torch.rand(150, dtype=torch.float64) + 0.5
+    graph, edges, nodes = spread(group, "random", "given")
+    mine, whole = graph.nodes, torch.randn(nodes, FEAT, dtype=torch.float64)
     pairs = nn.GATConv(FEAT, 3, heads=2).double()
     out, (found, alpha) = pairs(whole[mine], graph, return_attention_weights=True)
     assert found.shape[1] == len(alpha) and alpha.shape[1] == 2
@@ -603,21 +640,63 @@ def test_twice_differentiated(group: Any) -> str:
     return message(RuntimeError, lambda: grad.sum().backward())
 
 
-def fails_alone(group: Any, how: str) -> tuple[str, float]:
-    """Train; process 1 ends, or is stopped, or raises and ends, on its way. What others see."""
+def test_compiled(group: Any, kind: str) -> str:
+    """What lies between operators on a graph is compiled; gives what is said of one whole graph."""
+    graph, *_ = spread(group)
+    model, x = Model(kind, FEAT, 3), torch.randn(graph.own, FEAT)
+    results = []
+    for call in (model, torch.compile(model, backend="eager")):
+        given = x.clone().requires_grad_()
+        out = call(given, graph)
+        (grad,) = torch.autograd.grad(out.square().sum(), given)
+        results.append((out, grad))
+    for one, other in zip(*results, strict=True):
+        close(one, other, torch.float32)
+    whole = torch.compile(model, backend="eager", fullgraph=True)
+    said = message(RuntimeError, lambda: whole(x, graph))
+    torch._dynamo.reset()
+    return said
+
+
+def test_wrong_later(group: Any) -> str:
+    """New arguments are compared after any number of calls."""
+    graph, *_ = spread(group)
+    for _ in range(20):
+        distributed.spmm(graph, torch.ones(graph.own, 3))
+    feat = 5 if dist.get_rank(group) == 1 else 4
+    said = message(DistributedError, lambda: distributed.spmm(graph, torch.ones(graph.own, feat)))
+    assert distributed.spmm(graph, torch.ones(graph.own, 3)).shape == (graph.own, 3)
+    return said
+
+
+def fails_alone(group: Any, how: str, where: str) -> tuple[str, float]:
+    """Train; process 1 ends, is stopped, raises, or does something else. What others see.
+
+    where : "forward", or "backward", while others are in the midst of it
+    """
     graph, *_ = spread(group)
     model = DistributedDataParallel(nn.SAGEConv(FEAT, 3), process_group=group)
-    x = torch.ones(graph.own, FEAT)
+    x = torch.ones(graph.own, FEAT, requires_grad=True)
+
+    def fail(_: Any = None) -> None:
+        if how in ("killed", "stopped"):
+            os.kill(os.getpid(), 9 if how == "killed" else 19)
+        elif how == "raises":
+            raise ValueError("process 1 has had enough")
+        else:
+            distributed.spmm(graph, torch.ones(graph.own, FEAT + 1))
+
     start = time.monotonic()
     try:
         for epoch in range(50):
-            if epoch == 20 and dist.get_rank(group) == 1:
-                if how == "killed":
-                    os.kill(os.getpid(), 9)
-                elif how == "stopped":
-                    os.kill(os.getpid(), 19)
+            fails = epoch == 20 and dist.get_rank(group) == 1
             start = time.monotonic()
-            model(x, graph).sum().backward()
-    except RuntimeError as error:
+            if fails and where == "forward":
+                fail()
+            out = model(x, graph)
+            if fails:
+                out.register_hook(fail)
+            out.sum().backward()
+    except (RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}", time.monotonic() - start
     raise AssertionError("expected an error")

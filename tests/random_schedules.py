@@ -14,7 +14,10 @@ from sparsetir.sparse_ir.schedule.by_length import by_length
 from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.loops import loops_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
+from sparsetir.sparse_ir.schedule.patterns import patterns
+from sparsetir.sparse_ir.schedule.peel import peel
 from sparsetir.sparse_ir.schedule.precompute import SCOPES, precompute
+from sparsetir.sparse_ir.schedule.ranges import ranges
 from sparsetir.sparse_ir.schedule.slices import slices
 from sparsetir.sparse_ir.schedule.split import TAILS, split
 from sparsetir.sparse_ir.schedule.steps import steps
@@ -207,6 +210,18 @@ def _by_length(d: _Drawing) -> None:
     d.apply(by_length, d.loop(), d.loop(), d.choose((1, 3, 4096)))
 
 
+def _patterns(d: _Drawing) -> None:
+    d.apply(patterns, d.loop(), d.loop(), d.choose((2, 3)), by=d.choose(("pattern", "count")))
+
+
+def _ranges(d: _Drawing) -> None:
+    d.apply(ranges, d.loop(), d.choose((1, 2, "ranges")), d.choose((1, 3)))
+
+
+def _peel(d: _Drawing) -> None:
+    d.apply(peel, d.loop(), d.choose((2, 3)))
+
+
 def _steps(d: _Drawing) -> None:
     d.apply(steps, d.loop(), d.choose((1, 2, 4)))
 
@@ -246,6 +261,7 @@ MOVES = (
     _reorder, _fuse, _split, _divide, _bound, _result, _operand, _parallelize, _annotate,
     _reorder, _split, _split, _result, _result, _distribute,
     _slices, _slices, _by_length, _pack, _pack, _steps, _positions, _runs, _tiles, _tiles,
+    _patterns, _patterns, _ranges, _peel,
 )  # fmt: skip
 ON_THREADS = (_threads, _threads, _threads, _threads, _lanes, _tile)
 

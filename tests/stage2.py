@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
 import tvm_ffi
 from tvm import s_tir
 
 from cuda_runner import run_cuda
 from gpu_runner import cuda_source, run_opencl
-from programs import PROGRAMS, tolerance
-from sparsetir import build, lower_sparse_buffer, lower_sparse_iter
+from programs import PROGRAMS, copied, tolerance
+from sparsetir import build, default_schedule, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, STAGE_TWO_ATTRS
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -47,7 +48,7 @@ def schedule(func, steps):
 
 def run_cpu(sch, args):
     """The arrays after a run on the CPU."""
-    args = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
+    args = copied(args)
     build(sch, "llvm")(**args)
     return args
 
@@ -75,6 +76,22 @@ def check(name, sch, run, cases=CASES):
         out, expected = run(sch, args), program.oracle(args)
         for output in program.outputs:
             np.testing.assert_allclose(out[output], expected[output], **tolerance("float32"))
+
+
+def on_threads(func, lowered, target, make):
+    """What runs a function with the default schedule of a GPU, as `make(stage III)` runs it.
+
+    lowered : the function of stage II
+    """
+    flat = lower_sparse_buffer(default_schedule(lowered, tvm.target.Target(target)))
+    kernel = make(flat)
+    ours = {p.name: q.name for p, q in zip(func.params, flat.params, strict=True)}
+
+    def run(args):
+        after = kernel({ours[k]: v for k, v in args.items()})
+        return {k: after[ours[k]] for k, v in args.items() if isinstance(v, np.ndarray)}
+
+    return run
 
 
 def loops(sch, block):

@@ -252,6 +252,24 @@ def test_mkl(tmp_path, op):
         handle = mkl.Handle(library, it.matrix, it.feat, inspect)
         assert Reference(it).error(handle.product(it.operands[0], output(it))()) is None
         handle.close()
+    assert mkl.code() in mkl.CODES
+
+
+@pytest.mark.parametrize(
+    "files, code",
+    [
+        (["libmkl_core.so.3", "libmkl_vml_def.so.3", "libmkl_avx512.so.3"], "avx512"),
+        (["libmkl_vml_avx2.so.3", "libmkl_def.so.3"], "def"),
+        (["libmkl_core.so.3", "libmkl_vml_avx2.so.3"], None),  # before the first product
+    ],
+)
+def test_code_that_mkl_took(tmp_path, files, code):
+    from sparsetir.measuring import mkl
+
+    maps = tmp_path / "maps"
+    assert mkl.code(maps) is None
+    maps.write_text("".join(f"7f00-7f01 r-xp 0 fd:00 1  /opt/mkl/lib/{f}\n" for f in files))
+    assert mkl.code(maps) == code
 
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
@@ -399,6 +417,11 @@ def test_libraries_that_know_their_version_say_it(capsys):
     told["peers"]["mkl"]["about"] = {"version": "MKL 2026.2"}
     _show_versions([cell("b", 1.0, 2.0), told, told])
     assert capsys.readouterr().out == "mkl: MKL 2026.2\n"
+    told["peers"]["mkl"]["about"] |= {"code": "avx512", "preloaded": ["cpu_is_intel.so"]}
+    _show_versions([told])
+    assert capsys.readouterr().out.splitlines()[1] == (
+        "mkl runs its AVX-512 code on this CPU, with cpu_is_intel.so preloaded"
+    )
 
 
 def test_lost_cells_are_named(capsys):

@@ -128,8 +128,7 @@ def test_help_of_each_command_has_examples(run, capsys, command):
         ("tun", "sparsetir: argument COMMAND: invalid choice: 'tun'"),
         ("tune spmm", "sparsetir tune: argument --graph: expected one, for spmm"),
         ("tune spam --graph cora",
-         "sparsetir tune: argument OP|FILE: expected spmm, spmv, sddmm, rgms or a .py file, "
-         "got 'spam'"),
+         "sparsetir tune: argument OP|FILE: expected spmm, spmv, sddmm, softmax, "),
         ("tune spmm --graph cora --arg a=1",
          "sparsetir tune: argument --arg: expected none for an operator"),
         ("tune spmm --graph cora --feat-in 4",
@@ -285,6 +284,33 @@ def test_tune_takes_a_graph_with_relations(run, records, monkeypatch):
     np.savez("g.npz", src=edges["src"])
     code, _, err = run(*words)
     assert code == 2 and "--graph: g.npz: has no dst, etype, num_nodes" in err
+
+
+def test_tune_takes_messages_softmax_and_attention(run, records, monkeypatch):
+    install(monkeypatch)
+    common = ("--graph", "cora", "--threads", 1, "--no-report", "--no-vendor", "--trials", 2)
+    for words, op, reduce in (
+        (("u_add_e_amax", "--feat", 8, "--edge-feat", 1), "u_add_e_max", "max-of-f-1"),
+        (("copy_e", "--feat", 1, "--reduce", "add"), "copy_e_sum", "sum-of-1-1"),
+        (("copy_u_mean", "--feat", 8), "spmm", "mean"),
+        (("u_dot_v", "--feat", 8), "sddmm", "sum"),
+        (("edge_softmax", "--heads", 8), "softmax", "forward"),
+        (("attention", "--feat", 8, "--feat-in", 4), "attention", "of-4"),
+    ):
+        code, out, _ = run("tune", *words, *common)
+        one = words[0] == "copy_e"
+        assert code == 0 and ("There is one config for this problem" in out) == one
+        assert max(map(len, out.splitlines())) <= WIDTH
+        assert (records.all()[-1].key.op, records.all()[-1].key.reduce) == (op, reduce)
+    for words, message in (
+        (("softmax", "--feat", 8), "argument --feat: expected none for softmax"),
+        (("attention", "--feat", 8, "--edge-feat", 8), "argument --edge-feat: expected none"),
+        (("u_add_e_max", "--feat-in", 8), "argument --feat-in: expected none for u_add_e_max"),
+        (("u_add_e_max", "--reduce", "min"), "'reduce': expected none beside 'u_add_e_max'"),
+        (("u_add_e_max", "--target", "cuda"), "argument --target: there is no cuda device here"),
+    ):
+        code, out, err = run("tune", *words, *common)
+        assert code in (1, 2) and message in err and err.count("\n") == 1
 
 
 def test_tune_prints_one_json_document(run, records, monkeypatch):

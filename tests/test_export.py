@@ -18,7 +18,7 @@ import sparsetir
 from kernel_common import arguments, check, expected, kernel
 from programs import PROGRAMS
 from sparsetir.extras import WITHOUT_TORCH
-from sparsetir.kernel_file import MARK, TRAILER, read_description
+from sparsetir.kernel_file import MARK, TRAILER, read_library
 from test_build import scale
 
 pytestmark = pytest.mark.skipif(
@@ -206,7 +206,7 @@ def test_loading_a_library_of_another_origin(tmp_path):
 def test_loading_a_damaged_library(saved, tmp_path):
     """Cut off in the library, with its own tail: a loader that maps it would end the process."""
     path, whole = tmp_path / "damaged.so", saved.read_bytes()
-    description = read_description(saved)
+    description = read_library(saved)[1]
     text = len(json.dumps(description))
     for size in (100, len(whole) // 2, len(whole) - text - TRAILER - 1):
         path.write_bytes(whole[:size] + whole[-text - TRAILER :])
@@ -232,16 +232,16 @@ def test_loading_a_damaged_library(saved, tmp_path):
 def test_loading_with_a_forged_tail(saved, tmp_path, changes, why):
     path, whole = tmp_path / "forged.so", saved.read_bytes()
     size = int(whole[-TRAILER:][:16])
-    forge(path, whole[:size], {**read_description(saved), **changes})
+    forge(path, whole[:size], {**read_library(saved)[1], **changes})
     with pytest.raises(
         ValueError, match=f"forged.so' is not a kernel exported by sparsetir: {why}"
     ):
         sparsetir.load(path)
-    forge(path, whole[:size], {**read_description(saved), "name": "other"})
+    forge(path, whole[:size], {**read_library(saved)[1], "name": "other"})
     with pytest.raises(ValueError, match="forged.so': its library has no function 'other'"):
         sparsetir.load(path)
     # Of another name: a library that is mapped may not be cut off.
-    forge(tmp_path / "none.so", b"no library", read_description(saved))
+    forge(tmp_path / "none.so", b"no library", read_library(saved)[1])
     with pytest.raises(RuntimeError, match=r"load: argument 'path': .* cannot be loaded here"):
         sparsetir.load(tmp_path / "none.so")
 

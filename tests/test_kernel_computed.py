@@ -15,8 +15,9 @@ import sparsetir
 from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, PROMISES, blocked, plain_arguments, sizes
 from kernel_common import check
 from sparsetir import kernel as kernel_module
-from sparsetir.sparse_ir.computed import RECIPES, compute, equal_work
+from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.sparse_ir.recipes import RECIPES, equal_work
 
 linker = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("gcc") or shutil.which("clang++")),

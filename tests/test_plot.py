@@ -1,8 +1,10 @@
 """Pictures of patterns and formats: where places lie, what is drawn, and what the legend says."""
 
+import io
 import subprocess
 import sys
 import time
+from xml.dom.minidom import parseString
 
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ from sparsetir.formats.dia import DIA
 from sparsetir.formats.ell import ELL
 from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
-from sparsetir.formats.ragged import Ragged
+from sparsetir.formats.ragged_rows import Ragged
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sell import SELL
 from sparsetir.plot import plot_format, plot_pattern
@@ -443,3 +445,16 @@ def test_a_million_elements_take_seconds(fmt):
     plot_pattern(pattern)
     plot_format(converted).draw_without_rendering()
     assert time.process_time() - start < 5
+
+
+@pytest.mark.parametrize("size", [20, 2000])
+def test_names_that_are_formulas_or_code(size):
+    """Titles hold them as they are; what is no XML is written out."""
+    matrix = SparseMatrix(scipy.sparse.random_array((size, size), density=0.01, rng=0))
+    figure = plot_pattern(matrix.pattern, name="<script>a()</script> $\\frac{ & \x1b[31m\n")
+    text = io.BytesIO()
+    figure.savefig(text, format="svg")
+    found = text.getvalue().decode()
+    parseString(found)
+    assert "<script" not in found and "\x1b" not in found
+    assert "$\\frac{ & \\x1b[31m\\n" in figure.axes[0].get_title()

@@ -31,6 +31,7 @@ from pairs import by_turns
 from programs import PROGRAMS, tolerance
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
 from sparsetir.sparse_ir.position_space import LAYOUTS
+from stage2 import on_threads
 
 TYPES = [("float32", "int32"), ("float64", "int64"), ("float16", "int32")]
 
@@ -289,17 +290,7 @@ def test_nvcc(name, dtype):
 def check_on_threads(name, dtype, idtype, target, make, bounds=None):
     """Run the default schedule for a GPU as `make(stage III)` runs it."""
     func = stage_one(name, dtype, idtype)
-    scheduled = sparsetir.default_schedule(
-        stage_two(name, dtype, idtype), tvm.target.Target(target)
-    )
-    flat = sparsetir.lower_sparse_buffer(scheduled)
-    kernel = make(flat)
-    ours = {p.name: q.name for p, q in zip(func.params, flat.params, strict=True)}
-
-    def run(args):
-        after = kernel({ours[k]: v for k, v in args.items()})
-        return {k: after[ours[k]] for k, v in args.items() if isinstance(v, np.ndarray)}
-
+    run = on_threads(func, stage_two(name, dtype, idtype), target, make)
     cases = PROGRAMS[name].cases if dtype == "float32" else ("small",)
     check_run(name, dtype, idtype, cases, run, bounds)
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import gpu_runner
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
+from programs import copied
 from sparsetir.schedules.default import default_schedule
 
 KINDS = ("dense_variable", "sparse_variable", "sparse_fixed")
@@ -194,12 +195,8 @@ def programs(draw: Any) -> Drawn:
     return Drawn(text, args)
 
 
-def _copy(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
-
-
 def _expected(func: Any, arguments: dict[str, Any]) -> np.ndarray:
-    mine = _copy(arguments)
+    mine = copied(arguments)
     sparsetir.interpret(func, mine)
     return mine["out"]
 
@@ -228,10 +225,10 @@ def check_on_cpu(drawn: Drawn) -> None:
     """With the default schedule and with none, code gives what the interpreter gives."""
     func = sparsetir.from_source(drawn.text)
     expected = _expected(func, drawn.arguments)
-    mine = _copy(drawn.arguments)
+    mine = copied(drawn.arguments)
     sparsetir.build(func)(**mine)
     np.testing.assert_array_equal(mine["out"], expected)
-    mine = _copy(drawn.arguments)
+    mine = copied(drawn.arguments)
     sparsetir.build(sparsetir.lower_sparse_iter(func))(**mine)  # no schedule at all
     np.testing.assert_array_equal(mine["out"], expected)
 

@@ -28,7 +28,7 @@ TUNED = [
     (order, config)
     for order in (3, 4, 5)
     for config in thesis.Tuned.space(order)
-    if config.prefetch or not config.row
+    if config.prefetch == 8 * (order == 4)
 ]
 
 
@@ -64,6 +64,32 @@ def test_schedule(name, program, schedule, dtype, idtype):
 def test_tuned(order, config):
     schedule = partial(thesis.tuned_mttkrp, config=config)
     check(getattr(thesis, f"mttkrp{order}"), schedule, *TYPES[order % 2])
+
+
+@pytest.mark.parametrize("config", thesis.Tuned.space(3)[::2], ids=str)
+def test_tuned_on_few_elements_and_what_is_no_number(config):
+    sch = Schedule(thesis.mttkrp3("float32"))
+    thesis.tuned_mttkrp(sch, config)
+    kernel, shape, rng = sparsetir.build(sch), (7, 5, 6), np.random.default_rng(0)
+    for share in (0, 0.01, 0.5):
+        coords = np.array(np.nonzero(rng.random(shape) < share))
+        args, exact = inputs.mttkrp_arguments(coords, shape, "float32", "int32", rng)
+        kernel(**args)
+        np.testing.assert_allclose(args["a"], exact, rtol=1e-4, atol=1e-5)
+    before = args["a"].copy()
+    args["d"][4] = np.nan
+    kernel(**args)
+    without = ~np.isin(np.arange(7), coords[0, coords[2] == 4])
+    assert np.isnan(args["a"][~without]).all() and 0 < without.sum() < 7
+    np.testing.assert_array_equal(args["a"][without], before[without])
+
+
+def test_the_config_for_counts():
+    """Fibres of one element, of many, and of both."""
+    for counts, levels in (
+        ((1000, 1070), (2,)), ((1000, 6000), (1, 1)), ((1500, 4500, 8600, 9500), (1, 1, 2)),
+    ):  # fmt: skip
+        assert thesis.Tuned.for_counts(counts) == thesis.Tuned(levels)
 
 
 @pytest.mark.parametrize("name, program, schedule", thesis.SCHEDULES, ids=lambda x: str(x)[:4])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -48,7 +48,9 @@ def run(args: argparse.Namespace, layers: Any, torch: Any = None) -> None:
         "operator": "SpMM", "dtype": "float32",
     }  # fmt: skip
     if torch is not None:
-        cells = list(_cells(layers, features, _timed(torch, 2 if args.quick else common.ROUNDS)))
+        step = common.Steps(_count(layers, features))
+        rounds = 2 if args.quick else common.ROUNDS
+        cells = list(_cells(layers, features, _timed(torch, rounds), step))
         _show_ratios(cells, "min", "Times as fast as rows by themselves")
         path = common.finish(args, "times", {**about, "cells": cells}, torch)
         draw(path, "min", "time")
@@ -56,8 +58,10 @@ def run(args: argparse.Namespace, layers: Any, torch: Any = None) -> None:
     print(f"Counted, not timed; {common.NO_GPU}")
     shape = SHAPE if SHAPE in layers else next(iter(layers))
     few = {shape: {s: a[:COUNTED_ROWS] for s, a in layers[shape].items()}}
-    cells = list(_cells(few, features, _counted))
-    compiled = [] if shutil.which("nvcc") is None else list(_compiled(args.quick))
+    kernels = [] if shutil.which("nvcc") is None else _kernels(SIZES[:1] if args.quick else SIZES)
+    step = common.Steps(_count(few, features) + len(kernels))
+    cells = list(_cells(few, features, _counted, step))
+    compiled = list(_compiled(kernels, step))
     _show(cells, compiled)
     path = common.finish(args, "counts", {
         **about, "meanings": MEANINGS, "arch": ARCH, "cells": cells, "compile": compiled,
@@ -87,8 +91,14 @@ def _schedule(name: str) -> Any:
     return (spmm_gpu if name == ROWS else spmm_panels_gpu).apply
 
 
-def _cells(layers: Any, features: list[int], measure: Measure) -> Iterator[dict[str, Any]]:
-    step = common.Steps(len(features) * sum(map(len, layers.values())))
+def _count(layers: Any, features: list[int]) -> int:
+    """How many cells there are."""
+    return len(features) * sum(map(len, layers.values()))
+
+
+def _cells(
+    layers: Any, features: list[int], measure: Measure, step: common.Steps
+) -> Iterator[dict[str, Any]]:
     for feat in features:
         made: dict[str, Any] = {}
         for shape, by_zeros in layers.items():
@@ -149,16 +159,24 @@ def _timed(torch: Any, rounds: int) -> Measure:
     return measure
 
 
-def _compiled(quick: bool) -> Iterator[dict[str, Any]]:
-    """What nvcc makes of panels of some rows, for 128 features."""
-    for rows in SIZES[:1] if quick else SIZES:
-        for compact in (False, True):
-            for atomics in (False, True):
-                if rows > MOST_BY_PATTERN and not compact:
-                    continue
-                config = PanelThreads.for_features(128, rows=rows, compact=compact, atomics=atomics)
-                made = gpucode.measure(Spmm(), config, ARCH, "nvcc")
-                yield {"rows": rows, "compact": compact, "atomics": atomics, **made}
+def _kernels(sizes: Sequence[int]) -> list[PanelThreads]:
+    """Panels of some rows for 128 features, by pattern as far as there are such, and compacted."""
+    return [
+        PanelThreads.for_features(128, rows=rows, compact=compact, atomics=atomics)
+        for rows in sizes
+        for compact in ((False, True) if rows <= MOST_BY_PATTERN else (True,))
+        for atomics in (False, True)
+    ]
+
+
+def _compiled(kernels: list[PanelThreads], step: common.Steps) -> Iterator[dict[str, Any]]:
+    """What nvcc makes of kernels."""
+    for config in kernels:
+        by = "count" if config.compact else "pattern"
+        atomics = ", atomics" if config.atomics else ""
+        step(f"nvcc: panels of {config.rows} by {by}{atomics}")
+        about = {"rows": config.rows, "compact": config.compact, "atomics": config.atomics}
+        yield about | gpucode.measure(Spmm(), config, ARCH, "nvcc")
 
 
 def _show_ratios(cells: list[dict[str, Any]], what: str, title: str) -> None:

@@ -38,6 +38,8 @@ __all__ = [
 
 def is_array(value: Any) -> bool:
     """Whether it has a shape and a dtype and can hand out its memory."""
+    if is_torch(value) and value.is_nested:  # which raises where it is asked for its shape
+        return False
     return all(hasattr(value, name) for name in ("shape", "dtype", "__dlpack__"))
 
 

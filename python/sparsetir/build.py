@@ -49,18 +49,33 @@ def build(
 ) -> Any:
     """Compile to a kernel.
 
-    obj : a stage-I function, or a :class:`Schedule` of one, which gets the default schedule for the
-        target; a stage-II function or a `tvm.s_tir.Schedule` of one, built as it is; or an IRModule
-        of functions
-    target : "cpu" or "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU,
-        or sm_80 where there is none), or anything `tvm.target.Target` takes, such as
-        `{"kind": "cuda", "arch": "sm_90"}`
-    schedule, config : as for :func:`sparsetir.lower`; beside a single function
-    check : whether the kernel checks index arrays that it has not seen (see :class:`Kernel`)
+    Parameters
+    ----------
+    obj : SparseFunc, Schedule, PrimFunc, tvm.s_tir.Schedule or IRModule
+        A stage-I function, or a :class:`Schedule` of one, gets the default schedule for the target.
+        A stage-II function, or a `tvm.s_tir.Schedule` of one, is built as it is.
+    target : str, dict or tvm.target.Target
+        "cpu" or "llvm" (this machine's CPU with its vector width), "cuda" (this machine's GPU, or
+        sm_80 where there is none), or anything `tvm.target.Target` takes, such as `{"kind": "cuda",
+        "arch": "sm_90"}`.
+    schedule, config : optional
+        As for :func:`sparsetir.lower`; with a single function only.
+    check : bool
+        Whether the kernel checks index arrays that it has not seen (see :class:`Kernel`).
 
-    Returns a :class:`Kernel`; for a module of several functions a dict of kernels by name.
-    Raises what :func:`sparsetir.lower` raises, TypeError for another kind of object, ValueError for
-    a target that there is not and a module without functions.
+    Returns
+    -------
+    Kernel or dict of str to Kernel
+        A dict, by name, for a module of several functions.
+
+    Raises
+    ------
+    LoweringError, ScheduleError
+        As :func:`sparsetir.lower`.
+    TypeError
+        For another kind of object.
+    ValueError
+        For an unknown target, and for a module without functions.
     """
     target = resolve_target(target)
     if isinstance(obj, s_tir.Schedule):

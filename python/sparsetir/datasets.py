@@ -15,10 +15,16 @@ __all__ = ["SHIPPED", "NodeClassification", "load_cora", "load_cora_dataset"]
 class NodeClassification(NamedTuple):
     """A graph of n nodes, some of whose classes are to be learnt from those of others.
 
-    graph : (n, n) float32, a one for each edge from column to row
-    features : (n, d) float32
-    labels : (n,) int64, from 0
-    train, val, test : (n,) bool, which nodes to learn from, to choose by, and to judge by
+    Parameters
+    ----------
+    graph : (n, n) csr_array, float32
+        A one for each edge from column to row.
+    features : (n, d) csr_array, float32
+        Of each node.
+    labels : (n,) ndarray, int64
+        Classes, from 0.
+    train, val, test : (n,) ndarray, bool
+        Which nodes to learn from, to choose by, and to judge by.
     """
 
     graph: csr_array
@@ -30,8 +36,15 @@ class NodeClassification(NamedTuple):
 
 
 def load_cora() -> csr_array:
-    """The Cora citation graph: (2708, 2708), 10556 ones in float32, int32 sorted indices.
+    """The Cora citation graph.
 
+    Returns
+    -------
+    (2708, 2708) csr_array, float32
+        10556 ones; sorted int32 indices.
+
+    Notes
+    -----
     Origin, licence and what else the file holds: `data/README.md` of this package.
     """
     arrays = _arrays_of_cora()
@@ -39,10 +52,18 @@ def load_cora() -> csr_array:
 
 
 def load_cora_dataset() -> NodeClassification:
-    """Cora with words of papers (2708, 1433), zero or one; 7 classes, and the Planetoid split.
+    """Cora with words of papers, 7 classes, and the Planetoid split.
 
-    140 nodes to train on, 500 to validate and 1000 to test on; as the literature has it, features
-    are divided by the sums of their rows before training, which is not done here.
+    Returns
+    -------
+    NodeClassification
+        Features are (2708, 1433), zero or one; 140 nodes to train on, 500 to validate and 1000 to
+        test on.
+
+    Notes
+    -----
+    In the literature features are divided by the sums of their rows before training; here they are
+    not.
     """
     arrays = _arrays_of_cora()
     words = arrays["feat_indices"].astype(np.int32)

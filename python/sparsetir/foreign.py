@@ -108,19 +108,17 @@ def _loaded(who: str, name: str, path: Any) -> Any:
 
 def _pair(who: str, name: str, first: Any, second: Any) -> Edges:
     """Edges with a size, or rows and columns."""
+    kinds = f"{type(first).__name__} and {type(second).__name__}"
     if not is_array(first):
         try:
             first = np.asarray(first)
-        except ValueError:
+        except (ValueError, RuntimeError):  # rows of many lengths, nested tensors
             first = np.zeros(())
     dims = len(first.shape)
     if dims == 2:
         return Edges(first, second)
     if dims != 1 or (not is_array(second) and not isinstance(second, tuple | list)):
-        raise TypeError(
-            f"{who}: argument '{name}': expected {EXPECTED}; got a pair of "
-            f"{type(first).__name__} and {type(second).__name__}"
-        )
+        raise TypeError(f"{who}: argument '{name}': expected {EXPECTED}; got a pair of {kinds}")
     return Edges((second, first), square=False)
 
 

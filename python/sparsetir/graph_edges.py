@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import gzip
+import codecs
+import io
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.file_errors import NoRoom, need_room
+from sparsetir.file_errors import NoRoom, check_lengths, need_room, printable, unpacked
+from sparsetir.matrix_market import ELEMENT_BYTES
 
 __all__ = [
     "EDGE_LISTS",
@@ -35,11 +37,14 @@ EXPECTED = "expected row, column and maybe weight"
 class GraphError(ValueError):
     """A file that is not the graph that was expected; the text names it and says why."""
 
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
 
-def from_edges(who: str, rows: Any, columns: Any, weights: Any, shape: Any) -> sp.csr_array:
+
+def from_edges(path: Path, rows: Any, columns: Any, weights: Any, shape: Any) -> sp.csr_array:
     """CSR of edges; those that are equal are added up.
 
-    who : the file, for errors
+    path : of the file, for errors and for what it may ask for
     rows, columns : (E,) integers from 0
     weights : (E,) or None for float32 ones
     shape : two lengths; None for a square matrix up to the largest id
@@ -47,41 +52,47 @@ def from_edges(who: str, rows: Any, columns: Any, weights: Any, shape: Any) -> s
     rows, columns = np.asarray(rows), np.asarray(columns)
     for name, ids in (("row", rows), ("column", columns)):
         if ids.ndim != 1:
-            raise GraphError(f"{who}: {name} ids: expected one dimension, got shape {ids.shape}")
+            raise GraphError(f"{path}: {name} ids: expected one dimension, got shape {ids.shape}")
         if len(ids) != len(rows):
-            raise GraphError(f"{who}: {name} ids: expected shape {rows.shape}, got {ids.shape}")
+            raise GraphError(f"{path}: {name} ids: expected shape {rows.shape}, got {ids.shape}")
         if ids.dtype.kind not in "iu":
-            raise GraphError(f"{who}: {name} ids: expected integers, got {ids.dtype}")
+            raise GraphError(f"{path}: {name} ids: expected integers, got {ids.dtype}")
         if len(ids) and ids.min() < 0:
-            raise GraphError(f"{who}: {name} ids: expected 0 or more, got {ids.min()}")
+            raise GraphError(f"{path}: {name} ids: expected 0 or more, got {ids.min()}")
         if len(ids) and ids.max() >= MOST_NODES:
-            raise GraphError(f"{who}: {name} ids: expected less than 2**60, got {ids.max()}")
+            raise GraphError(f"{path}: {name} ids: expected less than 2**60, got {ids.max()}")
     rows, columns = rows.astype("int64"), columns.astype("int64")
     if shape is None:
         shape = (1 + max(int(rows.max(initial=-1)), int(columns.max(initial=-1))),) * 2
-    shape = two_lengths(f"{who}: shape", shape)
+    shape = two_lengths(f"{path}: shape", shape)
     for name, ids, length in (("row", rows, shape[0]), ("column", columns, shape[1])):
         if len(ids) and ids.max() >= length:
-            raise GraphError(f"{who}: {name} ids: expected less than {length}, got {ids.max()}")
+            raise GraphError(f"{path}: {name} ids: expected less than {length}, got {ids.max()}")
     weights = np.ones(len(rows), "float32") if weights is None else np.asarray(weights)
     if weights.shape != rows.shape:
-        raise GraphError(f"{who}: weights: expected shape {rows.shape}, got {weights.shape}")
+        raise GraphError(f"{path}: weights: expected shape {rows.shape}, got {weights.shape}")
     if weights.dtype.kind not in "biuf":
-        raise GraphError(f"{who}: weights: expected real numbers, got {weights.dtype}")
+        raise GraphError(f"{path}: weights: expected real numbers, got {weights.dtype}")
     try:
-        need_room(8 * shape[0])  # an id is soon larger than what memory holds
+        need_room(ELEMENT_BYTES * len(rows), path)
     except NoRoom as error:
-        raise GraphError(f"{who}: {error}") from error
-    if weights.dtype == np.float16:  # which scipy does not have
-        weights = weights.astype("float32")
+        raise GraphError(f"{path}: {error}") from error
+    try:
+        check_lengths(path, *shape)  # an id is soon larger than what memory holds
+    except NoRoom as error:
+        raise GraphError(f"{path}: {error}; number nodes from 0, without gaps") from error
+    # Neither half precision nor another byte order is known to SciPy.
+    kind = np.float32 if weights.dtype == np.float16 else weights.dtype.newbyteorder("=")
+    weights = weights.astype(kind, copy=False)
     return sp.csr_array(sp.coo_array((weights, (rows, columns)), shape=shape))
 
 
 def two_lengths(who: str, shape: Any) -> tuple[int, int]:
     """The lengths of a matrix, from what a file says."""
     found = np.asarray(shape)
-    if found.shape != (2,) or found.dtype.kind not in "iu" or (found > MOST_NODES).any():
-        raise GraphError(f"{who}: expected two integers up to 2**60, got {found.tolist()}")
+    sound = found.shape == (2,) and found.dtype.kind in "iu"
+    if not sound or (found > MOST_NODES).any() or (found < 0).any():
+        raise GraphError(f"{who}: expected two integers from 0 to 2**60, got {found.tolist()}")
     return int(found[0]), int(found[1])
 
 
@@ -92,17 +103,18 @@ def read_edges(path: Path) -> sp.csr_array:
     def labelled() -> Iterator[tuple[str, str]]:
         return ((f"line {number}", line) for number, line in _lines(path) if number >= begin)
 
-    rows, columns, weights = edge_table(path, path, begin, first, labelled)
-    return from_edges(str(path), rows, columns, weights, None)
+    with _opened(path) as file:
+        rows, columns, weights = edge_table(path, file, begin, first, labelled)
+    return from_edges(path, rows, columns, weights, None)
 
 
 def edge_table(
     path: Path, source: Any, begin: int, first: str,
-    labelled: Callable[[], Iterator[tuple[str, str]]], encoding: str = ENCODING,
+    labelled: Callable[[], Iterator[tuple[str, str]]],
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:  # fmt: skip
     """Rows, columns and weights, if any, of an edge list or of lines of it.
 
-    source : the file, or lines
+    source : lines of text
     begin, first : number, from 1, and text of the first line in `source` that says something; the
         text may be of another line that is like it
     labelled : the lines that say something and where they are, to find one that is wrong
@@ -115,7 +127,7 @@ def edge_table(
     try:
         table = np.loadtxt(
             source, "float64", comments=COMMENTS, delimiter=delimiter, skiprows=begin - 1, ndmin=2,
-            encoding=encoding,
+            encoding="utf-8",
         )  # fmt: skip
     except ValueError as error:
         raise _bad_line(path, labelled(), delimiter, columns) or error from error
@@ -138,17 +150,26 @@ def edge_table(
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines that say something, without comments, and their numbers from 1."""
-    opened = gzip.open if path.name.endswith(".gz") else open
-    with opened(path, "rt", encoding=ENCODING, errors="replace") as file:
+    with _opened(path) as file:
         for number, line in enumerate(file, 1):
             said = what_is_said(line)
             if said:
                 yield number, said
 
 
+def _opened(path: Path) -> io.TextIOWrapper:
+    """Comments and names may be in encodings like Latin-1, in which numbers are the same."""
+    with unpacked(path) as file:
+        wide = file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    return io.TextIOWrapper(unpacked(path), "utf-16" if wide else ENCODING, errors="replace")
+
+
 def what_is_said(line: str) -> str:
     """A line without its comment."""
-    return re.split("[#%]", line, maxsplit=1)[0].strip()
+    for mark in COMMENTS:
+        if mark in line:
+            line = line[: line.index(mark)]
+    return line.strip()
 
 
 def first_edge(path: Path) -> tuple[int, str]:

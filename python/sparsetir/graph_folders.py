@@ -25,9 +25,7 @@ from sparsetir.tensor_files import StoredTensor, read_tensors
 
 __all__ = ["read"]
 
-# A file that is small may tell of so many nodes: none of them needs to have an edge.
-FEW_NODES = 2**24
-NODES_PER_BYTE = 64
+MOST_YAML = 2**16
 
 
 def read(path: Path) -> Any:
@@ -42,11 +40,11 @@ def read(path: Path) -> Any:
         if (folder / "data.pt").is_file():
             return _read_pyg(folder / "data.pt")
     for folder in (path / "raw", path):
-        for file in sorted(folder.glob("ind.*.graph")):
+        for file in filter(Path.is_file, sorted(folder.glob("ind.*.graph"))):
             return _read_planetoid(file)
     if (path / "meta.yaml").is_file():
         return _read_csv_dataset(path)
-    saved = sorted(p for p in path.iterdir() if p.suffix in (".bin", ".dgl"))
+    saved = sorted(p for p in path.iterdir() if p.suffix in (".bin", ".dgl") and p.is_file())
     if saved:
         return _read_dgl(saved[0])
     raise GraphError(
@@ -132,10 +130,7 @@ def _square(path: Path, rows: Any, columns: Any, weights: Any, nodes: int) -> An
     """A matrix of so many rows and columns, or of more if ids ask for them."""
     least = [int(ids.max()) + 1 for ids in (rows, columns) if ids.dtype.kind in "iu" and len(ids)]
     nodes = max(nodes, *least, 0)
-    most = max(FEW_NODES, NODES_PER_BYTE * path.stat().st_size)
-    if nodes > most:
-        raise GraphError(f"{path}: expected at most {most} nodes in so small a file, got {nodes}")
-    return from_edges(str(path), rows, columns, weights, (nodes, nodes))
+    return from_edges(path, rows, columns, weights, (nodes, nodes))
 
 
 def _read_planetoid(path: Path) -> Any:
@@ -171,16 +166,22 @@ def _read_csv_dataset(folder: Path) -> Any:
             f"{folder / 'meta.yaml'}: expected one file of edges under edge_data, got "
             f"{', '.join(edges) or 'none'}; give that file itself as a graph"
         )
+    for name in (*edges, *nodes_of):
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise GraphError(f"{folder / 'meta.yaml'}: expected files of its folder, got '{name}'")
     columns = _columns(folder / edges[0], delimiter, ("src_id", "dst_id"), ("weight", "graph_id"))
     if len(set(columns.get("graph_id", [0]))) > 1:
         raise GraphError(f"{folder / edges[0]}: holds several graphs (graph_id), expected one")
     sources, targets = (_integers(folder / edges[0], columns[k]) for k in ("src_id", "dst_id"))
-    weights = np.array(columns["weight"], "float32") if "weight" in columns else None
+    try:
+        weights = np.array(columns["weight"], "float32") if "weight" in columns else None
+    except ValueError as error:
+        raise GraphError(f"{folder / edges[0]}: expected numbers as weights: {error}") from error
     nodes = 1 + max(int(sources.max(initial=-1)), int(targets.max(initial=-1)))
     for file in nodes_of[:1]:
         ids = _integers(folder / file, _columns(folder / file, delimiter, ("node_id",))["node_id"])
         nodes = max(nodes, int(ids.max(initial=-1)) + 1)
-    return from_edges(str(folder / edges[0]), targets, sources, weights, (nodes, nodes))
+    return from_edges(folder / edges[0], targets, sources, weights, (nodes, nodes))
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -188,9 +189,14 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     need("load_graph", "yaml", "graphs", title="PyYAML")
     import yaml
 
+    size = path.stat().st_size
+    if size > MOST_YAML:  # it is read slowly
+        raise GraphError(f"{path}: expected at most {MOST_YAML:,} bytes, got {size:,}")
     try:
-        found = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, RecursionError) as error:
+        # Which makes texts, lists and dicts, and does not copy what "<<" merges: nested, these grow
+        # with a power of what they say.
+        found = yaml.load(path.read_text(encoding="utf-8-sig"), Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise GraphError(f"{path}: holds no YAML: {' '.join(str(error).split())}") from error
     if not isinstance(found, dict):
         raise GraphError(f"{path}: expected names with values, got {type(found).__name__}")
@@ -210,13 +216,19 @@ def _columns(
     """Columns of a CSV file by the names in its first line."""
     if not path.is_file():
         raise GraphError(f"{path}: no such file, though meta.yaml names it")
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
         lines = csv.DictReader(file, delimiter=delimiter)
-        names = lines.fieldnames or []
-        missing = [n for n in needed if n not in names]
-        if missing:
-            raise GraphError(f"{path}: has no column {', '.join(missing)}, but {', '.join(names)}")
-        table = [[line[n] for n in names] for line in lines]
+        try:
+            names = lines.fieldnames or []
+            missing = [n for n in needed if n not in names]
+            if missing:
+                there = ", ".join(names)[:200]
+                raise GraphError(f"{path}: has no column {', '.join(missing)}, but {there}")
+            table = [[line[n] for n in names] for line in lines]
+        except csv.Error as error:
+            raise GraphError(f"{path}: line {lines.line_num}: {error}") from error
+    if any(None in row for row in table):
+        raise GraphError(f"{path}: expected {len(names)} values in each line, got fewer")
     at = {n: i for i, n in enumerate(names)}
     return {n: [row[at[n]] for row in table] for n in (*needed, *more) if n in at}
 
@@ -247,4 +259,4 @@ def _read_dgl(path: Path) -> Any:
     sources, targets = (ids.numpy() for ids in graph.edges())
     weights = next((graph.edata[k].numpy() for k in ("weight", "w") if k in graph.edata), None)
     nodes = graph.num_nodes()
-    return from_edges(str(path), targets, sources, weights, (nodes, nodes))
+    return from_edges(path, targets, sources, weights, (nodes, nodes))

@@ -13,13 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy.io
 import scipy.sparse as sp
 
 from sparsetir import graph_folders
 from sparsetir.datasets import SHIPPED
-from sparsetir.file_errors import UNREADABLE, check_npz, need_room, why
+from sparsetir.file_errors import (
+    UNREADABLE,
+    as_path,
+    check_lengths,
+    check_npz,
+    need_room,
+    printable,
+    why,
+)
 from sparsetir.graph_edges import EDGE_LISTS, GraphError, from_edges, read_edges, two_lengths
+from sparsetir.matrix_market import ELEMENT_BYTES, read_market
+from sparsetir.saved_matrix import saved_matrix
 from sparsetir.sparse_tensor import SparseTensor
 
 __all__ = ["KINDS", "GraphError", "graph_name", "layers", "load_graph", "load_relations"]
@@ -29,18 +38,20 @@ KINDS = (
     "an edge list (.txt, .csv, .tsv, .el, also with .gz), or a folder of PyG or DGL"
 )
 WEIGHTS = ("float32", "float64")
-# The least bytes of memory for each element of a matrix that is read: coordinates, values, order.
-ELEMENT_BYTES = 24
 OF_RELATIONS = ("num_nodes", "src", "dst", "etype")
 
 
 def load_graph(source: str | Path) -> sp.csr_array:
-    """A graph as CSR: sorted int32 indices (int64 where they do not fit), each element once.
+    """Read a graph as CSR.
 
-    source : a name that we ship ("cora") or a path; ":T" behind it transposes. Paths of
+    Parameters
+    ----------
+    source : str or Path
+        A name that we ship ("cora") or a path; ":T" behind it transposes. Paths of
+
         - .npz: arrays `shape`, `indptr`, `indices` and maybe `data`; what `scipy.sparse.save_npz`
-          wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr`
-          and so on, one is named: `file.npz:layer`
+          wrote; `row`, `col` and maybe `data`, `shape`; with several matrices, `<layer>.indptr` and
+          so on, one is named: `file.npz:layer`
         - .mtx, .mtx.gz: Matrix Market, coordinates
         - .txt, .csv, .tsv, .el, also with .gz: edge lists; lines of row, column and maybe weight,
           ids as they are, from 0. Lines from "#" or "%" on and one of names are passed over. The
@@ -49,29 +60,54 @@ def load_graph(source: str | Path) -> sp.csr_array:
         - a folder of DGL (`meta.yaml` and its edge files; or a file of `dgl.save_graphs`, for which
           dgl is needed)
 
+    Returns
+    -------
+    (m, n) csr_array, float32 or float64
+        Sorted int32 indices (int64 where they do not fit), each element once. Values are the
+        weights of the file, else ones: float32, or float64 where an .npz file has them. Those of
+        equal edges are added; stored zeros are kept.
+
+    Raises
+    ------
+    GraphError
+        A ValueError with a text for people that names the file.
+    TypeError, ValueError
+        For what is no path.
+
+    Notes
+    -----
     In graphs of PyG and DGL, which have a direction, rows are targets and columns sources, so that
     A @ X sums up what comes in at each node (as `SparseMatrix.from_edge_index` does).
 
-    Values are the weights of the file, else ones: float32, or float64 where an .npz file has them.
-    Those of equal edges are added; stored zeros are kept.
-
-    Raises GraphError, a ValueError with a text for people that names the file.
+    A file may ask for 2**24 rows or columns, or 32 for each of its bytes, and unpack to 256 MiB, or
+    256 bytes for each (text to 8 MiB, or 32): more is refused, as a short file may name a large id.
     """
-    text = str(source)
+    text = str(as_path("load_graph", "source", source))
     plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
     with _errors(plain):
-        matrix = _canonical(_read(plain))
-        return _canonical(matrix.T.tocsr()) if transposed else matrix
+        matrix = _read(plain)
+        return _canonical(matrix.T if transposed else matrix)
 
 
 def load_relations(source: str | Path) -> SparseTensor:
     """A graph whose edges have relations, as a tensor by (relation, target, source).
 
-    source : an .npz file with `num_nodes`, a number, and `src`, `dst` and `etype`, (E,) integers
+    Parameters
+    ----------
+    source : str or Path
+        An .npz file with `num_nodes`, a number, and `src`, `dst` and `etype`, (E,) integers.
 
-    Values, float32, are how often an edge is there. Raises GraphError as :func:`load_graph` does.
+    Returns
+    -------
+    SparseTensor
+        Values, float32, are how often an edge is there.
+
+    Raises
+    ------
+    GraphError
+        As :func:`load_graph` does.
     """
-    path = Path(source)
+    path = as_path("load_relations", "source", source)
     with _errors(str(path)):
         if not path.is_file():
             raise GraphError(
@@ -83,27 +119,56 @@ def load_relations(source: str | Path) -> SparseTensor:
             missing = sorted({*OF_RELATIONS} - {*arrays.files})
             if missing:
                 raise GraphError(f"{path}: has no {', '.join(missing)}")
-            nodes = int(arrays["num_nodes"])
-            coords = [arrays[name] for name in ("etype", "dst", "src")]
-        relations = 1 + int(coords[0].max(initial=-1))
+            told, *coords = (arrays[name] for name in ("num_nodes", "etype", "dst", "src"))
+        if told.size != 1 or told.dtype.kind not in "iu":
+            raise GraphError(f"{path}: num_nodes: expected an integer, got {told.tolist()}")
+        for name, ids in zip(("etype", "dst", "src"), coords, strict=True):
+            if ids.ndim != 1 or ids.dtype.kind not in "iu":
+                raise GraphError(
+                    f"{path}: {name}: expected integers of one dimension, got {ids.dtype} of shape "
+                    f"{ids.shape}"
+                )
+        nodes, relations = int(told.item()), 1 + int(coords[0].max(initial=-1))
+        check_lengths(path, nodes, relations)
+        need_room(ELEMENT_BYTES * len(coords[0]), path)
         return SparseTensor(coords, None, (relations, nodes, nodes))
 
 
 def graph_name(source: str | Path) -> str:
-    """A short name for people and for file names: "cora", "cora:T", "weights:conv1"."""
+    """A short name for people and for file names: "cora", "cora:T", "weights:conv1".
+
+    Parameters
+    ----------
+    source : str or Path
+        As for :func:`load_graph`.
+
+    Returns
+    -------
+    str
+    """
     text = str(source)
     plain, transposed = (text[:-2], ":T") if text.endswith(":T") else (text, "")
     path, layer = _split_layer(plain)
     if path.is_dir():
         path = path.resolve()
-        return path.name + transposed
+        return printable(path.name + transposed)
     name = path.name.removesuffix(".gz")
     stem = name if name in SHIPPED else Path(name).stem
-    return stem + (f":{layer}" if layer else "") + transposed
+    return printable(stem + (f":{layer}" if layer else "") + transposed)
 
 
 def layers(path: Path) -> list[str]:
-    """The names of the matrices of an .npz file that holds several; none for one matrix."""
+    """The names of the matrices of an .npz file that holds several; none for one matrix.
+
+    Parameters
+    ----------
+    path : Path
+        Of the file.
+
+    Returns
+    -------
+    list of str
+    """
     with _errors(str(path)), np.load(path) as arrays:
         return _layers(arrays.files)
 
@@ -118,12 +183,14 @@ def _read(text: str) -> Any:
     path, layer = _split_layer(text)
     if not path.exists():
         raise GraphError(f"{text}: no such file; a graph is {KINDS}")
-    if path.is_dir() or path.suffix in (".pt", ".bin", ".dgl"):
+    if path.is_dir():
         return graph_folders.read(path)
     if not path.is_file():
         raise GraphError(f"{path}: expected a file or folder")
     if path.stat().st_size == 0:
         raise GraphError(f"{path}: the file is empty")
+    if path.suffix in (".pt", ".bin", ".dgl"):
+        return graph_folders.read(path)
     name = path.name.lower()
     if name.endswith(".npz"):
         return _read_npz(path, layer)
@@ -166,11 +233,14 @@ def _read_npz(path: Path, layer: str) -> Any:
                 raise GraphError(f"{path}: has no layer '{layer}': {known}")
             return _compressed(path, arrays, f"{layer}.")
         if "format" in names:
-            return sp.load_npz(path)
+            found = saved_matrix(arrays)
+            check_lengths(path, *found.shape)
+            need_room(ELEMENT_BYTES * found.nnz, path)
+            return sp.csr_array(found)
         if {"row", "col"} <= set(names):
             shape = arrays["shape"] if "shape" in names else None
             data = arrays["data"] if "data" in names else None
-            return from_edges(str(path), arrays["row"], arrays["col"], data, shape)
+            return from_edges(path, arrays["row"], arrays["col"], data, shape)
         found = _layers(names)
         if found and "indptr" not in names:
             raise GraphError(
@@ -197,6 +267,8 @@ def _compressed(path: Path, arrays: Any, prefix: str) -> sp.csr_array:
     has_data = f"{prefix}data" in arrays.files
     data = arrays[f"{prefix}data"] if has_data else np.ones(len(indices), "float32")
     _refuse_rank(f"{path}: {prefix}data", data)
+    check_lengths(path, *shape)
+    need_room(ELEMENT_BYTES * len(indices), path)
     if data.dtype == np.float16:  # which scipy does not have
         data = data.astype("float32")
     return sp.csr_array((data, indices, indptr), shape=shape)
@@ -208,14 +280,10 @@ def _refuse_rank(who: str, array: Any) -> None:
 
 
 def _read_mtx(path: Path) -> Any:
-    rows, columns, count, layout, field, _ = scipy.io.mminfo(path)
-    if layout != "coordinate":
-        raise GraphError(f"{path}: expected coordinates, got a dense matrix ('array')")
-    if field == "complex":
-        raise GraphError(f"{path}: expected real numbers, got complex ones")
-    need_room(ELEMENT_BYTES * count + 8 * rows)
-    matrix = scipy.io.mmread(path, spmatrix=False)
-    return sp.csr_array(matrix.astype("float32"), shape=(rows, columns))
+    rows, columns, values, shape = read_market(path)
+    check_lengths(path, *shape)
+    values = np.ones(len(rows), "float32") if values is None else values.astype("float32")
+    return sp.csr_array(sp.coo_array((values, (rows, columns)), shape=shape))
 
 
 def _canonical(matrix: Any) -> sp.csr_array:

@@ -20,6 +20,7 @@ from sparsetir.arrays import (
     reference,
     to_numpy,
 )
+from sparsetir.file_errors import as_path
 from sparsetir.kernel_file import write_library
 from sparsetir.matrix_engine import allowed, features_needed, refusing
 from sparsetir.readable import check_memory, count_writes
@@ -48,35 +49,58 @@ if hasattr(os, "register_at_fork"):
 
 
 class Kernel:
-    """A compiled function.
+    """A compiled function, as :func:`sparsetir.build` and :func:`sparsetir.load` make it.
 
     Call it with the function's parameters in order or by name. Arrays are torch, NumPy or TVM
-    arrays in their natural shape (see :mod:`sparsetir.signature`), contiguous, of any alignment,
-    on the kernel's device; nothing is copied, outputs are written in place. What torch has not
-    written to memory, such as a negative bit, is refused, and so are outputs that require a
-    gradient, but under torch.no_grad(); outputs count as written in place. Scalars are Python
-    integers and may be left out (or None) where the shapes of arrays imply them.
+    arrays in their natural shape (see :mod:`sparsetir.signature`), contiguous, of any alignment, on
+    the kernel's device; nothing is copied, outputs are written in place. What torch has not written
+    to memory, such as a negative bit, is refused, and so are outputs that require a gradient, but
+    under torch.no_grad(); outputs count as written in place. Scalars are Python integers and may be
+    left out (or None) where the shapes of arrays imply them.
 
-    Index arrays that are not among the last eight sets that a kernel saw are checked
-    (:func:`check_structure`). This goes by object: an array changed in place is not looked at
-    again. `check=False` turns it off: the kernel then trusts them. A kernel may be called from
-    several threads at once.
+    Parameters
+    ----------
+    module : tvm.runtime.Module
+        What TVM compiled.
+    name : str
+        Of the function.
+    signature : Signature
+        Names, shapes and types of its parameters.
+    stages : mapping of str to function
+        The function at stage "I", "II" (as lowered), "II scheduled" and "III".
+    target : tvm.target.Target
+        What it was compiled for.
+    check : bool
+        Check index arrays that are not among the last eight sets that the kernel saw
+        (:func:`check_structure`). This goes by object: an array changed in place is not looked at
+        again. False turns it off: the kernel then trusts them.
+    needs : sequence of str, optional
+        Features of the CPU that its schedule asked for by name. Where they, or the system's leave
+        to use them, are not there, a call raises RuntimeError.
 
+    Attributes
+    ----------
+    computed : mapping
+        Recipe and keywords of each computed parameter, by name.
+    entry : tvm.runtime.PackedFunc
+        TVM's function, which takes what `signature.passed` names, in order; only TVM checks it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        In a call, naming function and argument.
+    StructureError
+        And its subclasses, in a call, for invalid structure.
+
+    Notes
+    -----
     Parameters that its schedule computes (see :mod:`sparsetir.sparse_ir.computed`) are none of the
     caller's: they are made when a set of index arrays is first seen, checked or not, and kept as
     long; those that are made of values, in every call. What a schedule promises about scalars is
-    checked in every call.
-
-    Raises TypeError or ValueError naming function and argument, StructureError and its subclasses
-    for invalid structure.
-
-    computed : recipe and keywords of each computed parameter, by name
-    stages : the function at stage "I", "II" (as lowered), "II scheduled" and "III"
-    target : the `tvm.target.Target` it was compiled for
-    entry : TVM's function, which takes what `signature.passed` names, in order; only TVM checks it
-    needs : features of the CPU that its schedule asked for by name. Where they, or the system's
-        leave to use them, are not there, a call raises RuntimeError
+    checked in every call. A kernel may be called from several threads at once.
     """
+
+    entry: Any
 
     def __init__(
         self,
@@ -91,12 +115,14 @@ class Kernel:
     ) -> None:
         self.name = name
         self.signature = signature
-        self.stages = dict(stages)
+        self.stages: dict[str, Any] = dict(stages)
         self.target = target
         self.check = check
         self._module = module
         self._loaded = not stages  # from a file, which holds no stages and cannot be written again
-        self.needs = features_needed(stages.get("II scheduled")) if needs is None else list(needs)
+        self.needs: list[str] = (
+            features_needed(stages.get("II scheduled")) if needs is None else list(needs)
+        )
         refused = allowed(self.needs) if self.needs else ""
         self._run = self.entry = refusing(name, refused) if refused else module[name]
         self._given = given = Arguments(name, signature, target)
@@ -108,7 +134,7 @@ class Kernel:
         self._promised = tuple((i, *promised_range(p)) for i, p in places if i < self._count)
         self._index = (*signature.index_arrays,)
         self._index_sizes = tuple(signature.index_sizes)
-        self.computed = signature.computed
+        self.computed: dict[str, dict[str, Any]] = signature.computed
         self._made = signature.passed[self._count :]
         self._steady = [name for name in self._made if name not in signature.of_values]
         # By ids of index arrays that passed, and the sizes they were checked for: places of these
@@ -116,7 +142,13 @@ class Kernel:
         self._passed: dict[tuple[Any, ...], tuple[Any, list[Any], dict[str, Any]]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
-        """Run the kernel; see the class."""
+        """Run the kernel; see the class.
+
+        Parameters
+        ----------
+        *args, **kwargs
+            The function's parameters, in order or by name.
+        """
         values = list(args)
         if kwargs or len(values) != self._count:
             values = self._given.bind(args, kwargs)
@@ -152,21 +184,37 @@ class Kernel:
             count_writes([values[i] for i in self._outputs])
 
     def run_unchecked(self, values: Sequence[Any]) -> None:
-        """Run on the arguments that `signature.passed` names, in order; only TVM checks them."""
+        """Run on the arguments that `signature.passed` names; only TVM checks them.
+
+        Parameters
+        ----------
+        values : sequence
+            The arguments, in that order.
+        """
         self._run(*values)
 
     def compute(
         self, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The computed parameters: NumPy arrays and integers by name.
+        """The computed parameters, by name.
 
         :meth:`run_unchecked` takes those of them that `signature.passed` names.
 
-        arguments : by name, at least what the recipes read
-        overrides : values for some of them, such as a number of blocks; what is made of them
-            follows
+        Parameters
+        ----------
+        arguments : mapping
+            By name, at least what the recipes read.
+        overrides : mapping, optional
+            Values for some of them, such as a number of blocks; what is made of them follows.
 
-        Raises as :func:`sparsetir.sparse_ir.computed.compute`.
+        Returns
+        -------
+        dict of str to ndarray or int
+
+        Raises
+        ------
+        ValueError
+            As :func:`sparsetir.sparse_ir.computed.compute`.
         """
         numbers = {n: to_numpy(v) if is_array(v) else v for n, v in arguments.items()}
         return compute(self.signature.func, numbers, overrides)
@@ -174,10 +222,18 @@ class Kernel:
     def of_values(
         self, arguments: Mapping[str, Any], computed: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """The computed arguments that are made of values: NumPy arrays by name.
+        """The computed arguments that are made of values, by name.
 
-        arguments : by name, at least the arrays that recipes read and that are not computed
-        computed : the other ones, as :meth:`compute` gives them
+        Parameters
+        ----------
+        arguments : mapping
+            By name, at least the arrays that recipes read and that are not computed.
+        computed : mapping
+            The other ones, as :meth:`compute` gives them.
+
+        Returns
+        -------
+        dict of str to ndarray
         """
         names = self.signature.of_values
         if not names:
@@ -189,8 +245,15 @@ class Kernel:
     def source(self, kind: str | None = None) -> str:
         """Generated code.
 
-        kind : for CPUs "ll" (LLVM, the default) or "asm"; for GPUs the text of the kernels
-            (the default), or "ll" and "asm" of the host part
+        Parameters
+        ----------
+        kind : {"ll", "asm"}, optional
+            For CPUs LLVM's text (the default) or assembly; for GPUs by default the text of the
+            kernels, else that of the host part.
+
+        Returns
+        -------
+        str
         """
         module = getattr(self._module, "mod", self._module)
         device = list(module.imports)
@@ -208,12 +271,26 @@ class Kernel:
     def export(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a shared library that :func:`sparsetir.load` and TVM's runtime alone can load.
 
-        path : ends in ".so"; an existing file is replaced only with `overwrite=True`, and kernels
-            loaded from it before go on as they were
+        Parameters
+        ----------
+        path : str or Path
+            Ends in ".so".
+        overwrite : bool
+            Replace an existing file; kernels loaded from it before go on as they were.
 
-        Raises ValueError, FileExistsError, FileNotFoundError for a folder that does not exist.
+        Raises
+        ------
+        ValueError
+            For another ending.
+        FileExistsError
+            For a file that is there, without `overwrite=True`.
+        FileNotFoundError
+            For a folder that does not exist.
+        OSError
+            Where it cannot be written; no part of a file is left then.
         """
-        path, who = Path(path), f"{self.name}: export: argument 'path'"
+        who = f"{self.name}: export: argument 'path'"
+        path = as_path(f"{self.name}: export", "path", path)
         if self._loaded:
             raise ValueError(
                 f"{self.name}: a loaded kernel cannot be exported again; copy its file"
@@ -230,7 +307,14 @@ class Kernel:
             "target": str(self.target),
             "needs": self.needs,
         }
-        write_library(self._module, path, meta)
+        try:
+            write_library(self._module, path, meta, overwrite)
+        except OSError as error:
+            text = f"{who}: '{path}' cannot be written: {error.strerror}"
+            raise OSError(error.errno, text) from error
+
+    def __reduce__(self) -> Any:
+        raise TypeError("Kernel: cannot be pickled or copied; export it, and load the file")
 
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"

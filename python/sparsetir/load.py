@@ -7,12 +7,12 @@ from typing import Any
 
 import tvm
 
-from sparsetir.file_errors import first_line
+from sparsetir.file_errors import as_path, first_line
 from sparsetir.kernel import Kernel
-from sparsetir.kernel_file import open_library, read_description
+from sparsetir.kernel_file import open_library, read_library
 from sparsetir.signature import PlainSignature, Signature
-from sparsetir.sparse_ir.computed import RECIPES
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.recipes import RECIPES
 from sparsetir.targets import missing_features
 
 __all__ = ["load"]
@@ -24,17 +24,35 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
     This runs code of the file, as importing a module does: load only files that you trust. Whether
     a file is whole is checked before, not who wrote it.
 
-    check : as in :func:`sparsetir.build`
+    Parameters
+    ----------
+    path : str or Path
+        The shared library.
+    check : bool
+        As in :func:`sparsetir.build`.
 
-    Raises FileNotFoundError, ValueError for a file that is no exported kernel, is cut off or was
-    changed, or whose computed parameters take recipes that this version does not have, RuntimeError
-    for one that cannot run here, such as a GPU's where there is no driver, or one that uses
-    instructions which this CPU has not.
+    Returns
+    -------
+    Kernel
+        Of a copy of the file as it is now, which may then be changed or deleted.
+
+    Raises
+    ------
+    FileNotFoundError
+        Where there is no such file.
+    ValueError
+        For a file that is no exported kernel, is cut off or was changed, or whose computed
+        parameters take recipes that this version does not have.
+    RuntimeError
+        For one that cannot run here, such as a GPU's where there is no driver, or one that uses
+        instructions which this CPU has not.
     """
-    path = Path(path).resolve()
+    path = as_path("load", "path", path)
     who = f"load: argument 'path': '{path}'"
+    if not path.is_file():
+        raise FileNotFoundError(f"load: argument 'path': expected a file, got '{path}'")
     try:
-        meta = read_description(path)
+        library, meta = read_library(path)
         name, signature, target = _described(meta)
     except OSError:
         raise
@@ -55,10 +73,10 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
             "a kernel that was built for this one"
         )
     try:
-        module = open_library(path)
+        module = open_library(library)
     except Exception as error:
         raise RuntimeError(
-            f"{who}, compiled for {target.kind.name}, cannot be loaded here: {error}"
+            f"{who}, compiled for {target.kind.name}, cannot be loaded here: {first_line(error)}"
         ) from error
     try:
         return Kernel(module, name, signature, {}, target, check=check, needs=meta.get("needs"))
@@ -71,6 +89,11 @@ def _described(meta: dict[str, Any]) -> tuple[str, Signature, Any]:
     for field in ("name", "signature", "target"):
         if not isinstance(meta.get(field), str):
             raise ValueError(f"its description has no text '{field}'")
+    needs = meta.get("needs")
+    if needs is not None and not (
+        isinstance(needs, list) and all(isinstance(name, str) for name in needs)
+    ):
+        raise ValueError("its description has no list of texts 'needs'")
     source: Any = tvm.ir.load_json(meta["signature"])
     if not isinstance(source, SparseFunc | tvm.tirx.PrimFunc):
         raise ValueError(f"its signature is no function, but {type(source).__name__}")

@@ -13,12 +13,12 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.matrix_engine import features_needed, missing_of
 from sparsetir.schedules.default import default_schedule, is_gpu
-from sparsetir.schedules.passes.cpu_locals import locals_on_stack
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
+from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
-from sparsetir.schedules.passes.tail_hints import sound_tail_hints
+from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.signature import natural_shapes
 from sparsetir.sparse_ir.atomics import ATOMIC
@@ -47,20 +47,35 @@ def lower(
 ) -> Stages:
     """All stages of a function, up to the one that is compiled.
 
-    func : of stage I; a :class:`Schedule`, whose function is taken as it was scheduled; of stage
-        II, or a plain PrimFunc, or a `tvm.s_tir.Schedule` of one of them, taken as it is
-    schedule : `schedule(sch, config)`, called with a new :class:`Schedule` of the stage-I function;
+    Parameters
+    ----------
+    func : SparseFunc, Schedule, PrimFunc or tvm.s_tir.Schedule
+        Of stage I; a :class:`Schedule`, whose function is taken as it was scheduled; of stage II,
+        or a plain PrimFunc, or a `tvm.s_tir.Schedule` of one of them, taken as it is. It is left as
+        it is.
+    schedule : callable, optional
+        `schedule(sch, config)`, called with a new :class:`Schedule` of the stage-I function;
         without a config `schedule(sch)`. What it gives back is not looked at. By default, and where
-        it does not go on to stage II itself, the default schedule for the target follows
-    config : for `schedule`
-    target : as for :func:`sparsetir.build`
+        it does not go on to stage II itself, the default schedule for the target follows.
+    config : optional
+        For `schedule`.
+    target : str, dict or tvm.target.Target
+        As for :func:`sparsetir.build`.
 
-    "III" has been through the last passes of the target (locals on the stack for CPUs, constants
-    that print exactly for GPUs), and has only the computed parameters that it needs. Functions
-    given are left as they are.
+    Returns
+    -------
+    Stages
+        "III" has been through the last passes of the target (locals on the stack for CPUs,
+        constants that print exactly for GPUs), and has only the computed parameters that it needs.
 
-    Raises LoweringError or ScheduleError, TypeError for what is none of these functions,
-    ValueError for a schedule beside what is scheduled, and a config without a schedule.
+    Raises
+    ------
+    LoweringError, ScheduleError
+        For what cannot be lowered or scheduled.
+    TypeError
+        For what is none of these functions.
+    ValueError
+        For a schedule beside what is scheduled, and a config without a schedule.
     """
     target = resolve_target(target)
     _check(func, schedule, config)
@@ -111,7 +126,7 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
     if second is None and not is_gpu(target):
         stages = for_all_sizes(sch.func, target)
     else:
-        lowered = lower_sparse_iter(sch.func)
+        lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
         scheduled = lowered if second is None else _only(second)
         if second is None or is_gpu(target) and _binds_in_stage_one(sch.func):
             scheduled = default_schedule(scheduled, target)  # of what is not bound yet

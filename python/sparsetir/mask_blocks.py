@@ -36,14 +36,23 @@ class BlockRows(NamedTuple):
 class BlockMask:
     """A mask of (m, n) elements, stored by blocks; made by the functions of :mod:`sparsetir.masks`.
 
-    shape : (m, n) queries and keys; the last blocks may stick out
-    block : rows and columns of a block: 16, 32, 64 or 128
-    rows, columns : the stored blocks, and those of the transposed mask
-    nnz : elements
+    `a & b` has the elements that both have, `a | b` those of any.
 
-    Blocks with the same elements share their bits, so that memory is linear in the stored blocks:
-    8 bytes for each, and block**2 / 8 for each kind, twice. `a & b` has the elements that both
-    have, `a | b` those of any.
+    Parameters
+    ----------
+    shape : (int, int)
+        m queries and n keys; the last blocks may stick out.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
+    rows, columns : BlockRows
+        The stored blocks, and those of the transposed mask.
+    nnz : int
+        Number of elements.
+
+    Notes
+    -----
+    Blocks with the same elements share their bits, so that memory is linear in the stored blocks: 8
+    bytes for each, and block**2 / 8 for each kind, twice.
     """
 
     shape: tuple[int, int]
@@ -74,7 +83,17 @@ class BlockMask:
         return BlockMask((n, m), self.block, self.columns, self.rows, self.nnz)
 
     def to(self, device: Any) -> BlockMask:
-        """The mask on another device."""
+        """The mask on another device.
+
+        Parameters
+        ----------
+        device : torch.device or str
+            Where its arrays are to be.
+
+        Returns
+        -------
+        BlockMask
+        """
         rows, columns = (BlockRows(*(x.to(device) for x in a)) for a in (self.rows, self.columns))
         return BlockMask(self.shape, self.block, rows, columns, self.nnz)
 
@@ -88,7 +107,7 @@ class BlockMask:
 
     @cached_property
     def csr(self) -> tuple[Tensor, Tensor]:
-        """(m + 1,) and (nnz,) int64: where rows begin, and their columns, increasing. Kept."""
+        """(m + 1,) and (nnz,) int64, where rows begin, and their columns, increasing. Kept."""
         stored, size = Stored.of(self), self.block
         place, row, column = np.nonzero(stored.elements())
         row += stored.row[place] * size

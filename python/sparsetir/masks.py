@@ -38,8 +38,22 @@ CHUNK = 1 << 22
 def band(length: int, width: int, block: int = 64) -> BlockMask:
     """Each position attends to width // 2 positions before it, as many after it, and itself.
 
-    That is (i, j) with |i - j| <= width // 2: the sliding window of Longformer (Beltagy, Peters and
-    Cohan, 2020, section 3.1).
+    Parameters
+    ----------
+    length : int
+        Of the sequence.
+    width : int
+        Of the band: (i, j) with `|i - j| <= width // 2`.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
+
+    Returns
+    -------
+    BlockMask
+
+    Notes
+    -----
+    The sliding window of Longformer (Beltagy, Peters and Cohan, 2020, section 3.1).
     """
     length, size = _length("band", length), _size("band", block)
     reach = _count("band", "width", width) // 2
@@ -55,6 +69,17 @@ def causal(length: int, block: int = 64) -> BlockMask:
     """Each position attends to itself and those before it: (i, j) with j <= i.
 
     For a causal variant of another mask: `mask & causal(length)`.
+
+    Parameters
+    ----------
+    length : int
+        Of the sequence.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
+
+    Returns
+    -------
+    BlockMask
     """
     length, size = _length("causal", length), _size("causal", block)
     io = np.arange(-(-length // size))
@@ -65,6 +90,19 @@ def causal(length: int, block: int = 64) -> BlockMask:
 def butterfly(length: int, block: int = 64) -> BlockMask:
     """The flat block butterfly: block (i, j) where i = j, or i and j differ in one binary digit.
 
+    Parameters
+    ----------
+    length : int
+        Of the sequence.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
+
+    Returns
+    -------
+    BlockMask
+
+    Notes
+    -----
     Of n blocks each attends to about log2(n) + 1. (Dao et al., Pixelated Butterfly, 2022, section
     3.2: the sum of the factors of a block butterfly matrix, instead of their product, with the
     largest stride.) Where the number of blocks is no power of two, those beyond it are left out.
@@ -83,12 +121,28 @@ def bigbird(
 ) -> BlockMask:
     """Blocks near by, blocks that attend to all and that all attend to, and random ones.
 
-    window : blocks side by side that each block attends to, itself in their middle; odd
-    ends : blocks at the beginning that are global: their rows and columns are all there
-    random : further blocks that each block attends to, among those that it does not yet
-    seed : of the choice of these
+    Parameters
+    ----------
+    length : int
+        Of the sequence.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
+    window : int
+        Blocks side by side that each block attends to, itself in their middle; odd.
+    ends : int
+        Blocks at the beginning that are global: their rows and columns are all there.
+    random : int
+        Further blocks that each block attends to, among those that it does not yet.
+    seed : int
+        Of the choice of these.
 
-    (Zaheer et al., Big Bird, 2020, section 2 and appendix D.)
+    Returns
+    -------
+    BlockMask
+
+    Notes
+    -----
+    Zaheer et al., Big Bird, 2020, section 2 and appendix D.
     """
     who = "bigbird"
     length, size = _length(who, length), _size(who, block)
@@ -113,8 +167,18 @@ def bigbird(
 def blocks(table: Any, block: int = 64, shape: Sequence[int] | None = None) -> BlockMask:
     """All elements of the blocks that a table names.
 
-    table : (rows of blocks, columns of blocks) of booleans, of NumPy or torch
-    shape : (m, n) elements; by default all blocks are whole
+    Parameters
+    ----------
+    table : (rows of blocks, columns of blocks) bool
+        Of NumPy or torch.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
+    shape : (int, int), optional
+        (m, n) elements; by default all blocks are whole.
+
+    Returns
+    -------
+    BlockMask
     """
     size = _size("blocks", block)
     found = np.asarray(table.cpu() if isinstance(table, Tensor) else table)
@@ -139,9 +203,25 @@ def from_elements(
 ) -> BlockMask:
     """A mask of elements, in the blocks that hold one.
 
-    indptr, indices : (m + 1,) where rows begin, and (nnz,) their columns, each once
+    Parameters
+    ----------
+    indptr : (m + 1,) ndarray
+        Where rows begin.
+    indices : (nnz,) ndarray
+        Their columns, each once.
+    shape : (int, int)
+        (m, n) elements.
+    block : {16, 32, 64, 128}
+        Rows and columns of a block.
 
-    Raises ValueError for elements that are there twice.
+    Returns
+    -------
+    BlockMask
+
+    Raises
+    ------
+    ValueError
+        For elements that are there twice.
     """
     size = _size("from_elements", block)
     i = np.repeat(np.arange(shape[0]), np.diff(indptr))

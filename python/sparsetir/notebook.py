@@ -19,12 +19,15 @@ def html_of(tensor: Any) -> str:
     places = np.prod([float(n) for n in tensor.shape])
     share = f", {tensor.nnz / places:.2g} of all places" if places else ""
     text = f"{type(tensor).__name__}: {shape}, {tensor.nnz:,} elements{share}, {tensor.dtype}"
-    picture = _picture(tensor.pattern) if len(tensor.shape) == 2 and tensor.nnz else ""
+    picture = _picture(tensor.pattern, text) if len(tensor.shape) == 2 and tensor.nnz else ""
     return f"<div><code>{text}</code>{picture}</div>"
 
 
-def _picture(pattern: Any) -> str:
-    """An SVG in the colour of the text around it: the fuller a cell is, the darker."""
+def _picture(pattern: Any, text: str) -> str:
+    """An SVG in the colour of the text around it: the fuller a cell is, the darker.
+
+    text : what is drawn, for who points at it or cannot see it
+    """
     longest = max(pattern.shape)
     edge = max(1, -(-longest // CELLS))  # elements along a side of a cell
     rows, columns = (-(-n // edge) for n in pattern.shape)
@@ -41,5 +44,5 @@ def _picture(pattern: Any) -> str:
         f'<br><svg width="{columns * scale:.0f}" height="{rows * scale:.0f}" '
         f'viewBox="0 0 {columns} {rows}" fill="currentColor" role="img" '
         'style="outline: 1px solid; shape-rendering: crispEdges">'
-        f"<title>where elements are</title>{cells}</svg>"
+        f"<title>Elements of a {text}</title>{cells}</svg>"
     )

@@ -13,14 +13,17 @@ from __future__ import annotations
 from typing import Any
 
 from sparsetir.compiled import compilations
+from sparsetir.edge_plan import edge_plan
+from sparsetir.edge_request import along_edges, edge_request
 from sparsetir.formats import Format
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import relational_request
-from sparsetir.request import refuse_relational, request
+from sparsetir.request import refuse_options, request
 from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 from sparsetir.tuning.lookup import recorded_config, warn_of_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
@@ -41,54 +44,111 @@ def plan(
     out_dtype: str | None = None,
     feat_in: int | None = None,
     weighted: bool = True,
+    edge_feat: int | None = None,
+    scale: float | None = None,
 ) -> Plan:
     """An operator on a pattern, with its kernel compiled and the pattern arranged for it.
 
-    op : "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
+    Parameters
+    ----------
+    op : str
+        "spmm", C[i, k] = reduce over the stored j of A[i, j] * B[j, k]; "spmv", the same for
         vectors; "sddmm", OUT[i, j] = sum over k of X[i, k] * Y[j, k] at the stored places (the
-        values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and
-        over k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes. Also
-        DGL's names for these: "u_mul_e_sum" (and with other reductions) is "spmm", "copy_u_sum" the
-        same with ones for values, "u_dot_v" is "sddmm"
-    matrix : a SparseMatrix, or what that takes (an edge_index, a file, ...); its values are the
-        default of a run. Or a :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is
-        trusted: columns of a row may come in any order and more than once, as edges of a graph do.
-        It has no values, so that each run is given its own. Of "rgms" a SparseTensor by (relation,
-        row, column), or a :class:`sparsetir.schedules.operators.relations.RelationPattern`, without
-        values
-    feat : features of the dense operands; or the dense operand itself, B or X, whose features,
-        dtype and heads are taken. Required, but for "spmv", which has none
-    dtype : "float32", "float16", "bfloat16" or "float64", of values, dense operands and result;
-        by default that of the matrix. Sums are in float32, for float64 in float64
-    reduce : "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
-        :class:`sparsetir.schedules.operators.problems.Spmm`)
-    heads : how many matrices share the pattern; a first dimension of values, operands and result
-    target : as for :func:`sparsetir.build`
-    threads : of the CPU, that the rows are divided among; by default all
-    format : that stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned weights; for
-        sums of one matrix. By default one is chosen: on a CPU blocks where the matrix is made of
-        full ones, as block-pruned weights are, else CSR
-    config : of a template, which names the format; by default the one that tuning has recorded for
-        this very problem on this machine (see :mod:`sparsetir.tuning.records`), else one chosen by
-        the sizes of the pattern and the target. For a CsrPattern, by its sizes alone:
-        `sparsetir.ops`, which has such patterns, looks for records itself
-    out_dtype : of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for
-        "int8", whose sums are in int32 (on a GPU with a format that tensor cores take); by default
-        `dtype`. Records of tuning are for the default
-    feat_in, weighted : of "rgms": features of x, by default `feat`; whether values play a part,
-        without which they are all 1. It takes no reduce, heads and format. Features that fill no
-        vectors get zeros behind them, in copies
+        values of the matrix play no part); "rgms", Y[i, l] = sum over the stored (r, i, j) and over
+        k of A[r, i, j] * X[j, k] * W[r, k, l], whose `config` has the feature sizes.
+        Messages and their reduction, OUT[i] = reduce over the stored j of message(u[j], e[(i, j)]),
+        by DGL's names: "u_add_e_max", "copy_e_sum" and so on, the reduction in the name or in
+        `reduce`; "u_mul_e_sum" and the like are "spmm", "copy_u_sum" the same with ones for values,
+        "u_dot_v" is "sddmm". "softmax" (or "sparse_softmax") and "edge_softmax" over the elements
+        of each row; "attention", OUT[i] = sum over the stored j of softmax(scale * q[i] . k[j]) *
+        v[j].
+    matrix : SparseMatrix, or what that takes (an edge_index, a file, ...)
+        Its values are the default of a run. Or a
+        :class:`sparsetir.schedules.operators.problems.CsrPattern`, which is trusted: columns of a
+        row may come in any order and more than once, as edges of a graph do. It has no values, so
+        that each run is given its own. Of "rgms" a SparseTensor by (relation, row, column), or a
+        :class:`sparsetir.schedules.operators.relations.RelationPattern`, without values.
+    feat : int or array
+        Features of the dense operands; or the dense operand itself, B or X, whose features, dtype
+        and heads are taken. Required, but for "spmv", which has none.
+    dtype : {"float32", "float16", "bfloat16", "float64"}, optional
+        Of values, dense operands and result; by default that of the matrix. Sums are in float32,
+        for float64 in float64.
+    reduce : str
+        "sum" or "add", "mean", "max" or "amax", "min" or "amin" (see
+        :class:`sparsetir.schedules.operators.problems.Spmm`).
+    heads : int, optional
+        How many matrices share the pattern; a first dimension of values, operands and result.
+        See the notes for messages, softmax and attention.
+    target : str, dict or tvm.target.Target
+        As for :func:`sparsetir.build`.
+    threads : int, optional
+        Of the CPU, that the rows are divided among; by default all.
+    format : Format, optional
+        That stores the matrix, such as `sparsetir.formats.BSR(32, 32)` for pruned weights; for sums
+        of one matrix. By default one is chosen: on a CPU blocks where the matrix is made of full
+        ones, as block-pruned weights are, else CSR.
+    config : optional
+        Of a template, which names the format; by default the one that tuning has recorded for this
+        very problem on this machine (see :mod:`sparsetir.tuning.records`), else one chosen by the
+        sizes of the pattern and the target. For a CsrPattern, by its sizes alone: `sparsetir.ops`,
+        which has such patterns, looks for records itself.
+    out_dtype : str, optional
+        Of the result of "spmm" and "spmv": float32 for operands of 16 bits, int32 for "int8", whose
+        sums are in int32 (on a GPU with a format that tensor cores take); by default `dtype`.
+        Records of tuning are for the default.
+    feat_in : int, optional
+        Features of x in "rgms", and of q and k in "attention"; by default `feat`, that of the
+        result.
+    weighted : bool
+        Of "rgms": whether values play a part, without which they are all 1. It takes no reduce,
+        heads and format. Features that fill no vectors get zeros behind them, in copies.
+    edge_feat : int, optional
+        Of messages: features of e, 1 or `feat`, which is then an operand behind u; by default e is
+        the values of the matrix, one number for each element.
+    scale : float, optional
+        Of "attention", by default 1 / sqrt(feat_in).
 
-    Raises ValueError and TypeError for other arguments, ScheduleError where the config does not
-    serve the problem, RuntimeError where there is no such device.
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ValueError, TypeError
+        For other arguments.
+    ScheduleError
+        Where the config does not serve the problem.
+    RuntimeError
+        Where there is no such device.
+
+    Notes
+    -----
+    Features of elements (e, and values of a softmax) are in the order of the pattern, as values
+    are. A matrix that has its elements in another order is refused there, but for a SparseMatrix,
+    whose `arrange` brings features into its own; and one that has an element twice, where it
+    matters that a SparseMatrix has it once. With heads, messages and attention are as in
+    `sparsetir.ops`: u (n, heads, feat), e (nnz, heads, edge_feat), q (m, heads, feat_in); "softmax"
+    takes (heads, nnz) and "edge_softmax" (nnz, heads), and neither takes `feat`.
     """
     if op == "rgms":
+        refuse_options(op, edge_feat=edge_feat, scale=scale)
         related = relational_request(
             matrix, feat, feat_in=feat_in, weighted=weighted, dtype=dtype, reduce=reduce,
             heads=heads, target=target, threads=threads, format=format, out_dtype=out_dtype,
         )  # fmt: skip
         return relational_plan(related, config)
-    refuse_relational(op, feat_in, weighted)
+    refuse_options(op, weighted=weighted)
+    if along_edges(op, feat, heads, edge_feat):
+        refuse_options(op, format=format, out_dtype=out_dtype)
+        return edge_plan(
+            edge_request(
+                op, matrix, feat, edge_feat=edge_feat, feat_in=feat_in, scale=scale, dtype=dtype,
+                reduce=reduce, heads=heads, target=target, threads=threads,
+            ),
+            config,
+        )  # fmt: skip
+    refuse_options(op, feat_in=feat_in, edge_feat=edge_feat, scale=scale)
     wanted = request(
         op, matrix, feat, dtype=dtype, reduce=reduce, heads=heads, target=target, threads=threads,
         out_dtype=out_dtype,
@@ -123,12 +183,26 @@ def plan(
 def _of_each_run(config: Any, pattern: CsrPattern) -> Any:
     """The config for values of each run, and columns in any order."""
     config = getattr(config, "unpacked", config)
-    return config.by_rows if isinstance(config, PanelRows) and not pattern.increases else config
+    panels = isinstance(config, PanelRows | PanelThreads)
+    return config.by_rows if panels and not pattern.increases else config
 
 
 def plan_candidates(op: str, matrix: Any, feat: Any = None, **options: Any) -> list[Any]:
-    """Configs worth measuring, the default of :func:`plan` first; options as there."""
+    """Configs worth measuring, the default of :func:`plan` first.
+
+    Parameters
+    ----------
+    op, matrix, feat, **options
+        As for :func:`plan`.
+
+    Returns
+    -------
+    list
+        Each to be `config` of :func:`plan`.
+    """
     if op == "rgms":
         return relational_request(matrix, feat, **options).whole.candidates()
+    if along_edges(op, feat, options.get("heads"), options.get("edge_feat")):
+        return edge_request(op, matrix, feat, **options).candidates()
     wanted = request(op, matrix, feat, **options)
     return [*wanted.engine(), *candidates(wanted.problem, wanted.statistics, wanted.target)]

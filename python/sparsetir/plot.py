@@ -49,15 +49,32 @@ HEIGHT = 4.2  # of a panel, in inches
 def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
     """A picture of the stored coordinates of a matrix, rows going down.
 
-    pattern : a Pattern of two axes, a SparseMatrix, or a scipy sparse matrix
-    ax : matplotlib Axes to draw on; by default a new figure
-    name : of the matrix, for the title
+    Parameters
+    ----------
+    pattern : Pattern, SparseMatrix or scipy sparse matrix
+        Of two axes.
+    ax : matplotlib.axes.Axes, optional
+        To draw on; by default a new figure.
+    name : str, optional
+        Of the matrix, for the title.
 
+    Returns
+    -------
+    matplotlib.figure.Figure or matplotlib.axes.Axes
+        The new figure, or `ax` if given.
+
+    Raises
+    ------
+    ValueError
+        For a pattern that has not two axes.
+    ImportError
+        Without matplotlib.
+
+    Notes
+    -----
     A square per element up to 64 x 64. A larger matrix is divided into at most 256 x 256 equal
     pixels; colour shows which share of a pixel's coordinates is stored, on a logarithmic scale. A
     new figure also has the 48 x 48 coordinates that store most, a square per element.
-    Returns the new Figure, or `ax` if given. Raises ValueError for a pattern that has not two axes,
-    and ImportError without matplotlib.
     """
     need("plot_pattern", "matplotlib", "plot")
     pattern = getattr(pattern, "pattern", pattern)
@@ -99,11 +116,29 @@ def plot_pattern(pattern: Any, ax: Any = None, name: str | None = None) -> Any:
 def plot_format(converted: ConvertedFormat, ax: Any = None, name: str | None = None) -> Any:
     """A picture of what each rule of a format stores: a colour per part, lighter where padded.
 
-    converted : a pattern of two axes in a format
-    ax : matplotlib Axes for the picture of the matrix; by default a new figure that also has one of
-        the storage
-    name : of the matrix, for the title
+    Parameters
+    ----------
+    converted : ConvertedFormat
+        A pattern of two axes in a format.
+    ax : matplotlib.axes.Axes, optional
+        For the picture of the matrix; by default a new figure that also has one of the storage.
+    name : str, optional
+        Of the matrix, for the title.
 
+    Returns
+    -------
+    matplotlib.figure.Figure or matplotlib.axes.Axes
+        The new figure, or `ax` if given.
+
+    Raises
+    ------
+    ValueError
+        For a pattern that has not two axes.
+    ImportError
+        Without matplotlib.
+
+    Notes
+    -----
     Up to 64 x 64, the matrix has a square per element and per padded coordinate, and the storage
     one per place, where what rows become goes down and what columns become to the right. A larger
     matrix is divided into at most 256 x 256 pixels, in the colour of the part that has most
@@ -111,8 +146,6 @@ def plot_format(converted: ConvertedFormat, ax: Any = None, name: str | None = N
     figure also has the 48 x 48 coordinates that store most, a square per element. Where padding
     lies in the whole is then seen from at most 2**21 places, drawn at random, and in those 48 x 48
     only of parts that have no more places.
-    Returns the new Figure, or `ax` if given. Raises ValueError for a pattern that has not two axes,
-    and ImportError without matplotlib.
     """
     need("plot_format", "matplotlib", "plot")
     _check_order("plot_format", "converted", converted.pattern)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.extras import need
+from sparsetir.file_errors import printable
 
 __all__ = ["plot_kernel_map"]
 
@@ -17,13 +18,29 @@ COLOUR = "#0072B2"
 def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> Any:
     """A picture of a sparse convolution's kernel map: offsets going down, outputs to the right.
 
-    found : a :class:`sparsetir.nn.KernelMap`
-    ax : matplotlib Axes to draw on; by default a new figure
-    name : of the cloud, for the title
+    Parameters
+    ----------
+    found : KernelMap
+        A :class:`sparsetir.nn.KernelMap`.
+    ax : matplotlib.axes.Axes, optional
+        To draw on; by default a new figure.
+    name : str, optional
+        Of the cloud, for the title.
 
+    Returns
+    -------
+    matplotlib.figure.Figure or matplotlib.axes.Axes
+        The new figure, or `ax` if given.
+
+    Raises
+    ------
+    ImportError
+        Without matplotlib.
+
+    Notes
+    -----
     Colour shows where an offset has an input for an output; of more than 512 outputs, for which
-    share of those that are drawn together. The bars are pairs of an offset. Returns the new Figure,
-    or `ax` if given. Raises ImportError without matplotlib.
+    share of those that are drawn together. The bars are pairs of an offset.
     """
     need("plot_kernel_map", "matplotlib", "plot")
     from matplotlib.colors import to_rgb
@@ -49,7 +66,8 @@ def plot_kernel_map(found: Any, ax: Any = None, name: str | None = None) -> Any:
     ax.imshow(image, aspect="auto", interpolation="nearest", extent=edges)
     ax.set(xlabel="output", ylabel="offset, z fastest")
     title = f"{offsets} offsets, {outputs:,} outputs: {len(of_pair):,} pairs"
-    ax.set_title(title if name is None else f"{name}, {title}", fontsize=9)
+    title = title if name is None else f"{printable(name)}, {title}"
+    ax.set_title(title, fontsize=9, parse_math=False)
     if bars is not None:
         bars.barh(np.arange(offsets), counts, color=COLOUR)
         bars.set_xlabel("pairs")

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir.file_errors import printable
+
 __all__ = ["COLOURS", "matrix_labels", "rgb", "squares", "tint"]
 
 # Okabe and Ito's colours, which stay apart for the colour-blind.
@@ -45,7 +47,8 @@ def matrix_labels(ax: Any, title: str) -> None:
     """Title, and axes that count rows and columns."""
     from matplotlib.ticker import MaxNLocator
 
-    ax.set_title(title, fontsize="medium")
+    # Names of files are no formulas, and what cannot be printed is no XML.
+    ax.set_title(printable(title), fontsize="medium", parse_math=False)
     ax.set_xlabel("column")
     ax.set_ylabel("row")
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))

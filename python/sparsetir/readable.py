@@ -129,6 +129,9 @@ def hidden(array: Any) -> str:
             f"a tensor with memory of its own, got {type(array).__name__} that stands for another, "
             "as in torch.func and in traces"
         )
+    in_memory = array.layout is torch.strided and array.device.type == "cpu"
+    if in_memory and array.numel() and not array.data_ptr():
+        return "a tensor with memory, got one whose storage was let go of"
     return ""
 
 

@@ -11,7 +11,6 @@ import numpy as np
 from sparsetir.formats import Pattern
 from sparsetir.request import (
     KernelRequest,
-    Request,
     check_counts,
     check_dtypes,
     default_threads,
@@ -30,7 +29,7 @@ from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
 from sparsetir.waking import work_of_threads
 
-__all__ = ["AnyRequest", "GradientRequest", "RelationalRequest", "relational_request"]
+__all__ = ["GradientRequest", "RelationalRequest", "relational_request"]
 
 
 @dataclass(frozen=True)
@@ -207,9 +206,6 @@ class GradientRequest(RelationalRequest):
         """Configs worth measuring, that of :meth:`chosen` first."""
         given = self.problem, self.pattern, self.feat_in, self.feat, self.target
         return list(rgms_gradients_gpu.configs(*given))
-
-
-AnyRequest = Request | RelationalRequest
 
 
 def relational_request(

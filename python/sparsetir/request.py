@@ -32,15 +32,18 @@ from sparsetir.waking import work_of_threads
 __all__ = [
     "KernelRequest",
     "Request",
+    "adopted_matrix",
     "check_counts",
     "check_dtypes",
     "csr_pattern",
     "default_threads",
     "features_of",
     "idtype_for",
-    "refuse_relational",
+    "refuse_options",
     "request",
 ]
+
+MOST_DIGITS = 7  # of a number of threads
 
 
 class KernelRequest:
@@ -165,7 +168,7 @@ def request(
     out_dtype: str | None = None,
 ) -> Request:
     """The arguments of :func:`sparsetir.plan`, checked; raises as it does."""
-    op, reduce, ones = named_operator("plan", op, reduce, OPERATORS)
+    given, (op, reduce, ones) = op, named_operator("plan", op, reduce, OPERATORS)
     operator = OPERATORS[op]
     feat, dtype, heads = features_of(op, feat, dtype, heads, operator.vectors)
     check_dtypes(dtype=dtype, out_dtype=out_dtype)
@@ -176,12 +179,16 @@ def request(
         raise ValueError(f"plan: argument 'feat': expected 1 for '{op}', got {feat}")
     if operator.reductions == ("sum",) and reduce != "sum":
         raise ValueError(f"plan: argument 'reduce': expected 'sum' for '{op}', got {reduce!r}")
-    if not isinstance(matrix, SparseMatrix | CsrPattern):
-        matrix = SparseMatrix.adopt("plan", "matrix", matrix)
+    message = given != op and op == "spmm" and reduce != "sum"
+    found = adopted_matrix(given, matrix, each_once=message and (reduce == "mean" or not ones))
     if ones:
-        if not isinstance(matrix, SparseMatrix):
+        if not isinstance(found, SparseMatrix):
             raise ValueError("plan: argument 'op': expected no copy for a matrix without values")
-        matrix = matrix.with_values(np.ones(matrix.nnz, matrix.dtype))
+        values = np.ones(found.nnz, found.dtype)
+        if reduce == "sum" and found is not matrix and found.places is not None:
+            values = found.arrange(np.ones(len(found.places), found.dtype))  # parallel edges count
+        found = found.with_values(values)
+    matrix = found
     own = str(matrix.dtype) if isinstance(matrix, SparseMatrix) else "float32"
     m, n, feat = *matrix.shape, int(feat)
     idtype = idtype_for(m, n, matrix.nnz, feat)
@@ -198,19 +205,53 @@ def request(
     least = WORK_OF_THREADS
     if not is_gpu(target):
         least = work_of_threads(threads, matrix.nnz * int(feat))
-    given = Statistics(
+    statistics = Statistics(
         m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block, least
     )
-    return Request(operator, matrix, problem, feat, heads, given, target)
+    return Request(operator, matrix, problem, feat, heads, statistics, target)
+
+
+def adopted_matrix(
+    op: str, matrix: Any, each_once: bool = False, in_order: bool = False
+) -> SparseMatrix | CsrPattern:
+    """What a plan takes for a matrix, as one of these.
+
+    each_once : whether elements that are alike must not be one, as they become in a SparseMatrix
+    in_order : whether an operand or the result has numbers for each element, in the order of a
+        SparseMatrix: edges that come in another would get those of others
+
+    A SparseMatrix and a CsrPattern are as their maker wants them. Raises ValueError for others that
+    are not so.
+    """
+    if isinstance(matrix, SparseMatrix | CsrPattern):
+        return matrix
+    found = SparseMatrix.adopt("plan", "matrix", matrix)
+    places = found.places
+    if places is None:
+        return found
+    if each_once and len(places) > found.nnz:
+        raise ValueError(
+            f"plan: argument 'matrix': expected each element once for '{op}', got {len(places)} of "
+            f"which {len(places) - found.nnz} repeat others; sparsetir.ops takes them apart"
+        )
+    if in_order:
+        raise ValueError(
+            f"plan: argument 'matrix': expected elements in the order of rows, then columns, for "
+            f"'{op}', which has numbers for each; give A = sparsetir.SparseMatrix(...), whose "
+            "A.arrange(numbers) brings them into its order"
+        )
+    return found
 
 
 def features_of(
-    op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False
-) -> tuple[Any, str | None, int | None]:
+    op: str, feat: Any, dtype: str | None, heads: int | None, vectors: bool = False,
+    heads_at: int = 0,
+) -> tuple[Any, str | None, int | None]:  # fmt: skip
     """The number of features, and what else the dense operand says where it is given for that.
 
     feat : a number; or the operand, whose dtype and heads are taken where none are given
     vectors : whether operands have no dimension of features, and need no number
+    heads_at : their dimension in the operand, if it has them
     """
     if feat is None:
         if vectors:
@@ -228,7 +269,7 @@ def features_of(
             f"{least + 1} with heads, got shape {tuple(feat.shape)}"
         )
     if heads is None and len(feat.shape) > least:
-        heads = int(feat.shape[0])
+        heads = int(feat.shape[heads_at])
     return 1 if vectors else int(feat.shape[-1]), dtype or dtype_name(feat), heads
 
 
@@ -249,9 +290,13 @@ def check_counts(**counts: Any) -> None:
 
 
 def default_threads() -> int:
-    """Threads of the CPU that plans divide rows among: all, or as many as TVM_NUM_THREADS says."""
+    """Threads of the CPU that plans divide rows among: all, or as many as TVM_NUM_THREADS says.
+
+    No machine has as many as some numbers say, which count as none.
+    """
     named = os.environ.get("TVM_NUM_THREADS", "")
-    return (int(named) if named.isdecimal() else 0) or os.cpu_count() or 1
+    said = int(named) if named.isdecimal() and len(named) < MOST_DIGITS else 0
+    return said or os.cpu_count() or 1
 
 
 def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
@@ -284,12 +329,13 @@ class _OfMatrix(CsrPattern):
         return self.matrix.to(format, operand)
 
 
-def refuse_relational(op: Any, feat_in: Any, weighted: Any) -> None:
-    """Raise where another operator is asked for with what "rgms" alone takes."""
-    if feat_in is not None:
-        raise ValueError(f"plan: argument 'feat_in': expected None for {op!r}, got {feat_in!r}")
-    if weighted is not True:
-        raise ValueError(f"plan: argument 'weighted': expected True for {op!r}, got {weighted!r}")
+def refuse_options(op: Any, **given: Any) -> None:
+    """Raise where an operator is asked for with what others take, and is given for it."""
+    for name, value in given.items():
+        if name == "weighted" and value is not True:
+            raise ValueError(f"plan: argument 'weighted': expected True for {op!r}, got {value!r}")
+        if name != "weighted" and value is not None:
+            raise ValueError(f"plan: argument '{name}': expected None for {op!r}, got {value!r}")
 
 
 def idtype_for(*sizes: int) -> str:

@@ -29,13 +29,17 @@ from sparsetir.arrays import (
     to_numpy,
 )
 from sparsetir.compiled import compiled
-from sparsetir.kernel import WRITTEN
+from sparsetir.edge_request import EdgeRequest
+from sparsetir.kernel import WRITTEN, Kernel
 from sparsetir.large_pages import LEAST_BYTES, in_large_pages
 from sparsetir.readable import check_memory, count_writes
-from sparsetir.relational_request import AnyRequest
+from sparsetir.relational_request import RelationalRequest
+from sparsetir.request import Request
 from sparsetir.schedules.passes.launches import count_launches
 
 __all__ = ["Plan"]
+
+AnyRequest = Request | RelationalRequest | EdgeRequest
 
 GPU_ALIGNMENT = 16
 NO_GRADIENT = (
@@ -47,16 +51,35 @@ NO_GRADIENT = (
 class Plan:
     """What :func:`plan` makes; call it with the dense operands.
 
-    config : of the template
-    chosen_by : "user", "record" (of tuning) or "default"
-    kernel : the :class:`Kernel`, which other plans may share
-    convert_seconds, compile_seconds : what the plan took; no compilation where the kernel was
-        there already
-    arranges_values : whether values are brought into another order, on the host, before the kernel
-        takes them: for those of a run in each run
-    launches : kernels started by a call
-    needs_values : whether each run is to be given values
+    Parameters
+    ----------
+    wanted : request
+        The operator, pattern and sizes.
+    config
+        Of the template.
+    chosen_by : {"user", "record", "default"}
+        Who chose the config; "record" is tuning.
+
+    Attributes
+    ----------
+    kernel : Kernel
+        Which other plans may share.
+    convert_seconds, compile_seconds : float
+        What the plan took; no compilation where the kernel was there already.
+    arranges_values : bool
+        Whether values are brought into another order, on the host, before the kernel takes them:
+        for those of a run in each run.
+    launches : int
+        Kernels started by a call.
+    needs_values : bool
+        Whether each run is to be given values.
     """
+
+    op: str
+    problem: Any
+    feat: int
+    config: Any
+    chosen_by: str
 
     def __init__(self, wanted: AnyRequest, config: Any, chosen_by: str = "user") -> None:
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
@@ -70,13 +93,13 @@ class Plan:
         tiles = config.tiles(wanted.feat)
         start = time.perf_counter()
         key = problem, config.compiled
-        self.kernel = compiled(key, target, lambda: wanted.stages(config))
-        self.compile_seconds = time.perf_counter() - start
+        self.kernel: Kernel = compiled(key, target, lambda: wanted.stages(config))
+        self.compile_seconds: float = time.perf_counter() - start
         start = time.perf_counter()
         arranged = template.arrange(wanted.pattern, problem, config)
-        self.launches = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
+        self.launches: int = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
         self._stored = arranged.stored
-        self.arranges_values = not self._stored.keeps_order
+        self.arranges_values: bool = not self._stored.keeps_order
         self._shapes = wanted.shapes
         self._operands = tuple(name for name in self._shapes if name not in ("a", "out"))
         self._bytes = itemsize(problem.dtype)
@@ -85,8 +108,9 @@ class Plan:
         self._out_bytes = itemsize(self._out_dtype or problem.dtype)
         signature = self.kernel.signature
         self._place = {name: at for at, name in enumerate(signature.passed)}
+        function = wanted.function if isinstance(wanted, EdgeRequest) else self.op
         self._checked = {
-            given: _checked(self.op, self._operands, *given)
+            given: _checked(function, self._operands, *given)
             for given in product((False, True), repeat=2)
         }
         self._first = f"{self.op}: argument '{self._operands[0]}'"
@@ -104,7 +128,7 @@ class Plan:
             self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
         self._planned: Any = None  # the values, unless the caller gives others
         self._planned_memory: tuple[int, int] = (0, 0)
-        self.needs_values = "a" in self._shapes and values is None
+        self.needs_values: bool = "a" in self._shapes and values is None
         sizes = {**wanted.sizes, "tiles": tiles}
         computed = arranged.computed(signature.func, sizes)
         self._computed = computed if signature.of_values else {}
@@ -121,13 +145,13 @@ class Plan:
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or not self.needs_values or self._values_at >= 0
-        self.repeats = direct and not self._nothing and fixed and not self._arranged_each
+        self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
             self._planned = np.ascontiguousarray(values, self._values_dtype)
             self._planned_memory = memory(self._planned, itemsize(self._values_dtype))
             self._put(self._arranged(self._planned))
-        self.convert_seconds = time.perf_counter() - start
+        self.convert_seconds: float = time.perf_counter() - start
 
     @property
     def padding(self) -> float:
@@ -150,19 +174,34 @@ class Plan:
     def __call__(self, *operands: Any, out: Any = None, values: Any = None) -> Any:
         """Run on torch, NumPy or TVM arrays, contiguous and of the plan's dtype.
 
-        operands : b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm";
-            x (n, feat_in) and w (relations, feat_in, feat) for "rgms"
-        out : written and returned; by default a new array like the first operand: (m, feat),
-            (m,) or (nnz,). From some MiB on a new one costs about as much as the product, since the
-            system gives its memory page by page: give one that is there where you can
-        values : (nnz,) of the matrix, in the order of its pattern; by default those planned with
+        Parameters
+        ----------
+        *operands : arrays
+            b (n, feat) for "spmm", (n,) for "spmv"; x (m, feat) and y (n, feat) for "sddmm"; x (n,
+            feat_in) and w (relations, feat_in, feat) for "rgms"; u (n, feat), e (nnz, edge_feat) or
+            both for messages, x (nnz,) for "softmax"; q (m, feat_in), k (n, feat_in) and v
+            (n, feat) for "attention". With heads, see :func:`sparsetir.plan`.
+        out : array, optional
+            Written and returned. From some MiB on a new one costs about as much as the product,
+            since the system gives its memory page by page: give one that is there where you can.
+        values : (nnz,) array, optional
+            Of the matrix, in the order of its pattern; by default those planned with.
 
+        Returns
+        -------
+        array
+            Like the first operand: (m, feat), (m,) or (nnz,).
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+
+        Notes
+        -----
         Changing the matrix itself after planning is not supported: plans share its arrays where
         they can. Results have no gradients, so what requires one is refused but under
-        torch.no_grad(); :mod:`sparsetir.ops` has them. With heads, each has them as a first
-        dimension.
-
-        Raises TypeError and ValueError that name the argument.
+        torch.no_grad(); :mod:`sparsetir.ops` has them.
         """
         if values is not None and self._for_values is not None:
             return self._for_values()(*operands, out=out, values=values)
@@ -237,7 +276,18 @@ class Plan:
         self.kernel(*args[: len(self.kernel.signature.names)])
 
     def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """A call on contiguous torch tensors that fit, which is not checked, with a new result."""
+        """A call on contiguous torch tensors that fit, which is not checked.
+
+        Parameters
+        ----------
+        operands, values
+            As for a call.
+
+        Returns
+        -------
+        Tensor
+            A new one.
+        """
         if self._nothing or (values is not None and self._arranged_each):
             return self._run_detached(operands, values)
         if self._direct:
@@ -265,9 +315,19 @@ class Plan:
         return out
 
     def repeat(self, operands: Sequence[Any], values: Any = None) -> Any:
-        """A call on torch tensors, with a new result; None where TVM refuses them.
+        """A call on torch tensors, with a new result.
 
         Of a plan that `repeats`: its kernel takes arrays as they are given.
+
+        Parameters
+        ----------
+        operands, values
+            As for a call.
+
+        Returns
+        -------
+        Tensor or None
+            None where TVM refuses the tensors.
         """
         args, first = self._args.copy(), operands[0]
         args[self._direct[0]] = first

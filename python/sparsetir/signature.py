@@ -59,27 +59,31 @@ class Signature:
     constants : by position, scalars that no shape implies, and whose only value is promised
     """
 
+    scalars: list[int]
+    constants: dict[int, Any]
+    inferences: list[Inference]
+
     def __init__(self, func: SparseFunc) -> None:
         self.func = func
         self.source: Any = func
-        self.params = list(func.params)
-        self.name = func.name
-        self.computed = computed_parameters(func)
-        self.promises = promises_of(func)
-        self.position = {str(p.name): i for i, p in enumerate(func.params)}
-        self.names = [n for n in self.position if n not in self.computed]
+        self.params: list[Any] = list(func.params)
+        self.name: str = func.name
+        self.computed: dict[str, dict[str, Any]] = computed_parameters(func)
+        self.promises: list[dict[str, Any]] = promises_of(func)
+        self.position: dict[str, int] = {str(p.name): i for i, p in enumerate(func.params)}
+        self.names: list[str] = [n for n in self.position if n not in self.computed]
         absent = (
             {str(n) for n in func.attrs[NOT_PASSED]} if NOT_PASSED in func.attrs else set[str]()
         )
-        self.passed = [n for n in self.position if n not in absent]
-        self.of_values = [n for n in of_values(func) if n not in absent]
+        self.passed: list[str] = [n for n in self.position if n not in absent]
+        self.of_values: list[str] = [n for n in of_values(func) if n not in absent]
         self.shapes: list[list[Any] | None] = [None] * len(self.params)
-        self.dtypes = ["handle"] * len(self.params)
+        self.dtypes: list[str] = ["handle"] * len(self.params)
         self._fill()
         written = {str(n) for n in func.attrs["outputs"]}
-        self.outputs = [i for i, n in enumerate(self.names) if n in written]
+        self.outputs: list[int] = [i for i, n in enumerate(self.names) if n in written]
         given = range(len(self.names))
-        self.arrays = [i for i in given if self.shapes[i] is not None]
+        self.arrays: list[int] = [i for i in given if self.shapes[i] is not None]
         self.scalars = [i for i in given if not isinstance(self.params[i].ty, ir.PointerType)]
         self._infer()
 
@@ -114,8 +118,8 @@ class Signature:
             else:
                 arrays.append(name)
         given = [str(name) for name in arrays if name not in self.computed]
-        self.index_arrays = [self.position[name] for name in dict.fromkeys(given)]
-        self.index_sizes = sorted(self.position[n] for n in sizes - self.computed.keys())
+        self.index_arrays: list[int] = [self.position[name] for name in dict.fromkeys(given)]
+        self.index_sizes: list[int] = sorted(self.position[n] for n in sizes - self.computed.keys())
 
     def _infer(self) -> None:
         """How scalars that callers leave out follow from shapes, and from promises."""
@@ -220,21 +224,21 @@ class PlainSignature(Signature):
 
     def __init__(self, prim: tirx.PrimFunc) -> None:
         name = str(prim.attrs["global_symbol"]) if "global_symbol" in prim.attrs else "main"
-        self.func = make_func(name, [], [], [], tirx.Evaluate(0), {"outputs": []})
+        self.func: SparseFunc = make_func(name, [], [], [], tirx.Evaluate(0), {"outputs": []})
         self.source = prim
-        self.params = list(prim.params)
+        self.params: list[Any] = list(prim.params)
         self.name = name
-        self.names = [str(p.name) for p in prim.params]
-        self.passed = self.names
+        self.names: list[str] = [str(p.name) for p in prim.params]
+        self.passed: list[str] = self.names
         self.computed = {}
         self.of_values = []
         self.promises = []
-        self.position = {n: i for i, n in enumerate(self.names)}
+        self.position: dict[str, int] = {n: i for i, n in enumerate(self.names)}
         is_array = [tirx.is_buffer_var(p) for p in prim.params]
         self.shapes = [
             list(p.ty.shape) if a else None for p, a in zip(prim.params, is_array, strict=True)
         ]
-        self.dtypes = [
+        self.dtypes: list[str] = [
             str(p.ty.dtype) if not isinstance(p.ty, ir.PointerType) else "handle"
             for p in prim.params
         ]
@@ -242,8 +246,8 @@ class PlainSignature(Signature):
         self.index_sizes = []
         written: set[str] = set()
         walk(prim.body, lambda n: written.add(n.buffer.name) if _is_store(n) else None)
-        self.outputs = [i for i, n in enumerate(self.names) if n in written]
-        self.arrays = [i for i, a in enumerate(is_array) if a]
+        self.outputs: list[int] = [i for i, n in enumerate(self.names) if n in written]
+        self.arrays: list[int] = [i for i, a in enumerate(is_array) if a]
         self.scalars = [i for i, a in enumerate(is_array) if not a]
         self._infer()
 

@@ -6,17 +6,18 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import scipy.sparse
 
 from sparsetir.arrays import is_array, is_torch
-from sparsetir.file_errors import UNREADABLE, check_npz, need_room, why
+from sparsetir.file_errors import UNREADABLE, as_path, check_npz, need_room, printable, why
 from sparsetir.formats.index_arrays import check_indptr, check_range, index_type
 from sparsetir.formats.pattern import Pattern
+from sparsetir.matrix_market import MarketFile, read_market
 from sparsetir.readable import hidden
+from sparsetir.saved_matrix import saved_matrix
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = [
@@ -145,33 +146,33 @@ def from_dense(who: str, array: Any) -> Stored:
 
 def read_file(who: str, path: Any) -> Stored:
     """Of a Matrix Market file, or what `scipy.sparse.save_npz` wrote."""
-    from scipy.io import mminfo, mmread
-
-    path = Path(path)
+    path = as_path(who, "path", path)
     name = path.name.lower()
     if not name.endswith((".mtx", ".mtx.gz", ".npz")):
         raise ValueError(
             f"{who}: argument 'path': expected a name that ends in .mtx, .mtx.gz or .npz, got "
             f"'{path}'"
         )
-    if not path.is_file():
-        raise FileNotFoundError(f"{who}: argument 'path': expected a file, got '{path}'")
+    shown = f"'{printable(str(path))}'"
+    missing = FileNotFoundError(f"{who}: argument 'path': expected a file, got {shown}")
+    who = f"{who}: argument 'path': {shown}"
     try:
-        if name.endswith(".npz"):
+        if not path.is_file():
+            raise missing
+        if not name.endswith(".npz"):
+            found = read_market(path)
+        else:
             check_npz(path)
-            return _read_scipy(who, "path", scipy.sparse.load_npz(path))
-        _, _, count, layout, field, _ = mminfo(path)
-        need_room(BYTES_OF_ELEMENT * count)
-        found = mmread(path, spmatrix=False) if layout == "coordinate" else None
+            with np.load(path) as arrays:
+                found = saved_matrix(arrays)
+            need_room(BYTES_OF_ELEMENT * found.nnz, path)
+    except FileNotFoundError:
+        raise
     except UNREADABLE as err:
-        raise ValueError(f"{who}: argument 'path': '{path}': {why(err)}") from err
-    if found is None:
-        raise ValueError(
-            f"{who}: argument 'path': expected a file of coordinates, got a dense one, '{path}'; "
-            "from_dense takes what scipy.io.mmread makes of it"
-        )
-    values = None if field == "pattern" else found.data
-    return from_coords(who, "path", found.coords, values, found.shape)
+        raise ValueError(f"{who}: {why(err)}") from err
+    if isinstance(found, MarketFile):
+        return from_coords(who, "path", (found.rows, found.columns), found.values, found.shape)
+    return _read_scipy(who, "path", found)
 
 
 def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
@@ -188,8 +189,11 @@ def check_shape(who: str, shape: Any, order: int) -> tuple[int, ...]:
     return out
 
 
-def check_values(who: str, values: Any, count: int) -> np.ndarray:
-    """(count,) values as an array in C order; float32 ones for None."""
+def check_values(who: str, values: Any, count: int, features: bool = False) -> np.ndarray:
+    """(count,) values as an array in C order; float32 ones for None.
+
+    features : whether there may be more dimensions
+    """
     if values is None:
         return np.ones(count, np.float32)
     out = to_host(who, "values", values)
@@ -197,8 +201,9 @@ def check_values(who: str, values: Any, count: int) -> np.ndarray:
         raise TypeError(
             f"{who}: argument 'values': expected one of {', '.join(VALUE_DTYPES)}, got {out.dtype}"
         )
-    if out.shape != (count,):
-        raise ValueError(f"{who}: argument 'values': expected shape ({count},), got {out.shape}")
+    if out.shape[:1] != (count,) or (out.ndim > 1 and not features):
+        shape = f"({count}, ...)" if features else f"({count},)"
+        raise ValueError(f"{who}: argument 'values': expected shape {shape}, got {out.shape}")
     if not out.dtype.isnative:
         out = out.astype(out.dtype.newbyteorder("="))
     return np.ascontiguousarray(out)
@@ -214,12 +219,18 @@ def to_host(who: str, argument: str, array: Any) -> np.ndarray:
             raise TypeError(
                 f"{who}: argument '{argument}': expected a dense array, got a sparse one"
             )
-        array = array.detach().cpu()
-        if str(array.dtype) == "torch.bfloat16":
-            import torch
+        try:
+            array = array.detach().cpu()
+            if str(array.dtype) == "torch.bfloat16":
+                import torch
 
-            return array.contiguous().view(torch.int16).numpy().view(np.dtype("bfloat16"))
-        return array.numpy()
+                return array.contiguous().view(torch.int16).numpy().view(np.dtype("bfloat16"))
+            return array.numpy()
+        except (NotImplementedError, RuntimeError, TypeError) as err:  # on meta, quantized
+            raise TypeError(
+                f"{who}: argument '{argument}': expected a tensor of plain numbers, got one of "
+                f"{array.dtype} on {array.device}: {err}"
+            ) from err
     if is_array(array) and not isinstance(array, np.ndarray):
         if hasattr(array, "numpy"):  # TVM's, which knows more types than DLPack
             return array.numpy()
@@ -269,7 +280,9 @@ def summed(values: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
         return out
     half = values.dtype.name in ("float16", "bfloat16")
     wide = np.dtype(np.float32) if half else values.dtype
-    out = np.full(count, wide.type(-0.0))  # adding -0.0 changes nothing, not even -0.0
+    out = np.full(
+        (count, *values.shape[1:]), wide.type(-0.0)
+    )  # adding -0.0 changes nothing, not even -0.0
     with np.errstate(invalid="ignore", over="ignore"):
         np.add.at(out, places.astype(np.intp, copy=False), values.astype(wide, copy=False))
         return out.astype(values.dtype, copy=False)

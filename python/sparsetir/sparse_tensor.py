@@ -52,11 +52,27 @@ class _Structure:
 class SparseTensor:
     """Coordinates and values of any number of axes, and the formats they were converted to.
 
-    coords : an integer array for each axis, or an (order, nnz) array; or a COO array of scipy or a
-        sparse COO tensor of torch of any order, which has values and shape of its own
-    values : (nnz,) float16, bfloat16, float32, float64, integers or bool; float32 ones by default
-    shape : lengths of the axes; by default the least that hold all coordinates
+    Parameters
+    ----------
+    coords : arrays
+        An integer array for each axis, or an (order, nnz) array; or a COO array of scipy or a
+        sparse COO tensor of torch of any order, which has values and shape of its own.
+    values : (nnz,) array, optional
+        float16, bfloat16, float32, float64, integers or bool; float32 ones by default.
+    shape : tuple of int, optional
+        Lengths of the axes; by default the least that hold all coordinates.
 
+    Raises
+    ------
+    TypeError
+        For arrays of the wrong type.
+    ValueError
+        For wrong shapes.
+    StructureError
+        A ValueError, for coordinates out of range.
+
+    Notes
+    -----
     Elements are kept in lexicographic order of their coordinates, each coordinate once. Values
     given for the same coordinate are added, as in scipy, 16-bit ones in float32; stored zeros are
     kept. Coordinates are int32, or int64 where a length or nnz does not fit.
@@ -65,9 +81,6 @@ class SparseTensor:
     copied where they are in canonical order and of the right type already: what you then write to
     them changes this too, but not what it was converted to. Tensors on a GPU are copied to the
     host; those that require a gradient are detached.
-
-    Raises TypeError for arrays of the wrong type, ValueError for wrong shapes, and StructureError
-    (a ValueError) for coordinates out of range.
     """
 
     def __init__(self, coords: Any, values: Any = None, shape: Any = None) -> None:
@@ -79,7 +92,18 @@ class SparseTensor:
 
     @classmethod
     def from_dense(cls, array: Any) -> Self:
-        """Of what is not zero in a dense array of NumPy, torch or TVM; NaN is not zero."""
+        """Of what is not zero in a dense array; NaN is not zero.
+
+        Parameters
+        ----------
+        array : array
+            Of NumPy, torch or TVM, with as many dimensions as there are axes.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class.
+        """
         return cls._of(sources.from_dense(f"{cls.__name__}.from_dense", array))
 
     @property
@@ -116,18 +140,38 @@ class SparseTensor:
         return self._places
 
     def arrange(self, values: Any) -> np.ndarray:
-        """(nnz,) values in the order of the pattern, of (given,) values as the data was given.
+        """Values in the order of the pattern, of values as the data was given.
 
         So for edge weights in the order of the edges: `A.with_values(A.arrange(weights))`.
+        Features of edges, which have more dimensions, are added as values are.
+
+        Parameters
+        ----------
+        values : (given, ...) array
+            Of each element as it was given.
+
+        Returns
+        -------
+        (nnz, ...) ndarray
         """
         given = self.nnz if self._places is None else len(self._places)
-        found = sources.check_values(f"{type(self).__name__}.arrange", values, given)
+        found = sources.check_values(f"{type(self).__name__}.arrange", values, given, True)
         return found if self._places is None else sources.summed(found, self._places, self.nnz)
 
     def with_values(self, values: Any) -> Self:
-        """The same coordinates with other (nnz,) values, in the order of the pattern.
+        """The same coordinates with other values.
 
         Conversions are shared: what either of the two converts to, the other need not.
+
+        Parameters
+        ----------
+        values : (nnz,) array
+            In the order of the pattern.
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class.
         """
         out = type(self).__new__(type(self))
         out._structure, out._places = self._structure, self._places
@@ -136,7 +180,18 @@ class SparseTensor:
         return out
 
     def astype(self, dtype: Any) -> Self:
-        """The same with values of another type, such as "float16"; shares conversions."""
+        """The same with values of another type; shares conversions.
+
+        Parameters
+        ----------
+        dtype : str or numpy.dtype
+            Such as "float16".
+
+        Returns
+        -------
+        SparseTensor
+            Of the same class.
+        """
         return self.with_values(self._values.astype(np.dtype(dtype)))
 
     def operand(self) -> Operand:
@@ -148,7 +203,16 @@ class SparseTensor:
     ) -> ConvertedFormat:
         """Index arrays and masks of a format; converted once for each format and operand.
 
-        operand : by default :meth:`operand`, or what a rule rewrites
+        Parameters
+        ----------
+        format : Format or FormatRewriteRule
+            What to convert to.
+        operand : Operand, optional
+            By default :meth:`operand`, or what a rule rewrites.
+
+        Returns
+        -------
+        ConvertedFormat
         """
         if isinstance(format, FormatRewriteRule):
             format = RuleFormat(format)
@@ -174,13 +238,27 @@ class SparseTensor:
     ) -> dict[str, Any]:
         """What a kernel of a decomposed program takes for this tensor, by name.
 
-        operand : by default :meth:`operand`; its first buffer has the values of this tensor
-        drop_full_masks : as in `ConvertedFormat.decompose`
-        stored : (nnz,) values of other buffers of the operand, or of the first instead of these;
-            None for one that a program writes, which gets zeros
+        Parameters
+        ----------
+        format : Format or FormatRewriteRule
+            That the program is decomposed by.
+        operand : Operand, optional
+            By default :meth:`operand`; its first buffer has the values of this tensor.
+        drop_full_masks : bool
+            As in `ConvertedFormat.decompose`.
+        **stored : (nnz,) array or None
+            Values of other buffers of the operand, or of the first instead of these; None for one
+            that a program writes, which gets zeros.
 
-        The converted values of this tensor are kept and handed out again: do not write to them.
-        Raises ValueError where values have another dtype than the operand says.
+        Returns
+        -------
+        dict of str to array
+            The converted values of this tensor are kept and handed out again: do not write to them.
+
+        Raises
+        ------
+        ValueError
+            Where values have another dtype than the operand says.
         """
         converted = self.to(format, operand)
         name = converted.operand.buffers[0][0]
@@ -209,7 +287,14 @@ class SparseTensor:
     def to_torch(self, layout: Any = "coo") -> Any:
         """A copy as a sparse tensor of torch on the CPU, coalesced.
 
-        layout : "coo" or `torch.sparse_coo`; a SparseMatrix has others
+        Parameters
+        ----------
+        layout : str or torch.layout
+            "coo" or `torch.sparse_coo`; a SparseMatrix has others.
+
+        Returns
+        -------
+        Tensor
         """
         import torch
 
@@ -225,9 +310,20 @@ class SparseTensor:
     def plot(self, format: Format | None = None, ax: Any = None, **options: Any) -> Any:
         """Draw the pattern, or what a format makes of it.
 
-        ax : axes of matplotlib; new ones by default
-        options : of `sparsetir.plot.plot_pattern`, or `plot_format` where a format is given, such
-            as `name`, what the title calls it
+        Parameters
+        ----------
+        format : Format, optional
+            By default the pattern alone.
+        ax : matplotlib.axes.Axes, optional
+            By default a new figure.
+        **options
+            Of `sparsetir.plot.plot_pattern`, or `plot_format` where a format is given, such as
+            `name`, what the title calls it.
+
+        Returns
+        -------
+        matplotlib.figure.Figure or matplotlib.axes.Axes
+            The new figure, or `ax` if given.
         """
         from sparsetir import plot
 
@@ -280,7 +376,10 @@ class SparseTensor:
 class SparseMatrix(SparseTensor):
     """A sparse matrix, and the formats it was converted to.
 
-    data : as for all entrances:
+    Parameters
+    ----------
+    data : matrix
+        As for all entrances:
 
         - a matrix or array of scipy in any format; a sparse tensor of torch (COO, CSR, CSC, BSR,
           BSC) without batch and dense dimensions
@@ -290,13 +389,18 @@ class SparseMatrix(SparseTensor):
           `torch_sparse.SparseTensor`, a `dgl.sparse.SparseMatrix`
         - the name of a file or a graph, as for :func:`sparsetir.graphs.load_graph`
 
-    shape : by default that of `data`; square for the largest node of an edge_index, the least that
-        holds all coordinates of a pair
-    values : as in :class:`SparseTensor`, for a pair and edges alone
+    shape : (int, int), optional
+        By default that of `data`; square for the largest node of an edge_index, the least that
+        holds all coordinates of a pair.
+    values : array, optional
+        As in :class:`SparseTensor`, for a pair and edges alone.
 
-    What is said of order, copies and errors there holds here. Canonical CSR with int32 indices is
-    shared, not copied; flags of scipy or torch that say that it is canonical are not relied on.
-    All places of blocks (BSR, BSC) and all of diagonals (DIA) within the shape are stored.
+    Notes
+    -----
+    What :class:`SparseTensor` says of order, copies and errors holds here. Canonical CSR with int32
+    indices is shared, not copied; flags of scipy or torch that say that it is canonical are not
+    relied on. All places of blocks (BSR, BSC) and all of diagonals (DIA) within the shape are
+    stored.
     """
 
     def __init__(self, data: Any, shape: Any = None, values: Any = None) -> None:
@@ -309,7 +413,16 @@ class SparseMatrix(SparseTensor):
     def adopt(cls, who: str, name: str, data: Any) -> SparseMatrix:
         """A matrix of anything that this class takes, which may be one already.
 
-        who, name : function and argument, as errors name them
+        Parameters
+        ----------
+        who, name : str
+            Function and argument, as errors name them.
+        data : matrix
+            As for the class.
+
+        Returns
+        -------
+        SparseMatrix
         """
         if isinstance(data, SparseMatrix):
             return data
@@ -319,9 +432,22 @@ class SparseMatrix(SparseTensor):
 
     @classmethod
     def from_csr(cls, indptr: Any, indices: Any, values: Any = None, shape: Any = None) -> Self:
-        """Of compressed sparse rows; columns of a row in any order.
+        """Of compressed sparse rows.
 
-        shape : by default `len(indptr) - 1` rows, and the least number of columns
+        Parameters
+        ----------
+        indptr : (m + 1,) integer array
+            Where rows begin.
+        indices : (nnz,) integer array
+            Columns; those of a row in any order.
+        values : (nnz,) array, optional
+            float32 ones by default.
+        shape : (int, int), optional
+            By default `len(indptr) - 1` rows, and the least number of columns.
+
+        Returns
+        -------
+        SparseMatrix
         """
         who = f"{cls.__name__}.from_csr"
         return cls._of(sources.from_compressed(who, indptr, indices, values, shape))
@@ -330,12 +456,23 @@ class SparseMatrix(SparseTensor):
     def from_edge_index(
         cls, edge_index: Any, values: Any = None, shape: Any = None, rows: str = "target"
     ) -> Self:
-        """Of the edges of a graph: (2, E) integers, sources first, then targets (as in PyG).
+        """Of the edges of a graph.
 
-        values : (E,) edge weights; float32 ones by default; those of equal edges are added
-        shape : of the matrix; by default square, for the largest node
-        rows : "target": row = target and column = source, so that A @ X adds up what comes in at
-            each node, as aggregation in graph neural networks does; "source": the transposed matrix
+        Parameters
+        ----------
+        edge_index : (2, E) integer array
+            Sources first, then targets (as in PyG).
+        values : (E,) array, optional
+            Edge weights; float32 ones by default; those of equal edges are added.
+        shape : (int, int), optional
+            Of the matrix; by default square, for the largest node.
+        rows : {"target", "source"}
+            "target": row = target and column = source, so that A @ X adds up what comes in at each
+            node, as aggregation in graph neural networks does; "source": the transposed matrix.
+
+        Returns
+        -------
+        SparseMatrix
         """
         who = f"{cls.__name__}.from_edge_index"
         if rows not in ("target", "source"):
@@ -344,10 +481,18 @@ class SparseMatrix(SparseTensor):
 
     @classmethod
     def from_file(cls, path: Any) -> Self:
-        """Of a Matrix Market file of coordinates (.mtx, .mtx.gz), or of `scipy.sparse.save_npz`.
+        """Of a Matrix Market file of coordinates, or of `scipy.sparse.save_npz`.
 
-        Symmetric files store one half, this both. A file without values gives float32 ones; real
-        numbers are float64 and integers int64, which :meth:`astype` changes.
+        Parameters
+        ----------
+        path : str or Path
+            .mtx, .mtx.gz or .npz.
+
+        Returns
+        -------
+        SparseMatrix
+            Symmetric files store one half, this both. A file without values gives float32 ones;
+            real numbers are float64 and integers int64, which :meth:`astype` changes.
         """
         return cls._of(sources.read_file(f"{cls.__name__}.from_file", path))
 
@@ -385,8 +530,16 @@ class SparseMatrix(SparseTensor):
     def to_torch(self, layout: Any = "csr", blocksize: tuple[int, int] | None = None) -> Any:
         """A copy as a sparse tensor of torch on the CPU.
 
-        layout : "csr", "csc", "coo", "bsr", "bsc", or as torch names them: `torch.sparse_csr`
-        blocksize : of "bsr" and "bsc"; divides the shape
+        Parameters
+        ----------
+        layout : str or torch.layout
+            "csr", "csc", "coo", "bsr", "bsc", or as torch names them: `torch.sparse_csr`.
+        blocksize : (int, int), optional
+            Of "bsr" and "bsc"; divides the shape.
+
+        Returns
+        -------
+        Tensor
         """
         import torch
 

@@ -11,8 +11,8 @@ from typing import Any
 from sparsetir.schedules.operators.names import DTYPES, OPS, REDUCTIONS
 
 __all__ = [
-    "DTYPES", "EDGE_OPS", "MESSAGES", "OPS", "REDUCTIONS", "REDUCTION_NAMES", "edge_op", "message",
-    "operator", "reduction",
+    "DTYPES", "EDGE_OPS", "MESSAGES", "OPS", "REDUCTIONS", "REDUCTION_NAMES", "SOFTMAX", "edge_op",
+    "is_along_edges", "is_message", "message", "operator", "reduction",
 ]  # fmt: skip
 
 # What libraries call them: PyG "add", torch "amax" and "amin".
@@ -28,6 +28,8 @@ MESSAGES = {
     "copy_u": "copy_u", "copy_lhs": "copy_u", "copy_e": "copy_e", "copy_rhs": "copy_e",
     **{name: name for name in BINARY}, **{f"u_{name}_e": name for name in BINARY},
 }  # fmt: skip
+# Of the elements of each row: heads come first, and for "edge_softmax" last.
+SOFTMAX = ("softmax", "sparse_softmax", "edge_softmax")
 EDGE_OPS = ("copy_lhs", "copy_rhs", *BINARY, "dot")
 
 
@@ -54,20 +56,44 @@ def message(who: str, op: Any, reduce: Any = None) -> tuple[str, str]:
     op : a name of `MESSAGES`, or one with a reduction behind it, as "u_mul_e_sum"
     reduce : None for that in the name, or a sum
     """
-    name, _, behind = op.rpartition("_") if isinstance(op, str) else ("", "", "")
-    if name in MESSAGES and behind in REDUCTION_NAMES:
-        named = REDUCTION_NAMES[behind]
-        if reduce is not None and reduction(who, reduce) != named:
-            raise ValueError(
-                f"{who}: argument 'reduce': expected none beside {op!r}, got {reduce!r}"
-            )
-        return MESSAGES[name], named
-    if not isinstance(op, str) or op not in MESSAGES:
+    kind, named = _parts(op)
+    if kind is None:
         raise ValueError(
             f"{who}: argument 'op': expected one of {', '.join(MESSAGES)}, or one with a "
             f"reduction, as 'u_mul_e_sum', got {op!r}"
         )
-    return MESSAGES[op], reduction(who, "sum" if reduce is None else reduce)
+    if named is None:
+        return kind, reduction(who, "sum" if reduce is None else reduce)
+    if reduce is not None and reduction(who, reduce) != named:
+        raise ValueError(f"{who}: argument 'reduce': expected none beside {op!r}, got {reduce!r}")
+    return kind, named
+
+
+def _parts(op: Any) -> tuple[str | None, str | None]:
+    """The message and the reduction that a name says, None for what it does not."""
+    if not isinstance(op, str):
+        return None, None
+    name, _, behind = op.rpartition("_")
+    if name in MESSAGES and behind in REDUCTION_NAMES:
+        return MESSAGES[name], REDUCTION_NAMES[behind]
+    return MESSAGES.get(op), None
+
+
+def is_message(op: Any) -> bool:
+    """Whether a name is that of a message, with a reduction or without."""
+    return _parts(op)[0] is not None
+
+
+def is_along_edges(op: Any, more: bool = False) -> bool:
+    """Whether a name that plans take is a softmax, attention, or a message that "spmm" is not.
+
+    more : whether it is asked for with heads or features of edges, which messages have as those of
+        `ops.gspmm` do
+    """
+    kind, _ = _parts(op)
+    if kind is None:
+        return isinstance(op, str) and op in (*SOFTMAX, "attention")
+    return more or kind not in ("copy_u", "mul")
 
 
 def edge_op(who: str, op: Any, lhs_target: Any, rhs_target: Any) -> tuple[str, str, str]:
@@ -103,14 +129,13 @@ def operator(
         return op, reduction(who, reduce), False
     if op == "u_dot_v":
         return "sddmm", reduction(who, reduce), False
-    name, _, behind = op.rpartition("_") if isinstance(op, str) else ("", "", "")
-    if name not in ("u_mul_e", "copy_u") or behind not in REDUCTION_NAMES:
-        known = ", ".join((*ops, "rgms"))
+    if _parts(op)[0] not in ("mul", "copy_u"):
+        known = ", ".join((*ops, *SOFTMAX, "attention", "rgms"))
         raise ValueError(
-            f"{who}: argument 'op': expected one of {known}, or u_mul_e_sum, copy_u_sum (also with "
-            f"another reduction) or u_dot_v, got {op!r}"
+            f"{who}: argument 'op': expected one of {known}, a message as u_add_e_max or "
+            f"copy_u_mean, or u_dot_v, got {op!r}"
         )
-    named = REDUCTION_NAMES[behind]
-    if reduction(who, reduce) not in ("sum", named):
-        raise ValueError(f"{who}: argument 'reduce': expected none beside {op!r}, got {reduce!r}")
-    return "spmm", named, name == "copy_u"
+    # "sum" is what is asked for where nothing is.
+    named = None if reduction(who, reduce) == "sum" and _parts(op)[1] else reduce
+    kind, reduce = message(who, op, named)
+    return "spmm", reduce, kind == "copy_u"

@@ -68,10 +68,11 @@ def _kept(threads: int, records: str) -> int:
     path = Path(records).with_name("waking.json")
     key = f"{cpu_model()}, {threads} threads, spin {os.environ.get('TVM_THREAD_POOL_SPIN_COUNT')}"
     try:
-        known = json.loads(path.read_text())
-        return int(known[key]["work"])
-    except (OSError, ValueError, KeyError, TypeError):
-        known = {}
+        work = _readable(path)[key]["work"]
+        if isinstance(work, int) and LEAST <= work <= MOST:
+            return work
+    except (KeyError, TypeError):
+        pass
     found = measure(threads)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,10 +83,10 @@ def _kept(threads: int, records: str) -> int:
 
 
 def _readable(path: Path) -> dict[str, Any]:
-    """What else is in the file."""
+    """What is in the file; nothing where it is damaged."""
     try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
+        found = json.loads(path.read_text()) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

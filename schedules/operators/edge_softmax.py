@@ -45,7 +45,7 @@ def program(problem: EdgeSoftmax) -> SparseFunc:
     """The operator as a stage-I function.
 
     x : (batch, nnz, heads) in row order; backward: y and g
-    y : (batch, nnz, heads); backward: dx
+    out : (batch, nnz, heads); backward: dx
     indptr : (m + 1,)
     """
     dtype, idtype, backward = problem.dtype, problem.idtype, problem.backward
@@ -55,14 +55,14 @@ def program(problem: EdgeSoftmax) -> SparseFunc:
 
     @T.prim_func
     def edge_softmax(
-        x: T.handle, y: T.handle, indptr: T.handle, batch: size, m: size, nnz: size, heads: size
+        x: T.handle, out: T.handle, indptr: T.handle, batch: size, m: size, nnz: size, heads: size
     ) -> None:
         B = T.dense_fixed(batch, idtype)
         I = T.dense_fixed(m, idtype)
         J = T.dense_variable(I, (nnz, nnz), indptr, idtype)
         H = T.dense_fixed(heads, idtype)
         X = T.match_sparse_buffer(x, (B, I, J, H), dtype)
-        Y = T.match_sparse_buffer(y, (B, I, J, H), dtype)
+        Y = T.match_sparse_buffer(out, (B, I, J, H), dtype)
         TOP = T.alloc_sparse_buffer((), dtype, "local")
         TOTAL = T.alloc_sparse_buffer((), dtype, "local")
         INVERSE = T.alloc_sparse_buffer((), dtype, "local")

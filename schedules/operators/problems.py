@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+import scipy.sparse as sp
 from tvm import tirx
 
 from sparsetir.formats import Format, Operand, Pattern
@@ -79,13 +80,23 @@ class CsrPattern(_Csr):
         begins[self.indptr] = True
         return bool(((self.indices[1:] > self.indices[:-1]) | begins[1:-1]).all())
 
+    @property
+    def in_order(self) -> CsrPattern:
+        """The same with the columns of each row in order, each as often as it is there."""
+        if self.increases:
+            return self
+        arrays = np.empty(self.nnz, np.int8), self.indices.copy(), self.indptr
+        found = sp.csr_array(arrays, shape=self.shape)
+        found.sort_indices()
+        return self._replace(indices=found.indices)
+
     def stored_in(self, format: Format, operand: Operand) -> ConvertedFormat:
         """Index arrays and masks of a format; do not write to them, the matrix may keep them."""
         return format.convert(self.coordinates, operand)
 
     # What a ConvertedFormat says of itself:
 
-    padding = 0.0
+    padding: float = 0.0
     keeps_order = True
 
     def arguments(self) -> dict[str, Any]:
@@ -126,7 +137,10 @@ class InOrder:
     matrix: CsrPattern
     keeps_order: bool
 
-    padding = 0.0
+    @property
+    def padding(self) -> float:
+        """None."""
+        return 0.0
 
     def values(self, /, **stored: Any) -> Mapping[str, Any]:
         """Values as they are."""
@@ -195,6 +209,11 @@ class Spmm(Problem):
         expect_one_of(self, dtype=dtypes, idtype=IDTYPES, reduce=REDUCTIONS)
         wide = self.out is None or self.out in (self.dtype, self.accumulator)
         expect(self, "out", wide, f"None, '{self.dtype}' or '{self.accumulator}'")
+
+    @property
+    def operand(self) -> Operand:
+        """A as formats take it."""
+        return Operand({"A": self.dtype}, ("I", "J"), self.idtype)
 
 
 @dataclass(frozen=True)

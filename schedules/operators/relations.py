@@ -117,7 +117,7 @@ class RelationPattern(_Csf):
 
     # What a ConvertedFormat says of itself:
 
-    padding = 0.0
+    padding: float = 0.0
 
     @property
     def keeps_order(self) -> bool:

@@ -63,17 +63,6 @@ class Rgms(Problem):
         expect(self, "added", summed, f"False where the result is not {self.accumulator}")
 
 
-def _term(problem: Rgms) -> Any:
-    """A product, in the type of sums; without `a` where elements have no values."""
-    acc = problem.accumulator
-
-    def term(a: Any, x: Any, w: Any) -> Any:
-        x = T.cast(x, acc)
-        return (x if a is None else T.cast(a, acc) * x) * T.cast(w, acc)
-
-    return term
-
-
 @made_once
 def program(problem: Rgms) -> SparseFunc:
     """The operator as a stage-I function over CSF by relation, which every template schedules.
@@ -86,52 +75,17 @@ def program(problem: Rgms) -> SparseFunc:
     With features in blocks x : (n, blocks, feat_in), w : (relations, blocks, feat_in, feat) and
     out : (m, blocks, feat), sizes being those of a block.
     """
-    if problem.in_blocks:
-        return _in_blocks(problem)
     dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
     out_type, size = problem.out or dtype, getattr(T, idtype)
-    weighted, sets = problem.weighted, not problem.added
-    zero, term = tirx.const(0.0, out_type), _term(problem)
+    weighted, sets, in_blocks = problem.weighted, not problem.added, problem.in_blocks
+    zero, kinds = tirx.const(0.0, out_type), "RSSRRS" if in_blocks else "RSRRS"
+
+    def term(a: Any, x: Any, w: Any) -> Any:
+        x = T.cast(x, acc)
+        return (x if a is None else T.cast(a, acc) * x) * T.cast(w, acc)
 
     @T.prim_func
     def rgms(
-        a: T.handle, x: T.handle, w: T.handle, out: T.handle, row_ptr: T.handle, rows: T.handle,
-        indptr: T.handle, indices: T.handle, relations: size, m: size, n: size, nnz_rows: size,
-        nnz: size, feat_in: size, feat: size,
-    ) -> None:  # fmt: skip
-        R = T.dense_fixed(relations, idtype)
-        I = T.sparse_variable(R, (m, nnz_rows), (row_ptr, rows), idtype)
-        J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
-        M = T.dense_fixed(m, idtype)
-        N = T.dense_fixed(n, idtype)
-        K = T.dense_fixed(feat_in, idtype)
-        L = T.dense_fixed(feat, idtype)
-        if weighted:
-            A = T.match_sparse_buffer(a, (R, I, J), problem.values or dtype)
-        X = T.match_sparse_buffer(x, (N, K), dtype)
-        W = T.match_sparse_buffer(w, (R, K, L), dtype)
-        Y = T.match_sparse_buffer(out, (M, L), out_type)
-        with T.sp_iter([R, I, J, K, L], "RSRRS", "rgms") as [r, i, j, k, l]:
-            if sets:
-                with T.init():
-                    Y[i, l] = zero
-            Y[i, l] = T.cast(
-                T.cast(Y[i, l], acc) + term(A[r, i, j] if weighted else None, X[j, k], W[r, k, l]),
-                out_type,
-            )
-
-    return with_parameters(rgms, {"a": not weighted})
-
-
-def _in_blocks(problem: Rgms) -> SparseFunc:
-    """Y[i, b, l] = sum over r, j, k of A[r, i, j] * X[j, b, k] * W[r, b, k, l]."""
-    dtype, idtype, acc = problem.dtype, problem.idtype, problem.accumulator
-    out_type, size = problem.out or dtype, getattr(T, idtype)
-    weighted, sets = problem.weighted, not problem.added
-    zero, term = tirx.const(0.0, out_type), _term(problem)
-
-    @T.prim_func
-    def rgms_in_blocks(
         a: T.handle, x: T.handle, w: T.handle, out: T.handle, row_ptr: T.handle, rows: T.handle,
         indptr: T.handle, indices: T.handle, relations: size, m: size, n: size, nnz_rows: size,
         nnz: size, blocks: size, feat_in: size, feat: size,
@@ -141,22 +95,22 @@ def _in_blocks(problem: Rgms) -> SparseFunc:
         J = T.sparse_variable(I, (n, nnz), (indptr, indices), idtype)
         M = T.dense_fixed(m, idtype)
         N = T.dense_fixed(n, idtype)
-        B = T.dense_fixed(blocks, idtype)
+        if in_blocks:
+            B = T.dense_fixed(blocks, idtype)
         K = T.dense_fixed(feat_in, idtype)
         L = T.dense_fixed(feat, idtype)
+        block = T.meta_var([B] if in_blocks else [])
         if weighted:
             A = T.match_sparse_buffer(a, (R, I, J), problem.values or dtype)
-        X = T.match_sparse_buffer(x, (N, B, K), dtype)
-        W = T.match_sparse_buffer(w, (R, B, K, L), dtype)
-        Y = T.match_sparse_buffer(out, (M, B, L), out_type)
-        with T.sp_iter([R, I, B, J, K, L], "RSSRRS", "rgms") as [r, i, b, j, k, l]:
+        X = T.match_sparse_buffer(x, (N, *block, K), dtype)
+        W = T.match_sparse_buffer(w, (R, *block, K, L), dtype)
+        Y = T.match_sparse_buffer(out, (M, *block, L), out_type)
+        with T.sp_iter([R, I, *block, J, K, L], kinds, "rgms") as [r, i, *b, j, k, l]:
             if sets:
                 with T.init():
-                    Y[i, b, l] = zero
-            Y[i, b, l] = T.cast(
-                T.cast(Y[i, b, l], acc)
-                + term(A[r, i, j] if weighted else None, X[j, b, k], W[r, b, k, l]),
-                out_type,
-            )
+                    Y[(i, *b, l)] = zero
+            a_rij = T.meta_var(A[r, i, j] if weighted else None)
+            added = T.meta_var(term(a_rij, X[(j, *b, k)], W[(r, *b, k, l)]))
+            Y[(i, *b, l)] = T.cast(T.cast(Y[(i, *b, l)], acc) + added, out_type)
 
-    return with_parameters(rgms_in_blocks, {"a": not weighted})
+    return with_parameters(rgms, {"a": not weighted, "blocks": not in_blocks})

@@ -33,9 +33,6 @@ def program(problem: Sddmm) -> SparseFunc:
     )
     size, zero = getattr(T, idtype), tirx.const(0.0, dtype)
 
-    def with_head(head: Any, *rest: Any) -> list[Any]:
-        return [*([head] if batched else []), *rest]
-
     def added(total: Any, x: Any, y: Any) -> Any:
         return T.cast(T.cast(total, acc) + T.cast(x, acc) * T.cast(y, acc), dtype)
 
@@ -50,16 +47,14 @@ def program(problem: Sddmm) -> SparseFunc:
         K = T.dense_fixed(feat, idtype)
         if batched:
             H = T.dense_fixed(heads, idtype)
-        X = T.match_sparse_buffer(x, with_head(H if batched else I, I, K), dtype)
-        Y = T.match_sparse_buffer(y, with_head(H if batched else I, N, K), dtype)
-        OUT = T.match_sparse_buffer(out, with_head(H if batched else I, I, J), dtype)
-        with T.sp_iter(
-            with_head(H if batched else I, T.fuse(I, J), K), "SSSR"[not batched :], "sddmm"
-        ) as at:
+        head = T.meta_var([H] if batched else [])
+        X = T.match_sparse_buffer(x, (*head, I, K), dtype)
+        Y = T.match_sparse_buffer(y, (*head, N, K), dtype)
+        OUT = T.match_sparse_buffer(out, (*head, I, J), dtype)
+        kinds = T.meta_var("SSSR"[not batched :])
+        with T.sp_iter([*head, T.fuse(I, J), K], kinds, "sddmm") as [*h, i, j, k]:
             with T.init():
-                OUT[(*at[:-1],)] = zero
-            OUT[(*at[:-1],)] = added(
-                OUT[(*at[:-1],)], X[(*at[:-3], at[-3], at[-1])], Y[(*at[:-3], at[-2], at[-1])]
-            )
+                OUT[(*h, i, j)] = zero
+            OUT[(*h, i, j)] = added(OUT[(*h, i, j)], X[(*h, i, k)], Y[(*h, j, k)])
 
     return with_parameters(sddmm, {"heads": not batched})

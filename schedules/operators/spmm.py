@@ -41,9 +41,6 @@ def program(problem: Spmm) -> SparseFunc:
     out_type = problem.out or dtype
     zero = tirx.const(0.0 if "float" in out_type else 0, out_type)
 
-    def with_head(head: Any, *rest: Any) -> list[Any]:
-        return [*([head] if batched else []), *rest]
-
     def term(a: Any, b: Any, row: Any) -> Any:
         product = T.cast(a, acc) * T.cast(b, acc)
         return product * row if reduce == "mean" else product
@@ -59,29 +56,19 @@ def program(problem: Spmm) -> SparseFunc:
         K = T.dense_fixed(feat, idtype)
         if batched:
             H = T.dense_fixed(heads, idtype)
-        A = T.match_sparse_buffer(a, with_head(H if batched else I, I, J), dtype)
-        B = T.match_sparse_buffer(b, with_head(H if batched else I, N, K), dtype)
-        C = T.match_sparse_buffer(out, with_head(H if batched else I, I, K), out_type)
+        head = T.meta_var([H] if batched else [])
+        A = T.match_sparse_buffer(a, (*head, I, J), dtype)
+        B = T.match_sparse_buffer(b, (*head, N, K), dtype)
+        C = T.match_sparse_buffer(out, (*head, I, K), out_type)
         if reduce != "sum":
             ROW = T.match_sparse_buffer(row, (I,), acc)
-        with T.sp_iter(
-            with_head(H if batched else I, I, J, K), "SSRS"[not batched :], "spmm"
-        ) as at:
+        with T.sp_iter([*head, I, J, K], "SSRS"[not batched :], "spmm") as [*h, i, j, k]:
             with T.init():
-                C[(*at[:-3], at[-3], at[-1])] = (
-                    T.cast(ROW[at[-3]], out_type) if reduce in EXTREMA else zero
-                )
-            C[(*at[:-3], at[-3], at[-1])] = T.cast(
-                reduced(
-                    reduce,
-                    T.cast(C[(*at[:-3], at[-3], at[-1])], acc),
-                    term(
-                        A[(*at[:-3], at[-3], at[-2])],
-                        B[(*at[:-3], at[-2], at[-1])],
-                        ROW[at[-3]] if reduce == "mean" else None,
-                    ),
-                ),
-                out_type,
+                C[(*h, i, k)] = T.cast(ROW[i], out_type) if reduce in EXTREMA else zero
+            total = T.meta_var(T.cast(C[(*h, i, k)], acc))
+            row_i = T.meta_var(ROW[i] if reduce == "mean" else None)
+            C[(*h, i, k)] = T.cast(
+                reduced(reduce, total, term(A[(*h, i, j)], B[(*h, j, k)], row_i)), out_type
             )
 
     return with_parameters(spmm, {"row": reduce == "sum", "heads": not batched}, reduce)

@@ -13,7 +13,7 @@ from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, is_choice, is_zero
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of, is_one
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart
 from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.translate import free_vars
@@ -22,13 +22,10 @@ __all__ = [
     "AtomicProduct",
     "at",
     "atomic_product",
-    "cast",
-    "is_one",
     "known_by",
     "step_of",
     "tile_buffer",
     "tile_nest",
-    "uncast",
     "within",
 ]
 
@@ -75,9 +72,9 @@ def tile_nest(who: str, func: tirx.PrimFunc, block: str, outer: int) -> tuple[Ne
     """The nest of a block less its outer loops, and those of these that run more than once."""
     nest = find_nest(who, func, block)
     around = nest.loops[:outer]
-    single = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in around if is_one(x)}
+    single = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in around if is_one(x.extent)}
     inside = Nest(nest.name, nest.loops[outer:], substitute(nest.body, single))
-    return inside, [x for x in around if not is_one(x)]
+    return inside, [x for x in around if not is_one(x.extent)]
 
 
 def within(loops: list[Any], body: Any) -> Any:
@@ -111,21 +108,6 @@ def tile_buffer(loops: list[Any], dtype: str, name: str, scope: str) -> Any:
 def at(*loops: Any) -> list[Any]:
     """Indices along loops."""
     return [x.loop_var for x in loops]
-
-
-def is_one(loop: Any) -> bool:
-    """Whether a loop runs once."""
-    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1
-
-
-def uncast(expr: Any) -> Any:
-    """What is cast, or the expression itself."""
-    return expr.value if isinstance(expr, tirx.Cast) else expr
-
-
-def cast(expr: Any, dtype: str) -> Any:
-    """An expression in a type."""
-    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)
 
 
 def _each(condition: Any) -> list[Any]:

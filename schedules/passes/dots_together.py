@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.atomic_products import AtomicProduct, atomic_product, uncast
+from sparsetir.schedules.passes.atomic_products import AtomicProduct, atomic_product
 from sparsetir.schedules.passes.gather_together import VECTOR_BYTES, in_vector
 from sparsetir.schedules.passes.nests import (
     WARP,
@@ -43,13 +43,12 @@ from sparsetir.schedules.passes.nests import (
     replaced,
     unrolled,
 )
-from sparsetir.schedules.passes.ptx import barrier
 from sparsetir.schedules.passes.tile_elements import from_lane
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of, uncast
 from sparsetir.sparse_ir.reduction import under
-from sparsetir.sparse_ir.statements import loop_over
+from sparsetir.sparse_ir.statements import barrier, loop_over
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["dots_together"]

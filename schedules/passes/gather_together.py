@@ -46,7 +46,7 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of, uncast
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart
 from sparsetir.sparse_ir.statements import as_one, loop_over
 from sparsetir.sparse_ir.translate import free_vars
@@ -233,21 +233,17 @@ def _read(nest: Nest) -> _Sum:
     first, rest = parts
     loop = rest if isinstance(rest, tirx.For) else None
     conditions, store = taken_apart(rest if loop is None else loop.body)
-    value = _uncast(getattr(store, "value", None))
+    value = uncast(getattr(store, "value", None))
     if not isinstance(value, tirx.Add):
         _refuse(nest)
     along = nest.loops[1].loop_var
     factors = factors_of(value.b)
     rows = [f for f in factors if along in free_vars(f)]
-    row: Any = _uncast(rows[0]) if len(rows) == 1 else None
+    row: Any = uncast(rows[0]) if len(rows) == 1 else None
     if not isinstance(row, ir.TensorLoad) or along not in free_vars(row.indices[-1]):
         _refuse(nest)
     others = [f for f in factors if f is not rows[0]]
     return _Sum(first, loop, conditions, row, others, dtype_of(value))
-
-
-def _uncast(expr: Any) -> Any:
-    return expr.value if isinstance(expr, tirx.Cast) else expr
 
 
 def _refuse(nest: Nest) -> NoReturn:

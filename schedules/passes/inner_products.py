@@ -44,17 +44,15 @@ from sparsetir.schedules.passes.atomic_products import (
     AtomicProduct,
     at,
     atomic_product,
-    cast,
     known_by,
     step_of,
     tile_buffer,
     tile_nest,
-    uncast,
     within,
 )
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.position_space import dtype_of
+from sparsetir.sparse_ir.position_space import cast, dtype_of, uncast
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import loop_over
 from sparsetir.sparse_ir.translate import free_vars

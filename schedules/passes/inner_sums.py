@@ -51,19 +51,16 @@ from sparsetir.schedules.passes.atomic_products import (
     AtomicProduct,
     at,
     atomic_product,
-    cast,
-    is_one,
     known_by,
     step_of,
     tile_buffer,
     tile_nest,
-    uncast,
     within,
 )
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of, is_one, uncast
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import loop_over
 from sparsetir.sparse_ir.translate import free_vars
@@ -161,8 +158,10 @@ class _Tile:
         p = self.product
         place = at(*p.order)
         known = self._known(p.rows, p.steps, p.terms, *p.elements)
-        elements = [x for x in p.elements if not is_one(x)]
-        alone = {x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in p.elements if is_one(x)}
+        elements = [x for x in p.elements if not is_one(x.extent)]
+        alone = {
+            x.loop_var: as_dtype(0, dtype_of(x.loop_var)) for x in p.elements if is_one(x.extent)
+        }
         (first, *_) = p.gathered
         plain = uncast(first)
         if not elements and len(p.gathered) == 1 and dtype_of(plain) == self.dtype:

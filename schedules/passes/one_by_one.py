@@ -1,70 +1,82 @@
 """Loops that LLVM is to leave as they are, visit by visit (CPU).
 
-LLVM writes small loops out two or four times, with the rest in a second loop: two ends that no
-processor foresees where there was one, which costs more than it saves where a loop has a few dozen
-visits of a varying number. It does so where it can compute the number of visits. Before::
+LLVM writes small loops out two, four or eight times, with the rest in a second loop: two ends that
+no processor foresees where there was one, which costs more than it saves where a loop has a few
+dozen visits of a varying number. It does so where it can compute the number of visits. Before::
 
-    for e in range(n):
+    for e in range(E_indptr[vi + 1] - E_indptr[vi]):
         with T.sblock("reduce1"): ...
 
-After `one_by_one(func, "reduce", "I_step")`, where `I_step` is a parameter that is 1, which LLVM
-does not know::
+After `one_by_one(func, "reduce")`, with a step that is 1 wherever there is a visit, which LLVM
+does not know, and visits counted by positions in storage, which arrays are read at::
 
-    at[0] = 0
-    while at[0] < n:
-        with T.sblock("reduce1"): ...  # with at[0] for e
-        at[0] = at[0] + I_step
+    at[0] = E_indptr[vi]
+    while at[0] < E_indptr[vi + 1]:
+        with T.sblock("reduce1"): ...  # with at[0] - E_indptr[vi] for e
+        at[0] = at[0] + T.min(1, nnz)
+
+With a parameter for the step, `one_by_one(func, "reduce", "I_step")`, they are counted from 0,
+which takes a register less where several such loops follow each other.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from tvm import s_tir, tirx
+from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
-from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import block_with
+from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["one_by_one"]
 
 
-def one_by_one(func: tirx.PrimFunc, iteration: Any, step: str) -> tirx.PrimFunc:
+def one_by_one(func: tirx.PrimFunc, iteration: Any, step: str | None = None) -> tirx.PrimFunc:
     """The function with the outermost loop of an iteration's innermost block visit by visit.
 
     func : of stage II; one of the last steps
-    iteration : its reference or name; its innermost block is in a block of a level above
-    step : name of a parameter that is 1
+    iteration : its reference or name; its innermost block is in a block of a level above, and has
+        no init, as a reduction into a workspace
+    step : name of a parameter that is 1; None for a loop over what an axis stores
 
-    Raises ScheduleError where there is no such parameter or loop.
+    Raises ScheduleError where there is no such parameter or loop, and for an init.
     """
     who = "one_by_one"
-    found = [p for p in func.params if p.name == step]
-    if len(found) != 1:
-        raise ScheduleError(
-            f"{who}: argument 'step': expected a parameter, got '{step}'; there are "
-            f"{[str(p.name) for p in func.params]}"
-        )
     sch = s_tir.Schedule(func)
     block = innermost_block(sch, iteration, who)
-    loops = [sch.get(loop) for loop in sch.get_loops(block)]
-    above = sch.get_sref(loops and sch.get_loops(block)[0]).parent
-    if not loops or not isinstance(above.stmt, s_tir.SBlock):
-        raise ScheduleError(f"{who}: argument 'iteration': expected a block in a loop, got {block}")
-    loop, owner = loops[0], above.stmt
+    loops = sch.get_loops(block)
+    above = sch.get_sref(loops[0]).parent if loops else None
+    if above is None or not isinstance(above.stmt, s_tir.SBlock):
+        raise ScheduleError(
+            f"{who}: argument 'iteration': expected a block in a loop, got "
+            f"'{sch.get(block).name_hint}'"
+        )
+    if sch.get(block).init is not None:
+        raise ScheduleError(
+            f"{who}: argument 'iteration': expected the step of a precompute that reduces, got "
+            f"block '{sch.get(block).name_hint}', whose init is in the loop"
+        )
+    loop, owner = sch.get(loops[0]), above.stmt
     dtype = str(loop.loop_var.ty.dtype)
+    if step is None:
+        begin, end, one = _positions(func, loop.extent)
+    else:
+        begin, end, one = as_dtype(0, dtype), loop.extent, _parameter(func, step)
+    one, end = as_dtype(one, dtype), as_dtype(end, dtype)
     at = buffer_var([1], dtype, f"{loop.loop_var.name}_at", "local")
-    zero, here = as_dtype(0, dtype), tirx.BufferLoad(at, [0])
+    here = tirx.BufferLoad(at, [0])
 
     def visits(node: Any) -> Any:
         if not node.loop_var.same_as(loop.loop_var):
             return node
-        go_on = tirx.BufferStore(at, here + as_dtype(found[0], dtype), [0])
-        body = tirx.SeqStmt([substitute(node.body, {node.loop_var: here}), go_on])
-        whole = tirx.While(here < as_dtype(node.extent, dtype), body)
-        return tirx.SeqStmt([tirx.BufferStore(at, zero, [0]), whole])
+        visit = here if step is not None else here - begin
+        go_on = tirx.BufferStore(at, here + one, [0])
+        body = tirx.SeqStmt([substitute(node.body, {node.loop_var: visit}), go_on])
+        return tirx.SeqStmt([tirx.BufferStore(at, begin, [0]), tirx.While(here < end, body)])
 
     def declared(node: Any) -> Any:
         if node.name_hint != owner.name_hint:
@@ -72,3 +84,30 @@ def one_by_one(func: tirx.PrimFunc, iteration: Any, step: str) -> tirx.PrimFunc:
         return block_with(node, alloc_buffers=[*node.alloc_buffers, at])
 
     return func.with_body(map_expr(func.body, [(tirx.For, visits), (s_tir.SBlock, declared)]))
+
+
+def _positions(func: tirx.PrimFunc, extent: Any) -> tuple[Any, Any, Any]:
+    """Where in storage a loop of that extent begins and ends, and 1, which LLVM cannot tell."""
+    end, begin = (extent.a, extent.b) if isinstance(extent, tirx.Sub) else (extent, extent)
+    offsets = begin.source.name if isinstance(begin, ir.TensorLoad) else None
+    for layout in func.attrs[LAYOUTS].values():
+        for axis, indptr in zip(layout.axes, layout.indptr, strict=True):
+            if indptr and indptr == offsets:
+                # Attributes keep the variables of the function they came from.
+                named = {p.name: p for p in func.params}
+                nnz = substitute(axis.nnz, {v: named[v.name] for v in free_vars(axis.nnz)})
+                return begin, end, tirx.min(nnz, as_dtype(1, dtype_of(nnz)))
+    raise ScheduleError(
+        "one_by_one: argument 'step': expected the name of a parameter where a loop is not over "
+        f"what an axis stores, but over {extent}, got None"
+    )
+
+
+def _parameter(func: tirx.PrimFunc, step: str) -> Any:
+    found = [p for p in func.params if p.name == step]
+    if len(found) != 1:
+        raise ScheduleError(
+            f"one_by_one: argument 'step': expected a parameter, got '{step}'; there are "
+            f"{[str(p.name) for p in func.params]}"
+        )
+    return found[0]

@@ -13,6 +13,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of
+from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.races import FREE, RACES
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import loop_with
@@ -165,6 +166,9 @@ def apply_kinds(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if kind is None:
             return loop
         rest = {k: v for k, v in loop.annotations.items() if k != KIND}
+        shared = _shared_by_lanes(loop) if kind == "vectorized" else ""
+        if shared:
+            raise ScheduleError(f"loop '{loop.loop_var.name}' as vectorized: {shared}")
         if kind in LOOPS:
             return loop_with(loop, kind=LOOPS[kind], annotations=rest)
         axis = thread_axis(str(kind))
@@ -189,10 +193,23 @@ def _race(sch: Any, loop: Any, kind: str) -> str:
             f"what its positions stand for differs between visits of {around}, which may meet, and "
             "for which threads do not wait; choose a loop over coordinates"
         )
+    if kind == "vectorized" and _shared_by_lanes(node):
+        return _shared_by_lanes(node)
     for realize in nodes_of(s_tir.SBlockRealize, node.body, nested=False):
         problem = _race_in(realize, node, kind, extents)
         if problem:
             return f"block '{realize.block.name_hint}': {problem}"
+    return ""
+
+
+def _shared_by_lanes(loop: Any) -> str:
+    """Why lanes cannot be visits that have buffers of their own, as vectors have one for all."""
+    for block in nodes_of(s_tir.SBlock, loop.body):
+        for buffer in block.alloc_buffers:
+            return (
+                f"block '{block.name_hint}' has '{buffer.name}' for each visit, which lanes would "
+                "share; choose a loop inside or outside of it, or give it an axis of the lanes"
+            )
     return ""
 
 
@@ -230,7 +247,7 @@ def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str
     ]
     if not moved:
         outside = [w.source.name for w in block.writes if kind == "parallel" or not _is_local(w)]
-        if outside and not _is_unit(loop):
+        if outside and not is_one(loop.extent):
             return f"each visit writes the same elements of '{outside[0]}'; {LEGAL}"
         return ""
     whole = _is_fused_whole([value for _, value in moved], loop.loop_var)
@@ -323,7 +340,3 @@ def _extents_around(sch: Any, loop: Any) -> dict[Any, Any]:
 
 def _is_local(region: Any) -> bool:
     return region.source.ty.storage_scope == "local"
-
-
-def _is_unit(loop: Any) -> bool:
-    return isinstance(loop.extent, tirx.IntImm) and int(loop.extent) == 1

@@ -17,7 +17,6 @@ __all__ = [
     "COPY_BYTES",
     "PRODUCTS",
     "Product",
-    "barrier",
     "commit_copies",
     "copy_async",
     "load_matrices",
@@ -109,8 +108,3 @@ def commit_copies() -> Any:
 def wait_for_copies(open_groups: int) -> Any:
     """Wait for a thread's copies, but for so many of its latest groups."""
     return _instruction("cp.async.wait_group", open_groups)
-
-
-def barrier() -> Any:
-    """All threads of a block wait for each other."""
-    return tirx.Evaluate(tirx.call_intrin("int32", "tirx.tvm_storage_sync", "shared"))

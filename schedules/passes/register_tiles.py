@@ -1,6 +1,6 @@
 """Products of tiles in shared memory by threads that keep a tile of the sums in registers each.
 
-What :mod:`sparsetir.schedules.passes.tensor_cores` does for 16-bit types, for any. Before::
+What :mod:`sparsetir.schedules.passes.on_tensor_cores` does for 16-bit types, for any. Before::
 
     for it, l1 in T.grid(32, 64):
         with T.sblock("start0"): Y_ws[it, l1] = 0.0
@@ -49,7 +49,7 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
 from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.statements import as_one, loop_over
 
@@ -210,7 +210,7 @@ class _Threads:
                     for held, place in ((self.left, i), (self.right, j))
                 )
                 total = tirx.BufferLoad(self.sums, [i, j])
-                value = total + _cast(left, wide) * _cast(right, wide)
+                value = total + cast(left, wide) * cast(right, wide)
                 return tirx.BufferStore(self.sums, value, [i, j])
 
             def of_term(k: Any, n: Any) -> Any:
@@ -233,10 +233,6 @@ class _Threads:
 def _element(load: Any, places: dict[Any, Any]) -> Any:
     at = {x.loop_var: as_dtype(p, dtype_of(x.loop_var)) for x, p in places.items()}
     return substitute(load, at)
-
-
-def _cast(expr: Any, dtype: str) -> Any:
-    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)
 
 
 def _read(nest: Nest) -> _Product:

@@ -1,4 +1,4 @@
-"""Programs of tiles as :mod:`sparsetir.schedules.passes.warp_tiles` reads them.
+"""Programs of tiles as :mod:`sparsetir.schedules.passes.in_warp_tiles` reads them.
 
 What each statement of a block is: a product, elements, sums over rows, or a loop around such; which
 buffers are tiles in registers; and which factors of products are in shared memory.

@@ -9,7 +9,7 @@ from typing import Any
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.gpu_features import vector_width
-from sparsetir.schedules.templates.spmm_panels import MOST_ROWS, PanelRows
+from sparsetir.schedules.templates.spmm_panels import MOST_COMPACT, MOST_ROWS, PanelRows
 from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 
 __all__ = ["gpu_panel_choices", "panel_choices"]
@@ -23,31 +23,42 @@ MOST_SUMS = 30
 def panel_choices(
     problem: Any, known: list[Any], given: Statistics, lanes: int
 ) -> tuple[dict[str, tuple[Any, ...]], Callable[..., PanelRows | None]] | None:
-    """Choices of rows, tile, copy and blocks of a CPU, and what makes a config of them, or None.
+    """Choices of rows, tile, copy, compaction and blocks of a CPU, and what makes a config of them.
+
+    None where panels do not serve. Compacted are those of as many rows as by pattern are the most
+    and of more: smaller ones compile sooner by pattern (`bench study coarsen`).
 
     known : the candidates, of which there may be panels
     lanes : of a vector
 
-    (Enumerate-and-sparse-coarsen, section 3.4: UFi and WarpTile.)
+    (Enumerate-and-sparse-coarsen, sections 3.4 and 3.5: UFi, WarpTile and compaction.)
     """
     if _stored(given) < LEAST or lanes > given.feat or decomposed.serves(problem) is not None:
         return None
     own = [c for c in known if isinstance(c, PanelRows)]
     several = given.threads > 1
 
-    def make(rows: int, tile: int, pack: bool, parallel: bool) -> PanelRows | None:
+    # Results of compacted panels are added to.
+    exact = (problem.out or problem.dtype) == problem.accumulator
+
+    def make(rows: int, tile: int, pack: bool, compact: bool, parallel: bool) -> PanelRows | None:
         if rows * -(-tile // lanes) > MOST_SUMS:
+            return None
+        if compact and (rows < MOST_ROWS or not exact or given.feat % tile):
+            return None
+        if rows > MOST_ROWS and not compact:
             return None
         parts = given.threads // gcd(-(-given.feat // tile), given.threads) if parallel else 1
         whole = given.feat % tile == 0 and tile % lanes == 0
         feat = None if whole else given.feat
-        return PanelRows(rows, tile, lanes, feat, pack, parts, parallel)
+        return PanelRows(rows, tile, lanes, feat, pack, parts, parallel, compact=compact)
 
     tiles = {min(given.feat, v * lanes) for v in (2, 4, 6)} | {c.tile for c in own}
     choices = {
-        "rows": tuple(range(2, MOST_ROWS + 1)),
+        "rows": tuple(range(2, MOST_COMPACT + 1)),
         "tile": tuple(sorted(tiles)),
         "pack": (False, True),
+        "compact": (False, True),
         "parallel": (False, True) if several else (False,),
     }
     return choices, make

@@ -36,7 +36,7 @@ from tvm import ir
 from sparsetir.schedules.default import l2_bytes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
-from sparsetir.schedules.passes.vectorize import vectorize_innermost
+from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule

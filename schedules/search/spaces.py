@@ -183,10 +183,11 @@ def _row_blocks(known: list[Any], given: Statistics) -> Branch:
         whole = feat % tile == 0 and tile % lanes == 0 and tile != feat
         tiles = -(-feat // tile)
         pack = order == "packed"
+        in_turn = pack or (order == "tiles" and tiles > 1)
         return RowBlocks(
-            tile=tile, lanes=lanes, feat=None if whole else feat, pack=pack,
-            tiles_first=pack or (order == "tiles" and tiles > 1), prefetch=prefetch, parts=parts,
-            blocks=_blocks(blocks, tiles if pack else 1, given.threads), parallel=blocks > 0,
+            tile=tile, lanes=lanes, feat=None if whole else feat, pack=pack, tiles_first=in_turn,
+            prefetch=prefetch, parts=parts, parallel=blocks > 0,
+            blocks=_blocks(blocks, tiles if in_turn else 1, given.threads),
             ahead=given.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
         )  # fmt: skip
 
@@ -244,10 +245,11 @@ def _sliced_rows(known: list[Any], given: Statistics) -> Branch:
     default = next(c for c in known if isinstance(c, SlicedRows))
     choices = {
         "lanes": _sorted(max(1, default.lanes // 2), default.lanes, 2 * default.lanes),
-        "long": _sorted(64, 256, 1024, default.long),
+        "long": _sorted(64, 128, 256, 1024, default.long),
         "window": _sorted(512, 4096, 32768, default.window),
         "blocks": _sorted(1, default.blocks, given.threads, 4 * given.threads),
-        "prefetch": _sorted(0, default.prefetch),
+        "ahead": _sorted(0, default.ahead),
+        "prefetch": _sorted(0, SlicedRows.prefetch),
     }
     return Branch("SlicedRows", choices, SlicedRows)
 

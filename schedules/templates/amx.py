@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
-from sparsetir.formats import BSR, Operand, Pattern
+from sparsetir.formats import BSR, Pattern
 from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
@@ -104,7 +104,7 @@ def program(problem: Spmm, config: AmxBlocks) -> SparseFunc:
     Raises ScheduleError for batches, means and maxima, and types without such products.
     """
     _refuse("program", problem)
-    rules = config.format.rules(_operand(problem))
+    rules = config.format.rules(problem.operand)
     _, func = extract_preprocess(decompose_format(spmm(problem), rules, [r.name for r in rules]))
     return func
 
@@ -207,7 +207,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: AmxBlocks) -> Arranged:
             f"{config.format.rows} x {config.format.cols}, or finite=True, where B holds no "
             "infinity and no NaN"
         )
-    converted = matrix.stored_in(config.format, _operand(problem))
+    converted = matrix.stored_in(config.format, problem.operand)
     m, n = matrix.shape
     blocks = max(1, min(config.blocks, -(-m // config.format.rows)))
     (part,) = converted.parts
@@ -249,10 +249,6 @@ def fills_blocks(pattern: Pattern, fmt: BSR) -> bool:
     rows = np.minimum(fmt.rows, m - first)
     columns = np.minimum(fmt.cols, n - found.indices.astype(np.int64) * fmt.cols)
     return int((rows * columns).sum()) == pattern.nnz
-
-
-def _operand(problem: Any) -> Operand:
-    return Operand({"A": problem.dtype}, ("I", "J"), problem.idtype)
 
 
 def _refuse(where: str, problem: Any) -> None:

@@ -13,8 +13,9 @@ from typing import Any
 
 from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
 from sparsetir.schedules.operators.block_attention import BlockAttention, program
-from sparsetir.schedules.passes.exponential import inline_exponentials
+from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates.feature_tiles import greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
@@ -49,7 +50,7 @@ class BlockTiles:
     def for_block(block: int, accumulator: str = "float32", parallel: bool = True) -> BlockTiles:
         """Good tiles for a block size."""
         lanes = 8 if accumulator == "float64" else 16
-        vectors = _divisor(block // lanes, 4)
+        vectors = greatest_divisor(block // lanes, 4)
         return BlockTiles(lanes, vectors, REGISTERS // vectors, parallel)
 
 
@@ -104,13 +105,8 @@ def _in_tiles(
     own: list[Any] = []
     for other in others:
         length = int(sch.func.axis(other.name).length)
-        outer, inner = sch.split(other, [None, _divisor(length, config.tile)], tail="exact")
+        outer, inner = sch.split(other, [None, greatest_divisor(length, config.tile)], tail="exact")
         others, own = [outer], [inner]
     sch.sparse_reorder(ref, [*others, tiles, *summed, *own, *vectors])
     steps = sch.precompute(nest.result, tiles, [*own, *vectors])
     return [(step, len(own) + 2) for step in steps]
-
-
-def _divisor(number: int, most: int) -> int:
-    """The greatest divisor of a number up to `most`."""
-    return max(d for d in range(1, most + 1) if number % d == 0)

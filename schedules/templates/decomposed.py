@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sparsetir.formats import Format, Operand, Pattern, library
+from sparsetir.formats import Format, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect
@@ -92,7 +92,7 @@ def refusal(fmt: Format, pattern: Pattern, problem: Any, count: int | None = Non
     count : its places, where the caller knows them
     """
     count = library.places(fmt, pattern) if count is None else count
-    return library.refusal(pattern, count, _operand(problem))
+    return library.refusal(pattern, count, problem.operand)
 
 
 def program(problem: Spmm, config: Decomposed) -> SparseFunc:
@@ -108,7 +108,7 @@ def program(problem: Spmm, config: Decomposed) -> SparseFunc:
     Raises ScheduleError for what :func:`serves` names.
     """
     _refuse("program", problem)
-    rules = config.format.rules(_operand(problem))
+    rules = config.format.rules(problem.operand)
     unmasked = [rule.name for rule in rules if rule.masked] if config.filled else []
     _, func = extract_preprocess(decompose_format(spmm(problem), rules, unmasked))
     narrow = problem.accumulator != (problem.out or problem.dtype)
@@ -166,10 +166,6 @@ def _refuse(where: str, problem: Any) -> None:
         )
 
 
-def _operand(problem: Any) -> Operand:
-    return Operand({"A": problem.dtype}, ("I", "J"), problem.idtype)
-
-
 def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
     """The arguments of :func:`program` that depend on the pattern alone.
 
@@ -182,7 +178,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: Decomposed) -> Arranged:
             f"decomposed.arrange: argument 'config': {config.format.name} takes too much room for "
             f"the pattern: {too_much}"
         )
-    converted = matrix.stored_in(config.format, _operand(problem))
+    converted = matrix.stored_in(config.format, problem.operand)
     masked = [part.rule.name for part in converted.parts if part.rule.masked and not part.full]
     if config.filled and masked:
         raise ScheduleError(

@@ -30,6 +30,15 @@ class AttentionTiles:
     keys: Tile = Tile()
     values: Tile = Tile()
 
+    @property
+    def compiled(self) -> AttentionTiles:
+        """What kernels depend on: all of it."""
+        return self
+
+    def tiles(self, feat: int) -> int:
+        """Of so many features of values; raises ScheduleError for fewer than one has."""
+        return self.values.tiles(feat)
+
 
 def apply(sch: Schedule, config: AttentionTiles) -> None:
     """Schedule a program of steps over what rows store, with features in some of them.

@@ -7,7 +7,7 @@ from typing import Any
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SpIter
 
-__all__ = ["Tiled", "in_tiles"]
+__all__ = ["Tiled", "greatest_divisor", "in_tiles"]
 
 
 class Tiled:
@@ -54,3 +54,8 @@ def in_tiles(sch: Schedule, features: SpIter, config: Any) -> tuple[SpIter, list
         return tiles, vectors
     tiles, within = sch.split(features, [None, tile], tail=tail)
     return tiles, sch.split(within, [None, lanes], tail="shift")
+
+
+def greatest_divisor(number: int, most: int) -> int:
+    """The greatest divisor of a number up to `most`."""
+    return max(d for d in range(1, most + 1) if number % d == 0)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
-from sparsetir.schedules.passes.exponential import inline_exponentials
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
+from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
+from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 __all__ = ["Tile", "features_in_tiles", "finish", "rows_in_blocks"]
@@ -46,6 +47,20 @@ class Tile:
     def for_features(feat: int, parallel: bool = False, most: int = MAX_TILE) -> Tile:
         """The widest tile for a number of features, 1 or more."""
         return Tile(min(most, 1 << (feat.bit_length() - 1)), parallel)
+
+    @property
+    def compiled(self) -> Tile:
+        """What kernels depend on: all of it."""
+        return self
+
+    def tiles(self, feat: int) -> int:
+        """Of so many features; raises ScheduleError for fewer than one has."""
+        if feat < self.tile:
+            raise ScheduleError(
+                f"Tile: argument 'tile': expected at most {feat}, the number of features, got "
+                f"{self.tile}"
+            )
+        return -(-feat // self.tile)
 
     @property
     def lanes(self) -> int:

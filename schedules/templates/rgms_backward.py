@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates.feature_tiles import greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
@@ -104,20 +105,15 @@ def _in_tiles(
         sums.append(f"{total.name}0")
         return [(start, 1), (reduce, 1)]
     vectors = lengths[features[-1].axes] // config.lanes
-    wide = _divisor(vectors, MOST_VECTORS if len(features) == 1 else config.vectors)
+    wide = greatest_divisor(vectors, MOST_VECTORS if len(features) == 1 else config.vectors)
     outer, *held = sch.split(features[-1], [None, wide, config.lanes], tail="exact")
     if not summed:
         sch.sparse_reorder(ref, [*rows, *features[:-1], outer, *held])
         return [(ref, 2)]
     tiles = [*rows, outer]
     if len(features) > 1:
-        tile = _divisor(lengths[features[0].axes], min(config.tile, REGISTERS // wide))
+        tile = greatest_divisor(lengths[features[0].axes], min(config.tile, REGISTERS // wide))
         first, inner = sch.split(features[0], [None, tile], tail="exact")
         tiles, held = [*rows, first, outer], [inner, *held]
     sch.sparse_reorder(ref, [*tiles, *summed, *held])
     return [(step, len(held)) for step in sch.precompute(nest.result, outer, held)]
-
-
-def _divisor(number: int, most: int) -> int:
-    """The greatest divisor of a number up to `most`."""
-    return max(d for d in range(1, most + 1) if number % d == 0)

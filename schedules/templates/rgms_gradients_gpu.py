@@ -33,12 +33,12 @@ from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.rgms_gradients import program as operator
 from sparsetir.schedules.passes.dots_together import dots_together
-from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.inner_products import inner_products
 from sparsetir.schedules.passes.inner_sums import inner_sums
+from sparsetir.schedules.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.passes.ptx import PRODUCTS
 from sparsetir.schedules.passes.register_tiles import register_tiles
-from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.templates import rgms_tiles
 from sparsetir.schedules.templates.rgms_tiles import (
     by_threads,

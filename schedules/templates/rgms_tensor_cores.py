@@ -23,8 +23,8 @@ from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.passes.ptx import PRODUCTS
-from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.templates import rgms_tiles
 from sparsetir.schedules.templates.rgms_tiles import (
     RelationalTiles,

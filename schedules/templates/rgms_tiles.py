@@ -24,7 +24,7 @@ from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.copy_together import copy_together
 from sparsetir.schedules.passes.gather_together import gather_together
-from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.inner_sums import inner_sums
 from sparsetir.schedules.passes.nests import find_nest
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel

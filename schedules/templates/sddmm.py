@@ -21,11 +21,12 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
     vector_lanes,
 )
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
-from sparsetir.sparse_ir.computed import cache_parts, keyword
+from sparsetir.sparse_ir.computed import keyword
+from sparsetir.sparse_ir.recipes import cache_parts
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 __all__ = ["SddmmGroups", "apply", "arrange", "by_positions"]

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 from tvm import s_tir, tirx
 
-from sparsetir.formats import Hyb, Operand
+from sparsetir.formats import Hyb
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.arguments import expect, is_power_of_two
 from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.horizontal_fusion import horizontal_fuse
+from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.gpu_features import (
@@ -40,9 +40,11 @@ from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.sparse_ir.atomics import has_atomics
-from sparsetir.sparse_ir.computed import COMPUTED, RECIPES
+from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.position_space import is_one
+from sparsetir.sparse_ir.recipes import RECIPES
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
 __all__ = ["HybRows", "apply", "arrange", "program", "shares_rows"]
@@ -131,12 +133,8 @@ def program(problem: Spmm, config: HybRows) -> SparseFunc:
     plain: Any = operator(problem)
     if COMPUTED in plain.attrs:  # of `indptr`, which the buckets do not have
         plain = plain.without_attr(COMPUTED)
-    _, func = extract_preprocess(decompose_format(plain, config.format.rules(_operand(problem))))
+    _, func = extract_preprocess(decompose_format(plain, config.format.rules(problem.operand)))
     return func
-
-
-def _operand(problem: Spmm) -> Operand:
-    return Operand({"A": problem.dtype}, ("I", "J"), problem.idtype)
 
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
@@ -145,7 +143,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: HybRows) -> Arranged:
     Raises ScheduleError if rows are stored in pieces and kernels do not add them up (see
     :func:`shares_rows`): one column part and 2^k of at least the longest row are what it takes.
     """
-    converted = matrix.stored_in(config.format, _operand(problem))
+    converted = matrix.stored_in(config.format, problem.operand)
     m, n = matrix.shape
     pieces = np.zeros(m, "int64")
     for part in converted.parts:
@@ -247,12 +245,8 @@ def _bind(
     tiles, *root, rows, threads = loops.get_loops(loops.get_sblock(block))
     blocks, in_turn, in_block = loops.split(rows, [None, rows_in_turn, rows_per_block])
     loops.reorder(tiles, *root, blocks, in_block, threads, in_turn)
-    if not _is_one(loops.get(tiles).extent):  # without it, a fused grid takes no division
+    if not is_one(loops.get(tiles).extent):  # without it, a fused grid takes no division
         run_in_parallel(loops, tiles, "blockIdx.y")
     run_in_parallel(loops, blocks, "blockIdx.x", race)
     run_in_parallel(loops, in_block, "threadIdx.y", race)
     run_in_parallel(loops, threads, "threadIdx.x")
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1

@@ -30,7 +30,7 @@ from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
-__all__ = ["PanelRows", "apply", "arrange"]
+__all__ = ["MOST_COMPACT", "MOST_ROWS", "PanelRows", "apply", "arrange"]
 
 MOST_ROWS = 6  # of a panel: 63 loops
 MOST_COMPACT = 8

@@ -23,7 +23,7 @@ once for all rows of a pattern. `unroll` entries (UFk) are in one straight piece
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsetir.schedules.arguments import expect
@@ -77,6 +77,8 @@ class PanelThreads(GpuTiled):
     compact : whether code is by the number of a pattern's rows, instead of by pattern
     panels : rows of threads in a thread block; of more than one with atomics, threads are whole
         warps, since other patterns are other code
+    packed : values come in the order of the panels, in an array of their own; else each is read
+        where it is in the matrix, by its place, and needs no preparation
     threads, vector, coarsen, feat, occupancy : as in
         :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
     """
@@ -91,6 +93,7 @@ class PanelThreads(GpuTiled):
     panels: int = 1
     feat: int | None = None
     occupancy: int | None = 1024
+    packed: bool = True
 
     def __post_init__(self) -> None:
         self.check("rows", "unroll", "panels")
@@ -129,15 +132,24 @@ class PanelThreads(GpuTiled):
         alone = fields.get("atomics", False) and threads != WARP
         panels = 1 if alone else max(1, block // threads)
         # Registers for the sums, and what is loaded for them: else nvcc takes few, and spills.
-        occupancy = 1024 if rows * vector * coarsen <= MAX_SUMS // 2 else 512
+        sums = rows * vector * coarsen
+        occupancy = 1024 if sums < MAX_SUMS // 2 else 768 if sums == MAX_SUMS // 2 else 512
         return cls(
             **fields, threads=threads, vector=vector, coarsen=coarsen, panels=panels, feat=feat,
             occupancy=occupancy,
         )  # fmt: skip
 
     @property
-    def unpacked(self) -> RowSplit:
-        """For values that come with each run: to bring them into the order of panels takes long."""
+    def unpacked(self) -> PanelThreads:
+        """For values that come with each run, in the order of the matrix: read by their places.
+
+        A place takes a register beside each value, so that fewer entries are loaded together.
+        """
+        return replace(self, packed=False, unroll=min(self.unroll, 2))
+
+    @property
+    def by_rows(self) -> RowSplit:
+        """For patterns whose columns are not in order, or there more than once: rows alone."""
         return RowSplit(
             self.threads, self.panels, self.vector, self.coarsen, self.feat,
             occupancy=self.occupancy,
@@ -198,7 +210,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     held = [rows, w, lane]
     sch.sparse_reorder(found.iteration, [*found.heads, tiles, *own, entries, *held])
     start, reduce, write = sch.precompute(found.result, at, held, dtype=accumulator(found.dtype))
-    for name in [name for name, axes in over.items() if axes == elements]:
+    for name in [name for name, axes in over.items() if config.packed and axes == elements]:
         sch.pack(name, reduce)
     over_blocks(sch, found.heads, tiles)
     if config.atomics:
@@ -236,5 +248,5 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
 
 def arrange(matrix: CsrPattern, problem: Spmm, config: PanelThreads) -> Arranged:
     """CSR as it is."""
-    del problem, config
-    return Arranged(InOrder(matrix, False), matrix.arguments())
+    del problem
+    return Arranged(InOrder(matrix, not config.packed), matrix.arguments())

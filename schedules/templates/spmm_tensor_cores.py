@@ -23,15 +23,16 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tvm import DataType, tirx
+from tvm import DataType
 
-from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Operand, Pattern, library
+from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.copy_together import copy_together
+from sparsetir.schedules.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.passes.one_shared_array import one_shared_array
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.passes.ptx import COPY_BYTES, PRODUCTS
@@ -41,12 +42,12 @@ from sparsetir.schedules.passes.software_pipeline import (
     MAX_SHARED,
     software_pipeline,
 )
-from sparsetir.schedules.passes.tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
+from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = [
@@ -206,7 +207,7 @@ def program(problem: Spmm, config: TensorCores) -> SparseFunc:
     Raises ScheduleError for what :func:`serves` names.
     """
     _refuse("program", problem)
-    rules = config.format.rules(_operand(problem))
+    rules = config.format.rules(problem.operand)
     unmasked = [rule.name for rule in rules if rule.masked]
     return extract_preprocess(decompose_format(operator(problem), rules, unmasked))[1]
 
@@ -217,7 +218,7 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: TensorCores) -> Arranged:
     Raises ScheduleError for what :func:`serves` names.
     """
     _refuse("arrange", problem)
-    converted = matrix.stored_in(config.format, _operand(problem))
+    converted = matrix.stored_in(config.format, problem.operand)
     m, n = matrix.shape
     return Arranged(converted, {**converted.arguments(True), "m": int(m), "n": int(n)})
 
@@ -229,10 +230,6 @@ def _refuse(where: str, problem: Any) -> None:
             f"spmm_tensor_cores.{where}: argument 'config': {WHO} serves sums of one matrix in "
             f"{' or '.join(PRODUCTS)}, got {missing}"
         )
-
-
-def _operand(problem: Any) -> Operand:
-    return Operand({"A": problem.dtype}, ("I", "J"), problem.idtype)
 
 
 def apply(sch: Schedule, config: TensorCores) -> None:
@@ -329,15 +326,11 @@ def _operands(sch: Schedule, found: RowSums) -> tuple[str, str, str]:
 def _bind(loops: Any, block: str) -> None:
     """Spread tiles of features and rows of blocks over blocks of threads."""
     tiles, *others, rows = loops.get_loops(loops.get_sblock(block))
-    heads = [x for x in others if not _is_one(loops.get(x).extent)]
+    heads = [x for x in others if not is_one(loops.get(x).extent)]
     if heads:
         run_in_parallel(loops, loops.fuse(*heads), "blockIdx.z")
     run_in_parallel(loops, tiles, "blockIdx.y")
     run_in_parallel(loops, rows, "blockIdx.x")
-
-
-def _is_one(extent: Any) -> bool:
-    return isinstance(extent, tirx.IntImm) and int(extent) == 1
 
 
 def _bind_first(loops: Any, block: str) -> None:

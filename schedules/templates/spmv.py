@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from sparsetir.schedules.arguments import (
     expect,
     expect_at_least,
@@ -25,7 +27,8 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
     vector_lanes,
 )
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
+from sparsetir.schedules.passes.one_launch import one_launch
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_streams
 from sparsetir.schedules.templates.shapes import row_sum
@@ -37,8 +40,8 @@ __all__ = ["SlicedRows", "apply", "arrange"]
 
 # Steps that take as long as to begin a slice or a long row, and to write it.
 STORE_COST = 3
-# Elements that take about as long as to wake another thread.
-WORK_OF_A_THREAD = 1 << 16
+# Multiplications of products with many features that take as long as an element here.
+MULTIPLICATIONS = 8
 # Of the slots of a slice of long rows, percent that have elements at least.
 FILLED = 90
 # Elements from which on a row is best summed along itself where slices gather their values.
@@ -55,31 +58,45 @@ class SlicedRows:
     window : rows that are sorted by length together; not compiled in
     blocks : of slices, and of long rows, which are divided among the threads; one is gone through
         without waking them. Not compiled in, but for one
+    ahead : elements that the first block of slices has more than the others: what the thread that
+        calls does while these wake; not compiled in
     prefetch : how many steps of a slice ahead its values and columns are asked for; 0 for never
     packed : values of the slices come in the order of the slots, in an array of their own; else
         they are gathered from those of the matrix, which takes longer and needs no preparation
     """
 
     lanes: int = 16
-    long: int = 256
+    long: int = 128
     window: int = 4096
     blocks: int = 1
+    ahead: int = 0
     prefetch: int = 32
     packed: bool = True
 
     def __post_init__(self) -> None:
         expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
-        expect_integers(self, "long", "window", "blocks", "prefetch")
-        expect_at_least(self, long=self.lanes, window=1, blocks=1, prefetch=0)
+        expect_integers(self, "long", "window", "blocks", "ahead", "prefetch")
+        expect_at_least(self, long=self.lanes, window=1, blocks=1, ahead=0, prefetch=0)
 
     @staticmethod
     def for_pattern(
-        problem: Spmm, m: int, nnz: int, threads: int = 1, vector_bits: int = 512
-    ) -> SlicedRows:
-        """A good config for a pattern of `nnz` elements in `m` rows; a few stay in one thread."""
-        lanes = vector_lanes(problem, vector_bits)
-        blocks = min(threads, (nnz + STORE_COST * m) // WORK_OF_A_THREAD)
-        return SlicedRows(lanes, blocks=max(1, blocks))
+        problem: Spmm, m: int, nnz: int, *, threads: int = 1, work_of_threads: int = 0,
+        vector_bits: int = 512, cache: int = 0,
+    ) -> SlicedRows:  # fmt: skip
+        """A good config for a pattern of `nnz` elements in `m` rows.
+
+        work_of_threads : multiplications from which on waking the other threads pays
+        cache : bytes; what fits there is not asked for ahead
+        """
+        lanes, work = vector_lanes(problem, vector_bits), MULTIPLICATIONS * (nnz + STORE_COST * m)
+        each = sum(np.dtype(kind).itemsize for kind in (problem.dtype, problem.idtype))
+        config = SlicedRows(lanes)
+        if nnz * each <= cache:
+            config = replace(config, prefetch=0)
+        if threads < 2 or work < work_of_threads:
+            return config
+        ahead = int(work_of_threads * (1 - 1 / threads) / MULTIPLICATIONS)
+        return replace(config, blocks=threads, ahead=ahead)
 
     def tiles(self, feat: int) -> int:
         """Tiles of a feature size; raises ScheduleError for any but 1."""
@@ -100,7 +117,7 @@ class SlicedRows:
     @property
     def compiled(self) -> SlicedRows:
         """What a kernel depends on: whether there is more than one block, not how many."""
-        return replace(self, long=self.lanes, window=1, blocks=min(self.blocks, 2))
+        return replace(self, long=self.lanes, window=1, blocks=min(self.blocks, 2), ahead=0)
 
 
 def apply(sch: Schedule, config: SlicedRows) -> None:
@@ -121,7 +138,9 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
         filled=_filled(config),
     )  # fmt: skip
     if config.blocks > 1:
-        blocks, slices = sch.divide(slices, "blocks", by="work", cost=STORE_COST, default=1)
+        blocks, slices = sch.divide(
+            slices, "blocks", by="work", cost=STORE_COST, default=1, ahead="ahead"
+        )
         sch.parallelize(blocks)
         blocks, long = sch.divide(long, "long_blocks", by="work", cost=STORE_COST, default=1)
         sch.parallelize(blocks)
@@ -140,6 +159,8 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
         sch.rewrite(add_lanes, f"{vectors[2].name}0")
     if config.prefetch:
         sch.rewrite(prefetch_streams, reduce, config.prefetch)
+    if config.blocks > 1:  # a row is in a slice, or is a long one
+        sch.rewrite(one_launch, [slices.iteration, long.iteration], race="ignore")
 
 
 @dataclass(frozen=True)
@@ -176,7 +197,8 @@ def arrange(matrix: CsrPattern, problem: Spmm, config: SlicedRows) -> Arranged:
     del problem
     blocks = max(1, min(config.blocks, matrix.shape[0]))
     numbers = {"long": config.long, "window": config.window}
-    numbers |= {"blocks": blocks, "long_blocks": blocks}
+    if config.blocks > 1:
+        numbers |= {"blocks": blocks, "long_blocks": blocks, "ahead": config.ahead // config.lanes}
     return Arranged(Slices(matrix, config), matrix.arguments(), numbers)
 
 

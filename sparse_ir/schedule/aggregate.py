@@ -67,6 +67,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
 )
 from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
+from sparsetir.sparse_ir.statements import as_one
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["aggregate"]
@@ -218,7 +219,7 @@ class _Aggregate(Cut):
         whole = [*before, main, *after]
         out = replaced(
             WHO, func.with_attr("computed", self.computed), it,
-            tirx.SeqStmt(whole) if len(whole) > 1 else main,
+            as_one(whole),
             axes=self.axes, params=self.params, buffers=buffers,
         )  # fmt: skip
         return out, [SparseIterationRef(x.name) for x in made]

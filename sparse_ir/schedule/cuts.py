@@ -27,7 +27,10 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.workers import divided
 
-__all__ = ["Cut", "is_path"]
+__all__ = ["MOST", "Cut", "is_path"]
+
+# Of parts, as arrays of where more begin would take gigabytes, and of visits in a tile.
+MOST = 2**24
 
 
 class Cut:
@@ -82,6 +85,17 @@ class Cut:
         if found is None:
             self.refuse(f"expected a size that is a number or a parameter, got {size}")
         return found
+
+    def check_count(self, name: str, value: Any, *, least: int = 1, or_name: bool = False) -> None:
+        """Refuse an argument that is no such integer, or, where that is legal, no name."""
+        if or_name and isinstance(value, str) and value.isidentifier():
+            return
+        if type(value) is int and least <= value < MOST:
+            return
+        expected = "a positive integer" if least else "an integer of 0 or more"
+        expected += " or a name" if or_name else ""
+        expected += f" below {MOST}" if type(value) is int and value >= MOST else ""
+        self.refuse(f"argument '{name}': expected {expected}, got {value!r}")
 
     def done(self, made: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
         """The function with the loops made instead of the one that is cut, and their handles."""

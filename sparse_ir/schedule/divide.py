@@ -77,6 +77,9 @@ def divide(
     made = _Division(WHO, func, it, chosen)
     made.check()
     made.count_parts(parts, default)
+    made.check_count("cost", cost, least=0)
+    if ahead is not None and not (isinstance(ahead, str) and ahead.isidentifier()):
+        made.refuse(f"argument 'ahead': expected a name or None, got {ahead!r}")
     if ahead is not None and (by != "work" or has_rows_to_carry(chosen)):
         made.refuse("argument 'ahead': expected None where a root axis is not cut by='work'")
     if by == "coordinates":
@@ -175,14 +178,12 @@ class _Division(Cut):
 
     def count_parts(self, parts: int | str, default: int) -> None:
         """Take the number of parts, for recipes (`parts`) and as an expression (`count`)."""
+        self.check_count("parts", parts, or_name=True)
+        self.check_count("default", default)
         if isinstance(parts, str):
-            if not parts.isidentifier():
-                self._refuse_parts(parts)
             self.count = self.number(parts, {"recipe": "number", "value": default}, exactly=True)
             self.parts = f"${parts}"
             return
-        if isinstance(parts, bool) or not isinstance(parts, int) or not 0 < parts < 2**31:
-            self._refuse_parts(parts)
         self.parts, self.count = parts, as_dtype(parts, self.idtype)
 
     # -- declarations -------------------------------------------------------------------------
@@ -216,6 +217,3 @@ class _Division(Cut):
             f"by=\"work\" expects a variable axis under '{self.last.name}' in the iteration; "
             'by="positions" makes parts of equal length'
         )
-
-    def _refuse_parts(self, parts: Any) -> None:
-        self.refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")

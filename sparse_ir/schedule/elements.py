@@ -20,6 +20,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     substitute,
 )
+from sparsetir.sparse_ir.recipes import in_order
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.loops import Loop, fresh_name, loops_of
 
@@ -72,9 +73,10 @@ class Elements(Cut):
     """An iteration over rows and what they store, whose elements are visited in another way.
 
     loop : names what is declared
-    path : a dense axis, and sparse_variable axes, each under the one before
+    path : a dense axis, and sparse_variable axes, each under the one before; or these alone
     over : the coordinates of these
-    positions : a dense axis of all elements, which buffers over the two axes lie over from now on
+    positions : an axis of all elements, which buffers over the path lie over from now on: a dense
+        one, or where the path has no dense axis one under the parent of its first
     below : by name, axes that hang under the last one of the path as axes under `positions`; only
         where elements are visited in the order of storage
     buffers : those that the primitive declares
@@ -94,14 +96,30 @@ class Elements(Cut):
                     f"sp_iter '{other.name}' visits '{column.name}' too; expected it to be visited "
                     "here alone"
                 )
-        name = fresh_name(func, "_".join(a.name for a in path))
-        self.positions = Axis(
-            name=name, kind="dense_fixed", length=column.nnz, idtype=column.idtype
-        )
-        self.axes.append(self.positions)
+        self.axes.extend(self._all_elements())
+        self.positions = self.axes[-1]
         self.buffers: list[SparseBuffer] = []
         self.below = self._under_positions() if below else {}
         self.moved = self._moved_buffers()
+
+    def _all_elements(self) -> list[Axis]:
+        """The axis of all elements, or that of each parent's, after those of the levels above."""
+        names = [a.name for a in self.path]
+        if self.row.parent is None:
+            name = fresh_name(self.func, "_".join(names))
+            nnz, idtype = self.column.nnz, self.idtype
+            return [Axis(name=name, kind="dense_fixed", length=nnz, idtype=idtype)]
+        out: list[Axis] = []
+        ptr = self.row.indptr
+        for count, axis in enumerate(self.path[1:], 2):
+            how = {"recipe": in_order.__name__, "values": f"${axis.indptr.name}"}
+            ptr = self.array("ptr", {**how, "order": f"${ptr.name}"})
+            name = fresh_name(self.func, "_".join(names[:count]))
+            out.append(
+                Axis(name=name, kind="dense_variable", parent=self.row.parent, length=axis.nnz,
+                     nnz=axis.nnz, indptr=ptr, idtype=self.idtype)
+            )  # fmt: skip
+        return out
 
     def _under_positions(self) -> dict[str, Axis]:
         out: dict[str, Axis] = {}

@@ -37,7 +37,7 @@ def sparse_fuse(
     func: SparseFunc, iteration: SparseIterationRef, axes: Sequence[SpIter]
 ) -> tuple[SparseFunc, SpIter]:
     """The function with neighbouring loops of an iteration as one, and its handle."""
-    it = find_iteration(func, name_of(WHO, iteration))
+    it = find_iteration(func, name_of(WHO, iteration), WHO)
     places = [place_of(WHO, func, it, handle) for handle in axes]
     if len(places) < 2:
         raise ScheduleError(f"{WHO}: expected at least two axes, got {len(places)}\n{show(it)}")

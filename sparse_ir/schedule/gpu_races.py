@@ -189,7 +189,7 @@ class _Meeting:
                     f"all lanes of '{loop.name}' add to the same element, "
                     f'{list(update.store.indices)}; legal is race="group({lanes})"'
                 )
-            self._refuse_loops(name, loop)
+            self._refuse_loops(name)
             how: dict[str, Any] = {"lanes": loop.name, "size": lanes, "runs": runs}
             if runs or lanes < size:
                 self._refuse_atomics(name)
@@ -294,7 +294,7 @@ class _Meeting:
                 "legal are groups of all threads that share a row"
             )
 
-    def _refuse_loops(self, name: str, loop: Loop) -> None:
+    def _refuse_loops(self, name: str) -> None:
         """Refuse loops between the lanes and the update that differ between lanes."""
         for n in inside(self.it):
             if name != n.name and name not in {x.name for x in inside(n)}:

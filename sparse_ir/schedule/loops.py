@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
@@ -21,6 +22,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 from sparsetir.sparse_ir.verify import verify
 from sparsetir.sparse_ir.workers import WORKERS, divided
 
@@ -101,11 +103,15 @@ def changed(it: SparseIteration, loops: Sequence[Loop] | None = None, **fields: 
     return iteration_with(it, **fields)
 
 
-def find_iteration(func: SparseFunc, name: str) -> SparseIteration:
-    """The iteration of that name. Raises ScheduleError with the names there are."""
+def find_iteration(func: SparseFunc, name: str, who: str = "") -> SparseIteration:
+    """The iteration of that name. Raises ScheduleError with the names there are.
+
+    who : asks for it, for the message; the function by default
+    """
     found = {it.name: it for it in sparse_iterations(func)}
     if name not in found:
-        raise ScheduleError(f"{func.name}: no sparse iteration '{name}'; there are {list(found)}")
+        there = f"no sparse iteration '{name}'; there are {list(found)}"
+        raise ScheduleError(f"{who or func.name}: {there}")
     return found[name]
 
 
@@ -137,7 +143,7 @@ def iteration_of(who: str, func: SparseFunc, handle: Any) -> SparseIteration:
         raise ScheduleError(
             f"{who}: argument 'loop': expected a handle of get_sp_iters, got {handle!r}"
         )
-    return find_iteration(func, handle.iteration)
+    return find_iteration(func, handle.iteration, who)
 
 
 def place_of(who: str, func: SparseFunc, it: SparseIteration, handle: Any) -> int:
@@ -204,12 +210,30 @@ def replaced(
         body=body,
     )
     try:
-        around_it = getattr(func.body, "seq", ()) if trusted else ()
-        verify(out, [s for s in around_it if isinstance(s, SparseIteration)])
+        if trusted:
+            verify(out, _beside(func, it), func)
+        else:
+            verify(out)
     except IllFormedError as err:
         reason = str(err).split(f"sp_iter '{it.name}': ", 1)[-1]
         raise ScheduleError(f"{who}: {reason}\n{show(it)}") from None
     return out
+
+
+def _beside(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
+    """The outermost iterations that one is not nested in, and that are not nested in it."""
+    found: list[SparseIteration] = []
+
+    def visit(node: SparseIteration) -> Any:
+        if node.name == it.name:
+            return SKIP
+        if any(n.name == it.name for n in inside(node)):
+            return ADVANCE
+        found.append(node)
+        return SKIP
+
+    visit_nodes(func.body, [(SparseIteration, visit)])
+    return found
 
 
 def _run_of(names: list[str], all_names: list[str]) -> bool:
@@ -220,12 +244,17 @@ def _run_of(names: list[str], all_names: list[str]) -> bool:
 
 def fresh_name(func: SparseFunc, wish: str) -> str:
     """A name that no axis, buffer, parameter or iteration has."""
-    taken = {a.name for a in func.axes} | {b.name for b in func.buffers}
-    taken |= {str(p.name) for p in func.params} | {it.name for it in sparse_iterations(func)}
-    name, count = wish, 1
+    taken, name, count = _names(func), wish, 1
     while name in taken:
         name, count = f"{wish}_{count}", count + 1
     return name
+
+
+@lru_cache(maxsize=1)  # a primitive asks for several names, of one function
+def _names(func: SparseFunc) -> frozenset[str]:
+    """Of all that a function declares, and of its iterations."""
+    declared = (*func.params, *func.axes, *func.buffers, *sparse_iterations(func))
+    return frozenset(str(x.name) for x in declared)
 
 
 def show(it: SparseIteration) -> str:

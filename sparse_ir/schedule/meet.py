@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_KINDS, has_atomics
-from sparsetir.sparse_ir.computed import keyword, shared_rows
+from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -46,6 +46,7 @@ from sparsetir.sparse_ir.nodes import (
     map_expr,
     same_indices,
 )
+from sparsetir.sparse_ir.recipes import shared_rows
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
@@ -77,7 +78,7 @@ def meet(
         "ignore": no row is stored in several pieces, and the result holds what the operator leaves
         as it is wherever a row is stored, which is the caller's word. No handles are returned
     """
-    writes = [find_iteration(func, name_of(WHO, handle)) for handle in iterations]
+    writes = [find_iteration(func, name_of(WHO, handle), WHO) for handle in iterations]
     if not writes:
         raise ScheduleError(f"{WHO}: argument 'iterations': expected one or more, got none")
     if race not in RACES:

@@ -23,7 +23,7 @@ from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.assumptions import accessed_inside, with_fact
-from sparsetir.sparse_ir.computed import COMPUTED, packed
+from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -34,12 +34,14 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
+from sparsetir.sparse_ir.recipes import packed
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     around,
     changed,
     find_iteration,
     fresh_name,
+    name_of,
     replaced,
     show,
 )
@@ -58,7 +60,7 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
         by the fact "inside"), which is known to hold positions: such as recipes make, or columns
     iteration : whose order it is
     """
-    it = find_iteration(func, iteration.name)
+    it = find_iteration(func, name_of(WHO, iteration), WHO)
 
     def refuse(message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(it)}")

@@ -53,7 +53,6 @@ from tvm import tirx
 
 from sparsetir.sparse_ir import pattern_recipes as recipes
 from sparsetir.sparse_ir.assumptions import with_fact
-from sparsetir.sparse_ir.computed import part_numbers
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -62,6 +61,7 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.recipes import part_numbers
 from sparsetir.sparse_ir.reduction import reduction_of, under
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements, other_loops, rows_and_columns

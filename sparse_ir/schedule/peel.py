@@ -37,6 +37,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import is_tail
+from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -67,12 +68,12 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     place = place_of(WHO, func, it, loop)
     loops = loops_of(it)
     old = loops[place]
-    if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 < multiple < 2**31:
+    if isinstance(multiple, bool) or not isinstance(multiple, int) or not 1 < multiple < MOST:
         raise ScheduleError(
-            f"{WHO}: argument 'multiple': expected an integer of 2 or more, got {multiple!r}"
-            f"\n{show(it)}"
+            f"{WHO}: argument 'multiple': expected an integer of 2 or more, below {MOST}, got "
+            f"{multiple!r}\n{show(it)}"
         )
-    axis = _peelable(func, it, place)
+    axis = _peelable(it, place)
     size = as_dtype(multiple, axis.idtype)
     length = as_dtype(axis.length, axis.idtype)
     analyzer = Analyzer()
@@ -107,7 +108,7 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
     return out, (handles[0], handles[1])
 
 
-def _peelable(func: SparseFunc, it: SparseIteration, place: int) -> Axis:
+def _peelable(it: SparseIteration, place: int) -> Axis:
     loop = loops_of(it)[place]
     axis = loop.node
     if not isinstance(axis, Axis) or axis.kind != "dense_fixed":

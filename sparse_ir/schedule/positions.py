@@ -34,7 +34,12 @@ CSF, `sp_iter([I, J, K, L], "SSRS")`, becomes what SpMM looks like after `positi
         Y[ij, l] = Y[ij, l] + A[ij, k] * B[k, l]
 
 Axes of more levels, as those of a tensor in CSF, are gone through in the same way, by arrays for
-the coordinates of each level.
+the coordinates of each level. Levels below one that is visited become one: MTTKRP,
+`sp_iter([I, K, L, J], "SRRS")`, has no loop for each fiber after `positions(k_l)`::
+
+    K_L = T.dense_variable(I, (nnz_l, nnz_l), K_L_ptr)
+    with T.sp_iter([I, K_L, J], "SRS", "mttkrp") as [i, kl, j]:
+        A[i, j] = A[i, j] + B[i, kl] * D[L_at[i, kl], j] * C[K_at[i, kl], j]
 
 With rows="search" kernels do not read the rows from a table: where a loop over positions begins
 that one thread goes through, its row is searched for in `indptr`, and carried from there. The
@@ -58,7 +63,6 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.computed import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -70,6 +74,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.recipes import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements
@@ -101,7 +106,8 @@ def positions(
     """The function with a loop over the positions of fused axes, and its handle.
 
     loop : over a dense axis fused with sparse_variable axes, each under the one before, all
-        spatial, all reductions, or a reduction below the dense one; no other iteration visits the
+        spatial, all reductions, or a reduction below the dense one; or over sparse_variable axes
+        alone, all of one kind, below one that the iteration visits. No other iteration visits the
         last of them
     parts : ranges of columns that are gone through one after the other; None for the order of
         storage. A name makes their number a computed parameter, as in `divide`
@@ -123,6 +129,12 @@ class _Positions(Elements):
         path = _path(Cut(WHO, func, it, self.old), self.old)
         super().__init__(WHO, func, it, self.old, path, self.old.vars, below)
         self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
+        self.places = self.positions.ancestors()  # what tables of each position lie over
+        at = {axis.name: var for axis, var, _ in it.axis_of()}
+        above = self.places[:-1]
+        if not below and above:
+            self.refuse(f"argument 'parts': expected None below '{above[-1].name}'")
+        self.here = [at[axis.name] for axis in above] + [self.var]
 
     def run(self, parts: int | str | None, default: Any, rows: str) -> tuple[SparseFunc, SpIter]:
         """The rewritten function and the handle of the loop."""
@@ -134,7 +146,7 @@ class _Positions(Elements):
         held = self._levels(order)
         if rows != "table":
             self._find_rows(rows)
-        coordinates = [tirx.BufferLoad(b.var, [self.var]) for b in held]
+        coordinates = [tirx.BufferLoad(b.var, self.here) for b in held]
         init = None if it.init is None else self.rewritten(it.init, at, coordinates)
         # What it sets by coordinates it sets for all of them, not for those that are stored.
         whole = init is not None and (
@@ -178,16 +190,16 @@ class _Positions(Elements):
         visited, below = which, last
         held: list[SparseBuffer] = []
         for axis in reversed(above):
-            what = "at" if axis is self.row else "position"
+            what = "position" if axis.is_sparse else "at"
             indptr = f"${below.indptr.name}"
             made = self._coordinates(axis, what, row_of_position, indptr=indptr, **which)
             which, below = {"order": f"${made.handle.name}"}, axis
-            if axis is not self.row:
+            if axis.is_sparse:
                 values = f"${axis.indices.name}"
                 made = self._coordinates(axis, "at", in_order, values=values, **which)
             held.insert(0, made)
         if order is None:
-            return [*held, self.bound(f"{last.name}_at", [self.positions], last.indices)]
+            return [*held, self.bound(f"{last.name}_at", self.places, last.indices)]
         values = f"${last.indices.name}"
         return [*held, self._coordinates(last, "at", in_order, values=values, **visited)]
 
@@ -197,6 +209,11 @@ class _Positions(Elements):
             self.refuse(f"argument 'rows': expected {legal}, got {rows!r}")
         if rows == "table":
             return
+        if self.row.is_sparse:
+            self.refuse(
+                f"argument 'rows': expected \"table\" below '{self.places[-2].name}', whose "
+                f"elements have '{self.row.name}' by number, got {rows!r}"
+            )
         if parts is not None:
             self.refuse(
                 f"argument 'rows': expected \"table\" with parts = {parts!r}, in whose order "
@@ -235,34 +252,43 @@ class _Positions(Elements):
 
     def _parts(self, parts: int | str, default: Any) -> Any:
         """The number of parts as a recipe takes it."""
-        if isinstance(parts, str) and parts.isidentifier():
+        self.check_count("parts", parts, or_name=True)
+        if not isinstance(default, dict):
+            self.check_count("default", default)
+        if isinstance(parts, str):
             how = {"recipe": "number", "value": default} if isinstance(default, int) else default
             made = self.number(parts, how, exactly=True)
             return self.named(made)
-        if isinstance(parts, bool) or not isinstance(parts, int) or not 0 < parts < 2**31:
-            self.refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")
         return parts
 
     def _coordinates(self, of: Axis, what: str, recipe: Any, **how: Any) -> SparseBuffer:
         """A computed array over the positions."""
-        made = self.table(f"{of.name}_{what}", [self.positions], recipe.__name__, **how)
+        made = self.table(f"{of.name}_{what}", self.places, recipe.__name__, **how)
         self.tables.append(made.name)
         return made
 
 
 def _path(cut: Cut, loop: Loop) -> list[Axis]:
-    """The axes of a loop: rows, and levels under them."""
+    """The axes of a loop: rows, and levels under them; or levels under a row that is visited."""
     axes, node = flat_axes([loop.node]), loop.node
-    under = [a.kind == "sparse_variable" for a in axes[1:]]
-    fits = isinstance(node, FusedAxis) and axes[0].kind == "dense_fixed" and all(under)
-    if not fits or any(b.parent.name != a.name for a, b in zip(axes, axes[1:], strict=False)):
+    root, *levels = axes
+    below_one = root.kind == "sparse_variable"
+    fits = isinstance(node, FusedAxis) and (below_one or root.kind == "dense_fixed")
+    fits = fits and all(a.kind == "sparse_variable" for a in levels)
+    if not fits or any(b.parent.name != a.name for a, b in zip(axes, levels, strict=False)):
         cut.refuse(
             "expected a loop over a dense axis fused with sparse_variable axes, each under the one "
-            f"before, got '{loop.name}'; sparse_fuse makes such a loop"
+            f"before, or over these alone, got '{loop.name}'; sparse_fuse makes such a loop"
         )
-    if len(set(loop.kinds)) > 1 and (loop.kinds[0] != "S" or "S" in loop.kinds[1:]):
+    kinds = set(loop.kinds)
+    if len(kinds) > 1 and (below_one or loop.kinds[0] != "S" or "S" in loop.kinds[1:]):
         cut.refuse(
-            "expected axes of one kind, or a reduction below the first of them, got "
-            f"'{loop.kinds}' for '{loop.name}'"
+            "expected axes of one kind, or a reduction below the first of them where that is "
+            f"dense, got '{loop.kinds}' for '{loop.name}'"
         )
+    if below_one:
+        visited = {a.name for a in flat_axes(cut.it.axes)}
+        for axis in root.parent.ancestors():
+            if axis.name not in visited:
+                cut.refuse(f"expected '{axis.name}', above '{root.name}', to be visited too")
     return axes

@@ -100,7 +100,7 @@ def precompute(
     result value and write; for an operand that of the copy.
     """
     if isinstance(at, SparseIterationRef):
-        it, place = find_iteration(func, at.name), -1
+        it, place = find_iteration(func, at.name, WHO), -1
     else:
         it = iteration_of(WHO, func, at)
         place = place_of(WHO, func, it, at)
@@ -115,8 +115,13 @@ def precompute(
             f"{WHO}: argument 'scope': expected one of {', '.join(SCOPES)}, got {scope!r}"
             f"\n{show(it)}"
         )
-    outer, inner = loops_of(it)[: place + 1], loops_of(it)[place + 1 :]
     target = found[0]
+    if isinstance(dtype, str) and ("float" in dtype) != ("float" in target.dtype):
+        raise ScheduleError(
+            f"{WHO}: argument 'dtype': expected a type of the kind of '{buffer}', {target.dtype}, "
+            f"got {dtype!r}\n{show(it)}"
+        )
+    outer, inner = loops_of(it)[: place + 1], loops_of(it)[place + 1 :]
     options = (scope, dtype or target.dtype, name)
     if any(s.buffer.same_as(target.var) for s in stores_of(it.body, it.init)):
         held = [_inside(func, it, inner, handle) for handle in axes]

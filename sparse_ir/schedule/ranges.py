@@ -71,9 +71,9 @@ def ranges(
     for name, value in (("tile", tile), ("cost", cost)):
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**15:
             cut.refuse(f"argument '{name}': expected a positive integer, got {value!r}")
-    named = isinstance(parts, str) and parts.isidentifier()
-    if not named and (isinstance(parts, bool) or not isinstance(parts, int) or parts < 1):
-        cut.refuse(f"argument 'parts': expected a positive integer or a name, got {parts!r}")
+    cut.check_count("parts", parts, or_name=True)
+    if not isinstance(default, dict):
+        cut.check_count("default", default)
     if isinstance(parts, str):
         how_many = default if isinstance(default, dict) else {"recipe": "number", "value": default}
         count = cut.number(parts, how_many, exactly=True)

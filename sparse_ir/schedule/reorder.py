@@ -36,7 +36,7 @@ def sparse_reorder(
     func: SparseFunc, iteration: SparseIterationRef, order: Sequence[SpIter]
 ) -> tuple[SparseFunc, None]:
     """The function with the loops of an iteration in another order."""
-    it = find_iteration(func, name_of(WHO, iteration))
+    it = find_iteration(func, name_of(WHO, iteration), WHO)
     loops = loops_of(it)
     places = [place_of(WHO, func, it, handle) for handle in order]
     if sorted(places) != list(range(len(loops))):

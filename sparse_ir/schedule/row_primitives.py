@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sparsetir.sparse_ir.schedule.aggregate import aggregate
+from sparsetir.sparse_ir.schedule.arguments import listed
 from sparsetir.sparse_ir.schedule.by_length import by_length
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.patterns import patterns
@@ -28,15 +29,26 @@ class RowPrimitives:
     ) -> list[SpIter]:  # fmt: skip
         """Go through rows under several parents by ranges that are the same for all, in tiles.
 
-        loop : over a sparse axis under a root axis
-        parts : ranges of equal work, or a name, by which their number can be chosen without
-            compiling again
-        tile : rows of a tile, of which the last of a range may hold fewer
-        cost : of a row, in elements
-        default : how many there are by a name until somebody says another number; or a recipe
+        More: `help("sparsetir.sparse_ir.schedule.ranges")`.
 
-        Handles: ranges, tiles, the rows of one. More:
-        `help("sparsetir.sparse_ir.schedule.ranges")`.
+        Parameters
+        ----------
+        loop : SpIter
+            Over a sparse axis under a root axis.
+        parts : int or str
+            Ranges of equal work, or a name, by which their number can be chosen without compiling
+            again.
+        tile : int
+            Rows of a tile, of which the last of a range may hold fewer.
+        cost : int
+            Of a row, in elements.
+        default : int or dict
+            How many there are by a name until somebody says another number; or a recipe.
+
+        Returns
+        -------
+        list of SpIter
+            Ranges, tiles, the rows of one.
         """
         return self._apply(ranges, loop, parts, tile, cost=cost, default=default)
 
@@ -46,16 +58,27 @@ class RowPrimitives:
     ) -> list[SparseIterationRef]:  # fmt: skip
         """Sum what the rows of a tile gather, then multiply the tile of sums as a whole.
 
-        buffer : name of the result, a sum of products
-        at : the innermost of the loops whose visits have a tile each
-        rows : inside of it, the rows of a tile, as after `ranges`
-        columns : reductions inside of it, which some of the factors vary over
-        dtype : that sums are in
+        More: `help("sparsetir.sparse_ir.schedule.aggregate")`.
 
-        Handles: start, sums, product, write. More:
-        `help("sparsetir.sparse_ir.schedule.aggregate")`.
+        Parameters
+        ----------
+        buffer : str
+            Name of the result, a sum of products.
+        at : SpIter
+            The innermost of the loops whose visits have a tile each.
+        rows : SpIter
+            Inside of it, the rows of a tile, as after `ranges`.
+        columns : sequence of SpIter
+            Reductions inside of it, which some of the factors vary over.
+        dtype : str, optional
+            That sums are in.
+
+        Returns
+        -------
+        list of SparseIterationRef
+            Start, sums, product, write.
         """
-        return self._apply(aggregate, buffer, at, rows, list(columns), dtype=dtype)
+        return self._apply(aggregate, buffer, at, rows, listed(columns), dtype=dtype)
 
     def slices(
         self, rows: SpIter, columns: SpIter, lanes: int, *, longest: int | str = 256,
@@ -63,13 +86,24 @@ class RowPrimitives:
     ) -> list[SpIter]:  # fmt: skip
         """Lay rows of about the same length side by side, one element of each at a time.
 
-        rows, columns : over a dense axis, and the sparse axis under it, a reduction
-        lanes : rows of a slice, and elements of a vector of a long row
-        longest, window, filled : elements of a long row, rows sorted together, percent of a slice's
-            slots that long rows must fill; numbers, or names by which they can be chosen later
+        More: `help("sparsetir.sparse_ir.schedule.slices")`.
 
-        Handles: slices, steps, lanes; long rows, vectors, their lanes; other rows, elements. More:
-        `help("sparsetir.sparse_ir.schedule.slices")`.
+        Parameters
+        ----------
+        rows : SpIter
+            Over a dense axis.
+        columns : SpIter
+            Over the sparse axis under it, a reduction.
+        lanes : int
+            Rows of a slice, and elements of a vector of a long row.
+        longest, window, filled : int or str
+            Elements of a long row, rows sorted together, percent of a slice's slots that long rows
+            must fill; numbers, or names by which they can be chosen later.
+
+        Returns
+        -------
+        list of SpIter
+            Slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
         """
         return self._apply(
             slices, rows, columns, lanes, longest=longest, window=window, filled=filled
@@ -78,10 +112,21 @@ class RowPrimitives:
     def by_length(self, rows: SpIter, columns: SpIter, window: int = 4096) -> list[SpIter]:
         """Go through rows in the order of their lengths, as one loop ends like the one before.
 
-        rows, columns : over a dense axis, and the sparse axis under it, a reduction
-        window : rows that are sorted together
+        More: `help("sparsetir.sparse_ir.schedule.by_length")`.
 
-        Handles: rows, elements. More: `help("sparsetir.sparse_ir.schedule.by_length")`.
+        Parameters
+        ----------
+        rows : SpIter
+            Over a dense axis.
+        columns : SpIter
+            Over the sparse axis under it, a reduction.
+        window : int
+            Rows that are sorted together.
+
+        Returns
+        -------
+        list of SpIter
+            Rows, elements.
         """
         return self._apply(by_length, rows, columns, window)
 
@@ -90,22 +135,42 @@ class RowPrimitives:
     ) -> list[SpIter]:
         """Go through panels of rows, in each the columns that hold the same of its rows together.
 
-        rows, columns : over a dense axis, and the sparse axis under it, a reduction
-        size : rows of a panel, 2 to 8
-        by : what code differs by, "pattern" or "count", the number of a pattern's rows
+        More: `help("sparsetir.sparse_ir.schedule.patterns")`.
 
-        Handles: panels, patterns, entries, rows of a panel. More:
-        `help("sparsetir.sparse_ir.schedule.patterns")`.
+        Parameters
+        ----------
+        rows : SpIter
+            Over a dense axis.
+        columns : SpIter
+            Over the sparse axis under it, a reduction.
+        size : int
+            Rows of a panel, 2 to 8.
+        by : {"pattern", "count"}
+            What code differs by; "count" is the number of a pattern's rows.
+
+        Returns
+        -------
+        list of SpIter
+            Panels, patterns, entries, rows of a panel.
         """
         return self._apply(patterns, rows, columns, size, by=by)
 
     def steps(self, columns: SpIter, lanes: int) -> list[SpIter]:
         """Go through what each row stores in steps of so many elements side by side.
 
-        columns : over the sparse axis under a dense one, a reduction
-        lanes : elements of a step
+        More: `help("sparsetir.sparse_ir.schedule.steps")`.
 
-        Handles: steps, lanes. More: `help("sparsetir.sparse_ir.schedule.steps")`.
+        Parameters
+        ----------
+        columns : SpIter
+            Over the sparse axis under a dense one, a reduction.
+        lanes : int
+            Elements of a step.
+
+        Returns
+        -------
+        list of SpIter
+            Steps, lanes.
         """
         return self._apply(steps, columns, lanes)
 
@@ -114,9 +179,20 @@ class RowPrimitives:
     ) -> list[SparseIterationRef]:
         """Let visits of a loop add up elements of one row, and write where the row changes.
 
-        loop : over positions, whose rows a table gives, as after `positions`
-        dtype : of the sums; name : of their workspace
+        More: `help("sparsetir.sparse_ir.schedule.runs")`.
 
-        Handles: start, reduce, write, again. More: `help("sparsetir.sparse_ir.schedule.runs")`.
+        Parameters
+        ----------
+        loop : SpIter
+            Over positions, whose rows a table gives, as after `positions`.
+        dtype : str, optional
+            Of the sums.
+        name : str, optional
+            Of their workspace.
+
+        Returns
+        -------
+        list of SparseIterationRef
+            Start, reduce, write, again.
         """
         return self._apply(runs, loop, dtype=dtype, name=name)

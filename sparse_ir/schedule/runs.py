@@ -17,16 +17,16 @@ After `runs(ij1)`, where J_ptr holds where rows begin, as `positions(.., rows="s
                     C_run[k] = C_run[k] + A[p] * B[J_at[p], k]
             with T.sp_iter([K], "S", "spmm_write") as [k]:
                 if T.likely(..):
-                    if ij1 == 15 or p + 1 == J_ptr[I_at[p] + 1]:
+                    if ij1 == 15 or p + 1 >= J_ptr[I_at[p] + 1]:
                         C[I_at[p], k] = C[I_at[p], k] + C_run[k]
             with T.sp_iter([K], "S", "spmm_again") as [k]:
                 if T.likely(..):
-                    if ij1 == 15 or p + 1 == J_ptr[I_at[p] + 1]:
+                    if ij1 == 15 or p + 1 >= J_ptr[I_at[p] + 1]:
                         C_run[k] = 0.0
 
 With rows from a table the last element of a run is one that `I_at` of the next differs from, or
-that is the last of all. The sums are the same in another order; `race="atomics"` of the loops
-around then adds once for each run.
+that no visit of the loop comes after. The sums are the same in another order; `race="atomics"` of
+the loops around then adds once for each run.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under, widened
+from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
+from sparsetir.sparse_ir.reduction import Reduction, is_tail, reduction_of, under, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
@@ -95,6 +95,8 @@ class _Runs:
             self._refuse("expected a body of the form X[..] = X[..] + term, got another")
         self.reduction: Reduction = found
         self.position, self.table = self._row()
+        # Without them there is no visit; others leave out what a visit adds, not what it ends.
+        self.tails = [c for c in self.reduction.conditions if is_tail(c)]
 
     def run(self, dtype: str | None, name: str | None) -> tuple[SparseFunc, list[Any]]:
         """The rewritten function and the handles."""
@@ -106,9 +108,9 @@ class _Runs:
         at = [loop.var for loop in self.inner]
         held, zero = tirx.BufferLoad(ws.var, at), tirx.const(0, dtype)
         term = widened(self.reduction.term, dtype, lambda _: None)
-        total = _cast(tirx.BufferLoad(store.buffer, store.indices), dtype) + held
-        added = tirx.BufferStore(store.buffer, _cast(total, target.dtype), store.indices)
-        last = [*self.reduction.conditions, self._last()]
+        total = cast(tirx.BufferLoad(store.buffer, store.indices), dtype) + held
+        added = tirx.BufferStore(store.buffer, cast(total, target.dtype), store.indices)
+        last = [*self.tails, self._last()]
         steps = [
             self._step("start", [], tirx.BufferStore(ws.var, zero, at)),
             self._step(
@@ -162,15 +164,22 @@ class _Runs:
         length = self.loop.node.length
         one = as_dtype(1, dtype_of(var))
         ends: Any = tirx.EQ(var, as_dtype(length, dtype_of(var)) - one)
-        step = as_dtype(1, dtype_of(position))
-        if self.table.name in found_rows(self.func):
+        # What the next visit is at, which may be further on by what other loops visit in between.
+        following = substitute(position, {var: var + one})
+        searched = self.table.name in found_rows(self.func)
+        if not searched or nodes_of(tirx.Min, position):  # else what is beyond is of no row
+            for tail in (c for c in self.tails if var in free_vars(c)):
+                ends = tirx.Or(ends, tirx.Not(substitute(tail.args[0], {var: var + one})))
+        if searched:
             end = self._end(self.table, tirx.BufferLoad(self.table.var, [position]))
-            return tirx.Or(ends, tirx.EQ(position + step, end))
+            return tirx.Or(ends, tirx.GE(following, end))
         over = list(self.table.axes or ())
-        nnz = as_dtype(over[0].length, dtype_of(position))
-        following = tirx.min(substitute(position, {var: var + one}), nnz - step)
-        row, other = (tirx.BufferLoad(self.table.var, [p]) for p in (position, following))
-        return tirx.Or(ends, tirx.Or(tirx.GE(position, nnz - step), tirx.NE(row, other)))
+        step = as_dtype(1, dtype_of(position))
+        last = as_dtype(over[0].length, dtype_of(position)) - step
+        row, other = (
+            tirx.BufferLoad(self.table.var, [p]) for p in (position, tirx.min(following, last))
+        )
+        return tirx.Or(ends, tirx.NE(row, other))
 
     def _end(self, table: SparseBuffer, row: Any) -> Any:
         """The position behind a row's last element."""
@@ -204,7 +213,3 @@ class _Runs:
 
     def _refuse(self, message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(self.it)}")
-
-
-def _cast(expr: Any, dtype: str) -> Any:
-    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)

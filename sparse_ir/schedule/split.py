@@ -31,6 +31,7 @@ straight code for 16 to 32 coordinates. A length that is no number is promised n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +49,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -183,7 +185,13 @@ def _extents(it: SparseIteration, factors: Any) -> list[int]:
             f"{WHO}: argument 'factors': expected two or more positive integers, the first of "
             f"which may be None, got {factors!r}\n{show(it)}"
         )
-    return [int(f) for f in given[1:]]
+    tile = math.prod(given[1:])
+    if tile >= MOST or (given[0] or 1) * tile >= 2**31:  # rounding a length up would overflow
+        raise ScheduleError(
+            f"{WHO}: argument 'factors': expected tiles of less than {MOST} visits, and a product "
+            f"below 2**31, got {factors!r}\n{show(it)}"
+        )
+    return given[1:]
 
 
 def _is_count(value: Any) -> bool:

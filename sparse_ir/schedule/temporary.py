@@ -48,6 +48,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_recipes import piece_rest
+from sparsetir.sparse_ir.position_space import cast
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.schedule.cuts import Cut
@@ -208,10 +209,10 @@ class _Temporaries(Cut):
         func, value = found
         term = self.reduction.term
         dtype = str(term.ty.dtype)
-        first = _cast(value, dtype)
+        first = cast(value, dtype)
         if not same_indices([first], [self.reduction.identity(dtype)]):
             term = self.reduction.combine(first, term)
-        value = _cast(term, self.target.dtype)
+        value = cast(term, self.target.dtype)
         store = tirx.BufferStore(self.target.var, value, self.store.indices)
         return func, changed(self.update, body=under(self.conditions, store))
 
@@ -235,9 +236,9 @@ class _Temporaries(Cut):
         over = [x for x in over if x.name not in mine]
         indices = list(self.store.indices)
         indices[self.dimension] = row
-        held = _cast(tirx.BufferLoad(self.target.var, indices), rest.dtype)
+        held = cast(tirx.BufferLoad(self.target.var, indices), rest.dtype)
         kept = tirx.BufferLoad(rest.var, [chunk, *self._beside(self.store.indices)])
-        total = _cast(self.reduction.combine(held, kept), self.target.dtype)
+        total = cast(self.reduction.combine(held, kept), self.target.dtype)
         coords = {v for x in over for v in x.vars} | {self.row, self.loop.var}
         moving = {v for x in loops_of(self.update) for v in x.vars} - coords
         steady = [c for c in self.conditions if not free_vars(c) & moving]
@@ -337,7 +338,3 @@ class _Temporaries(Cut):
 def _parts(stmt: Any) -> list[Any]:
     """The statements of a sequence."""
     return [p for s in stmt.seq for p in _parts(s)] if isinstance(stmt, tirx.SeqStmt) else [stmt]
-
-
-def _cast(expr: Any, dtype: str) -> Any:
-    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)

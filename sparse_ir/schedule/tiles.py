@@ -40,8 +40,15 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
-from sparsetir.sparse_ir.schedule.loops import find_iteration, fresh_name, replaced, show
+from sparsetir.sparse_ir.schedule.loops import (
+    find_iteration,
+    fresh_name,
+    name_of,
+    replaced,
+    show,
+)
 
 __all__ = ["tiles"]
 
@@ -67,7 +74,7 @@ def tiles(
         over tiles, and those that are not cut as they are
     given : whether callers give the tiles, in place of the operand; there is no handle then
     """
-    it = find_iteration(func, iteration.name)
+    it = find_iteration(func, name_of(WHO, iteration), WHO)
 
     def refuse(message: str) -> NoReturn:
         raise ScheduleError(f"{WHO}: {message}\n{show(it)}")
@@ -89,7 +96,10 @@ def tiles(
         refuse("expected an iteration without an init, which a copy would part from it")
     axes = {a.name: a for a in operand.axes or []}
     cut = {name: [int(n) for n in extents] for name, extents in sizes.items()}
-    if not cut or any(name not in axes or not all(n > 0 for n in e) for name, e in cut.items()):
+    if not cut or any(
+        name not in axes or not all(n > 0 for n in e) or math.prod(e) >= MOST
+        for name, e in cut.items()
+    ):
         refuse(f"argument 'sizes': expected positive extents by axes of {list(axes)}, got {sizes}")
     analyzer = _knowing_extents(it)
     parts: dict[str, Any] = {}  # what each axis of the tiles is over, and where a reader is there

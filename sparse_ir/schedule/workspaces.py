@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tvm import ir, tirx
+from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
@@ -20,6 +21,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
+from sparsetir.sparse_ir.position_space import cast
 from sparsetir.sparse_ir.reduction import (
     factors_of,
     is_tail,
@@ -184,13 +186,13 @@ class _Result:
         if once and (self.lanes or factors):
             assert self.reduction is not None
             _, first = taken_apart(self.it.init)
-            if not _same(self._wide(first.value), self.reduction.identity(self.dtype)):
+            if not structural_equal(self._wide(first.value), self.reduction.identity(self.dtype)):
                 value = self.reduction.combine(self._wide(first.value), value)
         if not once:
             assert self.reduction is not None
             held = tirx.BufferLoad(target.var, indices)
-            value = self.reduction.combine(_cast(held, self.dtype), value)
-        store = tirx.BufferStore(target.var, _cast(value, target.dtype), indices)
+            value = self.reduction.combine(cast(held, self.dtype), value)
+        store = tirx.BufferStore(target.var, cast(value, target.dtype), indices)
         body = under(self.steady if once else self.still, store)
         return self._iteration("write", self.held, "S" * len(self.held), body)
 
@@ -330,8 +332,12 @@ def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[SparseIteration, 
     """The init of an iteration as one of its own, and the axes to declare for it."""
     visited = [a.name for other in around(func, it) for a in flat_axes(other.axes)]
     first = separate_init(it, func, visited)
-    known = {a.name for a in func.axes}
+    known = {a.name: a for a in func.axes}
     axes = [a for a in first.axes if a.name not in known]
+    # Another init may have declared the same axis: it is one, as in the text that is read back.
+    same = [known.get(a.name, a) for a in first.axes]
+    if all(structural_equal(a, b) for a, b in zip(same, first.axes, strict=True)):
+        first = changed(first, axes=same)
     return over_fresh_vars(first, name=fresh_name(func, first.name)), axes
 
 
@@ -342,11 +348,3 @@ def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:
     return changed(
         it, vars=list(fresh.values()), init=init, body=substitute(it.body, fresh), **fields
     )
-
-
-def _cast(expr: Any, dtype: str) -> Any:
-    return expr if str(expr.ty.dtype) == dtype else tirx.Cast(dtype, expr)
-
-
-def _same(a: Any, b: Any) -> bool:
-    return same_indices([a], [b])

@@ -6,7 +6,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.errors import IllFormedError
+from sparsetir.sparse_ir.errors import IllFormedError, describe
 from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, PartAxis
 from sparsetir.sparse_ir.script.context import context, current_span
 
@@ -72,11 +72,6 @@ def axis_arg(func: str, arg: str, value: Any) -> Axis:
             f"{func}: argument '{arg}': axis '{value.node().name}' belongs to another function"
         )
     return value.node()
-
-
-def describe(value: Any) -> str:
-    """A value for a message."""
-    return f"{value!r}" if isinstance(value, str | int | float) else type(value).__name__
 
 
 def _int_arg(func: str, arg: str, value: Any, idtype: str) -> Any:

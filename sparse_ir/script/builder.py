@@ -10,9 +10,9 @@ import tvm_ffi
 from tvm import tirx
 from tvm.tirx.script import builder as tir_builder
 
-from sparsetir.sparse_ir.errors import IllFormedError
+from sparsetir.sparse_ir.errors import IllFormedError, describe
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseIteration, buffer_var, flat_axes
-from sparsetir.sparse_ir.script.axes import AxisRef, GroupRef, axis_arg, describe, handle_arg
+from sparsetir.sparse_ir.script.axes import AxisRef, GroupRef, axis_arg, handle_arg
 from sparsetir.sparse_ir.script.context import capture, context, current_span, stack
 
 __all__ = [

@@ -82,10 +82,17 @@ def outer_frames() -> list[Any]:
 def from_source(text: str, extra_vars: dict[str, Any] | None = None) -> Any:
     """Parse the text of a stage-I function, or of a module that may mix stages.
 
-    text : what :meth:`SparseFunc.script` printed, or a function or `@I.ir_module` class in the
-        same language; `T` is the sparse_tir dialect, `TIR` TVM's own, `I` the module dialect
-    extra_vars : further names the text may use
-    Returns a SparseFunc, a PrimFunc or an IRModule.
+    Parameters
+    ----------
+    text : str
+        What :meth:`SparseFunc.script` printed, or a function or `@I.ir_module` class in the same
+        language; `T` is the sparse_tir dialect, `TIR` TVM's own, `I` the module dialect.
+    extra_vars : dict, optional
+        Further names the text may use.
+
+    Returns
+    -------
+    SparseFunc, PrimFunc or IRModule
     """
     from tvm.script import ir as module_dialect
     from tvm.script import tirx as tir_dialect

@@ -91,6 +91,11 @@ def test_infinities_and_nan(team):
     team(checks.test_infinities_and_nan)
 
 
+@pytest.mark.parametrize("most", [64, 2])
+def test_in_pieces(team, most):
+    team(checks.test_in_pieces, most, size=2)
+
+
 def test_bytes(team):
     team(checks.test_bytes)
 
@@ -106,7 +111,16 @@ def test_autocast(team):
 
 @pytest.mark.parametrize("weighted", by_default([False, True], True))
 def test_layers(team, weighted):
-    team(checks.test_layers, weighted)
+    team(checks.test_layers, ["gcn", "sage"], weighted)
+
+
+@pytest.mark.parametrize("kind", ["gat", "rgcn"])
+def test_layers_without_weights_of_edges(team, kind):
+    team(checks.test_layers, [kind], False)
+
+
+def test_what_layers_give(team):
+    team(checks.test_what_layers_give)
 
 
 @pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage", "gat"))
@@ -115,6 +129,17 @@ def test_losses_of_50_epochs(team, kind):
     for size, partition in ((1, "rows"), (2, "given"), (4, "rows")):
         found = team(checks.test_losses, kind, partition, size=size)
         assert all(losses == found[0] for losses in found)  # processes know the same
+
+
+@pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "gat"))
+@pytest.mark.parametrize("edges, partition", [
+    ("three nodes", "rows"),  # fewer than processes
+    pytest.param("random", "last", marks=pytest.mark.slow),  # one has them all
+    pytest.param("no edges", "given", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_losses_where_some_have_nothing(team, kind, edges, partition):
+    found = team(checks.test_losses, kind, partition, edges, 5)
+    assert all(losses == found[0] for losses in found)
 
 
 @pytest.mark.slow  # minutes
@@ -195,20 +220,40 @@ def test_second_derivatives_are_refused(team):
         assert "once_differentiable" in text
 
 
-@pytest.mark.parametrize(
-    "how, seconds", [("killed", 60), pytest.param("stopped", 3, marks=pytest.mark.slow)]
-)
-def test_a_process_that_ends_or_hangs(tmp_path, how, seconds):
+@pytest.mark.parametrize("kind", by_default(["sage", "gat", "gcn"], "sage"))
+def test_compiled(team, kind):
+    for text in team(checks.test_compiled, kind, size=2):
+        assert "should not be traced" in text and ("spmm" in text or "with_halo" in text), text
+
+
+def test_wrong_later(team):
+    for text in team(checks.test_wrong_later, size=3):
+        assert "expected the same on all processes" in text and "process 1" in text
+
+
+@pytest.mark.parametrize("how, where", [
+    ("killed", "backward"),
+    *(pytest.param(*these, marks=pytest.mark.slow) for these in [
+        ("killed", "forward"), ("stopped", "forward"), ("stopped", "backward"),
+        ("raises", "forward"), ("raises", "backward"), ("differs", "forward"),
+    ]),
+])  # fmt: skip
+def test_a_process_that_fails(tmp_path, how, where):
     """The others get an error that says so: at once, or when the time of the group is over."""
+    seconds = 60 if how == "killed" else 3
     team = Team(3, tmp_path, seconds)
     try:
-        team.begin(checks.fails_alone, how)
-        pipes = [pipe for rank, pipe in enumerate(team.pipes) if rank != 1]
-        for pipe in pipes:
-            assert pipe.poll(40)
-            failed, (text, waited) = pipe.recv()
-            assert failed is None
-            assert waited < 2 * seconds + 5 if how == "stopped" else waited < 10
+        team.begin(checks.fails_alone, how, where)
+        for rank in (0, 2):
+            assert team.pipes[rank].poll(40)
+            failed, found = team.pipes[rank].recv()
+            assert failed is None, failed
+            text, waited = found
+            assert waited < (10 if how == "killed" else 2 * seconds + 5)
             assert "another process has ended, was not there in time" in text, text
+        if how in ("raises", "differs"):
+            assert team.pipes[1].poll(40)
+            failed, (text, _) = team.pipes[1].recv()
+            assert "has had enough" in text if how == "raises" else "DistributedError" in text
     finally:
         team.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import random
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
-from format_rules import blocked_csf, csf, describe, inferred, matrix, rule, split
-from programs import PROGRAMS, tolerance
+from format_rules import blocked_csf, csf, inferred, matrix, rule, split
+from programs import PROGRAMS, copied, tolerance
 from programs.common import parents_of
 from sparsetir.formats.decompose import COPY, RESTORE, decompose_format, extract_preprocess
 from sparsetir.formats.infer_indices import infer_format
@@ -39,10 +38,6 @@ def relational_coordinates(args: dict[str, Any]) -> tuple[list[np.ndarray], tupl
     relation = parents_of(args["i_ptr"])[fiber]
     shape = (args["relations"], args["m"], args["n"])
     return [relation, args["i_idx"][fiber], args["j_idx"]], shape
-
-
-def copied(args: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
 
 
 def by_turns(*cases: Any) -> list[Any]:
@@ -442,151 +437,6 @@ def test_schedules_of_what_was_decomposed(program: str, seeds: range) -> None:
     assert min(done.values()) > 2
 
 
-# -- programs of their own ------------------------------------------------------------------------
-
-
-def over_csr(body: str, more: str = "", params: str = "", dtype: str = "float32") -> Any:
-    """A function on A over (I, J) and dense X (n,), Y (m,)."""
-    text = f"""
-@T.prim_func
-def f(a: T.handle, x: T.handle, y: T.handle, indptr: T.handle, indices: T.handle,
-      m: T.int32, n: T.int32, nnz: T.int32{params}):
-    I = T.dense_fixed(m)
-    J = T.sparse_variable(I, (n, nnz), (indptr, indices))
-    I_ = T.dense_fixed(m)
-    J_ = T.dense_fixed(n)
-    A = T.match_sparse_buffer(a, (I, J), "{dtype}")
-    X = T.match_sparse_buffer(x, (J_,), "{dtype}")
-    Y = T.match_sparse_buffer(y, (I_,), "{dtype}")
-"""
-    lines = [*more.splitlines(), *body.splitlines()]
-    return sparsetir.from_source(text + "".join(f"    {line}\n" for line in lines))
-
-
-def run_over_csr(
-    func: Any, rules: list[Any], *, seed: int = 0, keep: bool = False
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments after the function as it was, and after its decomposition."""
-    rng = np.random.default_rng(seed)
-    program = PROGRAMS["spmv"].inputs(rng, "small", "float32", "int32")
-    before = copied(program)
-    sparsetir.interpret(func, before)
-    after = copied(program)
-    coords, shape = csr_coordinates(program)
-    after |= inferred(rules, coords, shape, split(rng, len(coords[0]), len(rules)))[1]
-    other = copied(after)
-    decomposed = decompose_format(func, rules)
-    wanted = {str(p.name) for p in decomposed.params}
-    sparsetir.interpret(decomposed, {k: v for k, v in other.items() if k in wanted})
-    sparsetir.build(decomposed)(**{k: v for k, v in after.items() if k in wanted})
-    for name in ("a", "y"):
-        np.testing.assert_allclose(after[name], other[name], rtol=1e-5)
-    return before, after
-
-
-TWO = [["bsr2", "ell"], ["csc"]]
-
-
-@pytest.mark.parametrize("names", TWO, ids="+".join)
-def test_a_buffer_that_is_read_and_written(names: list[str]) -> None:
-    """Without an init the old values go in, and the new ones come back."""
-    func = over_csr('with T.sp_iter([I, J], "SS", "twice") as [i, j]:\n    A[i, j] = A[i, j] * 2.0')
-    before, after = run_over_csr(func, [matrix(n) for n in names])
-    np.testing.assert_allclose(after["a"], before["a"], rtol=1e-6)
-    its = {it.name: it for it in sparse_iterations(decompose_format(func, [matrix("bsr2")]))}
-    assert list(its) == ["copy_A_bsr2", "twice_bsr2", "restore_A_bsr2"]
-    assert COPY not in its["copy_A_bsr2"].annotations  # not constant: it may not be taken out
-
-
-@pytest.mark.parametrize("names", TWO, ids="+".join)
-def test_a_buffer_that_is_written_here_and_there(names: list[str]) -> None:
-    func = over_csr(
-        'with T.sp_iter([I, J], "SS", "some") as [i, j]:\n'
-        "    if X[j] > 0.0:\n        A[i, j] = X[j]"
-    )
-    before, after = run_over_csr(func, [matrix(n) for n in names])
-    np.testing.assert_allclose(after["a"], before["a"], rtol=1e-6)
-
-
-@pytest.mark.parametrize("names", TWO, ids="+".join)
-def test_an_allocated_buffer(names: list[str]) -> None:
-    func = over_csr(
-        'with T.sp_iter([I, J], "SS", "fill") as [i, j]:\n    S[i, j] = A[i, j] * X[j]\n'
-        'with T.sp_iter([I, J], "SR", "sum") as [i, j]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + S[i, j]",
-        'S = T.alloc_sparse_buffer((I, J), "float32")',
-    )
-    rules = [matrix(n, buffers=["S"]) for n in names]
-    before, after = run_over_csr(func, rules)
-    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
-    assert "S" not in [b.name for b in decompose_format(func, rules).buffers]
-
-
-@pytest.mark.parametrize("names", TWO, ids="+".join)
-def test_one_iteration_with_two_outputs(names: list[str]) -> None:
-    """The init of what is not rewritten runs once, though the rewritten output is stored too."""
-    func = over_csr(
-        'with T.sp_iter([I, J], "SS", "both") as [i, j]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n"
-        "    Y[i] = Y[i] + X[j]\n    A[i, j] = X[j]"
-    )
-    before, after = run_over_csr(func, [matrix(n) for n in names])
-    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
-    np.testing.assert_allclose(after["a"], before["a"], rtol=1e-6)
-
-
-@pytest.mark.parametrize("names", TWO, ids="+".join)
-def test_an_init_over_axes_of_its_own(names: list[str]) -> None:
-    func = over_csr(
-        'with T.sp_iter([I, J], "SR", "backwards") as [i, j]:\n'
-        "    with T.init():\n        Y[m - 1 - i] = 0.0\n"
-        "    Y[m - 1 - i] = Y[m - 1 - i] + A[i, j] * X[j]"
-    )
-    rules = [matrix(n) for n in names]
-    before, after = run_over_csr(func, rules)
-    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
-    text = decompose_format(func, rules).script()
-    assert "I_all = T.dense_fixed(m" in text
-    again = sparsetir.from_source(text)
-    assert tvm_ffi.structural_equal(decompose_format(func, rules), again, map_free_vars=True)
-
-
-@pytest.mark.parametrize("name", ["csr", "bsr2", "ell", "dbsr", "csc"])
-def test_one_rule_and_other_coordinates(name: str) -> None:
-    """A neighbour is looked up in the new format."""
-    func = over_csr(
-        'with T.sp_iter([I, J], "SR", "pairs") as [i, j]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n"
-        "    Y[i] = Y[i] + A[i, j] * A[i, j + 1] * X[j]"
-    )
-    before, after = run_over_csr(func, [matrix(name)])
-    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
-
-
-@pytest.mark.parametrize("order", ["[J_, I, J]", "[I, J_, J]", "[I, J, J_]"])
-def test_other_axes_between(order: str) -> None:
-    names = order.strip("[]").lower().replace("j_", "q")
-    kinds = "".join({"I": "S", "J": "R", "J_": "R"}[a] for a in order.strip("[]").split(", "))
-    func = over_csr(
-        f'with T.sp_iter({order}, "{kinds}", "sum") as [{names}]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j] * X[q]"
-    )
-    before, after = run_over_csr(func, [matrix("bsr2"), matrix("csr")])
-    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-4)
-
-
-def test_iterations_that_use_no_target_stay() -> None:
-    func = over_csr(
-        'with T.sp_iter([I, J], "SR", "degrees") as [i, j]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + X[j]\n"
-        'with T.sp_iter([I, J], "SR", "sum") as [i, j]:\n    Y[i] = Y[i] + A[i, j]'
-    )
-    names = [it.name for it in sparse_iterations(decompose_format(func, [matrix("bsr2")]))]
-    assert names == ["copy_A_bsr2", "degrees", "sum_bsr2"]
-    before, after = run_over_csr(func, [matrix("bsr2"), matrix("ell")])
-    np.testing.assert_allclose(after["y"], before["y"], rtol=1e-5)
-
-
 ATTENTION_PRODUCT = """
 @T.prim_func
 def product(p: T.handle, v: T.handle, out: T.handle, indptr: T.handle, indices: T.handle,
@@ -675,119 +525,6 @@ def test_the_product_of_attention() -> None:
     mine |= {k: args[k] for k in ("indptr", "indices", "m", "n", "nnz", "feat")} | more
     extracted(func, mine)
     np.testing.assert_allclose(mine["out"], want, **tolerance("float32"))
-
-
-# -- refusals -------------------------------------------------------------------------------------
-
-SUM = (
-    'with T.sp_iter([I, J], "SR", "sum") as [i, j]:\n'
-    "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j]"
-)
-ONLY = 'with T.sp_iter([I], "S", "rows") as [i]:\n    Y[i] = A[i, 0]'
-FUSED = 'with T.sp_iter([T.fuse(I, J)], "SS", "fused") as [i, j]:\n    A[i, j] = 0.0'
-NEXT = 'with T.sp_iter([I, J], "SS", "next") as [i, j]:\n    Y[i] = A[i, j + 1]'
-SET_NEXT = 'with T.sp_iter([I, J], "SS", "shift") as [i, j]:\n    A[i, j + 1] = X[j]'
-MIXED = (
-    'with T.sp_iter([I, J], "SS", "mixed") as [i, j]:\n'
-    "    with T.init():\n        Y[i] = 0.0\n        A[i, j] = 0.0\n    A[i, j] = A[i, j] + X[j]"
-)
-DEPENDS = (
-    'with T.sp_iter([I, J, K], "SSS", "deep") as [i, j, k]:\n    D[i, j, k] = A[i, j]',
-    "K = T.sparse_variable(J, (n, nnz2), (ptr2, idx2))\n"
-    'D = T.match_sparse_buffer(d, (I, J, K), "float32")',
-    ", d: T.handle, ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
-)
-ATTACHED = (
-    'with T.sp_iter([I, J, T.attach(L, J)], "SRR", "hop") as [i, j, l]:\n'
-    "    Y[i] = Y[i] + A[i, j] * X[l]",
-    "E = T.dense_fixed(n)\nL = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))",
-    ", ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
-)
-OTHER = "decompose with one rule"
-
-
-@pytest.mark.parametrize(
-    ("program", "names", "message"),
-    [
-        ((ONLY,), ["bsr2"], "iteration 'rows' of 'f' does not iterate 'J'; rule 'bsr2' needs plain "
-         "iterations over ['I', 'J']"),
-        ((FUSED,), ["bsr2"], "iteration 'fused' of 'f' has fused axes; decompose before fusing"),
-        ((NEXT,), ["bsr2", "csr"], "iteration 'next' of 'f' accesses ['A'] at [i, j + 1], which "
-         "may be the element of another of the rules ['bsr2', 'csr']; decompose with one rule"),
-        ((SET_NEXT,), ["bsr2", "csr"], "iteration 'shift' of 'f' accesses ['A'] at [i, j + 1], "
-         "which may"),
-        ((MIXED,), ["bsr2"], "the init of iteration 'mixed' writes rewritten buffers and others; "
-         "give each an iteration of its own"),
-        (DEPENDS, ["bsr2"], "iteration 'deep' of 'f': axis 'K' depends on 'J', which rule 'bsr2' "
-         "replaces; rewrite a buffer over both"),
-        (ATTACHED, ["bsr2"], "iteration 'hop' of 'f': axis 'L' depends on 'J', which rule 'bsr2' "
-         "replaces; rewrite a buffer over both"),
-        (("if m > 3:\n" + "\n".join(f"    {x}" for x in SUM.splitlines()),), ["bsr2"],
-         "'f' uses ['A'] inside a IfThenElse; only sparse iterations are decomposed"),
-    ],
-    ids=["rows", "fused", "read", "write", "init", "child", "attached", "if"],
-)  # fmt: skip
-def test_what_cannot_be_rewritten(program: Any, names: list[str], message: str) -> None:
-    func = over_csr(*program)
-    with pytest.raises(sparsetir.LoweringError, match=re.escape(f"decompose_format: {message}")):
-        decompose_format(func, [matrix(n) for n in names])
-
-
-def test_attached_axes_elsewhere_stay_attached() -> None:
-    func = over_csr(
-        'with T.sp_iter([I, J, Q, T.attach(L, Q)], "SRRR", "hop") as [i, j, q, l]:\n'
-        "    with T.init():\n        Y[i] = 0.0\n    Y[i] = Y[i] + A[i, j] * X[l]",
-        "Q = T.dense_fixed(n)\nE = T.dense_fixed(n)\n"
-        "L = T.sparse_variable(E, (n, nnz2), (ptr2, idx2))",
-        ", ptr2: T.handle, idx2: T.handle, nnz2: T.int32",
-    )
-    assert "T.attach(L, Q)" in decompose_format(func, [matrix("bsr2")]).script()
-
-
-def test_rules_that_do_not_fit() -> None:
-    func = over_csr(SUM)
-    bsr = matrix("bsr2")
-    with pytest.raises(ValueError, match="argument 'rules': expected at least one rule, got none"):
-        decompose_format(func, [])
-    with pytest.raises(ValueError, match=r"expected different names, got \['bsr2', 'bsr2'\]"):
-        decompose_format(func, [bsr, bsr])
-    with pytest.raises(
-        ValueError, match="argument 'func': expected a stage-I function, got PrimFunc"
-    ):
-        decompose_format(sparsetir.lower_sparse_iter(func), [bsr])
-    with pytest.raises(ValueError, match=r"rule 'bsr2' rewrites 'Q'; the function has the buffers "
-                       r"\['A', 'X', 'Y'\]"):  # fmt: skip
-        decompose_format(func, [matrix("bsr2", buffers=["Q"])])
-    with pytest.raises(ValueError, match=r"rule 'bsr2': argument 'axes_before_rewrite': expected "
-                       r"the axes \['J_'\] of buffer 'X', got \['I', 'J'\]"):  # fmt: skip
-        decompose_format(func, [matrix("bsr2", buffers=["X"])])
-    with pytest.raises(ValueError, match="rule 'bsr2': buffer 'A' has dtype float32, the "
-                       "description says float64"):  # fmt: skip
-        decompose_format(func, [matrix("bsr2", "float64")])
-
-
-def test_what_cannot_be_extracted() -> None:
-    func = over_csr(SUM)
-    with pytest.raises(ValueError, match="'f' has no copies of constant values; decompose_format"):
-        extract_preprocess(func)
-    desc = describe([("I2", "dense", "m"), ("J2", "sparse", "n", "I2")], {"A": "float32"})
-    lines = desc.script().replace(
-        'T.match_sparse_buffer(a, (I2, J2), "float32")',
-        'T.alloc_sparse_buffer((I2, J2), "float32")',
-    )
-    local = sparsetir.from_source(lines)
-    same = matrix("csr")
-    from sparsetir.formats.rule import FormatRewriteRule
-
-    r = FormatRewriteRule(
-        "local", local, ["A"], ["I", "J"], ["I2", "J2"], same.axis_map, same.idx_map,
-        same.inv_idx_map,
-    )  # fmt: skip
-    decomposed = decompose_format(func, [r])
-    with pytest.raises(
-        ValueError, match="'A_local' is allocated in 'f', so that what one function"
-    ):
-        extract_preprocess(decomposed)
 
 
 def test_what_extraction_leaves_out() -> None:

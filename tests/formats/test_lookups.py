@@ -10,7 +10,7 @@ import scipy.sparse as sp
 from zoo import MATRICES
 
 import sparsetir
-from programs import PROGRAMS
+from programs import PROGRAMS, copied
 from sparsetir.formats import (
     BSR,
     COO,
@@ -88,12 +88,12 @@ def check(body: str, fmt: Format, feat: int = 2, pattern: Pattern = MATRICES["ra
     """The decomposed program leaves what the program leaves, interpreted and built."""
     func = sparsetir.from_source(HEAD + body)
     given = arguments(pattern, feat)
-    want = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in given.items()}
+    want = copied(given)
     sparsetir.interpret(func, want)
     converted = fmt.convert(pattern, Operand.of(func, "A"))
     decomposed = converted.decompose(func)
     for run in (sparsetir.interpret, lambda f, args: sparsetir.build(f)(**args)):
-        mine = {n: v.copy() if isinstance(v, np.ndarray) else v for n, v in given.items()}
+        mine = copied(given)
         run(decomposed, mine | converted.arguments(A=mine["a"]))
         np.testing.assert_array_equal(mine["y"], want["y"])
         np.testing.assert_array_equal(mine["a"], want["a"])

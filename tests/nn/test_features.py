@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 
+from sparsetir import ops
 from sparsetir.nn import GATConv, GCNConv, RGCNConv, SAGEConv, linear
 from sparsetir.nn.features import as_sparse
 from sparsetir.ops import Operand, spmm
@@ -134,3 +135,17 @@ def test_compiled_code_does_not_ask():
     out = torch.compile(layer, fullgraph=True, backend=backend)(x, graph)
     torch.testing.assert_close(out, layer(x, graph))
     assert sum("spmm" in name for name in seen) == 1
+
+
+def test_they_are_in_the_one_cache_while_they_live():
+    ops.clear_cache()
+    x = words()
+    before = ops.cache_info()
+    as_sparse(x)
+    found = ops.cache_info()
+    assert found["entries"] == before["entries"] + 1
+    assert found["bytes"] >= x.count_nonzero() * (x.itemsize + 8)
+    assert as_sparse(x) is as_sparse(x)
+    del x
+    gc.collect()
+    assert ops.cache_info() == {**before, "misses": found["misses"]}

@@ -132,3 +132,128 @@ def test_what_is_refused():
         pickle.dumps(g)
     with pytest.raises(ValueError, match=f"argument 'B': expected {N} rows"):
         ops.spmm(g, torch.rand(N + 1, F))
+
+
+# -- relations ------------------------------------------------------------------------------------
+
+TYPES = torch.arange(len(ROWS)) % 3
+
+
+def related():
+    edges, types = torch.stack([COLUMNS, ROWS]), TYPES.clone()
+    return edges, types, ops.prepare(edges, N, edge_type=types, num_relations=4)
+
+
+def test_relations():
+    edges, types, g = related()
+    x = torch.rand(N, F, requires_grad=True)
+    w = torch.rand(4, F, 3, requires_grad=True)
+    for reduce in ("sum", "mean"):
+        found, wanted = ops.rgms(x, w, g, reduce=reduce), ops.rgms(x, w, edges, types, None, reduce)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+        for a, b in zip(
+            *(torch.autograd.grad(y.sum(), (x, w)) for y in (found, wanted)), strict=True
+        ):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    edges[:] = 0  # its copies stay
+    torch.testing.assert_close(ops.rgms(x, w, g), ops.rgms(x, w, g.edge_index, g.edge_type))
+    assert (
+        repr(g)
+        == f"<sparsetir.ops.PreparedRelations 4 relations, ({N}, {N}), {len(ROWS)} edges, cpu>"
+    )
+    with pytest.raises(TypeError, match="cannot be pickled"):
+        pickle.dumps(g)
+
+
+def test_relations_are_made_once_and_live_as_long_as_their_handle():
+    _, _, g = related()
+    ops.clear_cache()
+    x, w = torch.rand(N, F), torch.rand(4, F, 3)
+    ops.rgms(x, w, g)
+    made = g.structure.by_target.computed
+    assert made and ops.cache_info()["entries"] == 0
+    ops.rgms(x, w, g)
+    assert g.structure.by_target.computed is made
+    gc.collect()
+    before = len(structure.pinned)
+    del g
+    gc.collect()
+    assert len(structure.pinned) == before - 1
+
+
+@pytest.mark.parametrize("options", [{}, {"num_bases": 2}, {"num_blocks": 2}, {"aggr": "max"}])
+def test_rgcn_takes_prepared_relations(options):
+    edges, types, g = related()
+    layer, x = nn.RGCNConv(F, 6, 4, **options), torch.rand(N, F)
+    torch.testing.assert_close(layer(x, g), layer(x, edges, types), rtol=0, atol=0)
+    if "num_blocks" not in options:
+        rows = nn.RGCNConv(N, 6, 4, **options)
+        torch.testing.assert_close(rows(None, g), rows(None, edges, types), rtol=0, atol=0)
+
+
+def test_relations_that_are_refused():
+    edges, types, g = related()
+    x, w = torch.rand(N, F), torch.rand(4, F, 3)
+    for call, kind, message in (
+        (lambda: ops.rgms(x, w, g, types), TypeError, "rgms: argument 'edge_type': expected None"),
+        (
+            lambda: ops.rgms(x, w[:3], g),
+            ValueError,
+            f"prepared for {N} sources, {N} targets and 3",
+        ),
+        (lambda: ops.rgms(x[:5], w, g), ValueError, "prepared for 5 sources"),
+        (lambda: ops.rgms(x, w, edges), TypeError, "'edge_type': expected a dense tensor"),
+        (lambda: nn.RGCNConv(F, 3, 4)(x, g, types), TypeError, "RGCNConv: argument 'edge_type'"),
+        (
+            lambda: nn.RGCNConv(F, 3, 5)(x, g),
+            ValueError,
+            "RGCNConv: .*prepared for 12 .* 5",
+        ),
+        (lambda: nn.RGCNConv(F, 3, 4, flow="target_to_source")(x, g), ValueError, "with flow="),
+        (
+            lambda: ops.prepare(edges, N, edge_type=types[1:]),
+            ValueError,
+            "'edge_type': expected",
+        ),
+        (lambda: ops.prepare(edges, N, edge_type=types, num_relations=2), ValueError, "relation"),
+        (lambda: ops.prepare(edges, 3, edge_type=types), ValueError, "edge_index"),
+        (
+            lambda: ops.prepare(edges, N, num_relations=2),
+            TypeError,
+            "None without 'edge_type'",
+        ),
+        (
+            lambda: ops.prepare(DENSE.to_sparse_csr(), edge_type=types),
+            TypeError,
+            "a tensor of",
+        ),
+        (
+            lambda: ops.prepare(edges, N, TYPES, edge_type=types),
+            TypeError,
+            "'values': expected",
+        ),
+    ):
+        with pytest.raises(kind, match=message):
+            call()
+
+
+# -- compiled code --------------------------------------------------------------------------------
+
+
+def test_compiled_code_takes_it():
+    g, x = ops.prepare(torch.stack([COLUMNS, ROWS]), N), torch.rand(N, F)
+    _, _, h = related()
+    w = torch.rand(4, F, 3)
+
+    def run(x):
+        return ops.spmm(g, x) + ops.attention(g, x, x, x), ops.rgms(x, w, h)
+
+    compiled = torch.compile(run, fullgraph=True, backend="eager")
+    for found, wanted in zip(compiled(x), run(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+    def given(g, x):
+        return ops.spmm(g, x, "mean")
+
+    found = torch.compile(given, fullgraph=True, backend="eager")(g, x)
+    torch.testing.assert_close(found, given(g, x))

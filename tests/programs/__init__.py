@@ -8,9 +8,9 @@ from __future__ import annotations
 import sparsetir.sparse_ir  # noqa: F401 - registers the dialect that the programs are written in
 
 from . import ell, formats, graph, matrix, misc, ragged_tensor, tensor
-from .common import CASES, Program, tolerance
+from .common import CASES, Program, copied, tolerance
 
-__all__ = ["CASES", "PROGRAMS", "Program", "tolerance"]
+__all__ = ["CASES", "PROGRAMS", "Program", "copied", "tolerance"]
 
 PROGRAMS: dict[str, Program] = {
     program.name: program

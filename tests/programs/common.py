@@ -19,6 +19,7 @@ __all__ = [
     "Arrays",
     "Program",
     "compress",
+    "copied",
     "csf",
     "csr",
     "fill",
@@ -120,6 +121,11 @@ def ragged(rng: np.random.Generator, case: str, rows: int, longest: int = 5) -> 
     elif rows:
         lengths[0] = longest if case == "dense_row" else 0
     return lengths
+
+
+def copied(args: Arrays) -> Arrays:
+    """Arguments with arrays of their own, for what writes to them."""
+    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in args.items()}
 
 
 def compress(lengths: np.ndarray, idtype: str) -> np.ndarray:

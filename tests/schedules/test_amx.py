@@ -32,7 +32,7 @@ from pairs import by_default
 from sparsetir import matrix_engine, request
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, CSR
-from sparsetir.kernel_file import read_description
+from sparsetir.kernel_file import read_library
 from sparsetir.lower import lower_template
 from sparsetir.matrix_engine import allowed
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
@@ -506,7 +506,7 @@ def test_a_kernel_that_cannot_run_here_says_so(tmp_path):
 def test_files_say_what_kernels_need(tmp_path):
     target = tvm.target.Target(SPR)
     kernel_of(lower_template(amx, PROBLEM, CONFIG, target), target).export(tmp_path / "spmm.so")
-    assert read_description(tmp_path / "spmm.so")["needs"] == NEEDED
+    assert read_library(tmp_path / "spmm.so")[1]["needs"] == NEEDED
     if not HERE:
         with pytest.raises(RuntimeError, match="compiled for a CPU with amx-bf16, amx-int8, amx-t"):
             sparsetir.load(tmp_path / "spmm.so")

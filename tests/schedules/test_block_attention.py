@@ -7,6 +7,7 @@ import pytest
 
 import sparsetir
 from pairs import by_default
+from programs import copied
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_attention import program as edge_program
 from sparsetir.schedules.templates import block_attention, block_attention_backward, edge_attention
@@ -98,7 +99,7 @@ def check(problem, config, tolerance):
     template = block_attention_backward if backward else block_attention
     program = template.program(problem, config)
     found, results, wanted = arguments(problem)
-    expected = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in found.items()}
+    expected = copied(found)
     sparsetir.interpret(program, expected)
     sparsetir.build(program, schedule=apply, config=config, check=False)(**found)
     for name in results:

@@ -7,7 +7,7 @@ import pytest
 import tvm
 
 from sparsetir.formats import BSR
-from sparsetir.schedules.default import vector_bits
+from sparsetir.schedules.default import l2_bytes, vector_bits
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.choose import Statistics, candidates, choose
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -49,6 +49,15 @@ def test_no_prefetch_where_everything_is_in_cache():
     assert isinstance(choose(Spmm(), small, CPU), RowBlocks)
     assert choose(Spmm(), small, CPU).prefetch == 0
     assert choose(Spmm(), GRAPH, CPU).prefetch > 0
+
+
+def test_tiles_take_turns_where_one_of_b_is_in_the_cache_and_b_is_not():
+    n = l2_bytes() // (4 * 256)
+    given = Statistics(m=n, n=n, nnz=10 * n, feat=1024)
+    found = choose(Spmm(), given, CPU)
+    assert found.tiles_first and not found.pack and found.prefetch == 0
+    for other in ({"nnz": 4 * n}, {"n": 8 * n, "m": 8 * n, "nnz": 80 * n}, {"feat": 64}):
+        assert not choose(Spmm(), replace(given, **other), CPU).tiles_first
 
 
 def test_hyb_where_rows_are_uneven():

@@ -12,6 +12,7 @@ import pytest
 import sparsetir
 from cuda_runner import requires_cuda_text, run_cuda
 from gpu_runner import OPENCL_TARGET, requires_opencl, run_opencl
+from programs import copied
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.computed import computed_parameters
@@ -54,10 +55,7 @@ def check(template, problem, config, arguments, outputs, atol=1e-5):
     program = template.program(problem, config)
     computed = computed_parameters(program)
     taken = {p.name: arguments[p.name] for p in program.params if p.name not in computed}
-    expected, found = (
-        {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in taken.items()}
-        for _ in range(2)
-    )
+    expected, found = (copied(taken) for _ in range(2))
     sparsetir.interpret(program, expected)
     if hasattr(template, "apply"):
         sparsetir.build(program, schedule=template.apply, config=config, check=False)(**found)
@@ -74,7 +72,7 @@ def check_on_threads(template, problem, config, arguments, outputs, run):
     program = template.program(problem, config)
     stages = sparsetir.lower(program, template.apply, config, OPENCL_TARGET)
     taken = {p.name: arguments[p.name] for p in program.params}
-    expected = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in taken.items()}
+    expected = copied(taken)
     sparsetir.interpret(program, expected)
     last = stages["III"]
     names = dict(zip(taken, (p.name for p in last.params), strict=True))
@@ -164,7 +162,7 @@ def softmax_arguments(problem, heads):
     nnz = len(p["indices"])
     x, g = (rng.standard_normal((batch * nnz, heads)).astype(problem.dtype) * 9 for _ in range(2))
     out = np.full_like(x, np.nan)
-    arrays = {"y": x, "g": g, "dx": out} if problem.backward else {"x": x, "y": out}
+    arrays = {"y": x, "g": g, "dx": out} if problem.backward else {"x": x, "out": out}
     return {**p, **arrays, "batch": batch, "m": M, "nnz": nnz, "heads": heads}
 
 
@@ -179,7 +177,7 @@ def softmax_arguments(problem, heads):
     ],
 )
 def test_softmax(problem, tile, heads):
-    arguments, outputs = softmax_arguments(problem, heads), ["dx" if problem.backward else "y"]
+    arguments, outputs = softmax_arguments(problem, heads), ["dx" if problem.backward else "out"]
     for config in (Tile(tile, parallel=True), Tile(tile)):
         check(edge_softmax, problem, config, arguments, outputs)
 
@@ -188,7 +186,7 @@ def test_softmax(problem, tile, heads):
 @pytest.mark.parametrize("backward", [False, True])
 def test_softmax_on_threads(backward, run):
     problem = edge_softmax.EdgeSoftmax(backward=backward)
-    arguments, outputs = softmax_arguments(problem, 7), ["dx" if backward else "y"]
+    arguments, outputs = softmax_arguments(problem, 7), ["dx" if backward else "out"]
     check_on_threads(edge_softmax, problem, Tile(4, gpu=True), arguments, outputs, run)
 
 

@@ -13,7 +13,7 @@ import sparsetir
 from sparsetir import ScheduleError
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm
 from sparsetir.schedules.operators.sddmm import program
-from sparsetir.schedules.passes.lane_sums import add_lanes
+from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.templates import sddmm
 from sparsetir.schedules.templates.sddmm import SddmmGroups, apply
 

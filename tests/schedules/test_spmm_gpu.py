@@ -294,4 +294,4 @@ def test_row_numbers_stay_in_one_piece() -> None:
         (func,) = sch.mod.functions.values()
         text = in_one_piece(func, "spmm0").script()
         (line,) = [line for line in text.splitlines() if " | 0" in line]
-        assert line.replace("at_0", "i").endswith(f", {value})")
+        assert line.endswith(f", {value})")

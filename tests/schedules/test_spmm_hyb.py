@@ -253,5 +253,5 @@ def test_refusals() -> None:
 def two_operators() -> str:
     """A sum with a maximum in one of its parts."""
     text = program(Spmm(), HybRows(k=1)).script()
-    head, _, term = text.rpartition("C[ib, at_2] = C[ib, at_2] + ")
-    return f"{head}C[ib, at_2] = T.max(C[ib, at_2], {term.rstrip()})\n"
+    head, _, term = text.rpartition("C[ib, k] = C[ib, k] + ")
+    return f"{head}C[ib, k] = T.max(C[ib, k], {term.rstrip()})\n"

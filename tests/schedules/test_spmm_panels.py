@@ -8,9 +8,13 @@ import scipy.sparse as sp
 import torch
 
 import sparsetir
+from sparsetir.schedules.operators.problems import CsrPattern, Spmm
+from sparsetir.schedules.search.choose import Statistics
+from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.targets import resolve_target
 
 RNG = np.random.default_rng(0)
 EXACT = {"float64": 2**-52, "float32": 2**-23, "float16": 2**-11, "bfloat16": 2**-8}
@@ -147,3 +151,20 @@ def test_refusals():
         PanelRows().tiles(100)
     with pytest.raises(ScheduleError, match="expected compact=False for float16, which would be"):
         sparsetir.plan("spmm", pruned(8, 8), 64, dtype="float16", config=PanelRows(4, compact=True))
+
+
+def test_the_space():
+    """Compacted panels from as many rows as by pattern are the most; none that round sums twice."""
+    a = pruned(48, 60)
+    pattern = CsrPattern(a.indptr, a.indices, a.shape)
+    target = {"kind": "llvm", "mcpu": "cascadelake"}
+    for dtype, feat, wanted in (("float32", 64, {6, 7, 8}), ("float16", 64, set())):
+        problem, given = Spmm(dtype), Statistics(*a.shape, a.nnz, feat)
+        points = space(problem, pattern, given, resolve_target(target)).points()
+        found = [config for _, config in points if isinstance(config, PanelRows)]
+        assert {c.rows for c in found if c.compact} == wanted
+        assert {c.rows for c in found if not c.compact} == {2, 3, 4, 5, 6}
+    # Tiles that overlap, of 100 features, are not compacted.
+    points = space(Spmm(), pattern, Statistics(*a.shape, a.nnz, 100), resolve_target(target))
+    found = [c for _, c in points.points() if isinstance(c, PanelRows)]
+    assert found and all(c.feat is None or c.feat % c.tile == 0 for c in found if c.compact)

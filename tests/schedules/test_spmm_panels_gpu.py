@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,17 @@ def test_matrices(way: str) -> None:
 def test_nan_and_infinities(way: str) -> None:
     """A row of B is added to the rows of a pattern alone."""
     run(Spmm(), config(way), of_mask(MASKS["random"], "int32"), special=True)
+
+
+@requires_cuda_text
+@pytest.mark.parametrize("way", by_default(WAYS, "compact, atomics"))
+def test_values_of_a_run_are_read_by_their_places(way: str) -> None:
+    own = config(way).unpacked
+    assert own == replace(config(way), packed=False)
+    assert replace(own, unroll=8).unpacked == own
+    for name in ("random", "one dense row", "empty rows", "no rows"):
+        run(Spmm(), own, of_mask(MASKS[name], "int32"), special=name == "random")
+    assert own.by_rows == config(way).by_rows == RowSplit(8, 1, 2, 1, 16)
 
 
 # Problem, config, features.
@@ -197,7 +209,7 @@ def test_cuda(way: str, arch: str, tmp_path: Any) -> None:
 
 @requires_cuda_text
 def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values of the plan are packed once; those of a run take rows by themselves."""
+    """Values of the plan are packed once; those of a run are read by their places."""
     kernels = run_plans(monkeypatch)
     a = sp.random_array((37, 29), density=0.4, format="csr", dtype="float32", rng=0)
     b = np.random.default_rng(0).random((29, 16), "float32")
@@ -208,8 +220,19 @@ def test_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     (kernel,) = kernels.values()
     assert "A_packed_ptr" in kernel.function.source
     np.testing.assert_allclose(plan(b, values=a.data * 2), 2 * (a @ b), rtol=1e-5)
-    assert len(kernels) == 2 and plan.padding == 0
-    assert config("panels").unpacked == RowSplit(8, 1, 2, 1, 16)
+    (other,) = (k for k in kernels.values() if k is not kernel)
+    assert "A_packed_ptr" not in other.function.source and plan.padding == 0
+
+
+def test_patterns_of_each_run_in_any_order() -> None:
+    """Panels want the columns of a row in order, and each there once: others go by rows."""
+    from sparsetir.plan import _of_each_run
+
+    for columns, wanted in (([0, 2, 1], config("panels").unpacked), ([2, 0, 1], RowSplit),
+                            ([0, 0, 1], RowSplit)):  # fmt: skip
+        pattern = CsrPattern(np.array([0, 2, 3], "int32"), np.array(columns, "int32"), (2, 3))
+        found = _of_each_run(config("panels"), pattern)
+        assert found == wanted or type(found) is wanted
 
 
 @requires_cuda_text

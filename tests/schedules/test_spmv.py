@@ -10,7 +10,7 @@ import tvm_ffi
 
 import sparsetir
 from csr_zoo import CLOSE, ZOO, random
-from programs import PROGRAMS
+from programs import PROGRAMS, copied
 from sparsetir.arrays import is_array, plain_view
 from sparsetir.build import build
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
@@ -170,7 +170,7 @@ def test_a_program_of_ones_own():
     kernel = build(case.make("float32", "int32"), schedule=apply, config=config)
     for which in case.cases:
         given = case.inputs(np.random.default_rng(1), which, "float32", "int32")
-        want = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
+        want = copied(given)
         kernel(**given)
         sparsetir.interpret(case.make("float32", "int32"), want)
         for output in case.outputs:
@@ -185,10 +185,24 @@ def test_programs_that_look_otherwise():
 
 def test_the_config_for_a_pattern():
     for_pattern = SlicedRows.for_pattern
-    assert for_pattern(Spmm(), 10**6, 10**7, 8) == SlicedRows(lanes=16, blocks=8)
-    assert for_pattern(Spmm(), 1000, 5000, 8) == SlicedRows(lanes=16)
+    woken = {"threads": 4, "work_of_threads": 1 << 20}
+    many = for_pattern(Spmm(), 10**6, 10**7, **woken)
+    assert many == SlicedRows(lanes=16, blocks=4, ahead=(1 << 17) * 3 // 4)
+    assert for_pattern(Spmm(), 1000, 5000, **woken) == SlicedRows(lanes=16)
+    assert for_pattern(Spmm(), 1000, 5000, cache=40_000) == SlicedRows(lanes=16, prefetch=0)
+    assert for_pattern(Spmm(), 1000, 5000, cache=39_999) == SlicedRows(lanes=16)
     assert for_pattern(Spmm(), 1000, 5000).unpacked == SlicedRows(packed=False, long=32)
-    assert for_pattern(Spmm(dtype="float64"), 10**6, 10**7, 2, 256) == SlicedRows(4, blocks=2)
+    double = Spmm(dtype="float64")
+    assert for_pattern(double, 10**6, 10**7, vector_bits=256) == SlicedRows(4)
+
+
+def test_the_first_block_has_more():
+    a = random(20000, 300, 0.03)
+    config = SlicedRows(blocks=2, ahead=16_000)
+    at = computed(a, config)["I_slices_ptr"]
+    work = np.diff(computed(a, config)["I_steps_ptr"][at] + STORE_COST * at)
+    assert work[0] - work[1] == pytest.approx(1000, rel=0.05)
+    check(a, config)
 
 
 def test_the_code_keeps_sums_in_registers():
@@ -203,7 +217,9 @@ def test_the_code_keeps_sums_in_registers():
 
 def test_one_block_wakes_no_thread():
     assert "TVMBackendParallelLaunch" not in kernel_of(Spmm(), SlicedRows()).source("ll")
-    assert "TVMBackendParallelLaunch" in kernel_of(Spmm(), SlicedRows(blocks=2)).source("ll")
+    kernel = kernel_of(Spmm(), SlicedRows(blocks=2))
+    assert "TVMBackendParallelLaunch" in kernel.source("ll")
+    assert kernel.stages["III"].script().count("T.parallel(") == 1  # long rows and slices at once
 
 
 REFUSED = [
@@ -211,6 +227,7 @@ REFUSED = [
     ({"long": 8}, "SlicedRows: argument 'long': expected 16 or more, got 8"),
     ({"window": 0}, "SlicedRows: argument 'window': expected 1 or more, got 0"),
     ({"blocks": 0}, "SlicedRows: argument 'blocks': expected 1 or more, got 0"),
+    ({"ahead": -1}, "SlicedRows: argument 'ahead': expected 0 or more, got -1"),
     ({"prefetch": -1}, "SlicedRows: argument 'prefetch': expected 0 or more, got -1"),
 ]
 

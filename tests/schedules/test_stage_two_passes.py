@@ -67,7 +67,20 @@ def test_a_schedule_that_went_on_to_stage_two_is_taken_itself() -> None:
     assert "T.parallel(" in sparsetir.lower(sch)["II scheduled"].script()
 
 
+def with_a_sum_for_each_lane() -> Any:
+    """A schedule of spmm whose tile of sums is added to through one more workspace."""
+    sch, reduce = tiled()
+    sch.precompute("C_ws", sch.get_sp_iters(reduce)[-1], [], dtype="float64")
+    return sch
+
+
 REFUSED = [
+    (
+        lambda: in_vectors(with_a_sum_for_each_lane().lower(), "spmm_reduce", 1),
+        "in_vectors: loop 'k2' as vectorized: block 'spmm_reduce0' has 'C_ws_ws' for each visit, "
+        "which lanes would share; choose a loop inside or outside of it, or give it an axis of "
+        "the lanes\n  in for k2 in range(4)",
+    ),
     (
         lambda: in_vectors(tiled()[0].lower(), "spmm_redcue"),
         "in_vectors: expected a sparse iteration among ['spmm', 'spmm_start', 'spmm_reduce', "

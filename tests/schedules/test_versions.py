@@ -15,8 +15,8 @@ from programs import PROGRAMS
 from sparsetir.schedules.passes.known_tiles import known_tiles
 from sparsetir.schedules.passes.one_part import one_part
 from sparsetir.schedules.versions import PACK_DEGREE, WORK_OF_THREADS
-from sparsetir.sparse_ir.computed import RECIPES
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes import RECIPES
 
 VERSIONS = ("panels", "rows", "narrow", "wide")
 

@@ -10,19 +10,18 @@ import tvm_ffi
 import sparsetir
 from computed_common import BLOCK_PTR, BLOCKS, COMPUTED, blocked, plain_arguments, sizes
 from kernel_common import check
-from sparsetir.sparse_ir.computed import (
+from sparsetir.sparse_ir.computed import compute, computed_parameters
+from sparsetir.sparse_ir.errors import IllFormedError, LoweringError, ScheduleError, StructureError
+from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.recipes import (
     RECIPES,
     column_parts,
-    compute,
-    computed_parameters,
     equal_parts,
     equal_work,
     inverse_counts,
     recipe,
     row_of_position,
 )
-from sparsetir.sparse_ir.errors import IllFormedError, LoweringError, ScheduleError, StructureError
-from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.structure import check_structure
 from sparsetir.sparse_ir.verify import verify
 

@@ -16,6 +16,7 @@ import sparsetir
 from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
+from programs import copied
 from schedule_common import program
 from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
 from spmm_gpu_common import bfloat16_arrays, compile_cuda
@@ -87,7 +88,7 @@ def test_blocks(name: str, dtype: str, threads: int, parts: int) -> None:
     func = minima() if name == "row_min" else program(name, dtype)
     kernel = CudaStages(func, by_block(threads, wider, parts))
     given = arguments(name, dtype)
-    want = {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
+    want = copied(given)
     exact = program(name) if wider else func
     if wider:
         want |= {k: v.astype(wider) for k, v in want.items() if k in "abcxy"}

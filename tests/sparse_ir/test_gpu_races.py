@@ -16,7 +16,7 @@ from cuda_runner import KernelError, requires_cuda_text
 from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
-from programs import PROGRAMS
+from programs import PROGRAMS, copied
 from schedule_common import opened
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir.nodes import sparse_iterations
@@ -100,10 +100,6 @@ def by_chunks(size: int, threads: int = 32, race: str = "atomics") -> Apply:
         sch.parallelize(chunks, "thread", race=race, per_block=threads)
 
     return apply
-
-
-def copied(given: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in given.items()}
 
 
 def check(name: str, apply: Apply, dtype: str = "float32", idtype: str = "int32") -> Any:

@@ -15,8 +15,9 @@ from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.lower import lower
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.sparse_ir.computed import compute, shared_rows
+from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.recipes import shared_rows
 from sparsetir.sparse_ir.schedule import Schedule
 
 RNG = np.random.default_rng(2)
@@ -80,11 +81,11 @@ def test_text() -> None:
     at = text.index(f'"{name}")')
     assert [line.strip() for line in text[at:].splitlines()[1:7]] == [
         "if C_shared[ib] == 0:",
-        "C[ib, at_20 * 2 + at_21] = C_ws[at_21]",
-        f'with T.sp_iter([K1], "S", "{name}_add") as [at_21]:',
+        "C[ib, k0 * 2 + k1] = C_ws[k1]",
+        f'with T.sp_iter([K1], "S", "{name}_add") as [k1]:',
         'T.sp_iter_attr({"atomic": 1})',
         "if C_shared[ib] != 0:",
-        "C[ib, at_20 * 2 + at_21] = C[ib, at_20 * 2 + at_21] + C_ws[at_21]",
+        "C[ib, k0 * 2 + k1] = C[ib, k0 * 2 + k1] + C_ws[k1]",
     ]
     lowered = sparsetir.lower_sparse_iter(sch.func).script()
     assert lowered.count('T.call_extern("float32", "atomicAdd", T.address_of(C[') == len(writes)
@@ -96,7 +97,7 @@ def test_ignore() -> None:
     assert sch.meet(writes, race="ignore") == []
     text = sch.func.script()
     assert "C_shared" not in text and "atomic" not in text
-    assert text.count("C[ib, at_20 * 2 + at_21] = C_ws") == len(writes)
+    assert text.count("C[ib, k0 * 2 + k1] = C_ws") == len(writes)
 
 
 def test_shared_rows() -> None:
@@ -149,7 +150,7 @@ def _after_another_value() -> None:
 
 
 def _of_dense_rows() -> None:
-    _written(decomposed(Spmm()).script().replace("C[ib, at_2]", "C[0, at_2]"))
+    _written(decomposed(Spmm()).script().replace("C[ib, k]", "C[0, k]"))
 
 
 def _written(text: str) -> None:

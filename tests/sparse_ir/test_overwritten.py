@@ -11,6 +11,7 @@ import pytest
 import tvm_ffi
 
 import sparsetir
+from programs import copied
 from random_schedules import schedule_at_random
 from schedule_common import opened
 from sparsetir.sparse_ir.nodes import sparse_iterations
@@ -74,7 +75,7 @@ def check(func: Any, arguments: dict[str, Any], sch: Any) -> None:
     assert tvm_ffi.structural_equal(sparsetir.from_source(text), sch.func, map_free_vars=True)
 
     def ran(run: Any) -> Any:
-        mine = {n: x.copy() if isinstance(x, np.ndarray) else x for n, x in arguments.items()}
+        mine = copied(arguments)
         run(mine)
         return mine["c"], mine["e"]
 

@@ -22,6 +22,7 @@ from programs import PROGRAMS
 from programs.common import parents_of
 from sparsetir.sparse_ir.nodes import AttachedAxis, Axis, FusedAxis, SparseIteration, buffer_var
 from sparsetir.sparse_ir.parallel import parallel_units
+from stage2 import on_threads
 
 Sums = list[list[int]]  # a coefficient per coordinate and a constant, per dimension
 
@@ -225,21 +226,6 @@ def test_blocks_of_rows_run_in_parallel(name: str) -> None:
         np.testing.assert_allclose(args["c"], want, rtol=1e-4, atol=1e-5)
 
 
-def on_gpu_threads(func: Any) -> Any:
-    """Run a function with the default schedule of a GPU, by OpenCL on the CPU."""
-    target = tvm.target.Target(OPENCL_TARGET)
-    scheduled = sparsetir.default_schedule(sparsetir.lower_sparse_iter(func), target)
-    flat = sparsetir.lower_sparse_buffer(scheduled)
-    kernel = OpenCLFunction(flat)
-    ours = {str(p.name): str(q.name) for p, q in zip(func.params, flat.params, strict=True)}
-
-    def run(args: dict[str, Any]) -> dict[str, Any]:
-        after = kernel({ours[k]: v for k, v in args.items()})
-        return {k: after[ours[k]] for k, v in args.items() if isinstance(v, np.ndarray)}
-
-    return run
-
-
 @pytest.mark.skipif(not opencl_available(), reason=opencl_unavailable_reason())
 @pytest.mark.parametrize("names", [["bsr2"], ["dbsr"], ["bell", "csc"]], ids="+".join)
 @pytest.mark.parametrize("program", ["spmm", "attention"])
@@ -247,7 +233,7 @@ def test_blocks_of_rows_on_gpu_threads(program: str, names: list[str]) -> None:
     before = PROGRAMS[program].make("float32", "int32")
     rules = [matrix(n, buffers=["A"] if program == "spmm" else ["S", "P"]) for n in names]
     func = sparsetir.decompose_format(before, rules)
-    run = on_gpu_threads(func)
+    run = on_threads(func, sparsetir.lower_sparse_iter(func), OPENCL_TARGET, OpenCLFunction)
     for case in ("small", "empty", "single_row"):
         rng = np.random.default_rng(1)
         args = PROGRAMS[program].inputs(rng, case, "float32", "int32")

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from programs.common import compress
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir import position_recipes as recipes
 
@@ -16,14 +17,10 @@ LENGTHS = st.lists(st.sampled_from([0, 0, 1, 2, 5, 17, 40]), max_size=8)
 TYPES = st.sampled_from(["int32", "int64"])
 
 
-def offsets(lengths: list[int], dtype: str) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(dtype)
-
-
 @given(LENGTHS, TYPES, st.integers(1, 60), st.integers(0, 3), st.integers(0, 9))
 def test_pieces(lengths: list[int], dtype: str, parts: int, cost: int, size: int) -> None:
     """No matrix, empty rows, a giant row, more chunks than rows or elements."""
-    indptr, m = offsets(lengths, dtype), len(lengths)
+    indptr, m = compress(lengths, dtype), len(lengths)
     if size:
         parts = recipes.tile_count(int(indptr[-1]) + cost * m, size)
     how: dict[str, Any] = {"indptr": indptr, "parts": parts, "cost": cost, "size": size}
@@ -49,7 +46,7 @@ def test_pieces(lengths: list[int], dtype: str, parts: int, cost: int, size: int
 
 @given(LENGTHS, TYPES, st.integers(1, 9), st.sampled_from([0, 2, 3]), st.booleans())
 def test_tiles(lengths: list[int], dtype: str, size: int, times: int, by_index: bool) -> None:
-    indptr = offsets(lengths, dtype)
+    indptr = compress(lengths, dtype)
     rng = np.random.default_rng(sum(lengths))
     place = [np.sort(rng.choice(50, n, replace=False)) for n in lengths]
     indices = np.concatenate([np.zeros(0, int), *place]).astype(dtype) if by_index else None
@@ -77,7 +74,7 @@ def test_tiles(lengths: list[int], dtype: str, size: int, times: int, by_index: 
 
 @given(LENGTHS, st.integers(1, 7))
 def test_equal_parts_of_rows(lengths: list[int], parts: int) -> None:
-    cuts = recipes.equal_parts_of_rows(offsets(lengths, "int32"), parts)
+    cuts = recipes.equal_parts_of_rows(compress(lengths, "int32"), parts)
     sizes = np.diff(cuts).reshape(len(lengths), parts)
     np.testing.assert_array_equal(sizes.sum(1), lengths)
     assert not lengths or np.all(sizes.max(1) - sizes.min(1) <= 1)

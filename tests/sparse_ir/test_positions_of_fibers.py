@@ -60,9 +60,8 @@ def test_a_tensor_as_the_matrix_of_its_fibers(name: str) -> None:
             np.testing.assert_allclose(args["y"], wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_axes_of_several_levels_follow() -> None:
-    sch = of_fibers(sparsetir.from_source(SUMS), "sums")
-    assert "[I_J, I_J_K, I_J_L]" in sch.func.script()
+def check_sums(sch: Any) -> None:
+    """A schedule of `SUMS` on a tensor with an empty row, and a fiber without elements."""
     args = {
         "a": np.arange(1, 7, dtype="float32"), "y": np.full(3, np.nan, "float32"),
         "j_ptr": [0, 2, 2, 3], "j_idx": [0, 2, 1], "k_ptr": [0, 2, 2, 3], "k_idx": [0, 1, 1],
@@ -75,6 +74,42 @@ def test_axes_of_several_levels_follow() -> None:
         args["y"][:] = np.nan
         run({**args, **sizes})
         assert args["y"].tolist() == [1 + 2 + 3, 0, 4 + 5 + 6]
+
+
+def test_axes_of_several_levels_follow() -> None:
+    sch = of_fibers(sparsetir.from_source(SUMS), "sums")
+    assert "[I_J, I_J_K, I_J_L]" in sch.func.script()
+    check_sums(sch)
+
+
+def below_fibers(**options: Any) -> Any:
+    """The schedule of `SUMS` after positions of its last two loops."""
+    sch = sparsetir.Schedule(sparsetir.from_source(SUMS))
+    it = sch.get_sparse_iteration("sums")
+    sch.positions(sch.sparse_fuse(it, sch.get_sp_iters(it)[2:]), **options)
+    return sch
+
+
+def test_levels_below_a_visited_one() -> None:
+    """Rows of what all levels below them store, without a loop for each fiber."""
+    sch = below_fibers()
+    text = sch.func.script()
+    assert tvm_ffi.structural_equal(sparsetir.from_source(text), sch.func)
+    assert "K_L = T.dense_variable(J, (nnz_l, nnz_l), K_L_ptr" in text
+    assert "Y[i, j] = Y[i, j] + A[i, j, kl]" in text
+    check_sums(sch)
+
+
+def test_refused_below_a_visited_level() -> None:
+    with pytest.raises(ScheduleError, match="argument 'parts': expected None below 'J'"):
+        below_fibers(parts=2)
+    with pytest.raises(ScheduleError, match="argument 'rows': expected \"table\" below 'J'"):
+        below_fibers(rows="search")
+    sch = sparsetir.Schedule(sparsetir.from_source(SUMS))
+    it = sch.get_sparse_iteration("sums")
+    _, j, k, _ = sch.get_sp_iters(it)
+    with pytest.raises(ScheduleError, match="expected axes of one kind, .* got 'SR' for 'J_K'"):
+        sch.positions(sch.sparse_fuse(it, [j, k]))
 
 
 def test_refused() -> None:

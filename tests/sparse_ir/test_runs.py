@@ -69,6 +69,24 @@ def test_on_a_cpu(rows: str, size: int | None) -> None:
     check(run, idtype)
 
 
+@pytest.mark.parametrize("tail", ["guard", "repeat", "shift"])
+@pytest.mark.parametrize("rows", ["table", "search"])
+def test_visits_that_go_in_strides(rows: str, tail: str) -> None:
+    """Each of four lanes has every fourth element, and a run ends before the lane's row does."""
+    idtype = "int32"
+    for case in ("dense_row", "small"):
+        sch, it, p, k = fused(rows, idtype)
+        outer, lane = sch.split(p, [None, 4], tail=tail)
+        tiles, column = sch.split(k, [None, 2])
+        sch.sparse_reorder(it, [tiles, outer, lane, column])
+        sch.runs(outer)
+        program = PROGRAMS["spmm"]
+        args = program.inputs(np.random.default_rng(0), case, "float32", idtype)
+        expected = program.oracle(args)["c"]
+        sparsetir.interpret(sch.func, args)
+        np.testing.assert_allclose(args["c"], expected, rtol=1e-5, atol=1e-5)
+
+
 WAYS = [("table", "repeat", "int64"), ("search", "guard", "int32"), ("blocks", "repeat", "int32")]
 MORE = [("table", "guard", "int32"), ("search", "repeat", "int64"), ("blocks", "guard", "int64")]
 

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
-from programs import PROGRAMS, tolerance
+from programs import PROGRAMS, copied, tolerance
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir import slice_recipes as recipes
 from sparsetir.sparse_ir.nodes import sparse_iterations
@@ -38,10 +38,6 @@ def test_the_result_stays(name):
         for output in program.outputs:
             for got in others:
                 np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
-
-
-def copied(arguments):
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
 
 
 def test_rows_are_sorted_in_windows():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import sparsetir
 from positions_common import positive
-from programs import PROGRAMS, tolerance
+from programs import PROGRAMS, copied, tolerance
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir import pattern_recipes as recipes
 from sparsetir.sparse_ir.assumptions import accessed_inside
@@ -45,7 +45,7 @@ def test_the_result_stays(name: str, size: int, by: str, idtype: str) -> None:
     program = PROGRAMS[name]
     for case in program.cases:
         want = program.inputs(np.random.default_rng(1), case, "float32", idtype)
-        others = [_copied(want), _copied(want)]
+        others = [copied(want), copied(want)]
         sparsetir.interpret(func, want)
         sparsetir.interpret(sch.func, others[0])
         kernel(**others[1])
@@ -73,10 +73,6 @@ def test_what_is_added_is_under_the_pattern_s_condition() -> None:
         _, _, write = sch.precompute("C", patterns, [rows, k])
         text = sch.func.script().split(f'"{write.name}"')[1]
         assert mine in text.split("C[")[0]
-
-
-def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
 
 
 @settings(max_examples=60, deadline=None)

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import sparsetir
 from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
-from programs import PROGRAMS, tolerance
+from programs import PROGRAMS, copied, tolerance
 from random_schedules import schedule_at_random
 from sparsetir.sparse_ir.schedule.precompute import SCOPES
 from sparsetir.sparse_ir.verify import verify
@@ -31,10 +31,6 @@ COMMON = {
 }
 TYPES = (("float32", "int32"), ("float32", "int64"), ("float16", "int32"), ("float64", "int64"))
 GPU = {"kind": "cuda", "arch": "sm_90"}
-
-
-def _copy(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
 
 
 class Case:
@@ -52,7 +48,7 @@ class Case:
         self.func = func = self.program.make(self.dtype, idtype)
         rng = np.random.default_rng(len(name))
         self.arguments = self.program.inputs(rng, case, self.dtype, idtype)
-        self.expected = _copy(self.arguments)
+        self.expected = copied(self.arguments)
         sparsetir.interpret(func, self.expected)
         finite = case != "nonfinite"
         self.sch = schedule_at_random(
@@ -61,7 +57,7 @@ class Case:
 
     def check(self, run: Callable[..., Any]) -> None:
         """What `run` writes is what the interpreter wrote."""
-        arguments = _copy(self.arguments)
+        arguments = copied(self.arguments)
         run(arguments)
         for output in self.program.outputs:
             np.testing.assert_allclose(

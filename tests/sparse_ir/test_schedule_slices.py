@@ -12,12 +12,13 @@ import tvm_ffi
 import sparsetir
 from pairs import by_turns
 from positions_common import positive, relations, scaled, twice
-from programs import PROGRAMS, tolerance
+from programs import PROGRAMS, copied, tolerance
 from schedule_common import opened, program
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir import slice_recipes as recipes
-from sparsetir.sparse_ir.computed import compute, of_values, packed
+from sparsetir.sparse_ir.computed import compute, of_values
 from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.recipes import packed
 
 RNG = np.random.default_rng(0)
 # Test programs of one iteration, whose first loops are over rows and what they store.
@@ -69,15 +70,11 @@ def _check(name: str, func: Any, run: Any) -> None:
     program = PROGRAMS[name]
     for case in program.cases:
         given = program.inputs(np.random.default_rng(1), case, "float32", "int32")
-        want, got = _copied(given), _copied(given)
+        want, got = copied(given), copied(given)
         sparsetir.interpret(func, want)
         run(got)
         for output in program.outputs:
             np.testing.assert_allclose(got[output], want[output], **tolerance("float32"))
-
-
-def _copied(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {k: v.copy() if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
 
 
 @pytest.mark.parametrize("longest", [6, 256])

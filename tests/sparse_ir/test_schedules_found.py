@@ -15,7 +15,7 @@ from cuda_stages import CudaStages
 from programs import PROGRAMS
 from schedule_common import opened, program
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
-from sparsetir.schedules.passes.tail_hints import sound_tail_hints
+from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 
 ON_GPU: dict[str, tuple[str, str, Callable[..., Any]]] = {}
 

@@ -18,6 +18,7 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     make_func,
 )
+from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.loops import replaced
 from sparsetir.sparse_ir.script import from_source
 from sparsetir.sparse_ir.verify import verify
@@ -314,6 +315,40 @@ def test_what_changed_beside_a_replaced_iteration_is_looked_at_again():
     replaced("somebody", func, one, one)
     with pytest.raises(ScheduleError, match="somebody: .*sp_iter 'two'"):
         replaced("somebody", func, one, one, trusted=False)
+
+
+def test_what_is_nested_beside_a_replaced_iteration_is_known():
+    """And what is around it, or in it, is not."""
+    bad = '    with T.sp_iter([L], "S", "bad") as [l]:\n        T.evaluate(0)\n'
+    good = '    with T.sp_iter([K], "S", "good") as [k]:\n        T.evaluate(0)\n'
+    text = source(f'with T.sp_iter([I], "S", "outer") as [i]:\n{good}{bad}')
+    func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
+    outer = func.body
+    one, two = outer.body.seq
+    replaced("somebody", func, one, one)
+    for changed in (outer, two):
+        with pytest.raises(ScheduleError, match="somebody: .*expected axis 'J', its parent"):
+            replaced("somebody", func, changed, changed)
+
+
+def test_declarations_that_are_known_are_not_looked_at_again():
+    func = from_source(source("T.evaluate(0)"))
+    (m,) = (p for p in func.params if p.name == "m")
+    axis = Axis(name="Z", kind="dense_fixed", length=m, idtype="int16")
+    more = func.replace(axes=[*func.axes, axis])
+    verify(more, before=more)
+    with pytest.raises(IllFormedError, match="axis 'Z': expected idtype"):
+        verify(more, before=func)
+
+
+def test_a_schedule_verifies_its_function_before_the_first_primitive():
+    body = 'with T.sp_iter([I], "S", "one") as [i]:\n    T.evaluate(0)\n'
+    text = source(body + body.replace("I]", "J]").replace("one", "two"))
+    func = from_source(text.replace("@T.prim_func", "@T.prim_func(check_well_formed=False)"))
+    sch = Schedule(func)
+    (i,) = sch.get_sp_iters(sch.get_sparse_iteration("one"))
+    with pytest.raises(IllFormedError, match="sp_iter 'two'"):
+        sch.split(i, [None, 4])
 
 
 def test_decorated_function_names_this_file():

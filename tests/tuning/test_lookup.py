@@ -141,7 +141,7 @@ def test_a_damaged_file_costs_a_warning(records, tmp_path, monkeypatch):
     other = Records(tmp_path / "other.sqlite")
     other.path.mkdir()
     monkeypatch.setenv("SPARSETIR_RECORDS", str(other.path))
-    with pytest.warns(RuntimeWarning, match="other.sqlite: it cannot be opened"):
+    with pytest.warns(RuntimeWarning, match="other.sqlite: expected a file"):
         assert make().chosen_by == "default"
 
 

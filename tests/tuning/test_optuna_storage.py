@@ -16,10 +16,17 @@ pytestmark = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def quiet():
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    yield
+    optuna.logging.set_verbosity(before)
+
+
 @pytest.fixture
 def study(tmp_path):
     """With a heartbeat, and any number of retries; `study.age()` makes all heartbeats old."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     url = f"sqlite:///{tmp_path / 'trials.db'}"
     retry = RetryHeartbeatStaleTrialCallback()
     storage = RDBStorage(url, heartbeat_interval=1, heartbeat_stale_trial_callback=retry)
@@ -87,7 +94,6 @@ def test_a_late_heartbeat_has_a_trial_measured_twice(study):
 
 def test_a_config_is_given_to_two_processes(tmp_path):
     """Nothing refuses a config that another is measuring, not even where all are counted out."""
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
     choices = {"tile": [8, 16]}
     url = f"sqlite:///{tmp_path / 'trials.db'}"
     optuna.create_study(storage=url, study_name="one")

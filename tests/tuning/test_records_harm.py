@@ -82,7 +82,7 @@ def test_damaged_tables(records, change, message):
 def test_a_folder_for_a_file(records):
     records.path.mkdir(parents=True)
     for call in (records.all, lambda: records.add(RECORD)):
-        with pytest.raises(RecordError, match="check the permissions"):
+        with pytest.raises(RecordError, match="expected a file, which it is not"):
             call()
 
 

@@ -186,7 +186,7 @@ def test_page(tmp_path):
         "spmm on a<b> (60 x 50, 300 elements)", "2.00x speed of the fastest library, MKL",
         "disk <full>", "Best configs",
         "RowBlocks tile=64 pack parts=2", "torch missing: No module named 'torch'",
-        "best so far", "given up as slow", "RowBlocks.tile", "60 x 50: 300 elements",
+        "best so far", "given up as slow", "RowBlocks.tile", "a<b>, 60 x 50: 300 elements",
         tuned_fake.MESSAGE, "killed by SIGSEGV", "show 14", "target",
     ):  # fmt: skip
         assert expected in words
@@ -198,8 +198,8 @@ def test_page(tmp_path):
 def test_page_shows_the_format(tmp_path):
     trials = [t for t in tuned_fake.trials() if t.config == Decomposed(Hyb(1, 3))]
     task = tuned_fake.task(given=tuned_fake.matrix(20, 30))
-    words, _ = written(tmp_path, tuned_fake.tuned(trials, of=task))
-    assert "hyb_1_3: matrix, 20 x 30" in words and "storage" in words
+    words, _ = written(tmp_path, tuned_fake.tuned(trials, of=task), graph=r"$\cora$")
+    assert r"$\cora$ as hyb_1_3, 20 x 30" in words and "storage" in words
 
 
 def test_pages_of_nothing(tmp_path):

@@ -6,6 +6,7 @@ what it needs when it runs.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import sys
@@ -15,6 +16,7 @@ from importlib import import_module
 
 from sparsetir._versions import VERSION
 from sparsetir.cli.arguments import Parser, UsageError, add_command
+from sparsetir.file_errors import printable
 
 __all__ = ["main", "parser"]
 
@@ -61,7 +63,37 @@ def parser(words: Sequence[str] = ()) -> Parser:
 
 def main(words: list[str] | None = None) -> int:
     """Run the command line; the exit code."""
-    words = sys.argv[1:] if words is None else words
+    _open_streams()
+    try:
+        try:
+            return _run(sys.argv[1:] if words is None else words)
+        finally:
+            sys.stdout.flush()  # what fails here would be told of when Python has ended
+    except BrokenPipeError:
+        # Who read our output, such as `head`, has enough; nothing more can be flushed to it.
+        _drop_output()
+        return OK
+    except OSError as error:
+        _drop_output()
+        print(f"sparsetir: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return FAILED
+
+
+def _open_streams() -> None:
+    """Streams that are closed lead nowhere; others take all characters, if need be in codes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _drop_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(words: list[str]) -> int:
     if not words:
         parser().print_help()
         return OK
@@ -76,11 +108,9 @@ def main(words: list[str] | None = None) -> int:
         print(f"{who}: interrupted", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        # Who read our output, such as `head`, has enough; nothing more can be flushed to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        raise
     except UsageError as error:
-        print(f"{error.prog or who}: {error}", file=sys.stderr)
+        print(f"{error.prog or who}: {printable(str(error))}", file=sys.stderr)
         return USAGE
     except Exception as error:
         if debug:
@@ -114,7 +144,8 @@ def _refused(error: Exception) -> bool:
 
 def _line(error: Exception) -> str:
     """What went wrong, in one line."""
-    text = NAMES.sub("", (str(error).strip() or type(error).__name__).splitlines()[0])
+    first = (str(error).strip() or type(error).__name__).splitlines()[0]
+    text = NAMES.sub("", printable(first))
     if isinstance(error, UNEXPECTED) and not _refused(error):
         return f"{type(error).__name__}: {text} (--debug shows where)"
     return text

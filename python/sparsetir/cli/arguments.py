@@ -7,10 +7,11 @@ import json
 import re
 import sys
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sparsetir.vocabulary import DTYPES, OPS, REDUCTION_NAMES
+from sparsetir.vocabulary import DTYPES, OPS, REDUCTION_NAMES, SOFTMAX
 
 __all__ = [
     "DTYPES",
@@ -34,7 +35,8 @@ __all__ = [
 ]
 
 REDUCTIONS = tuple(REDUCTION_NAMES)
-TUNED = (*OPS, "rgms")
+TUNED = (*OPS, *SOFTMAX, "attention", "rgms")
+MOST = 2**31 - 1
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -60,7 +62,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Called by argparse."""
-        raise UsageError(message, self.prog)
+        raise UsageError(message + _meant(message), self.prog)
+
+
+def _meant(message: str) -> str:
+    """The choice that is nearest to one that there is not."""
+    found = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message, re.DOTALL)
+    if found is None:
+        return ""
+    near = get_close_matches(found[1], re.findall(r"[^\s',]+", found[2]), 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def add_command(commands: Any, module: Any, name: str, title: str) -> Parser:
@@ -96,17 +107,18 @@ def relations(text: str, argument: str = "--graph") -> tuple[str, Any]:
         raise UsageError(f"argument {argument}: {error}") from error
 
 
-def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
-    """Numbers from `least` on."""
+def at_least(least: float, kind: type = int, most: float = MOST) -> Callable[[str], Any]:
+    """Numbers from `least` to `most`, which is larger than anybody means."""
 
     def convert(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             value = None
-        if value is None or not least <= value < float("inf"):
+        if value is None or not least <= value <= most:
             what = "an integer" if kind is int else "a number"
-            raise argparse.ArgumentTypeError(f"expected {what} from {least} on, got {text!r}")
+            span = f"to {most:,}" if value is not None and value > most else "on"
+            raise argparse.ArgumentTypeError(f"expected {what} from {least} {span}, got {text!r}")
         return value
 
     return convert
@@ -115,10 +127,10 @@ def at_least(least: float, kind: type = int) -> Callable[[str], Any]:
 def size(text: str) -> int:
     """Bytes: `512M`, `4G`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    value = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
-    if value < 1:
+    value = float(found[1]) * UNITS[found[2].upper()] if found else 0
+    if not 1 <= value < 2**63:
         raise argparse.ArgumentTypeError(f"expected bytes, as 512M or 4G, got {text!r}")
-    return value
+    return int(value)
 
 
 def target(text: str) -> Any:
@@ -189,8 +201,9 @@ def _value(who: str, name: str, text: str) -> Any:
 def _object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise argparse.ArgumentTypeError(f"expected JSON, got {text!r}: {error}") from error
+    except (ValueError, RecursionError) as error:
+        shown = text if len(text) < 200 else f"{text[:200]}..."
+        raise argparse.ArgumentTypeError(f"expected JSON, got {shown!r}: {error}") from error
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError(f"expected a JSON object, got {text!r}")
     return value

@@ -53,7 +53,9 @@ def add(out: Parser) -> None:
     of_op.add_argument("--feat", type=arguments.at_least(1), help="features (default: 32)")
     of_op.add_argument("--dtype", choices=DTYPES, help="default: that of the graph")
     of_op.add_argument("--reduce", choices=REDUCTIONS, default="sum")
-    of_op.add_argument("--threads", type=arguments.at_least(1), help="of the CPU (default: all)")
+    of_op.add_argument(
+        "--threads", type=arguments.at_least(1, most=2**16), help="of the CPU (default: all)"
+    )
     of_op.add_argument("--config", type=arguments.config, metavar="JSON", help="of a template")
     of_op.add_argument(
         "--template", nargs="?", const="", metavar="NAME",

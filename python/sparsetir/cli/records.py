@@ -10,6 +10,7 @@ from typing import Any
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError
 from sparsetir.cli.text import fitted, many
+from sparsetir.file_errors import printable
 
 __all__ = ["add", "run"]
 
@@ -33,7 +34,7 @@ def add(out: Parser) -> None:
     common.add_argument("--json", action="store_true", help="print one JSON document")
     common.add_argument("--debug", action="store_true", help=argparse.SUPPRESS)
     chosen = arguments.Parser(add_help=False)
-    chosen.add_argument("--op", choices=arguments.TUNED)
+    chosen.add_argument("--op", metavar="NAME", help="as in the list")
     chosen.add_argument("--graph", metavar="NAME", help="as in the list")
     chosen.add_argument("--feat", type=arguments.at_least(1))
     parents = [common, chosen]
@@ -91,11 +92,12 @@ def _list(args: argparse.Namespace, records: Any) -> int:
         key, default = record.key, record.default_seconds
         gain = "-" if not default else f"{default / record.seconds:.2f}"
         threads = str(key.threads) if key.threads else "GPU"
-        rows.append([
+        cells = [
             key.op, record.graph or key.fingerprint[:8], str(key.feat), key.dtype, key.reduce,
             threads, micros(record.seconds), gain, str(record.trials), record.date[:10],
-        ])  # fmt: skip
-        configs.append(_words(record.config))
+        ]  # fmt: skip
+        rows.append([printable(cell) for cell in cells])  # of a file that others may have written
+        configs.append(printable(_words(record.config)))
     if best:
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         for row, config in zip(rows, configs, strict=True):

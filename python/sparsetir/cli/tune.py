@@ -13,15 +13,20 @@ from typing import Any
 from sparsetir.cli import arguments
 from sparsetir.cli.arguments import DTYPES, REDUCTIONS, TUNED, Failed, Parser, UsageError, at_least
 from sparsetir.cli.functions import function_of, is_file, schedule_of
+from sparsetir.vocabulary import SOFTMAX, is_message
 
 __all__ = ["add", "report_path", "run"]
 
 INTERRUPTED = 130
+MOST_SECONDS = 10**8
 
 EPILOG = """\
 A graph is cora, an .npz file (file.npz:layer for one of several matrices), .mtx, an edge list
 (.txt, .csv, .tsv, .el), or a folder of PyG or DGL; ":T" behind it transposes. For rgms it is an
 .npz file with relations: num_nodes, src, dst and etype.
+
+Messages and their reduction have DGL's names: u_add_e_max, copy_u_mean, u_mul_e_sum and so on, also
+with "add", "amax" and "amin" for the reduction; u_dot_v is sddmm.
 
 Each feature size is a search of its own. Results are kept (`sparsetir records list`), and plans of
 the same operator and pattern use them by themselves; a search that was stopped goes on where it
@@ -39,6 +44,8 @@ examples:
   sparsetir tune spmm --graph weights.npz:conv1 --target '{"kind": "cuda", "arch": "sm_90"}'
   sparsetir tune spmm --graph ~/data/Cora --json > tuned.json
   sparsetir tune rgms --graph aifb.npz --feat 16 --feat-in 32 --unweighted
+  sparsetir tune attention --graph cora --feat 64 --heads 8
+  sparsetir tune u_add_e_max --graph cora --feat 32 --edge-feat 32
   sparsetir tune program.py:two_hop --arg x=x.npy --arg indptr=a.npz --arg indices=a.npz
   sparsetir tune program.py --arg a=a.npz:data --schedule fast.py:apply --space '{"tile": [1, 2]}'
 """
@@ -46,7 +53,9 @@ examples:
 
 def add(out: Parser) -> None:
     """Add the arguments."""
-    out.add_argument("op", metavar="OP|FILE", help=f"{', '.join(TUNED)}, or file.py[:function]")
+    out.add_argument(
+        "op", metavar="OP|FILE", help=f"{', '.join(TUNED)}, a message, or file.py[:function]"
+    )
     of_op = out.add_argument_group("of an operator")
     of_op.add_argument("--graph", help="see below")
     of_op.add_argument(
@@ -56,8 +65,13 @@ def add(out: Parser) -> None:
     of_op.add_argument("--reduce", choices=REDUCTIONS, help="default: sum")
     of_op.add_argument("--heads", type=at_least(1), help="how many matrices share the pattern")
     of_op.add_argument(
-        "--feat-in", type=at_least(1), metavar="N", help="of rgms: features of X (default: as of Y)"
-    )
+        "--feat-in", type=at_least(1), metavar="N",
+        help="of rgms and attention: features of X, of queries and keys (default: as --feat)",
+    )  # fmt: skip
+    of_op.add_argument(
+        "--edge-feat", type=at_least(1), metavar="N",
+        help="of messages: features of each edge, 1 or as --feat (default: values of the graph)",
+    )  # fmt: skip
     of_op.add_argument(
         "--unweighted", action="store_true", default=None, help="of rgms: all values are one"
     )
@@ -72,10 +86,12 @@ def add(out: Parser) -> None:
     out.add_argument(
         "--target", type=arguments.target, default="cpu", help="cpu (default), cuda or JSON"
     )
-    out.add_argument("--threads", type=at_least(1), help="of the CPU (default: all)")
+    out.add_argument("--threads", type=at_least(1, most=2**16), help="of the CPU (default: all)")
     search = out.add_argument_group("search")
     search.add_argument("--trials", type=at_least(1), default=64, help="default: 64")
-    search.add_argument("--seconds", type=at_least(0.001, float), help="stop after this time")
+    search.add_argument(
+        "--seconds", type=at_least(0.001, float, MOST_SECONDS), help="stop after this time"
+    )
     search.add_argument(
         "--sampler", choices=("auto", "tpe", "random", "exhaustive"), default="auto",
         help="auto: exhaustive where there are no more configs than trials, else tpe",
@@ -89,7 +105,7 @@ def add(out: Parser) -> None:
     )
     measuring = out.add_argument_group("measuring")
     measuring.add_argument(
-        "--time-limit", type=at_least(0.001, float), default=60.0, metavar="SECONDS",
+        "--time-limit", type=at_least(0.001, float, MOST_SECONDS), default=60.0, metavar="SECONDS",
         help="of each config (default: 60)",
     )  # fmt: skip
     measuring.add_argument(
@@ -118,28 +134,18 @@ def add(out: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; its exit code."""
-    from sparsetir.schedules.operators.operands import OPERATORS
     from sparsetir.tuning.records import Records
 
     if is_file(args.op):
         return run_program(args)
-    if args.op not in TUNED:
-        raise UsageError(
-            f"argument OP|FILE: expected {', '.join(TUNED)} or a .py file, got {args.op!r}"
-        )
+    _check_operator(args)
     if args.graph is None:
         raise UsageError(f"argument --graph: expected one, for {args.op}")
-    for name in ("arg", "schedule", "space"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"argument --{name}: expected none for an operator")
-    related = args.op not in OPERATORS
-    for name in () if related else ("feat_in", "unweighted"):
-        if getattr(args, name) is not None:
-            raise UsageError(f"argument --{name.replace('_', '-')}: expected none for {args.op}")
     _check_device(args)
-    feats = args.feat or [32 if related or not OPERATORS[args.op].vectors else 1]
+    feats = args.feat or [None if args.op in (*SOFTMAX, "spmv") else 32]
     if len(set(feats)) != len(feats):
         raise UsageError("argument --feat: expected each size once")
+    related = args.op == "rgms"
     name, matrix = (arguments.relations if related else arguments.graph)(args.graph)
     where = None if args.records == "" else Records(args.records).path
     runs, codes = [], [0]
@@ -155,6 +161,26 @@ def run(args: argparse.Namespace) -> int:
         kept = None if where is None else str(where)
         arguments.print_json({"op": args.op, "graph": name, "records": kept, "runs": runs})
     return max(codes)
+
+
+def _check_operator(args: argparse.Namespace) -> None:
+    """Raise for what is no operator, and for options that are not for it."""
+    op, messages = args.op, is_message(args.op)
+    if not messages and op not in (*TUNED, "u_dot_v"):
+        raise UsageError(
+            f"argument OP|FILE: expected {', '.join(TUNED)}, a message such as u_add_e_max or "
+            f"copy_u_mean, u_dot_v, or a .py file, got {op!r}"
+        )
+    for name in ("arg", "schedule", "space"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"argument --{name}: expected none for an operator")
+    there = {
+        "feat_in": op in ("rgms", "attention"), "unweighted": op == "rgms", "edge_feat": messages,
+        "feat": op not in SOFTMAX,
+    }  # fmt: skip
+    for name, taken in there.items():
+        if getattr(args, name) is not None and not taken:
+            raise UsageError(f"argument --{name.replace('_', '-')}: expected none for {op}")
 
 
 def _check_device(args: argparse.Namespace) -> None:
@@ -196,8 +222,8 @@ def run_program(args: argparse.Namespace) -> int:
     from sparsetir.tuning.records import Records
     from sparsetir.tuning.search import tune
 
-    names = "graph", "feat", "feat_in", "unweighted", "dtype", "reduce", "heads", "remote"
-    for name in (*names, "modules"):
+    names = "graph", "feat", "feat_in", "edge_feat", "unweighted", "dtype", "reduce", "heads"
+    for name in (*names, "remote", "modules"):
         if getattr(args, name):
             option = name.replace("_", "-")
             raise UsageError(f"argument --{option}: expected none for a function in a file")
@@ -224,15 +250,15 @@ def run_program(args: argparse.Namespace) -> int:
 
 
 def _search(
-    args: argparse.Namespace, name: str, matrix: Any, feat: int, where: Path | None
+    args: argparse.Namespace, name: str, matrix: Any, feat: int | None, where: Path | None
 ) -> tuple[dict[str, Any], int]:
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
-    from sparsetir.schedules.operators.operands import OPERATORS
     from sparsetir.tuning.progress import Bar
-    from sparsetir.tuning.search import tune
+    from sparsetir.tuning.search import Tuned, tune
 
     if args.modules:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it
+    title = args.op if feat is None else f"{args.op} {feat}"
     tuned = tune(
         args.op, matrix, feat, dtype=args.dtype, reduce=args.reduce or "sum",
         heads=args.heads, target=args.target, threads=args.threads, trials=args.trials,
@@ -241,15 +267,15 @@ def _search(
         storage=args.storage, time_limit=args.time_limit, memory_limit=args.memory_limit,
         transfer=not args.no_transfer, graph=name, remote=args.remote,
         modules=args.modules, feat_in=args.feat_in, weighted=not args.unweighted,
-        progress=Bar(f"{args.op} {feat}", seconds=args.seconds),
+        edge_feat=args.edge_feat, progress=Bar(title, seconds=args.seconds),
     )  # fmt: skip
     ran = any(t.outcome.state == "ok" for t in tuned.trials)
     comparison, stopped = None, tuned.interrupted
-    vendor = not args.no_vendor and args.remote is None and args.op in OPERATORS
+    vendor = not args.no_vendor and args.remote is None and isinstance(tuned, Tuned)
     if ran and not stopped and vendor:
         comparison, stopped = _compare(tuned)
     several = len(args.feat or [feat]) > 1
-    path = report_path(args.report, args.op, name, feat, several)
+    path = report_path(args.report, args.op, name, feat or 1, several)
     return _tell(args, tuned, comparison, stopped, name, where, path)
 
 

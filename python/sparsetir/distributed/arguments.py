@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from sparsetir.arrays import dtype_name
 from sparsetir.distributed.collectives import together
@@ -15,20 +17,36 @@ from sparsetir.ops.checks import check_tensor
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = ["cast", "check_rows", "check_values", "compared", "likeness"]
+__all__ = ["cast", "check_rows", "check_values", "compared", "likeness", "untraced"]
 
+P = ParamSpec("P")
+T = TypeVar("T")
 # So many of the first calls on a graph are compared among processes, so that a wrong argument of
-# one of them is an error of all. Later calls are like these, as a rule.
+# one of them is an error of all. Later calls are like these, as a rule; those that are not, too.
 COMPARED_CALLS = 16
 
 
+def untraced(call: Callable[P, T]) -> Callable[P, T]:
+    """The same function, which torch.compile leaves as it is, between the graphs that it makes."""
+    apart = _disable_dynamo(call)  # which imports what it takes when it is called
+
+    @wraps(call)
+    def either(*args: P.args, **options: P.kwargs) -> T:
+        return (apart if torch.compiler.is_compiling() else call)(*args, **options)
+
+    return either
+
+
 def compared(graph: DistGraph, who: str, check: Callable[[], Any]) -> None:
-    """Look at arguments; those of the first calls on all processes together."""
+    """Look at arguments; those of the first calls, and new ones, on all processes together."""
     if graph.compared < COMPARED_CALLS:
         graph.compared += 1
-        together(graph.group, who, lambda: (who, check()))
-    else:
-        check()
+        graph.seen.add(together(graph.group, who, lambda: (who, check())))
+        return
+    said = who, check()
+    if said not in graph.seen:
+        together(graph.group, who, lambda: said)
+        graph.seen.add(said)
 
 
 def likeness(x: Tensor | None, rows: int = -2) -> tuple[Any, ...]:

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from sparsetir.arrays import dtype_name
-from sparsetir.distributed.arguments import cast, compared
-from sparsetir.distributed.parts import rows_first, sampled, split, times, transposed
+from sparsetir.distributed.arguments import cast, compared, untraced
+from sparsetir.distributed.parts import add_times, rows_first, sampled, split, times, transposed
 from sparsetir.ops import messages_library
 from sparsetir.ops.checks import check_tensor
 
@@ -23,18 +23,37 @@ if TYPE_CHECKING:
 __all__ = ["attention"]
 
 
+@untraced
 def attention(
     graph: DistGraph, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None
 ) -> Tensor:
     """Out[i] = sum over edges (j, i) of softmax(scale * q[i] . k[j]) * v[j]; collective.
 
-    q, k : (own, feat) or (own, heads, feat)
-    v : (own, width) or (own, heads, width)
-    scale : by default 1 / sqrt(feat)
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    q, k : (own, feat) or (own, heads, feat) Tensor
+        Queries of targets and keys of sources, of own nodes.
+    v : (own, width) or (own, heads, width) Tensor
+        Values of sources.
+    scale : float, optional
+        By default 1 / sqrt(feat).
 
-    Gives (own, width) or (own, heads, width); a node without edges gives zeros. k and v come in one
-    message; weights of edges, (heads, nnz), are kept for the backward pass. 16-bit operands are
-    multiplied in float32. Differentiable once. Raises as :func:`spmm`.
+    Returns
+    -------
+    (own, width) or (own, heads, width) Tensor
+        A node without edges gives zeros. Differentiable once.
+
+    Raises
+    ------
+    TypeError, ValueError, DistributedError
+        As :func:`spmm`.
+
+    Notes
+    -----
+    k and v come in one message; weights of edges, (heads, nnz), are kept for the backward pass.
+    16-bit operands are multiplied in float32.
     """
 
     def check() -> Any:
@@ -89,8 +108,7 @@ class _Attention(torch.autograd.Function):
             weights = messages_library.segment_softmax(rowptr, col, scores[..., None], n)[..., 0]
             inner, outer = split(graph, weights)
             out = times(graph.local, inner, V, len(Q))
-            if graph.halo:
-                out += times(graph.remote, outer, V2, len(Q))
+            add_times(graph.remote_blocks, outer, V2, len(Q), out)
         ctx.graph, ctx.scale, ctx.dtype = graph, scale, q.dtype
         ctx.save_for_backward(Q, K, V, K2, V2, weights)
         return out.transpose(0, 1).to(q.dtype)
@@ -121,8 +139,7 @@ class _Attention(torch.autograd.Function):
         returning = graph.exchange.begin_back("attention", back, graph.exchange_dtype)
         with record_function("sparsetir: local product"):
             of_q = times(graph.local, s1, K, heads)
-            if graph.halo:
-                of_q += times(graph.remote, s2, K2, heads)
+            add_times(graph.remote_blocks, s2, K2, heads, of_q)
             of_kv = [
                 transposed(graph.local, s1, Q, heads),
                 transposed(graph.local, w1, grad, heads),

@@ -11,8 +11,6 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from sparsetir.distributed.collectives import as_bytes, in_time, split_sizes, swap, total
-from sparsetir.ops import library
-from sparsetir.ops.structure import structure_of_edges
 
 __all__ = ["Arriving", "Exchange", "Returning"]
 
@@ -29,6 +27,11 @@ class Exchange:
     bytes_sent : to other processes so far, but for what the engine adds
     """
 
+    group: Any
+    own: int
+    halo: int
+    bytes_sent: int
+
     def __init__(
         self, group: Any, who: str, own: int, start: int, halo: Tensor, owners: Tensor
     ) -> None:
@@ -41,15 +44,12 @@ class Exchange:
         count = dist.get_world_size(group)
         self.group, self.own, self.halo = group, own, len(halo)
         self.receive: list[int] = torch.bincount(owners, minlength=count).tolist()
-        self.send = split_sizes(group, who, self.receive, halo.device)
+        self.send: list[int] = split_sizes(group, who, self.receive, halo.device)
         asked, _ = swap(group, who, halo, self.receive, self.send)
-        self.sent = asked - start
+        self.sent: Tensor = asked - start
         self.bytes_sent = 0
         rows = total(group, who, torch.tensor([self.halo], device=halo.device))
         self._any = bool(int(rows))  # else no process sends anything, nor begins to
-        # Sums of what comes back: (columns, rows), of a matrix that has a row for each own row.
-        places = torch.arange(len(self.sent), device=halo.device)
-        self._returned = torch.stack([places, self.sent])
 
     def begin(self, who: str, x: Tensor, dtype: torch.dtype | None, out: Tensor) -> Arriving:
         """Send own rows to those who need them.
@@ -90,14 +90,24 @@ class Exchange:
                 work.wait()
 
     def add_returned(self, rows: Tensor, to: Tensor) -> None:
-        """Add (len(sent), ...) rows to the own rows that they are of, (own, ...), in place."""
-        if not len(rows) or not rows.shape[1:].numel():
+        """Add (len(sent), ...) rows to the own rows that they are of, (own, ...), in place.
+
+        Sums are in one order, and those of 16-bit numbers in float32.
+        """
+        if to.dtype.itemsize == 2:
+            wide = to.float()
+            self.add_returned(rows, wide)
+            to.copy_(wide)
             return
-        # The kernel's sums are in one order, and threads share the work.
-        flat = rows.flatten(1) if rows.dim() > 1 else rows[:, None]
-        pattern = structure_of_edges(self._returned, self.own, len(rows))
-        summed = library.spmm_kernel(pattern.rowptr, self._returned, None, flat.to(to.dtype), "sum")
-        to += summed.view_as(to)
+        # Heads one by one where each has memory of its own, as torch then adds whole rows.
+        each = [to] if to.is_contiguous() else list(to.unbind(1))
+        given = [rows] if to.is_contiguous() else rows.unbind(1)
+        # Threads of a GPU add in any order, but for the rows of one process, which differ.
+        sizes = self.send if to.is_cuda else [len(self.sent)]
+        for into, some in zip(each, given, strict=True):
+            parts = zip(self.sent.split(sizes), some.split(sizes), strict=True)
+            for places, part in parts:
+                into.index_add_(0, places, part.to(to.dtype).contiguous())
 
 
 class Arriving:

@@ -14,7 +14,14 @@ import numpy as np
 from numpy.lib import format as npy
 
 from sparsetir.datasets import SHIPPED
-from sparsetir.file_errors import UNREADABLE, why
+from sparsetir.file_errors import (
+    UNREADABLE,
+    as_path,
+    check_lengths,
+    check_npz,
+    need_room,
+    why,
+)
 from sparsetir.graph_edges import (
     EDGE_LISTS,
     GraphError,
@@ -23,6 +30,7 @@ from sparsetir.graph_edges import (
     two_lengths,
     what_is_said,
 )
+from sparsetir.matrix_market import ELEMENT_BYTES
 
 __all__ = ["Share", "read_share"]
 
@@ -54,7 +62,7 @@ def read_share(source: str | Path, part: int, parts: int) -> Share:
     Memory for the part alone is taken, also of an .npz file that is compressed, which is unpacked
     up to the part's end. Raises GraphError that names the file.
     """
-    text = str(source)
+    text = str(as_path("DistGraph.from_file", "path", source))
     plain, transposed = (text[:-2], True) if text.endswith(":T") else (text, False)
     try:
         share = _read(plain, part, parts)
@@ -93,6 +101,7 @@ def _bounds(count: int, part: int, parts: int) -> tuple[int, int]:
 
 
 def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
+    check_npz(path)
     prefix = f"{layer}." if layer else ""
     with zipfile.ZipFile(path) as archive:
         names = {name.removesuffix(".npy") for name in archive.namelist()}
@@ -110,7 +119,9 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
 
         kind = "csr"
         if prefix + "format" in names:
-            kind = bytes(small("format").reshape(-1)[0]).decode("ascii", "replace")
+            said = small("format").tolist()
+            kind = said[0] if len(said) == 1 else said
+            kind = kind.decode("ascii", "replace") if isinstance(kind, bytes) else kind
         elif {prefix + "row", prefix + "col"} <= names:
             kind = "coo"
         if kind not in ("csr", "csc", "coo"):
@@ -119,14 +130,16 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
         need(*lengths)
         with _Array(path, archive, prefix + lengths[0]) as array:
             begin, end = _bounds(array.count, part, parts)
+            need_room(ELEMENT_BYTES * (end - begin), path)
             first, count = _ids(path, array, begin, end), array.count
+        lines = 0
         if kind == "coo":
             with _Array(path, archive, prefix + "col") as array:
                 _same_count(path, "col", array.count, count)
                 second = _ids(path, array, begin, end)
         else:
             with _Array(path, archive, prefix + "indptr") as array:
-                second = _rows(path, array, begin, end, count)
+                second, lines = _rows(path, array, begin, end, count), array.count - 1
         values = None
         if prefix + "data" in names:
             with _Array(path, archive, prefix + "data") as array:
@@ -141,7 +154,10 @@ def _of_npz(path: Path, layer: str, part: int, parts: int) -> Share:
                 raise GraphError(f"{path}: expected a square matrix, got {m} x {n}")
             if nodes > m:
                 raise GraphError(f"{path}: expected ids less than {m}, got {nodes - 1}")
+            if kind != "coo" and lines != m:
+                raise GraphError(f"{path}: indptr: expected {m + 1} elements, got {lines + 1}")
             nodes = m
+        check_lengths(path, nodes)
         return Share(columns, rows, values, nodes, told)
 
 
@@ -248,11 +264,10 @@ def _of_text(path: Path, part: int, parts: int) -> Share:
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*contained no data")
-        rows, columns, weights = edge_table(
-            path, (line for _, line in lines()), 1, first, labelled, "utf-8"
-        )
+        rows, columns, weights = edge_table(path, (line for _, line in lines()), 1, first, labelled)
     for ids in (rows, columns):
         if len(ids) and ids.min() < 0:
             raise GraphError(f"{path}: expected ids of 0 or more, got {ids.min()}")
     nodes = int(max(rows.max(initial=-1), columns.max(initial=-1))) + 1
+    check_lengths(path, nodes)
     return Share(columns, rows, weights, nodes, False)

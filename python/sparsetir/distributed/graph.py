@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +25,7 @@ from sparsetir.distributed.collectives import check_device, group_of, together, 
 from sparsetir.distributed.exchange import Exchange
 from sparsetir.distributed.files import Share, read_share
 from sparsetir.distributed.partition import Partition, check_partition
+from sparsetir.distributed.parts import Block, blocks_of
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.compress import sorted_by
@@ -45,18 +45,49 @@ class DistGraph:
     a row for each own node, in the order of `nodes`. Methods are collective, unless they say not:
     all processes of the group call them, in the same order.
 
-    group : of processes
-    num_nodes, num_edges : of the whole graph
-    own, halo : own nodes; nodes of others with edges to own ones
-    nnz : edges into own nodes
-    nodes : (own,) int64, ascending: which nodes are own ones
-    values : (nnz,) weights of own edges, or None
-    edge_data : what else came with edges, by name: (nnz, ...) in the order of own edges
-    local, remote : edges between own nodes, and those from the halo, as matrices (own, own) and
-        (own, halo); own edges are in this order
-    exchange_dtype : None, or the dtype of features and gradients while they are sent
-    exchange : which rows are sent where
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup
+        Of processes.
+    partition : Partition
+        Which nodes are own ones.
+    sources, targets : (nnz,) Tensor
+        Of own edges.
+    values : (nnz,) Tensor or None
+        Weights of own edges.
+    edge_data : mapping of str to (nnz, ...) Tensor
+        What else came with edges, in the order of own edges.
+    num_edges : int
+        Of the whole graph.
+
+    Attributes
+    ----------
+    num_nodes : int
+        Of the whole graph.
+    own, halo : int
+        Own nodes; nodes of others with edges to own ones.
+    nnz : int
+        Edges into own nodes.
+    nodes : (own,) Tensor, int64
+        Ascending: which nodes are own ones.
+    local, remote : Operand
+        Edges between own nodes, and those from the halo, as matrices (own, own) and (own, halo);
+        own edges are in this order.
+    exchange_dtype : torch.dtype or None
+        Of features and gradients while they are sent.
+    exchange : Exchange
+        Which rows are sent where.
     """
+
+    group: Any
+    partition: Partition
+    num_nodes: int
+    num_edges: int
+    nodes: Tensor
+    nnz: int
+    local: Operand
+    remote: Operand
+    degrees: Tensor
 
     def __init__(
         self, group: Any, partition: Partition, sources: Tensor, targets: Tensor,
@@ -66,14 +97,15 @@ class DistGraph:
         self.group, self.partition = group, partition
         self.num_nodes, self.num_edges = partition.blocks.n, num_edges
         self.nodes, self.nnz = partition.nodes, len(targets)
-        self.own = len(self.nodes)
+        self.own: int = len(self.nodes)
         self.exchange_dtype: torch.dtype | None = None
         self.compared = 0  # calls whose arguments were compared with those of other processes
+        self.seen: set[Any] = set()  # what arguments that were compared have in common
         self._made: dict[Any, Any] = {}
         self._split(sources, targets)
         order = self._order
-        self.values = None if values is None else values[order]
-        self.edge_data = {name: x[order] for name, x in edge_data.items()}
+        self.values: Tensor | None = None if values is None else values[order]
+        self.edge_data: dict[str, Tensor] = {name: x[order] for name, x in edge_data.items()}
         del self._order
 
     @classmethod
@@ -90,12 +122,19 @@ class DistGraph:
     ) -> DistGraph:
         """A graph of the edges that all processes give together, each some of them; collective.
 
-        edge_index : (2, E) int32 or int64, sources and targets; E may differ, and be 0. On the
-            device that the group's engine has: a GPU for NCCL, the CPU for gloo
-        num_nodes : by default up to the greatest node that has an edge
-        values : (E,) weights; float16, bfloat16, float32 or float64
-        edge_data : by name (E, ...) tensors that go with the edges to their processes
-        partition : which process has which node:
+        Parameters
+        ----------
+        edge_index : (2, E) Tensor, int32 or int64
+            Sources and targets; E may differ, and be 0. On the device that the group's engine has:
+            a GPU for NCCL, the CPU for gloo.
+        num_nodes : int, optional
+            By default up to the greatest node that has an edge.
+        values : (E,) Tensor, optional
+            Weights; float16, bfloat16, float32 or float64.
+        edge_data : mapping of str to (E, ...) Tensor, optional
+            What goes with the edges to their processes.
+        partition : str, Tensor or pair of Tensor
+            Which process has which node:
 
             - "rows": nodes in their order, so that each process has about as much work, which is
               the number of edges into its nodes and of the nodes themselves
@@ -104,13 +143,28 @@ class DistGraph:
             - "metis": few edges between processes, by the package pymetis. Process 0 finds it, and
               needs memory for the edges of all
 
-        coalesce : add up the values, ones without any, of equal edges
-        exchange_dtype : torch.float16 or torch.bfloat16, for features and gradients on their way
-        group : of torch.distributed, by default of all processes
+        coalesce : bool
+            Add up the values, ones without any, of equal edges.
+        exchange_dtype : torch.dtype, optional
+            torch.float16 or torch.bfloat16, for features and gradients on their way.
+        group : optional
+            Of torch.distributed, by default of all processes.
 
+        Returns
+        -------
+        DistGraph
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument, on processes with something wrong.
+        DistributedError
+            On the others.
+
+        Notes
+        -----
         No process needs more than its share: nodes are found by sending their numbers to processes
-        that know them. Raises TypeError and ValueError that name the argument on processes with
-        something wrong, DistributedError on the others.
+        that know them.
         """
         group = group_of(WHO, group)
         edge_data = dict(edge_data or {})
@@ -169,15 +223,29 @@ class DistGraph:
     ) -> DistGraph:
         """A graph from a file that all processes can read, of which each reads a part; collective.
 
-        path : as :func:`sparsetir.graphs.load_graph` takes it, but only .npz files of one matrix
-            (or `file.npz:layer`) in CSR or coordinates, and edge lists that are not compressed;
-            ":T" behind it transposes. Rows are targets and columns sources
-        num_nodes : at least as many as the file has, which is the default
-        device : where the graph is to be
+        Parameters
+        ----------
+        path : str or Path
+            As :func:`sparsetir.graphs.load_graph` takes it, but only .npz files of one matrix (or
+            `file.npz:layer`) in CSR or coordinates, and edge lists that are not compressed; ":T"
+            behind it transposes. Rows are targets and columns sources.
+        num_nodes : int, optional
+            At least as many as the file has, which is the default.
+        partition, exchange_dtype, group
+            As for :meth:`from_edges`.
+        device : torch.device or str
+            Where the graph is to be.
 
-        The graph is the one that `load_graph` gives: equal edges are added up. It has values where
-        these are not all one. Other arguments and errors as :meth:`from_edges`; GraphError, a
-        ValueError, for files.
+        Returns
+        -------
+        DistGraph
+            The graph that `load_graph` gives: equal edges are added up. It has values where these
+            are not all one.
+
+        Raises
+        ------
+        GraphError
+            A ValueError, for files; others as :meth:`from_edges`.
         """
         who = "DistGraph.from_file"
         group = group_of(who, group)
@@ -225,8 +293,8 @@ class DistGraph:
         far = sources[places[1]]
         halo, columns = torch.unique(far, return_inverse=True)
         owners = self.partition.owners(halo)
-        self.exchange = Exchange(self.group, WHO, self.own, start, halo, owners)
-        self.halo = len(halo)
+        self.exchange: Exchange = Exchange(self.group, WHO, self.own, start, halo, owners)
+        self.halo: int = len(halo)
         small = max(self.own + self.halo, self.nnz) < INT32_MAX
         dtype = torch.int32 if small else torch.int64
         parts, orders = [], []
@@ -240,14 +308,18 @@ class DistGraph:
         self.local, self.remote = parts
         self._order = torch.cat(orders)
         counted = (A.rowptr[1:] - A.rowptr[:-1] for A in parts)
-        self.degrees = sum(counted, torch.zeros(self.own, dtype=dtype, device=device)).clamp(min=1)
+        none = torch.zeros(self.own, dtype=dtype, device=device)
+        self.degrees = torch.clamp(sum(counted, none), min=1)
 
     # -- what operators and layers take --------------------------------------------------------
 
-    @cached_property
-    @lasting
+    @property
     def edge_index(self) -> Tensor:
-        """(2, nnz) own edges: sources count own nodes and then the halo, targets own nodes."""
+        """Own edges, (2, nnz); sources count own nodes and then the halo, targets own nodes."""
+        return self.kept("edge_index", self._edge_index)
+
+    @lasting
+    def _edge_index(self) -> Tensor:
         sources = torch.cat([self.local.col, self.remote.col + self.own])
         nodes = torch.arange(self.own, dtype=sources.dtype, device=sources.device)
         targets = [nodes.repeat_interleave(A.rowptr[1:] - A.rowptr[:-1]) for A in self.parts]
@@ -258,15 +330,32 @@ class DistGraph:
         """`local` and `remote`."""
         return self.local, self.remote
 
-    @cached_property
+    @property
+    def remote_blocks(self) -> list[Block]:
+        """`remote` in pieces, whose products are added to those of `local`; not collective."""
+        return self.kept("blocks", lambda: lasting(blocks_of)(self.remote))
+
+    @property
     def whole(self) -> Operand:
         """Own edges as an (own, own + halo) matrix, for :func:`with_halo`; not collective."""
-        return resolve((self.edge_index, (self.own + self.halo, self.own)))
+        size = self.own + self.halo, self.own
+        return self.kept("whole", lambda: resolve((self.edge_index, size)))
 
     def kept(self, key: Any, make: Callable[[], T]) -> T:
-        """`make()`, or what it gave before for the key; kept as long as the graph.
+        """What is made once for a key, and kept as long as the graph.
 
         Collective if `make` is: nothing is ever dropped, as processes might drop different things.
+
+        Parameters
+        ----------
+        key : hashable
+            What it is kept by.
+        make : callable
+            Makes it.
+
+        Returns
+        -------
+        object
         """
         if key not in self._made:
             self._made[key] = make()
@@ -275,7 +364,14 @@ class DistGraph:
     def exchanging(self, dtype: torch.dtype | None) -> DistGraph:
         """The same graph, whose rows and gradients have this dtype on their way; not collective.
 
-        dtype : torch.float16, torch.bfloat16, or None for what they have
+        Parameters
+        ----------
+        dtype : torch.float16, torch.bfloat16 or None
+            None for what they have.
+
+        Returns
+        -------
+        DistGraph
         """
         check_exchange_dtype(dtype)
         found = copy.copy(self)
@@ -289,43 +385,101 @@ class DistGraph:
     # -- rows of nodes ------------------------------------------------------------------------
 
     def scatter(self, x: Tensor | None, source: int = 0) -> Tensor:
-        """(own, ...) rows of own nodes, of a tensor that one process has; collective.
+        """Rows of own nodes, of a tensor that one process has; collective.
 
-        x : (num_nodes, ...) on process `source`, in the order of the nodes; elsewhere None
+        Parameters
+        ----------
+        x : (num_nodes, ...) Tensor or None
+            On process `source`, in the order of the nodes; elsewhere None.
+        source : int
+            The process that has it.
+
+        Returns
+        -------
+        (own, ...) Tensor
         """
         return rows.scatter(self, x, source)
 
     def gather(self, x: Tensor, to: int | None = 0) -> Tensor | None:
-        """(num_nodes, ...) in the order of the nodes, of (own, ...) on each process; collective.
+        """Rows of all nodes in their order; collective.
 
-        to : the process that gets it, others None; or None for all of them
+        Parameters
+        ----------
+        x : (own, ...) Tensor
+            Of own nodes.
+        to : int or None
+            The process that gets them; None for all of them.
+
+        Returns
+        -------
+        (num_nodes, ...) Tensor or None
+            None on the other processes.
         """
         return rows.gather(self, x, to)
 
     def arrange(self, nodes: Tensor, x: Tensor) -> Tensor:
-        """(own, ...) rows of own nodes, of rows that any processes have; collective.
+        """Rows of own nodes, of rows that any processes have; collective.
 
-        nodes : (k,) int32 or int64 nodes whose rows this process has; together each node once
-        x : (k, ...)
+        Parameters
+        ----------
+        nodes : (k,) Tensor, int32 or int64
+            Nodes whose rows this process has; together each node once.
+        x : (k, ...) Tensor
+            These rows.
+
+        Returns
+        -------
+        (own, ...) Tensor
         """
         return rows.arrange(self, nodes, x)
 
     def to_dtensor(self, x: Tensor) -> Any:
-        """A DTensor (num_nodes, ...) in the order of the nodes, in shards of rows; collective.
-
-        x : (own, ...)
+        """A DTensor in the order of the nodes, in shards of rows; collective.
 
         It is the same tensor for any partition and number of processes, so that
         `torch.distributed.checkpoint` saves it on some and loads it on others. Without gradients.
+
+        Parameters
+        ----------
+        x : (own, ...) Tensor
+            Of own nodes.
+
+        Returns
+        -------
+        (num_nodes, ...) DTensor
         """
         return rows.to_dtensor(self, x)
 
     def from_dtensor(self, x: Any) -> Tensor:
-        """(own, ...) of a DTensor as :meth:`to_dtensor` gives it; collective."""
+        """Rows of own nodes, of a DTensor as :meth:`to_dtensor` gives it; collective.
+
+        Parameters
+        ----------
+        x : (num_nodes, ...) DTensor
+            In shards of rows.
+
+        Returns
+        -------
+        (own, ...) Tensor
+        """
         return rows.from_dtensor(self, x)
 
     def graph_of_layer(self, who: str, sources: int, targets: int, flow: str) -> Any:
-        """What layers of :mod:`sparsetir.nn` make of it; not collective."""
+        """What layers of :mod:`sparsetir.nn` make of it; not collective.
+
+        Parameters
+        ----------
+        who : str
+            Is named in errors.
+        sources, targets : int
+            Rows of features that the layer has.
+        flow : str
+            Of PyG's `MessagePassing`.
+
+        Returns
+        -------
+        object
+        """
         from sparsetir.distributed.layers import SpreadGraph
 
         return SpreadGraph.of_layer(self, who, sources, targets, flow)

@@ -64,6 +64,8 @@ class SpreadGraph(Graph):
 
     def of_sources(self, x: Tensor) -> Tensor:
         """(own + halo, ...) of x (own, ...); collective."""
+        if not x.is_floating_point():  # such as numbers of nodes, below 2^53
+            return products.with_halo(self.graph, x.double()).to(x.dtype)
         return products.with_halo(self.graph, x)
 
     def aggregate(self, x: Tensor, aggr: str, weight: Tensor | None = None) -> Tensor:

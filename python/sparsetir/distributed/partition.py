@@ -29,12 +29,19 @@ class Blocks:
     start, stop : those of this process
     """
 
+    group: Any
+    n: int
+    rank: int
+    count: int
+    start: int
+    stop: int
+
     def __init__(self, group: Any, n: int) -> None:
         self.group, self.n = group, n
         self.rank, self.count = dist.get_rank(group), dist.get_world_size(group)
-        self.size = max(1, -(-n // self.count))
-        self.start = min(n, self.rank * self.size)
-        self.stop = min(n, self.start + self.size)
+        self.size: int = max(1, -(-n // self.count))
+        self.start: int = min(n, self.rank * self.size)
+        self.stop: int = min(n, self.start + self.size)
 
     def nodes(self, device: torch.device) -> Tensor:
         """(stop - start,) int64."""
@@ -63,6 +70,13 @@ class Partition:
     nodes : (own,) int64, ascending: the old numbers of this process's nodes
     new : (stop - start,) int64 new numbers of the nodes in `blocks`; None where the old ones stay
     """
+
+    blocks: Blocks
+    starts: list[int]
+    nodes: Tensor
+    new: Tensor | None
+    start: int
+    stop: int
 
     def __init__(self, blocks: Blocks, starts: list[int], nodes: Tensor, new: Tensor | None = None):
         self.blocks, self.starts, self.nodes, self.new = blocks, starts, nodes, new
@@ -221,8 +235,8 @@ def _by_metis(who: str, blocks: Blocks, sources: Tensor, targets: Tensor) -> Ten
 
 def _metis(n: int, parts: int, edges: np.ndarray) -> np.ndarray:
     """(n,) int64 part of each node, of about equal work in each."""
-    if not n or parts == 1:
-        return np.zeros(n, np.int64)
+    if parts == 1 or n <= parts:  # of which METIS makes empty parts, and says so
+        return np.arange(n) % parts
     ones = np.ones(len(edges), np.int32)
     pattern = sp.csr_array((ones, (edges[:, 1], edges[:, 0])), shape=(n, n))
     work = 1 + np.bincount(edges[:, 1], minlength=n)

@@ -15,9 +15,25 @@ from torch.autograd.function import once_differentiable
 from torch.profiler import record_function
 
 from sparsetir.arrays import dtype_name
-from sparsetir.distributed.arguments import cast, check_rows, check_values, compared, likeness
-from sparsetir.distributed.parts import dots, rows_first, sampled, split, times, transposed
-from sparsetir.ops import functional, messages
+from sparsetir.distributed.arguments import (
+    cast,
+    check_rows,
+    check_values,
+    compared,
+    likeness,
+    untraced,
+)
+from sparsetir.distributed.extrema import Extremum
+from sparsetir.distributed.parts import (
+    add_times,
+    dots,
+    rows_first,
+    sampled,
+    split,
+    times,
+    transposed,
+)
+from sparsetir.ops import messages
 from sparsetir.ops.checks import check_tensor
 from sparsetir.vocabulary import reduction
 
@@ -27,23 +43,39 @@ if TYPE_CHECKING:
 __all__ = ["sddmm", "softmax", "spmm", "with_halo"]
 
 
+@untraced
 def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """C[i, k] = reduce over the edges (j, i) of value * x[j, k]; collective.
 
-    graph : a :class:`DistGraph`
-    x : (own, feat) or (heads, own, feat) features of own nodes; float16, bfloat16, float32 or
-        float64, of as many features on all processes
-    reduce : "sum", "mean", "max" or "min", as :func:`sparsetir.ops.spmm` has them
-    values : (nnz,) or (heads, nnz) of own edges in the graph's order; by default the graph's, or
-        ones
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    x : (own, feat) or (heads, own, feat) Tensor
+        Features of own nodes; float16, bfloat16, float32 or float64, of as many features on all
+        processes.
+    reduce : {"sum", "mean", "max", "min"}
+        As :func:`sparsetir.ops.spmm` has them.
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        Of own edges in the graph's order; by default the graph's, or ones.
 
-    Gives (own, feat) or (heads, own, feat). Differentiable once with respect to x and the values;
-    gradients of rows of other processes go back to them. Sums differ from those of one process by
-    rounding alone, as own and other nodes are added up apart; of "max" and "min", and of means of
-    16 bits, all are there first.
+    Returns
+    -------
+    (own, feat) or (heads, own, feat) Tensor
+        Differentiable once with respect to x and the values; gradients of rows of other processes
+        go back to them.
 
-    Raises TypeError and ValueError that name the argument; where only another process was given
-    something wrong, or has ended, DistributedError.
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+    DistributedError
+        Where only another process was given something wrong, or has ended.
+
+    Notes
+    -----
+    Sums differ from those of one process by rounding alone, as own and other nodes are added up
+    apart.
     """
 
     def check() -> Any:
@@ -59,19 +91,35 @@ def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None
     if values is None and graph.values is not None:
         values = graph.values.to(x.dtype)
     x, values = cast(x, values)
-    if reduce in ("max", "min") or (reduce == "mean" and x.dtype.itemsize == 2):
-        rows = with_halo(graph, x.transpose(0, -2)).transpose(0, -2)
-        return functional.spmm(graph.whole, rows, reduce, values)
-    return _Spmm.apply(graph, x, values, reduce == "mean")
+    heads = x.shape[0] if x.dim() == 3 else 0 if values is None or values.dim() == 1 else -1
+    # Of 16 bits, terms of extrema are compared in float32, and sums of means may be past the end.
+    wide = x.dtype if reduce == "sum" else torch.promote_types(x.dtype, torch.float32)
+    weights = None if values is None else values.to(wide)
+    product = Extremum if reduce in ("max", "min") else _Spmm
+    sent = graph.exchange_dtype or x.dtype
+    return product.apply(graph, x.to(wide), weights, reduce, heads, sent).to(x.dtype)
 
 
+@untraced
 def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
     """OUT[e] = sum over k of X[i, k] * Y[j, k] for each own edge e = (j, i); collective.
 
-    X, Y : (own, feat) or (heads, own, feat) of own nodes as targets and as sources
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    X, Y : (own, feat) or (heads, own, feat) Tensor
+        Of own nodes as targets and as sources.
 
-    Gives (nnz,) or (heads, nnz) in the order of the graph's edges. Differentiable once. Raises as
-    :func:`spmm`.
+    Returns
+    -------
+    (nnz,) or (heads, nnz) Tensor
+        In the order of the graph's edges. Differentiable once.
+
+    Raises
+    ------
+    TypeError, ValueError, DistributedError
+        As :func:`spmm`.
     """
 
     def check() -> Any:
@@ -91,20 +139,38 @@ def sddmm(graph: DistGraph, X: Tensor, Y: Tensor) -> Tensor:
 def softmax(graph: DistGraph, values: Tensor) -> Tensor:
     """Softmax over the edges into each own node, as :func:`sparsetir.ops.sparse_softmax`.
 
-    values : (nnz,) or (heads, nnz) in the order of the graph's edges
+    All edges into a node are on its process, so nothing is sent.
 
-    Gives values of the same shape. All edges into a node are on its process, so nothing is sent.
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    values : (nnz,) or (heads, nnz) Tensor
+        In the order of the graph's edges.
+
+    Returns
+    -------
+    (nnz,) or (heads, nnz) Tensor
     """
     return messages.sparse_softmax(graph.whole, values)
 
 
+@untraced
 def with_halo(graph: DistGraph, x: Tensor) -> Tensor:
     """Features of all nodes that own edges come from: own ones, then the others; collective.
 
-    x : (own, ...) of any floating dtype
+    Parameters
+    ----------
+    graph : DistGraph
+        The edges.
+    x : (own, ...) Tensor
+        Of any floating dtype.
 
-    Gives (own + halo, ...), by which `graph.edge_index` counts sources. Differentiable once: the
-    gradients of other nodes are added to those on their processes.
+    Returns
+    -------
+    (own + halo, ...) Tensor
+        By which `graph.edge_index` counts sources. Differentiable once: the gradients of other
+        nodes are added to those on their processes.
     """
 
     def check() -> Any:
@@ -127,24 +193,26 @@ class _Spmm(torch.autograd.Function):
     """Sums or means; x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None."""
 
     @staticmethod
-    def forward(ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, mean: bool) -> Tensor:
+    def forward(
+        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, reduce: str, heads: int,
+        sent: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
         ctx.graph = graph
         inner, outer = split(graph, values)
-        heads = x.shape[0] if x.dim() == 3 else 0 if values is None or values.dim() == 1 else -1
         rows = rows_first(x)
         halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
-        arriving = graph.exchange.begin("spmm", rows, graph.exchange_dtype, halo_rows)
+        arriving = graph.exchange.begin("spmm", rows, sent, halo_rows)
         with record_function("sparsetir: local product"):
             out = times(graph.local, inner, x, heads)
         halo = rows_first(arriving.wait())
         with record_function("sparsetir: remote product"):
-            if graph.halo:
-                out += times(graph.remote, outer, halo, heads)
-        if mean:
+            add_times(graph.remote_blocks, outer, halo, heads, out)
+        if reduce == "mean":
             out /= graph.degrees[:, None].to(out.dtype)
         kept = values is not None and ctx.needs_input_grad[2]
         ctx.save_for_backward(values, x if kept else None, halo if kept else None)
-        ctx.heads, ctx.mean = heads, mean
+        ctx.heads, ctx.sent, ctx.mean = heads, sent, reduce == "mean"
         return out
 
     @staticmethod
@@ -160,7 +228,7 @@ class _Spmm(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             with record_function("sparsetir: remote product"):
                 of_halo = transposed(graph.remote, outer, grad, heads)
-            returning = graph.exchange.begin_back("spmm", rows_first(of_halo), graph.exchange_dtype)
+            returning = graph.exchange.begin_back("spmm", rows_first(of_halo), ctx.sent)
             del of_halo
         with record_function("sparsetir: local product"):
             if returning is not None:
@@ -170,7 +238,7 @@ class _Spmm(torch.autograd.Function):
                 of_values = torch.cat([dots(A, grad, y, values) for A, y in parts], -1)
         if returning is not None and of_x is not None:
             returning.add_to(rows_first(of_x))
-        return None, of_x, of_values, None
+        return None, of_x, of_values, None, None, None
 
 
 class _Sddmm(torch.autograd.Function):
@@ -207,8 +275,7 @@ class _Sddmm(torch.autograd.Function):
         with record_function("sparsetir: local product"):
             if ctx.needs_input_grad[1]:
                 of_x = times(graph.local, inner, Y, heads)
-                if graph.halo:
-                    of_x += times(graph.remote, outer, halo, heads)
+                add_times(graph.remote_blocks, outer, halo, heads, of_x)
             if returning is not None:
                 of_y = transposed(graph.local, inner, X, heads)
         if returning is not None and of_y is not None:

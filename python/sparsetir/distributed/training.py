@@ -8,22 +8,34 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sparsetir.distributed.arguments import untraced
 from sparsetir.distributed.collectives import group_of, total
 
 __all__ = ["mean"]
 
 
+@untraced
 def mean(losses: Tensor, group: Any = None) -> Tensor:
     """The mean of the losses of all processes, for DistributedDataParallel; collective.
 
-    losses : any shape, of own nodes; there may be none
-    group : by default all processes
+    Parameters
+    ----------
+    losses : Tensor
+        Of any shape, of own nodes; there may be none.
+    group : optional
+        By default all processes.
 
-    Gives a number, the same on all processes; NaN where there are no losses at all. Its gradient
-    for each loss is processes / losses: DistributedDataParallel divides sums of the gradients of
-    weights by the number of processes, and what it then has is the gradient of the mean, as one
-    process with the whole graph has it. Means of each process by itself would count nodes of
-    processes with few of them for more.
+    Returns
+    -------
+    Tensor
+        A number, the same on all processes; NaN where there are no losses at all.
+
+    Notes
+    -----
+    Its gradient for each loss is processes / losses: DistributedDataParallel divides sums of the
+    gradients of weights by the number of processes, and what it then has is the gradient of the
+    mean, as one process with the whole graph has it. Means of each process by itself would count
+    nodes of processes with few of them for more.
     """
     return _Mean.apply(losses, group_of("distributed.mean", group))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,12 @@ import numpy as np
 
 NOT_TRANSPOSED, GENERAL, ROW_MAJOR, ZERO_BASED = 10, 20, 101, 0
 CALLS = 1000  # as a hint
+# What MKL calls the libraries of which it takes one by the CPU, in words.
+CODES = {
+    "def": "generic code", "mc3": "SSE4 code", "avx2": "AVX2 code", "avx512": "AVX-512 code",
+    "avx10": "AVX10 code",
+}  # fmt: skip
+MAPS = Path("/proc/self/maps")
 
 
 class Description(ctypes.Structure):
@@ -35,8 +42,23 @@ def load() -> Any:
     return ctypes.CDLL(path)
 
 
+def code(maps: Path = MAPS) -> str | None:
+    """Which of its libraries MKL took for this CPU: one of `CODES`, such as "def" or "avx512".
+
+    maps : what the system says of a process's memory
+
+    None before the first product, and where the system has no such file. On AMD's CPUs MKL 2026
+    takes "def", whatever they can do.
+    """
+    try:
+        found = re.search(rf"/libmkl_({'|'.join(CODES)})\.so", maps.read_text())
+    except OSError:
+        return None
+    return found and found[1]
+
+
 def version(library: Any) -> str:
-    """What the library says of itself, and of the code that it has for this CPU."""
+    """What the library says of itself."""
     text = ctypes.create_string_buffer(200)
     library.MKL_Get_Version_String(text, len(text))
     return text.value.decode(errors="replace").strip()

@@ -6,8 +6,11 @@ Libraries are imported when a peer is made, in its process.
 from __future__ import annotations
 
 import ctypes
+import os
+import re
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -225,8 +228,14 @@ class MKL(Peer):
         return calls
 
     def about(self) -> dict[str, Any]:
-        """Its version: MKL may be from outside of this environment, whose packages are known."""
-        return {"version": mkl.version(self.library)}
+        """Its version, as MKL may be from outside of this environment, whose packages are known.
+
+        `code`: which of its libraries it took for this CPU; `preloaded`: the names of what was
+        loaded before it (LD_PRELOAD), by which it can be made to take another.
+        """
+        before = re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", ""))
+        told = {"code": mkl.code(), "preloaded": [Path(name).name for name in before if name]}
+        return {"version": mkl.version(self.library), **{k: v for k, v in told.items() if v}}
 
     def release(self) -> None:
         """MKL's copies of the matrix."""

@@ -21,10 +21,13 @@ class Conv(torch.nn.Module):
     others : only the value they have by default in PyG, as they would change nothing here
     """
 
+    aggr: Any
+    flow: str
+
     def __init__(self, aggr: str, flow: str = FLOWS[0], **others: Any) -> None:
         super().__init__()
         who = type(self).__name__
-        self.aggr: Any = check_aggr(who, aggr)
+        self.aggr = check_aggr(who, aggr)
         self.flow = one_of(who, "flow", flow, FLOWS)
         for name, value in others.items():
             accepted = {"decomposed_layers": (1,), "node_dim": (0, -2), "aggr_kwargs": (None, {})}

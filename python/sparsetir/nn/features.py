@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
+import weakref
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from sparsetir.ops.cache import lasting
+from sparsetir.ops.cache import kept, lasting
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.registry import is_plain
 
@@ -30,12 +29,9 @@ class _Seen(NamedTuple):
     matrix: Operand | None
 
 
-_seen = WeakTensorKeyDictionary()
-_lock = threading.Lock()
-
-
 def as_sparse(x: Tensor) -> Tensor | Operand:
-    """Features (n, d) as a sparse matrix, made when they are first seen and kept while they live.
+    """Features (n, d) as a sparse matrix, made when they are first seen and kept in the cache
+    of the operators, at most while they live.
 
     Whoever writes to them is noticed, unseen by torch, through NumPy, too: each row is compared by
     a weighted sum. Zeros are left out, so results differ by rounding, and where weights are
@@ -44,11 +40,14 @@ def as_sparse(x: Tensor) -> Tensor | Operand:
     """
     if not _may_be_sparse(x):
         return x
-    found = _sums(x)
-    with _lock:
-        seen = _seen.get(x)
-        if seen is None or seen.version != x._version or not torch.equal(found, seen.sums):
-            seen = _seen[x] = _Seen(x._version, found, _matrix(x, found))
+    found, key = _sums(x), ("features", id(x))
+    seen: _Seen | None = kept.get(key)
+    if seen is None or seen.version != x._version or not torch.equal(found, seen.sums):
+        if seen is None:
+            weakref.finalize(x, kept.drop, key)  # which others may have its place after
+        kept.drop(key)
+        seen = kept.put(key, _Seen(x._version, found, _matrix(x, found)))
+        assert seen is not None
     return x if seen.matrix is None else seen.matrix
 
 

@@ -22,21 +22,58 @@ class GATConv(Conv):
     """x'_i = sum of alpha_ij W x_j over neighbours j and i itself, + b, for each of several heads.
 
     alpha_ij is the softmax over j of LeakyReLU(a_src . W x_j + a_dst . W x_i + a_edge . W_e e_ij).
-    Arguments and parameters as `torch_geometric.nn.GATConv`. `torch.compile(fullgraph=True)` takes
-    it with add_self_loops=False only, as which edges there are then depends on data.
+    Arguments and parameters as `torch_geometric.nn.GATConv`.
 
-    in_channels : features, or a pair of those of sources and of targets, which then have weights of
-        their own; -1 if the first input is to tell
-    out_channels : features of a head
-    concat : heads are put side by side, not averaged
-    dropout : of alpha, in training
-    edge_dim : features e of edges
-    fill_value : features of self loops: a number, a tensor, or which reduction of those of the
-        edges to the node
-    residual : add a linear map of the targets' features
-    sparse_features : whether dense features are nearly all zero, such as words of papers; they are
-        multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Features, or a pair of those of sources and of targets, which then have weights of their
+        own; -1 if the first input is to tell.
+    out_channels : int
+        Features of a head.
+    heads : int
+        How many there are.
+    concat : bool
+        Heads are put side by side, not averaged.
+    negative_slope : float
+        Of LeakyReLU.
+    dropout : float
+        Of alpha, in training.
+    add_self_loops : bool
+        With each node among its own neighbours, once.
+    edge_dim : int, optional
+        Features e of edges.
+    fill_value : float, Tensor or str
+        Features of self loops: a number, a tensor, or which reduction of those of the edges to the
+        node.
+    bias : bool
+        With b.
+    residual : bool
+        Add a linear map of the targets' features.
+    sparse_features : bool
+        Whether dense features are nearly all zero, such as words of papers; they are multiplied as
+        sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG.
+    **kwargs
+        Of PyG's `MessagePassing`.
+
+    Notes
+    -----
+    `torch.compile(fullgraph=True)` takes it with add_self_loops=False only, as which edges there
+    are then depends on data.
     """
+
+    in_channels: int | tuple[int, int]
+    out_channels: int
+    heads: int
+    concat: bool
+    negative_slope: float
+    dropout: float
+    add_self_loops: bool
+    edge_dim: int | None
+    residual: bool
+    att_src: Parameter
+    att_dst: Parameter
+    res: Linear | None
 
     def __init__(
         self,
@@ -77,19 +114,19 @@ class GATConv(Conv):
 
         same = isinstance(in_channels, int)
         left, right = (in_channels,) * 2 if isinstance(in_channels, int) else in_channels
-        self.lin = of_heads(left) if same else None
-        self.lin_src = None if same else of_heads(left)
-        self.lin_dst = None if same else of_heads(right)
+        self.lin: Linear | None = of_heads(left) if same else None
+        self.lin_src: Linear | None = None if same else of_heads(left)
+        self.lin_dst: Linear | None = None if same else of_heads(right)
         self.att_src, self.att_dst = attention(), attention()
-        self.lin_edge = None if edge_dim is None else of_heads(edge_dim, False)
-        self.att_edge = None if edge_dim is None else attention()
+        self.lin_edge: Linear | None = None if edge_dim is None else of_heads(edge_dim, False)
+        self.att_edge: Parameter | None = None if edge_dim is None else attention()
         channels = out_channels * (heads if concat else 1)
         self.res = None
         if residual:
             self.res = Linear(
                 right, channels, bias=False, glorot=True, sparse_features=self.sparse_features
             )
-        self.bias = Parameter(torch.empty(channels)) if bias else None
+        self.bias: Parameter | None = Parameter(torch.empty(channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -110,13 +147,26 @@ class GATConv(Conv):
         size: tuple[int, int] | None = None,
         return_attention_weights: bool | None = None,
     ) -> Any:
-        """(targets, heads * out_channels), or (targets, out_channels) unless concat.
+        """Run the layer.
 
-        x : (nodes, in_channels), or a pair of those of sources and targets, the latter perhaps None
-        edge_attr : (E,) or (E, edge_dim); of a matrix, by default its values
-        size : sources and targets
-        return_attention_weights : if true, gives (result, (edges (2, E'), alpha (E', heads))), with
-            the self loops after the edges
+        Parameters
+        ----------
+        x : (nodes, in_channels) Tensor or pair of Tensor
+            Features; or a pair of those of sources and targets, the latter perhaps None.
+        edge_index : edges or sparse matrix
+            As for :func:`sparsetir.ops.resolve`.
+        edge_attr : (E,) or (E, edge_dim) Tensor, optional
+            Features of edges; of a matrix, by default its values.
+        size : (int, int), optional
+            Sources and targets.
+        return_attention_weights : bool, optional
+            If true, gives (result, (edges (2, E'), alpha (E', heads))), with the self loops after
+            the edges.
+
+        Returns
+        -------
+        Tensor
+            (targets, heads * out_channels), or (targets, out_channels) unless concat.
         """
         sources, targets = pair("GATConv", x, self.flow, (2,))
         n, m = sizes("GATConv", sources, targets, size)

@@ -61,13 +61,33 @@ class GCNConv(Conv):
     Arguments and parameters as `torch_geometric.nn.GCNConv`. The weight is multiplied by before or
     after the sum, whichever is less work.
 
-    in_channels, out_channels : features; the first may be -1, to be told by the first input
-    improved : loops weigh two, not one, where edges have weights
-    cached : normalise once and use that ever after
-    add_self_loops : by default as `normalize`
-    sparse_features : whether dense features are nearly all zero, such as words of papers; they are
-        multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
+    Parameters
+    ----------
+    in_channels, out_channels : int
+        Features; the first may be -1, to be told by the first input.
+    improved : bool
+        Loops weigh two, not one, where edges have weights.
+    cached : bool
+        Normalise once and use that ever after.
+    add_self_loops : bool, optional
+        With each node among its own neighbours; by default as `normalize`.
+    normalize : bool
+        Divide by sqrt(d_i d_j).
+    bias : bool
+        With b.
+    sparse_features : bool
+        Whether dense features are nearly all zero, such as words of papers; they are multiplied as
+        sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG.
+    **kwargs
+        Of PyG's `MessagePassing`.
     """
+
+    in_channels: int
+    out_channels: int
+    improved: bool
+    cached: bool
+    add_self_loops: bool
+    normalize: bool
 
     def __init__(
         self,
@@ -95,11 +115,11 @@ class GCNConv(Conv):
         self.in_channels, self.out_channels = in_channels, out_channels
         self.improved, self.cached = improved, cached
         self.add_self_loops, self.normalize = add_self_loops, normalize
-        self.lin = Linear(
+        self.lin: Linear = Linear(
             in_channels, out_channels, bias=False, glorot=True,
             sparse_features=self.sparse_features,
         )  # fmt: skip
-        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.bias: Parameter | None = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -109,7 +129,21 @@ class GCNConv(Conv):
         self._cached: tuple[Graph, Tensor | None, Tensor | None] | None = None
 
     def forward(self, x: Tensor, edge_index: Any, edge_weight: Tensor | None = None) -> Tensor:
-        """(n, out_channels), of x (n, in_channels), dense or sparse, and weights (E,) of edges."""
+        """Run the layer.
+
+        Parameters
+        ----------
+        x : (n, in_channels) Tensor
+            Features, dense or sparse.
+        edge_index : edges or sparse matrix
+            As for :func:`sparsetir.ops.resolve`.
+        edge_weight : (E,) Tensor, optional
+            e_ij; by default ones, or the values of a matrix.
+
+        Returns
+        -------
+        (n, out_channels) Tensor
+        """
         if isinstance(x, tuple | list):
             raise ValueError(
                 "GCNConv: argument 'x': expected one tensor, as sources are targets too, got a pair"

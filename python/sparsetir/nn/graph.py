@@ -23,8 +23,10 @@ __all__ = [
     "check_of_edges",
     "has_edges",
     "is_edges",
+    "is_spread",
     "one_of",
     "reversed_edges",
+    "with_others",
 ]
 
 T = TypeVar("T")
@@ -50,7 +52,7 @@ class Graph:
 
         Raises ValueError for sizes other than the given ones, and what :func:`resolve` raises.
         """
-        if _is_spread(edge_index):
+        if is_spread(edge_index):
             return edge_index.graph_of_layer(who, sources, targets, flow)
         if is_edges(edge_index):
             edge_index = edge_index if flow == FLOWS[0] else reversed_edges(edge_index)
@@ -133,10 +135,21 @@ class Graph:
 def is_edges(edge_index: Any) -> bool:
     """Whether it is a dense tensor of edges, or edges spread over processes, and no matrix."""
     dense = isinstance(edge_index, Tensor) and edge_index.layout is torch.strided
-    return dense or _is_spread(edge_index)
+    return dense or is_spread(edge_index)
 
 
-def _is_spread(edge_index: Any) -> bool:
+def with_others(
+    who: str, x: Tensor, edge_index: Any, targets: int, flow: str
+) -> tuple[Tensor, Any]:
+    """Features of all sources and edges that count them: where nodes are spread over processes,
+    with those of others; collective then."""
+    if not is_spread(edge_index):
+        return x, edge_index
+    graph = Graph.of(who, edge_index, len(x), targets, flow)
+    return graph.of_sources(x), graph.edges()
+
+
+def is_spread(edge_index: Any) -> bool:
     """Whether it is a :class:`sparsetir.distributed.DistGraph`, which is not imported for that."""
     return hasattr(edge_index, "graph_of_layer")
 

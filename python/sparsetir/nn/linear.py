@@ -25,6 +25,11 @@ class Linear(torch.nn.Module):
     sparse_features : whether inputs are nearly all zero; see :mod:`sparsetir.nn.features`
     """
 
+    in_channels: int
+    out_channels: int
+    glorot: bool
+    weight: UninitializedParameter | Parameter
+
     def __init__(
         self, in_channels: int, out_channels: int, bias: bool = True, glorot: bool = False,
         sparse_features: bool = False,
@@ -35,7 +40,7 @@ class Linear(torch.nn.Module):
         known = in_channels > 0
         weight = torch.empty(out_channels, in_channels) if known else None
         self.weight = UninitializedParameter() if weight is None else Parameter(weight)
-        self.bias = Parameter(torch.empty(out_channels)) if bias else None
+        self.bias: Parameter | None = Parameter(torch.empty(out_channels)) if bias else None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -40,12 +40,22 @@ class KernelMap:
 
     It is the pattern of relational gather-matmul-scatter, offsets being relations, without values.
 
-    row_ptr : (offsets + 1,), where pairs of each offset begin
-    rows, indices : (pairs,) outputs, ascending for each offset, and inputs
-    m, n : outputs and inputs
-    coords : (m, 4) int32 of the outputs
+    Parameters
+    ----------
+    row_ptr : (offsets + 1,) Tensor
+        Where pairs of each offset begin.
+    rows : (pairs,) Tensor
+        Outputs, ascending for each offset.
+    indices : (pairs,) Tensor
+        Inputs.
+    m, n : int
+        Number of outputs and of inputs.
+    coords : (m, 4) Tensor, int32
+        Of the outputs.
 
-    All are int32, or int64 where there are as many pairs.
+    Notes
+    -----
+    The first three are int32, or int64 where there are as many pairs.
     """
 
     row_ptr: Tensor
@@ -68,7 +78,19 @@ class KernelMap:
         return torch.arange(len(self.rows) + 1, dtype=self.rows.dtype, device=self.rows.device)
 
     def remembered(self, key: str, make: Callable[[KernelMap], T]) -> T:
-        """What is made of the map, once, and lives as long."""
+        """What is made of the map, once, and lives as long.
+
+        Parameters
+        ----------
+        key : str
+            What it is kept by.
+        make : callable
+            Makes it of this map.
+
+        Returns
+        -------
+        object
+        """
         found = self.made.get(key)
         if found is None:
             found = self.made.setdefault(key, lasting(lambda: make(self))())
@@ -82,6 +104,10 @@ class Places:
     stride : of this grid in that of the first points
     before : the places that a strided convolution came from, and which it was
     """
+
+    coords: Tensor
+    stride: Triple
+    before: tuple[Places, Convolution] | None
 
     def __init__(
         self, coords: Tensor, stride: Triple = (1, 1, 1),
@@ -149,7 +175,8 @@ class Places:
         return remembered((self.coords, *more), key, make)
 
 
-# By the memory of their coordinates, which nobody writes to, and which lives as long as they.
+# By the memory of their coordinates, which nobody writes to, and which lives as long as they; it
+# keeps nothing alive.
 _alive: WeakValueDictionary[Any, Places] = WeakValueDictionary()
 
 
@@ -180,16 +207,31 @@ class SparsePoints:
     convolutions find out about these: make others by :meth:`with_features`, or of the same tensor
     of coordinates.
 
-    coords : (n, 4) int32 of batch, x, y and z
-    features : (n, channels)
-    batch_size : clouds
-    stride : of the grid in that of the first points, which strided convolutions make larger
+    Parameters
+    ----------
+    coords : (n, 4) Tensor, int32
+        Batch, x, y and z.
+    features : (n, channels) Tensor
+        Of each point.
+    batch_size : int, optional
+        Number of clouds; by default for the largest batch there is.
 
+    Attributes
+    ----------
+    stride : (int, int, int)
+        Of the grid in that of the first points, which strided convolutions make larger.
+
+    Examples
+    --------
     >>> import torch
     >>> x = SparsePoints(torch.tensor([[0, 1, 2, 3], [0, 1, 2, 4]]), torch.ones(2, 8))
     >>> x
     SparsePoints(2 points, 8 channels, batch_size=1, stride=(1, 1, 1))
     """
+
+    places: Places
+    features: Tensor
+    batch_size: int
 
     def __init__(self, coords: Tensor, features: Tensor, batch_size: int | None = None) -> None:
         """Raises TypeError and ValueError for what are no points, or points that occur twice.
@@ -207,7 +249,21 @@ class SparsePoints:
 
     @classmethod
     def at(cls, places: Places, features: Tensor, batch_size: int) -> SparsePoints:
-        """At places that are known."""
+        """At places that are known.
+
+        Parameters
+        ----------
+        places : Places
+            Of other points.
+        features : (n, channels) Tensor
+            Of each point.
+        batch_size : int
+            Number of clouds.
+
+        Returns
+        -------
+        SparsePoints
+        """
         made = cls.__new__(cls)
         made._set(places, features, batch_size)
         return made
@@ -223,15 +279,37 @@ class SparsePoints:
         return self.places.stride
 
     def with_features(self, features: Tensor) -> SparsePoints:
-        """Other features (n, channels) at the same places."""
+        """Other features at the same places.
+
+        Parameters
+        ----------
+        features : (n, channels) Tensor
+            Of each point.
+
+        Returns
+        -------
+        SparsePoints
+        """
         return SparsePoints.at(self.places, features, self.batch_size)
 
     def dense(
         self, low: tuple[int, int, int] | None = None, size: tuple[int, int, int] | None = None
     ) -> Tensor:
-        """(batch_size, channels, x, y, z) features, zero where there is no point.
+        """Features on a dense grid, zero where there is no point.
 
-        low, size : a box; by default around the points. ValueError where a point lies outside
+        Parameters
+        ----------
+        low, size : (int, int, int), optional
+            A box; by default around the points.
+
+        Returns
+        -------
+        (batch_size, channels, x, y, z) Tensor
+
+        Raises
+        ------
+        ValueError
+            Where a point lies outside.
         """
         at = self.coords[:, 1:].long()
         if low is None:
@@ -265,11 +343,29 @@ class SparsePoints:
 class OnFeatures(torch.nn.Sequential):
     """Modules that work on features alone, such as BatchNorm1d and ReLU, one after the other.
 
+    Parameters
+    ----------
+    *args : torch.nn.Module
+        As for `torch.nn.Sequential`.
+
+    Examples
+    --------
     >>> norm = OnFeatures(torch.nn.BatchNorm1d(8), torch.nn.ReLU())
     """
 
     def forward(self, input: SparsePoints) -> SparsePoints:
-        """The same points with other features."""
+        """Run the modules on the features.
+
+        Parameters
+        ----------
+        input : SparsePoints
+            The points.
+
+        Returns
+        -------
+        SparsePoints
+            The same points with other features.
+        """
         return input.with_features(super().forward(input.features))
 
 
@@ -281,9 +377,18 @@ def kernel_map(
     dilation: int | Triple = 1,
     submanifold: bool = True,
 ) -> KernelMap:
-    """Which points a convolution of these arguments (:class:`SparseConv3d`) adds to which.
+    """Which points a convolution of these arguments adds to which.
 
-    coords : (n, 4), as :class:`SparsePoints` takes them
+    Parameters
+    ----------
+    coords : (n, 4) Tensor, int32
+        As :class:`SparsePoints` takes them.
+    kernel_size, stride, padding, dilation, submanifold
+        As for :class:`SparseConv3d`.
+
+    Returns
+    -------
+    KernelMap
     """
     who = "kernel_map"
     conv, here = convolution(who, kernel_size, stride, padding, dilation, submanifold)

@@ -9,13 +9,24 @@ __all__ = ["check_block", "prune"]
 
 
 def prune(weight: Tensor, sparsity: float, block: tuple[int, int] | None = None) -> Tensor:
-    """Where a weight is kept, by magnitude: a bool tensor of its shape.
+    """Where a weight is kept, by magnitude.
 
-    weight : (rows, columns)
-    sparsity : share of the places, or of the blocks, that are not kept, 0 to 1
-    block : rows and columns of the blocks, which are to divide the weight; blocks of the largest
-        norms are kept. None for places one by one
+    Parameters
+    ----------
+    weight : (rows, columns) Tensor
+        The weight.
+    sparsity : float
+        Share of the places, or of the blocks, that are not kept, 0 to 1.
+    block : (int, int), optional
+        Rows and columns of the blocks, which are to divide the weight; blocks of the largest norms
+        are kept. None for places one by one.
 
+    Returns
+    -------
+    (rows, columns) Tensor, bool
+
+    Examples
+    --------
     >>> import torch
     >>> prune(torch.tensor([[3.0, 0.1], [-0.2, -4.0]]), 0.5)
     tensor([[ True, False],

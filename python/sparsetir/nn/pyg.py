@@ -44,8 +44,10 @@ class accelerate(AbstractContextManager["accelerate"]):
     Taken over are `torch_geometric.utils.spmm`, which layers with a sparse adjacency matrix come
     to; and for edges as a (2, E) tensor the layers whose messages are features of neighbours, with
     or without a weight, and which know how to be a sparse product themselves: `GCNConv`,
-    `SAGEConv`, `GINConv`, `GraphConv`, `APPNP`, `SGConv`, `TAGConv`, `LGConv` and others. What
-    else there is stays as it is: other messages, layers with hooks or under explanation.
+    `SAGEConv`, `GINConv`, `GraphConv`, `APPNP`, `SGConv`, `TAGConv`, `LGConv` and others. What else
+    there is stays as it is: other messages, layers with hooks or under explanation.
+
+    It applies to all threads, may be nested, and may be entered again after its end::
 
         with accelerate():
             out = model(x, edge_index)
@@ -54,8 +56,10 @@ class accelerate(AbstractContextManager["accelerate"]):
         ...
         patch.undo()
 
-    It applies to all threads, may be nested, and may be entered again after its end.
-    Raises ImportError without torch_geometric.
+    Raises
+    ------
+    ImportError
+        Without torch_geometric.
     """
 
     def __init__(self) -> None:

@@ -25,15 +25,35 @@ class SAGEConv(Conv):
     Arguments and parameters as `torch_geometric.nn.SAGEConv`; `lin_l` is W_2 with b, `lin_r` is
     W_1. W_2 is multiplied by before or after a sum or mean, whichever is less work.
 
-    in_channels : features, or a pair of those of sources and of targets; -1 if the first input is
-        to tell
-    aggr : "mean", "sum", "add", "max" or "min"; of a list of them the results are put side by side
-    normalize : divide results by their Euclidean norms
-    root_weight : with W_1
-    project : a linear map and a ReLU of sources before
-    sparse_features : whether dense features are nearly all zero, such as words of papers; they are
-        multiplied as sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG
+    Parameters
+    ----------
+    in_channels : int or (int, int)
+        Features, or a pair of those of sources and of targets; -1 if the first input is to tell.
+    out_channels : int
+        Features of the result.
+    aggr : str or list of str
+        "mean", "sum", "add", "max" or "min"; of a list of them the results are put side by side.
+    normalize : bool
+        Divide results by their Euclidean norms.
+    root_weight : bool
+        With W_1.
+    project : bool
+        A linear map and a ReLU of sources before.
+    bias : bool
+        With b.
+    sparse_features : bool
+        Whether dense features are nearly all zero, such as words of papers; they are multiplied as
+        sparse ones then (:mod:`sparsetir.nn.features`). Not in PyG.
+    **kwargs
+        Of PyG's `MessagePassing`.
     """
+
+    aggr: Any
+    in_channels: int | tuple[int, int]
+    out_channels: int
+    normalize: bool
+    root_weight: bool
+    project: bool
 
     def __init__(
         self,
@@ -65,11 +85,13 @@ class SAGEConv(Conv):
                 f"project=True or several aggregations, got {in_channels}"
             )
         if project:
-            self.lin = Linear(left, left)
+            self.lin: Linear = Linear(left, left)
         width = left * (len(aggr) if several else 1)
-        self.lin_l = Linear(width, out_channels, bias=bias, sparse_features=self.sparse_features)
+        self.lin_l: Linear = Linear(
+            width, out_channels, bias=bias, sparse_features=self.sparse_features
+        )
         if root_weight:
-            self.lin_r = Linear(
+            self.lin_r: Linear = Linear(
                 right, out_channels, bias=False, sparse_features=self.sparse_features
             )
         self.reset_parameters()
@@ -86,10 +108,21 @@ class SAGEConv(Conv):
         edge_index: Any,
         size: tuple[int, int] | None = None,
     ) -> Tensor:
-        """(targets, out_channels), of features (nodes, in_channels) or those of (sources, targets).
+        """Run the layer.
 
-        Features may be sparse matrices. Those of targets may be None; `size` then says how many
-        sources and targets there are.
+        Parameters
+        ----------
+        x : (nodes, in_channels) Tensor or pair of Tensor
+            Features, or those of (sources, targets); may be sparse matrices. Those of targets may
+            be None.
+        edge_index : edges or sparse matrix
+            As for :func:`sparsetir.ops.resolve`.
+        size : (int, int), optional
+            Sources and targets.
+
+        Returns
+        -------
+        (targets, out_channels) Tensor
         """
         sources, targets = pair("SAGEConv", x, self.flow)
         graph = Graph.of(

@@ -22,6 +22,7 @@ from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 
 from sparsetir.arrays import dtype_name
+from sparsetir.nn.kernel_map import Convolution
 from sparsetir.nn.point_products import products
 from sparsetir.nn.points import Places, SparsePoints, convolution, reached_by
 from sparsetir.ops.check_pattern import check_size
@@ -38,6 +39,13 @@ class _Convolution(torch.nn.Module):
     weight : (kernel x, kernel y, kernel z, in_channels, out_channels)
     bias : (out_channels,), or None
     """
+
+    in_channels: int
+    out_channels: int
+    conv: Convolution
+    submanifold: bool
+    weight: Parameter
+    bias: Parameter | None
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any, padding: Any,
@@ -111,12 +119,26 @@ class SparseConv3d(_Convolution):
     cell of the coarse grid that has points in it, as there are here for `kernel_size == stride`
     without padding.
 
-    kernel_size, stride, padding, dilation : numbers, or three for x, y and z; padding by default 0
-    submanifold : what a stride of 1 means
-    weight : (kernel x, kernel y, kernel z, in_channels, out_channels); that of torch's dense layer
-        is `weight.permute(4, 3, 0, 1, 2)`
-    bias : (out_channels,), or None
+    Parameters
+    ----------
+    in_channels, out_channels : int
+        Features of the inputs and of the outputs.
+    kernel_size, stride, padding, dilation : int or (int, int, int)
+        Numbers, or three for x, y and z; padding by default 0.
+    submanifold : bool
+        What a stride of 1 means.
+    bias : bool
+        With b.
 
+    Attributes
+    ----------
+    weight : (kernel x, kernel y, kernel z, in_channels, out_channels) Parameter
+        That of torch's dense layer is `weight.permute(4, 3, 0, 1, 2)`.
+    bias : (out_channels,) Parameter or None
+        b.
+
+    Notes
+    -----
     Sums are in float32 for float16 and bfloat16. Gradients are of all orders. In compiled code
     (torch.compile) a submanifold convolution is one operator; where others have outputs depends on
     where points are, which ends a graph.
@@ -138,7 +160,18 @@ class SparseConv3d(_Convolution):
         )
 
     def forward(self, x: SparsePoints) -> SparsePoints:
-        """Points with `out_channels` features, of points with `in_channels`."""
+        """Run the layer.
+
+        Parameters
+        ----------
+        x : SparsePoints
+            With `in_channels` features.
+
+        Returns
+        -------
+        SparsePoints
+            With `out_channels` features.
+        """
         self._check(x)
         if self.submanifold:
             return self._sum(x, x.places, x.places)
@@ -155,8 +188,15 @@ class SparseConvTranspose3d(_Convolution):
     `torch.nn.functional.conv_transpose3d` has it. Points and features are as in
     :class:`SparseConv3d`.
 
-    weight : (kernel x, kernel y, kernel z, in_channels, out_channels); that of torch's dense layer
-        is `weight.permute(3, 4, 0, 1, 2)`
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, stride, padding, dilation, bias
+        As for :class:`SparseConv3d`, without what it says of submanifolds.
+
+    Attributes
+    ----------
+    weight : (kernel x, kernel y, kernel z, in_channels, out_channels) Parameter
+        That of torch's dense layer is `weight.permute(3, 4, 0, 1, 2)`.
     """
 
     def __init__(
@@ -174,10 +214,25 @@ class SparseConvTranspose3d(_Convolution):
         )
 
     def forward(self, x: SparsePoints, onto: SparsePoints | None = None) -> SparsePoints:
-        """Points with `out_channels` features.
+        """Run the layer.
 
-        onto : points whose places the result has; by default those that x came from by a strided
-            convolution, ValueError where there are none
+        Parameters
+        ----------
+        x : SparsePoints
+            With `in_channels` features.
+        onto : SparsePoints, optional
+            Points whose places the result has; by default those that x came from by a strided
+            convolution.
+
+        Returns
+        -------
+        SparsePoints
+            With `out_channels` features.
+
+        Raises
+        ------
+        ValueError
+            Where x came from no strided convolution, and `onto` is not given.
         """
         who = type(self).__name__
         self._check(x)

@@ -35,14 +35,35 @@ class SparseLinear(Module):
     Make one with :meth:`from_linear`. Gradients of W are those of the stored places alone, zeros
     among them too: what was pruned stays pruned.
 
+    Parameters
+    ----------
+    weight : (out_features, in_features) Tensor
+        W.
+    mask : (out_features, in_features) Tensor, bool
+        Which places are stored.
+    bias : (out_features,) Tensor or None
+        b.
+    block : (int, int) or None
+        Rows and columns of a block.
+
+    Attributes
+    ----------
+    values : (blocks, columns, rows of a block) or (nnz,) Parameter
+        What is stored.
+    indptr : (rows of blocks + 1,) or (out_features + 1,) Tensor, int32
+        Where rows begin.
+    indices : (blocks,) or (nnz,) Tensor, int32
+        Columns, of blocks or of elements.
+
+    Notes
+    -----
     With blocks, x and y are as torch has them, and a block's values are multiplied with several
     tokens at a time. Element by element, x is transposed for the product, and y back, which takes
     about as long as a product at 95 %: prefer blocks where the model allows.
-
-    values : (blocks, columns, rows of a block), or (nnz,)
-    indptr : (rows of blocks + 1,), or (out_features + 1,), int32
-    indices : (blocks,) or (nnz,) columns, of blocks or of elements, int32
     """
+
+    out_features: int
+    in_features: int
 
     indptr: Tensor
     indices: Tensor
@@ -68,8 +89,8 @@ class SparseLinear(Module):
         indptr = torch.nn.functional.pad(counts.cumsum(0), (1, 0))
         self.register_buffer("indptr", indptr.to(torch.int32))
         self.register_buffer("indices", columns.to(torch.int32))
-        self.values = Parameter(values.clone())
-        self.bias = None if bias is None else Parameter(bias.detach().clone())
+        self.values: Parameter = Parameter(values.clone())
+        self.bias: Parameter | None = None if bias is None else Parameter(bias.detach().clone())
 
     @classmethod
     def from_linear(
@@ -83,13 +104,25 @@ class SparseLinear(Module):
     ) -> SparseLinear:
         """Of a linear layer, which stays as it is.
 
-        mask : (out_features, in_features) bool, which weights are kept
-        sparsity : keep this share fewer, by magnitude (:func:`sparsetir.nn.prune`)
-        threshold : keep weights of larger magnitude
-        block : rows and columns of blocks, which are to divide the weight: each is kept whole where
-            one of its weights is
+        One of mask, sparsity and threshold at most; without, weights that are zero are pruned.
 
-        One of the three at most; without, weights that are zero are pruned.
+        Parameters
+        ----------
+        linear : torch.nn.Linear
+            The layer.
+        mask : (out_features, in_features) Tensor, bool, optional
+            Which weights are kept.
+        sparsity : float, optional
+            Keep this share fewer, by magnitude (:func:`sparsetir.nn.prune`).
+        threshold : float, optional
+            Keep weights of larger magnitude.
+        block : (int, int), optional
+            Rows and columns of blocks, which are to divide the weight: each is kept whole where one
+            of its weights is.
+
+        Returns
+        -------
+        SparseLinear
         """
         who = "SparseLinear.from_linear"
         if not isinstance(linear, Linear):
@@ -114,7 +147,17 @@ class SparseLinear(Module):
         return cls(weight, mask, linear.bias, block).train(linear.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., out_features), of x (..., in_features)."""
+        """Run the layer.
+
+        Parameters
+        ----------
+        x : (..., in_features) Tensor
+            Tokens.
+
+        Returns
+        -------
+        (..., out_features) Tensor
+        """
         if self.block is not None:
             return block_linear(
                 x, self.values, self.indptr, self.indices, self.bias, self.out_features,
@@ -155,16 +198,29 @@ class SparseLinear(Module):
 def sparse_linears(
     model: Module, names: str | Callable[[str, Linear], bool] = "*", **how: Any
 ) -> list[str]:
-    """Swap linear layers of a model for sparse ones, in place; gives the names of those swapped.
-
-    names : a pattern as of a shell, such as "encoder.layer.*.dense", or a function of a layer's
-        name and the layer
-    how : `sparsity`, `threshold` and `block` as of :meth:`SparseLinear.from_linear`
+    """Swap linear layers of a model for sparse ones, in place.
 
     Other modules stay, those that are derived from `torch.nn.Linear` too, and so do layers whose
     weight belongs to another module as well, such as an output layer tied to an embedding. A layer
     that stands in several places is swapped for one.
 
+    Parameters
+    ----------
+    model : torch.nn.Module
+        Whose layers are swapped.
+    names : str or callable
+        A pattern as of a shell, such as "encoder.layer.*.dense", or a function of a layer's name
+        and the layer.
+    **how
+        `sparsity`, `threshold` and `block` as of :meth:`SparseLinear.from_linear`.
+
+    Returns
+    -------
+    list of str
+        Names of the layers that were swapped.
+
+    Examples
+    --------
     >>> model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
     >>> sparse_linears(model, "0", sparsity=0.5)
     ['0']

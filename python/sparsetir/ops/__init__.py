@@ -25,7 +25,7 @@ from sparsetir.ops.messages import (
     sparse_softmax,
 )
 from sparsetir.ops.operands import Operand, Prepared, resolve
-from sparsetir.ops.prepared import prepare
+from sparsetir.ops.prepared import PreparedRelations, prepare
 from sparsetir.ops.rgms import rgms
 from sparsetir.ops.structure import (
     Structure,
@@ -38,6 +38,7 @@ from sparsetir.ops.structure import (
 __all__ = [
     "Operand",
     "Prepared",
+    "PreparedRelations",
     "Structure",
     "attention",
     "cache_info",

@@ -16,9 +16,10 @@ from torch.nn.functional import pad
 from sparsetir.compiled import compiled
 from sparsetir.lower import lower
 from sparsetir.mask_blocks import BlockRows
-from sparsetir.ops.message_kernels import EXPONENTIAL, is_parallel
+from sparsetir.ops.message_kernels import is_parallel
 from sparsetir.ops.structure import DTYPES, target_of
 from sparsetir.schedules.default import is_gpu
+from sparsetir.schedules.search.edge_space import EXPONENTIAL
 from sparsetir.schedules.templates import (
     block_attention,
     block_attention_backward,

@@ -92,6 +92,8 @@ class Cache:
 
     def _measure(self, keys: list[Any]) -> None:
         for key in keys:
+            if key not in self._entries:  # dropped since, as its owner died
+                continue
             made, before, kept = self._entries[key]
             size = measured(made)
             self._entries[key] = made, size, kept

@@ -22,20 +22,35 @@ __all__ = ["sddmm", "spmm", "spmv"]
 def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """C[i, k] = reduce over the stored j of A[i, j] * B[j, k].
 
-    A : a sparse matrix of any kind that :func:`resolve` takes; without values of its own, such as
-        an edge_index, it has ones
-    B : (n, feat) or (heads, n, feat); float16, bfloat16, float32 or float64
-    reduce : "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max"
-        or "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is
-        greater and less than all else
-    values : (nnz,) or (heads, nnz) of B's dtype in the order of A's elements, instead of its own
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes; without values of its own, such as an edge_index, it
+        has ones.
+    B : (n, feat) or (heads, n, feat) Tensor
+        float16, bfloat16, float32 or float64.
+    reduce : str
+        "sum" or "add", "mean" (the sum over the number of stored elements of the row), "max" or
+        "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is greater
+        and less than all else.
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        Of B's dtype in the order of A's elements, instead of its own.
 
-    Gives (m, feat), or (heads, m, feat) where B or the values have heads. Differentiable with
-    respect to B and the values any number of times; the gradient of a maximum goes to the first
-    element that has it. Sums are in float32, for float64 in float64, and always in the same order:
-    on a CPU results are the same in each run.
+    Returns
+    -------
+    (m, feat) or (heads, m, feat) Tensor
+        With heads where B or the values have them. Differentiable with respect to B and the values
+        any number of times; the gradient of a maximum goes to the first element that has it.
 
-    Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.1.)
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+
+    Notes
+    -----
+    Sums are in float32, for float64 in float64, and always in the same order: on a CPU results are
+    the same in each run. (SparseTIR, section 4.2.1.)
     """
     found = again(A, B, reduce, values)
     if found is not None:
@@ -51,9 +66,16 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
 def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """y[i] = reduce over the stored j of A[i, j] * x[j]; :func:`spmm` for vectors.
 
-    x : (n,) or (heads, n)
+    Parameters
+    ----------
+    A, reduce, values
+        As for :func:`spmm`.
+    x : (n,) or (heads, n) Tensor
+        The vector, or one for each head.
 
-    Gives (m,) or (heads, m).
+    Returns
+    -------
+    (m,) or (heads, m) Tensor
     """
     reduce = reduction("spmv", reduce)
     _check_operand("spmv", "x", x, (1, 2))
@@ -64,11 +86,24 @@ def spmv(A: Any, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -
 def sddmm(A: Any, X: Tensor, Y: Tensor) -> Tensor:
     """OUT[e] = sum over k of X[i, k] * Y[j, k] for each element e = (i, j) of A.
 
-    A : as for :func:`spmm`; its values play no part
-    X, Y : (m, feat) and (n, feat), or with heads (heads, m, feat) and (heads, n, feat)
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        As for :func:`spmm`; its values play no part.
+    X : (m, feat) or (heads, m, feat) Tensor
+        For the rows.
+    Y : (n, feat) or (heads, n, feat) Tensor
+        For the columns.
 
-    Gives (nnz,) or (heads, nnz) in the order of A's elements, to be `values` of other operators.
-    Differentiable with respect to X and Y any number of times. (SparseTIR, section 4.2.2.)
+    Returns
+    -------
+    (nnz,) or (heads, nnz) Tensor
+        In the order of A's elements, to be `values` of other operators. Differentiable with respect
+        to X and Y any number of times.
+
+    Notes
+    -----
+    SparseTIR, section 4.2.2.
     """
     _check_operand("sddmm", "X", X, (2, 3))
     _check_operand("sddmm", "Y", Y, (2, 3), like=X)

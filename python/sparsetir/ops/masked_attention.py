@@ -31,29 +31,44 @@ def sparse_attention(
 ) -> Tensor:
     """Out[i] = sum over the j of row i of the mask of softmax(scale * q[i] . k[j]) * v[j].
 
-    q : (batch, heads, m, feat)
-    k : (batch, heads, n, feat)
-    v : (batch, heads, n, width)
-    mask : an (m, n) :class:`sparsetir.masks.BlockMask`, or a sparse matrix of any kind that
-        :func:`sparsetir.ops.resolve` takes, whose values play no part. All heads share it
-    scale : by default 1 / sqrt(feat)
+    The same as `scaled_dot_product_attention` with the mask as a dense one, but for rows without
+    elements, which give zeros and gradients of zero. What is not in the mask has weight zero: where
+    it shares a block with elements, an infinity or NaN of its v makes NaN, as it does there.
 
-    Gives (batch, heads, m, width). The same as `scaled_dot_product_attention` with the mask as a
-    dense one, but for rows without elements, which give zeros and gradients of zero. What is not in
-    the mask has weight zero: where it shares a block with elements, an infinity or NaN of its v
-    makes NaN, as it does there.
+    Parameters
+    ----------
+    q : (batch, heads, m, feat) Tensor
+        Queries.
+    k : (batch, heads, n, feat) Tensor
+        Keys.
+    v : (batch, heads, n, width) Tensor
+        Values.
+    mask : BlockMask or sparse matrix
+        An (m, n) :class:`sparsetir.masks.BlockMask`, or a sparse matrix of any kind that
+        :func:`sparsetir.ops.resolve` takes, whose values play no part. All heads share it.
+    scale : float, optional
+        By default 1 / sqrt(feat).
 
+    Returns
+    -------
+    (batch, heads, m, width) Tensor
+        Differentiable once with respect to q, k and v.
+
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
+
+    Notes
+    -----
     Scores and weights are never in memory as a whole: beside its result the kernel takes a block's
     for each thread, and the logarithm of a row's sum for the gradients, which make weights again. A
-    matrix of elements is put in blocks where it fills them; elsewhere its elements are gone
-    through one by one. Sums are in float32, for float64 in float64. Differentiable once with
-    respect to q, k and v. (SparseTIR, section 4.3.1.)
+    matrix of elements is put in blocks where it fills them; elsewhere its elements are gone through
+    one by one. Sums are in float32, for float64 in float64. (SparseTIR, section 4.3.1.)
 
     On a GPU blocks are multiplied on tensor cores, in float16 or bfloat16; weights of keys are
     rounded to that type there. Matrices of elements, and blocks of wider types, are gone through
     element by element.
-
-    Raises TypeError and ValueError that name the argument.
     """
     _check(q, k, v)
     m, n = q.shape[2], k.shape[2]

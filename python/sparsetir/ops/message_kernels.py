@@ -6,28 +6,26 @@ values of edges come and go in the caller's order of a structure.
 
 from __future__ import annotations
 
-import os
-from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sparsetir.compiled import compiled
+from sparsetir.edge_request import edge_task
+from sparsetir.kernel import Kernel
 from sparsetir.lower import lower_template
 from sparsetir.ops.structure import DTYPES, Structure, target_of
-from sparsetir.schedules.templates import (
-    edge_attention,
-    edge_messages,
-    edge_softmax,
-    messages,
-)
-from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.request import default_threads
+from sparsetir.schedules.search import edge_space
+from sparsetir.schedules.search.choices import Choices
+from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
+from sparsetir.tuning.fingerprint import Sizes
+from sparsetir.tuning.lookup import recorded_config, warn_of_record
 from sparsetir.waking import pays
 
 __all__ = [
-    "EXPONENTIAL",
     "attention",
     "gsddmm",
     "gspmm",
@@ -35,12 +33,6 @@ __all__ = [
     "softmax",
     "softmax_backward",
 ]
-
-BLOCKS_PER_THREAD = 8
-# Features of a GPU thread at a time.
-GPU_TILE = 4
-# Additions that take as long as an exponential.
-EXPONENTIAL = 8
 
 
 def gspmm(
@@ -72,8 +64,7 @@ def gspmm(
         op, reduce, _dims(u), _dims(e), DTYPES[dtype], arrays.idtype, ordered, arg,
         found is not None,
     )  # fmt: skip
-    run = _Run(structure, structure.nnz * heads * feat)
-    config = run.tile(feat)
+    run = _Run(structure, problem, heads, (feat,))
     named = {"u": _squeezed(u), "e": _squeezed(e), "out": out}
     if ordered:
         named["order"] = arrays.places if arrays.order is None else arrays.order
@@ -86,7 +77,7 @@ def gspmm(
     numbers = {"heads": heads, "feat": feat, "m": structure.m, "nnz": structure.nnz}
     if u is not None:
         numbers["n"] = structure.n
-    run(messages, problem, config, {**named, "indptr": arrays.indptr}, numbers)
+    run({**named, "indptr": arrays.indptr}, numbers)
     return out, None if winners is None else winners.long()
 
 
@@ -108,15 +99,14 @@ def gsddmm(
     problem = edge_messages.EdgeMessages(
         op, _dims(lhs), _dims(rhs), at[0], at[1], DTYPES[out.dtype], arrays.idtype
     )
-    run = _Run(structure, structure.nnz * heads * feat)
-    config = run.tile(feat)
+    run = _Run(structure, problem, heads, (feat,))
     named = {"lhs": _squeezed(lhs), "rhs": _squeezed(rhs), "out": out.squeeze(-1) if dot else out}
     numbers = {"heads": heads, "nnz": structure.nnz, "feat": feat}
     for side, operand, target in zip(("lhs", "rhs"), (lhs, rhs), targets, strict=True):
         if operand is not None and target != "e":
             named[f"{side}_of"] = arrays.ends[target]
             numbers[f"{side}_nodes"] = len(operand)
-    run(edge_messages, problem, config, named, numbers)
+    run(named, numbers)
     return out
 
 
@@ -139,14 +129,13 @@ def _softmax(structure: Structure, given: tuple[Tensor, ...], backward: bool) ->
     batch, _, heads = first.shape
     out = torch.empty(first.shape, dtype=wide, device=first.device)
     arrays = _arrays_of(structure)
-    run = _Run(structure, first.numel() * EXPONENTIAL)
-    config = run.tile(heads)
     problem = edge_softmax.EdgeSoftmax(DTYPES[wide], arrays.idtype, backward)
-    names = ("y", "g", "dx") if backward else ("x", "y")
+    run = _Run(structure, problem, batch, (heads,))
+    names = ("y", "g", "dx") if backward else ("x", "out")
     flat = [x.reshape(-1, heads) for x in (*moved, out)]
     named = {**dict(zip(names, flat, strict=True)), "indptr": arrays.indptr}
     numbers = {"batch": batch, "m": structure.m, "nnz": structure.nnz, "heads": heads}
-    run(edge_softmax, problem, config, named, numbers)
+    run(named, numbers)
     return structure.restored(out, 1).to(first.dtype)
 
 
@@ -167,8 +156,7 @@ def attention(
         feat = 1
     arrays = _arrays_of(structure)
     problem = edge_attention.EdgeAttention(DTYPES[q.dtype], arrays.idtype, heads_first)
-    run = _Run(structure, structure.nnz * heads * (feat + width + EXPONENTIAL))
-    config = edge_attention.AttentionTiles(run.tile(feat), run.tile(width))
+    run = _Run(structure, problem, heads, (feat, width))
     wide = getattr(torch, problem.accumulator)
     named = {
         "q": q, "k": k, "v": v, "out": out, "indptr": arrays.indptr, "indices": arrays.indices,
@@ -178,7 +166,7 @@ def attention(
         "m": structure.m, "n": structure.n, "nnz": structure.nnz, "heads": heads, "feat": feat,
         "width": width, "scale": scale,
     }  # fmt: skip
-    run(edge_attention, problem, config, named, numbers)
+    run(named, numbers)
     return out
 
 
@@ -186,41 +174,49 @@ def attention(
 
 
 class _Run:
-    """A call of a template's kernel: how many threads it takes, and what it is compiled for."""
+    """A call of a kernel, with the config that is recorded for its pattern, or that sizes choose.
 
-    def __init__(self, structure: Structure, work: int) -> None:
-        self.structure, self.gpu = structure, structure.device.type == "cuda"
-        self.parallel = not self.gpu and is_parallel(work)
+    heads, features : as :func:`sparsetir.edge_request.edge_task` takes them
+    """
 
-    def tile(self, feat: int) -> Tile:
-        """Tiles of a number of features."""
-        if self.gpu:
-            return replace(Tile.for_features(feat, most=GPU_TILE), gpu=True)
-        found = Tile.for_features(feat, self.parallel)
-        return replace(found, blocks=_threads() * BLOCKS_PER_THREAD) if self.parallel else found
+    def __init__(
+        self, structure: Structure, problem: Any, heads: int, features: tuple[int, ...]
+    ) -> None:
+        self.structure, self.problem = structure, problem
+        self.target = target_of(structure.device)
+        key = "config", problem, heads, features
+        self.config = structure.derived(key, lambda of: self._config(of, heads, features))
 
-    def __call__(
-        self, template: Any, problem: Any, config: Any, named: dict[str, Any],
-        numbers: dict[str, Any],
-    ) -> None:  # fmt: skip
+    def _config(self, structure: Structure, heads: int, features: tuple[int, ...]) -> Any:
+        gpu, threads = structure.device.type == "cuda", default_threads()
+        if not gpu and not isinstance(self.problem, edge_messages.EdgeMessages):
+            sizes = Sizes(structure.shape, structure.nnz)
+            task = edge_task(self.problem, sizes, features, heads, self.target, threads)
+            recorded = recorded_config(task, lambda: structure.pattern.in_order)
+            if isinstance(recorded, Choices):
+                try:
+                    found = edge_space.config_of(recorded)
+                    self._kernel(found)
+                    return found
+                except Exception as error:  # such as of a template that has changed since
+                    warn_of_record(recorded, error)
+        parallel = is_parallel(edge_space.work(self.problem, structure.nnz, heads, features))
+        return edge_space.chosen(features, threads if parallel else 1, gpu)
+
+    def _kernel(self, config: Any) -> Kernel:
+        template = edge_space.TEMPLATES[type(self.problem)]
+        stages = partial(lower_template, template, self.problem, config, self.target)
+        return compiled((self.problem, config), self.target, stages)
+
+    def __call__(self, named: dict[str, Any], numbers: dict[str, Any]) -> None:
         """Compile the kernel if it is new, and run it."""
-        structure, target = self.structure, target_of(self.structure.device)
-        key = template.__name__, problem, config
-        stages = partial(lower_template, template, problem, config, target)
-        kernel = compiled(key, target, stages)
         arrays = {name: x for name, x in named.items() if x is not None}
-        structure.call(kernel, arrays, numbers)
+        self.structure.call(self._kernel(self.config), arrays, numbers)
 
 
 def is_parallel(work: int) -> bool:
     """Whether to wake the other threads of a CPU for so many multiplications."""
-    return pays(_threads(), work)
-
-
-@cache
-def _threads() -> int:
-    named = os.environ.get("TVM_NUM_THREADS", "")
-    return int(named) if named.isdecimal() and int(named) else os.cpu_count() or 1
+    return pays(default_threads(), work)
 
 
 class _Arrays:

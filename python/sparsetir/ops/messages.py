@@ -31,23 +31,40 @@ def gspmm(
 ) -> Tensor:  # fmt: skip
     """Out[i] = reduce over the elements (i, j) of op(u[j], e[(i, j)]).
 
-    A : a sparse matrix of any kind that :func:`resolve` takes
-    op : "copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e" or "u_div_e"; or DGL's "copy_lhs",
-        "copy_rhs", "add", "sub", "mul" and "div"; or with the reduction, as "u_mul_e_sum"
-    reduce : "sum" or "add" (by default), "mean" (the sum over the number of elements of the row),
-        "max" or "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is
-        greater and less than all else
-    u : (n, ...) features of sources
-    e : (nnz, ...) features of edges, in the order of A's elements; by default A's values. Feature
-        dimensions of u and e are broadcast as by torch, but for (nnz,), which is one number for all
-        features: (n, heads, f) goes with (nnz, heads, 1), (n, f) with (nnz, f), (nnz, 1) and (nnz,)
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes.
+    op : str
+        "copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e" or "u_div_e"; or DGL's "copy_lhs",
+        "copy_rhs", "add", "sub", "mul" and "div"; or with the reduction, as "u_mul_e_sum".
+    reduce : str
+        "sum" or "add" (by default), "mean" (the sum over the number of elements of the row), "max"
+        or "amax", "min" or "amin"; a row without elements is zero in all of them, and NaN is
+        greater and less than all else.
+    u : (n, ...) Tensor
+        Features of sources.
+    e : (nnz, ...) Tensor
+        Features of edges, in the order of A's elements; by default A's values. Feature dimensions
+        of u and e are broadcast as by torch, but for (nnz,), which is one number for all features:
+        (n, heads, f) goes with (nnz, heads, 1), (n, f) with (nnz, f), (nnz, 1) and (nnz,).
+    reduce_op, lhs_data, rhs_data
+        What DGL calls reduce, u and e.
 
-    reduce_op, lhs_data, rhs_data : what DGL calls reduce, u and e
+    Returns
+    -------
+    (m, ...) Tensor
+        Differentiable with respect to u and e any number of times; the gradient of a maximum goes
+        to one element that has it.
 
-    Gives (m, ...). Differentiable with respect to u and e any number of times; the gradient of a
-    maximum goes to one element that has it. Sums are in float32, for float64 in float64.
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
 
-    Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.1.)
+    Notes
+    -----
+    Sums are in float32, for float64 in float64. (SparseTIR, section 4.2.1.)
     """
     reduce = _either("gspmm", "reduce", reduce, "reduce_op", reduce_op)
     u = _either("gspmm", "u", u, "lhs_data", lhs_data)
@@ -77,11 +94,19 @@ def gspmm(
 def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tensor:
     """Out[i] = reduce over p from rowptr[i] up to rowptr[i + 1] of values[p].
 
-    values : (nnz, ...)
-    rowptr : (m + 1,) int32 or int64, non-decreasing from 0 to nnz
-    reduce : as for :func:`gspmm`
+    Parameters
+    ----------
+    values : (nnz, ...) Tensor
+        What is reduced.
+    rowptr : (m + 1,) Tensor, int32 or int64
+        Non-decreasing from 0 to nnz.
+    reduce : str
+        As for :func:`gspmm`.
 
-    Gives (m, ...). Differentiable any number of times.
+    Returns
+    -------
+    (m, ...) Tensor
+        Differentiable any number of times.
     """
     values = _given("segment_reduce", "values", values, "segments")
     reduce = reduction("segment_reduce", reduce)
@@ -107,20 +132,36 @@ def gsddmm(
 ) -> Tensor:  # fmt: skip
     """Out[e] = op(lhs[e], rhs[e]) for each element e of A, of features of its ends or its own.
 
-    A : a sparse matrix of any kind that :func:`resolve` takes; its values play no part
-    op : "add", "sub", "mul", "div", "dot" (the sum of products over the last dimension, which
-        stays with size 1), "copy_lhs" or "copy_rhs"; or both targets in one name, as "u_add_v",
-        "u_dot_v", "v_mul_e", "copy_u"
-    lhs, rhs : (n, ...) for target "u", the sources; (m, ...) for "v", the targets; (nnz, ...) for
-        "e", the elements in A's order. Feature dimensions are broadcast as by torch, but for
-        operands without any, which are one number for all features
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes; its values play no part.
+    op : str
+        "add", "sub", "mul", "div", "dot" (the sum of products over the last dimension, which stays
+        with size 1), "copy_lhs" or "copy_rhs"; or both targets in one name, as "u_add_v",
+        "u_dot_v", "v_mul_e", "copy_u".
+    lhs, rhs : Tensor
+        (n, ...) for target "u", the sources; (m, ...) for "v", the targets; (nnz, ...) for "e", the
+        elements in A's order. Feature dimensions are broadcast as by torch, but for operands
+        without any, which are one number for all features.
+    lhs_target, rhs_target : {"u", "v", "e"}
+        What the operands are features of.
+    lhs_data, rhs_data : Tensor
+        What DGL calls lhs and rhs.
 
-    lhs_data, rhs_data : what DGL calls lhs and rhs
+    Returns
+    -------
+    (nnz, ...) Tensor
+        Differentiable with respect to lhs and rhs any number of times.
 
-    Gives (nnz, ...). Differentiable with respect to lhs and rhs any number of times. Sums are in
-    float32, for float64 in float64.
+    Raises
+    ------
+    TypeError, ValueError
+        Naming the argument.
 
-    Raises TypeError and ValueError that name the argument. (SparseTIR, section 4.2.2.)
+    Notes
+    -----
+    Sums are in float32, for float64 in float64. (SparseTIR, section 4.2.2.)
     """
     lhs = _either("gsddmm", "lhs", lhs, "lhs_data", lhs_data)
     rhs = _either("gsddmm", "rhs", rhs, "rhs_data", rhs_data)
@@ -148,11 +189,21 @@ def gsddmm(
 def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
     """Softmax over the elements of each row of A.
 
-    A : a sparse matrix of any kind that :func:`resolve` takes
-    values : (nnz,) or (heads, nnz) in the order of A's elements; by default its own
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes.
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        In the order of A's elements; by default its own.
 
-    Gives values of the same shape. Exponentials and sums are in float32, for float64 in float64.
-    Differentiable any number of times. (SparseTIR, section 3.4.)
+    Returns
+    -------
+    (nnz,) or (heads, nnz) Tensor
+        Differentiable any number of times.
+
+    Notes
+    -----
+    Exponentials and sums are in float32, for float64 in float64. (SparseTIR, section 3.4.)
     """
     operand = resolve(A, values, None, "sparse_softmax")
     x = _given("sparse_softmax", "values", operand.values, "a matrix without values")
@@ -166,15 +217,33 @@ def sparse_softmax(A: Any, values: Tensor | None = None) -> Tensor:
     return _softmax(operand, x.reshape(x.shape[:-1].numel(), nnz, 1)).reshape(x.shape)
 
 
-def edge_softmax(A: Any, e: Tensor) -> Tensor:
+def edge_softmax(A: Any, e: Tensor, norm_by: str = "dst") -> Tensor:
     """Softmax over the edges into each target: over the elements of each row of A.
 
-    e : (nnz,) or (nnz, heads, ...) in the order of A's elements, each head by itself
-
     As :func:`sparse_softmax`, but for the place of heads.
+
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes.
+    e : (nnz,) or (nnz, heads, ...) Tensor
+        In the order of A's elements, each head by itself.
+    norm_by : {"dst", "src"}
+        "src" is over the edges out of each source, the elements of each column, as in DGL.
+
+    Returns
+    -------
+    Tensor
+        Of e's shape.
     """
     e = _given("edge_softmax", "e", e, "edges")
+    if norm_by not in ("dst", "src"):
+        raise ValueError(
+            f"edge_softmax: argument 'norm_by': expected 'dst' or 'src', got {norm_by!r}"
+        )
     operand = resolve(A, None, None, "edge_softmax")
+    if norm_by == "src":
+        operand = _turned(operand)
     nnz = _count(operand)
     _check_like("edge_softmax", operand, e=(e, nnz, "elements"))
     heads = e.shape[1:].numel()
@@ -184,15 +253,29 @@ def edge_softmax(A: Any, e: Tensor) -> Tensor:
 def attention(A: Any, q: Tensor, k: Tensor, v: Tensor, scale: float | None = None) -> Tensor:
     """Out[i] = sum over the stored j of softmax(scale * q[i] . k[j]) * v[j], in one kernel.
 
-    A : a sparse matrix of any kind that :func:`resolve` takes; its values play no part
-    q : (m, feat) or (m, heads, feat)
-    k : (n, feat) or (n, heads, feat)
-    v : (n, width) or (n, heads, width)
-    scale : by default 1 / sqrt(feat)
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes; its values play no part.
+    q : (m, feat) or (m, heads, feat) Tensor
+        Queries, of the rows.
+    k : (n, feat) or (n, heads, feat) Tensor
+        Keys, of the columns.
+    v : (n, width) or (n, heads, width) Tensor
+        Values, of the columns.
+    scale : float, optional
+        By default 1 / sqrt(feat).
 
-    Gives (m, width) or (m, heads, width); a row without elements gives zeros. Scores are never
-    stored for the backward pass, which makes them again. Differentiable with respect to q, k and v
-    any number of times. (SparseTIR, section 4.3.1.)
+    Returns
+    -------
+    (m, width) or (m, heads, width) Tensor
+        A row without elements gives zeros. Differentiable with respect to q, k and v any number of
+        times.
+
+    Notes
+    -----
+    Scores are never stored for the backward pass, which makes them again. (SparseTIR, section
+    4.3.1.)
     """
     given = {"q": q, "k": k, "v": v}
     for name, x in given.items():
@@ -346,6 +429,25 @@ def _own_values(operand: Operand, u: Tensor | None) -> Tensor | None:
     if values is None or u is None or values.requires_grad:
         return values
     return values.to(u.device, u.dtype)
+
+
+def _turned(operand: Operand) -> Operand:
+    """The transposed matrix without values, whose elements are in the same order."""
+    rowptr, col, m, n, _ = operand
+
+    def make() -> Tensor:
+        if col.dim() == 2:
+            return col.flip(0)
+        rows = torch.arange(m, dtype=col.dtype, device=col.device)
+        return torch.stack([torch.repeat_interleave(rows, rowptr[1:] - rowptr[:-1]), col])
+
+    if torch.compiler.is_compiling():
+        edges = make()
+    else:
+        key = ("turned", *memory_key(col), *memory_key(rowptr))
+        found = kept.get(key)
+        edges = kept.put(key, lasting(make)(), col, rowptr) if found is None else found
+    return resolve((edges, (m, n)), None, None, "edge_softmax")
 
 
 def _no_columns(rowptr: Tensor, nnz: int) -> Tensor:

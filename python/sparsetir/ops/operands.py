@@ -31,10 +31,16 @@ __all__ = ["Operand", "Prepared", "as_tensor", "known", "plain_edges", "resolve"
 class Operand(NamedTuple):
     """A sparse (m, n) matrix as operators take it; itself taken wherever a matrix is.
 
-    rowptr : (m + 1,) int32 or int64
-    col : (nnz,) columns in row order, or (2, nnz) edges in any order, columns first, then rows
-    m, n : rows and columns
-    values : (nnz,) or (heads, nnz) in the order of `col`, or None for ones
+    Parameters
+    ----------
+    rowptr : (m + 1,) Tensor, int32 or int64
+        Where rows begin.
+    col : (nnz,) or (2, nnz) Tensor
+        Columns in row order; or edges in any order, columns first, then rows.
+    m, n : int
+        Rows and columns.
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        In the order of `col`; None for ones.
     """
 
     rowptr: Tensor
@@ -47,9 +53,23 @@ class Operand(NamedTuple):
 class Prepared:
     """What :func:`sparsetir.ops.prepare` gives; taken wherever a sparse matrix is.
 
-    operand : whose rowptr and col are copies that nobody else has
-    structure : what was made of them
+    Parameters
+    ----------
+    operand : Operand
+        Whose rowptr and col are copies that nobody else has.
+    structure : Structure
+        What was made of them.
+    of : Prepared, optional
+        The handle that this one shares its pattern with.
     """
+
+    operand: Operand
+    structure: Structure
+    rowptr: Tensor
+    col: Tensor
+    m: int
+    n: int
+    values: Tensor | None
 
     def __init__(self, operand: Operand, structure: Structure, of: Prepared | None = None) -> None:
         self.operand, self.structure = operand, structure
@@ -67,7 +87,17 @@ class Prepared:
         return self.col.shape[-1]
 
     def with_values(self, values: Tensor | None) -> Prepared:
-        """The same pattern with other values, (nnz,) or (heads, nnz), or with ones for None."""
+        """The same pattern with other values.
+
+        Parameters
+        ----------
+        values : (nnz,) or (heads, nnz) Tensor, or None
+            None for ones.
+
+        Returns
+        -------
+        Prepared
+        """
         return Prepared(self.operand._replace(values=values), self.structure, self._of or self)
 
     def __reduce__(self) -> Any:
@@ -86,7 +116,10 @@ def resolve(
 ) -> Operand:
     """A sparse matrix of any kind as operators take it; conversions are kept.
 
-    A : one of
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        One of
 
         - a sparse tensor of torch: COO (uncoalesced ones are coalesced in each call), CSR, CSC, BSR
           or BSC
@@ -102,16 +135,28 @@ def resolve(
           of NumPy and others with DLPack, graphs of PyG and DGL, names of files. What is not in
           tensors is converted in each call
 
-    values : of the elements in A's order, instead of its own: (nnz,) or (heads, nnz). That is the
-        order of A.values() for torch's tensors (block by block for BSR and BSC), of the edges, of
-        `SparseMatrix.values`, of the rows for a SparseTensor and of A.val for DGL
-    shape : (m, n) for edges without a size; by default the sizes are read from the edges
-    who, name : function and argument, as errors name them
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        Of the elements in A's order, instead of its own. That is the order of A.values() for
+        torch's tensors (block by block for BSR and BSC), of the edges, of `SparseMatrix.values`, of
+        the rows for a SparseTensor and of A.val for DGL. They keep their gradients.
+    shape : (int, int), optional
+        (m, n) for edges without a size; by default the sizes are read from the edges.
+    who, name : str
+        Function and argument, as errors name them.
 
-    Values keep their gradients. `torch.compile` takes sparse tensors of torch as torch does: by a
-    break of the graph, and so not with fullgraph=True.
+    Returns
+    -------
+    Operand
 
-    Raises TypeError and ValueError for what is no sparse matrix.
+    Raises
+    ------
+    TypeError, ValueError
+        For what is no sparse matrix.
+
+    Notes
+    -----
+    `torch.compile` takes sparse tensors of torch as torch does: by a break of the graph, and so not
+    with fullgraph=True.
     """
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
@@ -198,6 +243,11 @@ def plain_edges(who: str, name: str, A: Tensor) -> tuple[Tensor, tuple[int, int]
         if sources is not None and targets is not None:
             size = int(targets), int(sources)
         A = A.as_tensor()  # type: ignore[attr-defined]
+    if A.is_nested or A.layout is not torch.strided:
+        raise TypeError(
+            f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
+            f"got {'a nested tensor' if A.is_nested else A.layout}"
+        )
     if A.dim() != 2 or A.shape[0] != 2:
         raise ValueError(
             f"{who}: argument '{name}': expected a sparse matrix or an edge_index of shape (2, E), "
@@ -268,7 +318,9 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
         A = A if A.is_coalesced() else A.coalesce()
         indices = A.indices()
         rowptr, col = _converted(
-            (*memory_key(indices), m), (indices,), lambda: (_pointers(indices[0], m), indices[1])
+            (*memory_key(indices), m),
+            (indices,),
+            lambda: (_pointers(_in_order(who, name, indices[0]), m), indices[1]),
         )
         return Operand(rowptr, col, m, n, _own(A) if values is None else values)
     by_rows = A.layout is torch.sparse_bsr
@@ -294,6 +346,16 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     key = (*memory_key(outer), *memory_key(inner), block, by_rows, m, n)
     rowptr, edges = _converted(key, (outer, inner), convert)
     return Operand(rowptr, edges, m, n, blocks.reshape(-1) if values is None else values)
+
+
+def _in_order(who: str, name: str, rows: Tensor) -> Tensor:
+    """The rows of a tensor that is said to be coalesced, which torch believes who makes it."""
+    if not torch.compiler.is_compiling() and is_plain(rows) and bool((rows[1:] < rows[:-1]).any()):
+        raise ValueError(
+            f"{who}: argument '{name}': expected elements in order of rows, as its is_coalesced() "
+            "says; make it without is_coalesced=True"
+        )
+    return rows
 
 
 def _own(A: Tensor) -> Tensor:
@@ -366,7 +428,16 @@ def as_tensor(who: str, name: str, array: Any) -> Tensor:
     host = to_host(who, name, array)
     if host.dtype.kind in "iu" and host.dtype.name not in ("int32", "int64"):
         host = host.astype(np.int64)
-    return torch.from_numpy(host if host.flags.writeable else host.copy())
+    if not host.dtype.isnative:
+        host = host.astype(host.dtype.newbyteorder("="))
+    backwards = any(step < 0 for step in host.strides)
+    try:
+        return torch.from_numpy(host.copy() if backwards or not host.flags.writeable else host)
+    except TypeError:
+        raise TypeError(
+            f"{who}: argument '{name}': expected an array of numbers that torch knows, got one of "
+            f"{host.dtype}"
+        ) from None
 
 
 # -- our own --------------------------------------------------------------------------------------

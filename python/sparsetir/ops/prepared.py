@@ -2,35 +2,144 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
 from sparsetir.ops.cache import lasting, memory_key
 from sparsetir.ops.operands import Operand, Prepared, resolve
+from sparsetir.ops.relations import Relations, relations_key, relations_of
 from sparsetir.ops.structure import Structure, pinned, structure_of
 
-__all__ = ["prepare"]
+__all__ = ["PreparedRelations", "prepare"]
 
 
-def prepare(A: Any, size: Any = None, values: Tensor | None = None) -> Prepared:
+class PreparedRelations:
+    """Edges with relations, ready for `ops.rgms` and `nn.RGCNConv`, which take it for both.
+
+    :func:`prepare` makes them.
+
+    Parameters
+    ----------
+    edge_index : (2, E) Tensor
+        Sources, then targets; copied, so that nobody else has it.
+    edge_type : (E,) Tensor
+        Relation of each edge; copied, too.
+    n : int
+        Sources.
+    m : int
+        Targets.
+    count : int
+        Relations.
+    """
+
+    n: int
+    m: int
+    count: int
+
+    def __init__(self, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> None:
+        self.edge_index: Tensor = _copied(edge_index)
+        self.edge_type: Tensor = _copied(edge_type)
+        sizes = {"n": n, "m": m, "count": count}
+        given = self.edge_index, self.edge_type
+        self.structure: Relations = relations_of(*given, **sizes, who="prepare", keeping=False)
+        self.n, self.m, self.count = n, m, count
+        pinned[relations_key(*given, **sizes)] = self
+
+    def edges_for(self, who: str, n: int, m: int, count: int) -> tuple[Tensor, Tensor]:
+        """Edges and their relations, for those sizes.
+
+        Parameters
+        ----------
+        who : str
+            Whom the error names.
+        n : int
+            Sources.
+        m : int
+            Targets.
+        count : int
+            Relations.
+
+        Returns
+        -------
+        (Tensor, Tensor)
+            (2, E) and (E,).
+
+        Raises
+        ------
+        ValueError
+            Where they were prepared for other sizes.
+        """
+        if (n, m, count) != (self.n, self.m, self.count):
+            raise ValueError(
+                f"{who}: argument 'edge_index': expected one prepared for {n} sources, {m} targets "
+                f"and {count} relations, got {self.n}, {self.m} and {self.count}"
+            )
+        return self.edge_index, self.edge_type
+
+    def __reduce__(self) -> Any:
+        raise TypeError("PreparedRelations: cannot be pickled; prepare the edges again")
+
+    def __repr__(self) -> str:
+        return (
+            f"<sparsetir.ops.PreparedRelations {self.count} relations, ({self.m}, {self.n}), "
+            f"{len(self.edge_type)} edges, {self.edge_type.device}>"
+        )
+
+
+@overload
+def prepare(A: Any, size: Any = None, values: Tensor | None = None) -> Prepared: ...
+@overload
+def prepare(
+    A: Tensor, size: Any = None, *, edge_type: Tensor, num_relations: int | None = None
+) -> PreparedRelations: ...
+def prepare(
+    A: Any, size: Any = None, values: Tensor | None = None, *, edge_type: Tensor | None = None,
+    num_relations: int | None = None,
+) -> Prepared | PreparedRelations:  # fmt: skip
     """The matrix, ready for all operators and layers: what they find out of a pattern is kept here.
-
-    >>> g = ops.prepare(edge_index, num_nodes)
-    >>> for features in batches:
-    ...     ops.spmm(g, features)
-
-    A : a sparse matrix of any kind that :func:`resolve` takes
-    size : of edges: (sources, targets) or one number for both; by default for the largest node
-    values : of the elements in A's order, instead of its own
 
     The pattern is copied: whoever writes to A later changes nothing here, so that a call needs no
     look at whether anyone did. Values are not copied: each call reads what they are. What is kept
     lives as long as the handle and counts for no limit of the caches.
 
-    Raises TypeError and ValueError as :func:`resolve`.
+    Parameters
+    ----------
+    A : sparse (m, n) matrix
+        Of any kind that :func:`resolve` takes.
+    size : int or (int, int), optional
+        Of edges: (sources, targets) or one number for both; by default for the largest node.
+    values : (nnz,) or (heads, nnz) Tensor, optional
+        Of the elements in A's order, instead of its own.
+    edge_type : (E,) Tensor, optional
+        Relation of each of A's edges, a (2, E) tensor.
+    num_relations : int, optional
+        Beside edge_type, by default the least that holds all.
+
+    Returns
+    -------
+    Prepared or PreparedRelations
+        The latter where there is an edge_type, for :func:`rgms` and `nn.RGCNConv`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`resolve`.
+
+    Examples
+    --------
+    >>> g = ops.prepare(edge_index, num_nodes)
+    >>> for features in batches:
+    ...     ops.spmm(g, features)
     """
+    if edge_type is not None:
+        return _with_relations(A, size, values, edge_type, num_relations)
+    if num_relations is not None:
+        raise TypeError(
+            f"prepare: argument 'num_relations': expected None without 'edge_type', got "
+            f"{num_relations!r}"
+        )
     if isinstance(A, Prepared):
         return A if values is None else A.with_values(values)
     if size is not None:
@@ -41,6 +150,28 @@ def prepare(A: Any, size: Any = None, values: Tensor | None = None) -> Prepared:
         A = (A, size)
     operand = resolve(A, values, None, "prepare")
     return _of(operand)
+
+
+@lasting
+def _with_relations(
+    edges: Any, size: Any, values: Any, edge_type: Any, count: int | None
+) -> PreparedRelations:
+    for name, x in (("A", edges), ("edge_type", edge_type)):
+        if not isinstance(x, Tensor) or x.layout is not torch.strided:
+            raise TypeError(
+                f"prepare: argument '{name}': expected a tensor of integers beside 'edge_type', "
+                f"got {type(x).__name__}"
+            )
+    if values is not None:
+        raise TypeError("prepare: argument 'values': expected None beside 'edge_type'")
+    if size is None:
+        size = int(edges.max()) + 1 if edges.numel() else 0
+    sizes = tuple(size) if isinstance(size, tuple | list) else (size, size)
+    if len(sizes) != 2:
+        raise ValueError(f"prepare: argument 'size': expected (sources, targets), got {size!r}")
+    if count is None:
+        count = int(edge_type.max()) + 1 if edge_type.numel() else 0
+    return PreparedRelations(edges, edge_type, *sizes, count)
 
 
 @lasting

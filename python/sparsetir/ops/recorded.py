@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-import scipy.sparse as sp
-
 from sparsetir.plan import Plan, plan
 from sparsetir.request import default_threads
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -48,7 +45,7 @@ def recorded(
     """
     sizes = cast(Any, Sizes(pattern.shape, pattern.nnz))
     task = Task(op, sizes, feat, threads=default_threads(), **options)
-    config = recorded_config(task, lambda: _in_order(pattern))
+    config = recorded_config(task, lambda: pattern.in_order)
     if config is None:
         return None
     resorted = not pattern.increases
@@ -66,16 +63,3 @@ def recorded(
         return None
     found.chosen_by = "record"
     return Planned(found, resorted)
-
-
-def _in_order(pattern: CsrPattern) -> CsrPattern:
-    """The pattern with the columns of each row in order.
-
-    Where an element is there twice that is no matrix's, and so no record's.
-    """
-    if pattern.increases:
-        return pattern
-    indptr, indices, shape = pattern
-    found = sp.csr_array((np.empty(len(indices), np.int8), indices.copy(), indptr), shape)
-    found.sort_indices()
-    return pattern._replace(indices=found.indices)

@@ -21,7 +21,7 @@ from sparsetir.ops.structure import find_kept, keep
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_of"]
+__all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_key", "relations_of"]
 
 # Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
 CHUNK = 32
@@ -36,6 +36,11 @@ class Chunks:
     relation : (pieces,) of each, in order
     one_each : whether each relation has one piece
     """
+
+    chunk_ptr: Tensor
+    piece_ptr: Tensor
+    relation: Tensor
+    one_each: bool
 
     @lasting
     def __init__(self, row_ptr: Tensor) -> None:
@@ -74,6 +79,11 @@ class RelationRows:
         of a graph already
     """
 
+    row_ptr: Tensor
+    rows: Tensor
+    indptr: Tensor
+    indices: Tensor
+    order: Tensor | None
     orders: dict[Any, Any] | None = None
 
     @lasting
@@ -169,6 +179,13 @@ class Relations:
     Index arrays are int32 where that suffices. May be used from several threads at once.
     """
 
+    n: int
+    m: int
+    count: int
+    edges: int
+    device: torch.device
+    by_target: RelationRows
+
     def __init__(
         self, by_target: RelationRows, by_source: Callable[[], RelationRows], n: int, m: int
     ) -> None:
@@ -214,27 +231,36 @@ class Relations:
         return any(values is kept for kept in self._shares.values())
 
 
+def relations_key(edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> Any:
+    """By which they are kept."""
+    return ("relations", n, m, count, *memory_key(edge_index), *memory_key(edge_type))
+
+
 def relations_of(
-    edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int, who: str = "relations_of"
-) -> Relations:
+    edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int, who: str = "relations_of",
+    keeping: bool = True,
+) -> Relations:  # fmt: skip
     """Edges with relations, in the form of kernels: made when first seen, kept in a bounded cache.
 
     edge_index : (2, E) int32 or int64 sources, then targets, in any order
     edge_type : (E,) int32 or int64 relation of each edge, from 0 to count - 1
     n, m : sources and targets
     who : is named in errors
+    keeping : whether the cache is to keep them, else the caller does
 
     What is written to the tensors is seen, or not, as by :func:`structure_of`. Raises TypeError,
     ValueError and StructureError for what is no such graph.
     """
-    key = ("relations", n, m, count, *memory_key(edge_index), *memory_key(edge_type))
+    key = relations_key(edge_index, edge_type, n, m, count)
     found = find_kept(key, edge_index, edge_type)
     if found is None:
         sizes = {"n": n, "m": m, "count": count}
         sizes = {name: check_size(who, name, size) for name, size in sizes.items()}
         check_edges(who, edge_index, m, n, "edge_index")
         _check_types(who, edge_index, edge_type, count)
-        found = keep(key, partial(Relations.of, **sizes), edge_index, edge_type)
+        make = partial(Relations.of, **sizes)
+        given = edge_index, edge_type
+        found = keep(key, make, *given) if keeping else make(*given)
     return found
 
 

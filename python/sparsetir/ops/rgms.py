@@ -16,6 +16,7 @@ from torch import Tensor
 from sparsetir.ops import rgms_kernels
 from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.relations import Relations, relations_of
 from sparsetir.vocabulary import reduction
@@ -27,37 +28,63 @@ REDUCTIONS = ("sum", "mean")
 
 
 def rgms(
-    x: Tensor, weight: Tensor, edge_index: Tensor, edge_type: Tensor,
-    edge_weight: Tensor | None = None, reduce: str = "sum", num_targets: int | None = None,
+    x: Tensor, weight: Tensor, edge_index: Tensor | PreparedRelations,
+    edge_type: Tensor | None = None, edge_weight: Tensor | None = None, reduce: str = "sum",
+    num_targets: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Y[i] = sum over edges e = (j -> i) of relation r of edge_weight[e] * x[j] @ weight[r].
 
-    x : (n, feat_in) features of sources; float16, bfloat16, float32 or float64
-    weight : (relations, feat_in, feat) of x's dtype; or (relations, blocks, feat_in / blocks,
-        feat / blocks) of matrices that have blocks on the diagonal, and zeros elsewhere
-    edge_index : (2, E) int32 or int64 sources, then targets, in any order; several edges may have
-        the same ends, and a node may have one to itself
-    edge_type : (E,) int32 or int64 relation of each edge
-    edge_weight : (E,) of x's dtype; by default ones
-    reduce : "sum"; "mean" divides what a target gets of a relation by the number of its edges in
-        that relation, as in an RGCN
-    num_targets : how many there are; by default as many as sources
+    Parameters
+    ----------
+    x : (n, feat_in) Tensor
+        Features of sources; float16, bfloat16, float32 or float64.
+    weight : (relations, feat_in, feat) Tensor
+        Of x's dtype; or (relations, blocks, feat_in / blocks, feat / blocks) of matrices that have
+        blocks on the diagonal, and zeros elsewhere.
+    edge_index : (2, E) Tensor, int32 or int64
+        Sources, then targets, in any order; several edges may have the same ends, and a node may
+        have one to itself. Or what :func:`prepare` gives of edges with relations, without
+        `edge_type`, which it has.
+    edge_type : (E,) Tensor, int32 or int64, optional
+        Relation of each edge.
+    edge_weight : (E,) Tensor, optional
+        Of x's dtype; by default ones.
+    reduce : {"sum", "mean"}
+        "mean" divides what a target gets of a relation by the number of its edges in that relation,
+        as in an RGCN.
+    num_targets : int, optional
+        How many there are; by default as many as sources.
 
-    Gives (num_targets, feat); targets without edges get zeros. Differentiable with respect to x,
-    weight and edge_weight any number of times. Sums are in float32, for float64 in float64.
+    Returns
+    -------
+    (num_targets, feat) Tensor
+        Targets without edges get zeros. Differentiable with respect to x, weight and edge_weight
+        any number of times.
 
-    No array has features for each edge, in the gradients neither. On a CPU results are the same in
-    each run. On a GPU kernels add to results atomically, in any order, and tensor cores round what
-    rows gather to 16 bits; features in blocks are computed block by block there.
+    Raises
+    ------
+    TypeError, ValueError, StructureError
+        Naming the argument.
+
+    Notes
+    -----
+    No array has features for each edge, in the gradients neither. Sums are in float32, for float64
+    in float64. On a CPU results are the same in each run. On a GPU kernels add to results
+    atomically, in any order, and tensor cores round what rows gather to 16 bits; features in blocks
+    are computed block by block there. (SparseTIR, section 4.4.)
 
     What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
     :func:`sparsetir.ops.structure_of` for what is noticed of writing to `edge_index` and
     `edge_type`.
-
-    Raises TypeError, ValueError and StructureError that name the argument. (SparseTIR, section
-    4.4.)
     """
     reduce = reduction(WHO, reduce, REDUCTIONS)
+    if isinstance(edge_index, PreparedRelations):
+        if edge_type is not None:
+            raise TypeError(f"{WHO}: argument 'edge_type': expected None beside what was prepared")
+        num_targets = edge_index.m if num_targets is None else num_targets
+        if isinstance(x, Tensor) and isinstance(weight, Tensor) and x.dim() and weight.dim():
+            edge_index.edges_for(WHO, x.shape[0], num_targets, weight.shape[0])
+        edge_index, edge_type = edge_index.edge_index, edge_index.edge_type
     _check(x, weight, edge_index, edge_type, edge_weight)
     n = x.shape[0]
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)

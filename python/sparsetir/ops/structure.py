@@ -60,18 +60,35 @@ class Structure:
     """Where a sparse (m, n) matrix has elements, and the plans that were made for it.
 
     Get one with :func:`structure_of`. Elements are in row order here; those of a row are in any
-    order, and several may have the same column (parallel edges), each with a value of its own.
-    The caller may have them in another order, which :meth:`arranged` and :meth:`restored`
-    translate; :meth:`run` does that by itself. May be used from several threads at once.
+    order, and several may have the same column (parallel edges), each with a value of its own. The
+    caller may have them in another order, which :meth:`arranged` and :meth:`restored` translate;
+    :meth:`run` does that by itself. May be used from several threads at once.
 
+    Parameters
+    ----------
+    rowptr : (m + 1,) Tensor, int32 or int64
+        Where rows begin.
+    col : (nnz,) Tensor, int32 or int64
+        Columns, on the same device.
+    shape : (int, int)
+        (m, n).
+    order : (nnz,) Tensor, int64, optional
+        Place, in the caller's order, of each element; None where that is the same.
+    blocks : Blocks, optional
+        Where the matrix is made of full blocks, and the caller has values block by block.
+
+    Notes
+    -----
     Plans are made by the records of tuning, as those of :func:`sparsetir.plan`, where each element
     is there once. Records for the transposed pattern serve gradients.
-
-    rowptr, col : (m + 1,) and (nnz,) int32 or int64, on one device
-    order : (nnz,) int64 place, in the caller's order, of each element; None where that is the same
-    shape : (m, n)
-    blocks : where the matrix is made of full blocks, and the caller has values block by block
     """
+
+    rowptr: Tensor
+    col: Tensor
+    shape: tuple[int, int]
+    order: Tensor | None
+    m: int
+    n: int
 
     def __init__(
         self,
@@ -84,8 +101,8 @@ class Structure:
         self.rowptr, self.col, self.shape, self.order = rowptr, col, shape, order
         self.blocks = blocks
         self.m, self.n = shape
-        self.nnz = len(col)
-        self.device = col.device
+        self.nnz: int = len(col)
+        self.device: torch.device = col.device
         self._lock = threading.RLock()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._calls: dict[Any, tuple[Plan, bool]] = {}
@@ -146,32 +163,80 @@ class Structure:
         return self.transposed.transposed
 
     def derived(self, kind: Any, make: Callable[[Structure], Any]) -> Any:
-        """What another module makes of the pattern, made once; may not refer to the structure."""
+        """What another module makes of the pattern, made once; may not refer to the structure.
+
+        Parameters
+        ----------
+        kind : hashable
+            What it is kept by.
+        make : callable
+            Makes it of this structure.
+
+        Returns
+        -------
+        object
+        """
         with self._lock:
             if kind not in self._derived:
                 self._derived[kind] = make(self)
             return self._derived[kind]
 
     def arranged(self, values: Tensor, dim: int = -1) -> Tensor:
-        """Values in row order, of values in the caller's order; elements are along `dim`."""
+        """Values in row order, of values in the caller's order.
+
+        Parameters
+        ----------
+        values : Tensor
+            With nnz elements along `dim`.
+        dim : int
+            That of the elements.
+
+        Returns
+        -------
+        Tensor
+        """
         return values if self.order is None else values.index_select(dim, self.order)
 
     def restored(self, values: Tensor, dim: int = -1) -> Tensor:
-        """Values in the caller's order, of values in row order; elements are along `dim`."""
+        """Values in the caller's order, of values in row order.
+
+        Parameters
+        ----------
+        values : Tensor
+            With nnz elements along `dim`.
+        dim : int
+            That of the elements.
+
+        Returns
+        -------
+        Tensor
+        """
         if self.order is None:
             return values
         return torch.empty_like(values).index_copy_(dim, self.order, values)
 
     def run(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
-    ) -> Tensor:
-        """An operator of :func:`sparsetir.plan` on this pattern; gives a new tensor.
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        reduce: str = "sum",
+    ) -> Tensor:  # fmt: skip
+        """An operator of :func:`sparsetir.plan` on this pattern.
 
-        op : "spmm", "spmv" or "sddmm"
-        operands : of one dtype and this structure's device; (n, feat), (n,), or (m, feat) and
-            (n, feat); with a first dimension for heads, if any. Shapes are not checked
-        values : (nnz,) or (heads, nnz) in the caller's order; by default all one
-        reduce : "sum", "mean", "max" or "min"
+        Parameters
+        ----------
+        op : {"spmm", "spmv", "sddmm"}
+            The operator.
+        operands : tuple of Tensor
+            Of one dtype and this structure's device; (n, feat), (n,), or (m, feat) and (n, feat);
+            with a first dimension for heads, if any. Shapes are not checked.
+        values : (nnz,) or (heads, nnz) Tensor, optional
+            In the caller's order; by default all one.
+        reduce : {"sum", "mean", "max", "min"}
+            Of "spmm" and "spmv".
+
+        Returns
+        -------
+        Tensor
+            A new one.
         """
         first, operator = operands[0], OPERATORS[op]
         batched = first.dim() > (1 if operator.vectors else 2)
@@ -198,12 +263,21 @@ class Structure:
         return call_plan(run, operands, values)
 
     def again(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
-    ) -> Tensor | None:
-        """What :meth:`run` gives, for tensors as it has had before; None for others, or for those
-        that must be looked at: it then says what is wrong with them.
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        reduce: str = "sum",
+    ) -> Tensor | None:  # fmt: skip
+        """What :meth:`run` gives, for tensors as it has had before.
 
-        operands, values : any tensors that hold data, on any device
+        Parameters
+        ----------
+        op, operands, values, reduce
+            As for :meth:`run`; any tensors that hold data, on any device.
+
+        Returns
+        -------
+        Tensor or None
+            None for other tensors, and for those that must be looked at: :meth:`run` then says what
+            is wrong with them.
         """
         found = self._calls.get(_call_key(op, operands, values, reduce))
         if found is None:
@@ -223,9 +297,20 @@ class Structure:
         return out if out is None or op != "sddmm" else self.restored(out)
 
     def has_run(
-        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None, reduce="sum"
-    ) -> bool:
-        """Whether there was a call with tensors as these."""
+        self, op: str, operands: tuple[Tensor, ...], values: Tensor | None = None,
+        reduce: str = "sum",
+    ) -> bool:  # fmt: skip
+        """Whether there was a call with tensors as these.
+
+        Parameters
+        ----------
+        op, operands, values, reduce
+            As for :meth:`run`.
+
+        Returns
+        -------
+        bool
+        """
         return _call_key(op, operands, values, reduce) in self._calls
 
     def plan(
@@ -238,7 +323,15 @@ class Structure:
     ) -> Plan:
         """The plan for an operator, chosen by sizes alone: made when it is first wanted, and kept.
 
-        It takes values, and gives them, in row order.
+        Parameters
+        ----------
+        op, feat, dtype, reduce, heads
+            As for :func:`sparsetir.plan`.
+
+        Returns
+        -------
+        Plan
+            Takes values, and gives them, in row order.
         """
 
         def make() -> Plan:
@@ -257,7 +350,16 @@ class Structure:
     ) -> Planned:
         """The plan that :meth:`run` uses: by what tuning has found, of blocks, else :meth:`plan`.
 
-        ones : for runs without values
+        Parameters
+        ----------
+        op, feat, dtype, reduce, heads
+            As for :func:`sparsetir.plan`.
+        ones : bool
+            For runs without values.
+
+        Returns
+        -------
+        Planned
         """
         key = (op, feat, dtype, reduce, heads, ones)
         kept = self._plans.get(key)
@@ -298,7 +400,17 @@ class Structure:
             return self._plans[key]
 
     def call(self, kernel: Kernel, arrays: Mapping[str, Tensor], sizes: Mapping[str, int]) -> None:
-        """Run any kernel on this structure's device and torch's current stream there."""
+        """Run any kernel on this structure's device and torch's current stream there.
+
+        Parameters
+        ----------
+        kernel : Kernel
+            What is run.
+        arrays : mapping of str to Tensor
+            Its arrays, by name.
+        sizes : mapping of str to int
+            Its scalars, by name.
+        """
         arrays = {name: _plain(x) for name, x in arrays.items()}
         if self.device.type == "cpu":
             kernel(**arrays, **sizes)
@@ -372,24 +484,41 @@ class _Kept:
 # comes again.
 compiled_code = threading.local()
 
-# Handles that have a structure of their own, by the key of their own tensors.
+# Handles that have a structure of their own, by the key of their own tensors; it keeps none alive.
 pinned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
 
 
 def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
     """The structure of a pattern, made when it is first seen and kept in a bounded cache.
 
-    rowptr : (m + 1,) int32 or int64, non-decreasing from 0 to nnz
-    col : (nnz,) columns in row order; or (2, nnz) edges in any order, columns (sources) first, then
-        rows (targets); of `rowptr` then its length alone matters
-    n : columns
-    who : is named in errors
+    Parameters
+    ----------
+    rowptr : (m + 1,) Tensor, int32 or int64
+        Non-decreasing from 0 to nnz.
+    col : (nnz,) or (2, nnz) Tensor
+        Columns in row order; or edges in any order, columns (sources) first, then rows (targets);
+        of `rowptr` then its length alone matters.
+    n : int
+        Columns.
+    who : str
+        Is named in errors.
 
+    Returns
+    -------
+    Structure
+
+    Raises
+    ------
+    TypeError, ValueError, StructureError
+        For what is no pattern.
+
+    Notes
+    -----
     Goes by the memory and the version of the tensors. What torch writes to them is seen, but for
     writing through `tensor.data`, and to tensors that were made in inference mode. What others
     write to the same memory, such as NumPy and whatever shares it by DLPack, is not seen. After
     such writing call :func:`clear_cache`: to compare patterns each time would take about as long as
-    a small product. Raises TypeError, ValueError and StructureError for what is no pattern.
+    a small product.
     """
     if col.dim() == 2:
         return structure_of_edges(col, len(rowptr) - 1, n, who)
@@ -472,8 +601,12 @@ def keep(key: Any, make: Callable[..., Any], *tensors: Tensor) -> Any:
 def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
     """Limits of the cache of patterns, 512 and 4 GiB at first; what is over them is dropped.
 
-    entries : patterns and what is derived from them, 1 or more
-    bytes : of the arrays that are kept, as measured; the last entry always stays
+    Parameters
+    ----------
+    entries : int, optional
+        Patterns and what is derived from them, 1 or more.
+    bytes : int, optional
+        Of the arrays that are kept, as measured; the last entry always stays.
     """
     for name, value in (("entries", entries), ("bytes", bytes)):
         if value is not None and check_size("limit_cache", name, value) < 1:

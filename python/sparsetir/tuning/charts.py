@@ -6,6 +6,7 @@ import base64
 import io
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -32,7 +33,7 @@ STYLE: dict[Any, Any] = {
     "xtick.color": FAINT, "ytick.color": FAINT, "xtick.labelcolor": INK, "ytick.labelcolor": INK,
     "grid.color": GRID, "axes.facecolor": "none", "figure.facecolor": "none", "font.size": 10,
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
-    "legend.labelcolor": INK,
+    "legend.labelcolor": INK, "text.parse_math": False,
 }  # fmt: skip
 PIXEL_COLOURS = ("#56b4e9", "#d55e00")  # of trials and failures, seen on light and on dark
 WIDTH = 10.5  # inches
@@ -160,9 +161,9 @@ def _frame_of_bars(ax: Any, most: float, label: str) -> None:
     ax.set_axisbelow(True)
 
 
-def picture_of_pattern(matrix: SparseMatrix) -> str:
-    """Where elements are stored."""
-    return _picture("pattern", "Stored elements", lambda: plot_pattern(matrix))
+def picture_of_pattern(matrix: SparseMatrix, name: str) -> str:
+    """Where elements are stored; the title names the matrix, where it has a name."""
+    return _picture("pattern", "Stored elements", lambda: plot_pattern(matrix, name=name or None))
 
 
 def format_of(config: Any) -> Format | None:
@@ -171,9 +172,10 @@ def format_of(config: Any) -> Format | None:
     return found if isinstance(found, Format) else None
 
 
-def picture_of_format(matrix: SparseMatrix, fmt: Format) -> str:
-    """What a format makes of the matrix."""
-    return _picture("format", f"Storage in {fmt}", lambda: plot_format(matrix.to(fmt)))
+def picture_of_format(matrix: SparseMatrix, fmt: Format, name: str) -> str:
+    """What a format makes of the matrix; the title names it, where it has a name."""
+    draw = partial(plot_format, matrix.to(fmt), name=name or None)
+    return _picture("format", f"Storage in {fmt}", draw)
 
 
 def _picture(name: str, title: str, make: Callable[[], Any]) -> str:

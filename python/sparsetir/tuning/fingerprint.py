@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["Sizes", "cpu_model", "device_name", "fingerprint", "shape_class", "statistics"]
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.99)
+# 32 characters for each pattern that is alive; it keeps none alive.
 _known: WeakKeyDictionary[Pattern, str] = WeakKeyDictionary()
 
 

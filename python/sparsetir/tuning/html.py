@@ -77,7 +77,7 @@ def _page(tuned: Search, comparison: Comparison | None, graph: str) -> str:
         vendor=summary.vendor and summary.vendor[0], comparison=comparison, titles=TITLES,
         notes=notes(tuned, summary), none_measured=Outcome(""), most_failures=MOST_FAILURES,
         bars=_bars(summary) if comparison else "", history=_history(tuned),
-        importances=_importances(tuned), subject=_subject(tuned, summary),
+        importances=_importances(tuned), subject=_subject(tuned, summary, graph),
         environment=_environment(tuned),
     )  # fmt: skip
 
@@ -112,7 +112,7 @@ def _importances(tuned: Search) -> Any:
     return _drawn(charts.importances(found)) if found else ""
 
 
-def _subject(tuned: Search, summary: Summary) -> dict[str, Any]:
+def _subject(tuned: Search, summary: Summary, graph: str) -> dict[str, Any]:
     """What was tuned, by titles: the function and its schedule, or the matrix and its storage."""
     best = summary.best
     if isinstance(tuned, TunedProgram):
@@ -120,8 +120,8 @@ def _subject(tuned: Search, summary: Summary) -> dict[str, Any]:
         return {"The function": _code(tuned.task.program.script()), "Its best schedule": schedule}
     assert isinstance(tuned, Tuned)
     return {
-        "The matrix": _drawn(charts.picture_of_pattern(tuned.task.matrix)),
-        "How it is stored": "" if best is None else _storage(tuned, best),
+        "The matrix": _drawn(charts.picture_of_pattern(tuned.task.matrix, graph)),
+        "How it is stored": "" if best is None else _storage(tuned, best, graph),
     }
 
 
@@ -140,10 +140,10 @@ def _code(text: str) -> Any:
     return Markup("<pre>{}</pre>").format(text)
 
 
-def _storage(tuned: Tuned, best: Row) -> Any:
+def _storage(tuned: Tuned, best: Row, graph: str) -> Any:
     fmt = charts.format_of(best.config)
     if fmt is not None:
-        return _drawn(charts.picture_of_format(tuned.task.matrix, fmt))
+        return _drawn(charts.picture_of_format(tuned.task.matrix, fmt, graph))
     size = memory(best.trial.outcome.bytes if best.trial else None)
     return f"In the layout of {type(best.config).__name__}: {size}, {padding(best.trial)} padding."
 

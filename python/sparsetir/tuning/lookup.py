@@ -29,7 +29,8 @@ SETTLED_SECONDS = 2.0
 # With one feature these are the same problem, and have the same configs.
 ALIKE = {"spmm": "spmv", "spmv": "spmm"}
 # What was found in the file as it was last seen: by all that a key says but the fingerprint, the
-# data of the best config by fingerprint.
+# data of the best config by fingerprint. Text and numbers of the file alone, for so many keys.
+MOST_KEYS = 1024
 _seen: tuple[Any, dict[Any, Mapping[str, Any]]] = (None, {})
 _warned: set[str] = set()
 
@@ -83,6 +84,8 @@ def _recorded(task: Task) -> Mapping[str, Any]:
     if known != stamp:
         found = {}
     if like not in found:
+        if len(found) >= MOST_KEYS:
+            found = {}
         try:
             found[like] = _read(Records(path, busy_seconds=BUSY_SECONDS), task)
         except RecordError as error:

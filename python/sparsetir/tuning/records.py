@@ -19,6 +19,7 @@ from math import inf, log2
 from pathlib import Path
 from typing import Any
 
+from sparsetir.file_errors import as_path
 from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.record import Key, Record, best_of_each, record_from_data, record_to_data
 from sparsetir.tuning.schema import RECORDS, SchemaError, check_schema, insert, prepare, to_record
@@ -139,9 +140,11 @@ class Records:
         The file appears when it is complete. Raises RecordError where it exists already, unless
         `replace`.
         """
-        path = Path(path).expanduser()
+        path = as_path("Records.export", "path", path)
         if path.exists() and not replace:
             raise RecordError(f"{path} exists already; give another name, or replace=True")
+        if path.exists() and self.path is not None and path.samefile(self.path):
+            raise RecordError(f"{path} is the file of the records themselves; give another name")
         data = [record_to_data(record) for record in self.all()]
         text = json.dumps({"format": FORMAT, "version": FORMAT_VERSION, "records": data}, indent=1)
         try:
@@ -155,16 +158,19 @@ class Records:
 
         All of them or none: raises RecordError that names the first which is not right.
         """
-        path = Path(path).expanduser()
+        path = as_path("Records.load", "path", path)
         if self.path is None:
             raise RecordError("records are switched off; set SPARSETIR_RECORDS to a file")
         return self._insert(_read_export(path))
 
     def _exist(self) -> bool:
         try:
-            return self.path is not None and self.path.exists()
+            there = self.path is not None and self.path.exists()
         except OSError as error:
             raise RecordError(f"{self.path} cannot be read: {error}") from error
+        if there and self.path is not None and not self.path.is_file():
+            raise RecordError(f"{self.path}: expected a file, which it is not")
+        return there
 
     def _insert(self, records: Iterable[Record]) -> int:
         with self._writing() as connection:
@@ -210,6 +216,7 @@ class Records:
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """A transaction, with tables of the present version in a file that is made if need be."""
         assert self.path is not None
+        self._exist()
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -268,8 +275,10 @@ def _distance(key: Key, statistics: Mapping[str, float], record: Record) -> floa
 
 
 def _read_export(path: Path) -> list[Record]:
+    if path.exists() and not path.is_file():
+        raise RecordError(f"{path}: expected a file, which it is not")
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise RecordError(f"{path} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:

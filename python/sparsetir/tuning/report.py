@@ -153,7 +153,7 @@ def table(
     graph : its name; records : where the record is kept, for the last line
     """
     summary = summarise(tuned, comparison)
-    lines = [tuned.task.title(graph)]
+    lines = _wrapped(tuned.task.title(graph))
     if summary.best is None:
         lines += ["", "No config worked."]
     else:
@@ -173,6 +173,8 @@ def notes(tuned: Search, summary: Summary) -> list[str]:
     """What a reader of the rows should know."""
     if summary.best is None:
         return []
+    if tuned.configs == 1:
+        return ["There is one config for this problem, the default: nothing to choose."]
     kept = next((r.name for r in summary.rows if r.config == ranked(tuned)[0].config), "1")
     if kept == "1":
         return []

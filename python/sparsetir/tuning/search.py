@@ -7,23 +7,35 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from importlib import import_module, metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 import numpy as np
 import tvm
 
+from sparsetir.edge_request import along_edges
 from sparsetir.extras import need
-from sparsetir.request import refuse_relational
+from sparsetir.request import refuse_options as refuse_options_of_plan
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.search.spaces import Space
 from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.measure import Measurer, cores_for
 from sparsetir.tuning.records import Key, Record, RecordError, Records
 from sparsetir.tuning.remote import Remote
-from sparsetir.tuning.sought import of_operator, of_program, of_relations, refuse_options
-from sparsetir.tuning.tuned import Search, Trial, Tuned, TunedProgram
+from sparsetir.tuning.sought import of_edges, of_operator, of_program, of_relations, refuse_options
+from sparsetir.tuning.tuned import (
+    Search,
+    Trial,
+    Tuned,
+    TunedEdges,
+    TunedProgram,
+    TunedRelations,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["SAMPLERS", "Trial", "Tuned", "TunedProgram", "forget_trials", "study_name", "tune"]
 
@@ -32,6 +44,68 @@ NEIGHBOURS = 3
 START_SECONDS = 600.0  # that a worker may take before it measures
 
 
+class SearchOptions(TypedDict, total=False):
+    """Arguments of :func:`tune` by name, whatever is tuned."""
+
+    target: Any
+    threads: int | None
+    trials: int
+    seconds: float | None
+    sampler: str
+    seed: int
+    workers: int
+    records: Path | str | None
+    storage: str | None
+    time_limit: float
+    memory_limit: int | None
+    transfer: bool
+    progress: Any
+    graph: str
+
+
+class OperatorOptions(SearchOptions, total=False):
+    """Of an operator."""
+
+    dtype: str | None
+    reduce: str
+    heads: int | None
+    feat_in: int | None
+    weighted: bool
+    edge_feat: int | None
+    scale: float | None
+    remote: Remote | None
+    modules: Sequence[str]
+
+
+class ProgramOptions(SearchOptions, total=False):
+    """Of a function."""
+
+    schedule: Callable[..., Any] | None
+    space: Mapping[str, Sequence[Any]] | None
+
+
+@overload
+def tune(
+    op: Literal["rgms"], matrix: Any, feat: Any = None, **options: Unpack[OperatorOptions]
+) -> TunedRelations: ...
+@overload
+def tune(
+    op: Literal["spmm", "spmv", "sddmm", "u_dot_v"], matrix: Any, feat: Any = None,
+    **options: Unpack[OperatorOptions],
+) -> Tuned: ...  # fmt: skip
+@overload
+def tune(
+    op: Literal["softmax", "sparse_softmax", "edge_softmax", "attention"], matrix: Any,
+    feat: Any = None, **options: Unpack[OperatorOptions],
+) -> TunedEdges: ...  # fmt: skip
+@overload
+def tune(
+    op: str, matrix: Any, feat: Any = None, **options: Unpack[OperatorOptions]
+) -> Tuned | TunedEdges | TunedRelations: ...
+@overload
+def tune(
+    op: SparseFunc, matrix: Mapping[str, Any], **options: Unpack[ProgramOptions]
+) -> TunedProgram: ...
 def tune(
     op: Any,
     matrix: Any,
@@ -46,6 +120,8 @@ def tune(
     threads: int | None = None,
     feat_in: int | None = None,
     weighted: bool = True,
+    edge_feat: int | None = None,
+    scale: float | None = None,
     trials: int = 64,
     seconds: float | None = None,
     sampler: str = "auto",
@@ -60,54 +136,88 @@ def tune(
     graph: str = "",
     remote: Remote | None = None,
     modules: Sequence[str] = (),
-) -> Any:
+) -> Search:
     """Search formats and schedules for an operator on a matrix, or schedules for a function.
 
-    (SparseTIR, section 2.) `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of
-    one's own, `tune(function, {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})`
-    gives a :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose
-    program is one of ours: a :class:`sparsetir.tuning.tuned.TunedRelations`, with its `plan()`.
+    `tune("spmm", matrix, 64)` gives a :class:`Tuned`; for a function of one's own, `tune(function,
+    {"a": array, "indptr": ...}, schedule=apply, space={"tile": [1, 2]})` gives a
+    :class:`TunedProgram`. So does `tune("rgms", tensor, 64, feat_in=32)`, on a CPU, whose program
+    is one of ours: a :class:`sparsetir.tuning.tuned.TunedRelations`, with its `plan()`;
+    messages, softmax and attention, too: :class:`sparsetir.tuning.tuned.TunedEdges`.
 
-    op : an operator's name, or a stage-I function
-    matrix : of the operator; of a function its arguments by name, arrays and sizes. Sizes that
-        shapes imply may be left out. Arrays are left as they are
-    schedule : of a function: `schedule(sch, config)` at the top level of a file, called in other
+    Parameters
+    ----------
+    op : str or SparseFunc
+        An operator's name, as :func:`sparsetir.plan` takes it, or a stage-I function.
+    matrix : SparseMatrix, what that takes, or dict
+        Of the operator; of a function its arguments by name, arrays and sizes. Sizes that shapes
+        imply may be left out. Arrays are left as they are.
+    feat, dtype, reduce, heads, target, threads
+        As for :func:`sparsetir.plan`; a function takes target and threads.
+    schedule : callable, optional
+        Of a function: `schedule(sch, config)` at the top level of a file, called in other
         processes, which import it; config is a dict with one of each of the space's choices. None
-        for what :mod:`sparsetir.schedules.search.program_space` makes of the function
-    space : of a function: choices by name, numbers, texts, booleans or None; with no schedule,
-        instead of some of those that there are
-    feat, dtype, reduce, heads, target, threads : as for :func:`sparsetir.plan`; a function takes
-        target and threads
-    feat_in, weighted : of "rgms", as for :func:`sparsetir.plan`
-    trials : configs to have measured in the end. Those of earlier runs of the same search count,
-        and those of other processes that are at it; each config is measured once
-    seconds : after which the search ends
-    sampler : "tpe"; "random"; "exhaustive", every config there is, whatever `trials` says; "auto",
-        exhaustive where there are no more configs than trials, else tpe
-    seed : with one worker, and equal measurements, the same gives the same trials
-    workers : that measure side by side: on a CPU each on cores of its own, else each on a GPU
-    records : the file that results and trials are kept in, "" for none; see
-        :func:`sparsetir.tuning.records.default_path` for the default
-    storage : URL of a database that takes the trials in place of the file, such as
+        for what :mod:`sparsetir.schedules.search.program_space` makes of the function.
+    space : mapping of str to sequence, optional
+        Of a function: choices by name, numbers, texts, booleans or None; with no schedule, instead
+        of some of those that there are.
+    feat_in, weighted, edge_feat, scale
+        As for :func:`sparsetir.plan`.
+    trials : int
+        Configs to have measured in the end. Those of earlier runs of the same search count, and
+        those of other processes that are at it; each config is measured once.
+    seconds : float, optional
+        After which the search ends.
+    sampler : {"auto", "tpe", "random", "exhaustive"}
+        "exhaustive": every config there is, whatever `trials` says; "auto": exhaustive where there
+        are no more configs than trials, else tpe.
+    seed : int
+        With one worker, and equal measurements, the same gives the same trials.
+    workers : int
+        That measure side by side: on a CPU each on cores of its own, else each on a GPU.
+    records : str or Path, optional
+        The file that results and trials are kept in, "" for none; see
+        :func:`sparsetir.tuning.records.default_path` for the default.
+    storage : str, optional
+        URL of a database that takes the trials in place of the file, such as
         "postgresql+psycopg://user@host/name" (`pip install 'sparsetir[postgresql]'`): all machines
-        that tune the same through it share the work; one that is killed loses nothing
-    time_limit, memory_limit : of a config, see :class:`sparsetir.tuning.measure.Measurer`
-    transfer : begin with what was best for similar matrices, or for a function with other arguments
-    progress : has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
-        (:class:`sparsetir.tuning.progress.Bar`); None for silence
-    graph : a name of the matrix, or of the arguments, for people
-    remote : a device elsewhere; for operators
-    modules : names of modules that add templates of their own to
-        :data:`sparsetir.schedules.templates.registry.TEMPLATES`, with `configs` to be searched
+        that tune the same through it share the work; one that is killed loses nothing.
+    time_limit, memory_limit
+        Seconds and bytes of a config, see :class:`sparsetir.tuning.measure.Measurer`.
+    transfer : bool
+        Begin with what was best for similar matrices, or for a function with other arguments.
+    progress : optional
+        Has `begin(total, done)`, `step(trial, best, failures, default_seconds)` and `end()`
+        (:class:`sparsetir.tuning.progress.Bar`); None for silence.
+    graph : str
+        A name of the matrix, or of the arguments, for people.
+    remote : Remote, optional
+        A device elsewhere; for operators.
+    modules : sequence of str
+        Names of modules that add templates of their own to
+        :data:`sparsetir.schedules.templates.registry.TEMPLATES`, with `configs` to be searched.
 
+    Returns
+    -------
+    Tuned, TunedProgram, TunedRelations or TunedEdges
+
+    Raises
+    ------
+    ValueError, TypeError
+        For other arguments.
+    ImportError
+        Without Optuna.
+    sparsetir.tuning.records.RecordError
+        For a file that holds no records.
+    RuntimeError
+        Where nothing can be measured.
+
+    Notes
+    -----
     The default config comes first. A config that crashes, hangs, runs out of memory or computes
     wrongly is a trial that failed. A function's results are compared with those of the interpreter
     where the arguments are small, else with those of the default schedule's kernel. Ctrl-C ends the
-    search; what was found is returned and kept.
-
-    Raises ValueError and TypeError for other arguments, ImportError without Optuna,
-    :class:`sparsetir.tuning.records.RecordError` for a file that holds no records, RuntimeError
-    where nothing can be measured.
+    search; what was found is returned and kept. (SparseTIR, section 2.)
     """
     _check(trials, seconds, sampler, seed, workers)
     make_run = _run_class()
@@ -115,19 +225,28 @@ def tune(
         import_module(name)
     device = None if remote is None else remote.key
     asked = {"dtype": dtype, "reduce": reduce, "heads": heads, "target": target, "threads": threads}
+    of_plan = {"schedule": schedule, "space": space}
     if op == "rgms":
-        given = {"schedule": schedule, "space": space, "remote": remote, "modules": modules or None}
-        refuse_options("'rgms'", given)
+        refuse_options_of_plan(op, edge_feat=edge_feat, scale=scale)
+        refuse_options("'rgms'", {**of_plan, "remote": remote, "modules": modules or None})
         sought = of_relations(matrix, feat, feat_in=feat_in, weighted=weighted, **asked)
+    elif along_edges(op, feat, heads, edge_feat):
+        refuse_options_of_plan(op, weighted=weighted)
+        refuse_options(f"'{op}'", {**of_plan, "remote": remote, "modules": modules or None})
+        given = {"edge_feat": edge_feat, "feat_in": feat_in, "scale": scale}
+        sought = of_edges(op, matrix, feat, **given, **asked)
     elif isinstance(op, str):
-        refuse_relational(op, feat_in, weighted)
-        refuse_options("an operator", {"schedule": schedule, "space": space})
+        refuse_options_of_plan(
+            op, feat_in=feat_in, weighted=weighted, edge_feat=edge_feat, scale=scale
+        )
+        refuse_options("an operator", of_plan)
         sought = of_operator(op, matrix, feat, device=device, **asked)
     else:
         refuse_options("a function", {
             "feat": feat, "dtype": dtype, "heads": heads, "remote": remote,
             "reduce": None if reduce == "sum" else reduce, "modules": modules or None,
             "feat_in": feat_in, "weighted": None if weighted else weighted,
+            "edge_feat": edge_feat, "scale": scale,
         })  # fmt: skip
         sought = of_program(op, matrix, schedule, space, target=target, threads=threads)
     task, found = sought.tuned.task, sought.space
@@ -138,6 +257,7 @@ def tune(
         # The default stays first.
         first[1:1] = _from_neighbours(kept, tuned, found)
     every = found.points()
+    tuned.configs = len(every)
     # Whoever wrote a template wants to know about it.
     first[1:1] = [c for _, c in every if _is_plugged_in(c)]
     if sampler == "auto":

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sparsetir.relational_request import relational_request
+from sparsetir.edge_request import EdgeRequest, edge_request
+from sparsetir.relational_request import RelationalRequest, relational_request
 from sparsetir.request import default_threads, request
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.rgms import program as rgms
-from sparsetir.schedules.search import rgms_space
+from sparsetir.schedules.search import edge_space, rgms_space
 from sparsetir.schedules.search.choices import Choices, is_choice
 from sparsetir.schedules.search.choose import candidates
 from sparsetir.schedules.search.program_space import space_of
@@ -21,9 +22,9 @@ from sparsetir.targets import resolve_target
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.record import Key
 from sparsetir.tuning.schedule_ref import ScheduleRef, importing
-from sparsetir.tuning.tuned import Search, Tuned, TunedProgram, TunedRelations
+from sparsetir.tuning.tuned import Search, Tuned, TunedEdges, TunedProgram, TunedRelations
 
-__all__ = ["Sought", "of_operator", "of_program", "of_relations", "refuse_options"]
+__all__ = ["Sought", "of_edges", "of_operator", "of_program", "of_relations", "refuse_options"]
 
 MOST_CONFIGS = 100_000  # of a space that is gone through as a whole
 
@@ -60,22 +61,44 @@ def of_relations(matrix: Any, feat: Any, *, target: Any, **options: Any) -> Soug
     options : of :func:`sparsetir.relational_request.relational_request`
     """
     wanted = relational_request(matrix, feat, target=target, **options)
+    _refuse_gpu(wanted, "rgms")
+    whole = wanted.whole
+    program = rgms(wanted.problem), whole.arguments(), rgms_space.apply, whole.choices()
+    return _planned(program, wanted, target, TunedRelations)
+
+
+def of_edges(op: str, matrix: Any, feat: Any, *, target: Any, **options: Any) -> Sought:
+    """Messages, softmax or attention: their plain programs, over the configs of their templates.
+
+    options : of :func:`sparsetir.edge_request.edge_request`
+    """
+    wanted = edge_request(op, matrix, feat, target=target, **options)
+    _refuse_gpu(wanted, op)
+    apply = edge_space.SCHEDULES[type(wanted.problem)]
+    program = wanted.program, wanted.arguments(), apply, wanted.choices()
+    return _planned(program, wanted, target, TunedEdges)
+
+
+def _refuse_gpu(wanted: RelationalRequest | EdgeRequest, op: str) -> None:
     if wanted.gpu:
         raise ValueError(
-            f"tune: argument 'target': expected a CPU for 'rgms', got {wanted.target.kind.name}"
+            f"tune: argument 'target': expected a CPU for '{op}', got {wanted.target.kind.name}"
         )
-    whole = wanted.whole
-    choices, arguments = whole.choices(), whole.arguments()
-    sought = of_program(
-        rgms(wanted.problem), arguments, rgms_space.apply, choices, target=target,
-        threads=wanted.threads,
-    )  # fmt: skip
-    task = sought.tuned.task
-    assert isinstance(task, ProgramTask)
-    default = Choices({name: values[0] for name, values in choices.items()})
+
+
+def _planned(
+    program: tuple[Any, ...], wanted: RelationalRequest | EdgeRequest, target: Any,
+    kind: Callable[..., Search],
+) -> Sought:  # fmt: skip
+    """A search for a plan, over the choices of a schedule of its plain program.
+
+    program : function, arguments, schedule and choices, whose first ones are the default
+    """
+    sought = of_program(*program, target=target, threads=wanted.threads)
+    default = Choices({name: values[0] for name, values in program[3].items()})
     # By which plans look records up, unlike those of other functions.
     key = Key.of(wanted.task())
-    tuned = TunedRelations(task, key, [], default, request=wanted)
+    tuned = kind(sought.tuned.task, key, [], default, request=wanted)
     return Sought(tuned, sought.space, [default])
 
 

@@ -28,6 +28,7 @@ here a claim from another machine lasts for twice the time limit of a config and
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,6 +54,8 @@ RUNNING, DONE, FREED, KILLED = "running", "done", "freed", "killed"
 KILLS = 2
 MAX_NAME = 500  # characters of a study's name, less than Optuna's limit
 BUSY_SECONDS = 60.0
+CONNECT_SECONDS = 5  # that a server has to answer; they are integers for its drivers
+SERVERS = ("postgresql", "mysql", "mariadb")
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ class TrialStore:
     ) -> None:
         self.entries: dict[int, Entry] = {}
         self.warnings: list[str] = []
-        self._space, self._owner = space, owner
+        self._space, self._owner, self._url = space, owner, url
         self._study: Any = None
         self._storage: Any = None
         if url is not None:
@@ -108,8 +111,9 @@ class TrialStore:
             except _errors() as error:
                 if required:
                     raise RuntimeError(
-                        f"tune: argument 'storage': cannot open {url!r}: {_cause(error)}"
-                    ) from error
+                        f"tune: argument 'storage': cannot open {_shown(url)!r}: "
+                        f"{_cause(error, url)}"
+                    ) from None  # whose text may have the password
                 self._lose(error)
         self.refresh()
 
@@ -286,7 +290,7 @@ class TrialStore:
     def _lose(self, error: BaseException) -> None:
         self._study = self._storage = None
         self.warnings.append(
-            f"trials are kept in memory only, their database failed: {_cause(error)}"
+            f"trials are kept in memory only, their database failed: {_cause(error, self._url)}"
         )
 
 
@@ -333,13 +337,23 @@ def _storage(url: str) -> Any:
     options: dict[str, Any] = {"pool_pre_ping": True}
     if url.startswith("sqlite"):
         options = {"connect_args": {"timeout": BUSY_SECONDS}}
+    elif url.startswith(SERVERS):
+        options["connect_args"] = {"connect_timeout": CONNECT_SECONDS}
     return optuna.storages.RDBStorage(url, engine_kwargs=options)
 
 
-def _cause(error: BaseException) -> str:
-    """One line of what the database said."""
+def _cause(error: BaseException, url: str | None) -> str:
+    """One line of what the database said, without the password."""
     cause = error.__cause__ or error
-    return str(getattr(cause, "orig", None) or cause).splitlines()[0]
+    line = str(getattr(cause, "orig", None) or cause).splitlines()[0]
+    word = re.search("://[^:/@]*:(.*)@", url or "")
+    return _shown(line.replace(word[1], "***") if word and word[1] else line)
+
+
+def _shown(url: str) -> str:
+    """A URL for people and reports, without passwords."""
+    url = re.sub("://([^:/@]*):.*@", r"://\1:***@", url)
+    return re.sub("((?:password|passwd|pwd)=)[^&]*", r"\1***", url, flags=re.IGNORECASE)
 
 
 def _sqlite_file(url: str) -> Path | None:
@@ -349,19 +363,24 @@ def _sqlite_file(url: str) -> Path | None:
 
     try:
         found = create_engine(url).url
-    except ArgumentError as error:
-        raise ValueError(
-            f"tune: argument 'storage': expected the URL of a database, got {url!r}: {error}"
-        ) from error
     except ImportError as error:
         advice = ""
         if url.startswith("postgres"):
             advice = "; run `pip install 'sparsetir[postgresql]'` and begin it with postgresql+psycopg://"
         raise ValueError(
-            f"tune: argument 'storage': {url!r} needs a package: {error}{advice}"
+            f"tune: argument 'storage': {_shown(url)!r} needs a package: {error}{advice}"
         ) from error
+    except (ArgumentError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"tune: argument 'storage': expected the URL of a database, got {_shown(url)!r}: "
+            f"{_cause(error, url)}"
+        ) from None  # whose text may have the password
     named = found.database if found.get_backend_name() == "sqlite" else None
-    return None if named in (None, "", ":memory:") else Path(named)
+    if named in (None, "", ":memory:"):
+        return None
+    if not Path(named).name:
+        raise ValueError(f"tune: argument 'storage': expected a file, got {named!r}")
+    return Path(named)
 
 
 @contextmanager

@@ -6,17 +6,28 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparsetir.edge_plan import edge_plan
+from sparsetir.edge_request import EdgeRequest
 from sparsetir.kernel import Kernel
 from sparsetir.plan import Plan, plan
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import RelationalRequest
+from sparsetir.schedules.search import edge_space
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.rgms_space import config_of
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.records import Key
 from sparsetir.tuning.task import OK, PRUNED, Outcome, Task, Tunable
 
-__all__ = ["MARGIN", "Search", "Trial", "Tuned", "TunedProgram", "TunedRelations"]
+__all__ = [
+    "MARGIN",
+    "Search",
+    "Trial",
+    "Tuned",
+    "TunedEdges",
+    "TunedProgram",
+    "TunedRelations",
+]
 
 # Of the time, that a config must save to be preferred to the default: as little is luck.
 MARGIN = 0.02
@@ -26,8 +37,16 @@ MARGIN = 0.02
 class Trial:
     """A config that was tried.
 
-    number : in the study, from 0
-    when : seconds from the start of the search to the end of the trial, earlier runs included
+    Parameters
+    ----------
+    number : int
+        In the study, from 0.
+    config
+        Of a template, or of the user's space.
+    outcome : Outcome
+        What the measurement gave.
+    when : float
+        Seconds from the start of the search to the end of the trial, earlier runs included.
     """
 
     number: int
@@ -40,13 +59,28 @@ class Trial:
 class Search:
     """What a search found, whatever was tuned.
 
-    trials : of the whole study, also of earlier runs, in the order of their numbers
-    default : the config of a plan that nobody tuned
-    finals : the default and the best configs once more, measured in turns: what `best` and
-        `speedup` go by; empty where the search was interrupted. Seconds of all trials are by how
-        many times as long as the default's their calls lasted, in the same moments
-    warnings : what went wrong beside the measurements, such as a full disk
-    importances : how much each parameter of the space decided (PED-ANOVA), all together 1
+    Parameters
+    ----------
+    task : Tunable
+        What was tuned.
+    key : Key
+        What records keep it by.
+    trials : list of Trial
+        Of the whole study, also of earlier runs, in the order of their numbers.
+    default
+        The config of a plan that nobody tuned.
+    finals : list of Trial
+        The default and the best configs once more, measured in turns: what `best` and `speedup` go
+        by; empty where the search was interrupted. Seconds of all trials are by how many times as
+        long as the default's their calls lasted, in the same moments.
+    interrupted : bool
+        Whether Ctrl-C ended it.
+    warnings : list of str
+        What went wrong beside the measurements, such as a full disk.
+    importances : dict of str to float
+        How much each parameter of the space decided (PED-ANOVA), all together 1.
+    configs : int, optional
+        How many the space has; None where that is not known.
     """
 
     task: Tunable
@@ -57,6 +91,7 @@ class Search:
     interrupted: bool = False
     warnings: list[str] = field(default_factory=list)
     importances: dict[str, float] = field(default_factory=dict)
+    configs: int | None = None
 
     @property
     def best(self) -> Trial:
@@ -113,7 +148,13 @@ class Search:
 
 @dataclass(repr=False)
 class Tuned(Search):
-    """What :func:`sparsetir.tune` found for an operator."""
+    """What :func:`sparsetir.tune` found for an operator.
+
+    Parameters
+    ----------
+    task, key, trials, default, finals, interrupted, warnings, importances, configs
+        As for :class:`Search`.
+    """
 
     task: Task
 
@@ -128,6 +169,11 @@ class TunedProgram(Search):
     """What :func:`sparsetir.tune` found for a user's function.
 
     `sparsetir.build(program, schedule=tuned.schedule, config=tuned.config)` is its kernel.
+
+    Parameters
+    ----------
+    task, key, trials, default, finals, interrupted, warnings, importances, configs
+        As for :class:`Search`.
     """
 
     task: ProgramTask
@@ -151,7 +197,14 @@ class TunedProgram(Search):
 class TunedRelations(TunedProgram):
     """What :func:`sparsetir.tune` found for relational gather-matmul-scatter.
 
-    default : what a plan takes that nobody tuned
+    Parameters
+    ----------
+    task, key, trials, finals, interrupted, warnings, importances, configs
+        As for :class:`Search`.
+    default
+        What a plan takes that nobody tuned.
+    request : RelationalRequest
+        The operator and its sizes.
     """
 
     request: RelationalRequest = field(kw_only=True)
@@ -159,6 +212,27 @@ class TunedRelations(TunedProgram):
     def plan(self) -> Plan:
         """The operator with the best config."""
         return relational_plan(self.request, config_of(self.best.config))
+
+
+@dataclass(repr=False)
+class TunedEdges(TunedProgram):
+    """What :func:`sparsetir.tune` found for messages, softmax or attention along edges.
+
+    Parameters
+    ----------
+    task, key, trials, finals, interrupted, warnings, importances, configs
+        As for :class:`Search`.
+    default
+        What a plan takes that nobody tuned.
+    request : EdgeRequest
+        The operator and its sizes.
+    """
+
+    request: EdgeRequest = field(kw_only=True)
+
+    def plan(self) -> Plan:
+        """The operator with the best config."""
+        return edge_plan(self.request, edge_space.config_of(self.best.config))
 
 
 def seconds(trial: Trial) -> float:

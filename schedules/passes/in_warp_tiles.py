@@ -47,7 +47,7 @@ from sparsetir.schedules.passes.fragments import (
     load_right,
 )
 from sparsetir.schedules.passes.nests import block_of, for_threads, unrolled
-from sparsetir.schedules.passes.ptx import barrier, commit_copies, multiply, wait_for_copies
+from sparsetir.schedules.passes.ptx import commit_copies, multiply, wait_for_copies
 from sparsetir.schedules.passes.software_pipeline import (
     DYNAMIC_BYTES,
     MAX_SHARED,
@@ -64,7 +64,7 @@ from sparsetir.schedules.passes.tile_programs import (
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
+from sparsetir.sparse_ir.statements import as_one, barrier, block_with, loop_over
 
 __all__ = ["in_warp_tiles"]
 

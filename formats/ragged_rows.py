@@ -21,10 +21,12 @@ __all__ = ["Ragged"]
 class Ragged(Format):
     """Of each row all columns up to the last that it stores; a mask says which hold an element.
 
-    (SparseTIR, section 3.1: dense_variable axes)
-
     When to use: rows are filled from the left, as in batches of sequences of different lengths and
     in lower triangles. Then nothing is padded, and there are no column numbers to load.
+
+    Notes
+    -----
+    SparseTIR, section 3.1: dense_variable axes.
     """
 
     @property

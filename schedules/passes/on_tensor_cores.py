@@ -58,7 +58,7 @@ from sparsetir.schedules.passes.nests import (
 from sparsetir.schedules.passes.ptx import PRODUCTS, multiply
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import as_dtype, dtype_of, uncast
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.statements import as_one, loop_over
 from sparsetir.sparse_ir.translate import free_vars
@@ -279,7 +279,7 @@ def _product(nest: Nest, warps: tuple[int, int]) -> _Product:
     store = reduction.store if reduction is not None else None
     loads: list[Any] = []
     if reduction is not None and isinstance(reduction.term, tirx.Mul):
-        loads = [_uncast(f) for f in (reduction.term.a, reduction.term.b)]
+        loads = [uncast(f) for f in (reduction.term.a, reduction.term.b)]
     good = len(loads) == 2 and all(
         isinstance(x, ir.TensorLoad) and x.source.ty.storage_scope.startswith("shared")
         for x in loads
@@ -320,10 +320,6 @@ def _factor(nest: Nest, loads: list[Any], loop: Any, summed: Any) -> _Factor:
         if set(used) == set(both) and load.indices[-1] in both and len(indices) >= 2:
             return _Factor(load, loop)
     _refuse(nest, f"a factor over '{loop.loop_var.name}' and '{summed.loop_var.name}' alone")
-
-
-def _uncast(expr: Any) -> Any:
-    return expr.value if isinstance(expr, tirx.Cast) else expr
 
 
 def _refuse(nest: Nest, expected: str, got: str = "") -> NoReturn:

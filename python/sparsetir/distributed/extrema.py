@@ -1,0 +1,98 @@
+"""Greatest and least over edges from own nodes and from others, with gradients."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.profiler import record_function
+
+from sparsetir.distributed.parts import rows_first, split, with_heads
+from sparsetir.ops import library
+from sparsetir.ops.extremum import extremum_and_place, gradients
+from sparsetir.ops.operands import Operand
+from sparsetir.ops.structure import structure_of
+
+if TYPE_CHECKING:
+    from sparsetir.distributed.graph import DistGraph
+
+__all__ = ["Extremum"]
+
+
+class Extremum(torch.autograd.Function):
+    """x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None; float32 or
+    float64, in which products are compared."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, graph: DistGraph, x: Tensor, values: Tensor | None, reduce: str, heads: int,
+        sent: torch.dtype,
+    ) -> Tensor:  # fmt: skip
+        """See :func:`sparsetir.distributed.parts.with_heads` for heads; sent : on their way."""
+        largest, placed = reduce == "max", any(ctx.needs_input_grad)
+        inner, outer = split(graph, values)
+        rows = rows_first(x)
+        halo_rows = rows.new_empty((graph.halo, *rows.shape[1:]))
+        arriving = graph.exchange.begin("spmm", rows, sent, halo_rows)
+        with record_function("sparsetir: local product"):
+            out, place = _extremum(graph.local, inner, x, largest, heads, placed)
+        halo = rows_first(arriving.wait())
+        with record_function("sparsetir: remote product"):
+            before = graph.local.col.shape[0]
+            for first, start, A in graph.remote_blocks:
+                some = None if outer is None else outer[..., start : start + len(A.col)]
+                found, at = _extremum(A, some, halo, largest, heads, placed)
+                mine = out[..., first : first + A.m, :]
+                better = (found > mine) if largest else (found < mine)
+                better |= found.isnan() & ~mine.isnan()
+                better |= _empty(graph.local, first, A.m)
+                better &= ~_empty(A, 0, A.m)
+                mine.copy_(torch.where(better, found, mine))
+                if place is not None and at is not None:
+                    of = place[..., first : first + A.m, :]
+                    of.copy_(torch.where(better, at + (before + start), of))
+        of_values = values is not None and ctx.needs_input_grad[2]
+        ctx.graph, ctx.heads, ctx.shape, ctx.sent = graph, heads, x.shape, sent
+        ctx.save_for_backward(values, place, x if of_values else None, halo if of_values else None)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        graph, heads = ctx.graph, ctx.heads
+        values, place, x, halo = ctx.saved_tensors
+        (grad,) = grads
+        shape = (*ctx.shape[:-2], graph.own + graph.halo, ctx.shape[-1])
+        # Of features only the shape counts, but for the gradients of values.
+        every = grad.new_empty(()).expand(shape) if x is None else torch.cat([x, halo], -2)
+        wide, every = with_heads(values, every, heads)
+        wanted = ctx.needs_input_grad[2], ctx.needs_input_grad[1]
+        of_values, of_x = gradients(graph.edge_index, wide, every, place, grad, wanted)
+        if of_values is not None and of_values.dim() > values.dim():
+            of_values = of_values.sum(0)
+        if of_x is not None:
+            of_x = of_x.sum(0) if heads < 0 else of_x
+            back = rows_first(of_x[..., graph.own :, :])
+            returning = graph.exchange.begin_back("spmm", back, ctx.sent)
+            of_x = of_x[..., : graph.own, :].contiguous()
+            returning.add_to(rows_first(of_x))
+        return None, of_x, of_values, None, None, None
+
+
+def _extremum(
+    A: Operand, values: Tensor | None, x: Tensor, largest: bool, heads: int, placed: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Of A's elements, and, if wanted, which element each is of."""
+    values, x = with_heads(values, x, heads)
+    values = None if values is None else values.contiguous()
+    if not placed:
+        return library.spmm(A.rowptr, A.col, values, x, "max" if largest else "min"), None
+    return extremum_and_place(structure_of(A.rowptr, A.col, A.n), values, x, largest)
+
+
+def _empty(A: Operand, first: int, rows: int) -> Tensor:
+    """(rows, 1) whether rows from the first on have no elements."""
+    starts = A.rowptr[first : first + rows + 1]
+    return (starts[1:] == starts[:-1])[:, None]

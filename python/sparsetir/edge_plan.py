@@ -1,0 +1,50 @@
+"""Plans of messages, softmax and attention along edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tvm
+
+from sparsetir.edge_request import EdgeRequest
+from sparsetir.run_plan import Plan
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.search.choices import Choices
+from sparsetir.schedules.search.edge_space import config_of
+from sparsetir.tuning.lookup import recorded_config, warn_of_record
+
+__all__ = ["EdgePlan", "edge_plan"]
+
+
+def edge_plan(wanted: EdgeRequest, config: Any = None) -> Plan:
+    """What :func:`sparsetir.plan` gives for operators along edges.
+
+    config : None for what is recorded for this very problem, else for the one that sizes choose
+    """
+    if config is not None:
+        return EdgePlan(wanted, config)
+    pattern = isinstance(wanted.matrix, CsrPattern)  # to know it again takes time
+    recorded = None if pattern or wanted.gpu else recorded_config(wanted.task())
+    if isinstance(recorded, Choices):
+        try:
+            return EdgePlan(wanted, config_of(recorded), "record")
+        except Exception as error:  # such as of a template that has changed since
+            warn_of_record(recorded, error)
+    return EdgePlan(wanted, wanted.chosen(), "default")
+
+
+class EdgePlan(Plan):
+    """A plan whose kernel may want arrays for its own use, new ones in each call."""
+
+    def __init__(self, wanted: EdgeRequest, config: Any, chosen_by: str = "user") -> None:
+        super().__init__(wanted, config, chosen_by)
+        self._scratch = wanted.scratch
+        if self._scratch:
+            self._direct = []
+
+    def _fill(self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any) -> None:
+        super()._fill(args, operands, values, out)
+        for name, (count, dtype) in self._scratch.items():
+            made = tvm.runtime.empty((count,), dtype, self._device) if self._gpu else None
+            args[self._place[name]] = np.empty(count, dtype) if made is None else made

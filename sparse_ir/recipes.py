@@ -1,0 +1,200 @@
+"""Recipes: vectorised functions that make computed parameters of what callers give.
+
+Here is the registry, by the names that exported kernels know recipes by, and what schedules of any
+kind need; those of single primitives are in the other files whose names end in `_recipes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from sparsetir.sparse_ir.errors import ScheduleError
+
+__all__ = [
+    "RECIPES",
+    "cache_parts",
+    "column_parts",
+    "equal_parts",
+    "equal_work",
+    "greatest_of_rows",
+    "in_order",
+    "inverse_counts",
+    "least_of_rows",
+    "number",
+    "order_by_column_parts",
+    "packed",
+    "part_numbers",
+    "recipe",
+    "row_of_position",
+    "shared_rows",
+]
+
+RECIPES: dict[str, Callable[..., Any]] = {}
+
+
+def recipe(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the function is a recipe, by its own name, which exported kernels know it by."""
+    name = function.__name__
+    if name in RECIPES:
+        raise ValueError(f"recipe: argument 'function': there is a recipe '{name}' already")
+    RECIPES[name] = function
+    return function
+
+
+@recipe
+def number(value: int) -> int:
+    """An open count and its default, such as 16 blocks."""
+    return value
+
+
+@recipe
+def cache_parts(m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int) -> int:
+    """How many parts of the columns keep their rows of a gathered operand in a cache.
+
+    m, n, nnz : sizes of the matrix
+    feat, itemsize : elements of a gathered row, and bytes of each
+    cache : bytes
+
+    One where parts of rows had less than an element: then nothing that is loaded is used again.
+    """
+    parts = max(1, -(-n * feat * itemsize // cache))
+    return parts if nnz >= parts * m else 1
+
+
+@recipe
+def equal_work(indptr: np.ndarray, parts: int, cost: int, ahead: int = 0) -> np.ndarray:
+    """(parts + 1,) first rows of blocks with about as much work each.
+
+    indptr : (m + 1,) where rows begin
+    cost : of a row beside its non-zeros, to begin and to write it
+    ahead : how much more work the first block has, as far as there is as much: what is done of it
+        while the threads of the others wake
+
+    What is returned starts at 0, does not decrease, ends at m; with more parts than rows some are
+    empty.
+    """
+    _at_least_one("equal_work", parts)
+    m = len(indptr) - 1
+    work = indptr.astype("int64") + cost * np.arange(m + 1)
+    ahead = min(ahead, work[-1])
+    inner = np.searchsorted(work, ahead + (work[-1] - ahead) * np.arange(1, parts) // parts)
+    return np.concatenate([[0], inner, [m]]).astype(indptr.dtype)
+
+
+@recipe
+def equal_parts(length: int, parts: int) -> np.ndarray:
+    """(parts + 1,) int64, cuts of 0 .. length into parts of equal size, up to one."""
+    _at_least_one("equal_parts", parts)
+    return length * np.arange(parts + 1, dtype="int64") // parts
+
+
+@recipe
+def row_of_position(indptr: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
+    """(nnz,) the row of each non-zero.
+
+    order : (nnz,) which non-zero comes first, second, ...; that of storage by default
+    """
+    rows = np.repeat(np.arange(len(indptr) - 1, dtype=indptr.dtype), np.diff(indptr))
+    return rows if order is None else rows[order]
+
+
+@recipe
+def in_order(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """(nnz,) values[order]: what is kept of each non-zero, in another order."""
+    return values[order]
+
+
+@recipe
+def packed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """values[order]: values in the order in which they are read, of the shape of `order`.
+
+    Raises ScheduleError for what is no position.
+    """
+    if order.size and not 0 <= order.min() <= order.max() < len(values):
+        raise ScheduleError(
+            f"packed: argument 'order': expected positions below {len(values)}, got "
+            f"{order.min()} to {order.max()}"
+        )
+    return values.take(order)
+
+
+@recipe
+def order_by_column_parts(indices: np.ndarray, n: int, parts: int) -> np.ndarray:
+    """(nnz,) the non-zeros of the first part of the columns, then those of the second, ...
+
+    indices : (nnz,) columns, 0 .. n - 1, in any order
+    parts : of the columns, as in :func:`column_parts`
+
+    Those of one part keep their order. Each non-zero occurs once.
+    """
+    _at_least_one("order_by_column_parts", parts)
+    width = max(1, -(-n // parts))
+    return np.argsort(indices // width, kind="stable")
+
+
+@recipe
+def column_parts(indptr: np.ndarray, indices: np.ndarray, n: int, parts: int) -> np.ndarray:
+    """(m * parts + 1,) where each row's part of the columns begins.
+
+    indices : (nnz,) columns, 0 .. n - 1, in order within each row
+    parts : of the columns; each is ceil(n / parts) wide, the last may be narrower
+
+    Raises ScheduleError for more parts of rows than the type of `indptr` counts.
+    """
+    _at_least_one("column_parts", parts)
+    m, largest = len(indptr) - 1, np.iinfo(indptr.dtype).max
+    if m * parts > largest:
+        raise ScheduleError(
+            f"column_parts: argument 'parts': expected parts * rows to be at most {largest} with "
+            f"indices of {indptr.dtype}, got {parts} * {m}"
+        )
+    width = max(1, -(-n // parts))
+    place = row_of_position(indptr) * parts + indices // width
+    out = np.zeros(m * parts + 1, indptr.dtype)
+    np.cumsum(np.bincount(place, minlength=m * parts), out=out[1:])
+    return out
+
+
+@recipe
+def part_numbers(rows: int, parts: int) -> np.ndarray:
+    """(rows * parts,) int64, 0 .. parts - 1 for each row."""
+    _at_least_one("part_numbers", parts)
+    return np.tile(np.arange(parts, dtype="int64"), rows)
+
+
+@recipe
+def inverse_counts(indptr: np.ndarray) -> np.ndarray:
+    """(m,) float64, 1 / max(length of the row, 1): what turns sums into means."""
+    return 1.0 / np.maximum(np.diff(indptr), 1)
+
+
+@recipe
+def least_of_rows(indptr: np.ndarray) -> np.ndarray:
+    """(m,) float64, what the greatest element of a row begins with: -inf, 0 in an empty row."""
+    return np.where(np.diff(indptr) > 0, -np.inf, 0.0)
+
+
+@recipe
+def greatest_of_rows(indptr: np.ndarray) -> np.ndarray:
+    """(m,) float64, what the least element of a row begins with: inf, 0 in an empty row."""
+    return np.where(np.diff(indptr) > 0, np.inf, 0.0)
+
+
+@recipe
+def shared_rows(length: int, **rows: np.ndarray) -> np.ndarray:
+    """(length,) int8, 1 for rows that occur more than once among all of these.
+
+    rows : (pieces,) the row of each piece; negative where there is none
+    """
+    counts = np.zeros(length, "int64")
+    for found in rows.values():
+        counts += np.bincount(found[found >= 0], minlength=length)
+    return (counts > 1).astype("int8")
+
+
+def _at_least_one(who: str, parts: int) -> None:
+    if parts < 1:
+        raise ScheduleError(f"{who}: argument 'parts': expected 1 or more, got {parts}")

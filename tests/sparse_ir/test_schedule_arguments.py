@@ -1,0 +1,164 @@
+"""Each argument of each stage-I primitive, given something odd: taken, or refused by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from schedule_common import opened, program
+from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+
+Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
+ODD: tuple[Any, ...] = (
+    None, "", "Ä b", -1, 2**31, 2**70, True, math.nan, np.array([2]), [], {"a": 1}, [None],
+    object(), SpIter("spmm", ("Z",)), SparseIterationRef("nope"),
+)  # fmt: skip
+
+
+def _elements() -> tuple[Any, Any, Any, Any]:
+    sch, it, (i, j, k) = opened()
+    outer, inner = sch.split(k, [None, 4])
+    loop = sch.positions(sch.sparse_fuse(it, [i, j]))
+    sch.sparse_reorder(it, [outer, loop, inner])
+    return sch, it, loop, inner
+
+
+def _calls() -> list[Callable[[], Call]]:
+    """Calls that are fine, each of a schedule of its own."""
+
+    def of(name: str, make: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]]) -> Any:
+        def call() -> Call:
+            sch, it, loops = opened()
+            return (sch, name, *make(sch, it, *loops))
+
+        call.__name__ = name
+        return call
+
+    def pack() -> Call:
+        sch, it, (i, j, _) = opened()
+        sch.slices(i, j, 2)
+        return sch, "pack", ("A", it), {}
+
+    def tiles() -> Call:
+        sch, it, (i, _, k) = opened()
+        reduce = sch.precompute("C", it, [i, k], scope="global")[1]
+        return sch, "tiles", ("B", reduce, {"K": [4]}), {"order": ["K0", "J_", "K1"]}
+
+    def assume() -> Call:
+        sch, _, _, _ = _elements()
+        return sch, "assume", ("coordinates",), {"axis": "I", "buffer": "I_at"}
+
+    def runs() -> Call:
+        sch, _, loop, _ = _elements()
+        return sch, "runs", (loop,), {"dtype": "float64", "name": "w"}
+
+    def of_relations(aggregated: bool) -> Callable[[], Call]:
+        def call() -> Call:
+            sch, it, loops = opened(program("relational_csf"), "relational")
+            if not aggregated:
+                return sch, "ranges", (loops[1], "ranges", 4), {"cost": 8, "default": 1}
+            _, tile, rows = sch.ranges(loops[1], 2, 4)
+            columns = sch.get_sp_iters(it)[4]
+            return sch, "aggregate", ("Y", tile, rows, [columns]), {"dtype": "float32"}
+
+        call.__name__ = "aggregate" if aggregated else "ranges"
+        return call
+
+    def result(sch: Any, it: Any, i: Any, j: Any, k: Any) -> Any:
+        outer, inner = sch.split(k, [None, 4])
+        sch.sparse_reorder(it, [i, outer, j, inner])
+        options = {"lanes": [], "scope": "local", "dtype": "float64", "hoist": False, "name": "w"}
+        return ("C", outer, [inner]), options
+
+    work = {"by": "work", "cost": 2, "default": 4, "ahead": "ahead"}
+    return [
+        of("get_sp_iters", lambda s, it, i, j, k: ((it,), {})),
+        of("get_sparse_iteration", lambda s, it, i, j, k: (("spmm",), {})),
+        of("sparse_reorder", lambda s, it, i, j, k: ((it, [k, i, j]), {})),
+        of("sparse_fuse", lambda s, it, i, j, k: ((it, [i, j]), {})),
+        of("split", lambda s, it, i, j, k: ((k, [None, 4]), {"tail": "guard"})),
+        of("pos", lambda s, it, i, j, k: ((j,), {})),
+        of("coord", lambda s, it, i, j, k: ((j,), {})),
+        of("divide", lambda s, it, i, j, k: ((i, "parts"), work)),
+        of("positions", lambda s, it, i, j, k: (
+            (s.sparse_fuse(it, [i, j]),), {"parts": "parts", "default": 2, "rows": "table"})),
+        of("peel", lambda s, it, i, j, k: ((k, 4), {})),
+        of("distribute", lambda s, it, i, j, k: (([i],), {})),
+        of("parallelize", lambda s, it, i, j, k: (
+            (i, "thread"), {"race": "none", "per_block": 32})),
+        of("bound", lambda s, it, i, j, k: ((k, 4, "multiple"), {})),
+        of("meet", lambda s, it, i, j, k: (([it],), {"race": "atomics"})),
+        of("annotate", lambda s, it, i, j, k: ((it, "key", 3), {})),
+        of("slices", lambda s, it, i, j, k: (
+            (i, j, 4), {"longest": "longest", "window": 8, "filled": 90})),
+        of("by_length", lambda s, it, i, j, k: ((i, j, 8), {})),
+        of("patterns", lambda s, it, i, j, k: ((i, j, 3), {"by": "count"})),
+        of("steps", lambda s, it, i, j, k: ((j, 4), {})),
+        of("precompute", result),
+        pack, tiles, assume, runs, of_relations(False), of_relations(True),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", _calls(), ids=lambda call: call.__name__)
+def test_odd_arguments(call: Callable[[], Call]) -> None:
+    """Refusals name the primitive; what is taken prints, parses back, and is in the trace."""
+    sch, primitive, inputs, options = call()
+    for slot in [*range(len(inputs)), *options]:
+        for odd in ODD:
+            given, named = list(inputs), dict(options)
+            if isinstance(slot, int):
+                given[slot] = odd
+            else:
+                named[slot] = odd
+            before = sch.func
+            try:
+                getattr(sch, primitive)(*given, **named)
+            except sparsetir.ScheduleError as error:
+                says = primitive in str(error) or "no sparse iteration" in str(error)
+                assert says, f"{primitive} of {odd!r} as {slot}: {error}"
+                assert sch.func is before
+            else:
+                assert primitive in sch.trace.as_python()
+                if sch.func is not before:
+                    sparsetir.from_source(sch.func.script())
+                    sch, primitive, inputs, options = call()
+
+
+@pytest.mark.parametrize(("act", "message"), [
+    (lambda s, it, i, j, k: s.sparse_reorder(it, 3),
+     r"sparse_reorder: argument 'order': expected a list of which each is .*, got 3"),
+    (lambda s, it, i, j, k: s.annotate(it, 3, "x"),
+     "annotate: argument 'key': expected a name, got 3"),
+    (lambda s, it, i, j, k: s.annotate(it, "x", 2**70), "annotate: argument 'value': .* 64 bits"),
+    (lambda s, it, i, j, k: s.precompute("C", it, [i, k], scope="global", dtype="float99x"),
+     "precompute: argument 'dtype': expected a dtype, such as 'float32', got 'float99x'"),
+    (lambda s, it, i, j, k: s.precompute("C", it, [i, k], scope="global", dtype="int32"),
+     "precompute: argument 'dtype': expected a type of the kind of 'C', float32, got 'int32'"),
+    (lambda s, it, i, j, k: s.precompute("C", it, [i, k], scope="global", name="a b"),
+     "precompute: argument 'name': expected a name, got 'a b'"),
+    (lambda s, it, i, j, k: s.precompute("C", it, [i, k], scope="global", hoist="yes"),
+     "precompute: argument 'hoist': expected True or False, got 'yes'"),
+    (lambda s, it, i, j, k: s.divide(i, 4, by="work", cost=-1),
+     "divide: argument 'cost': expected an integer of 0 or more, got -1"),
+    (lambda s, it, i, j, k: s.divide(i, "n", default=2**31),
+     "divide: argument 'default': expected a positive integer below 16777216, got 2147483648"),
+    (lambda s, it, i, j, k: s.divide(i, 4, by="work", ahead=""),
+     "divide: argument 'ahead': expected a name or None, got ''"),
+    (lambda s, it, i, j, k: s.split(k, [None, 2**12, 2**12]),
+     "split: argument 'factors': expected tiles of less than 16777216 visits, .*, got "),
+    (lambda s, it, i, j, k: s.peel(s.split(k, [None, 300])[0], 2**24 - 1),
+     "peel: expected sizes that the axis's type, int32, holds, got 5033164500; give smaller"),
+    (lambda s, it, i, j, k: s.tiles("B", it, {"K": 4}, order=[]), "tiles: .*"),
+    (lambda s, it, i, j, k: s.meet([it], race=[]), r"meet: argument 'race': expected .*, got \[\]"),
+    (lambda s, it, i, j, k: s.get_sparse_iteration(["spmm"]),
+     r"get_sparse_iteration: argument 'name': expected a string, got \['spmm'\]"),
+])  # fmt: skip
+def test_messages(act: Callable[..., Any], message: str) -> None:
+    sch, it, loops = opened()
+    with pytest.raises(sparsetir.ScheduleError, match=f"^{message}"):
+        act(sch, it, *loops)

@@ -1,0 +1,182 @@
+"""Files of kernels that are damaged, forged or changed while they are in use; disks that are full.
+
+What would end a process is run in one of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sparsetir
+from kernel_common import arguments, check, kernel
+from sparsetir import kernel_file
+from sparsetir.kernel_file import MARK, TRAILER, read_library
+from test_export import pytestmark  # noqa: F401
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("kernels") / "spmm.so"
+    kernel().export(path)
+    return path
+
+
+def right(loaded):
+    args = arguments()
+    loaded(**args)
+    check(args)
+
+
+def test_no_bit_may_differ(saved, tmp_path):
+    """In the first bytes, in the last ones and anywhere; and no byte may be missing."""
+    whole, path = saved.read_bytes(), tmp_path / "a.so"
+    rng = np.random.default_rng(0)
+    places = [*range(0, 64, 7), *range(len(whole) - TRAILER, len(whole))]
+    for at in (*places, *rng.integers(0, len(whole), 30)):
+        data = bytearray(whole)
+        data[at] ^= 1 << rng.integers(8)
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match=r"a.so' is not a kernel exported by sparsetir: "):
+            sparsetir.load(path)
+    for size in (*range(9), *rng.integers(0, len(whole), 20)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=r"a.so' is not a kernel exported by sparsetir: "):
+            sparsetir.load(path)
+
+
+def forge(path, library, description):
+    """A file whose hash is right."""
+    body = library + description
+    sizes = b"%016d%016d" % (len(library), len(description))
+    path.write_bytes(body + sizes + hashlib.sha256(body).digest() + MARK)
+
+
+@pytest.mark.parametrize(
+    "needs", ["avx2", [1, 2], {"x": 1}, 7], ids=["text", "numbers", "dict", "number"]
+)
+def test_forged_needs(saved, tmp_path, needs):
+    library, found = read_library(saved)
+    forge(tmp_path / "a.so", library, json.dumps({**found, "needs": needs}).encode())
+    with pytest.raises(ValueError, match="its description has no list of texts 'needs'"):
+        sparsetir.load(tmp_path / "a.so")
+
+
+def test_descriptions_that_are_deep(saved, tmp_path):
+    library, _ = read_library(saved)
+    forge(tmp_path / "a.so", library, b"[" * 10**5)
+    with pytest.raises(ValueError, match="is not a kernel exported by sparsetir: maximum recurs"):
+        sparsetir.load(tmp_path / "a.so")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="libraries of ELF")
+def test_libraries_of_another_processor(saved, tmp_path):
+    library, found = read_library(saved)
+    other = bytearray(library)
+    other[18] ^= 0xFF
+    forge(tmp_path / "a.so", bytes(other), json.dumps(found).encode())
+    with pytest.raises(RuntimeError, match="cannot be loaded here: it is for another kind of proc"):
+        sparsetir.load(tmp_path / "a.so")
+
+
+CHANGED = """
+import sys; sys.path[:0] = sys.argv[2:]
+import sparsetir
+from kernel_common import arguments, check
+loaded, whole = sparsetir.load(sys.argv[1]), open(sys.argv[1], "rb").read()
+for change in (b"\\xcc" * len(whole), b"", whole):
+    with open(sys.argv[1], "wb") as file:  # not another file of the same name
+        file.write(change)
+    args = arguments()
+    loaded(**args)
+    check(args)
+print("right")
+"""
+
+
+def test_files_that_are_written_into_while_loaded(saved, tmp_path):
+    """As `cp` does: it would end the process, or change what the kernel computes."""
+    path = tmp_path / "a.so"
+    path.write_bytes(saved.read_bytes())
+    paths = [str(Path(sparsetir.__file__).parents[1]), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", CHANGED, str(path), *paths]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
+
+
+def test_deleted_and_loaded_again(saved, tmp_path):
+    path = tmp_path / "a.so"
+    path.write_bytes(saved.read_bytes())
+    first, second = sparsetir.load(path), sparsetir.load(path)
+    path.unlink()
+    right(first)
+    del first
+    right(second)
+
+
+def test_what_is_no_file(tmp_path, monkeypatch):
+    (tmp_path / "a.so").mkdir()
+    os.mkfifo(tmp_path / "b.so")
+    (tmp_path / "c.so").symlink_to("/dev/zero")
+    (tmp_path / "d.so").symlink_to(tmp_path / "d.so")
+    for name in "abcd":
+        text = re.escape(f"load: argument 'path': expected a file, got '{tmp_path / name}.so'")
+        with pytest.raises(FileNotFoundError, match=text):
+            sparsetir.load(tmp_path / f"{name}.so")
+    for wrong in (None, 5, b"a.so"):
+        with pytest.raises(TypeError, match="^load: argument 'path': expected a path, got "):
+            sparsetir.load(wrong)
+        with pytest.raises(TypeError, match="^spmm: export: argument 'path': expected a path"):
+            kernel().export(wrong)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(FileNotFoundError, match=re.escape(f"{tmp_path}/none.so")):
+        sparsetir.load("~/none.so")
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+def test_no_room_for_a_file(tmp_path):
+    """LLVM would end the process; nothing is left behind."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="a.so' cannot be written: File too large") as raised:
+            kernel().export(tmp_path / "a.so")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert raised.value.errno == errno.EFBIG
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_are_not_ours(tmp_path, monkeypatch):
+    def refuse(*args, **options):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(kernel_file.tempfile, "TemporaryDirectory", refuse)
+    text = "spmm: export: argument 'path': '.*a.so' cannot be written: Permission denied"
+    with pytest.raises(PermissionError, match=text):
+        kernel().export(tmp_path / "a.so")
+
+
+def test_two_that_write_at_once(tmp_path, monkeypatch):
+    """Without `overwrite` the second does not replace what the first has written meanwhile."""
+    path = tmp_path / "a.so"
+    exported = kernel_file.hashlib.sha256
+    monkeypatch.setattr(
+        kernel_file.hashlib, "sha256", lambda data: path.write_bytes(b"first") and exported(data)
+    )
+    with pytest.raises(FileExistsError, match="a.so' cannot be written: File exists"):
+        kernel().export(path)
+    assert path.read_bytes() == b"first"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.so"]

@@ -1,0 +1,417 @@
+"""Plans of messages, softmax and attention along edges against NumPy, and what they refuse."""
+
+import re
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import sparsetir
+from csr_zoo import ZOO
+from fake_measurer import install
+from sparsetir import SparseMatrix, ops, plan_candidates
+from sparsetir.edge_request import edge_request
+from sparsetir.schedules.operators.problems import CsrPattern
+from sparsetir.schedules.search.choices import Choices
+from sparsetir.schedules.search.configs import to_data
+from sparsetir.schedules.templates.edge_attention import AttentionTiles
+from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.tuning.program_case import ProgramCase
+from sparsetir.tuning.records import Key, Record, Records
+from sparsetir.tuning.sought import of_edges
+from sparsetir.tuning.task import Outcome
+
+BINARY = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide}
+CLOSE = {"float32": 1e-5, "float64": 1e-12, "float16": 1e-2, "bfloat16": 8e-2}
+A = SparseMatrix(ZOO["random"])
+M, N = A.shape
+U = np.random.default_rng(1).normal(size=(N, 8)).astype("float32")
+
+
+def rows_of(matrix):
+    return np.repeat(np.arange(matrix.shape[0]), np.diff(matrix.pattern.indptr))
+
+
+def drawn(*shape, seed=2, dtype="float32"):
+    """Numbers that may be divided by."""
+    x = np.random.default_rng(seed).normal(size=shape)
+    return (np.sign(x) * (np.abs(x) + 0.5)).astype(ml_dtypes.bfloat16 if dtype[0] == "b" else dtype)
+
+
+def reduced(matrix, messages, reduce):
+    """(nnz, ...) messages at their rows; zero in rows without elements, NaN where one is."""
+    indptr = matrix.pattern.indptr
+    out = np.zeros((matrix.shape[0], *messages.shape[1:]))
+    for i in np.flatnonzero(np.diff(indptr)):
+        out[i] = getattr(np, reduce)(messages[indptr[i] : indptr[i + 1]], axis=0)
+    return out
+
+
+def exact(matrix, op, reduce, u, e):
+    u, e = (None if x is None else np.asarray(x, "float64") for x in (u, e))
+    at = None if u is None else u[matrix.pattern.coords[1]]
+    if op.startswith("copy"):
+        return reduced(matrix, at if op == "copy_u" else e, reduce)
+    e = e.reshape(len(e), *[1] * (at.ndim - 1)) if e.ndim == 1 else e
+    return reduced(matrix, BINARY[op[2:5]](at, e), reduce)
+
+
+def softmax(matrix, x, axis):
+    """Of the elements of each row, along an axis."""
+    x = np.moveaxis(np.asarray(x, "float64"), axis, 0)
+    rows = rows_of(matrix)
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(x - reduced(matrix, x, "max")[rows])
+    return np.moveaxis(powers / reduced(matrix, powers, "sum")[rows], 0, axis)
+
+
+def is_close(found, want, dtype="float32"):
+    found = np.asarray(found, "float64")
+    scale = np.nan_to_num(np.abs(want), posinf=0).max(initial=1.0)
+    np.testing.assert_allclose(found, want, rtol=CLOSE[dtype], atol=CLOSE[dtype] * scale)
+
+
+# -- results --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_zoo(name):
+    """Each pattern with kernels that all share; no name has another's place."""
+    matrix = SparseMatrix(ZOO[name])
+    (m, n), nnz = matrix.shape, matrix.nnz
+    u, e = drawn(n, 2, 5), drawn(nnz, 2, 5, seed=3)
+    run = sparsetir.plan("u_sub_e_max", matrix, u, edge_feat=5, threads=1)
+    is_close(run(u, e), exact(matrix, "u_sub_e", "max", u, e))
+    u = drawn(n, 5)
+    own = sparsetir.plan("u_add_e_mean", matrix, 5, threads=1)
+    is_close(own(u), exact(matrix, "u_add_e", "mean", u, matrix.values))
+    x = drawn(3, nnz) * 9
+    found = sparsetir.plan("softmax", matrix, x, threads=1)(x)
+    is_close(found, softmax(matrix, x, 1))
+    q, k, v = drawn(m, 2, 4), drawn(n, 2, 4, seed=5), drawn(n, 2, 6, seed=6)
+    found = sparsetir.plan("attention", matrix, v, feat_in=4, threads=1)(q, k, v)
+    rows, columns = rows_of(matrix), matrix.pattern.coords[1]
+    weights = softmax(matrix, (q[rows] * k[columns]).sum(2) / 2, 0)
+    is_close(found, reduced(matrix, weights[..., None] * v[columns], "sum"))
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "max", "min"])
+@pytest.mark.parametrize("op", ["copy_u", "copy_e", "u_add_e", "u_sub_e", "u_mul_e", "u_div_e"])
+def test_every_message(op, reduce):
+    """By one name, and by two; values of the matrix, and those of a run."""
+    if op == "copy_e":
+        e = drawn(A.nnz, 8)
+        run = sparsetir.plan(f"copy_e_{reduce}", A, e)
+        return is_close(run(e), exact(A, op, reduce, None, e))
+    run = sparsetir.plan(op, A, U, reduce=reduce)
+    named = sparsetir.plan(f"{op}_{reduce}", A, U)
+    assert run.kernel is named.kernel
+    values = np.ones(A.nnz) if op == "copy_u" else A.values
+    is_close(run(U), exact(A, op, reduce, U, values))
+    if op != "copy_u":
+        other = drawn(A.nnz)
+        is_close(named(U, values=other), exact(A, op, reduce, U, other))
+    return None
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_types(dtype):
+    u, e = drawn(N, 3, dtype=dtype), drawn(A.nnz, 1, seed=3, dtype=dtype)
+    torch_u, torch_e = (torch.from_numpy(x.astype("float64")) for x in (u, e))
+    torch_u, torch_e = (x.to(getattr(torch, dtype)) for x in (torch_u, torch_e))
+    run = sparsetir.plan("u_mul_e_sum", A, torch_u, edge_feat=1)
+    found = run(torch_u, torch_e)
+    assert found.dtype == torch_u.dtype
+    is_close(found.double().numpy(), exact(A, "u_mul_e", "sum", u, e), dtype)
+    q, k, v = (drawn(rows, 4, seed=s).astype("float64") for rows, s in ((M, 1), (N, 2), (N, 3)))
+    q, k, v = (torch.from_numpy(x).to(torch_u.dtype) for x in (q, k, v))
+    found = sparsetir.plan("attention", A, v, scale=0.5)(q, k, v)
+    want = ops.attention(A, q.double(), k.double(), v.double(), 0.5)
+    is_close(found.double().numpy(), want.numpy(), dtype)
+
+
+@pytest.mark.parametrize("idtype", ["int32", "int64"])
+def test_pattern_without_values(idtype):
+    """Columns in any order, edges more than once: nothing is merged, nothing sorted."""
+    rng = np.random.default_rng(4)
+    indptr = np.array([0, 3, 3, 9, 10], idtype)
+    pattern = CsrPattern(indptr, rng.integers(0, 6, 10).astype(idtype), (4, 6))
+    u, values = drawn(6, 3), drawn(10)
+    run = sparsetir.plan("u_add_e_sum", pattern, 3)
+    messages = u[pattern.indices].astype("float64") + values[:, None]
+    want = np.stack([messages[a:b].sum(0) for a, b in zip(indptr, indptr[1:], strict=False)])
+    assert run.needs_values
+    is_close(run(u, values=values), want)
+    with pytest.raises(TypeError, match="u_add_e_sum: argument 'values': expected an array"):
+        run(u)
+    x = drawn(10)
+    found = sparsetir.plan("edge_softmax", pattern, x)(x)
+    sums = [found[a:b].sum() for a, b in zip(indptr, indptr[1:], strict=False)]
+    np.testing.assert_allclose(sums, [1, 0, 1, 1], atol=1e-6)
+
+
+def test_nan_and_infinity():
+    u, x = U.copy(), drawn(A.nnz)
+    u[3, 0], u[5, 1], u[7, 2] = np.nan, np.inf, -np.inf
+    for reduce in ("max", "min", "sum"):
+        run = sparsetir.plan(f"u_add_e_{reduce}", A, 8)
+        with np.errstate(invalid="ignore"):
+            want = exact(A, "u_add_e", reduce, u, A.values)
+        is_close(run(u), want)
+    x[0] = np.nan
+    found = sparsetir.plan("softmax", A, x)(x)
+    assert np.isnan(found[: A.pattern.indptr[1]]).all() == (A.pattern.indptr[1] > 0)
+    assert np.isfinite(found[A.pattern.indptr[np.flatnonzero(A.pattern.indptr)[0]] :]).all()
+
+
+def test_softmax_of_torch_and_heads():
+    x = torch.from_numpy(drawn(A.nnz, 3))
+    found = sparsetir.plan("edge_softmax", A, x)(x)
+    assert torch.allclose(found, ops.edge_softmax(A, x))
+    first = x.T.contiguous()
+    assert torch.allclose(sparsetir.plan("sparse_softmax", A, first)(first), found.T)
+    out = torch.empty_like(x)
+    assert sparsetir.plan("edge_softmax", A, heads=3)(x, out=out) is out
+    assert torch.equal(out, found)
+    wide = sparsetir.plan("softmax", A, dtype="float64")(np.ones(A.nnz))
+    assert wide.dtype == np.float64
+
+
+def test_heads_are_those_of_gspmm():
+    """Messages with heads have them behind nodes, as `ops` has; products by "spmm" before."""
+    u = torch.from_numpy(drawn(N, 2, 4))
+    e = torch.from_numpy(drawn(A.nnz, 2, 1))
+    run = sparsetir.plan("u_mul_e_mean", A, u, edge_feat=1)
+    assert torch.allclose(run(u, e), ops.gspmm(A, "u_mul_e", "mean", u, e), atol=1e-5)
+    run = sparsetir.plan("copy_u_max", A, 4, heads=2)
+    assert torch.equal(run(u), ops.gspmm(A, "copy_u", "max", u))
+
+
+def test_many_threads(monkeypatch):
+    """Every config of a space gives the same."""
+    u, e = drawn(N, 12), drawn(A.nnz, 12)
+    want = exact(A, "u_add_e", "max", u, e)
+    found = plan_candidates("u_add_e_max", A, 12, edge_feat=12, threads=2)
+    assert found[0] == sparsetir.plan("u_add_e_max", A, 12, edge_feat=12, threads=2).config
+    assert {c.parallel for c in found} == {True, False} and {c.tile for c in found} == {4, 8}
+    for config in (c for c in found if c.blocks != 8):
+        is_close(sparsetir.plan("u_add_e_max", A, 12, edge_feat=12, config=config)(u, e), want)
+    assert plan_candidates("softmax", A, threads=1) == [Tile(1)]
+
+
+# -- edges ----------------------------------------------------------------------------------------
+
+EDGES = np.array([[2, 0, 1, 2], [0, 1, 1, 0]])  # sources, targets: not in order, one twice
+
+
+def test_parallel_edges_of_an_edge_index():
+    x = drawn(3, 4)
+    torch_x, edges = torch.from_numpy(x), torch.from_numpy(EDGES)
+    run = sparsetir.plan("copy_u_sum", (EDGES, 3), x)
+    is_close(run(x), ops.gspmm((edges, 3), "copy_u", "sum", torch_x).numpy())
+    run = sparsetir.plan("copy_u_max", (EDGES, 3), x)
+    is_close(run(x), ops.gspmm((edges, 3), "copy_u", "max", torch_x).numpy())
+    for op in ("copy_u_mean", "u_mul_e_max", "u_add_e_sum", "attention", "softmax"):
+        with pytest.raises(ValueError, match=f"expected each element once for '{op}', got 4 of"):
+            sparsetir.plan(op, (EDGES, 3), None if op == "softmax" else x)
+
+
+def test_numbers_of_edges_have_an_order():
+    """Those of edges in another order would be those of others: refused, but for a SparseMatrix."""
+    edges, e = EDGES[:, 1:], drawn(3, 4)
+    for op, options in (("copy_e_sum", {"feat": 4}), ("softmax", {})):
+        with pytest.raises(ValueError, match=r"expected elements in the order.*A\.arrange"):
+            sparsetir.plan(op, (edges, 3), **options)
+    matrix = SparseMatrix.from_edge_index(edges, shape=(3, 3))
+    found = sparsetir.plan("copy_e_sum", matrix, 4)(matrix.arrange(e))
+    want = np.zeros((3, 4))
+    np.add.at(want, edges[1], e)
+    is_close(found, want)
+    x = drawn(3, 2)
+    attended = sparsetir.plan("attention", (edges, 3), x)(x, x, x)
+    x = torch.from_numpy(x)
+    is_close(attended, ops.attention((torch.from_numpy(edges), 3), x, x, x).numpy())
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+REFUSED = [
+    ("u_pow_e_sum", {"feat": 8}, ValueError, "'op': expected one of spmm, .* got 'u_pow_e_sum'"),
+    ("u_add_e_prod", {"feat": 8}, ValueError, "'op': expected one of spmm"),
+    ("u_add_e_max", {"feat": 8, "reduce": "min"}, ValueError, "'reduce': expected none beside"),
+    ("u_add_e_max", {}, TypeError, "'feat': expected the number of features for 'u_add_e_max'"),
+    ("u_add_e_max", {"feat": 0}, ValueError, "'feat': expected 1 or more, got 0"),
+    ("u_add_e_max", {"feat": 8, "edge_feat": 3}, ValueError, "'edge_feat': expected 1 or 8"),
+    ("copy_e_max", {"feat": 8, "edge_feat": 1}, ValueError, "'edge_feat': expected 8"),
+    ("copy_u_max", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected none"),
+    ("u_add_e_max", {"feat": 8, "feat_in": 8}, ValueError, "'feat_in': expected none"),
+    ("u_add_e_max", {"feat": 8, "scale": 2.0}, ValueError, "'scale': expected none"),
+    ("u_add_e_max", {"feat": 8, "weighted": False}, ValueError, "'weighted': expected True"),
+    ("u_add_e_max", {"feat": 8, "dtype": "int32"}, ValueError, "'dtype': expected float32 or"),
+    ("u_add_e_max", {"feat": 8, "config": RowBlocks()}, TypeError, "'config': expected Tile for"),
+    ("u_add_e_max", {"feat": 8, "config": Tile(16)}, ScheduleError, "expected at most 8, the"),
+    ("u_add_e_max", {"feat": 8, "config": Tile(4, gpu=True)}, ValueError, "expected gpu=False"),
+    ("u_add_e_max", {"feat": 8, "format": sparsetir.formats.CSR()}, ValueError, "'format'"),
+    ("u_add_e_max", {"feat": 8, "out_dtype": "float32"}, ValueError, "'out_dtype': expected None"),
+    ("attention", {"feat": 8, "config": Tile(4)}, TypeError, "expected AttentionTiles for"),
+    ("attention", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected none"),
+    ("attention", {"feat": 8, "reduce": "max"}, ValueError, "'reduce': expected none"),
+    ("attention", {"feat": 8, "scale": "2"}, TypeError, "'scale': expected a number, got '2'"),
+    ("attention", {"feat": 8, "feat_in": 0}, ValueError, "'feat_in': expected 1 or more, got 0"),
+    ("softmax", {"feat": 8}, ValueError, "'feat': expected None for 'softmax', or its operand"),
+    ("softmax", {"dtype": "float16"}, ValueError, "'dtype': expected float32 or float64"),
+    ("softmax", {"heads": 0}, ValueError, "'heads': expected 1 or more, got 0"),
+    ("spmm", {"feat": 8, "edge_feat": 8}, ValueError, "'edge_feat': expected None for 'spmm'"),
+    ("sddmm", {"feat": 8, "scale": 1.0}, ValueError, "'scale': expected None for 'sddmm'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("op", "options", "kind", "message"), REFUSED)
+def test_refused(op, options, kind, message):
+    with pytest.raises(kind, match=message):
+        sparsetir.plan(op, A, **options)
+
+
+def test_calls_are_refused():
+    run = sparsetir.plan("u_add_e_max", A, 8, edge_feat=8)
+    e = drawn(A.nnz, 8)
+    with pytest.raises(TypeError, match=r"u_add_e_max: expected 2 operands \(u, e\), got 1"):
+        run(U)
+    with pytest.raises(ValueError, match="'e'"):
+        run(U, e[:-1])
+    with pytest.raises((TypeError, ValueError), match="'u'"):
+        run(U.astype("float64"), e)
+    with pytest.raises(TypeError, match="argument 'values': the operator takes none"):
+        run(U, e, values=drawn(A.nnz))
+    x = torch.ones(A.nnz, requires_grad=True)
+    with pytest.raises(ValueError, match="use sparsetir.ops.sparse_softmax"):
+        sparsetir.plan("softmax", A)(x)
+    out = np.empty((M, 8), "float32")
+    with pytest.raises(ValueError, match="'out' shares memory with"):
+        square = SparseMatrix(ZOO["one element"])
+        one = np.ones((1, 8), "float32")
+        sparsetir.plan("u_add_e_max", square, 8)(one, out=one)
+    assert sparsetir.plan("u_add_e_max", A, 8)(U, out=out) is out
+    q, k, v = drawn(M, 8), U, U
+    with pytest.raises(ValueError, match="'k'"):
+        sparsetir.plan("attention", A, 8)(q, q, v)
+    is_close(sparsetir.plan("attention", A, 8)(q, k, v), ops.attention(
+        A, *(torch.from_numpy(x) for x in (q, k, v))).numpy())  # fmt: skip
+
+
+def test_gpu():
+    """A kernel for one is made; there is no device to run it."""
+    target = {"kind": "cuda", "arch": "sm_90"}
+    wanted = edge_request("attention", A, 8, target=target)
+    assert wanted.chosen() == AttentionTiles(Tile(4, gpu=True), Tile(4, gpu=True))
+    assert "III" in wanted.stages(wanted.chosen())
+    assert wanted.candidates() == [wanted.chosen()]
+    with pytest.raises(ValueError, match="tune: argument 'target': expected a CPU for 'attention'"):
+        sparsetir.tune("attention", A, 8, target=target, records="")
+
+
+# -- tuning ---------------------------------------------------------------------------------------
+
+TUNED = [
+    ("u_add_e_max", {"feat": 8, "edge_feat": 8}, {"tile": 4, "blocks": 2}),
+    ("copy_u_sum", {"feat": 8, "heads": 2}, {"tile": 4, "blocks": 2}),
+    ("edge_softmax", {"heads": 4}, {"tile": 4, "blocks": 2}),
+    ("softmax", {"heads": 4}, {"tile": 1, "blocks": 2}),
+    ("attention", {"feat": 8, "heads": 2}, {"tile": 4, "values": 8, "blocks": 2}),
+]
+
+
+@pytest.fixture
+def records(tmp_path, monkeypatch):
+    monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "records.sqlite"))
+    ops.clear_cache()
+    yield Records()
+    ops.clear_cache()
+
+
+@pytest.mark.parametrize(("op", "options", "best"), TUNED)
+def test_a_search_ends_with_a_plan_and_a_record(op, options, best, records, monkeypatch, tmp_path):
+    """With seconds that are pretended; what is tried is right."""
+
+    def measured(config):
+        return Outcome("ok", seconds=1e-3 if dict(config) == best else 2e-3)
+
+    install(monkeypatch, measured)
+    found = sparsetir.tune(op, A, threads=2, sampler="exhaustive", graph="small", **options)
+    assert found.config == best and found.speedup == 2 and found.configs == len(found.trials)
+    (record,) = records.all()
+    assert record.graph == "small"
+    again = sparsetir.plan(op, A, threads=2, **options)
+    assert (again.chosen_by, again.config) == ("record", found.plan().config)
+    assert sparsetir.plan(op, A, threads=1, **options).chosen_by == "default"
+    task = of_edges(
+        op, A, options.pop("feat", None), threads=2, target="llvm", **options
+    ).tuned.task
+    prepared = ProgramCase(task, tmp_path).prepared(Choices(best))
+    prepared.call()
+    assert prepared.wrong() is None
+
+
+def test_one_config(records, monkeypatch):
+    install(monkeypatch)
+    found = sparsetir.tune("copy_e_sum", A, 1, threads=1)
+    assert found.configs == 1 and len(found.trials) == 1 and found.speedup == 1
+    from sparsetir.tuning.report import table
+
+    assert "There is one config for this problem, the default: nothing to choose." in table(found)
+
+
+def test_operators_of_torch_take_records(records, monkeypatch):
+    """Those of the same pattern in any order, and no others; what fails is said once."""
+    rows, columns = (torch.from_numpy(x).long() for x in A.pattern.coords)
+    order = torch.randperm(A.nnz, generator=torch.Generator().manual_seed(0))
+    edges = torch.stack([columns, rows])[:, order], (N, M)
+    u, e = torch.from_numpy(drawn(N, 2, 8)), torch.from_numpy(drawn(A.nnz, 2, 8))
+    q, v = torch.from_numpy(drawn(M, 2, 8)), torch.from_numpy(drawn(N, 2, 8))
+    kernels = []
+    call = ops.Structure.call
+
+    def noting(self, kernel, *words):
+        kernels.append(kernel)
+        call(self, kernel, *words)
+
+    monkeypatch.setattr(ops.Structure, "call", noting)
+
+    def all_of_them():
+        kernels.clear()
+        ops.clear_cache()
+        found = (
+            ops.gspmm(edges, "u_add_e", "max", u, e[order]),
+            ops.attention(edges, q, v, v),
+            ops.edge_softmax(edges, e[order, :, 0].contiguous()),
+        )
+        return list(kernels), found
+
+    def record(op, config, seconds=1e-3, **options):
+        key = Key.of(edge_request(op, A, **options).task())
+        records.add(Record(key, to_data(Choices(config)), seconds))
+
+    before, plain = all_of_them()
+    messages = {"feat": 8, "heads": 2, "edge_feat": 8}
+    asked = [
+        ("u_add_e_max", {"tile": 4, "blocks": 6}, messages),
+        ("attention", {"tile": 4, "values": 4, "blocks": 6}, {"feat": 8, "heads": 2}),
+        ("edge_softmax", {"tile": 2, "blocks": 6}, {"heads": 2}),
+    ]
+    for op, config, options in asked:
+        record(op, config, **options)
+    after, found = all_of_them()
+    assert not set(before) & set(after)
+    for a, b in zip(plain, found, strict=True):
+        assert torch.allclose(a, b, atol=1e-5)
+    plans = [sparsetir.plan(op, A, **options) for op, _, options in asked]
+    assert [made.chosen_by for made in plans] == ["record"] * 3
+    # They share kernels, but for that of messages in another order.
+    assert [made.kernel in after for made in plans] == [False, True, True]
+    record("attention", {"tile": 3, "values": 4, "blocks": 6}, 1e-4, feat=8, heads=2)
+    with pytest.warns(RuntimeWarning, match=re.escape("is not used, it failed")):
+        last, _ = all_of_them()
+    assert last[1] in before
