@@ -55,8 +55,8 @@ def wrong_argument(
 ) -> str:
     """What an error is to say of the first argument of another type; "" where there is none.
 
-    primitive : of a function and these; its annotations are the types, and what has none is not
-        looked at
+    primitive : of a function and these; its annotations are the types, and what has none, or one
+        that the primitives here have not, is not looked at
     """
     hints = _hints(primitive)
     names = list(inspect.signature(primitive).parameters)[1:]
@@ -91,10 +91,12 @@ def _fits(hint: Any, value: Any) -> bool:
 
 def _is_one(hint: Any, value: Any) -> bool:
     kind, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
     if kind is None:
+        if hint not in WORDS:
+            return True
         return type(value) is hint if hint in (int, bool) else isinstance(value, hint)
+    if kind not in (dict, list, Mapping, Sequence):
+        return True
     if issubclass(kind, Mapping):
         return isinstance(value, Mapping) and all(
             _fits(inner[0], k) and _fits(inner[1], v) for k, v in value.items()

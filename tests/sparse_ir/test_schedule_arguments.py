@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import sparsetir
 from schedule_common import opened, program
+from sparsetir.sparse_ir.schedule.arguments import wrong_argument
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 
 Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
@@ -162,3 +163,14 @@ def test_messages(act: Callable[..., Any], message: str) -> None:
     sch, it, loops = opened()
     with pytest.raises(sparsetir.ScheduleError, match=f"^{message}"):
         act(sch, it, *loops)
+
+
+def test_other_types_are_left_to_the_primitive():
+    """Users' primitives may have any annotations, or none."""
+
+    def mine(func, loop: SpIter, how: Callable[[int], int], share: float, word: Literal["a"], x):
+        return func, None
+
+    given = SpIter("spmm", ("i",)), abs, 1, "b", object()
+    assert wrong_argument(mine, given, {}) == ""
+    assert wrong_argument(mine, ("i", *given[1:]), {}).startswith("mine: argument 'loop': expected")
