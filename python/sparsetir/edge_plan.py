@@ -12,7 +12,7 @@ from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.edge_space import config_of
-from sparsetir.tuning.lookup import recorded_config, warn_of_record
+from sparsetir.tuning.lookup import by_record
 
 __all__ = ["EdgePlan", "edge_plan"]
 
@@ -25,13 +25,12 @@ def edge_plan(wanted: EdgeRequest, config: Any = None) -> Plan:
     if config is not None:
         return EdgePlan(wanted, config)
     pattern = isinstance(wanted.matrix, CsrPattern)  # to know it again takes time
-    recorded = None if pattern or wanted.gpu else recorded_config(wanted.task())
-    if isinstance(recorded, Choices):
-        try:
-            return EdgePlan(wanted, config_of(recorded), "record")
-        except Exception as error:  # such as of a template that has changed since
-            warn_of_record(recorded, error)
-    return EdgePlan(wanted, wanted.chosen(), "default")
+    found = None
+    if not pattern and not wanted.gpu:
+        found = by_record(
+            wanted.task(), lambda choices: EdgePlan(wanted, config_of(choices), "record"), Choices
+        )
+    return found or EdgePlan(wanted, wanted.chosen(), "default")
 
 
 class EdgePlan(Plan):

@@ -24,7 +24,7 @@ from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
-from sparsetir.tuning.lookup import recorded_config, warn_of_record
+from sparsetir.tuning.lookup import by_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates"]
 
@@ -171,13 +171,10 @@ def plan(
     )
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
         return Plan(wanted, _of_each_run(default, wanted.matrix), "default")
-    recorded = None if out_dtype is not None else recorded_config(wanted.task())
-    if recorded is not None:
-        try:
-            return Plan(wanted, recorded, "record")
-        except Exception as error:  # such as of a template that has changed since
-            warn_of_record(recorded, error)  # what else is wrong shows with the default
-    return Plan(wanted, default, "default")
+    found = None
+    if out_dtype is None:  # what is wrong beside the record shows with the default
+        found = by_record(wanted.task(), lambda config: Plan(wanted, config, "record"))
+    return found or Plan(wanted, default, "default")
 
 
 def _of_each_run(config: Any, pattern: CsrPattern) -> Any:

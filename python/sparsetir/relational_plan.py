@@ -10,7 +10,7 @@ from sparsetir.relational_request import RelationalRequest
 from sparsetir.run_plan import Plan
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.rgms_space import config_of
-from sparsetir.tuning.lookup import recorded_config, warn_of_record
+from sparsetir.tuning.lookup import by_record
 
 __all__ = ["PaddedPlan", "relational_plan"]
 
@@ -22,13 +22,12 @@ def relational_plan(wanted: RelationalRequest, config: Any = None) -> Plan:
     """
     if config is not None:
         return _plan(wanted, config, "user")
-    recorded = recorded_config(wanted.task()) if wanted.is_tuned else None
-    if isinstance(recorded, Choices):
-        try:
-            return _plan(wanted, config_of(recorded), "record")
-        except Exception as error:  # such as of a template that has changed since
-            warn_of_record(recorded, error)
-    return _plan(wanted, wanted.whole.chosen(), "default")
+    found = None
+    if wanted.is_tuned:
+        found = by_record(
+            wanted.task(), lambda choices: _plan(wanted, config_of(choices), "record"), Choices
+        )
+    return found or _plan(wanted, wanted.whole.chosen(), "default")
 
 
 def _plan(wanted: RelationalRequest, config: Any, chosen_by: str) -> Plan:

@@ -22,7 +22,7 @@ from sparsetir.schedules.search import edge_space
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.tuning.fingerprint import Sizes
-from sparsetir.tuning.lookup import recorded_config, warn_of_record
+from sparsetir.tuning.lookup import by_record
 from sparsetir.waking import pays
 
 __all__ = [
@@ -192,16 +192,17 @@ class _Run:
         if not gpu and not isinstance(self.problem, edge_messages.EdgeMessages):
             sizes = Sizes(structure.shape, structure.nnz)
             task = edge_task(self.problem, sizes, features, heads, self.target, threads)
-            recorded = recorded_config(task, lambda: structure.pattern.in_order)
-            if isinstance(recorded, Choices):
-                try:
-                    found = edge_space.config_of(recorded)
-                    self._kernel(found)
-                    return found
-                except Exception as error:  # such as of a template that has changed since
-                    warn_of_record(recorded, error)
+            found = by_record(task, self._recorded, Choices, lambda: structure.pattern.in_order)
+            if found is not None:
+                return found
         parallel = is_parallel(edge_space.work(self.problem, structure.nnz, heads, features))
         return edge_space.chosen(features, threads if parallel else 1, gpu)
+
+    def _recorded(self, choices: Any) -> Any:
+        """A config of which there is a kernel."""
+        config = edge_space.config_of(choices)
+        self._kernel(config)
+        return config
 
     def _kernel(self, config: Any) -> Kernel:
         template = edge_space.TEMPLATES[type(self.problem)]

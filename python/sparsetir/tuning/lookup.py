@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from sparsetir.file_errors import first_line
 from sparsetir.schedules.operators.problems import CsrPattern
@@ -21,7 +21,9 @@ from sparsetir.tuning.record import Key
 from sparsetir.tuning.records import RecordError, Records, default_path
 from sparsetir.tuning.task import Task
 
-__all__ = ["recorded_config", "warn_of_record"]
+__all__ = ["by_record", "recorded_config", "warn_of_record"]
+
+T = TypeVar("T")
 
 BUSY_SECONDS = 2.0  # that a plan waits for a process that writes
 # A file that was written this short ago may be written again and keep its time stamp.
@@ -55,7 +57,29 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
         return None
 
 
-def warn_of_record(config: Any, error: Exception) -> None:
+def by_record(
+    task: Task, make: Callable[[Any], T], kind: type = object,
+    pattern: Callable[[], CsrPattern] | None = None,
+) -> T | None:  # fmt: skip
+    """What is made of the config recorded for a task; None where there is none, or it fails.
+
+    A failure is warned of: the template may have changed since.
+
+    make : gives it, of a config
+    kind : other configs are passed over
+    pattern : as for :func:`recorded_config`
+    """
+    config = recorded_config(task, pattern)
+    if config is None or not isinstance(config, kind):
+        return None
+    try:
+        return make(config)
+    except Exception as error:
+        warn_of_record(config, error, stacklevel=4)
+        return None
+
+
+def warn_of_record(config: Any, error: Exception, stacklevel: int = 3) -> None:
     """Say, once for each config and error, that what is recorded failed and the default serves."""
     text = (
         f"plan: the record with the config {config} is not used, it failed: "
@@ -63,7 +87,7 @@ def warn_of_record(config: Any, error: Exception) -> None:
     )
     if text not in _warned:
         _warned.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
+        warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 
 def _recorded(task: Task) -> Mapping[str, Any]:
