@@ -44,7 +44,7 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.sparse_ir.nodes import accesses_of, map_expr, nodes_of
 from sparsetir.sparse_ir.position_space import as_dtype
-from sparsetir.sparse_ir.races import FREE, RACES
+from sparsetir.sparse_ir.races import FREE, RACES, facts_of
 from sparsetir.sparse_ir.statements import as_one, block_with
 from sparsetir.sparse_ir.translate import free_vars
 
@@ -130,8 +130,8 @@ def _visits_are_independent(stmt: tirx.Stmt) -> bool:
         stmt, count = stmt.body, count + 1
     if not isinstance(stmt, s_tir.SBlockRealize) or stmt.block.init is not None or not count:
         return False
-    races = dict(stmt.block.annotations.get(RACES, {}))
-    return len(races) == count and set(races.values()) == {FREE}
+    facts = facts_of(stmt.block) if RACES in stmt.block.annotations else {}
+    return len(facts) == count and set(facts.values()) == {FREE}
 
 
 def _allocate(stmt: tirx.Stmt, buffers: list[Any]) -> tirx.Stmt:

@@ -27,6 +27,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.annotations import ATOMIC
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -38,12 +39,16 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart, under
 
 __all__ = [
-    "ATOMIC", "ATOMIC_DTYPES", "ATOMIC_KINDS", "as_call", "atomic_update", "has_atomics",
+    "ATOMIC_DTYPES",
+    "ATOMIC_KINDS",
+    "UPDATE",
+    "as_call",
+    "atomic_reduction",
+    "atomic_update",
+    "has_atomics",
     "with_atomic_calls",
-]  # fmt: skip
+]
 
-# Annotation of an iteration.
-ATOMIC = "atomic"
 # By operator; of 16 bits, each addition would be rounded.
 ATOMIC_DTYPES = {
     "sum": ("float32", "float64", "int32"),
@@ -67,6 +72,7 @@ __device__ __forceinline__ void {name}(float* at, float value) {{
 STAY = {"max": "atomicMax(bits, 0x7fffffff)", "min": "atomicMax(magnitude, 0xffffffffu)"}
 OTHER = {"max": "Min", "min": "Max"}
 ATOMIC_KINDS = " or ".join(f"a {name} of {', '.join(of)}" for name, of in ATOMIC_DTYPES.items())
+UPDATE = f"X[..] = X[..] + term (or max, min), {ATOMIC_KINDS}, without an init"
 
 
 def has_atomics(operator: str, dtype: str) -> bool:
@@ -81,12 +87,18 @@ def with_atomic_calls(func: SparseFunc) -> SparseFunc:
     has atomics.
     """
 
-    atomic = {it.name: _reduction(it) for it in sparse_iterations(func) if ATOMIC in it.annotations}
+    atomic = [it for it in sparse_iterations(func) if ATOMIC in it.annotations]
+    for it in atomic:
+        if atomic_reduction(it) is None:
+            raise LoweringError(
+                f"sp_iter '{it.name}': annotation '{ATOMIC}': expected {UPDATE}, got another "
+                "statement"
+            )
 
     def visit(it: Any) -> Any:
-        if it.name not in atomic:
+        found = atomic_reduction(it) if ATOMIC in it.annotations else None
+        if found is None:
             return it
-        found = atomic[it.name]
         body = under(found.conditions, atomic_update(found, found.term))
         return iteration_with(it, body=body)
 
@@ -145,13 +157,9 @@ def _name(value: Any) -> str:
     return found if found.startswith(PREFIX) else ""
 
 
-def _reduction(it: SparseIteration) -> Reduction:
-    """What an atomic iteration adds."""
+def atomic_reduction(it: SparseIteration) -> Reduction | None:
+    """What an iteration adds, where that has atomics and is all it does; else None."""
     found = reduction_of(it.body)
     dtype = "" if found is None else str(found.store.value.ty.dtype)
-    if found is None or it.init is not None or not has_atomics(found.operator, dtype):
-        raise LoweringError(
-            f"sp_iter '{it.name}': annotation '{ATOMIC}': expected X[..] = X[..] + term (or max, "
-            f"min), {ATOMIC_KINDS}, got another statement"
-        )
-    return found
+    fits = found is not None and it.init is None and has_atomics(found.operator, dtype)
+    return found if fits else None

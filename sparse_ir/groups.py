@@ -44,7 +44,8 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.atomics import ATOMIC, atomic_update
+from sparsetir.sparse_ir.annotations import ATOMIC, GROUP, THREAD_UNITS
+from sparsetir.sparse_ir.atomics import atomic_update
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -54,18 +55,17 @@ from sparsetir.sparse_ir.nodes import (
     map_expr,
     nodes_of,
     sparse_iterations,
+    variables_of,
     without_iteration,
 )
 from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
 from sparsetir.sparse_ir.statements import barrier
 from sparsetir.sparse_ir.translate import free_vars
-from sparsetir.sparse_ir.workers import THREAD_UNITS, WARP, entries_of
+from sparsetir.sparse_ir.workers import WARP, entries_of
 
-__all__ = ["GROUP", "GROUP_DTYPES", "with_group_calls"]
+__all__ = ["GROUP_DTYPES", "with_group_calls"]
 
-# Annotation of an iteration: {"lanes": name of a loop, "size": lanes of a group, "runs": 0 or 1}
-GROUP = "group"
 GROUP_DTYPES = ("float32", "float64", "int32", "int64")  # what shuffles move
 
 
@@ -111,6 +111,12 @@ class _Group:
                 f"sp_iter '{it.name}': annotation '{GROUP}': expected the lanes "
                 f"'{self.lanes.name}' to be the innermost loop over threads, got "
                 f"{' and '.join(bound) or 'no threads'}"
+            )
+        if not self.runs and self.var in variables_of(*reduction.store.indices):
+            raise LoweringError(
+                f"sp_iter '{it.name}': annotation '{GROUP}': expected the lanes of a group to add "
+                f"to one element, got '{reduction.store.buffer.name}' at an index that depends on "
+                f"'{self.lanes.name}'"
             )
         if self.size > WARP:
             self._refuse_other_threads(tags)

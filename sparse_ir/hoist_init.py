@@ -26,12 +26,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import loop_with
+from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["hoist_init"]
@@ -196,6 +197,6 @@ def _conjuncts(expr: Any) -> list[Any]:
         return [*_conjuncts(expr.a), *_conjuncts(expr.b)]
     if isinstance(expr, tirx.IntImm):
         return []
-    if isinstance(expr, ir.Call) and getattr(expr.op, "name", "").endswith(".likely"):
+    if is_likely(expr):
         return _conjuncts(expr.args[0])
     return [expr]

@@ -30,11 +30,13 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.allocations import allocate_in_visits
+from sparsetir.sparse_ir.annotations import ATOMIC, CUT, GROUP, ORDERED, RANGES, WORKERS
 from sparsetir.sparse_ir.assumptions import ASSUMED
-from sparsetir.sparse_ir.atomics import ATOMIC, as_call, with_atomic_calls
+from sparsetir.sparse_ir.atomics import as_call, with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.groups import GROUP, with_group_calls
+from sparsetir.sparse_ir.groups import with_group_calls
+from sparsetir.sparse_ir.legal import plain_accesses, races
 from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -43,7 +45,6 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     stores_of,
 )
-from sparsetir.sparse_ir.parallel import RANGES
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
     SIGNATURE,
@@ -52,17 +53,16 @@ from sparsetir.sparse_ir.position_space import (
     dtype_of,
 )
 from sparsetir.sparse_ir.promises import PROMISES
-from sparsetir.sparse_ir.races import RACES, private_buffers, races_of
+from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
 from sparsetir.sparse_ir.row_search import RowSearch
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
-from sparsetir.sparse_ir.tails import plain_accesses, settle_tails
+from sparsetir.sparse_ir.tails import settle_tails
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import (
-    CUT,
-    WORKERS,
+    entries_of,
     loops_around,
     thread_tags,
     with_spatial_workers,
@@ -74,7 +74,7 @@ __all__ = ["LowerSparseIter", "lower_sparse_iter"]
 # Attributes that go with the signature.
 SAID = (COMPUTED, PROMISES, ASSUMED)
 # Annotations of iterations that blocks do not carry on.
-STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES)
+STAGE_ONE = (WORKERS, CUT, ATOMIC, GROUP, RANGES, ORDERED)
 
 
 def lower_sparse_iter(func_or_mod: Any) -> Any:
@@ -310,7 +310,8 @@ class _Lowering:
         private = self.private.get(it.name, set())
         in_turn = self.in_turn | self.rows.in_turn
         facts = races_of(self.plain.get(it.name, it), private, in_turn)
-        races = dict(zip(map(id, units), facts, strict=True))
+        self._refuse_races(it, units, facts)
+        fact_of = dict(zip(map(id, units), facts, strict=True))
         own = [self.space.buffers[b.name] for b in self.func.buffers if b.var in private]
         body_locals = [*body_locals, *(v for v in own if v not in self.placed)]
         self.placed.update(own)
@@ -333,10 +334,24 @@ class _Lowering:
             if init is not None and number == init_level:
                 here = init_loops(init, [u for lv in levels[number + 1 :] for u in lv.units])
             annotations = {str(k): v for k, v in it.annotations.items() if str(k) not in STAGE_ONE}
-            annotations[RACES] = {str(u.var.name): races[id(u)] for u in level.units}
+            annotations[RACES] = {str(u.var.name): fact_of[id(u)] for u in level.units}
             stmt = self._block(f"{it.name}{number}", level.units, stmt, here, allocs, annotations)
             stmt = loops_around(stmt, level.units, workers)
         return stmt
+
+    def _refuse_races(self, it: SparseIteration, units: list[Unit], facts: list[str]) -> None:
+        """Refuse loops that are said to be free of races, but are not proven so here.
+
+        What schedules change after they divide loops, and text that is read back, may not be.
+        """
+        fact_of = {unit.name: fact for unit, fact in zip(units, facts, strict=True)}
+        for entry in entries_of(it):
+            for name in map(str, entry["loops"]) if str(entry["race"]) == "none" else ():
+                if races(it, fact_of.get(name, FREE), str(entry["unit"])):
+                    raise LoweringError(
+                        f"sp_iter '{it.name}': annotation '{WORKERS}': expected loops that are "
+                        f"proven free of races, got '{name}' ({fact_of[name]})"
+                    )
 
     def _block(
         self,

@@ -24,6 +24,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.annotations import RANGES
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -39,11 +40,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.tail_limits import limits_of
 
-__all__ = ["RANGES", "constant_length", "has_own_place", "parallel_units", "written_accesses"]
-
-# Annotation of an iteration: the axes whose loops are over ranges of coordinates of an axis, which
-# are the same for all of its parents (`ranges`).
-RANGES = "ranges"
+__all__ = ["constant_length", "has_own_place", "parallel_units", "written_accesses"]
 
 # An index as a sum: the coefficient of each coordinate, and a constant. A coefficient is a number,
 # or a variable that stands still. What else stands still has a coefficient too.

@@ -15,6 +15,11 @@ Splitting, fusing and reordering loops leaves blocks and their variables as they
 hold for what became of the loops: a loop is free of races if each iteration variable whose value
 uses it is (:func:`sparsetir.schedules.passes.parallel_loops.run_in_parallel`).
 
+TVM's copies of a block have new variables of the same names, and primitives such as
+`decompose_reduction` and `reorder_block_iter_var` some of them, or in another order. So facts go by
+names, which the lowering makes different within an iteration (:mod:`sparsetir.sparse_ir.units`),
+and :func:`facts_of` is where they are read.
+
 A buffer that the function allocates is private to the visits of an iteration when nothing else
 uses it and each visit writes what it reads of it before. It is then allocated in the visit's block.
 """
@@ -46,7 +51,7 @@ from sparsetir.sparse_ir.parallel import (
     written_accesses,
 )
 
-__all__ = ["FREE", "RACES", "private_buffers", "races_of"]
+__all__ = ["FREE", "RACES", "facts_of", "private_buffers", "races_of"]
 
 RACES = "sparsetir.races"
 FREE = "free"
@@ -77,6 +82,25 @@ def races_of(it: SparseIteration, private: set[Any], in_turn: Collection[Any] = 
         what = "scatter" if set(kinds) == {"S"} else "reduction"
         names = ", ".join(sorted(shared or [b.name for b in accesses]))
         out.append(f"{what}: {names}" if names else what)
+    return out
+
+
+def facts_of(block: Any) -> dict[Any, str]:
+    """The fact of each of a block's iteration variables; "scatter" of what nothing is known of.
+
+    A variable of a reduction is never free, whatever a primitive of TVM called it; of a block that
+    such a primitive made, without facts, iterators say themselves which they are.
+    """
+    known = block.annotations.get(RACES)
+    names = Counter(str(v.var.name) for v in block.iter_vars)
+    out: dict[Any, str] = {}
+    for v in block.iter_vars:
+        spatial, name = v.iter_type == tirx.IterVar.DataPar, str(v.var.name)
+        if known is None:
+            fact = FREE if spatial else "reduction"
+        else:
+            fact = str(known.get(name, "scatter")) if names[name] == 1 else "scatter"
+        out[v.var] = "reduction" if fact == FREE and not spatial else fact
     return out
 
 

@@ -16,7 +16,6 @@ from sparsetir.sparse_ir.position_space import cast, dtype_of
 __all__ = [
     "Reduction",
     "factors_of",
-    "is_tail",
     "reduction_of",
     "taken_apart",
     "under",
@@ -64,11 +63,6 @@ def under(conditions: Sequence[Any], stmt: Any) -> Any:
     for condition in reversed(conditions):
         stmt = tirx.IfThenElse(condition, stmt, None)
     return stmt
-
-
-def is_tail(condition: Any) -> bool:
-    """Whether a condition is one that `split` made."""
-    return isinstance(condition, ir.Call) and getattr(condition.op, "name", "").endswith(".likely")
 
 
 def reduction_of(body: Any) -> Reduction | None:

@@ -33,7 +33,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows, step_of, unclamped
+from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows, step_of
 from sparsetir.sparse_ir.search import carry, find_last_start, start_again, whole
 from sparsetir.sparse_ir.translate import Around, Scope, Translator, free_vars
 from sparsetir.sparse_ir.workers import divided
@@ -77,7 +77,7 @@ class RowSearch:
 
     def _carried(self, position: Any, around: list[Around]) -> list[Around]:
         """The loops through which a row at the position is carried, innermost first."""
-        used, plain = free_vars(position), unclamped(position)
+        used = free_vars(position)
         out: list[Around] = []
         reach: int | None = 0  # how far the position goes in the loops found
         for loop in reversed(around):
@@ -85,7 +85,7 @@ class RowSearch:
                 if out:
                     break
                 continue
-            step = step_of(plain, loop.var)
+            step = step_of(position, loop.var)
             if self._is_divided(loop) or step is None or reach is None or step < max(1, reach):
                 break
             out.append(loop)

@@ -27,9 +27,10 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, substitute
+from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, substitute, variables_of
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.recipes import in_order, row_of_position
+from sparsetir.sparse_ir.tile_marks import is_bound
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 __all__ = [
@@ -40,7 +41,7 @@ __all__ = [
     "recipe_of_rows",
     "row_problems",
     "step_of",
-    "unclamped",
+    "unbounded",
 ]
 
 ROWS = "rows"
@@ -120,13 +121,20 @@ def row_problems(func: SparseFunc) -> Found:
             )
 
 
-def unclamped(position: Any) -> Any:
-    """A position before it is kept within the elements, which leaves its order as it is."""
-    return position.a if isinstance(position, tirx.Min) else position
+def unbounded(position: Any, var: Any) -> Any:
+    """A position before a bound that stands still in a loop, which leaves its order as it is."""
+    if is_bound(position):
+        value, bound = position.args
+    elif isinstance(position, tirx.Min):
+        value, bound = position.a, position.b
+    else:
+        return position
+    return position if any(v.same_as(var) for v in variables_of(bound)) else value
 
 
 def step_of(position: Any, var: Any) -> int | None:
-    """How much further each visit of a loop goes; None where that is no number."""
+    """How much further each visit of a loop goes, bounds aside; None where that is no number."""
+    position = unbounded(position, var)
     following = substitute(position, {var: var + as_dtype(1, dtype_of(var))})
     step = Analyzer().simplify(following - position)
     return int(step) if isinstance(step, tirx.IntImm) else None

@@ -22,6 +22,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -96,23 +97,30 @@ def separate_init(it: SparseIteration, func: SparseFunc, visited: Any) -> Sparse
     used = {var for var in variables_of(it.init) if var in spatial}
     axes = _axes_of_the_store(it, func, spatial, used, visited)
     if axes is None:
-        axes = {
-            var: Axis(
-                name=f"{axis.name}_all", kind="dense_fixed", length=axis.length, idtype=axis.idtype
-            )
-            for var, axis in spatial.items()
-            if var in used
-        }
+        axes = {var: _all_of(axis, func, visited) for var, axis in spatial.items() if var in used}
     return SparseIteration(
         span=it.span,
         axes=list(axes.values()),
         kinds="S" * len(axes),
-        name=f"{it.name}_init",
+        name=fresh_name(func, f"{it.name}_init"),
         vars=list(axes),
         init=None,
         body=it.init,
         annotations={},
     )
+
+
+def _all_of(axis: Axis, func: SparseFunc, visited: Any) -> Axis:
+    """A dense axis over all coordinates of another one.
+
+    One of the function's own where it is the same, unless an enclosing iteration stands on it.
+    """
+    name = f"{axis.name}_all"
+    known = next((a for a in func.axes if a.name == name and name not in visited), None)
+    like = {"kind": "dense_fixed", "length": axis.length, "idtype": axis.idtype}
+    if known is not None and tvm_ffi.structural_equal(known, Axis(name=name, **like)):
+        return known
+    return Axis(name=fresh_name(func, name), **like)
 
 
 def _axes_of_the_store(

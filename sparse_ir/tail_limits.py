@@ -8,7 +8,7 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
-from sparsetir.sparse_ir.reduction import is_tail
+from sparsetir.sparse_ir.tile_marks import is_tail
 
 __all__ = ["limits_of", "with_conditions"]
 

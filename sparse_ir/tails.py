@@ -3,13 +3,13 @@
 `split(loop, factors, tail="shift")` puts what a tile visits a second time under a condition, which
 says that the coordinate was not in the tile before::
 
-    if T.likely(T.min(p * 64, feat - 64) + v * 16 + l >= p * 64):
-        C[i, T.min(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
+    if T.tail(T.at_most(p * 64, feat - 64) + v * 16 + l >= p * 64):
+        C[i, T.at_most(p * 64, feat - 64) + v * 16 + l] = C_ws[v, l]
 
 With tail="repeat" it says that the coordinate is not beyond the axis, whose last one is repeated::
 
-    if T.likely(p * 64 + v * 16 + l <= feat - 1):
-        C[i, T.min(p * 64 + v * 16 + l, feat - 1)] = C_ws[v, l]
+    if T.tail(p * 64 + v * 16 + l <= feat - 1):
+        C[i, T.at_most(p * 64 + v * 16 + l, feat - 1)] = C_ws[v, l]
 
 Stores other than to workspaces keep it: they are beyond the buffer where it does not hold, and are
 discarded. For the rest it goes as the other does.
@@ -21,7 +21,8 @@ replaced by the operator's identity::
 
     S[e] = S[e] + T.Select(T.min(p * 64, feat - 64) + l >= p * 64, X[.., ..] * Y[.., ..], 0.0)
 
-Elsewhere it stays.
+Elsewhere it stays. A predicate or a minimum of a program's own is none of these: see
+:mod:`sparsetir.sparse_ir.tile_marks`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.legal import idempotent, sets_before_reading
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
@@ -44,64 +46,18 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
 )
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart, under, where
-from sparsetir.sparse_ir.set_anew import same_again, sets_before_reading
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under, where
 from sparsetir.sparse_ir.statements import as_one, loop_with
 from sparsetir.sparse_ir.tail_limits import with_conditions
+from sparsetir.sparse_ir.tile_marks import contains, repeats, start_of, with_starts, without_marks
 from sparsetir.sparse_ir.translate import free_vars
-from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import divided
 
-__all__ = ["as_if_unshifted", "plain_accesses", "settle_tails"]
-
-
-def as_if_unshifted(tree: Any) -> Any:
-    """A statement or iteration in which no tile begins earlier or repeats a coordinate, for what
-
-
-    asks who writes what. Where the condition of such a tile holds, its coordinate is in no other
-    tile; so is the one that it would have without the shift, which is less than the length::
-
-        if T.likely(k0 * 64 + l < feat):
-    """
-
-    def branch(node: Any) -> Any:
-        start = _start(node.condition)
-        if start is None:
-            return node
-        coordinate = node.condition.args[0].a
-        if isinstance(node.condition.args[0], tirx.LE):
-            plain = _with_starts(node, [coordinate])
-            end = Analyzer().simplify(node.condition.args[0].b + 1)
-            return tirx.IfThenElse(tirx.likely(coordinate < end), plain.then_case, plain.else_case)
-        length = _length(coordinate, start)
-        plain = _with_starts(node, [start])
-        if length is None:
-            return plain
-        below = tirx.likely(_with_starts(coordinate, [start]) < length)
-        return tirx.IfThenElse(below, plain.then_case, plain.else_case)
-
-    return map_expr(tree, [(tirx.IfThenElse, branch)])
-
-
-def _length(coordinate: Any, start: Any) -> Any:
-    """The length of the axis that a shifted tile is of; None where it is not seen."""
-    nodes = nodes_of(tirx.Min, coordinate)
-    ends = [node.b for node in nodes if tvm_ffi.structural_equal(node.a, start)]
-    tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
-    return Analyzer().simplify(ends[0] + tile) if ends else None
-
-
-def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
-    """An iteration in which no tile begins earlier and elements are visited as they are stored.
-
-    For what asks who writes what.
-    """
-    return as_if_in_order(as_if_unshifted(it), permutations(func))
+__all__ = ["settle_tails"]
 
 
 def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
-    """The function with as few conditions of shifted tiles as give the same.
+    """The function with as few conditions of shifted tiles as give the same, no more marked.
 
     Also the coordinates of tiles that have to take turns now: what one of them sets and then
     changes, another one may set anew.
@@ -117,7 +73,7 @@ def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
 
     collect(func.body)
     if not any(_shifted(n) for n in nests):
-        return func, set()
+        return func.replace(body=without_marks(func.body)), set()
     private = {b.var for b in func.buffers if b.handle is None}
     for var in list(private):
         if sum(bool(accesses_of(n, var)) for n in nests) > 1:
@@ -126,7 +82,7 @@ def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
     in_turn: set[Any] = set()
     settled = [_settle(n, private, lengths, in_turn) if _shifted(n) else n for n in nests]
     body = as_one(settled)
-    return func.replace(body=body), in_turn
+    return func.replace(body=without_marks(body)), in_turn
 
 
 def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn: set[Any]) -> Any:
@@ -137,7 +93,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
 
     def tiles(condition: Any) -> frozenset[str]:
         """The loops over tiles that a condition belongs to, the same in all iterations."""
-        variables = free_vars(_start(condition))
+        variables = free_vars(start_of(condition))
         return frozenset(bound_by[v][2] for v in variables if v in bound_by)
 
     stores = _stores_with_conditions(nest)
@@ -150,7 +106,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         if stmt.buffer not in private or not _over(stmt.indices, axis, bound_by):
             return False
         return all(
-            any(_start(c) is not None and tiles(c) == family for c in conditions)
+            any(start_of(c) is not None and tiles(c) == family for c in conditions)
             or all(_over(load.indices, axis, bound_by) for load in loads_of(store, stmt.buffer))
             and has_own_slots(axis, store, family)
             for store, conditions in stores
@@ -161,20 +117,20 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         """Whether a store may run for a tile's coordinates that an earlier tile has as well."""
         return all(
             has_own_slots(bound_by[v][2], stmt, tiles(condition))
-            or same_again(bound_by[v][0], private)
-            for v in free_vars(_start(condition))
+            or idempotent(bound_by[v][0], private)
+            for v in free_vars(start_of(condition))
             if v in bound_by
         )
 
     def changing(condition: Any) -> tuple[bool, set[Any]]:
         """Whether a tile reads what it changes, and its coordinates if it does set that before."""
         family, turns = tiles(condition), set()
-        for v in free_vars(_start(condition)) & set(bound_by):
+        for v in free_vars(start_of(condition)) & set(bound_by):
             it = bound_by[v][0]
             changed = {s.buffer for s in stores_of(it.body, it.init)} - private
             for var in (b for b in changed if loads_of(it, b)):
                 if _is_divided(it, v) or not sets_before_reading(
-                    it, var, lambda c: _start(c) is not None and tiles(c) == family
+                    it, var, lambda c: start_of(c) is not None and tiles(c) == family
                 ):
                     return True, set()
                 turns.add(v)
@@ -186,8 +142,8 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
 
     def judge(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
-        for condition in (c for c in conditions if _start(c) is not None):
-            if _repeats(condition) and stmt.buffer not in private:
+        for condition in (c for c in conditions if start_of(c) is not None):
+            if repeats(condition) and stmt.buffer not in private:
                 continue
             reads, of = changing(condition)
             turns.setdefault(tiles(condition), set()).update(of)
@@ -201,19 +157,19 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
     def branch(node: Any) -> Any:
         conditions, stmt = taken_apart(node)
         workspace = stmt.buffer in private
-        stay = [c for c in conditions if _repeats(c) and not workspace]
-        moved = _at(stmt, [_start(c) for c in stay])
+        stay = [c for c in conditions if repeats(c) and not workspace]
+        moved = _at(stmt, [start_of(c) for c in stay])
         gone = [_discarded(c, moved, lengths) for c in stay]
-        stmt = _at(stmt, [_start(c) for c, g in zip(stay, gone, strict=True) if g])
-        rest = [c for c in conditions if _start(c) is None]
+        stmt = _at(stmt, [start_of(c) for c, g in zip(stay, gone, strict=True) if g])
+        rest = [c for c in conditions if start_of(c) is None]
         rest += [c for c, g in zip(stay, gone, strict=True) if not g]
-        tails = [c for c in conditions if _start(c) is not None and tiles(c) in kept]
-        tails = [c for c in tails if workspace or not _repeats(c)]
+        tails = [c for c in conditions if start_of(c) is not None and tiles(c) in kept]
+        tails = [c for c in tails if workspace or not repeats(c)]
         if not tails:
             return under(rest, stmt)
-        starts = [_start(c) for c in tails]
+        starts = [start_of(c) for c in tails]
         if workspace and all(harmless(c, stmt) for c in tails):
-            if all(_contains(each, starts) for each in written_under):
+            if all(contains(each, starts) for each in written_under):
                 return under(rest, stmt)  # what it adds to is not written a second time
         found = reduction_of(stmt)
         over = [bound_by[v][1] for start in starts for v in free_vars(start) if v in bound_by]
@@ -269,19 +225,6 @@ def _over(indices: Any, axis: str, bound_by: dict[Any, Any]) -> bool:
     return any(name == axis for _, _, name in found)
 
 
-def _start(condition: Any) -> Any:
-    """Where the tile of a condition would begin, or the coordinate of no repetition; or None."""
-    test: Any = condition.args[0] if is_tail(condition) else None
-    if isinstance(test, tirx.LE):
-        return test.a
-    return test.b if isinstance(test, tirx.GE) else None
-
-
-def _repeats(condition: Any) -> bool:
-    """Whether a condition is that of a tile which repeats the last coordinate."""
-    return is_tail(condition) and isinstance(condition.args[0], tirx.LE)
-
-
 def _discarded(condition: Any, store: Any, lengths: dict[Any, list[Any]]) -> bool:
     """Whether a store is outside of its buffer where a coordinate is beyond the last."""
     coordinate, last = condition.args[0].a, condition.args[0].b
@@ -299,32 +242,21 @@ def _at(store: Any, coordinates: list[Any]) -> Any:
     def load(node: Any) -> Any:
         if not node.source.same_as(store.buffer):
             return node
-        return tirx.BufferLoad(node.source, [_with_starts(i, coordinates) for i in node.indices])
+        return tirx.BufferLoad(node.source, [with_starts(i, coordinates) for i in node.indices])
 
     value = map_expr(store.value, [(ir.TensorLoad, load)])
-    where = [_with_starts(i, coordinates) for i in store.indices]
+    where = [with_starts(i, coordinates) for i in store.indices]
     return tirx.BufferStore(store.buffer, value, where)
 
 
 def _shifted(stmt: Any) -> bool:
-    return any(_start(node.condition) is not None for node in nodes_of(tirx.IfThenElse, stmt))
-
-
-def _with_starts(stmt: Any, starts: list[Any]) -> Any:
-    def smaller(node: Any) -> Any:
-        return node.a if _contains(starts, [node.a]) else node
-
-    return map_expr(stmt, [(tirx.Min, smaller)]) if starts else stmt
-
-
-def _contains(many: list[Any], few: list[Any]) -> bool:
-    return all(any(tvm_ffi.structural_equal(f, m) for m in many) for f in few)
+    return any(start_of(node.condition) is not None for node in nodes_of(tirx.IfThenElse, stmt))
 
 
 def _conditions_of_stores(nest: Any, private: set[Any]) -> list[list[Any]]:
     """The starts of shifted tiles that each store outside of workspaces is conditional on."""
     return [
-        [_start(c) for c in conditions if _start(c) is not None]
+        [start_of(c) for c in conditions if start_of(c) is not None]
         for store, conditions in _stores_with_conditions(nest)
         if store.buffer not in private
     ]

@@ -18,6 +18,7 @@ from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.assumptions import accessed_inside
+from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -165,16 +166,16 @@ class Translator:
         names = {b.var: b.name for b in space.func.buffers}
         domains = value_domains(space.func).items()
         self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
-        self._names: dict[str, int] = {}
+        self._names: set[str] = {b.name for b in space.func.buffers}
         self._inside = accessed_inside(space.func)
         self._found = found_rows(space.func)
         self.rows: Callable[[SparseBuffer, Any, Scope], Any]  # finds what these hold
 
     def local(self, name: str, dtype: str) -> Any:
-        """A buffer for a search result; its name is numbered when it was used before."""
-        count = self._names.get(name, 0)
-        self._names[name] = count + 1
-        return scalar_buffer(f"{name}_{count}" if count else name, dtype)
+        """A buffer for a search result, of a name that no other one has."""
+        name = numbered(name, self._names)
+        self._names.add(name)
+        return scalar_buffer(name, dtype)
 
     def made(self, stmt: tirx.Stmt, locals_: list[Any], uses: set[Any]) -> Search:
         """Note a search block that was built."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -63,11 +64,12 @@ class Units:
     def __init__(self, space: PositionSpace, translate: Translator) -> None:
         self.space = space
         self.translate = translate
+        self._taken: set[str] = set()  # names of the loops of the iteration at hand
 
     def of(self, it: SparseIteration, scope: Scope) -> list[Unit]:
         """The loops of an iteration; `scope` learns where each axis stands."""
         units: list[Unit] = []
-        at = 0
+        at, self._taken = 0, set()
         for entry in it.axes:
             node, by = visited_node(entry), entry.by if isinstance(entry, PartAxis) else None
             count = len(node.axes) if isinstance(node, FusedAxis) else 1
@@ -84,10 +86,7 @@ class Units:
     ) -> Unit:
         axis = node.axis if isinstance(node, AttachedAxis) else node
         parents = self._parents(node, scope)
-        loop, var = (
-            tirx.Var(coord_var.name, axis.idtype),
-            tirx.Var("v" + coord_var.name, axis.idtype),
-        )
+        loop, var = self._variables(coord_var.name, axis.idtype)
         extent = as_dtype(self.space.extent(axis, parents), axis.idtype)
         if isinstance(node, AttachedAxis) and self.space.has_padding(node.to):
             exists = scope.visits[node.to.name].coord >= 0
@@ -101,6 +100,15 @@ class Units:
         self._visit(axis, coord_var, pos, coord, parents, scope)
         pads = [coord >= 0] if self.space.has_padding(axis) else []
         return Unit(node, [coord_var], kind, loop, var, extent, pads)
+
+    def _variables(self, wish: str, dtype: str) -> tuple[Any, Any]:
+        """The loop's variable and the block's, of names that no other loop of the iteration has.
+
+        By them facts are told apart, which go by names (:mod:`sparsetir.sparse_ir.races`).
+        """
+        name = numbered(wish, self._taken)
+        self._taken.add(name)
+        return tirx.Var(name, dtype), tirx.Var("v" + name, dtype)
 
     def _in_part(self, by: Axis, var: Any, scope: Scope) -> tuple[Any, Any]:
         """How many positions the part has, and the storage position of its element `var`."""
@@ -136,8 +144,7 @@ class Units:
         """
         axes = list(node.axes)
         dtype = "int64" if any(a.idtype == "int64" for a in axes) else "int32"
-        name = "".join(c.name for c in coords)
-        loop, var = tirx.Var(name, dtype), tirx.Var("v" + name, dtype)
+        loop, var = self._variables("".join(c.name for c in coords), dtype)
         runs: list[list[int]] = []
         for n, axis in enumerate(axes):
             if runs and axis.parent is not None:

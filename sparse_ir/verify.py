@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 import tvm_ffi
 from tvm import ir
 
+from sparsetir.sparse_ir.annotations import is_scheduled, range_problems, written_by_hand_problems
 from sparsetir.sparse_ir.assumptions import assumption_problems
 from sparsetir.sparse_ir.computed import computed_problems
 from sparsetir.sparse_ir.errors import IllFormedError
+from sparsetir.sparse_ir.legal import order_problem
 from sparsetir.sparse_ir.nodes import (
     AXIS_KINDS,
     Axis,
@@ -100,20 +102,37 @@ def find_problem(
     spans: Mapping[str, Any] | None = None,
     known: Sequence[Any] = (),
     before: SparseFunc | None = None,
+    by_hand: bool = False,
 ) -> Problem | None:
     """The first broken rule, or None.
 
     spans : positions of the axes by name; axes carry none themselves
     known, before : as for :func:`verify`
+    by_hand : whether it is a program of one's own, which has nothing of what primitives write
     """
     axes, buffers = (len(before.axes), len(before.buffers)) if before is not None else (0, 0)
     new = Declared(func, func.axes[axes:], func.buffers[buffers:], set(func.params))
     found = (rule(new) for rule in DECLARATIONS)
-    rest = (rule(func) for rule in ATTRIBUTES)
-    for where, message in chain(*found, *rest, body_problems(func, known)):
+    rest: list[Found] = [rule(func) for rule in ATTRIBUTES]
+    if by_hand:
+        rest.append(written_by_hand_problems(func))
+    rest.append(body_problems(func, known))
+    if before is None:
+        rest.append(_order(func))
+    for where, message in chain(*found, *rest):
         span = (spans or {}).get(where.name) if isinstance(where, Axis) else where
         return Problem(span or func.span, f"in function '{func.name}': {message}")
     return None
+
+
+def _order(func: SparseFunc) -> Found:
+    """Iterations whose result depends on the order of their visits, in a program of one's own."""
+    if is_scheduled(func):
+        return
+    for it in sparse_iterations(func):
+        problem = order_problem(func, it)
+        if problem:
+            yield Broken(it.span, f"sp_iter '{it.name}': its visits have no order, but {problem}")
 
 
 def _repeated(items: Sequence[Any]) -> Iterator[Any]:
@@ -429,4 +448,5 @@ ATTRIBUTES: tuple[Callable[[SparseFunc], Found], ...] = (
     promise_problems,
     assumption_problems,
     row_problems,
+    range_problems,
 )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.annotations import GPU_UNITS, THREAD_UNITS, WORKERS
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -23,20 +24,13 @@ from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.units import Unit
 
 __all__ = [
-    "CUT", "GPU_UNITS", "KIND", "MAX_THREADS", "THREAD_UNITS", "WARP", "WORKERS", "Workers",
+    "KIND", "MAX_THREADS", "WARP", "Workers",
     "divided", "entries_of", "loops_around", "thread_tags", "units_of", "with_spatial_workers",
     "workers_of",
 ]  # fmt: skip
 
-# Annotation of an iteration: [{"loops": [names], "unit": "cpu", "race": ...}, ...], and
-# "per_block", the visits that a block of threads has of a loop over blocks and threads.
-WORKERS = "parallel"
-# Annotation of an iteration: {loop: what a later cut of it cuts}
-CUT = "cut"
 # Annotation of a loop of stage II: what it becomes when all else is done.
 KIND = "sparsetir.kind"
-THREAD_UNITS = ("warp", "thread")
-GPU_UNITS = ("block", *THREAD_UNITS)
 DIMENSIONS = "xyz"
 MAX_THREADS = 1024  # of a block
 WARP = 32

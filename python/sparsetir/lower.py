@@ -21,7 +21,7 @@ from sparsetir.schedules.passes.parallel_loops import apply_kinds
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.signature import natural_shapes
-from sparsetir.sparse_ir.atomics import ATOMIC
+from sparsetir.sparse_ir.annotations import ATOMIC
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer

@@ -126,6 +126,7 @@ def program(problem: BlockAttention) -> SparseFunc:
             with T.sp_iter([W, II], "SS", "clear") as [w, ii]:
                 TOTAL[w, ii] = zero
             with T.sp_iter([JO], "R", "keys") as [jo]:
+                T.sp_iter_attr({"ordered": 1})  # each takes up what those before have left
                 with T.sp_iter([JI, II, F], "SSR", "score") as [ji, ii, f]:
                     with T.init():
                         SCORE[ji, ii] = zero

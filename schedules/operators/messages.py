@@ -47,8 +47,9 @@ class Messages(Problem):
     dtype : of U, E and C; sums are in float32 (float64 for float64)
     idtype : of the pattern's arrays
     ordered : rows of E are in another order than the elements, which ORDER gives
-    arg : for a maximum or minimum: also the place in ORDER of the first element that has it, -1 in
-        a row without elements; with `ordered`; of bfloat16 only for copies
+    arg : for a maximum or minimum: also the least place in ORDER of an element that has it, the
+        greatest number of its type in a row without elements; with `ordered`; of bfloat16 only for
+        copies
     given : with `arg`: C is given, and whose each element is is all that is looked for
     """
 
@@ -113,7 +114,7 @@ def program(problem: Messages) -> SparseFunc:
     size, ordered, arg = getattr(T, idtype), problem.ordered, problem.arg
     with_u, with_e = op != "copy_e", op != "copy_u"
     with_row = reduce != "sum" and not problem.given
-    zero, nowhere = tirx.const(0.0, dtype), tirx.const(-1, idtype)
+    zero, nowhere = tirx.const(0.0, dtype), tirx.max_value(idtype)
 
     def message(u: Any, e: Any, order: Any, i: Any, h: Any, j: Any, k: Any) -> Any:
         at = [i, j] if order is None else [order[i, j]]
@@ -121,12 +122,12 @@ def program(problem: Messages) -> SparseFunc:
         b = None if e is None else T.cast(e[(*at, *dims(problem.e, h, k))], acc)
         return combined(op, a, b)
 
-    def found(value: Any, extremum: Any, place: Any, total: Any) -> Any:
-        """The place of the first value that is the extremum, which is NaN where one of them is."""
+    def found(value: Any, extremum: Any, place: Any) -> Any:
+        """The place of a value that is the extremum, which is NaN where one of them is."""
         # Not by isnan, which TVM has no vectors of.
         inf = tirx.const(float("inf"), dtype)
-        nan = tirx.Select(value <= inf, total, place)
-        return tirx.Select(total >= 0, total, tirx.Select(value == extremum, place, nan))
+        nan = tirx.Select(value <= inf, nowhere, place)
+        return tirx.Select(value == extremum, place, nan)
 
     @T.prim_func
     def gspmm(
@@ -180,7 +181,7 @@ def program(problem: Messages) -> SparseFunc:
                         dtype,
                     )
                 )
-                ARG[i, h, k] = found(value, C[i, h, k], ORDER[i, j], ARG[i, h, k])
+                ARG[i, h, k] = T.min(ARG[i, h, k], found(value, C[i, h, k], ORDER[i, j]))
 
     unused = {
         "row": not with_row,

@@ -18,6 +18,7 @@ from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, nodes_of, 
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import taken_apart
 from sparsetir.sparse_ir.statements import block_with, loop_over, loop_with
+from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["NEEDS", "groups_at_once", "kept_narrow", "operands_alone", "sums_in_tiles"]
@@ -246,7 +247,7 @@ def _written(
 
 def _grows(condition: Any, realize: Any, at: dict[Any, Any], loops: list[Any]) -> bool:
     """Whether a condition holds for all visits of two loops if it does for the last one."""
-    if isinstance(condition, ir.Call) and condition.op.name.endswith("likely"):
+    if is_likely(condition):
         condition = condition.args[0]
     if isinstance(condition, tirx.And):
         return all(_grows(c, realize, at, loops) for c in (condition.a, condition.b))

@@ -16,6 +16,7 @@ from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of, is_one
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart
 from sparsetir.sparse_ir.statements import loop_over, loop_with
+from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
@@ -113,7 +114,7 @@ def at(*loops: Any) -> list[Any]:
 def _each(condition: Any) -> list[Any]:
     if isinstance(condition, tirx.And):
         return [*_each(condition.a), *_each(condition.b)]
-    if isinstance(condition, ir.Call) and getattr(condition.op, "name", "").endswith(".likely"):
+    if is_likely(condition):
         return _each(condition.args[0])
     return [condition]
 

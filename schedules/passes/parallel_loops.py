@@ -14,7 +14,7 @@ from tvm import ir, s_tir, tirx
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of
 from sparsetir.sparse_ir.position_space import is_one
-from sparsetir.sparse_ir.races import FREE, RACES
+from sparsetir.sparse_ir.races import FREE, RACES, facts_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.translate import free_vars
@@ -224,8 +224,7 @@ def _changes_hands(sch: Any, loop: Any) -> str:
     while ref is not None:
         block = ref.stmt
         if isinstance(block, s_tir.SBlock) and RACES in block.annotations:
-            known = {str(k): str(v) for k, v in block.annotations[RACES].items()}
-            facts |= {v.var: known.get(str(v.var.name), FREE) for v in block.iter_vars}
+            facts |= facts_of(block)
         ref = ref.parent
     node = sch.get(loop)
     for realize in nodes_of(s_tir.SBlockRealize, node.body, nested=False):
@@ -239,7 +238,7 @@ def _changes_hands(sch: Any, loop: Any) -> str:
 
 def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str:
     block = realize.block
-    facts = block.annotations.get(RACES)
+    facts = facts_of(block)
     moved = [
         (iter_var, value)
         for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True)
@@ -252,11 +251,7 @@ def _race_in(realize: Any, loop: Any, kind: str, extents: dict[Any, Any]) -> str
         return ""
     whole = _is_fused_whole([value for _, value in moved], loop.loop_var)
     for iter_var, value in moved:
-        name = str(iter_var.var.name)
-        if facts is None:  # a block that a primitive of TVM made: its iterators say it
-            fact = FREE if iter_var.iter_type == tirx.IterVar.DataPar else "reduction"
-        else:
-            fact = str(facts.get(name, "scatter"))
+        name, fact = str(iter_var.var.name), facts[iter_var.var]
         if fact == FREE and whole and _tells_visits_apart(value, extents):
             continue
         summed = iter_var.iter_type == tirx.IterVar.CommReduce and block.init is not None

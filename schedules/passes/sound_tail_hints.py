@@ -23,7 +23,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.reduction import is_tail
+from sparsetir.sparse_ir.tile_marks import is_likely
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["sound_tail_hints"]
@@ -35,7 +35,7 @@ def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
     A condition stays likely if at most one loop of it has an extent that is no constant, and the
     loops inside visit no more than a step of that one.
     """
-    hints = [c for n in nodes_of(tirx.IfThenElse, func.body) for c in [n.condition] if is_tail(c)]
+    hints = [c for n in nodes_of(tirx.IfThenElse, func.body) for c in [n.condition] if is_likely(c)]
     if not hints:
         return func
     extents = {loop.loop_var: loop.extent for loop in nodes_of(tirx.For, func.body)}
@@ -45,7 +45,7 @@ def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
             places[v.var] = substitute(value, places)
 
     def branch(node: Any) -> Any:
-        if not is_tail(node.condition):
+        if not is_likely(node.condition):
             return node
         test = node.condition.args[0]
         if _is_sound(substitute(test, places), extents):

@@ -50,7 +50,6 @@ from sparsetir.schedules.templates.rgms_tiles import (
 )
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.schedules.templates.spmm_tensor_cores import has_instructions
-from sparsetir.sparse_ir.atomics import ATOMIC
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
@@ -317,7 +316,7 @@ def apply(sch: Schedule, config: GradientTiles) -> None:
             across, features = sch.split(part.features, [None, config.tile[1]])
             order = [across, down, *part.tiles, inside, features, part.rows, part.elements]
         sch.sparse_reorder(part.iteration, order)
-        sch.annotate(part.iteration, ATOMIC, 1)
+        sch.atomic(part.iteration)
     factors = next((b.dtype for b in sch.func.buffers if b.dtype in PRODUCTS), parts[0].dtype)
 
     def multiply(product: str, steps: list[str]) -> None:

@@ -30,7 +30,7 @@ from sparsetir.schedules.passes.nests import find_nest
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.passes.software_pipeline import MAX_SHARED, software_pipeline
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
-from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_DTYPES
+from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, map_expr, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
@@ -229,7 +229,7 @@ def in_tiles(
         steps, terms = sch.split(part.terms, [None, config.depth])
         order = [tiles, *part.tiles, part.rows, features, steps, terms, part.elements]
         sch.sparse_reorder(part.iteration, order)
-        sch.annotate(part.iteration, ATOMIC, 1)
+        sch.atomic(part.iteration)
         dtype = part.dtype
     loops = sch.lower()
     names = [f"{part.iteration.name}0" for part in parts]

@@ -41,6 +41,8 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.legal import refuse_order
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     PartAxis,
@@ -60,7 +62,6 @@ from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
-    fresh_name,
     iteration_of,
     loops_of,
     place_of,
@@ -93,6 +94,7 @@ def aggregate(
     Handles: start, sums, product, write; without an init before, and with another dtype, after.
     """
     it = iteration_of(WHO, func, at)
+    refuse_order(WHO, func, it)
     outer = place_of(WHO, func, it, at) + 1
     loops = loops_of(it)
     mine = loops[place_of(WHO, func, it, rows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from sparsetir.sparse_ir.annotations import reserved_problem
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
@@ -23,6 +24,9 @@ def annotate(
     it = find_iteration(func, name_of("annotate", iteration), "annotate")
     if not isinstance(key, str) or not key:
         raise ScheduleError(f"annotate: argument 'key': expected a name, got {key!r}\n{show(it)}")
+    problem = reserved_problem(key)
+    if problem:
+        raise ScheduleError(f"annotate: argument 'key': {problem}\n{show(it)}")
     if not _prints(value):
         raise ScheduleError(
             "annotate: argument 'value': expected None, a string, a number of 64 bits, or lists "

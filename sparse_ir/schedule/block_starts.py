@@ -28,6 +28,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
@@ -37,9 +38,9 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_recipes import rows_of_blocks, rows_of_positions
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, unclamped
+from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, unbounded
 from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.loops import Loop, around, fresh_name, inside, replaced
+from sparsetir.sparse_ir.schedule.loops import Loop, around, inside, replaced
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["with_block_starts"]
@@ -102,7 +103,7 @@ class _BlockStarts(Cut):
     def _size(self, position: Any, per_block: int) -> int:
         """How many positions in a row a block has."""
         (var,) = self.loop.vars
-        plain = unclamped(position)
+        plain = unbounded(position, var)
         analyzer, step = Analyzer(), step_of(plain, var)
         loops = [self.it, *around(self.func, self.it), *inside(self.it)]
         for axis, other, _ in [entry for n in loops for entry in n.axis_of()]:

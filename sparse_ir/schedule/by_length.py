@@ -30,6 +30,7 @@ from __future__ import annotations
 from tvm import tirx
 
 from sparsetir.sparse_ir import slice_recipes as recipes
+from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.position_recipes import last_of
 from sparsetir.sparse_ir.recipes import in_order
@@ -61,6 +62,7 @@ def by_length(
     window : rows that are sorted together
     """
     it = iteration_of(WHO, func, rows)
+    refuse_order(WHO, func, it)
     loops = loops_of(it)
     row, column = (loops[place_of(WHO, func, it, handle)] for handle in (rows, columns))
     cut = Cut(WHO, func, it, row)

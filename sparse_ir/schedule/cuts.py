@@ -8,6 +8,7 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -19,7 +20,6 @@ from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
-    fresh_name,
     handle_of,
     loops_of,
     replaced,
@@ -119,10 +119,7 @@ class Cut:
         raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")
 
     def _name(self, wish: str, taken: list[str]) -> str:
-        name, count = fresh_name(self.func, wish), 1
-        while name in taken:
-            name, count = fresh_name(self.func, f"{wish}_{count}"), count + 1
-        return name
+        return fresh_name(self.func, wish, taken)
 
 
 def is_path(node: Any) -> bool:

@@ -35,6 +35,8 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.legal import parallelizable
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -45,12 +47,11 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     substitute,
 )
-from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
-    fresh_name,
     inside,
     iteration_of,
     loops_of,
@@ -59,7 +60,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.pos import without_choice
-from sparsetir.sparse_ir.tails import plain_accesses
 
 __all__ = ["distribute"]
 
@@ -112,7 +112,7 @@ def _refuse(
     """Refuse what would not mean the same, or has no place."""
     if it.init is not None:
         raise ScheduleError(f"{WHO}: expected an iteration without an init\n{show(it)}")
-    facts = races_of(plain_accesses(it, func), {b.var for b in own})
+    facts = parallelizable(func, it)
     local = [b.name for b in own if str(b.var.ty.storage_scope) == "local"]
     for place in places:
         loop = loops_of(it)[place]
@@ -161,9 +161,7 @@ class _Steps:
         ):
             return self.of(stmt.then_case, [*conditions, stmt.condition])
         if isinstance(stmt, tirx.BufferStore):
-            name = fresh_name(self.func, f"{self.it.name}_step")
-            count = sum(n.startswith(name) for n in self.names)
-            name = f"{name}_{count}" if count else name
+            name = fresh_name(self.func, f"{self.it.name}_step", self.names)
             empty = changed(self.it, [], name=name, annotations={})
             return self._step(empty, stmt, conditions)
         if isinstance(stmt, SparseIteration) and not inside(stmt):

@@ -6,6 +6,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -22,7 +23,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.recipes import in_order
 from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.loops import Loop, fresh_name, loops_of
+from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 
 __all__ = ["Elements", "check_alone", "other_loops", "rows_and_columns"]
 

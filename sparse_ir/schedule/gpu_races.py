@@ -38,25 +38,25 @@ from typing import Any, NoReturn
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_KINDS, has_atomics
+from sparsetir.sparse_ir.annotations import ATOMIC, GROUP
+from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.groups import GROUP, GROUP_DTYPES
+from sparsetir.sparse_ir.groups import GROUP_DTYPES
+from sparsetir.sparse_ir.legal import own_stores, parallelizable, raced
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
-    map_expr,
-    stores_of,
 )
 from sparsetir.sparse_ir.position_space import dtype_of
-from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
     find_iteration,
-    fresh_name,
     inside,
     loops_of,
     replaced,
@@ -66,11 +66,10 @@ from sparsetir.sparse_ir.schedule.meet import meet
 from sparsetir.sparse_ir.schedule.overwritten import set_before, with_plain_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
-from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import WARP
 
-__all__ = ["meeting", "met", "parsed", "raced"]
+__all__ = ["meeting", "parsed"]
 
 GROUPS = re.compile(r"(group|segment)\((1|2|4|8|16|32)\)")
 
@@ -79,17 +78,6 @@ def parsed(race: Any) -> tuple[str, int]:
     """The strategy, and the lanes of its groups, 0 for those without."""
     found = GROUPS.fullmatch(race) if isinstance(race, str) else None
     return (found[1], int(found[2])) if found else (str(race), 0)
-
-
-def met(it: SparseIteration) -> set[str]:
-    """The buffers that an iteration changes by atomic additions alone."""
-    stores = [(s.buffer.name, ATOMIC in n.annotations) for n in [it, *inside(it)] for s in _own(n)]
-    return {b for b, _ in stores} - {b for b, atomic in stores if not atomic}
-
-
-def raced(fact: str) -> set[str]:
-    """The buffers that a fact of :func:`races_of` names; "?" where it names none."""
-    return {b.strip() or "?" for b in fact.partition(": ")[2].split(",")}
 
 
 def meeting(
@@ -108,7 +96,7 @@ class _Meeting:
         """The rewritten function and the handles."""
         func, writes = self._settled(race, lanes)
         for ref in writes:
-            stores = _own(find_iteration(func, ref.name))
+            stores = own_stores(find_iteration(func, ref.name))
             buffer = next(b for b in func.buffers if b.var.same_as(stores[0].buffer))
             func = with_plain_init(func, self.it.name, buffer)
         return func, writes
@@ -233,12 +221,11 @@ class _Meeting:
     def _shared(self, it: SparseIteration) -> bool:
         """Whether an iteration stores, itself, to what visits do not have for themselves."""
         private = private_buffers(self.func).get(self.it.name, set())
-        return any(s.buffer not in private for s in _own(it))
+        return any(s.buffer not in private for s in own_stores(it))
 
     def _raced(self) -> list[str]:
         """The iterations that change what visits of the loops share."""
-        private = private_buffers(self.func).get(self.it.name, set())
-        facts = races_of(plain_accesses(self.it, self.func), private)
+        facts = parallelizable(self.func, self.it)
         names = {x.name for x in self.loops}
         shared = {
             b
@@ -249,7 +236,7 @@ class _Meeting:
         found = [
             n.name
             for n in [self.it, *inside(self.it)]
-            if any(s.buffer not in private and s.buffer.name in shared for s in _own(n))
+            if any(s.buffer.name in shared for s in own_stores(n))
         ]
         for name in found:
             self._update(find_iteration(self.func, name))
@@ -310,9 +297,3 @@ class _Meeting:
     def refuse(self, message: str) -> NoReturn:
         """Raise ScheduleError with the iteration."""
         raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")
-
-
-def _own(it: SparseIteration) -> list[Any]:
-    """The stores of an iteration that are not in nested ones."""
-    none = tirx.Evaluate(0)
-    return stores_of(map_expr(it.body, [(SparseIteration, lambda _: none)]))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
+from sparsetir.sparse_ir.annotations import WORKERS
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -24,14 +24,13 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 from sparsetir.sparse_ir.verify import verify
-from sparsetir.sparse_ir.workers import WORKERS, divided
+from sparsetir.sparse_ir.workers import divided
 
 __all__ = [
     "Loop",
     "around",
     "changed",
     "find_iteration",
-    "fresh_name",
     "handle_of",
     "inside",
     "iteration_of",
@@ -240,21 +239,6 @@ def _run_of(names: list[str], all_names: list[str]) -> bool:
     """Whether names are neighbours in a list."""
     starts = range(len(all_names) - len(names) + 1)
     return any(all_names[at : at + len(names)] == names for at in starts)
-
-
-def fresh_name(func: SparseFunc, wish: str) -> str:
-    """A name that no axis, buffer, parameter or iteration has."""
-    taken, name, count = _names(func), wish, 1
-    while name in taken:
-        name, count = f"{wish}_{count}", count + 1
-    return name
-
-
-@lru_cache(maxsize=1)  # a primitive asks for several names, of one function
-def _names(func: SparseFunc) -> frozenset[str]:
-    """Of all that a function declares, and of its iterations."""
-    declared = (*func.params, *func.axes, *func.buffers, *sparse_iterations(func))
-    return frozenset(str(x.name) for x in declared)
 
 
 def show(it: SparseIteration) -> str:

@@ -32,9 +32,11 @@ from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.atomics import ATOMIC, ATOMIC_KINDS, has_atomics
+from sparsetir.sparse_ir.annotations import ATOMIC
+from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -53,7 +55,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     around,
     changed,
     find_iteration,
-    fresh_name,
     name_of,
     replaced,
     show,

@@ -49,9 +49,9 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.position_space import dtype_of
 from sparsetir.sparse_ir.promises import promises_of
-from sparsetir.sparse_ir.reduction import is_tail, reduction_of, taken_apart
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
-from sparsetir.sparse_ir.tails import as_if_unshifted
+from sparsetir.sparse_ir.tile_marks import as_if_unshifted, is_tail
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["set_before", "with_init_before", "with_plain_init", "without_init"]

@@ -25,6 +25,7 @@ from tvm_ffi import structural_equal
 from sparsetir.sparse_ir.assumptions import accessed_inside, with_fact
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
@@ -40,7 +41,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     around,
     changed,
     find_iteration,
-    fresh_name,
     name_of,
     replaced,
     show,

@@ -28,7 +28,9 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.annotations import GPU_UNITS, THREAD_UNITS, WORKERS
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.legal import parallelizable, races
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -38,7 +40,6 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     visited_node,
 )
-from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.schedule import gpu_races
 from sparsetir.sparse_ir.schedule.block_starts import with_block_starts
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
@@ -56,12 +57,8 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.temporary import with_temporaries
-from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.workers import (
-    GPU_UNITS,
     MAX_THREADS,
-    THREAD_UNITS,
-    WORKERS,
     divided,
     units_of,
 )
@@ -263,12 +260,9 @@ def _is_over_chunks(func: SparseFunc, it: SparseIteration, place: int) -> bool:
 
 
 def _refuse_races(func: SparseFunc, it: SparseIteration, places: list[int], unit: str) -> None:
-    plain = plain_accesses(it, func)
-    private = private_buffers(func).get(it.name, set())
-    met = gpu_races.met(it) if unit in GPU_UNITS else set()
-    facts = races_of(plain, private)
+    facts = parallelizable(func, it)
     for place in places:
-        if facts[place] == FREE or gpu_races.raced(facts[place]) <= met:
+        if not races(it, facts[place], unit):
             continue
         name = loops_of(it)[place].name
         gpu = unit in GPU_UNITS or bool(units_of(it) & set(GPU_UNITS))

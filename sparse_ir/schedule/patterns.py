@@ -53,6 +53,7 @@ from tvm import tirx
 
 from sparsetir.sparse_ir import pattern_recipes as recipes
 from sparsetir.sparse_ir.assumptions import with_fact
+from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -95,6 +96,7 @@ def patterns(
     by : what tells code for patterns apart, "pattern" or "count", the number of its rows
     """
     it = iteration_of(WHO, func, rows)
+    refuse_order(WHO, func, it)
     loops = loops_of(it)
     chosen = [loops[place_of(WHO, func, it, handle)] for handle in (rows, columns)]
     if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= LARGEST:

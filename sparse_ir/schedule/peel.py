@@ -26,6 +26,8 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.legal import refuse_order, writes_disjoint
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
@@ -35,14 +37,11 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
-from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
-from sparsetir.sparse_ir.reduction import is_tail
 from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
-    fresh_name,
     handle_of,
     iteration_of,
     loops_of,
@@ -50,7 +49,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.tails import plain_accesses
+from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
 
 __all__ = ["peel"]
 
@@ -74,6 +73,7 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
             f"{multiple!r}\n{show(it)}"
         )
     axis = _peelable(it, place)
+    refuse_order(WHO, func, it)
     size = as_dtype(multiple, axis.idtype)
     length = as_dtype(axis.length, axis.idtype)
     analyzer = Analyzer()
@@ -134,8 +134,7 @@ def _refuse_shared(func: SparseFunc, it: SparseIteration, place: int) -> None:
     """Refuse where both iterations would set the same elements."""
     loop = loops_of(it)[place]
     if it.init is not None and loop.kinds == "S":
-        private = private_buffers(func).get(it.name, set())
-        if races_of(plain_accesses(it, func), private)[place] != FREE:
+        if not writes_disjoint(func, it, place):
             raise ScheduleError(
                 f"{WHO}: loop '{loop.name}' is not proven to write elements of its own, which the "
                 f"second init would reset\n{show(it)}"
@@ -162,11 +161,13 @@ def _without_held(body: Any, analyzer: Any) -> Any:
     """A body without conditions of shifted tiles, where no tile of it begins earlier."""
 
     def smaller(node: Any) -> Any:
-        return node.a if analyzer.can_prove(node.a <= node.b) else node
+        held = is_bound(node) and analyzer.can_prove(node.args[0] <= without_marks(node.args[1]))
+        return node.args[0] if held else node
 
     def branch(node: Any) -> Any:
         tail = node.else_case is None and is_tail(node.condition)
-        return node.then_case if tail and analyzer.can_prove(node.condition.args[0]) else node
+        held = tail and analyzer.can_prove(without_marks(node.condition.args[0]))
+        return node.then_case if held else node
 
-    body = map_expr(body, [(tirx.Min, smaller)])
+    body = map_expr(body, [(ir.Call, smaller)])
     return map_expr(body, [(tirx.IfThenElse, branch)])

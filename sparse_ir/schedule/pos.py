@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparsetir.sparse_ir.annotations import CUT
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.schedule.handles import SpIter
@@ -31,7 +32,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.workers import CUT
 
 __all__ = ["coord", "pos", "space_of", "without_choice"]
 

@@ -63,6 +63,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -118,6 +119,7 @@ def positions(
         the first expect the order of storage
     """
     it = iteration_of(WHO, func, loop)
+    refuse_order(WHO, func, it)
     place = place_of(WHO, func, it, loop)
     return _Positions(func, it, place, parts is None).run(parts, default, rows)
 

@@ -25,8 +25,9 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir import range_recipes as recipes
+from sparsetir.sparse_ir.annotations import RANGES
+from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
-from sparsetir.sparse_ir.parallel import RANGES
 from sparsetir.sparse_ir.position_recipes import last_of
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.cuts import Cut
@@ -60,6 +61,7 @@ def ranges(
     Handles of the loops over ranges, tiles and the rows of one.
     """
     it = iteration_of(WHO, func, loop)
+    refuse_order(WHO, func, it)
     cut = Cut(WHO, func, it, loops_of(it)[place_of(WHO, func, it, loop)])
     axis = cut.loop.node
     fits = isinstance(axis, Axis) and axis.kind == "sparse_variable" and axis.unique

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
@@ -37,6 +38,7 @@ def sparse_reorder(
 ) -> tuple[SparseFunc, None]:
     """The function with the loops of an iteration in another order."""
     it = find_iteration(func, name_of(WHO, iteration), WHO)
+    refuse_order(WHO, func, it)
     loops = loops_of(it)
     places = [place_of(WHO, func, it, handle) for handle in order]
     if sorted(places) != list(range(len(loops))):

@@ -3,7 +3,7 @@
 Before, where a thread adds each of its elements to memory::
 
     with T.sp_iter([I_J0, I_J1, K], "SSS", "spmm") as [ij0, ij1, k]:
-        if T.likely(..):
+        if T.tail(..):
             C[I_at[p], k] = C[I_at[p], k] + A[p] * B[J_at[p], k]
 
 After `runs(ij1)`, where J_ptr holds where rows begin, as `positions(.., rows="search")` binds it::
@@ -13,14 +13,14 @@ After `runs(ij1)`, where J_ptr holds where rows begin, as `positions(.., rows="s
             C_run[k] = 0.0
         with T.sp_iter([I_J1], "S", "spmm_each") as [ij1]:
             with T.sp_iter([K], "S", "spmm_reduce") as [k]:
-                if T.likely(..):
+                if T.tail(..):
                     C_run[k] = C_run[k] + A[p] * B[J_at[p], k]
             with T.sp_iter([K], "S", "spmm_write") as [k]:
-                if T.likely(..):
+                if T.tail(..):
                     if ij1 == 15 or p + 1 >= J_ptr[I_at[p] + 1]:
                         C[I_at[p], k] = C[I_at[p], k] + C_run[k]
             with T.sp_iter([K], "S", "spmm_again") as [k]:
-                if T.likely(..):
+                if T.tail(..):
                     if ij1 == 15 or p + 1 >= J_ptr[I_at[p] + 1]:
                         C_run[k] = 0.0
 
@@ -35,8 +35,9 @@ from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.atomics import ATOMIC
+from sparsetir.sparse_ir.annotations import ATOMIC, ORDERED
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -46,12 +47,11 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
-from sparsetir.sparse_ir.reduction import Reduction, is_tail, reduction_of, under, widened
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     changed,
-    fresh_name,
     iteration_of,
     loops_of,
     place_of,
@@ -59,6 +59,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
+from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import divided
 
@@ -120,7 +121,12 @@ class _Runs:
             self._step("again", last, tirx.BufferStore(ws.var, zero, at)),
         ]
         each = changed(
-            it, [self.loop], name=self._name("each"), init=None, body=tirx.SeqStmt(steps[1:])
+            it,
+            [self.loop],
+            name=self._name("each"),
+            init=None,
+            body=tirx.SeqStmt(steps[1:]),
+            annotations={**dict(it.annotations.items()), ORDERED: 1},
         )
         body = tirx.SeqStmt([steps[0], over_fresh_vars(each)])
         main = changed(it, self.outer, init=None, body=body) if self.outer else body
@@ -167,7 +173,8 @@ class _Runs:
         # What the next visit is at, which may be further on by what other loops visit in between.
         following = substitute(position, {var: var + one})
         searched = self.table.name in found_rows(self.func)
-        if not searched or nodes_of(tirx.Min, position):  # else what is beyond is of no row
+        bounded = any(map(is_bound, nodes_of(ir.Call, position)))
+        if not searched or bounded:  # else what is beyond is of no row
             for tail in (c for c in self.tails if var in free_vars(c)):
                 ends = tirx.Or(ends, tirx.Not(substitute(tail.args[0], {var: var + one})))
         if searched:

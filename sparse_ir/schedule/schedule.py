@@ -23,6 +23,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.annotate import annotate
 from sparsetir.sparse_ir.schedule.arguments import listed, wrong_argument
 from sparsetir.sparse_ir.schedule.assume import assume
+from sparsetir.sparse_ir.schedule.atomic import atomic
 from sparsetir.sparse_ir.schedule.bound import bound
 from sparsetir.sparse_ir.schedule.distribute import distribute
 from sparsetir.sparse_ir.schedule.divide import divide
@@ -482,6 +483,18 @@ class Schedule(RowPrimitives):
             What adds atomically.
         """
         return self._apply(meet, listed(iterations), race=race)
+
+    def atomic(self, iteration: SparseIterationRef) -> None:
+        """Let an iteration update its result atomically, on a GPU, whatever visits it.
+
+        More: `help("sparsetir.sparse_ir.schedule.atomic")`.
+
+        Parameters
+        ----------
+        iteration : SparseIterationRef
+            Of a sum, maximum or minimum, without an init.
+        """
+        self._apply(atomic, iteration)
 
     def annotate(self, iteration: SparseIterationRef, key: str, value: Any) -> None:
         """Set an annotation of the iteration; it rides on the blocks of stage II.

@@ -45,6 +45,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir import slice_recipes as recipes
+from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -95,6 +96,7 @@ def slices(
     Eight handles: slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
     """
     it = iteration_of(WHO, func, rows)
+    refuse_order(WHO, func, it)
     loops = loops_of(it)
     chosen = [loops[place_of(WHO, func, it, handle)] for handle in (rows, columns)]
     if isinstance(lanes, bool) or not isinstance(lanes, int) or not 0 < lanes < 2**15:

@@ -14,12 +14,12 @@ The last of the outermost loop's tiles may reach too far. `tail` says what happe
 
 "guard" : its coordinates beyond the axis are left out. Stores outside of a buffer are discarded
     anyway; where that is not enough, as for a reduction, the body gets a condition.
-"shift" : it begins earlier, and visits nothing twice: `min(k0 * 64, feat - 64)` for `k0 * 64`,
+"shift" : it begins earlier, and visits nothing twice: `at_most(k0 * 64, feat - 64)` for `k0 * 64`,
     under the condition that the coordinate was not in the tile before. The lowering drops the
     condition where to compute something twice does no harm, and makes it a choice between a term
     and the operator's identity in a reduction: vectors stay vectors. The axis must hold at least
     one tile; where its length is no number, kernels check that when they are called.
-"repeat" : its coordinates beyond the axis visit the last one again: `min(k0 * 64 + k1, feat - 1)`,
+"repeat" : its coordinates beyond the axis visit the last again: `at_most(k0 * 64 + k1, feat - 1)`,
     under the condition that they do not. The lowering ends the condition as it does for "shift".
     Loads need no guards, whatever the length.
 "exact" : it does not: the length is a multiple of the tile. A length that is no number is promised
@@ -40,6 +40,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
@@ -54,7 +55,6 @@ from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
-    fresh_name,
     handle_of,
     iteration_of,
     loops_of,
@@ -65,6 +65,8 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 from sparsetir.sparse_ir.schedule.promise import promised
 from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positions
+from sparsetir.sparse_ir.tile_marks import at_most
+from sparsetir.sparse_ir.tile_marks import tail as tail_of
 
 __all__ = ["TAILS", "split"]
 
@@ -116,13 +118,13 @@ def split(
         coordinate = coordinate + step
     condition = None
     if not whole and tail == "shift":
-        condition = tirx.likely(coordinate >= start)
+        condition = tail_of(coordinate >= start)
     elif not whole and tail == "repeat":
         last = as_dtype(length, idtype) - as_dtype(1, idtype)
-        condition = tirx.likely(coordinate <= last)
-        coordinate = tirx.min(coordinate, last)
+        condition = tail_of(coordinate <= last)
+        coordinate = at_most(coordinate, last)
     elif not whole and tail == "guard" and not _discards(func, it, old.var, axis):
-        condition = tirx.likely(coordinate < as_dtype(length, idtype))
+        condition = tail_of(coordinate < as_dtype(length, idtype))
     body, init = it.body, it.init
     if condition is not None:
         body = tirx.IfThenElse(condition, body, None)
@@ -251,7 +253,7 @@ def _start(var: Any, tile: int, length: Any, idtype: str, shift: bool) -> tuple[
     start = var if tile == 1 else var * as_dtype(tile, idtype)
     if not shift:
         return start, start
-    return start, tirx.min(start, as_dtype(length, idtype) - as_dtype(tile, idtype))
+    return start, at_most(start, as_dtype(length, idtype) - as_dtype(tile, idtype))
 
 
 def _discards(func: SparseFunc, it: SparseIteration, var: Any, axis: Axis) -> bool:

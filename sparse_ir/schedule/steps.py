@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
@@ -64,6 +65,7 @@ def steps(func: SparseFunc, columns: SpIter, lanes: int) -> tuple[SparseFunc, li
     lanes : elements of a step
     """
     it = iteration_of(WHO, func, columns)
+    refuse_order(WHO, func, it)
     place = place_of(WHO, func, it, columns)
     loop = loops_of(it)[place]
     if isinstance(lanes, bool) or not isinstance(lanes, int) or not 0 < lanes < 2**15:

@@ -35,6 +35,8 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.legal import parallelizable, plain_accesses
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -53,11 +55,10 @@ from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
-from sparsetir.sparse_ir.schedule.loops import Loop, changed, fresh_name, loops_of, replaced
+from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of, replaced
 from sparsetir.sparse_ir.schedule.overwritten import without_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-from sparsetir.sparse_ir.tails import plain_accesses
 from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["with_temporaries"]
@@ -281,9 +282,8 @@ class _Temporaries(Cut):
                 "precompute(.., lanes=[loop]) gives each visit a sum of its own, and parallelize "
                 "then takes the loop without a race"
             )
-        private = private_buffers(self.func).get(self.it.name, set())
         loops = loops_of(self.it)
-        facts = races_of(plain_accesses(self.it, self.func), private)
+        facts = parallelizable(self.func, self.it)
         free = [x.name for x, fact in zip(loops, facts, strict=True) if fact == FREE]
         legal = f"legal are loops free of races, {free}"
         rows = [x.name for x in loops if isinstance(x.node, Axis) and x.kinds == "S"]

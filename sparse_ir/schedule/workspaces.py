@@ -8,6 +8,8 @@ from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.legal import plain_accesses
+from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -24,7 +26,6 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.position_space import cast
 from sparsetir.sparse_ir.reduction import (
     factors_of,
-    is_tail,
     reduction_of,
     taken_apart,
     under,
@@ -35,13 +36,12 @@ from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     around,
     changed,
-    fresh_name,
     replaced,
     show,
 )
 from sparsetir.sparse_ir.schedule.overwritten import with_init_before
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
-from sparsetir.sparse_ir.tails import plain_accesses
+from sparsetir.sparse_ir.tile_marks import is_tail
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import divided
 
@@ -332,13 +332,8 @@ def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[SparseIteration, 
     """The init of an iteration as one of its own, and the axes to declare for it."""
     visited = [a.name for other in around(func, it) for a in flat_axes(other.axes)]
     first = separate_init(it, func, visited)
-    known = {a.name: a for a in func.axes}
-    axes = [a for a in first.axes if a.name not in known]
-    # Another init may have declared the same axis: it is one, as in the text that is read back.
-    same = [known.get(a.name, a) for a in first.axes]
-    if all(structural_equal(a, b) for a, b in zip(same, first.axes, strict=True)):
-        first = changed(first, axes=same)
-    return over_fresh_vars(first, name=fresh_name(func, first.name)), axes
+    known = {a.name for a in func.axes}
+    return over_fresh_vars(first), [a for a in first.axes if a.name not in known]
 
 
 def over_fresh_vars(it: SparseIteration, **fields: Any) -> SparseIteration:

@@ -10,7 +10,8 @@ from sparsetir.sparse_ir.script import axes, builder, parser
 from sparsetir.sparse_ir.script.axes import *  # noqa: F403
 from sparsetir.sparse_ir.script.builder import *  # noqa: F403
 from sparsetir.sparse_ir.script.parser import from_source, ir_module, prim_func
+from sparsetir.sparse_ir.tile_marks import at_most, tail
 
-__all__ = ["axes", "builder", "from_source", "ir_module", "parser", "prim_func"]
+__all__ = ["at_most", "axes", "builder", "from_source", "ir_module", "parser", "prim_func", "tail"]
 
 tvm.script.register_dialect("sparse_tir", __name__)

@@ -106,7 +106,7 @@ def from_source(text: str, extra_vars: dict[str, Any] | None = None) -> Any:
         "tvm": tvm,
         "TypeVar": TypeVar,  # TVM's printer declares the symbolic sizes of PrimFuncs with it
     }
-    return _parse(Source(text), {}, {**names, **(extra_vars or {})})
+    return _parse(Source(text), {}, {**names, **(extra_vars or {})}, printed=True)
 
 
 def ir_module(cls: Any = None) -> Any:
@@ -139,8 +139,11 @@ def _source_of(who: str, obj: Any) -> Source:
         ) from error
 
 
-def _parse(source: Source, annotations: dict[str, Any], names: dict[str, Any]) -> Any:
+def _parse(
+    source: Source, annotations: dict[str, Any], names: dict[str, Any], printed: bool = False
+) -> Any:
     parser: Any = QuickParser(source, annotations)
+    parser.printed = printed
     parser.sparse_functions = {}
     with IRBuilder() as irb:
         try:
@@ -179,7 +182,9 @@ def _visit_function_def(self: Any, node: doc.FunctionDef) -> None:
             self.diag.source.to_span(node),
         )
     if check:
-        problem = find_problem(func, {ref.node().name: ref.span for ref in ctx.refs})
+        by_hand = not getattr(self, "printed", False)
+        spans = {ref.node().name: ref.span for ref in ctx.refs}
+        problem = find_problem(func, spans, by_hand=by_hand)
         if problem is not None:
             self.report_error(_place(self, node, problem.span), str(problem))
     _finish(self, node.name, func)

@@ -151,6 +151,7 @@ def test_a_nest_without_the_buffers_stays_inside() -> None:
 with T.sp_iter([I], "S", "rows") as [i]:
     with T.sp_iter([J], "S", "outer") as [j]:
         with T.sp_iter([J_], "R", "inner") as [q]:
+            T.sp_iter_attr({"ordered": 1})
             OUT[i, j] = X[q]
     with T.sp_iter([J], "S", "add") as [j]:
         OUT[i, j] = OUT[i, j] + A[i, j]
@@ -236,7 +237,8 @@ SUM = """
         ('with T.sp_iter([I, J], "SS", "o") as [i, j]:\n'
          '    with T.sp_iter([J_], "S", "in") as [q]:\n        X[q] = A[i, j]',
          "accesses 'X', which it writes, elsewhere than at its own 'i'"),
-        ('with T.sp_iter([I], "S", "o") as [i]:\n    Y[i] = 1.0\n'
+        ('with T.sp_iter([I], "S", "o") as [i]:\n    T.sp_iter_attr({"ordered": 1})\n'
+         "    Y[i] = 1.0\n"
          '    with T.sp_iter([J], "S", "in") as [j]:\n        OUT[i, j] = A[i, j] + Y[i + 1]',
          "accesses 'Y', which it writes, elsewhere than at its own 'i'"),
         ('with T.sp_iter([I], "S", "o") as [i]:\n    z: T.let[T.float32] = Y[i]\n'
@@ -257,7 +259,8 @@ SUM = """
          '    with T.sp_iter([J_], "S", "in") as [q]:\n        A[k, q] = 1.0',
          "may visit a coordinate of 'N' twice"),
         ('with T.sp_iter([I], "S", "o") as [i]:\n    t = T.alloc_buffer((i + 1,), "float32")\n'
-         '    with T.sp_iter([J], "R", "in") as [j]:\n        t[0] = A[i, j]\n    Y[i] = t[0]',
+         '    with T.sp_iter([J], "R", "in") as [j]:\n        T.sp_iter_attr({"ordered": 1})\n'
+         "        t[0] = A[i, j]\n    Y[i] = t[0]",
          "allocates 't', which cannot be stored over its axes"),
     ],
     ids=["kind", "sum", "other", "neighbour", "value", "if", "init", "outer", "twice", "sizes"],

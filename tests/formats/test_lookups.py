@@ -62,6 +62,7 @@ INIT = """
 """
 SET = """
     with T.sp_iter([I, J, K], "SSR", "set") as [i, j, k]:
+        T.sp_iter_attr({"ordered": 1})
         A[i, j] = D[j, k]
 """
 LOCAL = """

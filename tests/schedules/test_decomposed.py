@@ -342,7 +342,10 @@ def test_a_program_of_ones_own():
     ("fields", "message"),
     [
         (
-            {"body": "Y[r * 4 + p, f] = V[r, s, p, q] * X[s * 4 + q, f]"},
+            {
+                "body": 'T.sp_iter_attr({"ordered": 1}); '
+                "Y[r * 4 + p, f] = V[r, s, p, q] * X[s * 4 + q, f]"
+            },
             "'sums' to be a reduction",
         ),
         (

@@ -17,6 +17,7 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.nodes import SparseIteration, iteration_with, map_expr, sparse_iterations
 from sparsetir.sparse_ir.recipes import shared_rows
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -185,8 +186,12 @@ def test_refusals(use: Any, message: str) -> None:
 
 def test_atomic_iterations_are_reductions() -> None:
     sch = Schedule(decomposed(Spmm()))
-    sch.annotate(sch.get_sparse_iteration("spmm_init"), "atomic", 1)
+    with pytest.raises(ScheduleError, match="^atomic: expected X.* a sum of .* got another body"):
+        sch.atomic(sch.get_sparse_iteration("spmm_init"))
+    (it,) = [x for x in sparse_iterations(sch.func) if x.name == "spmm_init"]
+    marked = iteration_with(it, annotations={"atomic": 1})
+    body = map_expr(sch.func.body, [(SparseIteration, lambda x: marked if x.same_as(it) else x)])
     with pytest.raises(
         LoweringError, match="'spmm_init': annotation 'atomic': expected X.* a sum of"
     ):
-        sparsetir.lower_sparse_iter(sch.func)
+        sparsetir.lower_sparse_iter(sch.func.replace(body=body))

@@ -53,10 +53,11 @@ def f(a: T.handle, b: T.handle, h: T.handle, w: T.handle, z: T.handle, q: T.hand
     Z = T.match_sparse_buffer(z, (), "float32")
     Q = T.match_sparse_buffer(q, (L,), "int64")
     with T.sp_iter([I, J, L], "SSS", "it") as [i, j, l]:
+        T.sp_iter_attr({"ordered": 1})
 """
     lines = "".join(f"        {line}\n" for line in body.splitlines())
     text = round_trip(from_source(head + lines))
-    _, _, printed = text.partition("as [i, j, l]:\n")
+    _, _, printed = text.partition('T.sp_iter_attr({"ordered": 1})\n')
     return "".join(f"{line[8:]}\n" for line in printed.splitlines()).rstrip()
 
 

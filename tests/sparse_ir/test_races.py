@@ -161,6 +161,7 @@ def tiles(a: T.handle, c: T.handle, m: T.int32, n: T.int32, blocks: T.int32):
     C = T.match_sparse_buffer(c, (I,), "float32")
     W = T.alloc_sparse_buffer((L,), "float32", scope="local")
     with T.sp_iter([O], "S", "tile") as [o]:
+        T.sp_iter_attr({{"ordered": 1}})
 {body}
 """
 START = """
@@ -215,15 +216,11 @@ def test_what_is_not_private(body: str) -> None:
     assert facts(sparsetir.lower_sparse_iter(func))["tile0"] == {"vo": "scatter: W"}
 
 
-IN_TILES = (
-    (TILES.format(body="{body}"))
-    .replace(
-        "    L = T.dense_fixed(4)\n",
-        "    L = T.dense_fixed(4)\n    P = T.dense_fixed(2)\n    Q = T.dense_fixed(2)\n"
-        "    S = T.sparse_fixed(O, (2, 2), indices)\n    Z = T.dense_fixed(zeros)\n",
-    )
-    .replace("n: T.int32", "n: T.int32, zeros: T.int32, indices: T.handle")
-)
+IN_TILES = TILES.replace(
+    "    L = T.dense_fixed(4)\n",
+    "    L = T.dense_fixed(4)\n    P = T.dense_fixed(2)\n    Q = T.dense_fixed(2)\n"
+    "    S = T.sparse_fixed(O, (2, 2), indices)\n    Z = T.dense_fixed(zeros)\n",
+).replace("n: T.int32", "n: T.int32, zeros: T.int32, indices: T.handle")
 NESTED = """
         with T.sp_iter([P], "S", "start") as [p]:
             with T.sp_iter([Q], "S", "start_inner") as [q]:

@@ -94,6 +94,7 @@ def _calls() -> list[Callable[[], Call]]:
             (i, "thread"), {"race": "none", "per_block": 32})),
         of("bound", lambda s, it, i, j, k: ((k, 4, "multiple"), {})),
         of("meet", lambda s, it, i, j, k: (([it],), {"race": "atomics"})),
+        of("atomic", lambda s, it, i, j, k: ((it,), {})),
         of("annotate", lambda s, it, i, j, k: ((it, "key", 3), {})),
         of("slices", lambda s, it, i, j, k: (
             (i, j, 4), {"longest": "longest", "window": 8, "filled": 90})),

@@ -310,7 +310,7 @@ def test_the_last_element_is_computed_again_without_guards_on_loads(case: str) -
     groups, group = sch.split(elements, [None, 3], tail="repeat")
     f0, f1 = sch.split(f, [None, 64], tail="repeat")  # longer than the axis
     sch.precompute("OUT", groups, [group], lanes=[f1])
-    assert "if T.likely(ij0 * 3 + ij1 <= nnz - 1):" in sch.func.script()
+    assert "if T.tail(ij0 * 3 + ij1 <= nnz - 1):" in sch.func.script()
     sch.parallelize(groups)
     text = run(sch, "sddmm", case)
     assert "if_then_else" not in text

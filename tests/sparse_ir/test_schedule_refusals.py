@@ -191,14 +191,16 @@ def test_precompute_refuses_what_changes_meanwhile() -> None:
         "precompute: the spatial loop 'K' inside would change what the workspace stands for; "
         "expected it among the axes [], or outside",
     )
-    text = program().script().replace("C[i, k] + A[i, j]", "C[i, k] + C[i, 0] * A[i, j]")
+    head = '"spmm") as [i, j, k]:\n'
+    ordered = program().script().replace(head, head + " " * 8 + 'T.sp_iter_attr({"ordered": 1})\n')
+    text = ordered.replace("C[i, k] + A[i, j]", "C[i, k] + C[i, 0] * A[i, j]")
     refused(
         lambda s, it, i, j, k: s.precompute("C", i, [k], scope="global"),
         "precompute: 'C' is accessed at more than one place, [i, k] and [i, 0]: the value that the "
         "workspace holds would change in between",
         func=sparsetir.from_source(text),
     )
-    text = program().script().replace("C[i, k] + A[i, j]", "C[i, k] * 2.0 + A[i, j]")
+    text = ordered.replace("C[i, k] + A[i, j]", "C[i, k] * 2.0 + A[i, j]")
     refused(
         lambda s, it, i, j, k: s.precompute("C", j, [k], scope="global"),
         "precompute: where a visit does not see all terms of an element expects a body of the form "
@@ -387,11 +389,12 @@ def test_what_is_divided_stays_as_it_is() -> None:
 
 
 def test_annotations_by_hand_name_loops() -> None:
-    sch, it, _ = opened()
-    sch.annotate(it, "parallel", [{"loops": ["Q"], "unit": "cpu", "race": "ignore"}])
+    sch, it, (i, *_) = opened()
+    sch.parallelize(i)
+    text = sch.func.script().replace('"loops": ["I"]', '"loops": ["Q"]')
     with pytest.raises(
         sparsetir.LoweringError,
         match=r"sp_iter 'spmm': annotation 'parallel': expected names of its loops, "
         r"\['I', 'J', 'K'\], got \['Q'\]",
     ):
-        sch.lower()
+        sparsetir.lower_sparse_iter(sparsetir.from_source(text))

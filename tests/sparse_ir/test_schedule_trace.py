@@ -24,7 +24,7 @@ PRIMITIVES = [
     getattr(primitives, name)
     for name in (
         "sparse_reorder", "sparse_fuse", "split", "pos", "coord", "divide", "positions", "peel",
-        "distribute", "parallelize", "bound", "assume", "precompute", "meet",
+        "distribute", "parallelize", "bound", "assume", "precompute", "meet", "atomic",
     )
 ]  # fmt: skip
 

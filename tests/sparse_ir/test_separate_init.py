@@ -101,6 +101,7 @@ def test_nested_reductions(index: str) -> None:
     """The init of a nested iteration runs at each visit of the one around it."""
     text = HEAD.format(i="int32") + (
         "    with T.sp_iter([I], 'S', 'rows') as [i]:\n"
+        "        T.sp_iter_attr({'ordered': 1})\n"
         "        with T.sp_iter([O, J], 'SR', 'sums') as [o, j]:\n"
         f"            with T.init():\n                C[{index}] = 0.0\n"
         f"            C[{index}] = C[{index}] + A[i, j]\n"

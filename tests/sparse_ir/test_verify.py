@@ -270,7 +270,8 @@ def test_what_is_allowed():
     for body in [
         'with T.sp_iter([I, K], "SS", "it") as [i, k]:\n'
         "    with T.init():\n        C[i, k] = 0.0\n    C[i, k] = x",  # init without reduction
-        'with T.sp_iter([T.fuse(I, J), K], "SRS", "it") as [i, j, k]:\n    C[i, k] = A[i, j]',
+        'with T.sp_iter([T.fuse(I, J), K], "SRS", "it") as [i, j, k]:\n'
+        "    C[i, k] = C[i, k] + A[i, j]",
         'with T.sp_iter([I], "S", "it") as [i]:\n'
         '    with T.sp_iter([J], "S", "in") as [j]:\n        C[i, j] = A[i, j]',
         'with T.sp_iter([I], "S", "a") as [i]:\n    B[i] = 0\n'

@@ -22,8 +22,8 @@ def extremum_and_place(
     b : (n, feat) or (heads, n, feat)
 
     The first is zero in rows without elements. The second is int64 and of the same shape: the
-    place, in the caller's order, of the first element in row order that has the extremum, or is
-    NaN where that is; -1 in rows without elements. Of 16-bit numbers the products are compared
+    place, in the caller's order, of the first element there that has the extremum, or is NaN where
+    that is; -1 in rows without elements. Of 16-bit numbers the products are compared
     before they are rounded.
     """
     if b.dtype not in (torch.float32, torch.float64):

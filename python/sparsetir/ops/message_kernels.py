@@ -78,7 +78,11 @@ def gspmm(
     if u is not None:
         numbers["n"] = structure.n
     run({**named, "indptr": arrays.indptr}, numbers)
-    return out, None if winners is None else winners.long()
+    if winners is None:
+        return out, None
+    nowhere = torch.iinfo(winners.dtype).max
+    winners = winners.long()
+    return out, winners.masked_fill_(winners == nowhere, -1)
 
 
 def gsddmm(

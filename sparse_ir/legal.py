@@ -1,0 +1,340 @@
+"""What may be done to a program: named questions, each with its proof or what stands against it.
+
+Every primitive that changes the order of visits, or who makes them, asks here.
+
+`parallelizable`  : which loops may run at once, and what visits of the others meet at
+`writes_disjoint` : whether visits of a loop write elements of their own
+`reorderable`     : whether visits may come in any order
+`idempotent`      : whether a workspace is left the same where visits come twice
+
+The visits of an iteration have no order (the language page). So a visit reads nothing that another
+one writes, other than the element that all of them update, by one operator that is associative and
+commutative; and visits of a reduction that overwrite an element write the same there. Visits of
+spatial coordinates that overwrite one element, as `C[order[i]] = X[i]` may, are the author's word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS, ORDERED
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    SparseFunc,
+    SparseIteration,
+    accesses_of,
+    loads_of,
+    map_expr,
+    nodes_of,
+    same_indices,
+    stores_of,
+    substitute,
+    variables_of,
+)
+from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
+from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
+from sparsetir.sparse_ir.tail_limits import with_conditions
+from sparsetir.sparse_ir.tile_marks import as_if_unshifted
+from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
+
+__all__ = [
+    "idempotent",
+    "order_problem",
+    "own_stores",
+    "parallelizable",
+    "plain_accesses",
+    "raced",
+    "races",
+    "refuse_order",
+    "reorderable",
+    "sets_before_reading",
+    "writes_disjoint",
+]
+
+
+def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
+    """An iteration in which no tile begins earlier and elements are visited as they are stored.
+
+    For what asks who writes what.
+    """
+    return as_if_in_order(as_if_unshifted(it), permutations(func))
+
+
+def parallelizable(func: SparseFunc, it: SparseIteration) -> list[str]:
+    """The race fact of each loop of an iteration, :data:`FREE` for those that may run at once."""
+    return races_of(plain_accesses(it, func), private_buffers(func).get(it.name, set()))
+
+
+def writes_disjoint(func: SparseFunc, it: SparseIteration, place: int) -> bool:
+    """Whether visits of a loop write elements of their own, and read of these no others'."""
+    return parallelizable(func, it)[place] == FREE
+
+
+def own_stores(it: SparseIteration) -> list[Any]:
+    """The stores of an iteration that are not in nested ones."""
+    none = tirx.Evaluate(0)
+    return stores_of(map_expr(it.body, [(SparseIteration, lambda _: none)]))
+
+
+def raced(fact: str) -> set[str]:
+    """The buffers that a race fact names; "?" where it names none."""
+    return {b.strip() or "?" for b in fact.partition(": ")[2].split(",")}
+
+
+def races(it: SparseIteration, fact: str, unit: str) -> bool:
+    """Whether visits of a loop on workers of a unit race, by its fact.
+
+    They do not where they are free, or on a GPU meet at buffers that are updated atomically alone.
+    """
+    if fact == FREE or unit not in GPU_UNITS:
+        return fact != FREE
+    each = [it, *nodes_of(SparseIteration, it.body)]
+    stores = [(s.buffer.name, ATOMIC in n.annotations) for n in each for s in own_stores(n)]
+    met = {b for b, _ in stores} - {b for b, atomic in stores if not atomic}
+    return not raced(fact) <= met
+
+
+IN_ORDER = 'T.sp_iter_attr({"ordered": 1}) where visits must follow each other as they are stored'
+
+
+class Dependence(NamedTuple):
+    """Accesses of a buffer that make the order of visits matter.
+
+    what : who does what to it
+    instead : what the program should be
+    """
+
+    buffer: str
+    what: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.instead}"
+
+
+def reorderable(func: SparseFunc, it: SparseIteration) -> Dependence | None:
+    """What stands against visiting an iteration in another order; None where nothing does."""
+    if ORDERED in it.annotations:
+        return Dependence("", "its visits follow each other", "reorder loops before")
+    plain = plain_accesses(it, func)
+    written = written_accesses(plain)
+    if not written:
+        return None
+    private = private_buffers(func).get(it.name, set()) if _allocates(func) else set()
+    for buffer, accesses in written.items():
+        if buffer not in private:
+            found = _dependence(func, plain, buffer, accesses)
+            if found is not None:
+                return found
+    return None
+
+
+def order_problem(func: SparseFunc, it: SparseIteration) -> str:
+    """Why the result of an iteration depends on the order of its visits; "" where it does not."""
+    found = None if ORDERED in it.annotations else reorderable(func, it)
+    return "" if found is None else str(found)
+
+
+def refuse_order(who: str, func: SparseFunc, it: SparseIteration) -> None:
+    """Raise ScheduleError where an iteration may not be visited in another order."""
+    found = reorderable(func, it)
+    if found is not None:
+        raise ScheduleError(f"{who}: the order of visits of '{it.name}' matters: {found}")
+
+
+def _allocates(func: SparseFunc) -> bool:
+    return any(b.handle is None for b in func.buffers)
+
+
+def _dependence(
+    func: SparseFunc, it: SparseIteration, buffer: Any, accesses: list[list[Any]]
+) -> Dependence | None:
+    """What of the accesses of one buffer makes the order of visits matter."""
+    stores = [
+        (s, c)
+        for s, c in with_conditions(it.body)
+        if isinstance(s, tirx.BufferStore) and s.buffer.same_as(buffer)
+    ]
+    loads = loads_of(it.body, buffer)
+    name = buffer.name
+    operators = {_operator(s) for s, _ in stores}
+    own = sum(len(loads_of(s.value, buffer)) for s, _ in stores)
+    if loads and len(operators) == 1 and None not in operators and own == len(loads):
+        return None  # one update of each visit, and nothing else looks at it
+    shared = [
+        (v, kind)
+        for axis, v, kind in it.axis_of()
+        if constant_length(axis) != 1
+        and not (axis.unique and has_own_place(it, v, accesses))
+        and not _at_own_position(func, buffer, axis, v, accesses)
+    ]
+    if not shared:
+        return None
+    if loads:
+        at = ", ".join(f"'{v.name}'" for v, _ in shared)
+        return Dependence(
+            name,
+            f"visits that differ in {at} read '{name}', which others write",
+            "expected an update of one element by one operator, `X[..] = X[..] + term` (or *, max, "
+            f"min), other buffers to read and to write, or {IN_ORDER}",
+        )
+    reduced = {v for v, kind in shared if kind == "R"}
+    if not reduced:
+        return None
+    moving = reduced | _bound_under(it, reduced)
+    for store, _ in stores:
+        if moving & set(variables_of(store.value)):
+            at = ", ".join(sorted(f"'{v.name}'" for v in reduced))
+            return Dependence(
+                name,
+                f"visits of {at}, a reduction, overwrite what others write to '{name}'",
+                "expected an update that is associative and commutative, `X[..] = X[..] + term` "
+                f"(or *, max, min), a value that is the same in all of them, or {IN_ORDER}",
+            )
+    return None
+
+
+def _at_own_position(
+    func: SparseFunc, buffer: Any, axis: Axis, coord: Any, accesses: list[list[Any]]
+) -> bool:
+    """Whether all accesses are where the iteration stands on an axis of the buffer."""
+    axes = next((b.axes for b in func.buffers if b.var.same_as(buffer)), None) or ()
+    at = [n for n, a in enumerate(axes) if a.name == axis.name]
+    return bool(at) and all(
+        isinstance(index[at[0]], ir.Var) and index[at[0]].same_as(coord) for index in accesses
+    )
+
+
+def _bound_under(it: SparseIteration, coords: set[Any]) -> set[Any]:
+    """Variables and buffers of the body whose values may change with some coordinates."""
+    found: set[Any] = set()
+    for part in nodes_of((tirx.For, tirx.Bind, SparseIteration), it.body):
+        if isinstance(part, SparseIteration):
+            found |= set(part.vars)
+        else:
+            found.add(part.loop_var if isinstance(part, tirx.For) else part.var)
+    return found | {s.buffer for s in nodes_of(tirx.BufferStore, it.body)}
+
+
+# Updates besides those of :func:`reduction_of` that may come in any order: by each, whether the
+# element may be its second operand.
+COMMUTING = {
+    tirx.Sub: ("sum", False),
+    tirx.Div: ("product", False),
+    tirx.And: ("and", True),
+    tirx.Or: ("or", True),
+    tirx.BitwiseAnd: ("bitwise and", True),
+    tirx.BitwiseOr: ("bitwise or", True),
+    tirx.BitwiseXor: ("bitwise xor", True),
+}
+
+
+def _operator(store: Any) -> str | None:
+    """The operator by which a store updates its own element; None for another store."""
+    found = reduction_of(store)
+    if found is not None:
+        return found.operator
+    value = store.value
+    operator, either = COMMUTING.get(type(value), (None, False))
+    if operator is None:
+        return None
+
+    def mine(expr: Any) -> bool:
+        return (
+            isinstance(expr, ir.TensorLoad)
+            and expr.source.same_as(store.buffer)
+            and same_indices(expr.indices, store.indices)
+        )
+
+    for own, term in ((value.a, value.b), (value.b, value.a))[: 1 + either]:
+        if mine(own) and not loads_of(term, store.buffer):
+            return operator
+    return None
+
+
+def idempotent(it: SparseIteration, workspaces: set[Any]) -> bool:
+    """Whether a further visit of an iteration leaves the same in all workspaces that it writes."""
+    written = {s.buffer for s in stores_of(it.body, it.init)} & workspaces
+    return all(
+        _begins_anew(it.body, var) and not (it.init is not None and accesses_of(it.init, var))
+        for var in written
+    )
+
+
+def sets_before_reading(it: SparseIteration, var: Any, ignored: Callable[[Any], bool]) -> bool:
+    """Whether each visit of an iteration stores what it accesses of a buffer, before it reads it.
+
+    ignored : whether a condition does not count
+
+    All accesses must be at the same place, told by coordinates of axes: of the iteration and those
+    around it, or of axes that nested iterations visit, the first of which stores without a load.
+    """
+    if it.init is not None and accesses_of(it.init, var):
+        return False
+    parts = list(it.body.seq) if isinstance(it.body, tirx.SeqStmt) else [it.body]
+    stmt = next(s for s in parts if accesses_of(s, var))
+    first: dict[str, Any] = {}  # the coordinate over each axis that the first store visits
+    while isinstance(stmt, SparseIteration):
+        plain = all(isinstance(node, Axis) for node in stmt.axes)
+        if not plain or stmt.init is not None or set(stmt.kinds) != {"S"}:
+            return False
+        first |= {axis.name: v for axis, v, _ in stmt.axis_of()}
+        stmt = stmt.body
+    conditions, store = taken_apart(stmt)
+    fits = isinstance(store, tirx.BufferStore) and store.buffer.same_as(var)
+    if not fits or loads_of(store.value, var) or not all(ignored(c) for c in conditions):
+        return False
+    same = {
+        v: first[axis.name]
+        for nested in nodes_of(SparseIteration, it.body)
+        for axis, v, _ in nested.axis_of()
+        if axis.name in first and axis.name in {n.name for n in nested.axes if isinstance(n, Axis)}
+    }
+    return all(
+        same_indices([substitute(i, same) for i in other.indices], store.indices)
+        for other in accesses_of(it.body, var)
+    )
+
+
+def _begins_anew(nest: Any, var: Any) -> bool:
+    """Whether a workspace is set, inside the loops around all of its uses, before it is added to.
+
+    That is, in a sequence of statements that holds all of its accesses, the first one that touches
+    it stores to it and loads nothing of it, or does so in its init.
+    """
+    while True:
+        if isinstance(nest, tirx.SeqStmt):
+            parts = [s for s in nest.seq if accesses_of(s, var)]
+            first = parts[0]
+            if len(parts) > 1:
+                return not loads_of(first, var) or _init_sets(first, var)
+            nest = first
+        elif isinstance(nest, SparseIteration):
+            if nest.init is not None and accesses_of(nest.init, var):
+                return _init_sets(nest, var)
+            nest = nest.body
+        elif isinstance(nest, tirx.IfThenElse) and nest.else_case is None:
+            nest = nest.then_case
+        else:
+            return not loads_of(nest, var)
+
+
+def _init_sets(stmt: Any, var: Any) -> bool:
+    """Whether an iteration sets all that it accesses of a buffer in its init."""
+    if not isinstance(stmt, SparseIteration):
+        return False
+    init = stmt.init
+    if not isinstance(init, tirx.BufferStore) or not init.buffer.same_as(var):
+        return False
+    indices = set(variables_of(*init.indices))
+    spatial = {v for _, v, kind in stmt.axis_of() if kind == "S"}
+    return (
+        not loads_of(init.value, var)
+        and indices & set(stmt.vars) <= spatial
+        and all(same_indices(other.indices, init.indices) for other in accesses_of(stmt.body, var))
+    )

@@ -1,0 +1,162 @@
+"""Predicates and bounds of tiles, marked as what a primitive made of them.
+
+`split` bounds the start of a tile, and puts a predicate around what a tile must not do::
+
+    if T.tail(T.at_most(k0 * 64, feat - 64) + l >= k0 * 64):
+        C[i, T.at_most(k0 * 64, feat - 64) + l] = ...
+
+`T.tail(p)` is p, and `T.at_most(a, b)` the smaller of a and b, to the interpreter and to kernels.
+Analyses know by them that p is the predicate of a tile: one of a program's own is `T.likely(p)` or
+p, and a bound of its own `T.min(a, b)`, about which nothing is assumed. They are operators of their
+own until positions are lowered.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm_ffi
+from tvm import ir, tirx
+from tvm.ir import _ffi_api
+from tvm.sym import Analyzer
+
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of
+
+__all__ = [
+    "as_if_unshifted",
+    "at_most",
+    "contains",
+    "is_bound",
+    "is_likely",
+    "is_tail",
+    "repeats",
+    "start_of",
+    "tail",
+    "with_starts",
+    "without_marks",
+]
+
+TAIL, BOUND = "sparsetir.tail", "sparsetir.at_most"
+LIKELY = "prim.likely"
+EFFECTS = {TAIL: 0, BOUND: 1}  # TVM's numbers for an annotation of a value and a pure function
+
+
+def _register() -> None:
+    known = set(map(str, _ffi_api.ListOpNames()))
+    for name in EFFECTS.keys() - known:  # once for a process, also where this module is reloaded
+        _ffi_api.RegisterOp(name, "of a tile")
+        op = ir.Op.get(name)
+        op.set_attr("TCallEffectKind", EFFECTS[name])
+        op.set_attr("TScriptPrinterName", name.rpartition(".")[2])
+
+
+_register()
+
+
+def tail(condition: Any) -> Any:
+    """The predicate of a tile, as its own."""
+    return tirx.call_intrin("bool", TAIL, condition)
+
+
+def at_most(value: Any, bound: Any) -> Any:
+    """The smaller of two integers of one type: where a tile begins, or a coordinate of it."""
+    return tirx.call_intrin(value.ty.dtype, BOUND, value, bound)
+
+
+def is_tail(condition: Any) -> bool:
+    """Whether a condition is the predicate of a tile."""
+    return _is_call(condition, TAIL)
+
+
+def is_bound(expr: Any) -> bool:
+    """Whether an expression is the bound of a tile."""
+    return _is_call(expr, BOUND)
+
+
+def is_likely(condition: Any) -> bool:
+    """Whether a condition is marked by `T.likely`, as TVM's passes mark theirs."""
+    return _is_call(condition, LIKELY)
+
+
+def without_marks(tree: Any) -> Any:
+    """A tree in which tails are `T.likely` and bounds are `T.min`, which TVM's passes know.
+
+    A `T.likely` of the program's own is its predicate alone: TVM takes what is likely for a reason
+    to part a loop, and expects that it ends within it, which is known of tiles.
+    """
+
+    def plain(node: Any) -> Any:
+        if is_likely(node):
+            return node.args[0]
+        if is_tail(node):
+            return tirx.likely(node.args[0])
+        return tirx.Min(*node.args) if is_bound(node) else node
+
+    return map_expr(tree, [(ir.Call, plain)])
+
+
+def start_of(condition: Any) -> Any:
+    """Where the tile of a condition would begin, or the coordinate of no repetition; or None."""
+    test: Any = condition.args[0] if is_tail(condition) else None
+    if isinstance(test, tirx.LE):
+        return test.a
+    return test.b if isinstance(test, tirx.GE) else None
+
+
+def repeats(condition: Any) -> bool:
+    """Whether a condition is that of a tile which repeats the last coordinate."""
+    return is_tail(condition) and isinstance(condition.args[0], tirx.LE)
+
+
+def as_if_unshifted(tree: Any) -> Any:
+    """A statement or iteration in which no tile begins earlier or repeats a coordinate.
+
+    For what asks who writes what. Where the condition of such a tile holds, its coordinate is in no
+    other tile; so is the one that it would have without the shift, which is less than the length::
+
+        if T.tail(k0 * 64 + l < feat):
+    """
+
+    def branch(node: Any) -> Any:
+        start = start_of(node.condition)
+        if start is None:
+            return node
+        coordinate = node.condition.args[0].a
+        if isinstance(node.condition.args[0], tirx.LE):
+            plain = with_starts(node, [coordinate])
+            end = Analyzer().simplify(node.condition.args[0].b + 1)
+            return tirx.IfThenElse(tail(coordinate < end), plain.then_case, plain.else_case)
+        length = _length(coordinate, start)
+        plain = with_starts(node, [start])
+        if length is None:
+            return plain
+        below = tail(with_starts(coordinate, [start]) < length)
+        return tirx.IfThenElse(below, plain.then_case, plain.else_case)
+
+    return map_expr(tree, [(tirx.IfThenElse, branch)])
+
+
+def _length(coordinate: Any, start: Any) -> Any:
+    """The length of the axis that a shifted tile is of; None where it is not seen."""
+    bounds = [node.args for node in nodes_of(ir.Call, coordinate) if is_bound(node)]
+    ends = [end for begin, end in bounds if tvm_ffi.structural_equal(begin, start)]
+    tile = start.b if isinstance(start, tirx.Mul) and isinstance(start.b, tirx.IntImm) else 1
+    return Analyzer().simplify(ends[0] + tile) if ends else None
+
+
+def with_starts(stmt: Any, starts: list[Any]) -> Any:
+    """A statement in which these starts, or coordinates, of tiles have no bounds."""
+
+    def smaller(node: Any) -> Any:
+        return node.args[0] if is_bound(node) and contains(starts, [node.args[0]]) else node
+
+    return map_expr(stmt, [(ir.Call, smaller)]) if starts else stmt
+
+
+def contains(many: list[Any], few: list[Any]) -> bool:
+    """Whether each of a few expressions is among many."""
+    return all(any(tvm_ffi.structural_equal(f, m) for m in many) for f in few)
+
+
+def _is_call(expr: Any, name: str) -> bool:
+    return isinstance(expr, ir.Call) and getattr(expr.op, "name", "") == name
