@@ -28,7 +28,7 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.errors import LoweringError, ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
-from sparsetir.sparse_ir.recipes import RECIPES, packed
+from sparsetir.sparse_ir.recipes import RECIPES, facts_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 __all__ = [
@@ -67,7 +67,8 @@ def reads(how: Mapping[str, Any]) -> list[str]:
 
 def of_values(func: SparseFunc) -> list[str]:
     """The computed parameters that are made of values, not of a structure."""
-    return [n for n, how in computed_parameters(func).items() if how["recipe"] == packed.__name__]
+    computed = computed_parameters(func).items()
+    return [name for name, how in computed if facts_of(how["recipe"]).of_values]
 
 
 def compute(
@@ -95,7 +96,7 @@ def compute(
             )
     for name, how in recipes.items():
         who = f"{func.name}: computed parameter '{name}'"
-        if how["recipe"] == packed.__name__ and values.get(str(how["values"])[1:]) is None:
+        if facts_of(how["recipe"]).of_values and values.get(str(how["values"])[1:]) is None:
             continue
         value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
         found[name] = values[name] = _fitted(who, value, *dtypes[name])
@@ -150,7 +151,10 @@ def _recipe_problem(how: Mapping[str, Any]) -> str | None:
     """What is wrong with a recipe's name and keywords, if anything is."""
     name = how.get("recipe")
     if name not in RECIPES:
-        return f"unknown recipe '{name}'; there are {sorted(RECIPES)}"
+        return (
+            f"unknown recipe '{name}': import the module that registers it before; there are "
+            f"{sorted(RECIPES)}"
+        )
     signature = _signature(RECIPES[name])
     keywords = {k: v for k, v in how.items() if k != "recipe"}
     try:

@@ -98,3 +98,35 @@ def test_orders_hold_each_position_once_part_by_part() -> None:
     assert (RECIPES["in_order"](indices, order) == indices[order]).all()
     with pytest.raises(ScheduleError, match="order_by_column_parts: argument 'parts': expected 1"):
         RECIPES["order_by_column_parts"](indices, 6, 0)
+
+
+SCATTERED = """
+@T.prim_func
+def scatter(x: T.handle, out: T.handle, order: T.handle, indptr: T.handle, m: T.int32,
+            nnz: T.int32, sorted: T.handle, rows: T.handle):
+    T.func_attr({{"computed": {{
+        "sorted": {{"recipe": "rows_by_length", "indptr": "$indptr", "window": 4}},
+        "rows": {{"recipe": "left_rows", "order": "${of}", "left": "$m"}},
+    }}}})
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, (nnz, nnz), indptr)
+    X = T.match_sparse_buffer(x, (I,), "float32")
+    OUT = T.match_sparse_buffer(out, (I,), "float32")
+    ORDER = T.match_sparse_buffer(order, (I,), "int32")
+    SORTED = T.match_sparse_buffer(sorted, (I,), "int32")
+    ROWS = T.match_sparse_buffer(rows, (I,), "int32")
+    with T.sp_iter([I], "S", "scatter") as [i]:
+        OUT[ROWS[i]] = OUT[ROWS[i]] + X[i]
+"""
+
+
+def test_what_is_taken_of_an_order_is_distinct_where_that_is() -> None:
+    """A recipe's, not a caller's, of which nobody knows it."""
+    for of in ("sorted", "order"):
+        sch = sparsetir.Schedule(sparsetir.from_source(SCATTERED.format(of=of)))
+        (i,) = sch.get_sp_iters(sch.get_sparse_iteration("scatter"))
+        if of == "sorted":
+            sch.parallelize(i)
+            continue
+        with pytest.raises(ScheduleError, match="parallelize: loop 'I' is not proven free of race"):
+            sch.parallelize(i)

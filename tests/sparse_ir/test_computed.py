@@ -242,8 +242,9 @@ REFUSED = [
     ({**COMPUTED, "blocks": 3}, "computed parameter 'blocks': expected a dict with its 'recipe'"),
     ({**COMPUTED, "m": BLOCKS}, "'m': expected it after all that callers give, but 'n' com"),
     ({**COMPUTED, "blocks": {"recipe": "y"}},
-     r"computed parameter 'blocks': unknown recipe 'y'; there are \['cache_parts', 'column_parts'"),
-    ({**COMPUTED, "blocks": {"value": 2}}, "'blocks': unknown recipe 'None'; there are"),
+     r"'blocks': unknown recipe 'y': import the module that registers it before; there are "
+     r"\['cache_parts', 'column_parts'"),
+    ({**COMPUTED, "blocks": {"value": 2}}, "'blocks': unknown recipe 'None': import"),
     ({**COMPUTED, "blocks": {"recipe": "number"}},
      r"recipe 'number': expected the keywords \['value'\], got \[\]"),
     ({**COMPUTED, "blocks": {**BLOCKS, "cost": 1}},

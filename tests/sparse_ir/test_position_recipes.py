@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from programs.common import compress
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir import position_recipes as recipes
+from sparsetir.sparse_ir.recipes import positions as recipes
 
 LENGTHS = st.lists(st.sampled_from([0, 0, 1, 2, 5, 17, 40]), max_size=8)
 TYPES = st.sampled_from(["int32", "int64"])

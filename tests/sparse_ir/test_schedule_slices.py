@@ -15,10 +15,10 @@ from positions_common import positive, relations, scaled, twice
 from programs import PROGRAMS, copied, tolerance
 from schedule_common import opened, program
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir import slice_recipes as recipes
 from sparsetir.sparse_ir.computed import compute, of_values
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.recipes import packed
+from sparsetir.sparse_ir.recipes import slices as recipes
 
 RNG = np.random.default_rng(0)
 # Test programs of one iteration, whose first loops are over rows and what they store.
