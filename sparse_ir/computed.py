@@ -12,13 +12,15 @@ of each non-zero. It adds them as parameters, after all others, and says in the 
 A keyword is a number, a string, or "$name": the value of that parameter, an array of NumPy or an
 integer; it may be a computed one that comes before. A kernel computes them when it first sees a
 structure, so that it is called the same whatever its schedule. What recipe "packed" makes follows
-the values that it reads, and is made in every call.
+the values that it reads, and is made in every call. What recipes make is trusted, as guards and the
+freedom of races are proven from the facts that recipes are registered with; so callers may choose
+the numbers that recipes leave open, such as 16 blocks, and nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -34,6 +36,7 @@ from sparsetir.sparse_ir.verify_sites import Broken, Found
 __all__ = [
     "COMPUTED",
     "compute",
+    "compute_of_values",
     "computed_parameters",
     "computed_problems",
     "keyword",
@@ -78,14 +81,15 @@ def compute(
 
     arguments : by name, at least what the recipes read: arrays as NumPy, numbers. Without values,
         what is made of these is left out
-    overrides : values for some computed parameters, such as a number of blocks; those that are made
-        of them follow
+    overrides : values for numbers that their recipes leave open (:class:`Facts`), such as how many
+        blocks there are; what is made of them follows
 
     Returns Python integers, and arrays of the type of the axis (idtype) or buffer (dtype) that
     they are bound to.
     Raises LoweringError for a recipe that is unknown or does not take these keywords, TypeError for
     an argument that is missing or of the wrong type, ScheduleError for a value that its type does
-    not hold, ValueError for a broken promise, and what recipes raise.
+    not hold, ValueError for an override of what is not open and for a broken promise, and what
+    recipes raise.
     """
     recipes, dtypes = computed_parameters(func), _dtypes(func)
     chosen, values, found = dict(overrides or {}), dict(arguments), {}
@@ -94,6 +98,12 @@ def compute(
             raise TypeError(
                 f"{func.name}: '{name}' is no computed parameter; there are {[*recipes]}"
             )
+        if not facts_of(recipes[name]["recipe"]).open:
+            free = [n for n, how in recipes.items() if facts_of(how["recipe"]).open]
+            raise ValueError(
+                f"{func.name}: computed parameter '{name}': expected what recipe "
+                f"'{recipes[name]['recipe']}' makes, got another value; open are {free}"
+            )
     for name, how in recipes.items():
         who = f"{func.name}: computed parameter '{name}'"
         if facts_of(how["recipe"]).of_values and values.get(str(how["values"])[1:]) is None:
@@ -101,6 +111,22 @@ def compute(
         value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
         found[name] = values[name] = _fitted(who, value, *dtypes[name])
     check_promises(func.name, promises_of(func), found)
+    return found
+
+
+def compute_of_values(
+    func: SparseFunc, names: Iterable[str], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Some computed parameters that are made of values (:func:`of_values`), by name.
+
+    values : by name, at least what their recipes read: arguments, and what :func:`compute` gave
+
+    Raises as :func:`compute`.
+    """
+    recipes, dtypes, found = computed_parameters(func), _dtypes(func), dict[str, Any]()
+    for name in names:
+        who = f"{func.name}: computed parameter '{name}'"
+        found[name] = _fitted(who, _evaluate(who, recipes[name], values, dtypes), *dtypes[name])
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tvm
@@ -155,6 +157,24 @@ def test_a_given_one_is_followed_by_what_is_made_of_it():
     assert type(found["blocks"]) is int and len(found["block_ptr"]) == 8
     with pytest.raises(TypeError, match=r"spmm: 'parts' is no computed parameter; there are \['bl"):
         compute(blocked(), args, {"parts": 7})
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "value"),
+    [("block_ptr", BLOCK_PTR, np.array([0, 20, 20, 20, 20], "int32")),
+     ("blocks", {"recipe": "last_of", "offsets": "$indptr"}, 3),
+     ("blocks", {"recipe": "constant", "value": 4}, 3)],
+)  # fmt: skip
+def test_what_is_not_open_cannot_be_chosen(name, recipe, value):
+    """Guards and the freedom of races are proven from what its recipe makes."""
+    func = blocked(computed={**COMPUTED, name: recipe})
+    numbers = [] if name == "blocks" else ["blocks"]
+    message = (
+        f"spmm: computed parameter '{name}': expected what recipe '{recipe['recipe']}' makes, got "
+        f"another value; open are {numbers}"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        compute(func, given(), {name: value})
 
 
 def test_arrays_get_the_type_of_their_axis():
