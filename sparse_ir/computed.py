@@ -12,9 +12,9 @@ of each non-zero. It adds them as parameters, after all others, and says in the 
 A keyword is a number, a string, or "$name": the value of that parameter, an array of NumPy or an
 integer; it may be a computed one that comes before. A kernel computes them when it first sees a
 structure, so that it is called the same whatever its schedule. What recipe "packed" makes follows
-the values that it reads, and is made in every call. What recipes make is trusted, as guards and the
-freedom of races are proven from the facts that recipes are registered with; so callers may choose
-the numbers that recipes leave open, such as 16 blocks, and nothing else.
+the values that it reads, and is made in every call. Guards and the freedom of races are proven from
+the facts that recipes are registered with, so callers may choose the numbers that recipes leave
+open, such as 16 blocks, and nothing else.
 """
 
 from __future__ import annotations
@@ -170,7 +170,16 @@ def _evaluate(
         if isinstance(value, str) and value.startswith("$"):
             value = values[value[1:]]
             keywords[key] = value if isinstance(value, np.ndarray) else int(value)
-    return RECIPES[name](**keywords)
+    made, fact = RECIPES[name](**keywords), facts_of(name).values
+    most = None if fact is None else fact.most(keywords)
+    if most is None or not isinstance(made, np.ndarray) or not made.size:
+        return made
+    if not 0 <= made.min() <= made.max() < most:
+        raise ScheduleError(
+            f"{who}: expected recipe '{name}' to make numbers in [0, {most}), which guards are "
+            f"proven from, got {made.min()} to {made.max()}"
+        )
+    return made
 
 
 def _recipe_problem(how: Mapping[str, Any]) -> str | None:

@@ -119,8 +119,9 @@ class _Lengths:
                 axis = self.by_indptr.get(given[indptr])
                 root = axis is not None and axis.parent.kind == "dense_fixed"
                 return axis.parent.length if axis is not None and root else None
-            case NonzerosOf(array, run):
-                axis = self.by_indptr.get(given[array], self.by_indices.get(given[array]))
+            case NonzerosOf(indptr, indices, run):
+                axis = self.by_indptr.get(given[indptr]) if indptr else None
+                axis = self.by_indices.get(given[indices]) if indices else axis
                 if axis is None or run is None:
                     return None if axis is None else axis.nnz
                 return axis.nnz - as_dtype(how[run] - 1, axis.idtype)

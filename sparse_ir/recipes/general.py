@@ -109,7 +109,7 @@ def packed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     return values.take(order)
 
 
-@recipe(values=NonzerosOf("indices"), distinct=True)
+@recipe(values=NonzerosOf(indices="indices"), distinct=True)
 def order_by_column_parts(indices: np.ndarray, n: int, parts: int) -> np.ndarray:
     """(nnz,) the non-zeros of the first part of the columns, then those of the second, ...
 

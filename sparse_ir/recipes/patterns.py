@@ -110,7 +110,7 @@ def value_ptr(ptr: np.ndarray, rows: int, by: str = "pattern") -> np.ndarray:
     return _starts((counts * each).ravel())[:-1]
 
 
-@recipe(values=NonzerosOf("indices"), distinct=True)
+@recipe(values=NonzerosOf(indices="indices"), distinct=True)
 def pattern_order(
     indptr: np.ndarray, indices: np.ndarray, entries: np.ndarray, ptr: np.ndarray, n: int,
     rows: int, by: str = "pattern",
@@ -139,7 +139,7 @@ def pattern_order(
     lower = (1 << np.arange(m) % rows).astype(np.uint8) - np.uint8(1)  # the rows above each
     value = starts[at]
     value += np.bitwise_count(masks[at] & np.repeat(lower, np.diff(indptr)))
-    out = np.empty(nnz, indptr.dtype)
+    out = np.full(nnz, -1, indptr.dtype)  # refused where other `entries` leave one out
     out[value] = np.arange(nnz, dtype=indptr.dtype)
     return out
 

@@ -6,7 +6,7 @@ guards, dependence analysis, primitives and kernels ask for it here (:func:`fact
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,15 +32,27 @@ class RowsOf(NamedTuple):
 
     indptr: str
 
+    def most(self, given: Mapping[str, Any]) -> int:
+        """A number below which all are, by the values of keywords."""
+        return len(given[self.indptr]) - 1
+
 
 class NonzerosOf(NamedTuple):
     """Positions of nonzeros, of the axis whose `indptr` or `indices` a keyword gives.
 
     run : keyword of how many nonzeros there are from each position on, itself included
+
+    Where there are no nonzeros at all, zeros which nothing reads.
     """
 
-    array: str
+    indptr: str | None = None
+    indices: str | None = None
     run: str | None = None
+
+    def most(self, given: Mapping[str, Any]) -> int:
+        """As :meth:`RowsOf.most`."""
+        nnz = given[self.indptr][-1] if self.indptr else len(given[self.indices or ""])
+        return max(1, int(nnz) - (given[self.run] - 1 if self.run else 0))
 
 
 class LengthOf(NamedTuple):
@@ -48,17 +60,28 @@ class LengthOf(NamedTuple):
 
     length: str
 
+    def most(self, given: Mapping[str, Any]) -> int:
+        """As :meth:`RowsOf.most`."""
+        return given[self.length]
+
 
 class Below(NamedTuple):
     """Numbers below the constant that a keyword gives."""
 
     bound: str
 
+    def most(self, given: Mapping[str, Any]) -> int:
+        """As :meth:`RowsOf.most`."""
+        return given[self.bound]
+
 
 class SameAs(NamedTuple):
     """Some of the values of the array that a keyword gives."""
 
     array: str
+
+    def most(self, given: Mapping[str, Any]) -> None:
+        """No number: they are as far known as the array is."""
 
 
 class TilesOf(NamedTuple):
@@ -87,7 +110,7 @@ class Facts:
     """What is known of a recipe's results.
 
     open : a number that whoever makes a plan may choose otherwise (:func:`compute`)
-    values : which numbers they are, none of them negative
+    values : which numbers they are, none of them negative; checked when they are made
     distinct : no value occurs twice; the name of a keyword: if none does in the array that it gives
     counted : 0, 1, .. under each parent
     tiles : offsets of tiles
@@ -112,7 +135,7 @@ _FACTS: dict[str, Facts] = {}
 def recipe(function: Callable[..., Any] | None = None, /, **facts: Any) -> Callable[..., Any]:
     """Decorator: the function is a recipe, by its own name, which exported kernels know it by.
 
-    facts : fields of :class:`Facts`, which are trusted
+    facts : fields of :class:`Facts`, which are trusted but for `values`
 
     A program or file that takes it can be used where the module that registers it is imported.
     """
