@@ -60,6 +60,7 @@ from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import block_with, loop_with
 from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.value_domains import permutations
 
 __all__ = ["PACK_DEGREE", "PACK_FEATURES", "WORK_OF_THREADS", "for_all_sizes"]
 
@@ -180,11 +181,11 @@ def _by_vectors(
 
 def _parts_and_order(func: SparseFunc, lowered: tirx.PrimFunc) -> tuple[Any, str]:
     """The lowered parameter that holds the number of parts, and the name of their order."""
-    computed = computed_parameters(func)
-    (handle,) = [n for n, how in computed.items() if how["recipe"] == "order_by_column_parts"]
-    (order,) = [b.name for b in func.buffers if b.handle is not None and b.handle.name == handle]
-    (parts,) = [p for p in lowered.params if f"${p.name}" == computed[handle]["parts"]]
-    return parts, order
+    orders = permutations(func)
+    (order,) = [b for b in func.buffers if b.var in orders]
+    how = computed_parameters(func)[str(order.handle.name)]
+    (parts,) = [p for p in lowered.params if f"${p.name}" == how["parts"]]
+    return parts, order.name
 
 
 def _up_to(size: Any, versions: list[tuple[str, int, tirx.PrimFunc]]) -> tuple[str, tirx.PrimFunc]:

@@ -14,6 +14,7 @@ from tvm import ir
 
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
+from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
@@ -78,8 +79,8 @@ def range_problems(func: SparseFunc) -> Found:
     """
     for it in sparse_iterations(func):
         for name in map(str, it.annotations.get(RANGES, [])):
-            tiles = _made(func, name, "range_tile_ptr")
-            parts = [p for axis, how in tiles for p, of in _made(func, axis, "range_tile_starts")
+            tiles = _made(func, name, range_tile_ptr)
+            parts = [p for axis, how in tiles for p, of in _made(func, axis, range_tile_starts)
                      if of == how]  # fmt: skip
             if not parts:
                 yield Broken(
@@ -89,12 +90,12 @@ def range_problems(func: SparseFunc) -> Found:
                 )
 
 
-def _made(func: SparseFunc, parent: str, recipe: str) -> list[tuple[str, dict[str, Any]]]:
+def _made(func: SparseFunc, parent: str, recipe: Any) -> list[tuple[str, dict[str, Any]]]:
     """Names of the axes under one whose offsets a recipe makes, and of what."""
     computed = computed_parameters(func)
     under = [a for a in func.axes if a.parent is not None and a.parent.name == parent]
     found = [(a.name, dict(computed.get(str(getattr(a.indptr, "name", "")), {}))) for a in under]
-    return [(name, how) for name, how in found if how.pop("recipe", None) == recipe]
+    return [(name, how) for name, how in found if how.pop("recipe", None) == recipe.__name__]
 
 
 def is_scheduled(func: SparseFunc) -> bool:

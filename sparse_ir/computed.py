@@ -12,13 +12,15 @@ of each non-zero. It adds them as parameters, after all others, and says in the 
 A keyword is a number, a string, or "$name": the value of that parameter, an array of NumPy or an
 integer; it may be a computed one that comes before. A kernel computes them when it first sees a
 structure, so that it is called the same whatever its schedule. What recipe "packed" makes follows
-the values that it reads, and is made in every call.
+the values that it reads, and is made in every call. Guards and the freedom of races are proven from
+the facts that recipes are registered with, so callers may choose the numbers that recipes leave
+open, such as 16 blocks, and nothing else.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -28,12 +30,13 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.errors import LoweringError, ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
-from sparsetir.sparse_ir.recipes import RECIPES, packed
+from sparsetir.sparse_ir.recipes import RECIPES, facts_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 __all__ = [
     "COMPUTED",
     "compute",
+    "compute_of_values",
     "computed_parameters",
     "computed_problems",
     "keyword",
@@ -67,7 +70,8 @@ def reads(how: Mapping[str, Any]) -> list[str]:
 
 def of_values(func: SparseFunc) -> list[str]:
     """The computed parameters that are made of values, not of a structure."""
-    return [n for n, how in computed_parameters(func).items() if how["recipe"] == packed.__name__]
+    computed = computed_parameters(func).items()
+    return [name for name, how in computed if facts_of(how["recipe"]).of_values]
 
 
 def compute(
@@ -77,14 +81,15 @@ def compute(
 
     arguments : by name, at least what the recipes read: arrays as NumPy, numbers. Without values,
         what is made of these is left out
-    overrides : values for some computed parameters, such as a number of blocks; those that are made
-        of them follow
+    overrides : values for numbers that their recipes leave open (:class:`Facts`), such as how many
+        blocks there are; what is made of them follows
 
     Returns Python integers, and arrays of the type of the axis (idtype) or buffer (dtype) that
     they are bound to.
     Raises LoweringError for a recipe that is unknown or does not take these keywords, TypeError for
     an argument that is missing or of the wrong type, ScheduleError for a value that its type does
-    not hold, ValueError for a broken promise, and what recipes raise.
+    not hold, ValueError for an override of what is not open and for a broken promise, and what
+    recipes raise.
     """
     recipes, dtypes = computed_parameters(func), _dtypes(func)
     chosen, values, found = dict(overrides or {}), dict(arguments), {}
@@ -93,13 +98,35 @@ def compute(
             raise TypeError(
                 f"{func.name}: '{name}' is no computed parameter; there are {[*recipes]}"
             )
+        if not facts_of(recipes[name]["recipe"]).open:
+            free = [n for n, how in recipes.items() if facts_of(how["recipe"]).open]
+            raise ValueError(
+                f"{func.name}: computed parameter '{name}': expected what recipe "
+                f"'{recipes[name]['recipe']}' makes, got another value; open are {free}"
+            )
     for name, how in recipes.items():
         who = f"{func.name}: computed parameter '{name}'"
-        if how["recipe"] == packed.__name__ and values.get(str(how["values"])[1:]) is None:
+        if facts_of(how["recipe"]).of_values and values.get(str(how["values"])[1:]) is None:
             continue
         value = chosen[name] if name in chosen else _evaluate(who, how, values, dtypes)
         found[name] = values[name] = _fitted(who, value, *dtypes[name])
     check_promises(func.name, promises_of(func), found)
+    return found
+
+
+def compute_of_values(
+    func: SparseFunc, names: Iterable[str], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Some computed parameters that are made of values (:func:`of_values`), by name.
+
+    values : by name, at least what their recipes read: arguments, and what :func:`compute` gave
+
+    Raises as :func:`compute`.
+    """
+    recipes, dtypes, found = computed_parameters(func), _dtypes(func), dict[str, Any]()
+    for name in names:
+        who = f"{func.name}: computed parameter '{name}'"
+        found[name] = _fitted(who, _evaluate(who, recipes[name], values, dtypes), *dtypes[name])
     return found
 
 
@@ -143,14 +170,26 @@ def _evaluate(
         if isinstance(value, str) and value.startswith("$"):
             value = values[value[1:]]
             keywords[key] = value if isinstance(value, np.ndarray) else int(value)
-    return RECIPES[name](**keywords)
+    made, fact = RECIPES[name](**keywords), facts_of(name).values
+    most = None if fact is None else fact.most(keywords)
+    if most is None or not isinstance(made, np.ndarray) or not made.size:
+        return made
+    if not 0 <= made.min() <= made.max() < most:
+        raise ScheduleError(
+            f"{who}: expected recipe '{name}' to make numbers in [0, {most}), which guards are "
+            f"proven from, got {made.min()} to {made.max()}"
+        )
+    return made
 
 
 def _recipe_problem(how: Mapping[str, Any]) -> str | None:
     """What is wrong with a recipe's name and keywords, if anything is."""
     name = how.get("recipe")
     if name not in RECIPES:
-        return f"unknown recipe '{name}'; there are {sorted(RECIPES)}"
+        return (
+            f"unknown recipe '{name}': import the module that registers it before; there are "
+            f"{sorted(RECIPES)}"
+        )
     signature = _signature(RECIPES[name])
     keywords = {k: v for k, v in how.items() if k != "recipe"}
     try:

@@ -45,14 +45,16 @@ def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) ->
         (parents + 1,) and (nnz,) of the axis's idtype; arrays of values are C-contiguous, of the
         buffer's dtype, and hold as many elements as its axes store: one dimension for the stored
         elements, then one for each trailing dense axis, or any other shape of that size. Scalars
-        are numbers. Computed parameters may be left out.
+        are numbers. Computed parameters may be left out: all of them, or all but numbers that their
+        recipes leave open.
 
     Raises
     ------
     TypeError
         For a missing, unknown or wrongly typed argument.
     ValueError
-        For a wrong size or a broken promise.
+        For a wrong size or a broken promise, and for computed parameters of which some are left
+        out and others are not open.
     NotImplementedError
         For a node that stage I does not have.
 

@@ -16,6 +16,7 @@ from tvm_ffi.dataclasses import py_class
 from sparsetir.sparse_ir.assumptions import filled_axes
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
+from sparsetir.sparse_ir.recipes import facts_of
 
 __all__ = [
     "LAYOUTS",
@@ -105,7 +106,8 @@ def positional_size(axis: Axis) -> Any:
 
 def _counted_axes(func: SparseFunc) -> set[str]:
     """Names of the sparse_fixed axes whose coordinates are 0, 1, .. under each parent."""
-    made = {n for n, how in computed_parameters(func).items() if how["recipe"] == "part_numbers"}
+    computed = computed_parameters(func).items()
+    made = {name for name, how in computed if facts_of(how["recipe"]).counted}
     return {a.name for a in func.axes if a.kind == "sparse_fixed" and str(a.indices.name) in made}
 
 

@@ -29,7 +29,7 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, substitute, variables_of
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.recipes import in_order, row_of_position
+from sparsetir.sparse_ir.recipes import RECIPES, facts_of
 from sparsetir.sparse_ir.tile_marks import is_bound
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 ROWS = "rows"
-RECIPES = {row_of_position.__name__: "indptr", in_order.__name__: "values"}
 # What `positions` takes; all but the first are said in the attribute.
 ROWS_FROM = ("table", "search", "blocks")
 STARTS = {"from", "starts", "loop", "per_block"}
@@ -78,14 +77,15 @@ def recipe_of_rows(func: SparseFunc, buffer: SparseBuffer) -> Recipe | None:
     if buffer.handle is None:
         return None
     how = computed_parameters(func).get(str(buffer.handle.name), {})
-    if how.get("recipe") not in RECIPES:
+    found = facts_of(how.get("recipe")).found_in
+    if found is None:
         return None
     by_handle = {str(b.handle.name): b for b in func.buffers if b.handle is not None}
-    array = by_handle.get(str(how[RECIPES[how["recipe"]]])[1:])
+    array = by_handle.get(str(how[found.array])[1:])
     order = by_handle.get(str(how["order"])[1:]) if "order" in how else None
     if array is None or "order" in how and order is None:
         return None
-    return Recipe(how["recipe"] == row_of_position.__name__, array, order)
+    return Recipe(found.by_search, array, order)
 
 
 def row_problems(func: SparseFunc) -> Found:
@@ -103,9 +103,10 @@ def row_problems(func: SparseFunc) -> Found:
         if buffer is None:
             yield Broken(func.span, f"{who}: no such buffer; there are {[*buffers]}")
         elif recipe_of_rows(func, buffer) is None:
+            some = [name for name in RECIPES if facts_of(name).found_in is not None]
             yield Broken(
                 buffer.var.span,
-                f"{who}: expected a buffer that recipe {' or '.join(RECIPES)} makes of arrays that "
+                f"{who}: expected a buffer that recipe {' or '.join(some)} makes of arrays that "
                 "are bound to buffers",
             )
         elif set(how) != {"from"} and (set(how) != STARTS or str(how["starts"]) not in buffers):

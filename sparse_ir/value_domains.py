@@ -7,7 +7,7 @@ that writes `Out[order[e]]` is free of races where `order` holds each position o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import ir, tirx
@@ -16,36 +16,14 @@ from sparsetir.sparse_ir.assumptions import assumed_coordinates
 from sparsetir.sparse_ir.computed import computed_parameters, keyword
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, walk
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.recipes import Below, LengthOf, NonzerosOf, RowsOf, SameAs, facts_of
 
 __all__ = ["as_if_in_order", "permutations", "value_domains"]
-
-PERMUTATIONS = (
-    "order_by_column_parts",
-    "pattern_order",
-    "rows_of_slices",
-    "long_rows",
-    "left_rows",
-    "rows_by_length",
-)
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:
     """By stage-I variable of a buffer, the length L where its values are known in [0, L)."""
-    known: dict[str, Any] = {}  # by parameter
-    by_indptr: dict[str, Axis] = {}
-    by_indices: dict[str, Axis] = {}
-    for axis in func.axes:
-        if axis.kind == "sparse_variable":  # slots of a sparse_fixed axis may be padding
-            known[str(axis.indices.name)] = axis.length
-            by_indices[str(axis.indices.name)] = axis
-        if axis.indptr is not None:
-            by_indptr[str(axis.indptr.name)] = axis
-            known[str(axis.indptr.name)] = axis.nnz + as_dtype(1, axis.idtype)
-    for name, how in computed_parameters(func).items():
-        rule = _RECIPES.get(how["recipe"])
-        length = None if rule is None else rule(how, known, by_indptr, by_indices)
-        if length is not None:
-            known[name] = length
+    known = _Lengths(func).known
     length = {a.name: a.length for a in func.axes}
     out = {
         b.var: known[str(b.handle.name)]
@@ -58,7 +36,11 @@ def value_domains(func: SparseFunc) -> dict[Any, Any]:
 
 def permutations(func: SparseFunc) -> set[Any]:
     """Stage-I variables of the buffers that hold no value twice."""
-    made = {n for n, how in computed_parameters(func).items() if how["recipe"] in PERMUTATIONS}
+    made: set[str] = set()
+    for name, how in computed_parameters(func).items():
+        distinct = facts_of(how["recipe"]).distinct
+        if str(how[distinct])[1:] in made if isinstance(distinct, str) else distinct:
+            made.add(name)
     return {b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made}
 
 
@@ -106,68 +88,48 @@ def _order_of(index: Any, orders: set[Any]) -> Any:
     return index.source if loaded and index.source in orders else None
 
 
-def _rows(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any) -> Any:
-    axis = by_indptr.get(str(how["indptr"])[1:])
-    root = axis is not None and axis.parent.kind == "dense_fixed"
-    return axis.parent.length if axis is not None and root else None
+class _Lengths:
+    """What recipes' results are numbers of, by what is known of what they are made of.
 
+    known : by parameter, the length L where its values are in [0, L); what is found is added
+    """
 
-def _elements(how: Mapping[str, Any], _: Any, __: Any, by_indices: Mapping[str, Axis]) -> Any:
-    axis = by_indices.get(str(how["indices"])[1:])
-    return None if axis is None else axis.nnz
+    def __init__(self, func: SparseFunc) -> None:
+        self.known: dict[str, Any] = {}
+        self.by_indptr: dict[str, Axis] = {}
+        self.by_indices: dict[str, Axis] = {}
+        for axis in func.axes:
+            if axis.kind == "sparse_variable":  # slots of a sparse_fixed axis may be padding
+                self.known[str(axis.indices.name)] = axis.length
+                self.by_indices[str(axis.indices.name)] = axis
+            if axis.indptr is not None:
+                self.by_indptr[str(axis.indptr.name)] = axis
+                self.known[str(axis.indptr.name)] = axis.nnz + as_dtype(1, axis.idtype)
+        dtypes = {str(b.handle.name): b.dtype for b in func.buffers if b.handle is not None}
+        for name, how in computed_parameters(func).items():
+            length = self._length(facts_of(how["recipe"]).values, how, dtypes.get(name))
+            if length is not None:
+                self.known[name] = length
 
-
-def _columns(how: Mapping[str, Any], _: Any, __: Any, by_indices: Mapping[str, Axis]) -> Any:
-    """The length of an axis by that of the columns."""
-    found = [a.length for a in by_indices.values() if keyword(a.length) == how["n"]]
-    return found[0] if found else None
-
-
-def _last_vectors(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any) -> Any:
-    """Where vectors begin of elements that are all there."""
-    axis = by_indptr.get(str(how["indptr"])[1:])
-    return None if axis is None else axis.nnz - as_dtype(how["lanes"] - 1, axis.idtype)
-
-
-def _positions(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any) -> Any:
-    axis = by_indptr.get(str(how["indptr"])[1:])
-    return None if axis is None else axis.nnz
-
-
-def _places(how: Mapping[str, Any], _: Any, by_indptr: Mapping[str, Axis], __: Any) -> Any:
-    axis = by_indptr.get(str(how["starts"])[1:])
-    return None if axis is None else as_dtype(how["size"], axis.idtype)
-
-
-def _rows_of_panel(how: Mapping[str, Any], _: Any, __: Any, ___: Any) -> Any:
-    return as_dtype(how["rows"], "int32")
-
-
-def _some(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: Any) -> Any:
-    return known.get(str(how["order"])[1:])
-
-
-def _same_values(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: Any) -> Any:
-    return known.get(str(how["values"])[1:])
-
-
-# recipe -> the length of what its values are coordinates or positions of
-_RECIPES: dict[str, Callable[..., Any]] = {
-    "row_of_position": _rows,
-    "order_by_column_parts": _elements,
-    "pattern_order": _elements,
-    "entry_columns": _columns,
-    "pattern_rows": _rows_of_panel,
-    "in_order": _same_values,
-    "row_order": _rows,
-    "rows_by_length": _rows,
-    "rows_of_slices": _some,
-    "long_rows": _some,
-    "left_rows": _some,
-    "slice_slots": _positions,
-    "positions_of_rows": _positions,
-    "row_lasts": _positions,
-    "row_starts": _positions,
-    "last_vectors": _last_vectors,
-    "places_in_tiles": _places,
-}
+    def _length(self, said: Any, how: Mapping[str, Any], dtype: str | None) -> Any:
+        """The length that a fact says of what a recipe makes, in a buffer of a type; or None."""
+        given = {key: str(value)[1:] for key, value in how.items()}
+        match said:
+            case RowsOf(indptr):
+                axis = self.by_indptr.get(given[indptr])
+                root = axis is not None and axis.parent.kind == "dense_fixed"
+                return axis.parent.length if axis is not None and root else None
+            case NonzerosOf(indptr, indices, run):
+                axis = self.by_indptr.get(given[indptr]) if indptr else None
+                axis = self.by_indices.get(given[indices]) if indices else axis
+                if axis is None or run is None:
+                    return None if axis is None else axis.nnz
+                return axis.nnz - as_dtype(how[run] - 1, axis.idtype)
+            case LengthOf(length):
+                found = [a.length for a in self.by_indices.values()]
+                return next((x for x in found if keyword(x) == how[length]), None)
+            case Below(bound):
+                return None if dtype is None else as_dtype(how[bound], dtype)
+            case SameAs(array):
+                return self.known.get(given[array])
+        return None

@@ -12,7 +12,7 @@ import torch
 from cuda_runner import CudaFunction
 from sparsetir.arrays import is_array, to_numpy
 from sparsetir.signature import signature_of
-from sparsetir.sparse_ir.computed import compute
+from sparsetir.sparse_ir.computed import compute_of_values
 from spmm_gpu_common import bfloat16_arrays
 
 __all__ = ["run_plans"]
@@ -28,9 +28,8 @@ class EmulatedKernel:
 
     def of_values(self, stored: Any, computed: Any) -> dict[str, Any]:
         """Those of its parameters that are made of values."""
-        names = self.signature.of_values
-        found = compute(self.signature.func, dict(stored), computed) if names else {}
-        return {name: found[name] for name in names}
+        values = {**stored, **computed}
+        return compute_of_values(self.signature.func, self.signature.of_values, values)
 
     def entry(self, *args: Any) -> None:
         """Run on arrays of torch or NumPy, which must have the shapes that are expected."""

@@ -256,7 +256,8 @@ def test_a_file_whose_recipe_is_gone(built, tmp_path, monkeypatch):
     monkeypatch.delitem(RECIPES, "equal_work")
     message = (
         r"load: argument 'path': '.*spmm.so': computed parameter 'block_ptr' takes the recipe "
-        r"'equal_work', which this version does not have; there are \['cache_parts', "
+        r"'equal_work', which this version does not have: import the module that registers it "
+        r"before; there are \['cache_parts', "
     )
     with pytest.raises(ValueError, match=message):
         sparsetir.load(tmp_path / "spmm.so")

@@ -25,7 +25,7 @@ from sparsetir.kernel_file import write_library
 from sparsetir.matrix_engine import allowed, features_needed, refusing
 from sparsetir.readable import check_memory, count_writes
 from sparsetir.signature import Signature
-from sparsetir.sparse_ir.computed import compute, reads
+from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
 from sparsetir.sparse_ir.promises import promised_range
 from sparsetir.sparse_ir.structure import check_structure
 
@@ -205,7 +205,8 @@ class Kernel:
         arguments : mapping
             By name, at least what the recipes read.
         overrides : mapping, optional
-            Values for some of them, such as a number of blocks; what is made of them follows.
+            Values for numbers that their recipes leave open, such as how many blocks there are;
+            what is made of them follows.
 
         Returns
         -------
@@ -239,8 +240,8 @@ class Kernel:
         if not names:
             return {}
         read = {n for name in names for n in reads(self.computed[name])} - computed.keys()
-        found = self.compute({name: arguments[name] for name in read}, computed)
-        return {name: found[name] for name in names}
+        given = {name: to_numpy(arguments[name]) for name in read}
+        return compute_of_values(self.signature.func, names, {**given, **computed})
 
     def source(self, kind: str | None = None) -> str:
         """Generated code.

@@ -42,7 +42,7 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
         Where there is no such file.
     ValueError
         For a file that is no exported kernel, is cut off or was changed, or whose computed
-        parameters take recipes that this version does not have.
+        parameters take recipes that are not registered.
     RuntimeError
         For one that cannot run here, such as a GPU's where there is no driver, or one that uses
         instructions which this CPU has not.
@@ -64,7 +64,8 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
         if how["recipe"] not in RECIPES:
             raise ValueError(
                 f"{who}: computed parameter '{parameter}' takes the recipe '{how['recipe']}', "
-                f"which this version does not have; there are {sorted(RECIPES)}"
+                "which this version does not have: import the module that registers it before; "
+                f"there are {sorted(RECIPES)}"
             )
     missing = missing_features(target)
     if missing:

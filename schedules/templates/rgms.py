@@ -22,7 +22,7 @@ from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import Nest, gathered_operand, only_nest
 from sparsetir.sparse_ir.computed import keyword
-from sparsetir.sparse_ir.range_recipes import row_ranges
+from sparsetir.sparse_ir.recipes.ranges import row_ranges
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import find_iteration
 

@@ -33,8 +33,8 @@ from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_streams
 from sparsetir.schedules.templates.shapes import row_sum
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes.slices import row_order, rows_of_slices, slice_count, slice_ptr
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.slice_recipes import row_order, rows_of_slices, slice_count, slice_ptr
 
 __all__ = ["SlicedRows", "apply", "arrange"]
 

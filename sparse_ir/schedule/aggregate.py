@@ -53,9 +53,9 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     stores_of,
 )
-from sparsetir.sparse_ir.position_recipes import tile_cuts, tile_starts
 from sparsetir.sparse_ir.position_space import as_dtype
-from sparsetir.sparse_ir.range_recipes import places_in_tiles, range_tile_starts
+from sparsetir.sparse_ir.recipes import facts_of
+from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
@@ -74,8 +74,6 @@ from sparsetir.sparse_ir.translate import free_vars
 __all__ = ["aggregate"]
 
 WHO = "aggregate"
-# Recipes of where tiles begin, of `size` rows.
-TILES = (tile_cuts.__name__, tile_starts.__name__, range_tile_starts.__name__)
 
 
 def aggregate(
@@ -141,8 +139,9 @@ class _Aggregate(Cut):
         node = self.rows.node
         if isinstance(node, PartAxis) and isinstance(node.axis, Axis) and self.rows.kinds == "S":
             how = computed_parameters(self.func).get(str(node.by.indptr.name), {})
-            if how.get("recipe") in TILES and "indices" not in how:
-                return int(how["size"])
+            tiles = facts_of(how.get("recipe")).tiles
+            if tiles is not None and tiles.unless not in how:
+                return int(how[tiles.size])
         return self.refuse(
             "argument 'rows': expected a spatial loop over the rows of a tile of a number of them, "
             f"as split by positions and ranges make it, got '{self.rows.name}'"

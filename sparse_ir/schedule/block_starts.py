@@ -36,8 +36,8 @@ from sparsetir.sparse_ir.nodes import (
     accesses_of,
     buffer_var,
 )
-from sparsetir.sparse_ir.position_recipes import rows_of_blocks, rows_of_positions
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, unbounded
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.loops import Loop, around, inside, replaced

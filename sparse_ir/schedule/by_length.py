@@ -29,11 +29,11 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from sparsetir.sparse_ir import slice_recipes as recipes
 from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.position_recipes import last_of
 from sparsetir.sparse_ir.recipes import in_order
+from sparsetir.sparse_ir.recipes import slices as recipes
+from sparsetir.sparse_ir.recipes.positions import last_of
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements, other_loops, rows_and_columns
 from sparsetir.sparse_ir.schedule.handles import SpIter

@@ -34,8 +34,8 @@ from tvm_ffi import structural_equal
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
-from sparsetir.sparse_ir.position_recipes import equal_parts_of_rows
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.recipes.positions import equal_parts_of_rows
 from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, inside, iteration_of, loops_of, place_of, show

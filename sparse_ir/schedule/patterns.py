@@ -51,7 +51,6 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir import pattern_recipes as recipes
 from sparsetir.sparse_ir.assumptions import with_fact
 from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
@@ -62,7 +61,8 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
 )
 from sparsetir.sparse_ir.position_space import as_dtype
-from sparsetir.sparse_ir.recipes import part_numbers
+from sparsetir.sparse_ir.recipes import constant, part_numbers
+from sparsetir.sparse_ir.recipes import patterns as recipes
 from sparsetir.sparse_ir.reduction import reduction_of, under
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements, other_loops, rows_and_columns
@@ -167,7 +167,7 @@ class _Patterns(Elements):
             f"{name}_order", [self.positions], recipes.pattern_order.__name__,
             **given, entries=entries, ptr=self.named(ptr), n=n, **self.order,
         )  # fmt: skip
-        self.number("step", {"recipe": "number", "value": 1})
+        self.number("step", {"recipe": constant.__name__, "value": 1})
         row = self.axis("rows", kind="dense_fixed", length=as_dtype(size, idtype))
         names = [f"{self.over[0].name}_{x}" for x in ("panel", "pattern", "entry", "row")]
         p, q, e, r = (tirx.Var(x, idtype) for x in names)

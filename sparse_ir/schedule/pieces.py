@@ -37,7 +37,8 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
 )
-from sparsetir.sparse_ir.position_recipes import last_of, piece_ids, piece_ptr, piece_starts
+from sparsetir.sparse_ir.recipes import facts_of
+from sparsetir.sparse_ir.recipes.positions import last_of, piece_ids, piece_ptr, piece_starts
 from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.loops import Loop
 
@@ -57,7 +58,7 @@ def chunk_loops(cut: Cut, parts: Any, count: Any, cost: int, size: int = 0) -> l
     """The loops over chunks, over the pieces of rows in one, and over the elements of a piece.
 
     parts, count : the number of chunks as a recipe takes it, and as an expression
-    cost, size : see :func:`sparsetir.sparse_ir.position_recipes.piece_ptr`
+    cost, size : see :func:`sparsetir.sparse_ir.recipes.positions.piece_ptr`
     """
     row, element = cut.visited
     chunks = cut.axis("parts", kind="dense_fixed", length=count)
@@ -94,6 +95,6 @@ def pieces_under(func: SparseFunc, it: SparseIteration, chunks: Axis) -> Axis | 
     """The axis of the pieces in the chunks, where the iteration visits one."""
     for axis, _, _ in it.axis_of():
         under = axis.parent is not None and axis.parent.name == chunks.name
-        if under and str(recipe_of(func, axis).get("recipe")) == piece_ptr.__name__:
+        if under and facts_of(recipe_of(func, axis).get("recipe")).pieces:
             return axis
     return None

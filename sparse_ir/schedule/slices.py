@@ -44,7 +44,6 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir import slice_recipes as recipes
 from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -53,9 +52,10 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     substitute,
 )
-from sparsetir.sparse_ir.position_recipes import last_of
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes import in_order
+from sparsetir.sparse_ir.recipes import slices as recipes
+from sparsetir.sparse_ir.recipes.positions import last_of
 from sparsetir.sparse_ir.reduction import reduction_of, under, where
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements, other_loops, rows_and_columns

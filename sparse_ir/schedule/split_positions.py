@@ -33,7 +33,8 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
 )
-from sparsetir.sparse_ir.position_recipes import (
+from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.recipes.positions import (
     last_of,
     tile_count,
     tile_cuts,
@@ -41,7 +42,6 @@ from sparsetir.sparse_ir.position_recipes import (
     tile_ptr,
     tile_starts,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop

@@ -36,8 +36,8 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
 )
-from sparsetir.sparse_ir.position_recipes import last_of, row_lasts, tile_ptr
 from sparsetir.sparse_ir.position_space import as_dtype
+from sparsetir.sparse_ir.recipes.positions import last_of, row_lasts, tile_ptr
 from sparsetir.sparse_ir.reduction import reduction_of, under, where
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.elements import Elements, check_alone

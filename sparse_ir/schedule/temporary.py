@@ -49,9 +49,9 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_recipes import piece_rest
 from sparsetir.sparse_ir.position_space import cast
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
+from sparsetir.sparse_ir.recipes.positions import piece_rest
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef

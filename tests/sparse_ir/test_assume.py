@@ -98,3 +98,79 @@ def test_orders_hold_each_position_once_part_by_part() -> None:
     assert (RECIPES["in_order"](indices, order) == indices[order]).all()
     with pytest.raises(ScheduleError, match="order_by_column_parts: argument 'parts': expected 1"):
         RECIPES["order_by_column_parts"](indices, 6, 0)
+
+
+SCATTERED = """
+@T.prim_func
+def scatter(x: T.handle, out: T.handle, order: T.handle, indptr: T.handle, m: T.int32,
+            nnz: T.int32, sorted: T.handle, rows: T.handle):
+    T.func_attr({{"computed": {{
+        "sorted": {{"recipe": "rows_by_length", "indptr": "$indptr", "window": 4}},
+        "rows": {{"recipe": "left_rows", "order": "${of}", "left": "$m"}},
+    }}}})
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, (nnz, nnz), indptr)
+    X = T.match_sparse_buffer(x, (I,), "float32")
+    OUT = T.match_sparse_buffer(out, (I,), "float32")
+    ORDER = T.match_sparse_buffer(order, (I,), "int32")
+    SORTED = T.match_sparse_buffer(sorted, (I,), "int32")
+    ROWS = T.match_sparse_buffer(rows, (I,), "int32")
+    with T.sp_iter([I], "S", "scatter") as [i]:
+        OUT[ROWS[i]] = OUT[ROWS[i]] + X[i]
+"""
+
+
+def test_what_is_taken_of_an_order_is_distinct_where_that_is() -> None:
+    """A recipe's, not a caller's, of which nobody knows it."""
+    for of in ("sorted", "order"):
+        sch = sparsetir.Schedule(sparsetir.from_source(SCATTERED.format(of=of)))
+        (i,) = sch.get_sp_iters(sch.get_sparse_iteration("scatter"))
+        if of == "sorted":
+            sch.parallelize(i)
+            continue
+        with pytest.raises(ScheduleError, match="parallelize: loop 'I' is not proven free of race"):
+            sch.parallelize(i)
+
+
+GATHERED = """
+@T.prim_func
+def gather(x: T.handle, out: T.handle, indptr: T.handle, rows: T.handle, offsets: T.handle,
+           m: T.int32, nnz: T.int32, few: T.int32, some: T.int32, slots: T.handle):
+    T.func_attr({"computed": {"slots": {
+        "recipe": "positions_of_rows", "indptr": "$indptr", "rows": "$rows", "offsets": "$offsets"
+    }}})
+    I = T.dense_fixed(m)
+    J = T.dense_variable(I, (nnz, nnz), indptr)
+    ROW = T.dense_fixed(few)
+    SLOT = T.dense_variable(ROW, (some, some), offsets)
+    NNZ = T.dense_fixed(nnz)
+    X = T.match_sparse_buffer(x, (NNZ,), "float32")
+    OUT = T.match_sparse_buffer(out, (ROW, SLOT), "float32")
+    ROWS = T.match_sparse_buffer(rows, (ROW,), "int32")
+    SLOTS = T.match_sparse_buffer(slots, (ROW, SLOT), "int32")
+    with T.sp_iter([ROW, SLOT], "SS", "gather") as [r, s]:
+        OUT[r, s] = X[SLOTS[r, s]]
+"""
+
+
+def test_positions_of_what_callers_give_are_checked() -> None:
+    """Nothing guards the load, as the recipe's results are positions of nonzeros."""
+    func = sparsetir.from_source(GATHERED)
+    assert "if_then_else" not in sparsetir.lower_sparse_iter(func).script()
+    kernel = sparsetir.build(func)
+    x, indptr = np.arange(5, dtype="float32"), np.array([0, 2, 5], "int32")
+    for rows, offsets, wanted in (([1, 0], [0, 3, 5], [2, 3, 4, 0, 1]), ([1], [0, 2**20], None)):
+        args: dict[str, Any] = {
+            "x": x, "out": np.zeros(offsets[-1], "float32"), "indptr": indptr,
+            "rows": np.array(rows, "int32"), "offsets": np.array(offsets, "int32"), "m": 2,
+        }  # fmt: skip
+        if wanted is not None:
+            kernel(**args)
+            assert args["out"].tolist() == wanted
+            continue
+        with pytest.raises(
+            ScheduleError,
+            match=r"gather: computed parameter 'slots': expected recipe 'positions_of_rows' to "
+            r"make numbers in \[0, 5\), which guards are proven from, got 2 to 1048577",
+        ):
+            kernel(**args)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tvm
@@ -157,6 +159,24 @@ def test_a_given_one_is_followed_by_what_is_made_of_it():
         compute(blocked(), args, {"parts": 7})
 
 
+@pytest.mark.parametrize(
+    ("name", "recipe", "value"),
+    [("block_ptr", BLOCK_PTR, np.array([0, 20, 20, 20, 20], "int32")),
+     ("blocks", {"recipe": "last_of", "offsets": "$indptr"}, 3),
+     ("blocks", {"recipe": "constant", "value": 4}, 3)],
+)  # fmt: skip
+def test_what_is_not_open_cannot_be_chosen(name, recipe, value):
+    """Guards and the freedom of races are proven from what its recipe makes."""
+    func = blocked(computed={**COMPUTED, name: recipe})
+    numbers = [] if name == "blocks" else ["blocks"]
+    message = (
+        f"spmm: computed parameter '{name}': expected what recipe '{recipe['recipe']}' makes, got "
+        f"another value; open are {numbers}"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        compute(func, given(), {name: value})
+
+
 def test_arrays_get_the_type_of_their_axis():
     parts = {"recipe": "equal_parts", "length": "$m", "parts": "$blocks"}
     func = blocked(computed={"blocks": BLOCKS, "block_ptr": parts})
@@ -242,8 +262,9 @@ REFUSED = [
     ({**COMPUTED, "blocks": 3}, "computed parameter 'blocks': expected a dict with its 'recipe'"),
     ({**COMPUTED, "m": BLOCKS}, "'m': expected it after all that callers give, but 'n' com"),
     ({**COMPUTED, "blocks": {"recipe": "y"}},
-     r"computed parameter 'blocks': unknown recipe 'y'; there are \['cache_parts', 'column_parts'"),
-    ({**COMPUTED, "blocks": {"value": 2}}, "'blocks': unknown recipe 'None'; there are"),
+     r"'blocks': unknown recipe 'y': import the module that registers it before; there are "
+     r"\['cache_parts', 'column_parts'"),
+    ({**COMPUTED, "blocks": {"value": 2}}, "'blocks': unknown recipe 'None': import"),
     ({**COMPUTED, "blocks": {"recipe": "number"}},
      r"recipe 'number': expected the keywords \['value'\], got \[\]"),
     ({**COMPUTED, "blocks": {**BLOCKS, "cost": 1}},

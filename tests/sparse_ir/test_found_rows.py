@@ -21,7 +21,7 @@ from rows_common import MATRICES, check, fused, operands
 from schedule_common import program
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir.computed import compute
-from sparsetir.sparse_ir.position_recipes import rows_of_blocks, rows_of_positions
+from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 
 # -- on a CPU -------------------------------------------------------------------------------------
 

@@ -6,17 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from programs.common import compress
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir import position_recipes as recipes
+from sparsetir.sparse_ir.recipes import positions as recipes
 
 LENGTHS = st.lists(st.sampled_from([0, 0, 1, 2, 5, 17, 40]), max_size=8)
 TYPES = st.sampled_from(["int32", "int64"])
 
 
+@settings(deadline=None)
 @given(LENGTHS, TYPES, st.integers(1, 60), st.integers(0, 3), st.integers(0, 9))
 def test_pieces(lengths: list[int], dtype: str, parts: int, cost: int, size: int) -> None:
     """No matrix, empty rows, a giant row, more chunks than rows or elements."""
@@ -44,6 +45,7 @@ def test_pieces(lengths: list[int], dtype: str, parts: int, cost: int, size: int
         assert held <= least + cost
 
 
+@settings(deadline=None)
 @given(LENGTHS, TYPES, st.integers(1, 9), st.sampled_from([0, 2, 3]), st.booleans())
 def test_tiles(lengths: list[int], dtype: str, size: int, times: int, by_index: bool) -> None:
     indptr = compress(lengths, dtype)
@@ -72,6 +74,7 @@ def test_tiles(lengths: list[int], dtype: str, size: int, times: int, by_index: 
         np.testing.assert_array_equal(recipes.tile_ids(indptr, size, indices, within), ids)
 
 
+@settings(deadline=None)
 @given(LENGTHS, st.integers(1, 7))
 def test_equal_parts_of_rows(lengths: list[int], parts: int) -> None:
     cuts = recipes.equal_parts_of_rows(compress(lengths, "int32"), parts)
@@ -80,6 +83,7 @@ def test_equal_parts_of_rows(lengths: list[int], parts: int) -> None:
     assert not lengths or np.all(sizes.max(1) - sizes.min(1) <= 1)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 100), st.integers(1, 30))
 def test_tile_cuts(length: int, size: int) -> None:
     cuts = recipes.tile_cuts(length, size)

@@ -8,8 +8,8 @@ import tvm_ffi
 import sparsetir
 from programs import PROGRAMS, copied, tolerance
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir import slice_recipes as recipes
 from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.recipes import slices as recipes
 
 
 def by_length(func, window=4):

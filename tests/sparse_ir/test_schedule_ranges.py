@@ -13,7 +13,7 @@ import sparsetir
 from rgms_common import arguments, exact
 from sparsetir import ScheduleError
 from sparsetir.schedules.operators.rgms import Rgms, program
-from sparsetir.sparse_ir.range_recipes import (
+from sparsetir.sparse_ir.recipes.ranges import (
     places_in_tiles,
     range_tile_ptr,
     range_tile_starts,

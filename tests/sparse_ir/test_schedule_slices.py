@@ -15,10 +15,10 @@ from positions_common import positive, relations, scaled, twice
 from programs import PROGRAMS, copied, tolerance
 from schedule_common import opened, program
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir import slice_recipes as recipes
-from sparsetir.sparse_ir.computed import compute, of_values
+from sparsetir.sparse_ir.computed import compute, compute_of_values, of_values
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.recipes import packed
+from sparsetir.sparse_ir.recipes import slices as recipes
 
 RNG = np.random.default_rng(0)
 # Test programs of one iteration, whose first loops are over rows and what they store.
@@ -290,8 +290,10 @@ def test_what_is_made_of_values_is_left_out_without_them() -> None:
     args |= {"m": 13, "n": 9, "nnz": len(args["indices"]), "feat": 5}
     made = compute(sch.func, args)
     assert "a_packed" not in made
-    whole = compute(sch.func, {**args, "a": np.arange(args["nnz"], dtype="float32")}, made)
-    assert (whole["a_packed"] == made["i_slots"]).all()
+    values = {"a": np.arange(args["nnz"], dtype="float32")}
+    assert (compute(sch.func, {**args, **values})["a_packed"] == made["i_slots"]).all()
+    whole = compute_of_values(sch.func, of_values(sch.func), {**values, **made})
+    assert [*whole] == ["a_packed"] and (whole["a_packed"] == made["i_slots"]).all()
 
 
 def test_what_pack_refuses() -> None:

@@ -100,10 +100,17 @@ def _stray(config: Wild, arranged: Arranged) -> Arranged:
     return _ending(arranged, 2**30)
 
 
+class _Ending(Arranged):
+    """With one block of rows, which ends where it should not: at `overrides["end"]`."""
+
+    def computed(self, func: Any, sizes: Any) -> dict[str, Any]:
+        ends = np.array([0, self.overrides["end"]], self.arguments["indptr"].dtype)
+        made = Arranged(self.stored, self.arguments).computed(func, sizes)
+        return {**made, "blocks": 1, "I_ptr": ends}
+
+
 def _ending(arranged: Arranged, row: int) -> Arranged:
-    """One block of rows, which ends where it should not."""
-    ends = np.array([0, row], arranged.arguments["indptr"].dtype)
-    return arranged._replace(overrides={"blocks": 1, "I_ptr": ends})
+    return _Ending(arranged.stored, arranged.arguments, {"end": row})
 
 
 def _fill(config: Hungry, arranged: Arranged) -> Arranged:

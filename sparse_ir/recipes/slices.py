@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.recipes import recipe
+from sparsetir.sparse_ir.recipes.registry import NonzerosOf, RowsOf, SameAs, recipe
 
 __all__ = [
     "last_vectors",
@@ -35,7 +35,7 @@ __all__ = [
 # -- which rows -------------------------------------------------------------------------------
 
 
-@recipe
+@recipe(values=RowsOf("indptr"), distinct=True)
 def row_order(indptr: np.ndarray, lanes: int, longest: int, window: int, filled: int) -> np.ndarray:
     """(m,) the rows, each once: those of slices, slice by slice, then long ones, then the others.
 
@@ -76,19 +76,19 @@ def long_count(indptr: np.ndarray, slices: int, lanes: int, left: int) -> int:
     return len(indptr) - 1 - slices * lanes - left
 
 
-@recipe
+@recipe(values=SameAs("order"), distinct="order")
 def rows_of_slices(order: np.ndarray, slices: int, lanes: int) -> np.ndarray:
     """(slices * lanes,) the rows of the slices, of those in the order of :func:`row_order`."""
     return order[: slices * lanes]
 
 
-@recipe
+@recipe(values=SameAs("order"), distinct="order")
 def long_rows(order: np.ndarray, left: int, longs: int) -> np.ndarray:
     """(longs,) the long rows, increasing."""
     return order[len(order) - left - longs : len(order) - left]
 
 
-@recipe
+@recipe(values=SameAs("order"), distinct="order")
 def left_rows(order: np.ndarray, left: int) -> np.ndarray:
     """(left,) the rows that fill no slice."""
     return order[len(order) - left :]
@@ -112,7 +112,7 @@ def slice_ptr(lengths: np.ndarray, lanes: int) -> np.ndarray:
     return _starts(lengths.reshape(-1, lanes).max(axis=1, initial=0))
 
 
-@recipe
+@recipe(values=NonzerosOf("indptr"))
 def slice_slots(
     indptr: np.ndarray, rows: np.ndarray, lengths: np.ndarray, ptr: np.ndarray, lanes: int
 ) -> np.ndarray:
@@ -135,13 +135,13 @@ def vector_ptr(indptr: np.ndarray, rows: np.ndarray, lanes: int) -> np.ndarray:
     return _starts(-(-lengths_of_rows(indptr, rows) // lanes))
 
 
-@recipe
+@recipe(values=NonzerosOf("indptr"))
 def row_starts(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """(rows,) the position of the first element of some rows, which have elements."""
     return indptr[rows]
 
 
-@recipe
+@recipe(values=NonzerosOf("indptr", run="lanes"))
 def last_vectors(indptr: np.ndarray, rows: np.ndarray, lanes: int) -> np.ndarray:
     """(rows,) where the last vector of some rows begins, which ends with the row.
 
@@ -153,7 +153,7 @@ def last_vectors(indptr: np.ndarray, rows: np.ndarray, lanes: int) -> np.ndarray
 # -- rows as they are -------------------------------------------------------------------------
 
 
-@recipe
+@recipe(values=RowsOf("indptr"), distinct=True)
 def rows_by_length(indptr: np.ndarray, window: int) -> np.ndarray:
     """(m,) the rows sorted by length within windows, up in one and down in the next."""
     lengths, number = np.diff(indptr), np.arange(len(indptr) - 1) // window
@@ -166,7 +166,7 @@ def offsets_of_rows(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return _starts(lengths_of_rows(indptr, rows))
 
 
-@recipe
+@recipe(values=NonzerosOf("indptr"))
 def positions_of_rows(indptr: np.ndarray, rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The positions of the elements of some rows; `offsets` as of :func:`offsets_of_rows`."""
     return np.repeat(indptr[rows], np.diff(offsets)) + _within(offsets)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsetir.sparse_ir.recipes import recipe
+from sparsetir.sparse_ir.recipes.registry import Below, LengthOf, NonzerosOf, recipe
 
 __all__ = [
     "entry_columns",
@@ -39,7 +39,7 @@ def pattern_counts(rows: int) -> np.ndarray:
     return np.bitwise_count(_masks(rows, "count")).astype(np.int64)
 
 
-@recipe
+@recipe(values=Below("rows"))
 def pattern_rows(rows: int) -> np.ndarray:
     """(patterns, rows) the rows of each pattern, then the others, in the order by count."""
     masks = _masks(rows, "count")[:, None]
@@ -92,7 +92,7 @@ def entry_ptr(entries: np.ndarray, n: int, panels: int, rows: int) -> np.ndarray
     return np.searchsorted(entries, np.arange(groups + 1) * n)
 
 
-@recipe
+@recipe(values=LengthOf("n"))
 def entry_columns(entries: np.ndarray, n: int) -> np.ndarray:
     """(entries,) the column of each entry."""
     return _small(entries) % n if len(entries) else entries
@@ -110,7 +110,7 @@ def value_ptr(ptr: np.ndarray, rows: int, by: str = "pattern") -> np.ndarray:
     return _starts((counts * each).ravel())[:-1]
 
 
-@recipe
+@recipe(values=NonzerosOf(indices="indices"), distinct=True)
 def pattern_order(
     indptr: np.ndarray, indices: np.ndarray, entries: np.ndarray, ptr: np.ndarray, n: int,
     rows: int, by: str = "pattern",
@@ -139,7 +139,7 @@ def pattern_order(
     lower = (1 << np.arange(m) % rows).astype(np.uint8) - np.uint8(1)  # the rows above each
     value = starts[at]
     value += np.bitwise_count(masks[at] & np.repeat(lower, np.diff(indptr)))
-    out = np.empty(nnz, indptr.dtype)
+    out = np.full(nnz, -1, indptr.dtype)  # refused where other `entries` leave one out
     out[value] = np.arange(nnz, dtype=indptr.dtype)
     return out
 

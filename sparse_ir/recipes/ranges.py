@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.recipes import recipe
+from sparsetir.sparse_ir.recipes.registry import Below, TilesOf, recipe
 
 __all__ = ["places_in_tiles", "range_tile_ptr", "range_tile_starts", "row_ranges"]
 
@@ -18,7 +18,7 @@ TILES_PER_RANGE = 2  # of a parent
 AT_A_TIME = 1 << 18  # rows: what is worked with on the way is no larger, whatever their number
 
 
-@recipe
+@recipe(open=True)
 def row_ranges(
     m: int, rows: int, parents: int, tile: int, row_bytes: int, cache: int, threads: int,
     parent_bytes: int = 0,
@@ -99,7 +99,7 @@ def range_tile_ptr(
     return np.append(0, np.cumsum(-(-lengths // size)))
 
 
-@recipe
+@recipe(tiles=TilesOf("size"))
 def range_tile_starts(
     ptr: np.ndarray, rows: np.ndarray, m: int, parts: int, cost: int, size: int,
     indptr: np.ndarray | None = None,
@@ -112,7 +112,7 @@ def range_tile_starts(
     return np.append(np.repeat(segments[:-1], tiles) + within * size, len(rows))
 
 
-@recipe
+@recipe(values=Below("size"))
 def places_in_tiles(starts: np.ndarray, size: int) -> np.ndarray:
     """(rows,) the number of each position within its tile, below `size`.
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.recipes import recipe
+from sparsetir.sparse_ir.recipes.registry import NonzerosOf, TilesOf, recipe
 
 __all__ = [
     "equal_parts_of_rows",
@@ -45,7 +45,7 @@ def tile_count(length: int, size: int) -> int:
     return max(1, -(-length // size))
 
 
-@recipe
+@recipe(tiles=TilesOf("size"))
 def tile_cuts(length: int, size: int) -> np.ndarray:
     """(tile_count + 1,) int64, cuts of 0 .. length at multiples of `size`."""
     return np.minimum(np.arange(tile_count(length, size) + 1, dtype="int64") * size, length)
@@ -72,7 +72,7 @@ def equal_parts_of_rows(indptr: np.ndarray, parts: int) -> np.ndarray:
 # -- tiles of each row ------------------------------------------------------------------------
 
 
-@recipe
+@recipe(tiles=TilesOf("size", unless="indices"))
 def tile_starts(indptr: np.ndarray, size: int, indices: np.ndarray | None = None) -> np.ndarray:
     """(tiles + 1,) the position where each tile of a row begins, and the end.
 
@@ -113,7 +113,7 @@ def tile_ids(indptr: np.ndarray, size: int, indices: np.ndarray, within: int = 0
     return numbers % (within // size) if within else numbers
 
 
-@recipe
+@recipe(values=NonzerosOf("indptr"))
 def row_lasts(indptr: np.ndarray) -> np.ndarray:
     """(m,) the position of each row's last element; that before it, or 0, for a row without one."""
     return np.maximum(indptr[1:] - 1, 0)
@@ -181,7 +181,7 @@ def _cut(indptr: np.ndarray, parts: int, cost: int, size: int) -> _Cut:
     return _Cut(np.concatenate([[0], first, [len(rows)]]), rows, starts)
 
 
-@recipe
+@recipe(pieces=True)
 def piece_ptr(indptr: np.ndarray, parts: int, cost: int, size: int = 0) -> np.ndarray:
     """(parts + 1,) the first piece of each chunk.
 

@@ -1,22 +1,16 @@
-"""Recipes: vectorised functions that make computed parameters of what callers give.
-
-Here is the registry, by the names that exported kernels know recipes by, and what schedules of any
-kind need; those of single primitives are in the other files whose names end in `_recipes`.
-"""
+"""Recipes that schedules of any kind need: open numbers, parts, orders, rows of positions."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes.registry import FoundIn, NonzerosOf, RowsOf, SameAs, recipe
 
 __all__ = [
-    "RECIPES",
     "cache_parts",
     "column_parts",
+    "constant",
     "equal_parts",
     "equal_work",
     "greatest_of_rows",
@@ -27,30 +21,24 @@ __all__ = [
     "order_by_column_parts",
     "packed",
     "part_numbers",
-    "recipe",
     "row_of_position",
     "shared_rows",
 ]
 
-RECIPES: dict[str, Callable[..., Any]] = {}
 
-
-def recipe(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: the function is a recipe, by its own name, which exported kernels know it by."""
-    name = function.__name__
-    if name in RECIPES:
-        raise ValueError(f"recipe: argument 'function': there is a recipe '{name}' already")
-    RECIPES[name] = function
-    return function
-
-
-@recipe
+@recipe(open=True)
 def number(value: int) -> int:
     """An open count and its default, such as 16 blocks."""
     return value
 
 
 @recipe
+def constant(value: int) -> int:
+    """A number that LLVM is not to know, and that nobody may choose otherwise."""
+    return value
+
+
+@recipe(open=True)
 def cache_parts(m: int, n: int, nnz: int, feat: int, itemsize: int, cache: int) -> int:
     """How many parts of the columns keep their rows of a gathered operand in a cache.
 
@@ -91,7 +79,7 @@ def equal_parts(length: int, parts: int) -> np.ndarray:
     return length * np.arange(parts + 1, dtype="int64") // parts
 
 
-@recipe
+@recipe(values=RowsOf("indptr"), found_in=FoundIn("indptr", by_search=True))
 def row_of_position(indptr: np.ndarray, order: np.ndarray | None = None) -> np.ndarray:
     """(nnz,) the row of each non-zero.
 
@@ -101,13 +89,13 @@ def row_of_position(indptr: np.ndarray, order: np.ndarray | None = None) -> np.n
     return rows if order is None else rows[order]
 
 
-@recipe
+@recipe(values=SameAs("values"), found_in=FoundIn("values", by_search=False))
 def in_order(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     """(nnz,) values[order]: what is kept of each non-zero, in another order."""
     return values[order]
 
 
-@recipe
+@recipe(of_values=True)
 def packed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     """values[order]: values in the order in which they are read, of the shape of `order`.
 
@@ -121,7 +109,7 @@ def packed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
     return values.take(order)
 
 
-@recipe
+@recipe(values=NonzerosOf(indices="indices"), distinct=True)
 def order_by_column_parts(indices: np.ndarray, n: int, parts: int) -> np.ndarray:
     """(nnz,) the non-zeros of the first part of the columns, then those of the second, ...
 
@@ -158,7 +146,7 @@ def column_parts(indptr: np.ndarray, indices: np.ndarray, n: int, parts: int) ->
     return out
 
 
-@recipe
+@recipe(counted=True)
 def part_numbers(rows: int, parts: int) -> np.ndarray:
     """(rows * parts,) int64, 0 .. parts - 1 for each row."""
     _at_least_one("part_numbers", parts)

@@ -1,0 +1,243 @@
+"""Kernels to export: of each template for CPUs, and of each primitive that takes a recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from programs import PROGRAMS
+from sparsetir.formats import BSR, Hyb
+from sparsetir.schedules.operators.block_linear import BlockLinear
+from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.templates import (
+    block_attention,
+    block_attention_backward,
+    block_linear,
+    edge_attention,
+    edge_messages,
+    edge_softmax,
+    messages,
+    rgms_backward,
+)
+from sparsetir.schedules.templates.block_attention import BlockAttention, BlockTiles
+from sparsetir.schedules.templates.block_attention_backward import BlockAttentionBackward
+from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.message_tiles import Tile
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.schedules.templates.rgms import TiledRelations
+from sparsetir.schedules.templates.sddmm import SddmmGroups
+from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.templates.spmm_blocks import BlockRows
+from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_sorted import SortedRows
+from sparsetir.schedules.templates.spmv import SlicedRows
+
+__all__ = ["CASES", "Case"]
+
+RNG = np.random.default_rng(0)
+FEAT, HEADS = 8, 2
+
+
+class Case(NamedTuple):
+    """A kernel to be built, and what to call it with.
+
+    func, apply, config : as `sparsetir.build` takes them
+    given : arguments by name, at least the index arrays and what no shape implies; arrays of
+        floating-point numbers that are not here are random
+    """
+
+    func: Any
+    apply: Any
+    config: Any
+    given: dict[str, Any]
+
+    def arguments(self, kernel: Any) -> dict[str, Any]:
+        """All that the kernel takes, what it writes full of NaN."""
+        signature = kernel.signature
+        values = [self.given.get(name) for name in signature.names]
+        out: dict[str, Any] = {}
+        for at, (name, value) in enumerate(zip(signature.names, values, strict=True)):
+            if value is None and at in signature.arrays:
+                shape, dtype = signature.expected_shape(at, values), signature.dtypes[at]
+                value = RNG.uniform(-1, 1, shape).astype(dtype)
+            if at in signature.outputs:
+                value = np.full(signature.expected_shape(at, values), np.nan, signature.dtypes[at])
+            out[name] = value
+        return out
+
+
+# -- matrices -------------------------------------------------------------------------------------
+
+M, N = 20, 16
+MASK = RNG.random((M, N)) < 0.3
+MASK[3], MASK[5] = False, True
+MATRIX = sp.csr_array(MASK.astype("float32"))
+PATTERN = CsrPattern(MATRIX.indptr.astype("int32"), MATRIX.indices.astype("int32"), MATRIX.shape)
+ORDER = np.arange(PATTERN.nnz, dtype="int32")
+CSR: dict[str, Any] = {
+    "indptr": PATTERN.indptr, "indices": PATTERN.indices, "m": M, "n": N, "nnz": PATTERN.nnz,
+    "feat": FEAT, "width": FEAT, "heads": HEADS, "batch": 1, "scale": 0.5, "order": ORDER,
+    "arg_out": np.zeros((M, HEADS, FEAT), "int32"), "scores": np.zeros(HEADS * PATTERN.nnz, "f4"),
+    "lhs_of": np.repeat(np.arange(M, dtype="int32"), np.diff(PATTERN.indptr)),
+    "rhs_of": PATTERN.indices, "lhs_nodes": M, "rhs_nodes": N,
+}  # fmt: skip
+BLOCKED: dict[str, Any] = {
+    "indptr": PATTERN.indptr, "indices": PATTERN.indices, "m": M, "n": N, "blocks": PATTERN.nnz,
+    "tokens": 4,
+}  # fmt: skip
+# (relation, row, column) triples, and CSF of them; pieces of rows and chunks of these.
+TRIPLES = (RNG.random((3, M, N)) < 0.2).nonzero()
+RELATIONS = RelationPattern.of(*TRIPLES, (3, M, N), "int32")
+CHUNK, ROW_PTR = 3, RELATIONS.row_ptr
+STARTS = [range(a, b, CHUNK) for a, b in zip(ROW_PTR[:-1], ROW_PTR[1:], strict=True)]
+PIECES: dict[str, Any] = {
+    "piece_ptr": np.append(0, np.cumsum([len(x) for x in STARTS])).astype("int32"),
+    "chunk_ptr": np.array([*(i for x in STARTS for i in x), ROW_PTR[-1]], "int32"),
+    "rows": RELATIONS.rows, "indptr": RELATIONS.indptr, "indices": RELATIONS.indices,
+    "pieces": 3, "chunks": sum(map(len, STARTS)), "m": M, "n": N, "blocks": 1,
+    "nnz_rows": len(RELATIONS.rows), "nnz": len(RELATIONS.indices),
+}  # fmt: skip
+MASKED: dict[str, Any] = {
+    "indptr": np.array([0, 2, 2, 3], "int32"), "indices": np.array([0, 2, 1], "int32"),
+    "kind": np.array([0, 1, 0], "int32"), "bits": RNG.integers(1, 2**15, (2, 16, 1), "int16"),
+    "heads": HEADS, "rows": 3, "cols": 3, "blocks": 3, "kinds": 2, "scale": 0.5,
+}  # fmt: skip
+
+
+# -- templates ------------------------------------------------------------------------------------
+
+
+def registered(problem: Any, config: Any, pattern: Any = PATTERN, feat: int = FEAT) -> Case:
+    """A kernel of a template of operators on patterns."""
+    template = TEMPLATES[type(config)]
+    arranged = template.arrange(pattern, problem, config)
+    sizes = {"heads": 1, "feat": feat, "feat_in": FEAT, "tiles": config.tiles(feat)}
+    given = {**sizes, **arranged.arguments}
+    if not isinstance(problem, Sddmm):
+        nnz = len(pattern.indices)
+        given |= arranged.stored.values(A=RNG.uniform(-1, 1, nnz).astype("float32"))
+    return Case(template.program(problem, config), template.apply, config, given)
+
+
+def of(template: Any, problem: Any, config: Any, given: dict[str, Any]) -> Case:
+    """A kernel of a template of its own."""
+    return Case(template.program(problem, config), template.apply, config, given)
+
+
+TILE, MASK_TILES = Tile(2, parallel=True), BlockTiles(8, 2, 3)
+TEMPLATE_CASES: dict[str, Callable[[], Case]] = {
+    "RowBlocks": lambda: registered(Spmm(reduce="mean"), RowBlocks(8, 8, pack=True, blocks=3)),
+    "RowBlocks_max": lambda: registered(Spmm(reduce="max"), RowBlocks(8, 8, parts=2)),
+    "RowBlocks_min": lambda: registered(Spmm(reduce="min"), RowBlocks(8, 8)),
+    "BlockRows": lambda: registered(Spmm(), BlockRows(BSR(4, 4), 4, 8, 8, filled=False, blocks=3)),
+    "PanelRows": lambda: registered(Spmm(), PanelRows(4, 8, 8, 8, blocks=3)),
+    "SortedRows": lambda: registered(Spmm(), SortedRows(8, 8, 8, window=7, blocks=3, ahead=9)),
+    "SlicedRows": lambda: registered(Spmm(), SlicedRows(lanes=4, long=8), feat=1),
+    "SddmmGroups": lambda: registered(Sddmm(), SddmmGroups(4, 4, 2, parts=2)),
+    "Decomposed": lambda: registered(Spmm(), Decomposed(Hyb(2, 2), 8, 8, 8)),
+    "TiledRelations": lambda: registered(
+        Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
+    ),
+    "messages": lambda: of(messages, messages.Messages("mul", "mean", "hf", "h"), TILE, CSR),
+    "edge_messages": lambda: of(
+        edge_messages, edge_messages.EdgeMessages("dot", "hf", "hf"), TILE, CSR
+    ),
+    "edge_softmax": lambda: of(edge_softmax, edge_softmax.EdgeSoftmax(), TILE, CSR),
+    "edge_attention": lambda: of(
+        edge_attention, edge_attention.EdgeAttention(), edge_attention.AttentionTiles(TILE, TILE),
+        CSR,
+    ),
+    "block_attention": lambda: of(block_attention, BlockAttention(16, 4, 6), MASK_TILES, MASKED),
+    "block_attention_backward": lambda: of(
+        block_attention_backward, BlockAttentionBackward(16, 4, 6), MASK_TILES, MASKED
+    ),
+    "block_linear": lambda: of(
+        block_linear, BlockLinear(4, 4), block_linear.BlockTile(4, 4), BLOCKED
+    ),
+    "rgms_backward": lambda: of(
+        rgms_backward, rgms_backward.RgmsBackward(8, 8, CHUNK),
+        rgms_backward.ChunkTiles(8, 1, 2), PIECES,
+    ),
+}  # fmt: skip
+
+
+# -- primitives -----------------------------------------------------------------------------------
+
+
+def plain(apply: Callable[..., Any], name: str = "spmm") -> Case:
+    """A test program by a primitive: `apply(sch, it, loops)`, of which `loops` has I, J, K."""
+
+    def scheduled(sch: Any) -> None:
+        it = sch.get_sparse_iteration(name)
+        loops = {h.name: h for h in sch.get_sp_iters(it)}
+        apply(sch, it, SimpleNamespace(**loops))
+
+    program = PROGRAMS[name]
+    given = program.inputs(RNG, "small", "float32", "int32")
+    return Case(program.make("float32", "int32"), scheduled, None, given)
+
+
+def _elements(sch: Any, it: Any, x: Any, **options: Any) -> Any:
+    return sch.positions(sch.sparse_fuse(it, [x.I, x.J]), **options)
+
+
+def _pieces(sch: Any, it: Any, x: Any) -> None:
+    chunks, *_ = sch.divide(sch.sparse_fuse(it, [x.I, x.J]), 3, by="work")
+    sch.parallelize(chunks, race="temporary")
+
+
+def _packed_slices(sch: Any, it: Any, x: Any) -> None:
+    sch.slices(x.I, x.J, 4, longest=5, window="window")
+    sch.pack("A", it)
+
+
+def _runs(sch: Any, it: Any, x: Any) -> None:
+    p = _elements(sch, it, x, rows="search")
+    tiles, last = sch.split(p, [None, 4])
+    sch.sparse_reorder(it, [tiles, x.K, last])
+    sch.runs(last)
+
+
+def _aggregate(sch: Any) -> None:
+    it = sch.get_sparse_iteration("rgms")
+    for loop in sch.get_sp_iters(it)[3:]:
+        sch.bound(loop, FEAT, "exact")
+    _, i, j, _, _ = sch.get_sp_iters(it)
+    _, tiles, rows = sch.ranges(i, "ranges", 4, default=2)
+    sch.aggregate("Y", tiles, rows, [j])
+
+
+PRIMITIVE_CASES: dict[str, Callable[[], Case]] = {
+    "work": partial(plain, lambda s, it, x: s.divide(x.I, "blocks", by="work")),
+    "equal_parts": partial(plain, lambda s, it, x: s.divide(x.J, 3)),
+    "coordinates": partial(plain, lambda s, it, x: s.divide(x.J, 4, by="coordinates")),
+    "split": partial(plain, lambda s, it, x: s.split(x.J, [None, 2, 3])),
+    "split_coordinates": partial(
+        plain, lambda s, it, x: (s.coord(x.J), s.split(x.J, [None, 8]))
+    ),
+    "positions": partial(plain, _elements),
+    "positions_in_parts": partial(
+        plain, lambda s, it, x: s.positions(s.sparse_fuse(it, [x.I, x.J]), parts=2), "sddmm"
+    ),
+    "pieces": partial(plain, _pieces),
+    "slices": partial(plain, _packed_slices),
+    "by_length": partial(plain, lambda s, it, x: s.by_length(x.I, x.J, 8)),
+    "patterns": partial(plain, lambda s, it, x: s.patterns(x.I, x.J, 2)),
+    "patterns_by_count": partial(plain, lambda s, it, x: s.patterns(x.I, x.J, 2, by="count")),
+    "tiles_of_rows": partial(plain, lambda s, it, x: (s.pos(x.I), s.split(x.I, [None, 3]))),
+    "steps": partial(plain, lambda s, it, x: s.steps(x.J, 4)),
+    "runs": partial(plain, _runs),
+    "default": lambda: Case(PROGRAMS["sddmm"].make("float32", "int32"), None, None, CSR),
+    "aggregate": lambda: registered(
+        Rgms(), TiledRelations.for_sizes(FEAT, FEAT, 8), RELATIONS
+    )._replace(apply=_aggregate, config=None),
+}  # fmt: skip
+
+CASES: dict[str, Callable[[], Case]] = {**TEMPLATE_CASES, **PRIMITIVE_CASES}

@@ -1,0 +1,171 @@
+"""Exported kernels in new processes: what they need comes with whatever loads them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sparsetir
+from computed_common import BLOCK_PTR, blocked, plain_arguments
+from exported_kernels import CASES
+from schedule_common import opened
+from sparsetir.schedules.templates.amx import AmxBlocks
+from sparsetir.schedules.templates.registry import TEMPLATES
+from sparsetir.sparse_ir.recipes import RECIPES
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("gcc") or shutil.which("clang++")),
+    reason="no linker: TVM calls a C++ compiler to write a shared library",
+)
+TARGET = {"kind": "llvm", "opt-level": 0}  # of which any CPU has all features
+# Taken by kernels for GPUs alone, which cannot be run here.
+ON_GPUS = {"rows_of_blocks", "rows_of_positions", "shared_rows"}
+
+# Each gives `run`, a function of a file and of what a caller gives, and of what its kernel takes.
+LOADERS = {
+    "sparsetir.load": """
+import sparsetir
+def run(path, name, given, passed):
+    sparsetir.load(path)(**given)
+    return given
+""",
+    "sparsetir.load as a module": """
+from sparsetir.load import load
+def run(path, name, given, passed):
+    load(path)(**given)
+    return given
+""",
+    "TVM's runtime": """
+sys.modules |= {"sparsetir": None, "torch": None}  # TVM would import the latter
+import tvm
+def run(path, name, given, passed):
+    taken = {k: tvm.runtime.tensor(v) if v.ndim else v.item() for k, v in passed.items()}
+    tvm.runtime.load_module(path)[name](*taken.values())
+    return {k: v.numpy() for k, v in taken.items() if k in given and passed[k].ndim}
+""",
+}
+RUN_ALL = """
+def read(path):
+    return dict(np.load(path))
+def plain(arrays):
+    return {k: v if v.ndim else v.item() for k, v in arrays.items()}
+failed = {}
+for case, name in json.load(open("names.json")).items():
+    try:
+        given, passed, wanted = (read(f"{case}.{x}.npz") for x in ("given", "passed", "wanted"))
+        found = run(f"{case}.so", name, plain(given), passed)
+        for output, want in wanted.items():
+            np.testing.assert_allclose(found[output], want, rtol=1e-4, atol=1e-5)
+    except Exception as error:
+        failed[case] = f"{type(error).__name__}: {error}"
+print(json.dumps(failed))
+"""
+
+
+def run_anew(code: str, folder: Path) -> str:
+    """What a new process prints that runs some code in a folder."""
+    env = {**os.environ, "PYTHONPATH": str(Path(sparsetir.__file__).parents[1])}
+    command = [sys.executable, "-c", f"import json, sys\nimport numpy as np\n{code}"]
+    made = subprocess.run(
+        command, env=env, cwd=folder, timeout=300, check=True, stdout=subprocess.PIPE, text=True
+    )
+    return made.stdout
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of kernels, of what they are called with, and of what the interpreter gives."""
+    folder = tmp_path_factory.mktemp("kernels")
+    names: dict[str, str] = {}
+    recipes: set[Any] = set()
+    for case, make in CASES.items():
+        made = make()
+        kernel = sparsetir.build(made.func, TARGET, schedule=made.apply, config=made.config)
+        kernel.export(folder / f"{case}.so")
+        names[case] = kernel.name
+        recipes |= {how["recipe"] for how in kernel.computed.values()}
+        given = {k: v for k, v in made.arguments(kernel).items() if v is not None}
+        computed = kernel.compute(given)
+        passed = {**given, **computed, **kernel.of_values(given, computed)}
+        np.savez(folder / f"{case}.given.npz", **given)
+        taken = {name: passed[name] for name in kernel.signature.passed}
+        np.savez(folder / f"{case}.passed.npz", **taken)
+        sparsetir.interpret(made.func, given)
+        outputs = [kernel.signature.names[at] for at in kernel.signature.outputs]
+        np.savez(folder / f"{case}.wanted.npz", **{name: given[name] for name in outputs})
+    (folder / "names.json").write_text(json.dumps(names))
+    assert RECIPES.keys() - recipes == ON_GPUS, "a recipe that no kernel here takes"
+    return folder
+
+
+@pytest.mark.parametrize("loader", LOADERS)
+def test_loaded_and_run(exported: Path, loader: str) -> None:
+    assert json.loads(run_anew(LOADERS[loader] + RUN_ALL, exported)) == {}
+
+
+def test_every_template_for_cpus_is_here() -> None:
+    """But for the one of tiles of matrices, which few CPUs have."""
+    here = {type(make().config) for make in CASES.values()}
+    there = {k for k, t in TEMPLATES.items() if not t.gpu and k.__module__.startswith("sparsetir.")}
+    assert there - here == {AmxBlocks}
+
+
+OWN = """
+from sparsetir.sparse_ir.recipes import recipe
+@recipe(open=True)
+def three_parts() -> int:
+    return 3
+"""
+LOAD_OWN = """
+from sparsetir.sparse_ir.script.parser import from_source
+from_source(open("scheduled.txt").read())
+from sparsetir.load import load
+from sparsetir.sparse_ir.recipes import RECIPES
+recipes = sorted(RECIPES)
+try:
+    load("kernel.so")
+except ValueError as error:
+    refused = str(error)
+import own
+args = dict(np.load("given.npz"))
+load("kernel.so")(**args)
+print(json.dumps([recipes, refused, np.allclose(args["c"], np.load("wanted.npy"))]))
+"""
+
+
+def test_scheduled_text_and_recipes_of_users(tmp_path: Path) -> None:
+    """What a program names is found by whoever reads it; recipes of others where they are imported.
+
+    And those that only kernels for GPUs take are there, too.
+    """
+    sch, _, (i, j, _) = opened()
+    sch.slices(i, j, 4)
+    (tmp_path / "scheduled.txt").write_text(sch.func.script())
+    (tmp_path / "own.py").write_text(OWN)
+    ours = sorted(RECIPES)
+    exec(OWN, {"__name__": "own"})
+    try:
+        computed = {"blocks": {"recipe": "three_parts"}, "block_ptr": BLOCK_PTR}
+        kernel = sparsetir.build(blocked(computed=computed), TARGET)
+        kernel.export(tmp_path / "kernel.so")
+        args: dict[str, Any] = plain_arguments()
+        np.savez(tmp_path / "given.npz", **args)
+        kernel(**args)
+    finally:
+        del RECIPES["three_parts"]
+    np.save(tmp_path / "wanted.npy", args["c"])
+    recipes, refused, right = json.loads(run_anew(LOAD_OWN, tmp_path))
+    assert recipes == ours and right
+    message = (
+        "load: argument 'path': 'kernel.so': computed parameter 'blocks' takes the recipe "
+        "'three_parts', which this version does not have: import the module that registers it befo"
+    )
+    assert refused.startswith(message)
