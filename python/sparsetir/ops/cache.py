@@ -251,8 +251,8 @@ def same(x: Tensor, y: Tensor) -> bool:
 
 @cache
 def _memcmp() -> Any:
-    """The function of libc: `torch.equal` takes five times as long for a small graph, and for a large
-    one wakes threads, which the product that follows may find busy."""
+    """The function of libc: `torch.equal` takes several times as long for a small graph, and for a
+    large one waits for other threads, which may be busy."""
     try:
         found: Any = ctypes.CDLL(None).memcmp
     except (OSError, TypeError, AttributeError):
