@@ -223,3 +223,21 @@ def test_points(write):
             found, wanted = (layer(nn.SparsePoints(at, x)) for at in (coords, now.clone()))
             assert torch.equal(found.coords, wanted.coords)
             torch.testing.assert_close(found.features, wanted.features)
+
+
+def test_what_torch_writes_to_the_tensors_of_an_operand():
+    edges, x = edges_of(1), torch.randn(N, F)
+    operand = ops.resolve((edges, N))
+    wanted = ops.spmm(operand, x)
+    operand.col.copy_(edges_of(2))
+    torch.testing.assert_close(ops.spmm(operand, x), ops.spmm((edges_of(2), N), x))
+    torch.testing.assert_close(ops.spmm((edges, N), x), wanted)
+
+
+@pytest.mark.parametrize("write", [by_data, by_numpy])
+def test_edges_that_are_no_block_of_memory(write):
+    edges, other, x = edges_of(1).T.contiguous().T, edges_of(2), torch.randn(N, F)
+    for now in (edges_of(1), other):
+        write(edges, now)
+        for _ in range(2):
+            torch.testing.assert_close(ops.spmm((edges, N), x), ops.spmm((now.clone(), N), x))
