@@ -116,15 +116,20 @@ def _parts(operand: Any, csr: Any, x: Any, values: Any) -> Calls:
         from sparsetir.ops.cache import memory_key
         from sparsetir.ops.operands import known
         from sparsetir.ops.registry import is_undisturbed
-        from sparsetir.ops.structure import known_structure
+        from sparsetir.ops.structure import known_pattern
     except ImportError:
         return {}
-    structure, rowptr, col, own = known(operand, SIZE)
+    found = known(operand, SIZE)
+    assert found is not None
+    (rowptr, col, structure), own = found
     run = next(run for run, _ in structure._calls.values() if run.op == "spmm")
     return {
         "is anything watching": is_undisturbed,
-        "memory and version of the pattern": lambda: (memory_key(col), memory_key(rowptr)),
-        "and its structure": lambda: known_structure(rowptr, col, SIZE),
+        "memory of the pattern": lambda: (memory_key(operand.col), memory_key(operand.rowptr)),
+        "its structure, compared with copies": lambda: known_pattern(
+            operand.rowptr, operand.col, SIZE
+        ),
+        "its structure, prepared": lambda: known_pattern(rowptr, col, SIZE),
         "the same, of a CSR tensor": lambda: known(csr, SIZE),
         "a call like it": lambda: structure.has_run("spmm", (x,), own, "sum"),
         "the plan, unchecked, with a new tensor": lambda: run.repeat((x,), own),

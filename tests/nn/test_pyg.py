@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from sparsetir import ops
 from sparsetir.nn import accelerate
 
 pyg = pytest.importorskip("torch_geometric.nn")
@@ -174,3 +175,15 @@ def test_undo_restores_pyg():
     outer.undo()
     assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
     assert pyg.conv.sage_conv.spmm is before[0]
+
+
+def test_nothing_is_kept_of_edges_that_a_layer_makes_in_each_call():
+    """With loops, which PyG's GCNConv adds anew; its backward pass needs them still."""
+    (edges, _), x, layer = graph(), torch.rand(NODES, FEATURES), pyg.GCNConv(FEATURES, 4)
+    ops.clear_cache()
+    with accelerate():
+        for _ in range(3):
+            out = layer(x, edges)
+            assert ops.cache_info()["entries"] == 0
+            out.sum().backward()
+            assert ops.cache_info()["entries"] == 0

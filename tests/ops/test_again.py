@@ -96,7 +96,7 @@ def test_sizes_that_change_in_place():
     A, b = operand(), torch.randn(N, F)
     warm(A, b)
     A.col.resize_(len(A.col) - 1)
-    with pytest.raises(ValueError, match="values': expected shape"):
+    with pytest.raises(ValueError, match="'rowptr': expected to go from 0 to nnz"):
         ops.spmm(A, b)
     A = operand()
     warm(A, b)
@@ -141,17 +141,6 @@ def test_second_gradients():
     run(values, b).sum().backward()
     assert torch.autograd.gradcheck(run, (values, b))
     assert torch.autograd.gradgradcheck(run, (values, b))
-
-
-def test_what_is_written_before_the_backward_pass():
-    A, b = operand(), torch.randn(N, F, requires_grad=True)
-    ops.spmm(A, b).sum().backward()
-    for at in (A.col, A.rowptr):
-        out = ops.spmm(A, b)
-        at.add_(0)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            out.sum().backward()
-        ops.spmm(A, b).sum().backward()
 
 
 def test_negative_bits(repeats):

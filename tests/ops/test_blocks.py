@@ -11,7 +11,6 @@ from cuda_runner import requires_cuda_text
 from pairs import by_turns
 from sparsetir import ops
 from sparsetir.ops import blocks
-from sparsetir.ops.structure import structure_of_edges
 from sparsetir.request import request
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -52,7 +51,7 @@ def of_blocks(values, like):
 def plans(A):
     """The configs that products with a tensor have had."""
     operand = ops.resolve(A)
-    structure = structure_of_edges(operand.col, operand.m, operand.n)
+    structure = ops.structure_of(*operand[:2], operand.n)
     kept = [structure, *([structure._transposed] if structure._transposed else [])]
     return [p.plan.config for s in kept for key, p in s._plans.items() if len(key) == 6]
 
@@ -142,7 +141,7 @@ def test_on_a_gpu_tensor_cores_take_them(monkeypatch):
     """What a plan is asked for, and its kernel with values block by block, on the CPU."""
     A, values, dense = blocked((3, 4), (16, 8), torch.float16)
     operand, target = ops.resolve(A), resolve_target({"kind": "cuda", "arch": "sm_90"})
-    structure = structure_of_edges(operand.col, operand.m, operand.n)
+    structure = ops.structure_of(*operand[:2], operand.n)
     b = np.random.default_rng(1).standard_normal((32, 24)).astype("float16")
     asked: list[str] = []
 
@@ -164,6 +163,6 @@ def test_on_a_gpu_tensor_cores_take_them(monkeypatch):
     wanted = dense.double().numpy() @ b
     np.testing.assert_allclose(found, wanted, atol=3e-3 * (1 + np.abs(wanted).max()))
     assert structure.blocks.plan(structure.pattern, 24, "float32", target) is None
-    other = structure_of_edges(ops.resolve(blocked((3, 4), (4, 4), torch.float16)[0]).col, 12, 16)
+    other = ops.structure_of(*ops.resolve(blocked((3, 4), (4, 4), torch.float16)[0])[:2], 16)
     assert other.blocks.plan(other.pattern, 24, "float16", target) is None
     assert asked == ["bsr_16_8"]

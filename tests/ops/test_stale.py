@@ -111,17 +111,6 @@ def test_tensors_that_let_go_of_their_memory(move):
         torch.testing.assert_close(ops.spmm((again, N), x), sums(other, x))
 
 
-@pytest.mark.parametrize(
-    "write", [lambda x, y: x.data.copy_(y), lambda x, y: x.numpy().put(range(2 * NNZ), y)]
-)
-def test_unseen_writing_is_seen_once_the_cache_is_cleared(write):
-    edges, x = edges_of(1), torch.randn(N, F)
-    ops.spmm((edges, N), x)
-    write(edges, edges_of(2))
-    ops.clear_cache()
-    torch.testing.assert_close(ops.spmm((edges, N), x), sums(edges, x))
-
-
 # -- signs ----------------------------------------------------------------------------------------
 
 

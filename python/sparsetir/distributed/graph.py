@@ -303,7 +303,8 @@ class DistGraph:
         ):
             rowptr, order = sorted_by(targets[at].to(dtype), self.own)
             order = order.long()
-            parts.append(Operand(rowptr.to(dtype), cols.to(dtype)[order], self.own, n))
+            part = Operand(rowptr.to(dtype), cols.to(dtype)[order], self.own, n)
+            parts.append(resolve(part, who=WHO))
             orders.append(at[order])
         self.local, self.remote = parts
         self._order = torch.cat(orders)

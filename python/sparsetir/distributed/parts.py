@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 
 from sparsetir.ops import library
-from sparsetir.ops.operands import Operand
+from sparsetir.ops.operands import Operand, resolve
 
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
@@ -53,7 +53,7 @@ def blocks_of(A: Operand) -> list[Block]:
         start, stop = int(rowptr[0]), int(rowptr[-1])
         if stop > start:
             part = Operand(rowptr - start, A.col[start:stop], len(rowptr) - 1, A.n)
-            found.append(Block(first, start, part))
+            found.append(Block(first, start, resolve(part, who="blocks_of")))
     return found
 
 

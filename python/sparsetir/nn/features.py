@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import NamedTuple
 
 import torch
@@ -28,26 +27,28 @@ class _Seen(NamedTuple):
     sums: Tensor
     matrix: Operand | None
 
+    def is_of(self, x: Tensor) -> bool:
+        """Whether features are these still."""
+        return self.version == x._version and torch.equal(_sums(x), self.sums)
+
 
 def as_sparse(x: Tensor) -> Tensor | Operand:
     """Features (n, d) as a sparse matrix, made when they are first seen and kept in the cache
     of the operators, at most while they live.
 
-    Whoever writes to them is noticed, unseen by torch, through NumPy, too: each row is compared by
-    a weighted sum. Zeros are left out, so results differ by rounding, and where weights are
+    Whoever writes to them is noticed, unseen by torch, through NumPy, too, but for what rounding
+    hides: each row is compared by a weighted sum, as to compare all takes as long as the dense
+    product. Zeros are left out, so results differ by rounding, and where weights are
     infinite. What stays dense: features on a GPU, where the dense product is fast; of other types
     than float32 and float64; with gradients, in compiled or inference mode's tensors; not finite.
     """
     if not _may_be_sparse(x):
         return x
-    found, key = _sums(x), ("features", id(x))
-    seen: _Seen | None = kept.get(key)
-    if seen is None or seen.version != x._version or not torch.equal(found, seen.sums):
-        if seen is None:
-            weakref.finalize(x, kept.drop, key)  # which others may have its place after
-        kept.drop(key)
-        seen = kept.put(key, _Seen(x._version, found, _matrix(x, found)))
-        assert seen is not None
+    seen: _Seen | None = kept.find("features", x)
+    if seen is None:
+        sums = _sums(x)
+        seen = _Seen(x._version, sums, _matrix(x, sums))
+        kept.put("features", seen, (x,), (seen.is_of,))
     return x if seen.matrix is None else seen.matrix
 
 

@@ -117,8 +117,13 @@ class Graph:
         """The graph with a loop at each of the first nodes, after the edges, and no others; and
         which edges are there still, (E',)."""
         key = ("loops", self.m, self.n, nodes)
-        edges, kept = remembered((self.col,), key, lambda: self.loops_added(nodes))
-        return Graph.of("loops", edges, self.n, self.m), kept
+
+        def make() -> tuple[Operand, Tensor]:
+            edges, kept = self.loops_added(nodes)
+            return resolve((edges, (self.n, self.m)), who="loops"), kept
+
+        operand, kept = self.remembered(key, make)
+        return Graph(operand), kept
 
     def loops_added(self, nodes: int) -> tuple[Tensor, Tensor]:
         """Edges of :meth:`with_loops`, (2, E'), and which edges are there still."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import kept, lasting, memory_key
+from sparsetir.ops.cache import kept, private, same
 from sparsetir.ops.registry import is_transformed
 
 __all__ = ["remembered"]
@@ -22,24 +22,21 @@ def remembered(
     make: Callable[[], T],
     compared: tuple[Tensor, ...] = (),
 ) -> T:
-    """`make()`, or what it gave before for the same tensors, unless they were written to since.
+    """`make()`, or what it gave before for the same tensors with the same contents.
 
     key : tells uses apart
-    compared : what `make` uses besides; may be written to unseen, as by NumPy. Results for the
-        numbers that it had last are remembered
+    compared : what `make` uses besides. Results for the numbers that it had last are remembered,
+        whatever tensors have them
 
     While calls are traced (torch.compile) or transformed (torch.func) nothing is remembered.
     """
     if torch.compiler.is_compiling() or is_transformed():
         return make()
-    full = (__name__, key, *map(memory_key, tensors), *((x.dtype, x.device) for x in compared))
-    found = kept.get(full)
+    full = (__name__, key, *((x.dtype, x.device, x.shape) for x in compared))
+    found = kept.find(full, *tensors)
     if found is not None:
         made, copies = found
-        if all(map(torch.equal, compared, copies)):
+        if all(map(same, compared, copies)):
             return made
-        kept.drop(full)
-    copies = lasting(lambda: [x.clone() for x in compared])()
-    made = lasting(make)()
-    kept.put(full, (made, copies), *tensors)
-    return made
+    copies = [private(x) for x in compared]
+    return kept.remember(full, lambda: (make(), copies), *tensors)[0]

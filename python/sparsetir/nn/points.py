@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from weakref import ref
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from sparsetir.nn.kernel_map import (
     submanifold,
 )
 from sparsetir.nn.memory import remembered
-from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.cache import hand_out, handed_out, lasting, private
 from sparsetir.ops.checks import check_tensor
 
 __all__ = ["KernelMap", "OnFeatures", "SparsePoints", "kernel_map", "triple"]
@@ -100,7 +100,7 @@ class KernelMap:
 class Places:
     """Where points are, and what is made of that once: shared by all features there.
 
-    coords : (n, 4) int32
+    coords : (n, 4) int32, private
     stride : of this grid in that of the first points
     before : the places that a strided convolution came from, and which it was
     """
@@ -116,7 +116,7 @@ class Places:
         self.coords, self.stride, self.before = coords, stride, before
         if sorted_ is not None:
             self.sorted = sorted_
-        _alive[memory_key(coords)] = self
+        hand_out(coords, ref(self))
 
     @cached_property
     def sorted(self) -> Sorted:
@@ -143,7 +143,7 @@ class Places:
             limits = columns.min(initial=0), columns.max(initial=0)
             if limits[0] < -INT32_MAX - 1 or limits[1] > INT32_MAX:
                 raise ValueError(f"expected outputs within 2^31, got one at {max(limits, key=abs)}")
-            coords = torch.from_numpy(columns.T.astype(np.int32)).to(self.coords.device)
+            coords = private(torch.from_numpy(columns.T.astype(np.int32)).to(self.coords.device))
             x, y, z = (a * b for a, b in zip(self.stride, conv.stride, strict=True))
             places = Places(coords, (x, y, z), (self, conv), outputs)
             return self._map(pairs, places), places
@@ -175,15 +175,13 @@ class Places:
         return remembered((self.coords, *more), key, make)
 
 
-# By the memory of their coordinates, which nobody writes to, and which lives as long as they; it
-# keeps nothing alive.
-_alive: WeakValueDictionary[Any, Places] = WeakValueDictionary()
-
-
 def places_of(coords: Tensor) -> Places:
     """Those that have these coordinates, as operators take them; others where they are no more."""
-    found = _alive.get(memory_key(coords))
-    return remembered((coords,), "places", lambda: Places(coords)) if found is None else found
+    carried = handed_out(coords)
+    found = None if carried is None else carried()
+    if found is None:
+        return remembered((coords,), "places", lambda: Places(private(coords)))
+    return found
 
 
 def transposed(there: KernelMap, inputs: Places) -> KernelMap:
@@ -462,7 +460,7 @@ def _places(who: str, coords: Tensor) -> Places:
             raise ValueError(f"expected coordinates within 2^31, got {max(limits, key=abs)}")
         if len(coords) and int(coords[:, 0].min()) < 0:
             raise ValueError(f"expected batches from 0 on, got {int(coords[:, 0].min())}")
-        places = Places(coords.to(torch.int32, copy=True).contiguous())
+        places = Places(private(coords.to(torch.int32)))
         places.sorted  # noqa: B018 (raises for points that occur twice)
         return places
 

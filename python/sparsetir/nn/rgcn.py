@@ -24,6 +24,7 @@ from sparsetir.nn.memory import remembered
 from sparsetir.ops.check_pattern import check_edges
 from sparsetir.ops.operands import plain_edges
 from sparsetir.ops.prepared import PreparedRelations
+from sparsetir.ops.relations import seen_edges
 from sparsetir.ops.rgms import rgms
 
 __all__ = ["RGCNConv"]
@@ -271,6 +272,7 @@ class RGCNConv(Conv):
             kind = remembered((edge_type,), "long", edge_type.long)
         if torch.compiler.is_compiling():  # the operator looks at the numbers
             return edges, kind
+        edges, kind = seen_edges(edges, kind)
         count = self.num_relations
 
         def check() -> None:

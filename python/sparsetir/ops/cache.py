@@ -1,30 +1,126 @@
-"""Things that are made once for tensors, by the memory that these are in."""
+"""Things that are made once for tensors: found by their memory, confirmed by what is in it.
+
+A version counter of torch does not say that a tensor is what it was: tensors of inference mode have
+none, and `x.data`, NumPy and DLPack write past it. So whatever is made for tensors is made of
+copies, and found again where these are equal to the tensors; a copy that the project has alone
+(:func:`private`) is not compared again.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import threading
+import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from sparsetir.ops.measured import measured
 
-__all__ = ["Cache", "kept", "lasting", "memory_key"]
+__all__ = [
+    "Cache",
+    "hand_out",
+    "handed_out",
+    "is_private",
+    "kept",
+    "lasting",
+    "memory_key",
+    "private",
+    "same",
+]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+# By what an owner is known again: a copy, a function that says it, None of a private tensor.
+Known = Tensor | Callable[[Tensor], bool] | None
 RECENT = 4  # entries that are measured again whenever one is added
+
+
+def lasting(make: Callable[P, T]) -> Callable[P, T]:
+    """The same function, whose results may be kept.
+
+    What is made in inference mode could not be used for gradients later.
+    """
+    return torch.inference_mode(False)(torch.no_grad()(make))
+
+
+# -- tensors that the project has alone -----------------------------------------------------------
+
+
+class _Private:
+    """Of a private tensor: its version, and what was handed out with it."""
+
+    __slots__ = ("made", "version")
+
+    def __init__(self, version: int) -> None:
+        self.version, self.made = version, None
+
+
+_private: WeakKeyDictionary[torch.UntypedStorage, _Private] = WeakKeyDictionary()
+
+
+@lasting
+def private(x: Tensor, is_new: bool = False) -> Tensor:
+    """A contiguous copy that nobody else has: it need not be compared to be known again.
+
+    It may be shown to users, who are told not to write to it; what torch sees them write ends it.
+
+    is_new : nobody else has x itself, which is contiguous: it becomes private
+    """
+    copy = x if is_new else x.detach().clone(memory_format=torch.contiguous_format)
+    _private[copy.untyped_storage()] = _Private(copy._version)
+    return copy
+
+
+def is_private(x: Tensor) -> bool:
+    """Whether it is in the memory of what :func:`private` gave, and was not written to since."""
+    found = _private.get(x.untyped_storage())
+    return found is not None and not x.is_inference() and found.version == x._version
+
+
+def hand_out(x: Tensor, made: Any) -> None:
+    """Have a private tensor carry something, which lives as long, and may not refer to it."""
+    _private[x.untyped_storage()].made = made
+
+
+def handed_out(x: Tensor) -> Any:
+    """What a private tensor carries, or None."""
+    try:
+        found = _private.get(x.untyped_storage())
+    except (RuntimeError, NotImplementedError):  # one without memory
+        return None
+    return None if found is None or not is_private(x) else found.made
+
+
+# -- what is kept for tensors ---------------------------------------------------------------------
+
+
+class _Entry:
+    """What was made, its bytes, by what its owners are known again, and their storages."""
+
+    __slots__ = ("copies", "made", "owners", "size")
+
+    def __init__(self, made: Any, copies: Sequence[Known], owners: list[Any]) -> None:
+        self.made, self.copies, self.owners = made, copies, owners
+        self.size = self.measured()
+
+    def measured(self) -> int:
+        """Its bytes as of now, copies and what tensors carry included."""
+        return measured((self.made, self.copies), handed_out)
 
 
 class Cache:
     """The things that were used last, bounded by their number and their bytes.
 
-    Each entry has owners, which it keeps alive, so that nothing else comes to be where the key
-    says. May be used from several threads at once.
+    An entry has owners, tensors that it was made for. It keeps copies of them, to compare, but not
+    them: it is dropped when one of their storages is freed. May be used from several threads at
+    once.
     """
 
     def __init__(self, max_entries: int, max_bytes: int) -> None:
@@ -32,43 +128,64 @@ class Cache:
         self.bytes = 0
         self.misses = 0
         self._lock = threading.RLock()
-        self._entries: OrderedDict[Any, tuple[Any, int, Any]] = OrderedDict()
+        self._entries: OrderedDict[Any, _Entry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def get(self, key: Any, count: bool = False) -> Any:
-        """What is kept for a key, or None; `count` if it is None."""
+    def find(self, key: Any, *owners: Tensor, count: bool = False) -> Any:
+        """What is kept for a key and tensors, as these are now, or None; `count` if it is None."""
+        full = (key, *map(memory_key, owners))
         with self._lock:
-            found = self._entries.get(key)
-            if found is None:
-                self.misses += count
-                return None
-            self._entries.move_to_end(key)
-            return found[0]
+            entry = self._entries.get(full)
+            if entry is not None:
+                self._entries.move_to_end(full)
+        if entry is not None and all(map(_unchanged, owners, entry.copies)):
+            return entry.made
+        self.misses += count
+        return None
 
-    def put(self, key: Any, made: Any, *owners: Any) -> Any:
-        """Keep it, whatever its size; gives another thread's, if that was faster.
+    def get(self, key: Any, make: Callable[..., T], *owners: Tensor) -> T:
+        """What :meth:`find` finds, else what :meth:`keep` makes."""
+        found = self.find(key, *owners)
+        return self.keep(key, make, *owners) if found is None else found
 
-        owners : what the key names; of tensors their storages, as a tensor may get another one
-        """
-        kept = [x.untyped_storage() if isinstance(x, Tensor) else x for x in owners]
-        size = measured(made)
+    def keep(self, key: Any, make: Callable[..., T], *owners: Tensor) -> T:
+        """What `make` gives for private copies of tensors, kept for these, whatever its size."""
+        copies = [private(x) for x in owners]
+        made = lasting(make)(*copies)
+        compared = [None if is_private(x) else copy for x, copy in zip(owners, copies, strict=True)]
+        self.put(key, made, owners, compared)
+        return made
+
+    def remember(self, key: Any, make: Callable[[], T], *owners: Tensor) -> T:
+        """As :meth:`keep`, of what looks at the tensors itself."""
+        copies = [None if is_private(x) else private(x) for x in owners]
+        made = lasting(make)()
+        self.put(key, made, owners, copies)
+        return made
+
+    def put(self, key: Any, made: Any, owners: Sequence[Tensor], copies: Sequence[Known]) -> None:
+        """Keep something for tensors, in the place of what was kept; copies : to know them by."""
+        full = (key, *map(memory_key, owners))
+        freed = lambda _: self._drop(full)  # noqa: E731
+        storages = [weakref.ref(x.untyped_storage(), freed) for x in owners]
+        entry = _Entry(made, copies, storages)
         with self._lock:
-            if key in self._entries:
-                return self._entries[key][0]
+            self._drop(full)
             # What was used last has grown since.
             self._measure(list(itertools.islice(reversed(self._entries), RECENT)))
-            self._entries[key] = made, size, kept
-            self.bytes += size
+            self._entries[full] = entry
+            self.bytes += entry.size
             self._trim()
-            return made
 
-    def drop(self, key: Any) -> None:
-        """Forget one thing."""
+    def _drop(self, key: Any) -> Any:
+        """Forget one thing; any thread may come here whenever a tensor is freed."""
         with self._lock:
-            _, size, _ = self._entries.pop(key, (None, 0, None))
-            self.bytes -= size
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                self.bytes -= entry.size
+        return entry  # which is freed without the lock
 
     def limit(self, entries: int | None, bytes: int | None) -> None:
         """Set limits; what is over them is dropped, but for the last thing used."""
@@ -80,9 +197,8 @@ class Cache:
 
     def clear(self) -> None:
         """Drop everything."""
-        with self._lock:
-            self._entries.clear()
-            self.bytes = 0
+        for key in list(self._entries):
+            self._drop(key)
 
     def measure(self) -> int:
         """Bytes of all that is kept, as of now."""
@@ -92,42 +208,54 @@ class Cache:
 
     def _measure(self, keys: list[Any]) -> None:
         for key in keys:
-            if key not in self._entries:  # dropped since, as its owner died
+            entry = self._entries.get(key)
+            if entry is None:  # dropped since, as an owner was freed
                 continue
-            made, before, kept = self._entries[key]
-            size = measured(made)
-            self._entries[key] = made, size, kept
-            self.bytes += size - before
+            size = entry.measured()
+            if self._entries.get(key) is entry:
+                self.bytes += size - entry.size
+                entry.size = size
 
     def _trim(self) -> None:
         while len(self._entries) > 1 and (
             len(self._entries) > self.max_entries or self.bytes > self.max_bytes
         ):
-            _, (_, size, _) = self._entries.popitem(last=False)
-            self.bytes -= size
+            self._drop(next(iter(self._entries), None))
 
 
-# Patterns of tensors, and what is derived from them by any module: all that is kept by memory.
+# Patterns of tensors, and what is derived from them by any module.
 kept = Cache(max_entries=512, max_bytes=4 << 30)
 
 
 def memory_key(x: Tensor) -> tuple[Any, ...]:
-    """What tells a tensor from all whose storages are alive, and from itself before writing to it.
+    """Where a tensor is in memory, and how it lies there."""
+    storage = x.untyped_storage()._cdata
+    return storage, x.storage_offset(), x.shape, x.stride(), x.dtype
 
-    Some writing goes unseen: through `x.data`, through NumPy and others that share the memory, and
-    to tensors that were made in inference mode, which count no versions.
-    """
-    storage = x.untyped_storage()._cdata  # itself, as its memory may be let go of while it lives
+
+def _unchanged(x: Tensor, known: Known) -> bool:
+    """Whether an owner is what it was."""
+    if known is None:
+        return is_private(x)
+    return same(x, known) if isinstance(known, Tensor) else known(x)
+
+
+def same(x: Tensor, y: Tensor) -> bool:
+    """Whether tensors of one shape and type have equal numbers; y : contiguous. NaN equals none."""
+    if x.is_cpu and not x.is_floating_point() and x.is_contiguous():
+        compare = _memcmp()
+        if compare is not None and not x.is_neg():
+            return compare(x.data_ptr(), y.data_ptr(), x.nbytes) == 0
+    return torch.equal(x, y)
+
+
+@cache
+def _memcmp() -> Any:
+    """The function of libc: `torch.equal` takes several times as long for a small graph, and for a
+    large one waits for other threads, which may be busy."""
     try:
-        version = x._version
-    except RuntimeError:  # of inference mode
-        version = -1
-    return storage, x.storage_offset(), version, x.shape, x.stride(), x.dtype
-
-
-def lasting(make: Callable[P, T]) -> Callable[P, T]:
-    """The same function, whose results may be kept.
-
-    What is made in inference mode could not be used for gradients later.
-    """
-    return torch.inference_mode(False)(torch.no_grad()(make))
+        found: Any = ctypes.CDLL(None).memcmp
+    except (OSError, TypeError, AttributeError):
+        return None
+    found.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
+    return found

@@ -14,7 +14,7 @@ from torch import Tensor
 from sparsetir.ops.checks import check_dense, check_values
 from sparsetir.ops.extremum import extremum_and_place, gradients
 from sparsetir.ops.registry import define, save, save_inputs, saved
-from sparsetir.ops.structure import structure_of, structure_of_edges
+from sparsetir.ops.structure import pattern_of_edges, structure_of
 
 __all__ = [
     "mean_gradient",
@@ -36,7 +36,7 @@ def _count(col: Tensor) -> Any:
 
 
 def _row_pointers(edges: Tensor, m: int, n: int) -> Tensor:
-    return structure_of_edges(edges, m, n).rowptr.clone()
+    return pattern_of_edges(edges, m, n).rowptr.clone()
 
 
 row_pointers = define(

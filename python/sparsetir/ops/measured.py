@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -15,10 +15,12 @@ from sparsetir.kernel import Kernel
 __all__ = ["measured"]
 
 
-def measured(thing: Any) -> int:
+def measured(thing: Any, carried: Callable[[Tensor], Any] | None = None) -> int:
     """Bytes of all arrays that can be reached from it, each piece of memory once.
 
     Goes through containers and objects of sparsetir; but for kernels, which others share.
+
+    carried : gives what a tensor carries, which counts, too
     """
     sizes: dict[int, int] = {}
     seen: set[int] = set()
@@ -34,6 +36,8 @@ def measured(thing: Any) -> int:
         else:
             address, size = found
             sizes[address] = max(size, sizes.get(address, 0))
+            if carried is not None and isinstance(one, Tensor):
+                left.append(carried(one))
     return sum(sizes.values())
 
 

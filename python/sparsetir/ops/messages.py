@@ -14,12 +14,11 @@ from torch import Tensor
 
 from sparsetir.arrays import dtype_name
 from sparsetir.ops import functional, messages_library
-from sparsetir.ops.cache import kept, lasting, memory_key
-from sparsetir.ops.check_pattern import check_csr
+from sparsetir.ops.cache import kept, lasting, private
 from sparsetir.ops.feature_shapes import Merged, merged
 from sparsetir.ops.operands import Operand, resolve
-from sparsetir.ops.registry import is_plain
-from sparsetir.ops.structure import DTYPES
+from sparsetir.ops.registry import holds_data
+from sparsetir.ops.structure import DTYPES, SeenPattern, Structure, structure_of
 from sparsetir.vocabulary import edge_op, message, reduction
 
 __all__ = ["attention", "edge_softmax", "gsddmm", "gspmm", "segment_reduce", "sparse_softmax"]
@@ -118,7 +117,7 @@ def segment_reduce(values: Tensor, rowptr: Tensor, reduce: str = "sum") -> Tenso
         raise ValueError(
             f"segment_reduce: argument 'rowptr': expected shape (m + 1,), got {tuple(rowptr.shape)}"
         )
-    operand = Operand(rowptr, _no_columns(rowptr, values.shape[0]), rowptr.shape[0] - 1, 1)
+    operand = _segments(rowptr, values.shape[0])
     _check_like("segment_reduce", operand, values=(values, values.shape[0], "elements"))
     shapes = _merged("segment_reduce", "values", values, "values", None)
     found = _reduced(operand, None, shapes.first(values), "copy_e", reduce)
@@ -441,27 +440,28 @@ def _turned(operand: Operand) -> Operand:
         rows = torch.arange(m, dtype=col.dtype, device=col.device)
         return torch.stack([torch.repeat_interleave(rows, rowptr[1:] - rowptr[:-1]), col])
 
-    if torch.compiler.is_compiling():
-        edges = make()
-    else:
-        key = ("turned", *memory_key(col), *memory_key(rowptr))
-        found = kept.get(key)
-        edges = kept.put(key, lasting(make)(), col, rowptr) if found is None else found
-    return resolve((edges, (m, n)), None, None, "edge_softmax")
+    if torch.compiler.is_compiling() or not holds_data(rowptr, col):
+        return resolve((make(), (m, n)), None, None, "edge_softmax")
+
+    def turned(_: Structure) -> SeenPattern:
+        return lasting(SeenPattern.of_edges)("edge_softmax", private(make(), is_new=True), n, m)
+
+    found = structure_of(rowptr, col, n).derived("turned", turned)
+    return Operand(found.rowptr, found.col, n, m)
 
 
-def _no_columns(rowptr: Tensor, nnz: int) -> Tensor:
-    """(nnz,) zeros: columns of segments, which have none; the same ones for the same rowptr."""
-    if torch.compiler.is_compiling():
-        return torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
-    key = ("segments", nnz, *memory_key(rowptr))
-    found = kept.get(key)
-    if found is None:
-        zeros = lasting(torch.zeros)(nnz, dtype=rowptr.dtype, device=rowptr.device)
-        if is_plain(rowptr):
-            check_csr("segment_reduce", rowptr, zeros, 1)
-        found = kept.put(key, zeros, rowptr)
-    return found
+def _segments(rowptr: Tensor, nnz: int) -> Operand:
+    """The elements of segments, all in one column."""
+    m = rowptr.shape[0] - 1
+    if torch.compiler.is_compiling() or not holds_data(rowptr):
+        return Operand(rowptr, torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device), m, 1)
+
+    def make(rowptr: Tensor) -> SeenPattern:
+        zeros = torch.zeros(nnz, dtype=rowptr.dtype, device=rowptr.device)
+        return SeenPattern.of_csr("segment_reduce", rowptr, private(zeros, is_new=True), 1)
+
+    found = kept.get(("segments", nnz), make, rowptr)
+    return Operand(found.rowptr, found.col, m, 1)
 
 
 def _shape_by(

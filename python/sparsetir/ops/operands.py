@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -11,16 +11,19 @@ from torch import Tensor
 
 from sparsetir.arrays import device_name, is_array
 from sparsetir.foreign import Compressed, Edges, adopted
+from sparsetir.formats.pattern import Pattern
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import kept, lasting, memory_key
+from sparsetir.ops.cache import kept, private
 from sparsetir.ops.check_pattern import check_csr, check_size
 from sparsetir.ops.library import row_pointers
-from sparsetir.ops.registry import is_plain
+from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import (
+    SeenPattern,
     Structure,
     known_edges,
-    known_structure,
-    structure_of_edges,
+    known_pattern,
+    pattern_of,
+    pattern_of_edges,
 )
 from sparsetir.sources import to_host
 from sparsetir.sparse_tensor import SparseMatrix
@@ -59,8 +62,6 @@ class Prepared:
         Whose rowptr and col are copies that nobody else has.
     structure : Structure
         What was made of them.
-    of : Prepared, optional
-        The handle that this one shares its pattern with.
     """
 
     operand: Operand
@@ -71,10 +72,10 @@ class Prepared:
     n: int
     values: Tensor | None
 
-    def __init__(self, operand: Operand, structure: Structure, of: Prepared | None = None) -> None:
+    def __init__(self, operand: Operand, structure: Structure) -> None:
         self.operand, self.structure = operand, structure
         self.rowptr, self.col, self.m, self.n, self.values = operand
-        self._of = of  # by which others know the pattern, and which lives as long as this
+        self.seen = SeenPattern(self.rowptr, self.col, structure)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -98,7 +99,7 @@ class Prepared:
         -------
         Prepared
         """
-        return Prepared(self.operand._replace(values=values), self.structure, self._of or self)
+        return Prepared(self.operand._replace(values=values), self.structure)
 
     def __reduce__(self) -> Any:
         raise TypeError("Prepared: cannot be pickled; pickle the matrix, and prepare it again")
@@ -114,7 +115,7 @@ def resolve(
     who: str = "resolve",
     name: str = "A",
 ) -> Operand:
-    """A sparse matrix of any kind as operators take it; conversions are kept.
+    """A sparse matrix of any kind as operators take it; patterns and conversions are kept.
 
     Parameters
     ----------
@@ -155,8 +156,10 @@ def resolve(
 
     Notes
     -----
-    `torch.compile` takes sparse tensors of torch as torch does: by a break of the graph, and so not
-    with fullgraph=True.
+    Row pointers and columns are copies, that what was made of the pattern is known by: they are not
+    to be written to, and who holds them holds that. Under `torch.compile`, transforms and where
+    tensors have no data they are A's own. `torch.compile` takes sparse tensors of torch as torch
+    does: by a break of the graph, and so not with fullgraph=True.
     """
     if isinstance(A, Tensor):
         if A.layout is torch.strided:
@@ -165,7 +168,8 @@ def resolve(
         return _of_sparse(who, name, A, values)
     if isinstance(A, Operand):
         _check_operand(who, name, A)
-        return A if values is None else A._replace(values=values)
+        own = A.values if values is None else values
+        return _compressed(who, A.rowptr, A.col, A.m, A.n, own)
     if isinstance(A, SparseMatrix):
         return _of_matrix(A, values)
     if isinstance(A, Prepared):
@@ -176,36 +180,35 @@ def resolve(
     return _of_foreign(who, name, A, values, shape)
 
 
-def known(A: Any, n: int) -> tuple[Structure, Tensor, Tensor, Tensor | None] | None:
-    """The structure, rowptr, col and own values of a matrix that was there before; None of others.
+def known(A: Any, n: int) -> tuple[SeenPattern, Tensor | None] | None:
+    """The pattern and own values of a matrix that was there before; None of others.
 
     A : as for :func:`resolve`; here only what needs no conversion
     n : columns, and rows, of edges without a size
 
     Raises RuntimeError for tensors that have no memory.
     """
-    kind, own = type(A), None
+    kind, own, found = type(A), None, None
     if kind is Operand:
         rowptr, col, _, n, own = A
-        if type(rowptr) is not Tensor or type(col) is not Tensor:
-            return None
+        if type(rowptr) is Tensor and type(col) is Tensor:
+            found = known_pattern(rowptr, col, n)
     elif kind is Prepared:
-        return A.structure, A.rowptr, A.col, A.values
+        return A.seen, A.values
     elif kind is Tensor and A.layout is torch.sparse_csr and A.dim() == 2:
-        rowptr, col, own, n = A.crow_indices(), A.col_indices(), A.values(), A.shape[1]
+        own = A.values()
+        found = known_pattern(A.crow_indices(), A.col_indices(), A.shape[1])
     elif kind is SparseMatrix:
-        rowptr, col, _, n, own = _of_matrix(A, None)
+        own = _values_of(A)
+        found = kept.find(("matrix", A.shape), *_arrays_of(A))
     else:
         edges, m = A, n
         if kind is tuple and len(A) == 2:
             edges, m = A
             n = m
-        if type(edges) is not Tensor or type(m) is not int or edges.layout is not torch.strided:
-            return None
-        found = known_edges(edges, m, n) if edges.dim() == 2 else None
-        return None if found is None else (found, found.rowptr, edges, None)
-    found = known_structure(rowptr, col, n)
-    return None if found is None else (found, rowptr, col, own)
+        if type(edges) is Tensor and type(m) is int and edges.layout is torch.strided:
+            found = known_edges(edges, m, n) if edges.dim() == 2 else None
+    return None if found is None else (found, own)
 
 
 def _check_operand(who: str, name: str, A: Operand) -> None:
@@ -221,15 +224,18 @@ def _check_operand(who: str, name: str, A: Operand) -> None:
         )
 
 
-def _converted(
-    key: Any, owners: tuple[Any, ...], convert: Callable[[], tuple[Tensor, Tensor]]
-) -> tuple[Tensor, Tensor]:
-    """Rowptr and col for a key, which is about `owners`: made when they are first wanted."""
-    found = kept.get(key)
-    if found is None:
-        found = lasting(convert)()
-        found = kept.put(key, found, *owners)
-    return found
+def _compressed(
+    who: str, rowptr: Tensor, col: Tensor, m: int, n: int, values: Tensor | None
+) -> Operand:
+    """Of rowptr and col that are in tensors."""
+    if _is_seen(rowptr, col):
+        rowptr, col, _ = pattern_of(rowptr, col, n, who)
+    return Operand(rowptr, col, m, n, values)
+
+
+def _is_seen(*tensors: Tensor) -> bool:
+    """Whether there is data to look at now, and not later, when code that is traced runs."""
+    return not torch.compiler.is_compiling() and holds_data(*tensors)
 
 
 # -- edges ----------------------------------------------------------------------------------------
@@ -283,22 +289,15 @@ def _of_edges(
             f"{who}: argument '{name}': expected (edge_index, size) for edges without data"
         )
     m, n = shape or _least_shape(edges)
-    if not torch.compiler.is_compiling() and is_plain(edges):
-        rowptr = structure_of_edges(edges, m, n, who, name).rowptr
-    else:
-        rowptr = row_pointers(edges, m, n)
-    return Operand(rowptr, edges, m, n, values)
+    if not _is_seen(edges):
+        return Operand(row_pointers(edges, m, n), edges, m, n, values)
+    found = pattern_of_edges(edges, m, n, who, name)
+    return Operand(found.rowptr, found.col, m, n, values)
 
 
 def _least_shape(edges: Tensor) -> tuple[int, int]:
     nodes = int(edges.max()) + 1 if edges.numel() else 0
     return nodes, nodes
-
-
-def _with_pointers(
-    edges: Tensor, m: int, n: int, blocks: Blocks | None = None
-) -> tuple[Tensor, Tensor]:
-    return structure_of_edges(edges, m, n, blocks=blocks).rowptr, edges
 
 
 # -- torch.sparse ---------------------------------------------------------------------------------
@@ -313,16 +312,19 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
     m, n = A.shape
     if A.layout is torch.sparse_csr:
         own = _own(A) if values is None else values
-        return Operand(A.crow_indices(), A.col_indices(), m, n, own)
+        return _compressed(who, A.crow_indices(), A.col_indices(), m, n, own)
     if A.layout is torch.sparse_coo:
         A = A if A.is_coalesced() else A.coalesce()
-        indices = A.indices()
-        rowptr, col = _converted(
-            (*memory_key(indices), m),
-            (indices,),
-            lambda: (_pointers(_in_order(who, name, indices[0]), m), indices[1]),
-        )
-        return Operand(rowptr, col, m, n, _own(A) if values is None else values)
+        indices, own = A.indices(), _own(A) if values is None else values
+        if not _is_seen(indices):
+            return Operand(_pointers(indices[0], m), indices[1], m, n, own)
+
+        def of_indices(indices: Tensor) -> SeenPattern:
+            rows, cols = indices
+            return SeenPattern.of_csr(who, _pointers(_in_order(who, name, rows), m), cols, n)
+
+        found = kept.get(("coo", m, n), of_indices, indices)
+        return Operand(found.rowptr, found.col, m, n, own)
     by_rows = A.layout is torch.sparse_bsr
     outer, inner = (
         (A.crow_indices(), A.col_indices()) if by_rows else (A.ccol_indices(), A.row_indices())
@@ -335,22 +337,26 @@ def _of_sparse(who: str, name: str, A: Tensor, values: Tensor | None) -> Operand
         )
     block = (1, 1) if blocks.dim() == 1 else (blocks.shape[1], blocks.shape[2])
 
-    def convert() -> tuple[Tensor, Tensor]:
+    def of_blocks(outer: Tensor, inner: Tensor) -> SeenPattern:
         height, width = block
         count = n // width if by_rows else m // height
         kinds = ("crow", "col") if by_rows else ("ccol", "row")
         check_csr(who, outer, inner, count, tuple(f"{name}.{kind}_indices()" for kind in kinds))
-        found = Blocks(outer.detach(), inner.detach(), block) if by_rows else None
-        return _with_pointers(_block_edges(outer, inner, block, by_rows), m, n, found)
+        made = Blocks(outer, inner, block) if by_rows else None
+        edges = _block_edges(outer, inner, block, by_rows)
+        return SeenPattern.of_edges(who, private(edges, is_new=True), m, n, name, made)
 
-    key = (*memory_key(outer), *memory_key(inner), block, by_rows, m, n)
-    rowptr, edges = _converted(key, (outer, inner), convert)
-    return Operand(rowptr, edges, m, n, blocks.reshape(-1) if values is None else values)
+    own = blocks.reshape(-1) if values is None else values
+    if not _is_seen(outer, inner):
+        edges = _block_edges(outer, inner, block, by_rows)
+        return Operand(row_pointers(edges, m, n), edges, m, n, own)
+    found = kept.get(("blocks", block, by_rows, m, n), of_blocks, outer, inner)
+    return Operand(found.rowptr, found.col, m, n, own)
 
 
 def _in_order(who: str, name: str, rows: Tensor) -> Tensor:
     """The rows of a tensor that is said to be coalesced, which torch believes who makes it."""
-    if not torch.compiler.is_compiling() and is_plain(rows) and bool((rows[1:] < rows[:-1]).any()):
+    if bool((rows[1:] < rows[:-1]).any()):
         raise ValueError(
             f"{who}: argument '{name}': expected elements in order of rows, as its is_coalesced() "
             "says; make it without is_coalesced=True"
@@ -390,30 +396,37 @@ def _of_foreign(
     found = adopted(who, name, A)
     if isinstance(found, Compressed):
         own = found.values if values is None else values
-        return Operand(found.rowptr, found.col, *found.shape, own)
+        return _compressed(who, found.rowptr, found.col, *found.shape, own)
     if isinstance(found, Edges):
         index, size = found.index, _size(who, name, found.size) or shape
-        if isinstance(index, tuple):
-            index = _stacked(*(as_tensor(who, name, x) for x in index))
-        edges, own = plain_edges(who, name, as_tensor(who, name, index))
         if values is None and found.values is not None:
             values = as_tensor(who, name, found.values)
+        if isinstance(index, tuple):
+            sources, targets = (as_tensor(who, name, x) for x in index)
+            return _of_ends(who, name, sources, targets, values, size)
+        edges, own = plain_edges(who, name, as_tensor(who, name, index))
         return _of_edges(who, name, edges, values, size or own)
     if isinstance(found, Tensor):
         return _of_sparse(who, name, found, values)
     return _of_matrix(SparseMatrix.adopt(who, name, found), values)
 
 
-def _stacked(first: Tensor, second: Tensor) -> Tensor:
-    """(2, E) of (E,) each; the same tensor for the same two."""
-    if first.is_meta or torch.compiler.is_compiling():
-        return torch.stack([first, second])
-    key = ("stacked", *memory_key(first), *memory_key(second))
-    found = kept.get(key)
-    if found is None:
-        made = lasting(torch.stack)([first, second])
-        found = kept.put(key, made, first, second)
-    return found
+def _of_ends(
+    who: str, name: str, sources: Tensor, targets: Tensor, values: Tensor | None,
+    shape: tuple[int, int] | None,
+) -> Operand:  # fmt: skip
+    """Of the ends of edges, (E,) each."""
+    if not _is_seen(sources, targets):
+        edges, _ = plain_edges(who, name, torch.stack([sources, targets]))
+        return _of_edges(who, name, edges, values, shape)
+
+    def of_ends(*ends: Tensor) -> SeenPattern:
+        edges, _ = plain_edges(who, name, torch.stack(ends))
+        m, n = shape or _least_shape(edges)
+        return SeenPattern.of_edges(who, private(edges, is_new=True), m, n, name)
+
+    found = kept.get(("ends", shape), of_ends, sources, targets)
+    return Operand(found.rowptr, found.col, *found.structure.shape, values)
 
 
 def as_tensor(who: str, name: str, array: Any) -> Tensor:
@@ -443,19 +456,35 @@ def as_tensor(who: str, name: str, array: Any) -> Tensor:
 # -- our own --------------------------------------------------------------------------------------
 
 
-def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
+# Tensors in the memory of a pattern, which live as long; it keeps none alive.
+_arrays: WeakKeyDictionary[Pattern, tuple[Tensor, Tensor]] = WeakKeyDictionary()
+
+
+def _arrays_of(A: SparseMatrix) -> tuple[Tensor, Tensor]:
+    """Row pointers and columns, always the same tensors for the same pattern."""
     pattern = A.pattern
-    m, n = A.shape
+    found = _arrays.get(pattern)
+    if found is None:
+        rowptr, col = (torch.from_numpy(x) for x in (pattern.indptr, pattern.coords[1]))
+        found = _arrays[pattern] = rowptr, col
+    return found
 
-    def convert() -> tuple[Tensor, Tensor]:
-        arrays = (pattern.indptr, pattern.coords[1])
-        rowptr, col = (torch.from_numpy(x) for x in arrays)
-        return rowptr, col.to(rowptr.dtype)
 
-    rowptr, col = _converted(("matrix", id(pattern)), (pattern,), convert)
-    if values is None:
-        own = A.values
-        bits = own.dtype.kind == "V"  # bfloat16, which NumPy does not know
-        values = torch.from_numpy(own.view("int16") if bits else own)
-        values = values.view(torch.bfloat16) if bits else values
-    return Operand(rowptr, col, m, n, values)
+def _of_matrix(A: SparseMatrix, values: Tensor | None) -> Operand:
+    (m, n), arrays = A.shape, _arrays_of(A)
+
+    def of_arrays(rowptr: Tensor, col: Tensor) -> SeenPattern:
+        return SeenPattern.of_csr("resolve", rowptr, col.to(rowptr.dtype), n)
+
+    if _is_seen(*arrays):
+        rowptr, col, _ = kept.get(("matrix", A.shape), of_arrays, *arrays)
+    else:
+        rowptr, col = arrays[0], arrays[1].to(arrays[0].dtype)
+    return Operand(rowptr, col, m, n, _values_of(A) if values is None else values)
+
+
+def _values_of(A: SparseMatrix) -> Tensor:
+    own = A.values
+    bits = own.dtype.kind == "V"  # bfloat16, which NumPy does not know
+    values = torch.from_numpy(own.view("int16") if bits else own)
+    return values.view(torch.bfloat16) if bits else values

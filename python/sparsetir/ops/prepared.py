@@ -7,10 +7,10 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.cache import hand_out, lasting, private
 from sparsetir.ops.operands import Operand, Prepared, resolve
-from sparsetir.ops.relations import Relations, relations_key, relations_of
-from sparsetir.ops.structure import Structure, pinned, structure_of
+from sparsetir.ops.relations import Relations, check_relations
+from sparsetir.ops.structure import pattern_of
 
 __all__ = ["PreparedRelations", "prepare"]
 
@@ -39,13 +39,14 @@ class PreparedRelations:
     count: int
 
     def __init__(self, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> None:
-        self.edge_index: Tensor = _copied(edge_index)
-        self.edge_type: Tensor = _copied(edge_type)
-        sizes = {"n": n, "m": m, "count": count}
-        given = self.edge_index, self.edge_type
-        self.structure: Relations = relations_of(*given, **sizes, who="prepare", keeping=False)
-        self.n, self.m, self.count = n, m, count
-        pinned[relations_key(*given, **sizes)] = self
+        given = edge_index, edge_type, n, m, count
+        self.n, self.m, self.count = check_relations("prepare", *given)
+        self.edge_index: Tensor = private(edge_index)
+        self.edge_type: Tensor = private(edge_type)
+        self.structure: Relations = Relations.of(
+            self.edge_index, self.edge_type, self.n, self.m, self.count
+        )
+        hand_out(self.edge_type, (self.edge_index, self.structure))
 
     def edges_for(self, who: str, n: int, m: int, count: int) -> tuple[Tensor, Tensor]:
         """Edges and their relations, for those sizes.
@@ -100,9 +101,9 @@ def prepare(
 ) -> Prepared | PreparedRelations:  # fmt: skip
     """The matrix, ready for all operators and layers: what they find out of a pattern is kept here.
 
-    The pattern is copied: whoever writes to A later changes nothing here, so that a call needs no
-    look at whether anyone did. Values are not copied: each call reads what they are. What is kept
-    lives as long as the handle and counts for no limit of the caches.
+    The pattern is copied: whoever writes to A later changes nothing here, so that no call compares
+    it with a copy, as calls with A itself do. Values are not copied: each call reads what they are.
+    What is kept lives as long as the handle, whatever the limits of the caches.
 
     Parameters
     ----------
@@ -148,8 +149,9 @@ def prepare(
                 f"prepare: argument 'size': expected None beside {type(A).__name__}, which has one"
             )
         A = (A, size)
-    operand = resolve(A, values, None, "prepare")
-    return _of(operand)
+    rowptr, col, m, n, values = resolve(A, values, None, "prepare")
+    rowptr, col, structure = lasting(pattern_of)(rowptr, col, n, "prepare")
+    return Prepared(Operand(rowptr, col, m, n, values), structure)
 
 
 @lasting
@@ -172,25 +174,3 @@ def _with_relations(
     if count is None:
         count = int(edge_type.max()) + 1 if edge_type.numel() else 0
     return PreparedRelations(edges, edge_type, *sizes, count)
-
-
-@lasting
-def _of(operand: Operand) -> Prepared:
-    rowptr, col, m, n, values = operand
-    found = structure_of(rowptr, col, n, "prepare")
-    order = None if found.order is None else _copied(found.order)
-    parts = _copied(found.rowptr), _copied(found.col)
-    structure = Structure(*parts, (m, n), order, found.blocks)
-    if col.dim() == 2:
-        rowptr, col = parts[0], _copied(col)
-        key = m, n, *memory_key(col)
-    else:
-        rowptr, col = parts
-        key = n, *memory_key(col), *memory_key(rowptr)
-    made = Prepared(Operand(rowptr, col, m, n, values), structure)
-    pinned[key] = made
-    return made
-
-
-def _copied(x: Tensor) -> Tensor:
-    return x.detach().clone(memory_format=torch.contiguous_format)

@@ -1,10 +1,9 @@
 """Products like one that was made before, of which only numbers have changed since.
 
-All checks of a first call go by sizes, types and the pattern. Where a pattern is known to be the
-same (see :func:`sparsetir.ops.cache.memory_key`), and sizes and types are those of an earlier call,
-they need not be made again; the kernel itself refuses tensors that do not fit. Nothing is
-remembered by the identity of an object alone: a tensor may get other memory, another version of
-what is in it, and other sizes.
+All checks of a first call go by sizes, types and the pattern. Where a pattern is equal to one that
+was seen (see :mod:`sparsetir.ops.cache`), and sizes and types are those of an earlier call, they
+need not be made again; the kernel itself refuses tensors that do not fit. Nothing is remembered by
+the identity of an object alone: a tensor may get other memory, other contents and other sizes.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def again(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
         return None
     if found is None:
         return None
-    structure, rowptr, col, own = found
+    (rowptr, col, structure), own = found
     if values is None:
         values = own
     gradient = B.requires_grad
@@ -47,7 +46,7 @@ def again(A: Any, B: Any, reduce: str, values: Any) -> Tensor | None:
             return None
         gradient = gradient or values.requires_grad
     if gradient and torch.is_grad_enabled():
-        if reduce != "sum" or col.is_inference() or rowptr.is_inference():
+        if reduce != "sum":
             return None
         if structure.has_run("spmm", (B,), values, reduce):
             return _Product.apply(structure, rowptr, col, values, B)

@@ -13,12 +13,11 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-from sparsetir.ops.structure import compiled_code
-
 __all__ = [
     "LIBRARY",
     "Operator",
     "define",
+    "holds_data",
     "is_plain",
     "is_transformed",
     "is_undisturbed",
@@ -92,7 +91,7 @@ def define(
     name = schema.split("(")[0]
     full = f"sparsetir::{name}"
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    LIBRARY.impl(name, _in_compiled_code(kernel), "CompositeExplicitAutograd")
+    LIBRARY.impl(name, kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(full, fake, lib=LIBRARY)
     if backward is not None and save is not None:
         torch.library.register_autograd(full, backward, setup_context=save, lib=LIBRARY)
@@ -145,19 +144,6 @@ def _transformed(
     return type(name, (torch.autograd.Function,), parts)
 
 
-def _in_compiled_code(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """The kernel for the dispatcher, whose callers are compiled code for the most part."""
-
-    def run(*args: Any) -> Any:
-        compiled_code.runs = True
-        try:
-            return kernel(*args)
-        finally:
-            compiled_code.runs = False
-
-    return run
-
-
 def _casting(op: Any, device: str) -> Callable[..., Any]:
     """The operator with arguments of autocast's dtype."""
     keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device.upper()}"))
@@ -200,6 +186,11 @@ def is_plain(*args: Any) -> bool:
 
     The first argument is a tensor; the others are expected to be on its device.
     """
+    return holds_data(*args) and not torch.is_autocast_enabled(args[0].device.type)
+
+
+def holds_data(*args: Any) -> bool:
+    """As :func:`is_plain`, whether or not autocast changes types."""
     if is_transformed():
         return False
     for x in args:
@@ -209,8 +200,7 @@ def is_plain(*args: Any) -> bool:
                 return False
         elif not _has_storage(x):  # many gradients in one, or of a transform that has ended since
             return False
-    device = args[0].device.type
-    return device in DEVICES and not torch.is_autocast_enabled(device)
+    return args[0].device.type in DEVICES
 
 
 def is_undisturbed() -> bool:

@@ -15,13 +15,21 @@ import torch
 from torch import Tensor
 
 from sparsetir.formats import ConvertedFormat
-from sparsetir.ops.cache import lasting, memory_key
+from sparsetir.ops.cache import handed_out, is_private, kept, lasting
 from sparsetir.ops.check_pattern import check_edges, check_kind, check_range, check_size
-from sparsetir.ops.structure import find_kept, keep
+from sparsetir.ops.registry import holds_data
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["CHUNK", "Chunks", "RelationRows", "Relations", "relations_key", "relations_of"]
+__all__ = [
+    "CHUNK",
+    "Chunks",
+    "RelationRows",
+    "Relations",
+    "check_relations",
+    "relations_of",
+    "seen_edges",
+]
 
 # Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
 CHUNK = 32
@@ -207,6 +215,11 @@ class Relations:
             RelationRows(pattern, device), lambda: RelationRows(pattern.transposed(), device), n, m
         )
 
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Sources, targets and relations."""
+        return self.n, self.m, self.count
+
     @cached_property
     def by_source(self) -> RelationRows:
         """The same edges as elements of the transposed matrices."""
@@ -231,37 +244,54 @@ class Relations:
         return any(values is kept for kept in self._shares.values())
 
 
-def relations_key(edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int) -> Any:
-    """By which they are kept."""
-    return ("relations", n, m, count, *memory_key(edge_index), *memory_key(edge_type))
-
-
 def relations_of(
-    edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int, who: str = "relations_of",
-    keeping: bool = True,
-) -> Relations:  # fmt: skip
+    edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int, who: str = "relations_of"
+) -> Relations:
     """Edges with relations, in the form of kernels: made when first seen, kept in a bounded cache.
 
     edge_index : (2, E) int32 or int64 sources, then targets, in any order
     edge_type : (E,) int32 or int64 relation of each edge, from 0 to count - 1
     n, m : sources and targets
     who : is named in errors
-    keeping : whether the cache is to keep them, else the caller does
 
-    What is written to the tensors is seen, or not, as by :func:`structure_of`. Raises TypeError,
-    ValueError and StructureError for what is no such graph.
+    They are found as by :func:`structure_of`. Raises TypeError, ValueError and StructureError for
+    what is no such graph.
     """
-    key = relations_key(edge_index, edge_type, n, m, count)
-    found = find_kept(key, edge_index, edge_type)
+    carried = handed_out(edge_type)
+    if carried is not None:
+        own, relations = carried
+        if relations.sizes == (n, m, count) and edge_index.is_set_to(own) and is_private(own):
+            return relations
+    key = "relations", n, m, count
+    found = kept.find(key, edge_index, edge_type, count=True)
     if found is None:
-        sizes = {"n": n, "m": m, "count": count}
-        sizes = {name: check_size(who, name, size) for name, size in sizes.items()}
-        check_edges(who, edge_index, m, n, "edge_index")
-        _check_types(who, edge_index, edge_type, count)
-        make = partial(Relations.of, **sizes)
-        given = edge_index, edge_type
-        found = keep(key, make, *given) if keeping else make(*given)
+        n, m, count = check_relations(who, edge_index, edge_type, n, m, count)
+        make = partial(Relations.of, n=n, m=m, count=count)
+        found = kept.keep(key, make, edge_index, edge_type)
     return found
+
+
+def seen_edges(edge_index: Tensor, edge_type: Tensor) -> tuple[Tensor, Tensor]:
+    """Private copies of edges and relations: the same ones as long as these are what they were.
+
+    What is made for the copies needs no comparing, and gradients are those of what was computed.
+    """
+    if torch.compiler.is_compiling() or not holds_data(edge_index, edge_type):
+        return edge_index, edge_type
+    if is_private(edge_index) and is_private(edge_type):
+        return edge_index, edge_type
+    return kept.get("relational edges", lambda *copies: copies, edge_index, edge_type)
+
+
+def check_relations(
+    who: str, edge_index: Tensor, edge_type: Tensor, n: int, m: int, count: int
+) -> tuple[int, int, int]:
+    """The numbers of sources, targets and relations; raises as :func:`relations_of`."""
+    sizes = {"n": n, "m": m, "count": count}
+    n, m, count = (check_size(who, name, size) for name, size in sizes.items())
+    check_edges(who, edge_index, m, n, "edge_index")
+    _check_types(who, edge_index, edge_type, count)
+    return n, m, count
 
 
 def _check_types(who: str, edge_index: Tensor, edge_type: Tensor, count: int) -> None:

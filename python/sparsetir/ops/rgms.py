@@ -18,7 +18,7 @@ from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.registry import define, save_inputs, saved
-from sparsetir.ops.relations import Relations, relations_of
+from sparsetir.ops.relations import Relations, relations_of, seen_edges
 from sparsetir.vocabulary import reduction
 
 __all__ = ["rgms"]
@@ -74,8 +74,7 @@ def rgms(
     are computed block by block there. (SparseTIR, section 4.4.)
 
     What kernels want of a graph is made when it is first seen, and kept as that of patterns is: see
-    :func:`sparsetir.ops.structure_of` for what is noticed of writing to `edge_index` and
-    `edge_type`.
+    :func:`sparsetir.ops.structure_of`. Each call compares `edge_index` and `edge_type` with copies.
     """
     reduce = reduction(WHO, reduce, REDUCTIONS)
     if isinstance(edge_index, PreparedRelations):
@@ -88,6 +87,8 @@ def rgms(
     _check(x, weight, edge_index, edge_type, edge_weight)
     n = x.shape[0]
     m = n if num_targets is None else check_size(WHO, "num_targets", num_targets)
+    assert edge_type is not None
+    edge_index, edge_type = seen_edges(edge_index, edge_type)
     return rgms_sum(
         x, weight, edge_index, edge_type, edge_weight, n, m, reduce == "mean", False
     )  # fmt: skip

@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
-from weakref import WeakValueDictionary
+from functools import cache, cached_property, partial
+from typing import Any, NamedTuple
 
 import torch
 import tvm_ffi
@@ -16,8 +14,8 @@ from torch import Tensor
 
 from sparsetir.kernel import Kernel
 from sparsetir.ops.blocks import Blocks
-from sparsetir.ops.cache import kept, lasting, memory_key
-from sparsetir.ops.check_pattern import check_csr, check_edges, check_size
+from sparsetir.ops.cache import hand_out, handed_out, is_private, kept, lasting, private
+from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_size
 from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
 from sparsetir.plan import Plan, plan
@@ -27,19 +25,17 @@ from sparsetir.targets import resolve_target
 
 __all__ = [
     "DTYPES",
+    "SeenPattern",
     "Structure",
     "cache_info",
     "call_plan",
     "clear_cache",
-    "compiled_code",
-    "find_kept",
     "known_edges",
-    "known_structure",
-    "keep",
+    "known_pattern",
     "limit_cache",
-    "pinned",
+    "pattern_of",
+    "pattern_of_edges",
     "structure_of",
-    "structure_of_edges",
     "target_of",
 ]
 
@@ -471,21 +467,44 @@ def target_of(device: torch.device) -> Any:
 # -- structures that were seen -------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Kept:
-    """A structure; where others may write unseen, copies of the tensors that it was made for."""
+class SeenPattern(NamedTuple):
+    """A pattern that was copied when it was first seen.
 
-    structure: Any
-    copies: tuple[Tensor, ...]
+    rowptr : (m + 1,) row pointers that carry the structure: who holds them, holds it
+    col : (nnz,) columns, or (2, nnz) edges in the caller's order
+    structure : what was made of them
 
+    Operators find the structure by these tensors, which are private, without comparing them.
+    """
 
-# Compiled code may use the memory of a pattern that it has made itself for the next one, and torch
-# does not count that as writing. So what comes from there is copied, and compared each time that it
-# comes again.
-compiled_code = threading.local()
+    rowptr: Tensor
+    col: Tensor
+    structure: Structure
 
-# Handles that have a structure of their own, by the key of their own tensors; it keeps none alive.
-pinned: WeakValueDictionary[Any, Any] = WeakValueDictionary()
+    @staticmethod
+    def of(structure: Structure, col: Tensor) -> SeenPattern:
+        """Of a structure of private tensors, and what it is of in the caller's order."""
+        rowptr = private(structure.rowptr)
+        hand_out(rowptr, (col, structure))
+        return SeenPattern(rowptr, col, structure)
+
+    @staticmethod
+    def of_csr(who: str, rowptr: Tensor, col: Tensor, n: int) -> SeenPattern:
+        """Of private compressed rows with n columns; StructureError for what are none."""
+        check_csr(who, rowptr, col, n)
+        return SeenPattern.of(Structure(rowptr, col, (len(rowptr) - 1, n)), col)
+
+    @staticmethod
+    def of_edges(
+        who: str, edges: Tensor, m: int, n: int, name: str = "edges", blocks: Blocks | None = None
+    ) -> SeenPattern:
+        """Of private edges of an (m, n) matrix, as :func:`pattern_of_edges` takes them.
+
+        blocks : that the edges are of, one after the other
+        """
+        check_edges(who, edges, m, n, name)
+        rowptr, col, order = compress(edges, m)
+        return SeenPattern.of(Structure(rowptr, col, (m, n), order, blocks), edges)
 
 
 def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of") -> Structure:
@@ -514,88 +533,62 @@ def structure_of(rowptr: Tensor, col: Tensor, n: int, who: str = "structure_of")
 
     Notes
     -----
-    Goes by the memory and the version of the tensors. What torch writes to them is seen, but for
-    writing through `tensor.data`, and to tensors that were made in inference mode. What others
-    write to the same memory, such as NumPy and whatever shares it by DLPack, is not seen. After
-    such writing call :func:`clear_cache`: to compare patterns each time would take about as long as
-    a small product.
+    A structure is found by the memory of the tensors, and used if they are equal to the copies that
+    it was made of: whoever wrote to them, the result is that of what they hold. What is kept goes
+    when the memory of one of the tensors is freed. To compare costs reading the tensors and the
+    copies once: a small part of a product with many features, a good part of one with few. What
+    :func:`prepare` and :func:`resolve` give is known without comparing.
     """
+    return pattern_of(rowptr, col, n, who).structure
+
+
+def pattern_of(rowptr: Tensor, col: Tensor, n: int, who: str) -> SeenPattern:
+    """As :func:`structure_of`, with the tensors that find the structure again."""
+    found = known_pattern(rowptr, col, n, count=True)
+    if found is not None:
+        return found
     if col.dim() == 2:
-        return structure_of_edges(col, len(rowptr) - 1, n, who)
-    key = (n, *memory_key(col), *memory_key(rowptr))
-    found = find_kept(key, rowptr, col)
-    if found is None:
-        n = check_size(who, "n", n)
-        check_csr(who, rowptr, col, n)
-        shape = (len(rowptr) - 1, n)
-        found = keep(key, lambda rowptr, col: Structure(rowptr, col, shape), rowptr, col)
-    return found
+        return pattern_of_edges(col, len(rowptr) - 1, n, who)
+    n = check_size(who, "n", n)
+    for name, x in (("rowptr", rowptr), ("col", col)):
+        check_kind(who, name, x)
+    return kept.keep(("csr", n), partial(SeenPattern.of_csr, who, n=n), rowptr, col)
 
 
-def structure_of_edges(
-    edges: Tensor,
-    m: int,
-    n: int,
-    who: str = "structure_of",
-    name: str = "edges",
-    blocks: Blocks | None = None,
-) -> Structure:
-    """As :func:`structure_of` for (2, nnz) edges, columns first, of an (m, n) matrix.
+def pattern_of_edges(
+    edges: Tensor, m: int, n: int, who: str = "structure_of", name: str = "edges"
+) -> SeenPattern:
+    """As :func:`pattern_of` for (2, nnz) edges, columns first, of an (m, n) matrix.
 
     who, name : function and argument, as errors name them
-    blocks : that the edges are of, one after the other; remembered for these edges
     """
-    key = (m, n, *memory_key(edges))
-    if blocks is not None:
-        kept.put(("blocks", *key), blocks, edges)
-    found = find_kept(key, edges)
-    if found is None:
-        m, n = check_size(who, "m", m), check_size(who, "n", n)
-        check_edges(who, edges, m, n, name)
-
-        def make(edges: Tensor) -> Structure:
-            rowptr, col, order = compress(edges, m)
-            return Structure(rowptr, col, (m, n), order, kept.get(("blocks", *key)))
-
-        found = keep(key, make, edges)
-    return found
+    found = known_edges(edges, m, n, count=True)
+    if found is not None:
+        return found
+    m, n = check_size(who, "m", m), check_size(who, "n", n)
+    check_kind(who, name, edges)
+    make = partial(SeenPattern.of_edges, who, m=m, n=n, name=name)
+    return kept.keep(("edges", m, n), make, edges)
 
 
-def known_structure(rowptr: Tensor, col: Tensor, n: int) -> Structure | None:
-    """What :func:`structure_of` has kept for a pattern; None where that is nothing.
+def known_pattern(rowptr: Tensor, col: Tensor, n: int, count: bool = False) -> SeenPattern | None:
+    """What :func:`pattern_of` has kept for a pattern; None where that is nothing.
 
     Raises RuntimeError for tensors that have no memory.
     """
+    carried = handed_out(rowptr)
+    if carried is not None:
+        own, structure = carried
+        if structure.n == n and col.is_set_to(own) and is_private(col):
+            return SeenPattern(rowptr, own, structure)
     if col.dim() == 2:
-        return known_edges(col, len(rowptr) - 1, n)
-    return find_kept((n, *memory_key(col), *memory_key(rowptr)), rowptr, col, count=False)
+        return known_edges(col, len(rowptr) - 1, n, count)
+    return kept.find(("csr", n), rowptr, col, count=count)
 
 
-def known_edges(edges: Tensor, m: int, n: int) -> Structure | None:
-    """As :func:`known_structure`, of :func:`structure_of_edges`."""
-    return find_kept((m, n, *memory_key(edges)), edges, count=False)
-
-
-def find_kept(key: Any, *tensors: Tensor, count: bool = True) -> Any:
-    """The structure, or None, that was kept for these tensors."""
-    found = kept.get(key, count and key not in pinned)
-    if found is None:
-        handle = pinned.get(key)
-        return None if handle is None else handle.structure
-    if found.copies and not all(map(torch.equal, tensors, found.copies)):
-        kept.drop(key)
-        return None
-    return found.structure
-
-
-@lasting
-def keep(key: Any, make: Callable[..., Any], *tensors: Tensor) -> Any:
-    """The structure that `make` gives for tensors, kept; has `nbytes`."""
-    copies: tuple[Tensor, ...] = ()
-    if getattr(compiled_code, "runs", False):
-        copies = tuple(x.clone() for x in tensors)
-    found = make(*(x.detach().contiguous() for x in copies or tensors))
-    return kept.put(key, _Kept(found, copies), *tensors).structure
+def known_edges(edges: Tensor, m: int, n: int, count: bool = False) -> SeenPattern | None:
+    """As :func:`known_pattern`, of :func:`pattern_of_edges`."""
+    return kept.find(("edges", m, n), edges, count=count)
 
 
 def limit_cache(entries: int | None = None, bytes: int | None = None) -> None:
