@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS, ORDERED
-from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
@@ -50,7 +49,6 @@ __all__ = [
     "plain_accesses",
     "raced",
     "races",
-    "refuse_order",
     "reorderable",
     "sets_before_reading",
     "writes_disjoint",
@@ -138,13 +136,6 @@ def order_problem(func: SparseFunc, it: SparseIteration) -> str:
     """Why the result of an iteration depends on the order of its visits; "" where it does not."""
     found = None if ORDERED in it.annotations else reorderable(func, it)
     return "" if found is None else str(found)
-
-
-def refuse_order(who: str, func: SparseFunc, it: SparseIteration) -> None:
-    """Raise ScheduleError where an iteration may not be visited in another order."""
-    found = reorderable(func, it)
-    if found is not None:
-        raise ScheduleError(f"{who}: the order of visits of '{it.name}' matters: {found}")
 
 
 def _allocates(func: SparseFunc) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, overload
 
@@ -12,6 +13,7 @@ from tvm.tirx.buffer import buffer_data
 from sparsetir.arrays import itemsize
 from sparsetir.kernel import Kernel
 from sparsetir.lower import Stages, lower, name_of
+from sparsetir.schedules.passes.whole_workspaces import WHOLE, without_compaction
 from sparsetir.signature import natural_shapes, signature_of
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute
 from sparsetir.sparse_ir.schedule import Schedule
@@ -118,7 +120,9 @@ def compile_stages(stages: Mapping[str, Stages], target: Any) -> Any:
     Their parameters are named, ordered and shaped as the author's are, whatever stage III has.
     """
     functions = {name: _with_natural_shapes(name, s) for name, s in stages.items()}
-    return tvm.compile(tvm.IRModule(functions), target=target)
+    whole = any(WHOLE in f.attrs for f in functions.values())
+    with without_compaction() if whole else contextlib.nullcontext():
+        return tvm.compile(tvm.IRModule(functions), target=target)
 
 
 def _with_natural_shapes(name: str, stages: Stages) -> tirx.PrimFunc:

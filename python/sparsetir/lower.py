@@ -19,6 +19,7 @@ from sparsetir.schedules.passes.locals_apart import locals_apart
 from sparsetir.schedules.passes.locals_on_stack import locals_on_stack
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
 from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
+from sparsetir.schedules.passes.whole_workspaces import whole_workspaces
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.signature import natural_shapes
 from sparsetir.sparse_ir.annotations import ATOMIC
@@ -27,7 +28,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
 from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, variables_of
-from sparsetir.sparse_ir.position_space import SIGNATURE
+from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.workers import GPU_UNITS, units_of
 from sparsetir.targets import resolve_target
@@ -166,6 +167,8 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
     if "II scheduled" in stages:
         stages = {**stages, "II scheduled": marked}
     last = sound_tail_hints(finish(lower_sparse_buffer(marked)))
+    if not gpu:
+        last = whole_workspaces(last, {str(name) for name in marked.attrs.get(LAYOUTS, {})})
     return {**stages, "III": _without_unread(last, marked) if SIGNATURE in marked.attrs else last}
 
 

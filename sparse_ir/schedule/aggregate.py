@@ -41,7 +41,6 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -65,6 +64,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     iteration_of,
     loops_of,
     place_of,
+    refuse_order,
     replaced,
 )
 from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace

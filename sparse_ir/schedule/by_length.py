@@ -29,7 +29,6 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes import in_order
 from sparsetir.sparse_ir.recipes import slices as recipes
@@ -44,6 +43,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     iteration_of,
     loops_of,
     place_of,
+    refuse_order,
     replaced,
 )
 

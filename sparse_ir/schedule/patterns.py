@@ -52,7 +52,6 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.assumptions import with_fact
-from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -74,6 +73,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     iteration_of,
     loops_of,
     place_of,
+    refuse_order,
     replaced,
 )
 from sparsetir.sparse_ir.schedule.workspaces import init_apart

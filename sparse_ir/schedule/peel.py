@@ -26,7 +26,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.legal import refuse_order, writes_disjoint
+from sparsetir.sparse_ir.legal import writes_disjoint
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -46,6 +46,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     iteration_of,
     loops_of,
     place_of,
+    refuse_order,
     replaced,
     show,
 )

@@ -25,14 +25,20 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import RANGES
-from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes import ranges as recipes
 from sparsetir.sparse_ir.recipes.positions import last_of
 from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import Loop, inside, iteration_of, loops_of, place_of
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    inside,
+    iteration_of,
+    loops_of,
+    place_of,
+    refuse_order,
+)
 from sparsetir.sparse_ir.schedule.pos import without_choice
 
 __all__ = ["ranges"]

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
@@ -24,6 +23,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     loops_of,
     name_of,
     place_of,
+    refuse_order,
     replaced,
     show,
 )

@@ -44,7 +44,6 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -67,6 +66,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     iteration_of,
     loops_of,
     place_of,
+    refuse_order,
     replaced,
 )
 

@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.legal import refuse_order
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
@@ -49,6 +48,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     iteration_of,
     loops_of,
     place_of,
+    refuse_order,
     replaced,
 )
 
