@@ -21,10 +21,8 @@ from sparsetir.arrays import (
     is_contiguous,
     is_torch,
     itemsize,
-    memory,
     overlap,
     plain_view,
-    spans_meet,
     strides,
     to_numpy,
 )
@@ -126,8 +124,6 @@ class Plan:
         self._arranged_each = self.arranges_values or unpacked != config
         if unpacked != config:
             self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
-        self._planned: Any = None  # the values, unless the caller gives others
-        self._planned_memory: tuple[int, int] = (0, 0)
         self.needs_values: bool = "a" in self._shapes and values is None
         sizes = {**wanted.sizes, "tiles": tiles}
         computed = arranged.computed(signature.func, sizes)
@@ -148,9 +144,8 @@ class Plan:
         self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
-            self._planned = np.ascontiguousarray(values, self._values_dtype)
-            self._planned_memory = memory(self._planned, itemsize(self._values_dtype))
-            self._put(self._arranged(self._planned))
+            own = np.array(values, self._values_dtype, order="C")  # a copy, as the pattern is
+            self._put(self._arranged(own))
         self.convert_seconds: float = time.perf_counter() - start
 
     @property
@@ -199,8 +194,9 @@ class Plan:
 
         Notes
         -----
-        Changing the matrix itself after planning is not supported: plans share its arrays where
-        they can. Results have no gradients, so what requires one is refused but under
+        A plan has copies of the matrix's values and indices: what is written to the matrix later
+        changes no result, whatever the config; `values` gives other values. Results have no
+        gradients, so what requires one is refused but under
         torch.no_grad(); :mod:`sparsetir.ops` has them.
         """
         if values is not None and self._for_values is not None:
@@ -400,11 +396,7 @@ class Plan:
         for name, array in zip(self._operands, operands, strict=True):
             if self._overlaps(out, array):
                 raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
-        if values is not None or isinstance(out, np.ndarray):
-            shared = self._overlaps(out, self._planned if values is None else values)
-        else:  # to ask NumPy's array for its memory takes longer than all else here
-            shared = spans_meet(memory(out, self._out_bytes), self._planned_memory)
-        if shared:
+        if values is not None and self._overlaps(out, values):
             raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
 
     def _overlaps(self, out: Any, array: Any) -> bool:
