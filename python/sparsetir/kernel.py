@@ -179,7 +179,7 @@ class Kernel:
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             refusal = error
         if refusal is not None:
-            self._run_plain_views(values, refusal)
+            self.run_refused(values, refusal)
         if not numpy:
             count_writes([values[i] for i in self._outputs])
 
@@ -192,6 +192,52 @@ class Kernel:
             The arguments, in that order.
         """
         self._run(*values)
+
+    def run_refused(self, values: Sequence[Any], error: Exception) -> None:
+        """Run with other descriptions of arrays that TVM refused, or raise.
+
+        Parameters
+        ----------
+        values : sequence
+            The arguments, as :meth:`run_unchecked` was given them.
+        error : Exception
+            What it raised. It is raised again where the arguments were not the reason: what failed
+            when it ran is not run again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        values = list(values)
+        views = self._plain_views(values)
+        read_only = any(is_read_only(values[i]) for i in self._outputs)
+        if views is None or read_only or isinstance(error, RuntimeError):
+            self._given.refuse(values)
+            raise error
+        try:
+            self._run(*views)
+        except (TypeError, ValueError, BufferError) as other:
+            self._given.refuse(values)
+            raise other from None
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        """Whether arguments fit as they are: an error is then of the kernel itself.
+
+        Parameters
+        ----------
+        values : sequence
+            The arguments, as :meth:`run_unchecked` takes them.
+
+        Returns
+        -------
+        bool
+        """
+        try:
+            self._given.refuse(list(values))
+        except (TypeError, ValueError):
+            return False
+        return self._plain_views(values) is None
 
     def compute(
         self, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
@@ -319,6 +365,14 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
 
+    def _plain_views(self, values: Sequence[Any]) -> list[Any] | None:
+        """The arguments with arrays as TVM wants them described; None where they are so."""
+        views = list(values)
+        for i in self._arrays:
+            views[i] = plain_view(values[i])
+        changed = any(view is not value for view, value in zip(views, values, strict=True))
+        return views if changed else None
+
     # -- index arrays, and what is computed of them --------------------------------------------
 
     def _meet(
@@ -371,18 +425,6 @@ class Kernel:
         made = dict(zip(orders, self._placed(values, found), strict=True))
         rest = iter(steady)
         return [made[name] if name in made else next(rest) for name in self._made]
-
-    def _run_plain_views(self, values: list[Any], refusal: Exception) -> None:
-        """Run with other descriptions of the arrays; raise if they were not what TVM refused."""
-        if isinstance(refusal, RuntimeError) or any(is_read_only(values[i]) for i in self._outputs):
-            self._given.refuse(values)
-            raise refusal
-        try:
-            views = [plain_view(v) if i in self._arrays else v for i, v in enumerate(values)]
-            self._run(*views)
-        except (TypeError, ValueError, BufferError):
-            self._given.refuse(values)
-            raise refusal from None
 
 
 def _forgetting(kernel: Kernel, key: tuple[Any, ...]) -> Callable[[Any], None]:

@@ -237,8 +237,8 @@ class Plan:
                 return out  # a grid of no blocks is an error there
         try:
             self._run(*args)
-        except (TypeError, ValueError, BufferError, RuntimeError):
-            self._run_refused(args, operands, values, given)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            self._run_refused(args, operands, values, given, error)
         if given is not None and type(given) is not np.ndarray:
             count_writes((given,))
         return out
@@ -259,17 +259,18 @@ class Plan:
         args[self._out_at] = self._view("out", out)
 
     def _run_refused(
-        self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any
+        self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any, error: Exception
     ) -> None:
         """Say what is wrong with arguments that TVM refused, or run with other views of them.
 
         out : None where it is a new array
+        error : is raised where the arguments were not the reason
         """
         if values is not None:
             self._fill(args, operands, values, args[self._out_at])
         if out is not None:
             self._refuse_overlap(out, operands, values)
-        self.kernel(*args[: len(self.kernel.signature.names)])
+        self.kernel.run_refused(args, error)
 
     def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
         """A call on contiguous torch tensors that fit, which is not checked.
@@ -300,6 +301,8 @@ class Plan:
         try:
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):
+            if self.kernel.takes(args):
+                raise
             return self._run_detached(operands, values)  # takes other views, or says what is wrong
         return out
 
@@ -323,7 +326,7 @@ class Plan:
         Returns
         -------
         Tensor or None
-            None where TVM refuses the tensors.
+            None where TVM refuses the tensors; a kernel that fails raises.
         """
         args, first = self._args.copy(), operands[0]
         args[self._direct[0]] = first
@@ -331,14 +334,16 @@ class Plan:
             args[self._direct[1]] = operands[1]
         if values is not None:
             args[self._values_at] = values
+        if self._out_dtype is None and not self._large:
+            out = first.new_empty(*self._out_shape)
+        else:
+            out = self._new_result(first)
+        args[self._out_at] = out
         try:
-            if self._out_dtype is None and not self._large:
-                out = first.new_empty(*self._out_shape)
-            else:
-                out = self._new_result(first)
-            args[self._out_at] = out
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):
+            if self.kernel.takes(args):
+                raise
             return None
         return out
 
