@@ -40,7 +40,7 @@ from typing import Any, TypeVar
 import tvm
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.default import default_schedule, vector_bits
+from sparsetir.schedules.default import default_schedule, pool, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.passes.known_tiles import known_tiles
 from sparsetir.schedules.passes.one_part import one_part
@@ -240,7 +240,7 @@ def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any) -> tirx.PrimFun
     if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):
         return rows  # nothing can be promised about its length
     nnz, n, feat = _sizes(func, found, rows)
-    threads = tvm.get_global_func("runtime.NumThreads")()
+    threads = pool()
     lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
     if not isinstance(feat, tirx.IntImm):
         narrow = _narrow(func, lanes)

@@ -24,6 +24,7 @@ from sparsetir.file_errors import as_path
 from sparsetir.kernel_file import write_library
 from sparsetir.matrix_engine import allowed, features_needed, refusing
 from sparsetir.readable import check_memory, count_writes
+from sparsetir.schedules.default import assumed_machine
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.computed import compute, reads
 from sparsetir.sparse_ir.promises import promised_range
@@ -74,6 +75,8 @@ class Kernel:
         Check index arrays that are not among the last eight sets that the kernel saw
         (:func:`check_structure`). This goes by object: an array changed in place is not looked at
         again. False turns it off: the kernel then trusts them.
+    assumes : mapping of str to int, optional
+        What :attr:`assumes` gives; by default of this machine.
     needs : sequence of str, optional
         Features of the CPU that its schedule asked for by name. Where they, or the system's leave
         to use them, are not there, a call raises RuntimeError.
@@ -112,12 +115,14 @@ class Kernel:
         *,
         check: bool = True,
         needs: Sequence[str] | None = None,
+        assumes: Mapping[str, int] | None = None,
     ) -> None:
         self.name = name
         self.signature = signature
         self.stages: dict[str, Any] = dict(stages)
         self.target = target
         self.check = check
+        self._assumes = assumes
         self._module = module
         self._loaded = not stages  # from a file, which holds no stages and cannot be written again
         self.needs: list[str] = (
@@ -182,6 +187,15 @@ class Kernel:
             self.run_refused(values, refusal)
         if not numpy:
             count_writes([values[i] for i in self._outputs])
+
+    @property
+    def assumes(self) -> Mapping[str, int]:
+        """The "l2_bytes" of a core and "threads" of the CPU that the schedule was made on.
+
+        Elsewhere results are the same, and it may be slower. Empty for GPUs, and where a file does
+        not say.
+        """
+        return assumed_machine(self.target) if self._assumes is None else self._assumes
 
     def run_unchecked(self, values: Sequence[Any]) -> None:
         """Run on the arguments that `signature.passed` names; only TVM checks them.
@@ -352,6 +366,7 @@ class Kernel:
             "signature": tvm.ir.save_json(self.signature.source),
             "target": str(self.target),
             "needs": self.needs,
+            "assumes": self.assumes,
         }
         try:
             write_library(self._module, path, meta, overwrite)

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm
 
 from sparsetir._versions import VERSIONS
+from sparsetir.schedules.default import pool
 from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.fingerprint import cpu_model
 from sparsetir.tuning.records import default_path
 
-__all__ = ["measure", "pays", "pool", "work_of_threads"]
+__all__ = ["measure", "pays", "work_of_threads"]
 
 # Multiplications below which waking pays on no machine, and above which it does on each.
 LEAST, MOST = 1 << 16, 1 << 24
@@ -61,11 +61,6 @@ def work_of_threads(threads: int, work: int) -> int:
     if pool() < threads:
         return WORK_OF_THREADS
     return _kept(threads, str(default_path()))
-
-
-def pool() -> int:
-    """Threads of TVM's pool, the one that calls among them."""
-    return int(tvm.get_global_func("runtime.NumThreads")())
 
 
 @cache
