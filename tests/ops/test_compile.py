@@ -11,6 +11,8 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ops_common import rounded
 from sparsetir import ops
 from sparsetir.ops import library
+from sparsetir.ops.registry import define
+from sparsetir.ops.structure import compiled_code
 
 SIZE = (6, 5)  # sources, targets
 EDGES = torch.tensor([[0, 1, 2, 2, 5, 3, 0], [4, 0, 1, 4, 3, 0, 4]])
@@ -211,3 +213,17 @@ def test_memory_of_a_pattern_is_used_again_by_compiled_code():
         csr[1].numpy()[:] = (COL + step) % 6
         other = [x.clone() for x in csr]
         torch.testing.assert_close(call(*csr, None, X, "max"), call(*other, None, X, "max"))
+
+
+def test_an_operator_within_another_leaves_its_mark():
+    """What the outer one does next is still done for compiled code."""
+    marks = []
+    inner = define("test_inner(Tensor x) -> Tensor", lambda x: x.clone(), torch.empty_like)
+
+    def outer(x):
+        inner.op(x)
+        marks.append(compiled_code.runs)
+        return x.clone()
+
+    define("test_outer(Tensor x) -> Tensor", outer, torch.empty_like).op(torch.ones(1))
+    assert marks == [True] and not compiled_code.runs

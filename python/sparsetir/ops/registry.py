@@ -149,11 +149,12 @@ def _in_compiled_code(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """The kernel for the dispatcher, whose callers are compiled code for the most part."""
 
     def run(*args: Any) -> Any:
+        before = getattr(compiled_code, "runs", False)
         compiled_code.runs = True
         try:
             return kernel(*args)
         finally:
-            compiled_code.runs = False
+            compiled_code.runs = before  # a kernel may call another operator by the dispatcher
 
     return run
 
