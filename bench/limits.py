@@ -25,7 +25,8 @@ class Machine:
     """Measures both rates with a number of threads, in a process of its own."""
 
     def __init__(self, threads: int, seconds: float) -> None:
-        self.worker, self.seconds = Worker("machine", threads, {}, module="bench.machine"), seconds
+        self.worker = Worker("machine", threads, {}, module="bench.machine", ahead=True)
+        self.seconds = seconds
         self._peak = 0.0
 
     @property

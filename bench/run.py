@@ -115,7 +115,9 @@ class Bench:
     ) -> None:  # fmt: skip
         self.rounds, self.seconds = (QUICK_ROUNDS, QUICK_SECONDS) if quick else (ROUNDS, SECONDS)
         self.rounds = rounds or self.rounds
-        self.workers = {t: [Worker(n, t, options, before) for n in names] for t in threads}
+        self.workers = {
+            t: [Worker(n, t, options, before, ahead=True) for n in names] for t in threads
+        }
         self.machines = [Machine(t, 0.02 if quick else 0.2) for t in threads]
         self.folder, self.quick, self.peers = folder, quick, len(names)
 

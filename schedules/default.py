@@ -28,7 +28,7 @@ from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
-__all__ = ["default_schedule", "is_gpu", "l2_bytes", "vector_bits"]
+__all__ = ["assumed_machine", "default_schedule", "is_gpu", "l2_bytes", "pool", "vector_bits"]
 
 GPU_THREADS = 128
 GPU_WARP = 32
@@ -88,6 +88,19 @@ def l2_bytes() -> int:
     except (OSError, ValueError):
         size = 0
     return size if size > 0 else L2_BYTES
+
+
+def pool() -> int:
+    """Threads of TVM's pool, the one that calls among them."""
+    return int(tvm.get_global_func("runtime.NumThreads")())
+
+
+def assumed_machine(target: Any) -> dict[str, int]:
+    """What kernels for a target assume of this machine beside it: speed alone depends on it.
+
+    "l2_bytes" of a core and "threads" for CPUs, nothing for GPUs.
+    """
+    return {} if is_gpu(target) else {"l2_bytes": l2_bytes(), "threads": pool()}
 
 
 def _top_blocks(sch: Any) -> list[Any]:

@@ -33,14 +33,14 @@ in the order of their storage, as the order takes about as long as the sum.
 
 from __future__ import annotations
 
-import contextlib
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import tvm
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.default import default_schedule, vector_bits
+from sparsetir.schedules.default import default_schedule, pool, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.passes.known_tiles import known_tiles
 from sparsetir.schedules.passes.one_part import one_part
@@ -63,6 +63,8 @@ from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.value_domains import permutations
 
 __all__ = ["PACK_DEGREE", "PACK_FEATURES", "WORK_OF_THREADS", "for_all_sizes"]
+
+T = TypeVar("T")
 
 # Non-zeros per row of B, and features, from which on a copy of it, or of a part, pays.
 PACK_DEGREE = 28
@@ -90,30 +92,41 @@ def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
     # What its author has said of a loop stays, and the default schedule does the rest.
     begun = any(it.annotations for it in sparse_iterations(func))
     if not begun:
-        with contextlib.suppress(ShapeError):
-            return _by_elements(func, target)
+        stages = _by_elements(func, target)
+        if stages is not None:
+            return stages
     lowered = lower_sparse_iter(func)
     scheduled = default_schedule(lowered, target)
     if not begun:
-        with contextlib.suppress(ShapeError):
-            scheduled = _by_rows(func, scheduled, target)
+        scheduled = _by_rows(func, scheduled, target)
     return {"I": func, "II": lowered, "II scheduled": scheduled}
 
 
-def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any]:
+def _shape(ask: Callable[[Schedule, str], T], sch: Schedule) -> T | None:
+    """The loops of a program of the shape that is asked for; None for another shape.
+
+    The one place where a ShapeError is an answer: later it is a mistake of a version, and shows.
+    """
+    try:
+        return ask(sch, "for_all_sizes")
+    except ShapeError:
+        return None
+
+
+def _by_elements(func: SparseFunc, target: Any) -> dict[str, Any] | None:
     """Sums over features for each element: versions by features, all by positions in parts.
 
-    Raises ScheduleError for a program of another shape.
+    None for a program of another shape, and for types that sums are not kept in.
     """
     sch = Schedule(func)
-    found = element_reduction(sch, "for_all_sizes")
-    if found.dtype not in ("float32", "float64"):
-        raise ShapeError("for_all_sizes: sums are kept in the result's type")
+    found = _shape(element_reduction, sch)
+    if found is None or found.dtype not in ("float32", "float64"):
+        return None
     feat = func.axis(found.features.name).length
     try:
         by_positions(sch, found, in_parts=True)
-    except ScheduleError as refused:  # such as for buffers over more than the elements
-        raise ShapeError(str(refused)) from refused
+    except ScheduleError:  # positions themselves say so, such as of a loop under the elements
+        return None
     lowered = lower_sparse_iter(sch.func)
     bits = vector_bits(target)
     lanes = bits // tvm.DataType(found.dtype).bits
@@ -217,19 +230,18 @@ def _stage_two(sch: Schedule) -> tirx.PrimFunc:
 def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
     """Reductions over what rows store: versions by features, and by how often rows are gathered.
 
-    rows : the same of stage II, with the default schedule
-
-    Raises ScheduleError for a program of another shape.
+    rows : the same of stage II, with the default schedule; the result for a program of another
+        shape, and where rows may write the same elements
     """
     sch = Schedule(func)
-    found = row_reduction(sch, "for_all_sizes")
-    if not found.free:
-        raise ShapeError("for_all_sizes: rows may write the same elements")
+    found = _shape(row_reduction, sch)
+    if found is None or not found.free:
+        return rows
     axis = func.axis(found.features.name)
     if axis.kind != "dense_fixed" or not isinstance(axis.length, tirx.IntImm | ir.Var):
         return rows  # nothing can be promised about its length
     nnz, n, feat = _sizes(func, found, rows)
-    threads = tvm.get_global_func("runtime.NumThreads")()
+    threads = pool()
     lanes = vector_bits(target) // tvm.DataType(found.dtype).bits
     if not isinstance(feat, tirx.IntImm):
         narrow = _narrow(func, lanes)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -546,6 +547,16 @@ def test_records(run, records):
     code, out, _ = run("records", "import", "all.json", "--json")
     assert code == 0 and json.loads(out) == {"records": 2}
     assert run("records", "forget", "--all")[1].startswith("4 records deleted")
+
+
+def test_records_of_other_versions_are_counted(run, records):
+    records.add(record())
+    records.add(replace(record(graph="pubmed"), versions={"sparsetir": "0.0.1"}))
+    out = run("records", "list")[1]
+    assert "cora" in out and "pubmed" not in out
+    assert out.splitlines()[-1].endswith(
+        f"{records.path}, 1 of other versions, which no plan takes"
+    )
 
 
 def test_records_that_cannot_be_read(run, tmp_path, monkeypatch):

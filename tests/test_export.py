@@ -45,7 +45,17 @@ def test_loaded_kernel_runs_and_knows_its_parameters(saved):
     for what in ("names", "dtypes", "outputs", "index_arrays", "index_sizes", "inferences"):
         assert getattr(loaded.signature, what) == getattr(built.signature, what)
     assert loaded.stages == {}
+    assert loaded.assumes == built.assumes and set(built.assumes) == {"l2_bytes", "threads"}
     assert repr(loaded) == repr(built)
+
+
+def test_a_file_says_for_which_machine_it_was_scheduled(tmp_path, monkeypatch):
+    """What this one has plays no part where it is loaded."""
+    machine = {"l2_bytes": 123, "threads": 7}
+    monkeypatch.setattr("sparsetir.kernel.assumed_machine", lambda target: machine)
+    sparsetir.build(scale).export(tmp_path / "scale.so")
+    monkeypatch.undo()
+    assert sparsetir.load(tmp_path / "scale.so").assumes == machine
 
 
 def test_loaded_kernel_refuses_the_same(saved):

@@ -72,6 +72,14 @@ def test_forged_needs(saved, tmp_path, needs):
         sparsetir.load(tmp_path / "a.so")
 
 
+@pytest.mark.parametrize("assumes", [None, 7, ["threads"], {"threads": "2"}], ids=str)
+def test_forged_assumptions(saved, tmp_path, assumes):
+    library, found = read_library(saved)
+    forge(tmp_path / "a.so", library, json.dumps({**found, "assumes": assumes}).encode())
+    with pytest.raises(ValueError, match="its description has no numbers by name in 'assumes'"):
+        sparsetir.load(tmp_path / "a.so")
+
+
 def test_descriptions_that_are_deep(saved, tmp_path):
     library, _ = read_library(saved)
     forge(tmp_path / "a.so", library, b"[" * 10**5)

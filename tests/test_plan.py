@@ -12,11 +12,13 @@ import torch
 import tvm
 
 import sparsetir
-from sparsetir import ScheduleError, run_plan
+from sparsetir import ScheduleError, SparseMatrix, SparseTensor, run_plan
 from sparsetir.formats import BSR, CSC, CSF, CSR, DBSR, ELL, SRBCRS, Hyb, RowELL
 from sparsetir.large_pages import in_large_pages
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
+from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_sorted import SortedRows
 
 A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
 B = np.random.default_rng(1).standard_normal((20, 16)).astype("float32")
@@ -316,3 +318,52 @@ def test_names_of_dgl():
         sparsetir.plan("u_mul_e_sum", A, 4, reduce="max")
     with pytest.raises(ValueError, match="expected one of spmm, .* or u_dot_v, got 'u_sub_v'"):
         sparsetir.plan("u_sub_v", A, 4)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"config": RowBlocks(tile=16, lanes=16)},  # CSR as it is
+        {"config": PanelRows(rows=2, tile=16, blocks=2)},  # values in another order
+        {"config": SortedRows(tile=16)},
+        {"config": SortedRows(tile=16, packed=False)},
+        {"format": BSR(2, 2)},
+    ],
+    ids=lambda options: "-".join(type(x).__name__ for x in options.values()),
+)
+def test_a_plan_has_the_matrix_as_it_was(options):
+    """Whatever the schedule: what it takes in place of copies would be read unchecked."""
+    a = A.copy()
+    given = SparseMatrix(a)
+    run, values = sparsetir.plan("spmm", given, 16, **options), A.data + 1
+    want, other = A @ B, sp.csr_array((values, A.indices, A.indptr), A.shape) @ B
+    a.data *= 2
+    a.indices[:] = 0
+    a.indptr[1:] = a.nnz
+    np.testing.assert_allclose(run(B), want, atol=1e-5)
+    np.testing.assert_allclose(run(B, values=values), other, atol=1e-5)
+    np.testing.assert_allclose(run(B, out=np.empty((30, 16), "float32")), want, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", ["u_mul_e_max", "sddmm", "attention"])
+def test_plans_of_other_operators_have_the_matrix_as_it_was(op):
+    a = A.copy()
+    run = sparsetir.plan(op, SparseMatrix(a), 16)
+    rows = np.random.default_rng(3).standard_normal((30, 16)).astype("float32")
+    operands = {"u_mul_e_max": (B,), "sddmm": (rows, B), "attention": (rows, B, B)}[op]
+    want = run(*operands)
+    a.data *= 2
+    a.indices[:] = 0
+    a.indptr[1:] = a.nnz
+    np.testing.assert_array_equal(run(*operands), want)
+
+
+def test_relational_plans_have_the_tensor_as_it_was():
+    coords = np.array([[0, 0, 1], [0, 1, 1], [1, 0, 2]], "int32")
+    values = np.array([1, 2, 3], "float32")
+    run = sparsetir.plan("rgms", SparseTensor(coords, values, (2, 2, 3)), 16)
+    x, w = np.ones((3, 16), "float32"), np.ones((2, 16, 16), "float32")
+    want = run(x, w)
+    values *= 2
+    coords[:] = 0
+    np.testing.assert_array_equal(run(x, w), want)

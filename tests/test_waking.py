@@ -1,18 +1,23 @@
 """From how much work on threads are woken."""
 
 import json
+from datetime import date, timedelta
 
 import pytest
 import scipy.sparse as sp
 
 import sparsetir
 from sparsetir import waking
+from sparsetir._versions import VERSIONS
 from sparsetir.schedules.versions import WORK_OF_THREADS
+
+TODAY = date.today()
 
 
 @pytest.fixture
 def kept(monkeypatch, tmp_path):
     monkeypatch.setenv("SPARSETIR_RECORDS", str(tmp_path / "below" / "records.sqlite"))
+    monkeypatch.setattr(waking.os, "getloadavg", lambda: (0.5, 0.5, 0.5))
     waking._kept.cache_clear()
     yield tmp_path / "below" / "waking.json"
     waking._kept.cache_clear()
@@ -43,6 +48,46 @@ def test_it_is_measured_once_and_kept(kept, monkeypatch):
     kept.write_text("no JSON")
     waking._kept.cache_clear()
     assert waking.work_of_threads(2, 10**6) == 123_456 and asked == [2, 4, 2]
+
+
+@pytest.mark.parametrize(
+    ("written", "taken"),
+    [
+        ({}, True),
+        ({"date": str(TODAY - timedelta(days=29))}, True),
+        ({"date": str(TODAY - timedelta(days=31))}, False),
+        ({"date": str(TODAY + timedelta(days=31))}, False),  # the clock was wrong
+        ({"date": "long ago"}, False),
+        ({"date": None}, False),
+        ({"versions": VERSIONS | {"apache-tvm": "0.26.0"}}, False),
+        ({"versions": None}, False),
+    ],
+    ids=range(8),
+)
+def test_it_is_measured_again_after_a_month_and_by_other_versions(
+    kept, monkeypatch, written, taken
+):
+    asked = []
+    monkeypatch.setattr(waking, "pool", lambda: 2)
+    monkeypatch.setattr(waking, "measure", lambda n: asked.append(n) or {"work": 123_456})
+    waking.work_of_threads(2, 10**6)
+    (key, found), *_ = json.loads(kept.read_text()).items()
+    kept.write_text(json.dumps({key: {**found, **written}}))
+    waking._kept.cache_clear()
+    waking.work_of_threads(2, 10**6)
+    assert len(asked) == (1 if taken else 2)
+    assert json.loads(kept.read_text())[key] == ({**found, **written} if taken else found)
+
+
+def test_what_is_measured_on_a_busy_machine_is_not_kept(kept, monkeypatch):
+    monkeypatch.setattr(waking, "pool", lambda: 2)
+    monkeypatch.setattr(waking, "measure", lambda n: {"work": 123_456})
+    monkeypatch.setattr(waking.os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(waking.os, "getloadavg", lambda: (4.5, 0.5, 0.5))
+    assert waking.work_of_threads(2, 10**6) == 123_456 and not kept.exists()
+    waking._kept.cache_clear()
+    monkeypatch.setattr(waking.os, "getloadavg", lambda: (3.5, 0.5, 0.5))
+    assert waking.work_of_threads(2, 10**6) == 123_456 and kept.exists()
 
 
 def test_it_is_not_measured_where_the_answer_is_known(kept, monkeypatch):

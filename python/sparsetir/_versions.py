@@ -12,6 +12,9 @@ VERSION = "0.1.0"
 
 REQUIRED = {"apache-tvm": "0.27.0.post1", "apache-tvm-ffi": "0.1.14.post1"}
 
+# What was measured with others is measured again: the same config may be another kernel there.
+VERSIONS = {"sparsetir": VERSION, **REQUIRED}
+
 
 def check() -> None:
     """Raise ImportError when the installed TVM is not the one this package is made for.

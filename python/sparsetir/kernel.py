@@ -24,6 +24,7 @@ from sparsetir.file_errors import as_path
 from sparsetir.kernel_file import write_library
 from sparsetir.matrix_engine import allowed, features_needed, refusing
 from sparsetir.readable import check_memory, count_writes
+from sparsetir.schedules.default import assumed_machine
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
 from sparsetir.sparse_ir.promises import promised_range
@@ -74,6 +75,8 @@ class Kernel:
         Check index arrays that are not among the last eight sets that the kernel saw
         (:func:`check_structure`). This goes by object: an array changed in place is not looked at
         again. False turns it off: the kernel then trusts them.
+    assumes : mapping of str to int, optional
+        What :attr:`assumes` gives; by default of this machine.
     needs : sequence of str, optional
         Features of the CPU that its schedule asked for by name. Where they, or the system's leave
         to use them, are not there, a call raises RuntimeError.
@@ -112,12 +115,14 @@ class Kernel:
         *,
         check: bool = True,
         needs: Sequence[str] | None = None,
+        assumes: Mapping[str, int] | None = None,
     ) -> None:
         self.name = name
         self.signature = signature
         self.stages: dict[str, Any] = dict(stages)
         self.target = target
         self.check = check
+        self._assumes = assumes
         self._module = module
         self._loaded = not stages  # from a file, which holds no stages and cannot be written again
         self.needs: list[str] = (
@@ -179,9 +184,18 @@ class Kernel:
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
             refusal = error
         if refusal is not None:
-            self._run_plain_views(values, refusal)
+            self.run_refused(values, refusal)
         if not numpy:
             count_writes([values[i] for i in self._outputs])
+
+    @property
+    def assumes(self) -> Mapping[str, int]:
+        """The "l2_bytes" of a core and "threads" of the CPU that the schedule was made on.
+
+        Elsewhere results are the same, and it may be slower. Empty for GPUs, and where a file does
+        not say.
+        """
+        return assumed_machine(self.target) if self._assumes is None else self._assumes
 
     def run_unchecked(self, values: Sequence[Any]) -> None:
         """Run on the arguments that `signature.passed` names; only TVM checks them.
@@ -192,6 +206,52 @@ class Kernel:
             The arguments, in that order.
         """
         self._run(*values)
+
+    def run_refused(self, values: Sequence[Any], error: Exception) -> None:
+        """Run with other descriptions of arrays that TVM refused, or raise.
+
+        Parameters
+        ----------
+        values : sequence
+            The arguments, as :meth:`run_unchecked` was given them.
+        error : Exception
+            What it raised. It is raised again where the arguments were not the reason: what failed
+            when it ran is not run again.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Naming the argument.
+        """
+        values = list(values)
+        views = self._plain_views(values)
+        read_only = any(is_read_only(values[i]) for i in self._outputs)
+        if views is None or read_only or isinstance(error, RuntimeError):
+            self._given.refuse(values)
+            raise error
+        try:
+            self._run(*views)
+        except (TypeError, ValueError, BufferError) as other:
+            self._given.refuse(values)
+            raise other from None
+
+    def takes(self, values: Sequence[Any]) -> bool:
+        """Whether arguments fit as they are: an error is then of the kernel itself.
+
+        Parameters
+        ----------
+        values : sequence
+            The arguments, as :meth:`run_unchecked` takes them.
+
+        Returns
+        -------
+        bool
+        """
+        try:
+            self._given.refuse(list(values))
+        except (TypeError, ValueError, RuntimeError):  # the last of tensors without memory
+            return False
+        return self._plain_views(values) is None
 
     def compute(
         self, arguments: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
@@ -307,6 +367,7 @@ class Kernel:
             "signature": tvm.ir.save_json(self.signature.source),
             "target": str(self.target),
             "needs": self.needs,
+            "assumes": self.assumes,
         }
         try:
             write_library(self._module, path, meta, overwrite)
@@ -319,6 +380,14 @@ class Kernel:
 
     def __repr__(self) -> str:
         return f"<sparsetir.Kernel {self.name}({', '.join(self.signature.names)})>"
+
+    def _plain_views(self, values: Sequence[Any]) -> list[Any] | None:
+        """The arguments with arrays as TVM wants them described; None where they are so."""
+        views = list(values)
+        for i in self._arrays:
+            views[i] = plain_view(values[i])
+        changed = any(view is not value for view, value in zip(views, values, strict=True))
+        return views if changed else None
 
     # -- index arrays, and what is computed of them --------------------------------------------
 
@@ -372,18 +441,6 @@ class Kernel:
         made = dict(zip(orders, self._placed(values, found), strict=True))
         rest = iter(steady)
         return [made[name] if name in made else next(rest) for name in self._made]
-
-    def _run_plain_views(self, values: list[Any], refusal: Exception) -> None:
-        """Run with other descriptions of the arrays; raise if they were not what TVM refused."""
-        if isinstance(refusal, RuntimeError) or any(is_read_only(values[i]) for i in self._outputs):
-            self._given.refuse(values)
-            raise refusal
-        try:
-            views = [plain_view(v) if i in self._arrays else v for i, v in enumerate(values)]
-            self._run(*views)
-        except (TypeError, ValueError, BufferError):
-            self._given.refuse(values)
-            raise refusal from None
 
 
 def _forgetting(kernel: Kernel, key: tuple[Any, ...]) -> Callable[[Any], None]:

@@ -80,7 +80,10 @@ def load(path: str | Path, *, check: bool = True) -> Kernel:
             f"{who}, compiled for {target.kind.name}, cannot be loaded here: {first_line(error)}"
         ) from error
     try:
-        return Kernel(module, name, signature, {}, target, check=check, needs=meta.get("needs"))
+        return Kernel(
+            module, name, signature, {}, target, check=check, needs=meta.get("needs"),
+            assumes=meta.get("assumes", {}),
+        )  # fmt: skip
     except AttributeError as error:
         raise ValueError(f"{who}: its library has no function '{name}'") from error
 
@@ -95,6 +98,9 @@ def _described(meta: dict[str, Any]) -> tuple[str, Signature, Any]:
         isinstance(needs, list) and all(isinstance(name, str) for name in needs)
     ):
         raise ValueError("its description has no list of texts 'needs'")
+    assumes = meta.get("assumes", {})  # of no file from before
+    if not isinstance(assumes, dict) or not all(type(n) is int for n in assumes.values()):
+        raise ValueError("its description has no numbers by name in 'assumes'")
     source: Any = tvm.ir.load_json(meta["signature"])
     if not isinstance(source, SparseFunc | tvm.tirx.PrimFunc):
         raise ValueError(f"its signature is no function, but {type(source).__name__}")

@@ -22,7 +22,7 @@ from sparsetir.schedules.passes.sound_tail_hints import sound_tail_hints
 from sparsetir.schedules.passes.whole_workspaces import whole_workspaces
 from sparsetir.schedules.versions import for_all_sizes
 from sparsetir.signature import natural_shapes
-from sparsetir.sparse_ir.annotations import ATOMIC
+from sparsetir.sparse_ir.annotations import ATOMIC, GPU_UNITS
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.lower_sparse_buffer import lower_sparse_buffer
@@ -30,7 +30,7 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations, variables_of
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule
-from sparsetir.sparse_ir.workers import GPU_UNITS, units_of
+from sparsetir.sparse_ir.workers import units_of
 from sparsetir.targets import resolve_target
 
 __all__ = ["Stages", "lower", "lower_template", "name_of"]

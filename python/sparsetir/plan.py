@@ -124,6 +124,12 @@ def plan(
 
     Notes
     -----
+    A plan copies the values and indices of the matrix, or stores them in its format: for CSR 8
+    bytes for each element of float32 with int32 indices, and the time to copy them once. So what is
+    written to the matrix later changes no result, whatever the config; other values are given with
+    each run, and another pattern wants another plan. Index arrays of a CsrPattern or a
+    RelationPattern are used as they are, unchecked: they must not change while there is a plan.
+
     Features of elements (e, and values of a softmax) are in the order of the pattern, as values
     are. A matrix that has its elements in another order is refused there, but for a SparseMatrix,
     whose `arrange` brings features into its own; and one that has an element twice, where it

@@ -302,13 +302,15 @@ def default_threads() -> int:
 def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:
     """Where a matrix has elements, with indices of a type.
 
-    Of a SparseMatrix it takes, and adds to, the conversions that the matrix keeps.
+    Of a SparseMatrix a copy, as kernels trust indices and the user may write to those of the
+    matrix; it takes, and adds to, the conversions that the matrix keeps, which are copies too. A
+    CsrPattern is trusted as it is.
     """
     if isinstance(matrix, CsrPattern):
         indptr, indices = (x.astype(idtype, copy=False) for x in matrix[:2])
         return type(matrix)(indptr, indices, matrix.shape)
     pattern, (m, n) = matrix.pattern, matrix.shape
-    indptr, indices = (x.astype(idtype, copy=False) for x in (pattern.indptr, pattern.coords[1]))
+    indptr, indices = (np.array(x, idtype) for x in (pattern.indptr, pattern.coords[1]))
     found = _OfMatrix(indptr, indices, (m, n))
     if pattern.idtype != idtype:  # one that it has no conversions for
         return CsrPattern(*found)

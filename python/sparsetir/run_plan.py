@@ -21,10 +21,8 @@ from sparsetir.arrays import (
     is_contiguous,
     is_torch,
     itemsize,
-    memory,
     overlap,
     plain_view,
-    spans_meet,
     strides,
     to_numpy,
 )
@@ -126,8 +124,6 @@ class Plan:
         self._arranged_each = self.arranges_values or unpacked != config
         if unpacked != config:
             self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
-        self._planned: Any = None  # the values, unless the caller gives others
-        self._planned_memory: tuple[int, int] = (0, 0)
         self.needs_values: bool = "a" in self._shapes and values is None
         sizes = {**wanted.sizes, "tiles": tiles}
         computed = arranged.computed(signature.func, sizes)
@@ -148,9 +144,8 @@ class Plan:
         self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
-            self._planned = np.ascontiguousarray(values, self._values_dtype)
-            self._planned_memory = memory(self._planned, itemsize(self._values_dtype))
-            self._put(self._arranged(self._planned))
+            own = np.array(values, self._values_dtype, order="C")  # a copy, as the pattern is
+            self._put(self._arranged(own))
         self.convert_seconds: float = time.perf_counter() - start
 
     @property
@@ -199,8 +194,9 @@ class Plan:
 
         Notes
         -----
-        Changing the matrix itself after planning is not supported: plans share its arrays where
-        they can. Results have no gradients, so what requires one is refused but under
+        A plan has copies of the matrix's values and indices: what is written to the matrix later
+        changes no result, whatever the config; `values` gives other values. Results have no
+        gradients, so what requires one is refused but under
         torch.no_grad(); :mod:`sparsetir.ops` has them.
         """
         if values is not None and self._for_values is not None:
@@ -241,8 +237,8 @@ class Plan:
                 return out  # a grid of no blocks is an error there
         try:
             self._run(*args)
-        except (TypeError, ValueError, BufferError, RuntimeError):
-            self._run_refused(args, operands, values, given)
+        except (TypeError, ValueError, BufferError, RuntimeError) as error:
+            self._run_refused(args, operands, values, given, error)
         if given is not None and type(given) is not np.ndarray:
             count_writes((given,))
         return out
@@ -263,17 +259,18 @@ class Plan:
         args[self._out_at] = self._view("out", out)
 
     def _run_refused(
-        self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any
+        self, args: list[Any], operands: tuple[Any, ...], values: Any, out: Any, error: Exception
     ) -> None:
         """Say what is wrong with arguments that TVM refused, or run with other views of them.
 
         out : None where it is a new array
+        error : is raised where the arguments were not the reason
         """
         if values is not None:
             self._fill(args, operands, values, args[self._out_at])
         if out is not None:
             self._refuse_overlap(out, operands, values)
-        self.kernel(*args[: len(self.kernel.signature.names)])
+        self.kernel.run_refused(args, error)
 
     def run_trusted(self, operands: Sequence[Any], values: Any = None) -> Any:
         """A call on contiguous torch tensors that fit, which is not checked.
@@ -304,6 +301,8 @@ class Plan:
         try:
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):
+            if self.kernel.takes(args):
+                raise
             return self._run_detached(operands, values)  # takes other views, or says what is wrong
         return out
 
@@ -327,7 +326,7 @@ class Plan:
         Returns
         -------
         Tensor or None
-            None where TVM refuses the tensors.
+            None where TVM refuses the tensors; a kernel that fails raises.
         """
         args, first = self._args.copy(), operands[0]
         args[self._direct[0]] = first
@@ -335,14 +334,16 @@ class Plan:
             args[self._direct[1]] = operands[1]
         if values is not None:
             args[self._values_at] = values
+        if self._out_dtype is None and not self._large:
+            out = first.new_empty(*self._out_shape)
+        else:
+            out = self._new_result(first)
+        args[self._out_at] = out
         try:
-            if self._out_dtype is None and not self._large:
-                out = first.new_empty(*self._out_shape)
-            else:
-                out = self._new_result(first)
-            args[self._out_at] = out
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):
+            if self.kernel.takes(args):
+                raise
             return None
         return out
 
@@ -400,11 +401,7 @@ class Plan:
         for name, array in zip(self._operands, operands, strict=True):
             if self._overlaps(out, array):
                 raise ValueError(f"{self.op}: argument 'out' shares memory with '{name}'")
-        if values is not None or isinstance(out, np.ndarray):
-            shared = self._overlaps(out, self._planned if values is None else values)
-        else:  # to ask NumPy's array for its memory takes longer than all else here
-            shared = spans_meet(memory(out, self._out_bytes), self._planned_memory)
-        if shared:
+        if values is not None and self._overlaps(out, values):
             raise ValueError(f"{self.op}: argument 'out' shares memory with the values")
 
     def _overlaps(self, out: Any, array: Any) -> bool:

@@ -79,8 +79,8 @@ class SparseTensor:
 
     Arrays may be of NumPy, torch, TVM or anything with DLPack. They are never changed, and not
     copied where they are in canonical order and of the right type already: what you then write to
-    them changes this too, but not what it was converted to. Tensors on a GPU are copied to the
-    host; those that require a gradient are detached.
+    them changes this too, but not what it was converted to and no plan. Tensors on a GPU are copied
+    to the host; those that require a gradient are detached.
     """
 
     def __init__(self, coords: Any, values: Any = None, shape: Any = None) -> None:

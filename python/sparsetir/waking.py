@@ -2,8 +2,9 @@
 
 A worker of TVM's pool sleeps between calls, so that it disturbs no other library's threads. To wake
 it takes some 5 to 50 microseconds, on virtual machines more than on others. Two threads then save
-`work * seconds * (1 - 1 / threads)` and lose that. Both numbers are measured once, when a plan is
-first made for which the answer is open, and kept beside the records of tuning.
+`work * seconds * (1 - 1 / threads)` and lose that. Both numbers are measured when a plan is first
+made for which the answer is open, and kept beside the records of tuning: for a month, unless the
+versions of sparsetir or TVM change before, or other processes used the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -11,19 +12,21 @@ from __future__ import annotations
 import json
 import os
 import time
+from datetime import date
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tvm
 
+from sparsetir._versions import VERSIONS
+from sparsetir.schedules.default import pool
 from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.fingerprint import cpu_model
 from sparsetir.tuning.records import default_path
 
-__all__ = ["measure", "pays", "pool", "work_of_threads"]
+__all__ = ["measure", "pays", "work_of_threads"]
 
 # Multiplications below which waking pays on no machine, and above which it does on each.
 LEAST, MOST = 1 << 16, 1 << 24
@@ -31,6 +34,9 @@ SIZE, FEAT = 512, 32
 FEW, MANY = 64, 26_000  # elements: no work to speak of, and some tens of microseconds
 ROUNDS = 300
 PAUSE = 50e-6  # seconds between calls, after which a worker sleeps
+KEPT_DAYS = 30
+# Processes that want to run, for each core, from which on a machine is too busy to be measured.
+BUSY = 0.5
 _measuring = False
 
 
@@ -57,23 +63,23 @@ def work_of_threads(threads: int, work: int) -> int:
     return _kept(threads, str(default_path()))
 
 
-def pool() -> int:
-    """Threads of TVM's pool, the one that calls among them."""
-    return int(tvm.get_global_func("runtime.NumThreads")())
-
-
 @cache
 def _kept(threads: int, records: str) -> int:
     """From the file, measured where it is not there."""
     path = Path(records).with_name("waking.json")
     key = f"{cpu_model()}, {threads} threads, spin {os.environ.get('TVM_THREAD_POOL_SPIN_COUNT')}"
     try:
-        work = _readable(path)[key]["work"]
-        if isinstance(work, int) and LEAST <= work <= MOST:
+        found = _readable(path)[key]
+        age = date.today() - date.fromisoformat(found["date"])
+        work = found["work"] if found["versions"] == VERSIONS else None
+        if isinstance(work, int) and LEAST <= work <= MOST and abs(age.days) <= KEPT_DAYS:
             return work
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):
         pass
-    found = measure(threads)
+    load = os.getloadavg()[0]
+    found = {**measure(threads), "load": load, "date": str(date.today()), "versions": VERSIONS}
+    if load > max(1.0, BUSY * (os.cpu_count() or 1)):
+        return int(found["work"])
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps({**_readable(path), key: found}, indent=1) + "\n")
@@ -114,10 +120,7 @@ def measure(threads: int) -> dict[str, Any]:
             call()
             taken[name].append(time.perf_counter() - start)
     seconds = {name: float(np.quantile(times, 0.25)) for name, times in taken.items()}
-    return {
-        **break_even(seconds["few"], seconds["few, all"], seconds["many"], threads),
-        "date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0],
-    }  # fmt: skip
+    return break_even(seconds["few"], seconds["few, all"], seconds["many"], threads)
 
 
 def break_even(few: float, few_all: float, many: float, threads: int) -> dict[str, Any]:

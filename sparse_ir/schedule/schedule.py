@@ -576,16 +576,19 @@ class Schedule(RowPrimitives):
         wrong = wrong_argument(primitive, inputs, options)
         try:
             func, output = primitive(self._func, *inputs, **options)
-        except Exception as error:
-            if wrong and not isinstance(error, ScheduleError):  # which says more
-                raise ScheduleError(wrong) from None
-            beyond = re.search(r"value (\d+) exceeds range of (\w+)", str(error))
-            if beyond:
-                raise ScheduleError(
-                    f"{primitive.__name__}: expected sizes that the axis's type, {beyond[2]}, "
-                    f"holds, got {beyond[1]}; give smaller numbers"
-                ) from None
+        except ScheduleError:  # which says more
             raise
+        except (AttributeError, TypeError, ValueError) as error:  # as an argument of another type
+            if wrong:
+                raise ScheduleError(wrong) from error
+            # What TVM says of a number that its type does not hold.
+            beyond = re.search(r"Literal value (\d+) exceeds range of (\w+)", str(error))
+            if beyond is None:
+                raise
+            raise ScheduleError(
+                f"{primitive.__name__}: expected sizes that the axis's type, {beyond[2]}, "
+                f"holds, got {beyond[1]}; give smaller numbers"
+            ) from None
         if wrong:
             raise ScheduleError(wrong)
         # What a primitive does by itself is not said, so that traces stay short.

@@ -187,3 +187,41 @@ def test_nothing_is_kept_of_edges_that_a_layer_makes_in_each_call():
             assert ops.cache_info()["entries"] == 0
             out.sum().backward()
             assert ops.cache_info()["entries"] == 0
+
+
+@pytest.mark.parametrize("name", ["_set_jittable_templates", "explain", "get_param_names"])
+def test_a_pyg_without_what_is_needed(name, calls, monkeypatch):
+    """Nothing is patched, each call says so, and the next that can succeeds."""
+    layer, x, (edges, _) = pyg.SAGEConv(FEATURES, 4), torch.randn(NODES, FEATURES), graph()
+    before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate
+    with monkeypatch.context() as other:
+        other.delattr(
+            type(layer.inspector) if name == "get_param_names" else pyg.MessagePassing, name
+        )
+        for _ in range(2):
+            with pytest.raises(
+                RuntimeError, match=f"accelerate: .* {torch_geometric.__version__}.*'{name}'"
+            ):
+                accelerate()
+            assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
+    with accelerate():
+        layer(x, edges)
+    assert len(calls) == 1
+    assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
+
+
+def test_a_failure_half_way_is_undone(monkeypatch):
+    pyg.SAGEConv(FEATURES, 4)
+    before = torch_geometric.utils.spmm, pyg.SAGEConv.propagate
+
+    def fail(old):
+        raise ValueError("here")
+
+    with monkeypatch.context() as other:
+        other.setattr(adapter, "_propagate_of", fail)
+        with pytest.raises(ValueError, match="here"):
+            accelerate()
+    assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before
+    with accelerate():
+        assert torch_geometric.utils.spmm is not before[0]
+    assert (torch_geometric.utils.spmm, pyg.SAGEConv.propagate) == before

@@ -14,6 +14,7 @@ from csr_zoo import ZOO
 from programs import PROGRAMS
 from sparsetir.schedules.passes.known_tiles import known_tiles
 from sparsetir.schedules.passes.one_part import one_part
+from sparsetir.schedules.templates.shapes import ShapeError
 from sparsetir.schedules.versions import PACK_DEGREE, WORK_OF_THREADS
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes import RECIPES
@@ -153,16 +154,17 @@ def test_rows_that_write_the_same_elements_have_one_version():
     assert versions_of(built) == ()
 
 
+@pytest.mark.parametrize("error", [sparsetir.ScheduleError, ShapeError])
 @pytest.mark.parametrize("name", ["spmm", "sddmm"])
-def test_a_mistake_of_a_version_is_not_hidden(name, monkeypatch):
+def test_a_mistake_of_a_version_is_not_hidden(name, error, monkeypatch):
     """The plain default is for programs of another shape, not for what is refused on the way."""
 
     def refuse(*_):
-        raise sparsetir.ScheduleError("in_vectors: refused")
+        raise error("in_vectors: refused")
 
     for module in ("versions", "templates.sddmm"):
         monkeypatch.setattr(f"sparsetir.schedules.{module}.in_vectors", refuse)
-    with pytest.raises(sparsetir.ScheduleError, match="in_vectors: refused"):
+    with pytest.raises(error, match="in_vectors: refused"):
         sparsetir.lower(PROGRAMS[name].make("float32", "int32"))
 
 

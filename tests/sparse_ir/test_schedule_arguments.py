@@ -175,3 +175,25 @@ def test_other_types_are_left_to_the_primitive():
     given = SpIter("spmm", ("i",)), abs, 1, "b", object()
     assert wrong_argument(mine, given, {}) == ""
     assert wrong_argument(mine, ("i", *given[1:]), {}).startswith("mine: argument 'loop': expected")
+
+
+def test_a_mistake_of_a_primitive_is_not_the_users(monkeypatch):
+    """What fails for another reason than an argument is raised as it is, or stays in sight."""
+    sch, _, (i, _, _) = opened()
+    mistake = KeyError("of the compiler")
+
+    def split(func, loop: SpIter, factors: list[int | None], tail: str):
+        raise mistake
+
+    monkeypatch.setattr("sparsetir.sparse_ir.schedule.schedule.split", split)
+    for factors in ([None, 4], [None, "4"]):
+        with pytest.raises(KeyError) as raised:
+            sch.split(i, factors)
+        assert raised.value is mistake
+    mistake = TypeError("of the argument")
+    with pytest.raises(sparsetir.ScheduleError, match="split: argument 'factors'") as refused:
+        sch.split(i, [None, "4"])
+    assert refused.value.__cause__ is mistake
+    mistake = RuntimeError("value 8 exceeds range of nothing")  # only TVM's words for numbers count
+    with pytest.raises(RuntimeError, match="of nothing"):
+        sch.split(i, [None, 4])

@@ -11,6 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir._versions import VERSIONS
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.sddmm import SddmmGroups
@@ -106,6 +107,21 @@ def test_configs_of_other_versions_are_passed_over(records, config):
         warnings.simplefilter("error")
         plan = make()
     assert (plan.chosen_by, plan.config) == ("default", DEFAULT)
+
+
+@pytest.mark.parametrize(
+    "versions",
+    [{}, VERSIONS | {"sparsetir": "0.0.1"}, VERSIONS | {"apache-tvm": "0.26.0"}],
+    ids=["none", "sparsetir", "tvm"],
+)
+def test_records_of_other_versions_do_not_apply(records, versions):
+    """What was best by another compiler may be slower than the default of this one."""
+    records.add(replace(record(OTHER, seconds=0.5), versions=versions))
+    assert make().chosen_by == "default"
+    assert records.best(KEY) is None and len(records.all()) == 1
+    mine = record(DEFAULT, seconds=1.0)
+    records.add(mine)
+    assert make().chosen_by == "record" and records.best(KEY) == mine
 
 
 @pytest.mark.parametrize(

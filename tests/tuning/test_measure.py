@@ -264,6 +264,15 @@ def test_a_worker_that_cannot_start_is_told_once() -> None:
             measurer.measure(faulty.RIGHT)
 
 
+@pytest.mark.parametrize(("options", "raised"), [({}, False), ({"ahead": True}, True)])
+def test_a_process_goes_before_others_only_when_asked(monkeypatch, options, raised) -> None:
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(os, "setpriority", lambda *how: asked.append(how))
+    made = processes.Process("", environment=dict(os.environ), **options)
+    made.end()
+    assert [pid for _, pid, _ in asked] == [made.pid] * raised
+
+
 def test_arguments() -> None:
     with pytest.raises(ValueError, match="argument 'time_limit': expected seconds above 0, got 0"):
         Measurer(task(), time_limit=0)

@@ -84,7 +84,7 @@ def _list(args: argparse.Namespace, records: Any) -> int:
         data = [record_to_data(record) for record in found]
         arguments.print_json({"path": str(records.path), "records": data})
         return 0
-    best = best_of_each(found)
+    best = best_of_each(record for record in found if record.is_current)
     rows = [["op", "graph", "feat", "dtype", "reduce", "threads", "time", "x default", "trials",
              "date"]]  # fmt: skip
     configs = [""]
@@ -105,7 +105,9 @@ def _list(args: argparse.Namespace, records: Any) -> int:
             print("  ".join(cells).rstrip())
             if config:
                 print(fitted(f"    {config}", 6))
-    print(f"{many(len(best), 'problem')}, {many(len(found), 'record')} in {records.path}")
+    others = sum(not record.is_current for record in found)
+    unused = f", {others} of other versions, which no plan takes" if others else ""
+    print(f"{many(len(best), 'problem')}, {many(len(found), 'record')} in {records.path}{unused}")
     return 0
 
 

@@ -48,6 +48,7 @@ class Process:
     printed : file for what it prints, of which messages quote the last line; by default it goes to
         stderr
     cores : the processors that it may run on; by default those of this process
+    ahead : whether it goes before other processes of the machine, where the user may say so (root)
 
     It has a session of its own: Ctrl-C in the terminal is for the parent. Raises RuntimeError where
     the system has no such processes.
@@ -62,6 +63,7 @@ class Process:
         folder: Path | None = None,
         printed: Path | None = None,
         cores: Sequence[int] | None = None,
+        ahead: bool = False,
     ) -> None:
         if os.name != "posix":
             raise RuntimeError(f"measuring: expected Linux or another POSIX system, got {os.name}")
@@ -90,7 +92,8 @@ class Process:
         with suppress(ProcessLookupError):
             if cores is not None:
                 os.sched_setaffinity(self.pid, cores)
-            go_ahead(self.pid)
+            if ahead:
+                go_ahead(self.pid)
 
     @property
     def pid(self) -> int:

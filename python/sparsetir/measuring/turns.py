@@ -45,12 +45,14 @@ class Worker:
 
     checkout : folder of another version of this project, which `BEFORE` loads
     module : has `serve_peer`
+    ahead : as of :class:`Process`
     """
 
     def __init__(
         self, name: str, threads: int, options: Mapping[str, str], checkout: Path | None = None,
-        module: str = "sparsetir.measuring.peer_server",
+        module: str = "sparsetir.measuring.peer_server", ahead: bool = False,
     ) -> None:  # fmt: skip
+        self.ahead = ahead
         self.name, self.threads, self.options = name, threads, dict(options)
         self.checkout = checkout if name == BEFORE else None
         self._module = module
@@ -73,7 +75,9 @@ class Worker:
             code = f"{WITHOUT_TORCH}; {code}"
         name = OURS if self.name == BEFORE else self.name
         words = [f"{k}={v}" for k, v in self.options.items()]
-        self._process = Process(code, [name, str(self.threads), *words], environment=env)
+        self._process = Process(
+            code, [name, str(self.threads), *words], environment=env, ahead=self.ahead
+        )
         self._ready = False
 
     def ask(self, op: str, **request: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from types import TracebackType
 from typing import Any
 
@@ -20,6 +21,12 @@ __all__ = ["accelerate"]
 SIMPLE_MESSAGE = {"x_j", "edge_weight"}
 HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate")
 METHODS = ("message", "aggregate", "message_and_aggregate", "update")
+# What is asked of a layer, part of it private: another PyG may have it under other names.
+NEEDED = (
+    *METHODS, *(f"_{name}_forward{pre}_hooks" for name in HOOKS for pre in ("", "_pre")),
+    "_set_jittable_templates", "propagate", "fuse", "flow", "decomposed_layers", "explain",
+    "inspector.get_param_names",
+)  # fmt: skip
 
 
 class EdgeAdjacency:
@@ -60,6 +67,8 @@ class accelerate(AbstractContextManager["accelerate"]):
     ------
     ImportError
         Without torch_geometric.
+    RuntimeError
+        For a torch_geometric whose layers lack what is needed; nothing is changed then.
     """
 
     def __init__(self) -> None:
@@ -100,25 +109,30 @@ class _Patches:
         self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def begin(self) -> None:
-        """One more user."""
-        import torch_geometric.nn  # noqa: F401  (all of its layers)
-
+        """One more user; nothing is changed and nobody counted where that fails."""
         with self._lock:
+            if not self._users:
+                _check()
+                try:
+                    self._install()
+                except BaseException:
+                    self._restore()
+                    raise
             self._users += 1
-            if self._users == 1:
-                self._install()
 
     def end(self) -> None:
         """One user less; after the last one PyG is as it was."""
         with self._lock:
             self._users -= 1
-            if self._users:
-                return
-            for owner, name, old, new in reversed(self._replaced):
-                # What somebody else has put there since is theirs to take away.
-                if vars(owner).get(name) is new:
-                    setattr(owner, name, old)
-            self._replaced.clear()
+            if not self._users:
+                self._restore()
+
+    def _restore(self) -> None:
+        for owner, name, old, new in reversed(self._replaced):
+            # What somebody else has put there since is theirs to take away.
+            if vars(owner).get(name) is new:
+                setattr(owner, name, old)
+        self._replaced.clear()
 
     def _replace(self, owner: Any, name: str, new: Any) -> None:
         self._replaced.append((owner, name, vars(owner)[name], new))
@@ -129,8 +143,10 @@ class _Patches:
         from torch_geometric.utils import spmm as old
 
         new = _spmm_of(old)
-        for module in [m for n, m in sys.modules.items() if n.startswith("torch_geometric")]:
-            for name in [n for n, value in vars(module).items() if value is old]:
+        # Copies, as another thread may import meanwhile.
+        modules = sys.modules.copy().items()
+        for module in [m for n, m in modules if n.startswith("torch_geometric")]:
+            for name in [n for n, value in vars(module).copy().items() if value is old]:
                 self._replace(module, name, new)
         for layer in _subclasses(MessagePassing):
             self._wrap_propagate(layer)
@@ -153,6 +169,19 @@ class _Patches:
 
 
 _patches = _Patches()
+
+
+def _check() -> None:
+    """Raise RuntimeError where layers of PyG lack what is asked of them."""
+    from torch_geometric import __version__
+    from torch_geometric.nn import LGConv
+
+    try:
+        attrgetter(*NEEDED)(LGConv())
+    except AttributeError as error:
+        raise RuntimeError(
+            f"accelerate: expected another version of torch_geometric than {__version__}: {error}"
+        ) from error
 
 
 def _subclasses(layer: type) -> Iterator[type]:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from sparsetir._versions import REQUIRED, VERSION
+from sparsetir._versions import VERSIONS
 from sparsetir.schedules.default import is_gpu
 from sparsetir.targets import host_target, resolve_target
 from sparsetir.tuning.fingerprint import cpu_model, device_name
@@ -83,10 +83,6 @@ class Key:
         )
 
 
-def _versions() -> dict[str, str]:
-    return {"sparsetir": VERSION, **REQUIRED}
-
-
 def _now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
@@ -116,10 +112,15 @@ class Record:
     bytes: int | None = None
     statistics: Mapping[str, float] = field(default_factory=dict)
     trials: int = 0
-    versions: Mapping[str, str] = field(default_factory=_versions)
+    versions: Mapping[str, str] = field(default_factory=VERSIONS.copy)
     date: str = field(default_factory=_now)
     graph: str = ""
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it is of these versions; plans take no others, which are kept all the same."""
+        return self.versions == VERSIONS
 
     @property
     def order(self) -> tuple[float, float]:

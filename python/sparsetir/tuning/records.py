@@ -76,14 +76,14 @@ class Records:
         self._busy = busy_seconds
 
     def best(self, key: Key) -> Record | None:
-        """The best record for a key, by :attr:`Record.order`."""
+        """The best record for a key of the present versions, by :attr:`Record.order`."""
         with self._found(SAME, *_same(key)) as found:
-            return best_of_each(found).get(key)
+            return best_of_each(r for r in found if r.is_current).get(key)
 
     def best_by_fingerprint(self, key: Key) -> dict[str, Record]:
-        """The best record of each pattern, for what is like `key` in all but the fingerprint."""
+        """As :meth:`best` of each pattern, for what is like `key` in all but the fingerprint."""
         with self._found(LIKE, *_same(key)[:-1]) as found:
-            best = best_of_each(found)
+            best = best_of_each(r for r in found if r.is_current)
         return {
             other.fingerprint: record
             for other, record in best.items()
@@ -120,7 +120,7 @@ class Records:
 
         Of the same operator, dtype, reduction, target and device; of other patterns, or of this
         one with other features, heads or threads. Distance is that of the logarithms of
-        statistics, features and threads.
+        statistics, features and threads. Those of other versions too: searches measure them anew.
         """
         same = "WHERE op = ? AND dtype = ? AND reduce = ? AND target = ?"
         with self._found(same, key.op, key.dtype, key.reduce, key.target) as found:

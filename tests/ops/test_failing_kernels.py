@@ -1,0 +1,122 @@
+"""A kernel that fails is run once, and its error is the caller's."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import sparsetir
+from sparsetir import compiled, ops
+from sparsetir.kernel import Kernel
+
+A = sp.random_array((30, 20), density=0.2, format="csr", dtype="float32", rng=0)
+ROWPTR, COL, VALUES = (torch.from_numpy(x) for x in (A.indptr, A.indices, A.data))
+MATRIX = torch.sparse_csr_tensor(ROWPTR, COL, VALUES, A.shape)
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning")
+
+
+class Counted:
+    """In the place of a compiled function: counts its runs, and raises an error if it has one."""
+
+    def __init__(self, function):
+        self.function, self.runs, self.error = function, 0, None
+
+    def __call__(self, *args):
+        self.function(*args)  # which refuses what does not fit, before it runs
+        self.runs += 1
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture
+def kernels(monkeypatch):
+    """All that is compiled."""
+    made, real = [], compiled.kernel_of
+
+    def counted(stages, target, *, check):
+        kernel = real(stages, target, check=check)
+        made.append(Counted(kernel.entry))
+        parts = kernel.name, kernel.signature, kernel.stages, target
+        return Kernel({kernel.name: made[-1]}, *parts, check=check)
+
+    monkeypatch.setattr(compiled, "kernel_of", counted)
+    monkeypatch.setattr(compiled, "_kernels", type(compiled._kernels)())
+    ops.clear_cache()
+    yield made
+    ops.clear_cache()
+
+
+B = torch.randn(20, 16)
+READ_ONLY = B.numpy().copy()
+READ_ONLY.flags.writeable = False
+ERRORS = [RuntimeError("out of memory"), ValueError("of the kernel's own")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["runtime", "value"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda run: run(B.numpy()),
+        lambda run: run(B, out=torch.empty(30, 16)),
+        lambda run: run(READ_ONLY),  # which takes another view of it
+        lambda run: run(B, values=VALUES),
+    ],
+    ids=["numpy", "torch", "read-only", "values"],
+)
+def test_by_a_plan(kernels, call, error):
+    run = sparsetir.plan("spmm", A, 16)
+    (kernel,) = kernels
+    call(run)
+    kernel.runs, kernel.error = 0, error
+    with pytest.raises(type(error), match=str(error)):
+        call(run)
+    assert kernel.runs == 1
+    kernel.error = None
+    np.testing.assert_allclose(run(B.numpy()), A @ B.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=["runtime", "value"])
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize("seen", [False, True], ids=["first", "again"])
+@pytest.mark.parametrize("gradient", [False, True], ids=["plain", "gradient"])
+def test_by_an_operator(kernels, reduce, seen, gradient, error):
+    b = B.clone().requires_grad_(gradient)
+    ops.spmm(MATRIX, b, reduce=reduce)
+    if not seen:
+        ops.clear_cache()
+    for kernel in kernels:
+        kernel.runs, kernel.error = 0, error
+    with pytest.raises(type(error), match=str(error)):
+        ops.spmm(MATRIX, b, reduce=reduce)
+    assert sum(kernel.runs for kernel in kernels) == 1
+
+
+def test_a_kernel_that_is_called(kernels):
+    kernel = sparsetir.plan("spmm", A, 16).kernel
+    (counted,) = kernels
+    given = {"a": A.data, "indptr": A.indptr, "indices": A.indices, "out": np.empty((30, 16), "f")}
+    names = {
+        n: B.numpy() if n == "b" else given[n]
+        for n in kernel.signature.names
+        if n in given or n == "b"
+    }
+    for error in ERRORS:
+        counted.runs, counted.error = 0, error
+        with pytest.raises(type(error), match=str(error)):
+            kernel(**names)
+        assert counted.runs == 1
+
+
+def test_memory_for_a_result_that_there_is_not(kernels, monkeypatch):
+    """Is asked for once."""
+    ops.spmm(MATRIX, B)
+    asked = []
+
+    def refuse(*shape, **options):
+        asked.append(shape)
+        raise RuntimeError("cannot allocate")
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", refuse)
+    with pytest.raises(RuntimeError, match="cannot allocate"):
+        ops.spmm(MATRIX, B)
+    assert len(asked) == 1

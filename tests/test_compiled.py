@@ -1,0 +1,62 @@
+"""Kernels of a process: each is compiled once, so many are kept, and none keeps others waiting."""
+
+import threading
+from collections import OrderedDict
+
+import pytest
+
+import sparsetir
+from sparsetir import compiled
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What was compiled; a kernel is its stages here."""
+    found = []
+    monkeypatch.setattr(compiled, "_kernels", OrderedDict())
+    monkeypatch.setattr(
+        compiled, "kernel_of", lambda stages, *_, **__: found.append(stages) or stages
+    )
+    return found
+
+
+def wanted(key):
+    return compiled.compiled(key, "llvm", lambda: key)
+
+
+def test_what_was_not_wanted_for_longest_goes(made, monkeypatch):
+    monkeypatch.setattr(compiled, "MOST_KERNELS", 2)
+    before = sparsetir.compilations()
+    for key in "abab":
+        assert wanted(key) == key
+    wanted("a")
+    wanted("c")
+    wanted("a")
+    assert made == ["a", "b", "c"]
+    wanted("b")
+    assert made == ["a", "b", "c", "b"] and sparsetir.compilations() == before + 4
+
+
+def test_what_is_there_is_not_waited_for(made):
+    wanted("there")
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow():
+        begun.set()
+        assert go_on.wait(60)
+        return "slow"
+
+    threads = [
+        threading.Thread(target=compiled.compiled, args=("slow", "llvm", slow)) for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    assert begun.wait(60)
+    other = threading.Thread(target=wanted, args=("there",), daemon=True)
+    other.start()
+    other.join(30)
+    waited = other.is_alive()
+    go_on.set()
+    for thread in (*threads, other):
+        thread.join(60)
+    assert not waited and made == ["there", "slow"]
