@@ -35,11 +35,13 @@ from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 __all__ = [
     "COMPUTED",
+    "buffers_made_by",
     "compute",
     "compute_of_values",
     "computed_parameters",
     "computed_problems",
     "keyword",
+    "parameters_made_by",
     "of_values",
     "reads",
 ]
@@ -54,6 +56,18 @@ def computed_parameters(func: SparseFunc) -> dict[str, dict[str, Any]]:
     found = {str(name): dict(how) for name, how in func.attrs[COMPUTED].items()}
     names = [str(p.name) for p in func.params]  # JSON does not keep the order of a dict
     return {name: found[name] for name in names if name in found}
+
+
+def parameters_made_by(func: SparseFunc, recipe: Callable[..., Any]) -> list[str]:
+    """The names of the computed parameters that a recipe makes."""
+    made = computed_parameters(func)
+    return [name for name, how in made.items() if how["recipe"] == recipe.__name__]
+
+
+def buffers_made_by(func: SparseFunc, recipe: Callable[..., Any]) -> list[str]:
+    """The names of the buffers that hold what a recipe makes."""
+    made = parameters_made_by(func, recipe)
+    return [b.name for b in func.buffers if b.handle is not None and str(b.handle.name) in made]
 
 
 def keyword(size: Any) -> int | str | None:

@@ -24,7 +24,7 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr, substitute
+from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.translate import free_vars
 
@@ -47,18 +47,22 @@ def known_tiles(func: tirx.PrimFunc, length: Any, tile: int, count: int) -> tirx
     dtype = dtype_of(length)
     size = as_dtype(tile, dtype)
     number = tirx.floordiv(length + as_dtype(tile - 1, dtype), size)
-    found: list[Any] = []
+    loops = nodes_of(tirx.For, func.body)
+    found = [x.loop_var for x in loops if tvm_ffi.structural_equal(x.extent, number)]
+    realizes = nodes_of(s_tir.SBlockRealize, func.body)
+    bound = [pair for r in realizes for pair in zip(r.block.iter_vars, r.iter_values, strict=True)]
+    tiles = {*found, *(v.var for v, value in bound if any(value.same_as(f) for f in found))}
 
     def loop(node: Any) -> Any:
         if not tvm_ffi.structural_equal(node.extent, number):
             return node
-        found.append(node)
         extent = as_dtype(count, dtype_of(node.loop_var))
         return tirx.For(node.loop_var, node.min, extent, tirx.ForKind.UNROLLED, node.body)
 
     def start(node: Any) -> Any:
-        if not tvm_ffi.structural_equal(node.b, length - size):
-            return node
+        of_tile = isinstance(node.a, tirx.Mul) and node.a.a in tiles
+        if not of_tile or not tvm_ffi.structural_equal(node.b, length - size):
+            return node  # among them minima of the program's own
         if count == 1:
             return node.a
         # The minimum stays where it is the last: `i * feat + feat - 16` would be turned into

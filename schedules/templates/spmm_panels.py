@@ -27,7 +27,10 @@ from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
 from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.sparse_ir.computed import buffers_made_by, parameters_made_by
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes import constant
+from sparsetir.sparse_ir.recipes.patterns import pattern_counts
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
 __all__ = ["MOST_COMPACT", "MOST_ROWS", "PanelRows", "apply", "arrange"]
@@ -123,7 +126,7 @@ def apply(sch: Schedule, config: PanelRows) -> None:
     elements = [found.rows.axes[0], found.columns[0].axes[0]]
     by = "count" if config.compact else "pattern"
     panels, patterns, entries, rows = sch.patterns(found.rows, found.columns[0], config.rows, by=by)
-    tables = [b.name for b in sch.func.buffers if b.name.endswith("_counts")]
+    tables = buffers_made_by(sch.func, pattern_counts)
     tiles, vectors = in_tiles(sch, found.features, config)
     outer = [*found.heads, tiles]
     if config.parallel:
@@ -152,7 +155,8 @@ def apply(sch: Schedule, config: PanelRows) -> None:
     if not config.compact:
         loops = stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))
         stage_two.unroll(loops[-1])
-    sch.rewrite(one_by_one, reduce, "I_step")
+    (step,) = parameters_made_by(sch.func, constant)
+    sch.rewrite(one_by_one, reduce, step)
     if config.compact:
         around = stage_two.get_sref(stage_two.get_sblock(f"{start.name}0")).parent
         while not isinstance(around.stmt, s_tir.SBlock):

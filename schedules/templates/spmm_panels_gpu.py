@@ -57,7 +57,9 @@ from sparsetir.schedules.templates.spmm_gpu import (
     RowSplit,
 )
 from sparsetir.sparse_ir.atomics import has_atomics
+from sparsetir.sparse_ir.computed import buffers_made_by
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.recipes.patterns import pattern_counts
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["MOST_BY_PATTERN", "MOST_ROWS", "PanelThreads", "apply", "arrange"]
@@ -202,7 +204,7 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     elements = [found.rows.axes[0], found.columns[0].axes[0]]
     by = "count" if config.compact else "pattern"
     panels, patterns, entries, rows = sch.patterns(found.rows, found.columns[0], config.rows, by=by)
-    counts = [b.name for b in sch.func.buffers if b.name.endswith("_counts")]
+    counts = buffers_made_by(sch.func, pattern_counts)
     features = feature_loops(sch, found.features, config, tail="repeat")
     tiles, w, threads, lane = features
     own = [panels, patterns, threads] if config.atomics else [panels, threads, patterns]

@@ -12,6 +12,8 @@ from tvm.script import sparse_tir as T
 
 import sparsetir
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
+from sparsetir.schedules.templates.spmm_panels import PanelRows
+from sparsetir.schedules.templates.spmm_panels import apply as apply_panels
 
 ScheduleError = sparsetir.ScheduleError
 
@@ -270,3 +272,38 @@ def test_scheduled_text_is_read_back() -> None:
     text = sch.func.script()
     assert "T.tail(T.at_most(" in text and '"parallel"' in text
     assert sparsetir.from_source(text).script() == text
+
+
+def test_panels_of_rows_that_have_another_name() -> None:
+    """A template finds what a primitive made by what made it, not by how its names end."""
+    import scipy.sparse
+
+    text = sparsetir.from_source(SPMM_TEXT)
+    rng = np.random.default_rng(3)
+    A = scipy.sparse.random(33, 21, 0.4, "csr", "float32", rng=rng)
+    B = rng.random((21, 19), dtype="float32")
+    for compact in (False, True):
+        kernel = sparsetir.build(
+            text, schedule=apply_panels, config=PanelRows(4, 16, compact=compact)
+        )
+        C = np.full((33, 19), np.nan, "float32")
+        kernel(A.data, B, C, A.indptr, A.indices)
+        np.testing.assert_allclose(C, A @ B, rtol=1e-5)
+
+
+SPMM_TEXT = """
+@T.prim_func
+def spmm(a: T.handle, b: T.handle, c: T.handle, indptr: T.handle, indices: T.handle,
+         m: T.int32, n: T.int32, nnz: T.int32, feat: T.int32):
+    Rows = T.dense_fixed(m)
+    J = T.sparse_variable(Rows, (n, nnz), (indptr, indices))
+    J_ = T.dense_fixed(n)
+    K = T.dense_fixed(feat)
+    A = T.match_sparse_buffer(a, (Rows, J), "float32")
+    B_counts = T.match_sparse_buffer(b, (J_, K), "float32")
+    C = T.match_sparse_buffer(c, (Rows, K), "float32")
+    with T.sp_iter([Rows, J, K], "SRS", "spmm") as [i, j, k]:
+        with T.init():
+            C[i, k] = 0.0
+        C[i, k] = C[i, k] + A[i, j] * B_counts[j, k]
+"""
