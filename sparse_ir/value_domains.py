@@ -14,10 +14,10 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.assumptions import assumed_coordinates
 from sparsetir.sparse_ir.computed import computed_parameters, keyword
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, walk
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, variables_of, walk
 from sparsetir.sparse_ir.position_space import as_dtype
 
-__all__ = ["as_if_in_order", "permutations", "value_domains"]
+__all__ = ["as_if_in_order", "counted_steps", "made_by_recipes", "permutations", "value_domains"]
 
 PERMUTATIONS = (
     "order_by_column_parts",
@@ -60,6 +60,30 @@ def permutations(func: SparseFunc) -> set[Any]:
     """Stage-I variables of the buffers that hold no value twice."""
     made = {n for n, how in computed_parameters(func).items() if how["recipe"] in PERMUTATIONS}
     return {b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made}
+
+
+def counted_steps(func: SparseFunc) -> dict[str, int]:
+    """Computed parameters that count steps through an axis, and how long each step is."""
+    found = {n: (_STEPS.get(how["recipe"]), how) for n, how in computed_parameters(func).items()}
+    steps = {n: how[step] for n, (step, how) in found.items() if step is not None}
+    return {n: int(step) for n, step in steps.items() if not isinstance(step, str)}
+
+
+def made_by_recipes(func: SparseFunc) -> tuple[set[str], set[Any]]:
+    """Axes, by name, and stage-I variables of buffers that recipes make.
+
+    What is computed of them is a primitive's work, and trusted as they are.
+    """
+    made = set(computed_parameters(func))
+    axes = {
+        a.name
+        for a in func.axes
+        for own in [*(x for x in (a.indptr, a.indices) if x is not None), *variables_of(a.length)]
+        if str(own.name) in made
+    }
+    return axes, {
+        b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made
+    }
 
 
 def as_if_in_order(tree: Any, orders: set[Any]) -> Any:
@@ -151,6 +175,8 @@ def _same_values(how: Mapping[str, Any], known: Mapping[str, Any], _: Any, __: A
     return known.get(str(how["values"])[1:])
 
 
+# recipe of a number -> its argument that says how long a step is
+_STEPS = {"panel_count": "rows", "slice_count": "lanes", "tile_count": "size"}
 # recipe -> the length of what its values are coordinates or positions of
 _RECIPES: dict[str, Callable[..., Any]] = {
     "row_of_position": _rows,
