@@ -27,7 +27,7 @@ __all__ = [
 ]  # fmt: skip
 
 LIMIT = 2**62 - 1
-SIZES = 2**61 - 1  # what axes are taken to be no longer than
+SIZES = 2**56 - 1  # axes are taken to be no longer: no address space holds as many elements
 WIDE = "int64"
 
 

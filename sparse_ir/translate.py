@@ -290,7 +290,7 @@ class Translator:
                 return coord, []
             found = self._exact(coord, scope, fits=all(proven))
             if not found.expr.same_as(coord):
-                proven = (False, False)  # it was of the index as it stands
+                proven = (found.low >= 0, False)  # it was of the index as it stands
             return found.expr, _range_guards(found.expr, axis.length, proven)
         found = self._exact(coord, scope)
         if axis.kind == "dense_variable":
