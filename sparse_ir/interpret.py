@@ -182,7 +182,9 @@ class _Interpreter(Evaluator):
         """The storage that an access reaches, and its offset there."""
         if hash(var) not in self.storage:
             raise ValueError(f"{self.name}: buffer '{var.name}' is not declared")
-        storage, thunks = self.storage[hash(var)], [self.expr(i) for i in indices]
+        storage = self.storage[hash(var)]
+        index = self.expr if storage.axes is None else self.coordinate
+        thunks = [index(i) for i in indices]
         variables = [self.variable(i) if isinstance(i, ir.Var) else None for i in indices]
         locate = self.structure.locate
         return storage, lambda: locate(storage, [int(t()) for t in thunks], variables)

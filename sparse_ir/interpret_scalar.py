@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.exact import arithmetic_of, fits_signed, inlined, is_choice, is_signed
 from sparsetir.sparse_ir.interpret_storage import Storage, Variable, garbage
 
 __all__ = ["STATEMENTS", "Evaluator", "Thunk"]
@@ -60,6 +61,30 @@ class Evaluator:
         a, b = self.expr(node.a), self.expr(node.b)
         return lambda: compute(a(), b())
 
+    def coordinate(self, node: Any) -> Callable[[], int]:
+        """A closure that computes an index as the integer that it is (`exact.py`)."""
+        if isinstance(node, ir.Var):
+            variable = self.variable(node)
+            return lambda: int(variable.value) if variable.exact is None else variable.exact
+        if is_signed(node):
+            if isinstance(node, tirx.Cast) and fits_signed(node.value):
+                return self.coordinate(node.value)
+            if isinstance(node, tirx.Let):
+                return self.coordinate(inlined(node))
+            if isinstance(node, tirx.Select):
+                return self._choose(
+                    node.condition, node.true_value, node.false_value, self.coordinate
+                )
+            if is_choice(node):
+                condition, yes, no = node.args
+                return self._choose(condition, yes, no, self.coordinate)
+            compute = arithmetic_of(node)
+            if compute is not None:
+                a, b = self.coordinate(node.a), self.coordinate(node.b)
+                return lambda: compute(a(), b())
+        value = self.expr(node)
+        return lambda: int(value())
+
     def _constant(self, node: Any) -> Thunk:
         value = _numpy_dtype(node).type(node.value)
         return lambda: value
@@ -82,8 +107,9 @@ class Evaluator:
         value, dtype = self.expr(node.value), _numpy_dtype(node)
         return lambda: np.asarray(value()).astype(dtype)[()]
 
-    def _choose(self, condition: Any, yes: Any, no: Any) -> Thunk:
-        test, then, other = self.expr(condition), self.expr(yes), self.expr(no)
+    def _choose(self, condition: Any, yes: Any, no: Any, what: Any = None) -> Thunk:
+        what = what or self.expr
+        test, then, other = self.expr(condition), what(yes), what(no)
         return lambda: then() if test() else other()
 
     def _let(self, node: Any) -> Thunk:
@@ -175,9 +201,10 @@ class Evaluator:
 
     def _bind(self, node: Any) -> Thunk:
         variable, value = self.variable(node.var), self.expr(node.value)
+        number = self.coordinate(node.value) if is_signed(node.var) else lambda: None
 
         def run() -> None:
-            variable.value = value()
+            variable.value, variable.exact = value(), number()
 
         return run
 

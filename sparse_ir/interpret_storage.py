@@ -15,9 +15,13 @@ __all__ = ["Storage", "Structure", "Variable", "garbage"]
 
 @dataclass
 class Variable:
-    """The value of a variable; for a coordinate also where the iteration stands on its axis."""
+    """The value of a variable; for a coordinate also where the iteration stands on its axis.
+
+    exact : what one that a body binds is in coordinates
+    """
 
     value: Any = None
+    exact: int | None = None
     axis: str | None = None
     parent: int = 0
     position: int = 0

@@ -57,6 +57,7 @@ from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
 from sparsetir.sparse_ir.row_search import RowSearch
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
+from sparsetir.sparse_ir.statements import as_one
 from sparsetir.sparse_ir.tails import settle_tails
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator, free_vars
 from sparsetir.sparse_ir.units import Unit, Units
@@ -210,12 +211,10 @@ class _Lowering:
                 scope, lambda: tirx.Evaluate(self.translate.expr(stmt.value, scope))
             )
         if isinstance(stmt, tirx.Bind):
-            scope.bound_in_body.add(stmt.var)
-            return self._with_searches(
-                scope, lambda: tirx.Bind(stmt.var, self.translate.expr(stmt.value, scope))
-            )
+            return self._with_searches(scope, lambda: self._bind(stmt, scope))
         if isinstance(stmt, tirx.AllocBuffer):
             scope.bound_in_body.add(stmt.buffer)
+            self.closed.add(stmt.buffer)
             return stmt
         if isinstance(stmt, tirx.AssertStmt):
             return self._with_searches(
@@ -228,11 +227,15 @@ class _Lowering:
             f"{self.func.name}: a statement {type(stmt).__name__} cannot stand in stage I"
         )
 
+    def _bind(self, stmt: Any, scope: Scope) -> tirx.Stmt:
+        bindings = self.translate.bind(stmt, scope)
+        bound = {b.var for b in bindings}
+        scope.bound_in_body |= bound
+        self.closed |= bound  # blocks say what they access in front of it
+        return as_one(bindings)
+
     def _for(self, stmt: Any, scope: Scope) -> tirx.Stmt:
         scope.bound_in_body.add(stmt.loop_var)
-
-        def head() -> list[Any]:
-            return [self.translate.expr(e, scope) for e in (stmt.min, stmt.extent)]
 
         def build(bounds: list[Any]) -> tirx.Stmt:
             return tirx.For(
@@ -245,7 +248,7 @@ class _Lowering:
                 stmt.annotations,
             )
 
-        return self._with_searches(scope, head, build)
+        return self._with_searches(scope, lambda: self.translate.loop(stmt, scope), build)
 
     @staticmethod
     def _with_searches(scope: Scope, head: Any, build: Any = None) -> tirx.Stmt:

@@ -112,11 +112,16 @@ class Storage:
         return as_dtype(tirx.floordiv(inner, by) * by, self.dtype)
 
     def offset(self, index: list[Any]) -> Any:
-        """Offset of the element at these positions (equations 6 and 7)."""
+        """Offset of the element at these positions (equations 6 and 7).
+
+        Of 64 bits where a position is, which would be narrowed and widened again to be an address.
+        """
         pos = {a.name: i for a, i in zip(self.axes, index, strict=True)}
-        total: Any = None if self.leaves else as_dtype(0, self.dtype)
-        for leaf, stride in zip(self.leaves, self.strides(), strict=True):
-            here = as_dtype(self._within(leaf, pos), self.dtype)
+        places = [self._within(leaf, pos) for leaf in self.leaves]
+        dtype = "int64" if "int64" in map(dtype_of, places) else self.dtype
+        total: Any = None if self.leaves else as_dtype(0, dtype)
+        for here, stride in zip(places, self.strides(), strict=True):
+            here, stride = as_dtype(here, dtype), as_dtype(stride, dtype)
             term = here if is_one(stride) else here * stride
             total = term if total is None else total + term
         return Analyzer().simplify(total)

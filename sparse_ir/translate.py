@@ -18,6 +18,7 @@ from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.assumptions import accessed_inside
+from sparsetir.sparse_ir.exact import SIZES, Integer, exact, is_signed, most_of, type_bounds
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -32,7 +33,11 @@ from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
-from sparsetir.sparse_ir.value_domains import value_domains
+from sparsetir.sparse_ir.value_domains import (
+    counted_steps,
+    made_by_recipes,
+    value_domains,
+)
 
 __all__ = ["Scope", "Search", "Translator", "Visit", "free_vars"]
 
@@ -166,9 +171,13 @@ class Translator:
         names = {b.var: b.name for b in space.func.buffers}
         domains = value_domains(space.func).items()
         self._domains = {space.buffers[names[v]]: n for v, n in domains if v not in written}
+        axes, made = made_by_recipes(space.func)
+        self._made_axes, self._made = axes, {space.buffers[names[v]] for v in made}
+        self._steps = counted_steps(space.func)
         self._names: set[str] = {b.name for b in space.func.buffers}
         self._inside = accessed_inside(space.func)
         self._found = found_rows(space.func)
+        self._bound: dict[Any, Integer] = {}  # variables of the body, as they are in coordinates
         self.rows: Callable[[SparseBuffer, Any, Scope], Any]  # finds what these hold
 
     def local(self, name: str, dtype: str) -> Any:
@@ -189,7 +198,14 @@ class Translator:
     def store(self, stmt: Any, scope: Scope) -> tirx.Stmt:
         """A store of the body in position space."""
         buf = self._declared.get(stmt.buffer)
-        value = self.expr(stmt.value, scope)
+        value = self._loads(stmt.value, scope)
+        if is_signed(value):
+            # It wraps around. Overflows of its own arithmetic code generators leave out of account,
+            # so that a guard of `C[t[0]]` would see another number than the access.
+            whole = self._exact(value, scope).expr
+            if not whole.same_as(value) and stmt.buffer in self._indices():
+                value = as_dtype(whole, dtype_of(value))
+        value = self._coordinates(value, scope)
         if buf is None:
             index = [self.expr(i, scope) for i in stmt.indices]
             return tirx.BufferStore(stmt.buffer, value, index, span=stmt.span)
@@ -226,6 +242,7 @@ class Translator:
         length = self._domains.get(self.space.buffers[buf.name])
         if length is not None:
             self._domains[found.source] = length
+            self._made.add(found.source)
         return found
 
     def _coordinates(self, expr: Any, scope: Scope) -> Any:
@@ -244,32 +261,50 @@ class Translator:
         guards: list[Any] = []
         for axis, coord in zip(buf.axes, index, strict=True):
             parents = [by_axis[a.name] for a in axis.ancestors()[:-1]]
-            pos, guard = self._position(axis, coord, parents, guards, scope)
-            if (buf.name, axis.name) in self._inside:
-                guard = []
+            inside = (buf.name, axis.name) in self._inside
+            pos, guard = self._position(axis, coord, parents, guards, scope, inside)
             by_axis[axis.name] = pos
             positions.append(pos)
             guards.extend(guard)
         return positions, guards
 
     def _position(
-        self, axis: Axis, coord: Any, parents: list[Any], guards: list[Any], scope: Scope
+        self,
+        axis: Axis,
+        coord: Any,
+        parents: list[Any],
+        guards: list[Any],
+        scope: Scope,
+        inside: bool,
     ) -> tuple[Any, list[Any]]:
+        """The position of a coordinate, and guards unless it is known to be `inside`."""
         visited = scope.axis_of_var.get(coord) if isinstance(coord, ir.Var) else None
         if visited is not None and self._same_storage(visited, axis):
             visit = scope.visits[visited.name]
             if _all_equal(visit.parents, [self._coordinates(p, scope) for p in parents]):
                 return visit.pos, []
         if axis.kind == "dense_fixed":
-            return coord, self._range_guards(coord, axis.length, visited, scope)
+            if inside:
+                return coord, []
+            proven = self._in_range(coord, axis.length, visited, scope)
+            if all(proven) and self._is_made(coord, scope):
+                return coord, []
+            found = self._exact(coord, scope, fits=all(proven))
+            if not found.expr.same_as(coord):
+                proven = (found.low >= 0, False)  # it was of the index as it stands
+            return found.expr, _range_guards(found.expr, axis.length, proven)
+        found = self._exact(coord, scope)
         if axis.kind == "dense_variable":
             extent = self.space.extent(axis, parents)
-            target = self._coordinates(coord, scope)
+            target = self._coordinates(found.expr, scope)
             lower = [] if visited is not None else [target >= 0]
-            return coord, [*lower, target < extent]
-        result = self._search(axis, self._coordinates(coord, scope), parents, guards, scope)
+            return found.expr, [] if inside else [*lower, target < extent]
+        # Searched for in a type that holds it, or it could become another coordinate.
+        fits = inside or found.within(*type_bounds(axis.idtype))
+        target = as_dtype(found.expr, axis.idtype if fits else "int64")
+        result = self._search(axis, self._coordinates(target, scope), parents, guards, scope)
         pos = tirx.BufferLoad(result, [0])
-        return pos, [pos >= 0]
+        return pos, [] if inside else [pos >= 0]
 
     @staticmethod
     def _same_storage(a: Axis, b: Axis) -> bool:
@@ -281,17 +316,89 @@ class Translator:
         pairs = [(a.indptr, b.indptr), (a.indices, b.indices)]
         return all((x is None) == (y is None) and (x is None or x.same_as(y)) for x, y in pairs)
 
-    def _range_guards(
+    def bind(self, stmt: Any, scope: Scope) -> list[tirx.Stmt]:
+        """A binding of the body in position space, after one of what it is in coordinates."""
+        value = self._loads(stmt.value, scope)
+        out = [tirx.Bind(stmt.var, self._coordinates(value, scope))]
+        if not is_signed(stmt.var):
+            return out
+        found = self._exact(value, scope)
+        if found.expr.same_as(value):
+            self._bound[stmt.var] = found._replace(expr=stmt.var)
+            return out
+        if stmt.var not in self._indices():
+            return out
+        var = tirx.Var(f"{stmt.var.name}_exact", dtype_of(found.expr))
+        self._bound[stmt.var] = found._replace(expr=var)
+        return [tirx.Bind(var, self._coordinates(found.expr, scope)), *out]
+
+    def _indices(self) -> set[Any]:
+        """Variables and buffers that indices are computed of, by way of others or not."""
+        found: set[Any] = set()
+        made: list[tuple[Any, Any]] = []
+
+        def visit(node: Any) -> None:
+            if not isinstance(node, tirx.Bind):
+                found.update(v for i in node.indices for v in free_vars(i))
+            if not isinstance(node, ir.TensorLoad):
+                made.append((node.var if isinstance(node, tirx.Bind) else node.buffer, node.value))
+
+        walk(self.space.func.body, visit, tirx.BufferStore, ir.TensorLoad, tirx.Bind)
+        for target, value in reversed(made):
+            if target in found:
+                found |= free_vars(value)
+        return found
+
+    def loop(self, stmt: Any, scope: Scope) -> list[Any]:
+        """First value and extent of a loop of the body, and note what its variable may be."""
+        ends = [self._loads(e, scope) for e in (stmt.min, stmt.extent)]
+        first, count = (self._exact(e, scope) for e in ends)
+        self._bound[stmt.loop_var] = Integer(
+            stmt.loop_var, first.low, first.high + max(count.high - 1, 0)
+        )
+        return [self._coordinates(e, scope) for e in ends]
+
+    def _exact(self, expr: Any, scope: Scope, fits: bool = False) -> Integer:
+        """An index in which nothing overflows.
+
+        fits : whether it is known to be a coordinate of an axis
+        """
+
+        def bounds(leaf: Any) -> tuple[int, int]:
+            if isinstance(leaf, ir.TensorLoad):
+                length = self._domains.get(leaf.source)
+            else:
+                length = scope.axis_of_var[leaf].length if leaf in scope.axis_of_var else None
+            return self._ends(leaf) if length is None else (0, most_of(length, self._ends) - 1)
+
+        return exact(expr, bounds, fits, self._bound)
+
+    def _ends(self, leaf: Any) -> tuple[int, int]:
+        """Bounds of a parameter, or of what is not known."""
+        low, high = type_bounds(dtype_of(leaf))
+        if leaf not in self._least:
+            return low, high
+        return max(low, self._least[leaf]), min(high, SIZES) // self._steps.get(str(leaf.name), 1)
+
+    def _is_made(self, coord: Any, scope: Scope) -> bool:
+        """Whether an index is computed of what recipes make."""
+        axes = {scope.axis_of_var[v].name for v in free_vars(coord) if v in scope.axis_of_var}
+        return bool(axes & self._made_axes or free_vars(coord) & self._made)
+
+    def _in_range(
         self, coord: Any, length: Any, visited: Axis | None, scope: Scope
-    ) -> list[Any]:
-        """0 <= coord < length, less what can be proven from the lengths of the axes."""
+    ) -> tuple[bool, bool]:
+        """Whether 0 <= coord and coord < length are proven from the lengths of the axes.
+
+        The proof is of integers that no type bounds, which :meth:`_exact` makes of coordinates.
+        """
         if visited is not None and tvm_ffi.structural_equal(visited.length, length):
             if not self.space.has_padding(visited):
-                return []
+                return True, True
         if isinstance(coord, ir.TensorLoad) and tvm_ffi.structural_equal(
             self._domains.get(coord.source), length
         ):
-            return []
+            return True, True
         analyzer = Analyzer()
         ranges: dict[Any, Any] = {}
 
@@ -322,21 +429,17 @@ class Translator:
             least = max(self._least[var], int(var in not_empty))
             analyzer.bind(var, ir.Range(as_dtype(least, dtype), most))
         if tvm.DataType(dtype_of(coord)).bits < tvm.DataType(dtype_of(length)).bits:
-            # A length need not fit the narrower type.
-            coord, asked = (as_dtype(x, dtype_of(length)) for x in (coord, asked))
-        length = as_dtype(length, dtype_of(coord))
-        whole = substitute(length, self._multiples)
+            asked = as_dtype(asked, dtype_of(length))  # a length need not fit the narrower type
+        whole = substitute(as_dtype(length, dtype_of(asked)), self._multiples)
         asked = substitute(asked, self._multiples)
-        lower = [] if analyzer.can_prove(asked >= 0) else [coord >= 0]
-        upper = [] if analyzer.can_prove(asked < whole) else [coord < length]
-        if upper and ranges:
+        lower, upper = analyzer.can_prove(asked >= 0), analyzer.can_prove(asked < whole)
+        if not upper and ranges:
             # The last coordinate, where bounds are symbols: p * 8 + l < n * 8 for p < n, l < 8.
             last = analyzer.int_set(asked, ranges).max_value
             ends = (free_vars(r.max_value) for r in ranges.values())
             known = set().union(free_vars(whole), *ends)
-            if free_vars(last) <= known and analyzer.can_prove(last < whole):
-                upper = []
-        return [*lower, *upper]
+            upper = free_vars(last) <= known and analyzer.can_prove(last < whole)
+        return lower, upper
 
     def _search(
         self, axis: Axis, target: Any, parents: list[Any], guards: list[Any], scope: Scope
@@ -354,7 +457,6 @@ class Translator:
         find: Callable[..., tuple[tirx.Stmt, list[Any]]] = (
             find_sorted if axis.is_variable and axis.unique else find_unsorted
         )
-        target = as_dtype(target, axis.idtype)
         reads = self.reads_of([extent, target, *parents])
         found = find(
             f"find_{result.name}", result, self.space.indices(axis), parents, extent, target, reads
@@ -390,6 +492,14 @@ class Translator:
         for expr in exprs:
             walk(expr, visit, ir.TensorLoad)
         return out
+
+
+def _range_guards(coord: Any, length: Any, proven: tuple[bool, bool]) -> list[Any]:
+    """0 <= coord and coord < length, less what is proven of the two."""
+    if tvm.DataType(dtype_of(coord)).bits < tvm.DataType(dtype_of(length)).bits:
+        coord = as_dtype(coord, dtype_of(length))  # a length need not fit the narrower type
+    length = as_dtype(length, dtype_of(coord))
+    return [g for g, known in zip((coord >= 0, coord < length), proven, strict=True) if not known]
 
 
 def _counted(length: Any) -> Any:

@@ -14,11 +14,11 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.assumptions import assumed_coordinates
 from sparsetir.sparse_ir.computed import computed_parameters, keyword
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, walk
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, variables_of, walk
 from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes import Below, LengthOf, NonzerosOf, RowsOf, SameAs, facts_of
 
-__all__ = ["as_if_in_order", "permutations", "value_domains"]
+__all__ = ["as_if_in_order", "counted_steps", "made_by_recipes", "permutations", "value_domains"]
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:
@@ -42,6 +42,31 @@ def permutations(func: SparseFunc) -> set[Any]:
         if str(how[distinct])[1:] in made if isinstance(distinct, str) else distinct:
             made.add(name)
     return {b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made}
+
+
+def counted_steps(func: SparseFunc) -> dict[str, int]:
+    """Computed parameters that count steps through an axis, and how long each step is."""
+    made = computed_parameters(func)
+    found = {n: (facts_of(how["recipe"]).steps, how) for n, how in made.items()}
+    steps = {n: how[step] for n, (step, how) in found.items() if step is not None}
+    return {n: int(step) for n, step in steps.items() if not isinstance(step, str)}
+
+
+def made_by_recipes(func: SparseFunc) -> tuple[set[str], set[Any]]:
+    """Axes, by name, and stage-I variables of buffers that recipes make.
+
+    What is computed of them is a primitive's work, and trusted as they are.
+    """
+    made = set(computed_parameters(func))
+    axes = {
+        a.name
+        for a in func.axes
+        for own in [*(x for x in (a.indptr, a.indices) if x is not None), *variables_of(a.length)]
+        if str(own.name) in made
+    }
+    return axes, {
+        b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made
+    }
 
 
 def as_if_in_order(tree: Any, orders: set[Any]) -> Any:

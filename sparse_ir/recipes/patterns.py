@@ -27,7 +27,7 @@ __all__ = [
 TABLE = 24
 
 
-@recipe
+@recipe(steps="rows")
 def panel_count(m: int, rows: int) -> int:
     """How many panels m rows are, the last maybe of fewer rows."""
     return -(-m // rows)

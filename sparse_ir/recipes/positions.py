@@ -39,7 +39,7 @@ def last_of(offsets: np.ndarray) -> int:
     return int(offsets[-1])
 
 
-@recipe
+@recipe(steps="size")
 def tile_count(length: int, size: int) -> int:
     """How many tiles of `size` it takes, at least one."""
     return max(1, -(-length // size))

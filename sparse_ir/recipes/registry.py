@@ -114,6 +114,7 @@ class Facts:
     distinct : no value occurs twice; the name of a keyword: if none does in the array that it gives
     counted : 0, 1, .. under each parent
     tiles : offsets of tiles
+    steps : how many steps there are through something; the keyword of how long each is
     pieces : the first piece of each chunk of nonzeros; a row's first piece is its owner
     of_values : made of values, in every call: the keyword "values" at those of "order"
     found_in : how kernels find one of them without the array
@@ -124,6 +125,7 @@ class Facts:
     distinct: bool | str = False
     counted: bool = False
     tiles: TilesOf | None = None
+    steps: str | None = None
     pieces: bool = False
     of_values: bool = False
     found_in: FoundIn | None = None

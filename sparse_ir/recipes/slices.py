@@ -57,7 +57,7 @@ def row_order(indptr: np.ndarray, lanes: int, longest: int, window: int, filled:
     return np.concatenate([rest, whole[even].ravel(), others, left])
 
 
-@recipe
+@recipe(steps="lanes")
 def slice_count(indptr: np.ndarray, lanes: int, longest: int, filled: int) -> int:
     """How many slices there are; arguments as of :func:`row_order`."""
     lengths, short, long = _parted(indptr, lanes, longest)

@@ -281,12 +281,12 @@ def test_panels_of_rows_that_have_another_name() -> None:
     text = sparsetir.from_source(SPMM_TEXT)
     rng = np.random.default_rng(3)
     A = scipy.sparse.random(33, 21, 0.4, "csr", "float32", rng=rng)
-    B = rng.random((21, 19), dtype="float32")
+    B = rng.random((21, 32), dtype="float32")
     for compact in (False, True):
         kernel = sparsetir.build(
             text, schedule=apply_panels, config=PanelRows(4, 16, compact=compact)
         )
-        C = np.full((33, 19), np.nan, "float32")
+        C = np.full((33, 32), np.nan, "float32")
         kernel(A.data, B, C, A.indptr, A.indices)
         np.testing.assert_allclose(C, A @ B, rtol=1e-5)
 
