@@ -13,6 +13,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.matrix_engine import features_needed, missing_of
 from sparsetir.schedules.default import default_schedule, is_gpu
+from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.schedules.passes.launches import accessed_by_host, binds_threads
 from sparsetir.schedules.passes.locals_apart import locals_apart
@@ -166,7 +167,7 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
     finish = exact_constants if gpu else lambda func: locals_on_stack(locals_apart(func))
     if "II scheduled" in stages:
         stages = {**stages, "II scheduled": marked}
-    last = sound_tail_hints(finish(lower_sparse_buffer(marked)))
+    last = bounded_shifts(sound_tail_hints(finish(lower_sparse_buffer(marked))))
     if not gpu:
         last = whole_workspaces(last, {str(name) for name in marked.attrs.get(LAYOUTS, {})})
     return {**stages, "III": _without_unread(last, marked) if SIGNATURE in marked.attrs else last}
