@@ -62,7 +62,10 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     gc.disable()  # until all tests are collected, of which nothing is garbage
     import tvm
 
+    import machines
     from compile_cache import Cache
+
+    machines.settle()
 
     cache = Cache(session.config.rootpath / ".pytest_cache" / "kernels", tvm.compile)
     cache.forget_unused()

@@ -6,6 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 import tuned_fake
+from machines import MACHINES, on
 from sparsetir.formats import Hyb
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
@@ -104,7 +105,7 @@ def test_table_beside_libraries():
         "fastest library: MKL, 82.0 µs",
         "best: 41.0 µs, 0.98 times as fast as the default, 2.00 times as fast as MKL",
     ]
-    assert f"on {tuned.key.device}" in lines
+    assert f"on {tuned.key.device}" in " ".join(lines)
     (mkl,) = (line.split() for line in lines if line.startswith("MKL"))
     assert mkl == ["MKL", "82.0", "µs", "0.49", "1.00"]
     (scipy,) = (line.split() for line in lines if line.startswith("scipy"))
@@ -113,6 +114,16 @@ def test_table_beside_libraries():
         "torch missing: No module named 'torch'", "warning: no room for the record",
         "record: /a/records.sqlite",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_table_names_any_machine(name):
+    """A long name takes several lines."""
+    with on(MACHINES[name]):
+        tuned = tuned_fake.tuned()
+        text = table(tuned, comparison(), graph="cora", records="/a/records.sqlite")
+    assert f"on {tuned.key.device}" in " ".join(text.split())
+    assert MACHINES[name].cpu in tuned.key.device
 
 
 def test_times_measured_again_go_first():
