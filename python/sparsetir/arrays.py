@@ -231,6 +231,8 @@ def plain_view(value: Any) -> Any:
     """
     if isinstance(value, np.ndarray):
         return _plain_numpy(value) if value.flags.c_contiguous else value
+    if is_torch(value) and value.is_nested:  # which has no shape
+        return value
     if is_torch(value) and "strided" in str(value.layout) and value.is_contiguous():
         steps = _plain_strides(value.shape)
         return value if value.stride() == steps else value.detach().as_strided(value.shape, steps)
