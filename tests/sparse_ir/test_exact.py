@@ -135,6 +135,15 @@ def test_products_of_64_bits() -> None:
                 assert np.flatnonzero(want["c"]).tolist() == [2, 5]
 
 
+def test_the_access_is_of_the_number_that_the_guard_sees() -> None:
+    """TVM's simplifier took clamps off in accesses, of numbers that it took not to be so large."""
+    body = "Y[i] = W[T.if_then_else(IDX[i] > 0, J[i] * IDX[i], IDX[i] + i) + J[i] * 5]"
+    rng = np.random.default_rng(0)
+    ends = [2**62, 2**62 - 1, 2**63 - 1, -(2**63), 2**61, -(2**62), -1, 0, 1, 2, 2**32 + 1]
+    index, other = (rng.choice(ends, 300) for _ in range(2))
+    check(program(body, "int64", "int64", "int64"), arguments(index, other, "int64"))
+
+
 def test_what_fits_stays_as_it_is() -> None:
     """By the types of what is loaded, the lengths of axes, or a proof of the coordinate."""
     for body in ("Y[i] = W[i]", "Y[i] = W[IDX[i]]", "Y[i] = W[T.max(IDX[i] // 2, 1)]"):

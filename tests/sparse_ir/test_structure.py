@@ -306,9 +306,9 @@ def test_absurd_numbers_do_not_allocate():
         check_structure(make("spmm_ell"), {**ell_args(), "rows": huge, "rowmap": ints(0)})
 
 
-@pytest.mark.parametrize(("name", "factor"), [("spmm", 1), ("row_max_ell", 2)])
-def test_cost(name, factor):
-    """A million elements take milliseconds, not seconds (bound far above what is measured)."""
+@pytest.mark.parametrize("name", ["spmm", "row_max_ell"])
+def test_cost(name):
+    """A million elements are looked at a few times, not sorted, nor gone through in Python."""
     rows, width = 100_000, 12
     indices = np.tile(np.arange(width, dtype="int32") * 5, rows)
     args = {
@@ -321,12 +321,16 @@ def test_cost(name, factor):
         "feat": 1,
     }
     func = make(name)
-    times = []
-    for _ in range(5):
-        start = time.perf_counter()
-        check_structure(func, args)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 0.05 * factor
+
+    def best(call):
+        times = []
+        for _ in range(5):
+            start = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best(lambda: check_structure(func, args)) < best(lambda: np.sort(indices, kind="stable"))
 
 
 NUMBERS = st.one_of(
