@@ -167,20 +167,19 @@ def _gpu(func: tirx.PrimFunc) -> tirx.PrimFunc:
         if inner is not None:
             blocks, threads = sch.split(first, [None, GPU_THREADS // GPU_WARP])
             run_in_parallel(sch, threads, "threadIdx.y")
+            chosen = [blocks, threads, *chosen[1:]]
             _bind_threads(sch, leaf, inner, GPU_WARP)
         elif len(chosen) == 1:
             blocks, threads = sch.split(first, [None, GPU_THREADS])
             run_in_parallel(sch, threads, "threadIdx.x")
+            chosen = [blocks, threads]
         else:
             blocks = first
             steps, threads = sch.split(last, [None, GPU_THREADS])
             run_in_parallel(sch, threads, "threadIdx.x")
             chosen = [first, steps, threads, *chosen[1:-1]]
-        if rest:
-            outer = chosen if len(chosen) > 1 and inner is None else [blocks, threads, *chosen[1:]]
-            sch.reorder(*outer, *rest)
-        elif len(chosen) > 3:
-            sch.reorder(*chosen)
+        if rest or len(chosen) > 3:
+            sch.reorder(*chosen, *rest)
         run_in_parallel(sch, blocks, "blockIdx.x")
     return apply_kinds(_only(sch.mod))
 

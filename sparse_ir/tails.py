@@ -15,8 +15,9 @@ Stores other than to workspaces keep it: they are beyond the buffer where it doe
 discarded. For the rest it goes as the other does.
 
 Such a condition would make a loop over lanes scalar. Where an iteration over tiles overwrites what
-it writes, and reads nothing of that but what the same visit has set, to compute an element twice
-gives the same twice, and the condition goes. In a reduction over the tiles the repeated terms are
+it writes, reads nothing of that but what the same visit has set, and nothing at places that are the
+tile's rather than the coordinate's, to compute an element twice gives the same twice, and the
+condition goes. In a reduction over the tiles the repeated terms are
 replaced by the operator's identity::
 
     S[e] = S[e] + T.Select(T.min(p * 64, feat - 64) + l >= p * 64, X[.., ..] * Y[.., ..], 0.0)
@@ -44,12 +45,20 @@ from sparsetir.sparse_ir.nodes import (
     map_expr,
     nodes_of,
     stores_of,
+    substitute,
 )
 from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under, where
 from sparsetir.sparse_ir.statements import as_one, loop_with
 from sparsetir.sparse_ir.tail_limits import with_conditions
-from sparsetir.sparse_ir.tile_marks import contains, repeats, start_of, with_starts, without_marks
+from sparsetir.sparse_ir.tile_marks import (
+    contains,
+    is_tail,
+    repeats,
+    start_of,
+    with_starts,
+    without_marks,
+)
 from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import divided
 
@@ -113,11 +122,38 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
             if loads_of(store, stmt.buffer) and not store.buffer.same_as(stmt.buffer)
         )
 
-    def harmless(condition: Any, stmt: Any) -> bool:
+    binds = {bind.var: bind.value for bind in nodes_of(tirx.Bind, nest)}
+
+    def follows(condition: Any, exprs: list[Any]) -> bool:
+        """Whether expressions are the same in each tile that visits a coordinate.
+
+        Of workspaces other than those that only this nest uses, a tile's slots are its own: another
+        nest may have skipped what it visited twice.
+        """
+        coordinate = condition.args[0].a
+        own, anywhere = free_vars(coordinate), tirx.Var("coordinate", dtype_of(coordinate))
+
+        def general(expr: Any) -> Any:
+            return anywhere if tvm_ffi.structural_equal(expr, coordinate) else expr
+
+        def load(node: Any) -> Any:
+            return tirx.const(0, dtype_of(node)) if node.source in private else node
+
+        for expr in exprs:
+            while binds.keys() & free_vars(expr):
+                expr = substitute(expr, binds)
+            if not is_tail(expr):
+                expr = map_expr(expr, [(ir.TensorLoad, load)])
+                if own & free_vars(map_expr(expr, [(type(coordinate), general)])):
+                    return False
+        return True
+
+    def harmless(condition: Any, conditions: list[Any], stmt: Any) -> bool:
         """Whether a store may run for a tile's coordinates that an earlier tile has as well."""
         return all(
             has_own_slots(bound_by[v][2], stmt, tiles(condition))
             or idempotent(bound_by[v][0], private)
+            and (stmt.buffer in private or follows(condition, [stmt.value, *conditions]))
             for v in free_vars(start_of(condition))
             if v in bound_by
         )
@@ -147,7 +183,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
                 continue
             reads, of = changing(condition)
             turns.setdefault(tiles(condition), set()).update(of)
-            if reads or not harmless(condition, stmt):
+            if reads or not harmless(condition, conditions, stmt):
                 kept.add(tiles(condition))
         return node
 
@@ -168,7 +204,7 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         if not tails:
             return under(rest, stmt)
         starts = [start_of(c) for c in tails]
-        if workspace and all(harmless(c, stmt) for c in tails):
+        if workspace and all(harmless(c, conditions, stmt) for c in tails):
             if all(contains(each, starts) for each in written_under):
                 return under(rest, stmt)  # what it adds to is not written a second time
         found = reduction_of(stmt)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.sparse as sp
 import tvm_ffi
 
 import sparsetir
@@ -301,6 +302,18 @@ def test_as_many_tiles_whatever_the_length(tail: str) -> None:
     arguments["c"] = np.ones((arguments["m"], 11), "float32")
     with pytest.raises(ValueError, match=r"'feat': expected at most 10, .* got 11"):
         sparsetir.build(sch)(**arguments)
+
+
+def test_what_one_iteration_skips_another_does_not_copy() -> None:
+    """Slots of a workspace by tiles that begin earlier: sums of some rows are in one tile alone."""
+    sch, it, (i, j, k) = opened()
+    tiles = sch.split(k, [4, 2], tail="shift")
+    sch.precompute("C", it, [i, *tiles], scope="global")
+    for feat in (5, 7, 8):
+        a = sp.random_array((6, 9), density=0.5, format="csr", dtype="float32", rng=0)
+        b, c = np.ones((9, feat), "float32"), np.full((6, feat), np.nan, "float32")
+        sparsetir.build(sch)(a.data, b, c, a.indptr, a.indices)
+        np.testing.assert_allclose(c, a @ b, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["small", "empty", "dense_row", "single_column"])
