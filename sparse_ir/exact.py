@@ -209,11 +209,20 @@ def _product(node: Any, a: Integer, b: Integer) -> Integer:
     expr = _same_or(node, a.expr, b.expr)
     if -LIMIT <= low and high <= LIMIT:
         return Integer(expr, low, high)
-    # As of _multiplied, which is exact where the size is not near the end.
-    least, most = (as_dtype(end, WIDE) for end in (-LIMIT, LIMIT))
-    size, end = tirx.Cast("float64", a.expr) * tirx.Cast("float64", b.expr), float(LIMIT)
-    expr = tirx.Select(size >= tirx.FloatImm("float64", end), most, expr)
-    expr = tirx.Select(size <= tirx.FloatImm("float64", -end), least, expr)
+    if a.low == a.high:
+        a, b = b, a
+    zero, one, limit = (as_dtype(n, WIDE) for n in (0, 1, LIMIT))
+    if b.low == b.high:
+        end: Any = as_dtype(LIMIT if b.low > 0 else -LIMIT, WIDE)
+        most: Any = as_dtype(LIMIT // abs(b.low), WIDE)
+    else:
+        end = tirx.Select(b.expr >= zero, limit, zero - limit)
+        size = tirx.Max(b.expr, zero - b.expr)
+        # TVM's analysis takes no divisor that it knows no end of.
+        most = tirx.floordiv(limit, tirx.Min(tirx.Max(size, one), limit))
+    expr = tirx.Select(a.expr > most, end, expr)
+    if a.low < 0:
+        expr = tirx.Select(a.expr < zero - most, zero - end, expr)
     return Integer(expr, saturated(low), saturated(high))
 
 
@@ -283,14 +292,6 @@ _BOUNDS: dict[Any, Callable[[Integer, Integer], tuple[int, int]]] = {
 }
 
 
-def _multiplied(x: int, y: int) -> int:
-    """A product within `LIMIT`, as numbers of 64 bits tell whether it is."""
-    x, y = saturated(x), saturated(y)
-    if abs(float(x) * float(y)) >= LIMIT:
-        return LIMIT if (x < 0) == (y < 0) else -LIMIT
-    return x * y
-
-
 def _divided(x: int, y: int) -> int:
     """Division of `/` in C, which rounds towards zero."""
     return x // y if (x < 0) == (y < 0) else -(-x // y)
@@ -308,7 +309,7 @@ def arithmetic_of(expr: Any) -> Callable[[int, int], int] | None:
 _ARITHMETIC: dict[Any, Callable[[int, int], int]] = {
     tirx.Add: lambda x, y: saturated(x) + saturated(y),
     tirx.Sub: lambda x, y: saturated(x) - saturated(y),
-    tirx.Mul: _multiplied,
+    tirx.Mul: lambda x, y: saturated(saturated(x) * saturated(y)),
     tirx.FloorDiv: lambda x, y: x // y,
     tirx.FloorMod: lambda x, y: x % y,
     tirx.Div: _divided,

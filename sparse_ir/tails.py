@@ -131,7 +131,8 @@ def _settle(nest: Any, private: set[Any], lengths: dict[Any, list[Any]], in_turn
         nest may have skipped what it visited twice.
         """
         coordinate = condition.args[0].a
-        own, anywhere = free_vars(coordinate), tirx.Var("coordinate", dtype_of(coordinate))
+        own = free_vars(coordinate) & set(bound_by)
+        anywhere = tirx.Var("coordinate", dtype_of(coordinate))
 
         def general(expr: Any) -> Any:
             return anywhere if tvm_ffi.structural_equal(expr, coordinate) else expr

@@ -20,6 +20,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from fake_measurer import install
+from machines import REAL
 from sparsetir.cli import arguments, doctor, main
 from sparsetir.cli.text import WIDTH, _signature, coloured, many, readable
 from sparsetir.cli.tune import report_path
@@ -28,8 +29,7 @@ from sparsetir.graphs import load_relations
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_tensor import SparseMatrix
-from sparsetir.tuning import compare, html, search
-from sparsetir.tuning.fingerprint import cpu_model
+from sparsetir.tuning import compare, fingerprint, html, search
 from sparsetir.tuning.records import Key, Record, Records
 from sparsetir.tuning.task import Outcome, Task
 from sparsetir.tuning.tuned import Trial, Tuned
@@ -597,6 +597,8 @@ def test_doctor_where_there_is_no_linux(run, monkeypatch):
         monkeypatch.delattr(os, name)
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setattr(doctor, "CACHES", Path("/sys/there/is/no/such/folder"))
+    cpu_model = REAL["cpu_model"]
+    monkeypatch.setattr(fingerprint, "cpu_model", cpu_model)
     cpu_model.cache_clear()
     try:
         code, out, err = run("doctor")

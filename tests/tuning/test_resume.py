@@ -39,7 +39,8 @@ SCRIPT = f"""
 import sys, time; {WITHOUT_TORCH}
 sparsetir.tune
 assert "optuna" not in sys.modules  # slow to import, and may not be there
-import pytest
+import machines, pytest
+machines.settle()
 from fake_measurer import install, seconds_of, text
 from test_resume import Outcome, run
 hang = int(sys.argv[2])

@@ -174,7 +174,7 @@ class Cache:
         with self._lock:
             self._drop(full)
             # What was used last has grown since.
-            self._measure(list(itertools.islice(reversed(self._entries), RECENT)))
+            self._measure(self._keys(RECENT))
             self._entries[full] = entry
             self.bytes += entry.size
             self._trim()
@@ -192,18 +192,26 @@ class Cache:
         with self._lock:
             self.max_entries = entries or self.max_entries
             self.max_bytes = bytes or self.max_bytes
-            self._measure(list(self._entries))
+            self._measure(self._keys())
             self._trim()
 
     def clear(self) -> None:
         """Drop everything."""
-        for key in list(self._entries):
+        for key in self._keys():
             self._drop(key)
+
+    def _keys(self, count: int | None = None) -> list[Any]:
+        """Of what was used last, so many."""
+        while True:
+            try:
+                return list(itertools.islice(reversed(self._entries), count))
+            except RuntimeError:  # garbage was collected meanwhile, and with it an owner
+                continue
 
     def measure(self) -> int:
         """Bytes of all that is kept, as of now."""
         with self._lock:
-            self._measure(list(self._entries))
+            self._measure(self._keys())
             return self.bytes
 
     def _measure(self, keys: list[Any]) -> None:
