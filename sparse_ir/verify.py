@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import tvm_ffi
 from tvm import ir
+from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.annotations import is_scheduled, range_problems, written_by_hand_problems
 from sparsetir.sparse_ir.assumptions import assumption_problems
@@ -303,7 +304,7 @@ def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
     return (
         count is not None
         and mine.idtype == axis.idtype == buffer.dtype
-        and tvm_ffi.structural_equal(count, length)
+        and Analyzer().can_prove_equal(count, length)
         and axis.name not in used
         and not any(s.buffer.same_as(buffer.var) for s in stores_of(func.body))
     )

@@ -27,6 +27,7 @@ import tvm
 from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.schedules.passes.nests import is_zero
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
@@ -63,6 +64,8 @@ def vectorize_innermost(
         if nest is None:
             return loop
         lanes = bits // max(8, tvm.DataType(str(nest.store.buffer.ty.dtype)).bits)
+        if is_zero(nest.along.extent):
+            return loop
         if not nest.reduces:
             return nest.in_vectors(lanes)
         return nest.in_registers(lanes, cache, vectors)
