@@ -53,6 +53,11 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     steps.add_argument("--graph", nargs="+", default=[], help="default: cora")
     steps.add_argument("--feat", nargs="+", type=int, help="feature sizes (default: 128 512)")
     steps.add_argument("--plot", action="store_true", help="draw a picture beside the JSON file")
+    pools = commands.add_parser(
+        "pools", parents=[common], help="pools of threads, beside MKL, between torch's operators"
+    )
+    pools.add_argument("--seconds", type=float, default=4, help="of each size (default: 4)")
+    pools.set_defaults(threads=2)
     calls = commands.add_parser(
         "calls", parents=[common], help="what a call costs beside the kernel, part by part"
     )

@@ -82,10 +82,11 @@ TILE = 2
 TURNS = 4
 
 
-def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
+def for_all_sizes(func: SparseFunc, target: Any, work: int = WORK_OF_THREADS) -> dict[str, Any]:
     """The default schedule for CPUs, with versions where the program has the shape for them.
 
     func : of stage I
+    work : multiplications from which on other threads are started
 
     Returns stages "I", "II" and "II scheduled". "I" is `func`, or what the versions have in common.
     """
@@ -98,7 +99,7 @@ def for_all_sizes(func: SparseFunc, target: Any) -> dict[str, Any]:
     lowered = lower_sparse_iter(func)
     scheduled = default_schedule(lowered, target)
     if not begun:
-        scheduled = _by_rows(func, scheduled, target)
+        scheduled = _by_rows(func, scheduled, target, work)
     return {"I": func, "II": lowered, "II scheduled": scheduled}
 
 
@@ -227,7 +228,7 @@ def _stage_two(sch: Schedule) -> tirx.PrimFunc:
     return func
 
 
-def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any) -> tirx.PrimFunc:
+def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any, work: int) -> tirx.PrimFunc:
     """Reductions over what rows store: versions by features, and by how often rows are gathered.
 
     rows : the same of stage II, with the default schedule; the result for a program of another
@@ -247,7 +248,7 @@ def _by_rows(func: SparseFunc, rows: tirx.PrimFunc, target: Any) -> tirx.PrimFun
         narrow = _narrow(func, lanes)
         if nnz is not None and threads > 1:
             small = _on_one_thread(narrow)
-            narrow = _either(nnz * feat < _int64(WORK_OF_THREADS), small, narrow, ("small", "more"))
+            narrow = _either(nnz * feat < _int64(work), small, narrow, ("small", "more"))
         rows = _either(feat < _int64(8 * lanes), narrow, rows, ("narrow", "wide"))
     elif int(feat) <= PACK_FEATURES:
         return rows

@@ -55,6 +55,7 @@ def _facts(machine: Machine) -> dict[str, dict[str, Any]]:
     l2 = machine.l2 if machine.l2 > 0 else L2_BYTES
     return {
         "sparsetir.tuning.fingerprint": {"cpu_model": lambda: machine.cpu or "x86_64 generic"},
+        "sparsetir.pool": {"work_of_threads": lambda: 1 << 20},
         "sparsetir.schedules.default": {"l2_bytes": lambda: l2, "pool": lambda: machine.cores},
     }
 

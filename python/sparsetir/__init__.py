@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from sparsetir.load import load
     from sparsetir.lower import lower
     from sparsetir.plan import Plan, compilations, plan, plan_candidates
+    from sparsetir.pool import threads
     from sparsetir.schedules.default import default_schedule
     from sparsetir.sparse_ir.errors import (
         IllFormedError,
@@ -110,6 +111,7 @@ __all__ = [
     "module_script",
     "plan",
     "plan_candidates",
+    "threads",
     "tune",
     "verify",
 ]
@@ -128,6 +130,7 @@ _MODULES = {
     "load": "load",
     "lower": "lower",
     "plan": "Plan compilations plan plan_candidates",
+    "pool": "threads",
     "schedules.default": "default_schedule",
     "sparse_ir.errors": "IllFormedError LoweringError ScheduleError StructureError "
     "StructureIndexError StructureTypeError",

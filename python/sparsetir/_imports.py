@@ -103,11 +103,13 @@ def _of_script() -> Iterator[None]:
 
 @contextmanager
 def _of_torch() -> Iterator[None]:
-    """TVM gets what it would have, had torch been there before it.
+    """TVM gets what it would have, had torch been there before it, and kernels torch's threads.
 
     But for `torch.dtype` as an argument of TVM's own functions, which take names as well.
     """
     yield
+    if "sparsetir.pool" in sys.modules:
+        sys.modules["sparsetir.pool"].meet_torch()
     if not _state["tell"]:
         return
     _state["tell"] = False

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.arrays import dtype_name, is_array
+from sparsetir.pool import pays
 from sparsetir.request import (
     KernelRequest,
     adopted_matrix,
@@ -38,7 +39,6 @@ from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
 from sparsetir.vocabulary import DTYPES, SOFTMAX, is_along_edges, message
-from sparsetir.waking import pays
 
 __all__ = ["EdgeRequest", "along_edges", "edge_request", "edge_task"]
 

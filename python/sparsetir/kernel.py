@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from sparsetir import pool
 from sparsetir.arguments import Arguments
 from sparsetir.arrays import (
     is_array,
@@ -38,15 +38,6 @@ WRITTEN = (
     "it is written, and requires a gradient, which would not be that of what is written; give "
     "another tensor, or call under torch.no_grad()"
 )
-
-
-def _run_alone() -> None:
-    """After a fork: the workers of TVM's pool are not there, and it would wait for them."""
-    tvm.get_global_func("runtime.config_threadpool")(-2, 1)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_run_alone)
 
 
 class Kernel:
@@ -129,7 +120,8 @@ class Kernel:
             features_needed(stages.get("II scheduled")) if needs is None else list(needs)
         )
         refused = allowed(self.needs) if self.needs else ""
-        self._run = self.entry = refusing(name, refused) if refused else module[name]
+        with pool.serving():  # TVM loads a module when its first function is asked for
+            self._run = self.entry = refusing(name, refused) if refused else module[name]
         self._given = given = Arguments(name, signature, target)
         self._count, self._limits = given.count, given.limits
         self._arrays, self._scalars, self._outputs = given.arrays, given.scalars, given.outputs

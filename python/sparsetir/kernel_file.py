@@ -20,6 +20,8 @@ from typing import Any
 
 import tvm_ffi
 
+from sparsetir import pool
+
 __all__ = ["open_library", "read_library", "write_library"]
 
 MARK = b"SPARSETIR2"
@@ -110,13 +112,18 @@ def open_library(library: bytes) -> Any:
         name = Path(folder) / "kernel.so"
         if sys.platform != "linux":
             name.write_bytes(library)
-            return tvm_ffi.load_module(str(name))
+            return _loaded(name)
         with os.fdopen(os.memfd_create("sparsetir-kernel"), "wb") as file:
             file.write(library)
             file.flush()
             name.symlink_to(f"/proc/self/fd/{file.fileno()}")
-            # tvm.runtime.load_module would resolve the link
-            return tvm_ffi.load_module(str(name))
+            return _loaded(name)
+
+
+def _loaded(name: Path) -> Any:
+    """TVM's module of a file; its own way to load one would resolve the link."""
+    with pool.serving():
+        return tvm_ffi.load_module(str(name))
 
 
 def _is_foreign(library: bytes) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 
 from sparsetir.matrix_engine import features_needed, missing_of
+from sparsetir.pool import work_of_threads
 from sparsetir.schedules.default import default_schedule, is_gpu
 from sparsetir.schedules.passes.bounded_shifts import bounded_shifts
 from sparsetir.schedules.passes.exact_constants import exact_constants
@@ -126,7 +127,7 @@ def _of_schedule(sch: Schedule, target: Any) -> Stages:
     # `tvm.s_tir.Schedule` from then on.
     second = getattr(sch, "stage_two", None)
     if second is None and not is_gpu(target):
-        stages = for_all_sizes(sch.func, target)
+        stages = for_all_sizes(sch.func, target, work_of_threads())
     else:
         lowered = lower_sparse_iter(sch.func) if second is None else sch.lowered
         scheduled = lowered if second is None else _only(second)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsetir import pool
 from sparsetir.formats import Pattern
 from sparsetir.request import (
     KernelRequest,
@@ -27,7 +28,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseTensor
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
-from sparsetir.waking import work_of_threads
 
 __all__ = ["GradientRequest", "RelationalRequest", "relational_request"]
 
@@ -159,11 +159,10 @@ class RelationalRequest(KernelRequest):
     def _choosing(self) -> dict[str, Any]:
         """What configs for CPUs are chosen by."""
         rows, blocks = len(self.csf.rows), self.blocks if self.problem.in_blocks else 1
-        work = rows * self.feat_in * self.feat * blocks
         return {
             "problem": self.problem, "nnz_rows": rows, "feat_in": self.feat_in, "feat": self.feat,
             "target": self.target, "threads": self.threads, "relations": self.csf.shape[0],
-            "blocks": blocks, "work_of_threads": work_of_threads(self.threads, work),
+            "blocks": blocks, "work_of_threads": pool.work_of_threads(),
         }  # fmt: skip
 
 

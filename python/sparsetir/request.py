@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from sparsetir import pool
 from sparsetir.arrays import dtype_name, is_array, itemsize
 from sparsetir.formats import Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
@@ -22,12 +22,10 @@ from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.templates.amx import BLOCKS, configs
 from sparsetir.schedules.templates.registry import Template, template_of
-from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
 from sparsetir.vocabulary import operator as named_operator
-from sparsetir.waking import work_of_threads
 
 __all__ = [
     "KernelRequest",
@@ -42,8 +40,6 @@ __all__ = [
     "refuse_options",
     "request",
 ]
-
-MOST_DIGITS = 7  # of a number of threads
 
 
 class KernelRequest:
@@ -202,11 +198,16 @@ def request(
     asked = not is_gpu(target) or problem.dtype in ("float16", "bfloat16")
     if asked and operator.reads_values and isinstance(matrix, SparseMatrix):
         block = matrix.pattern.full_block
-    least = WORK_OF_THREADS
-    if not is_gpu(target):
-        least = work_of_threads(threads, matrix.nnz * int(feat))
     statistics = Statistics(
-        m, n, matrix.nnz, int(feat), threads, itemsize(problem.dtype), longest, block, least
+        m,
+        n,
+        matrix.nnz,
+        int(feat),
+        threads,
+        itemsize(problem.dtype),
+        longest,
+        block,
+        pool.work_of_threads(),
     )
     return Request(operator, matrix, problem, feat, heads, statistics, target)
 
@@ -290,13 +291,8 @@ def check_counts(**counts: Any) -> None:
 
 
 def default_threads() -> int:
-    """Threads of the CPU that plans divide rows among: all, or as many as TVM_NUM_THREADS says.
-
-    No machine has as many as some numbers say, which count as none.
-    """
-    named = os.environ.get("TVM_NUM_THREADS", "")
-    said = int(named) if named.isdecimal() and len(named) < MOST_DIGITS else 0
-    return said or os.cpu_count() or 1
+    """Threads of the CPU that plans divide rows among: those of the pool that kernels run on."""
+    return pool.count()
 
 
 def csr_pattern(matrix: SparseMatrix | CsrPattern, idtype: str) -> CsrPattern:

@@ -51,7 +51,8 @@ def check(seed: int, threads: bool = False) -> None:
         )  # fmt: skip
 
 
-# 28 wrote over its stack, 12110 lost all terms, 5197 and 16388 were not compiled: see `whole_workspaces` and `bounded_shifts`.
+# 28 wrote over its stack, 12110 lost all terms: see `whole_workspaces` and `bounded_shifts`; 5197
+# and 16388 were not compiled.
 @pytest.mark.parametrize("seed", [28, 5197, 12110, 16388, *range(1000, 1030)])
 def test_kernels(seed: int) -> None:
     check(seed)

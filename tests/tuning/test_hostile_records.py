@@ -14,12 +14,11 @@ import pytest
 import scipy.sparse as sp
 
 from records_common import record
-from sparsetir import SparseMatrix, plan, waking
+from sparsetir import SparseMatrix, plan
 from sparsetir.cli import main
 from sparsetir.plan import plan_candidates
 from sparsetir.request import request
 from sparsetir.schedules.search.configs import to_data
-from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.tuning import trial_store
 from sparsetir.tuning.record import Key, Record, record_to_data
 from sparsetir.tuning.records import RecordError, Records
@@ -101,23 +100,6 @@ def test_rows_without_end(tmp_path):
     with pytest.raises(RecordError, match="a.sqlite: it is damaged"):
         Records(path).all()
     assert time.process_time() - start < 10
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[" * 10**5, "[]", "1e400", '{"%s": 7}', '{"%s": {"work": 1e400}}',
-             '{"%s": {"work": -5}}', '{"%s": {"work": "x"}}', '{"%s": {"work": null}}'],
-    ids=range(9),
-)  # fmt: skip
-def test_measurements_of_waking_that_are_none(tmp_path, monkeypatch, text):
-    """They are taken again."""
-    spin = os.environ.get("TVM_THREAD_POOL_SPIN_COUNT")
-    key = f"{waking.cpu_model()}, 2 threads, spin {spin}"
-    monkeypatch.setattr(waking, "measure", lambda threads: {"work": WORK_OF_THREADS})
-    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5))
-    (tmp_path / "waking.json").write_text(text.replace("%s", key))
-    assert waking._kept.__wrapped__(2, str(tmp_path / "records.sqlite")) == WORK_OF_THREADS
-    found = json.loads((tmp_path / "waking.json").read_text())
-    assert found[key]["work"] == WORK_OF_THREADS
 
 
 # -- databases ------------------------------------------------------------------------------------

@@ -40,11 +40,13 @@ NEEDED = ("apache-tvm", "apache-tvm-ffi", "numpy", "scipy")
 TARGETS = ("llvm", "cuda", "opencl", "vulkan", "rocm", "metal")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 VARIABLES = (
-    "SPARSETIR_RECORDS", "XDG_CACHE_HOME", "TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS",
+    "SPARSETIR_RECORDS", "SPARSETIR_POOL", "XDG_CACHE_HOME", "TVM_NUM_THREADS", "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
     "TVM_BIND_THREADS", "TVM_THREAD_POOL_SPIN_COUNT", "TVM_CUDA_COMPILE_MODE",
     "CUDA_VISIBLE_DEVICES", "MKL_RT",
 )  # fmt: skip
 TOLERANCE = 1e-4
+POOLS = {"openmp": "torch's pool", "tvm": "TVM's pool", "serial": "no pool"}
 
 
 def add(out: Parser) -> None:
@@ -55,8 +57,8 @@ def add(out: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; 1 where something that is needed is broken."""
     found = {
-        "versions": versions(), "targets": targets(), "cpu": cpu(), "gpu": gpu(), "nvcc": nvcc(),
-        "records": records(),
+        "versions": versions(), "targets": targets(), "cpu": cpu(), "threads": _threads(),
+        "gpu": gpu(), "nvcc": nvcc(), "records": records(),
         "environment": {n: os.environ[n] for n in VARIABLES if n in os.environ},
         "kernel": kernel(),
     }  # fmt: skip
@@ -69,6 +71,13 @@ def run(args: argparse.Namespace) -> int:
     else:
         _show(found)
     return int(bool(problems))
+
+
+def _threads() -> dict[str, Any]:
+    """As :func:`sparsetir.threads`, in a process without torch."""
+    from sparsetir.pool import threads
+
+    return threads()._asdict()
 
 
 def versions() -> dict[str, str | None]:
@@ -224,6 +233,14 @@ def _show(found: dict[str, Any]) -> None:
         f"features: {' '.join(chip['features']) or 'LLVM does not say'}",
         chip["unlike"] and f"unlike {chip['llvm']}: {' '.join(chip['unlike'])}",
         f"caches: {caches or 'the system does not say'}",
+    )
+    ran = found["threads"]
+    waits = "torch" in there and "torch is not loaded" in ran["why"]
+    _part(
+        "threads",
+        f"{many(ran['count'], 'thread')} of {POOLS[ran['pool']]}: {ran['why']}",
+        ran["library"],
+        "beside torch kernels run on its pool" if waits else "",
     )
     device, compiler, kept = found["gpu"], found["nvcc"], found["records"]
     name = f"{device['name']}, {device['arch']}" if device["name"] else f"none: {device['reason']}"

@@ -21,6 +21,7 @@ from sparsetir.lower import lower, lower_template
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.structure import DTYPES, Structure, structure_of, target_of
+from sparsetir.pool import pays
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import vector_bits
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
@@ -31,7 +32,6 @@ from sparsetir.schedules.templates import block_linear as template
 from sparsetir.schedules.templates.block_linear import BlockTile
 from sparsetir.schedules.templates.spmm_tensor_cores import apply as tensor_cores
 from sparsetir.schedules.templates.spmm_tensor_cores import for_format
-from sparsetir.waking import pays
 
 __all__ = ["block_linear", "block_outer"]
 

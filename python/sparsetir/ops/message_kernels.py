@@ -17,13 +17,13 @@ from sparsetir.edge_request import edge_task
 from sparsetir.kernel import Kernel
 from sparsetir.lower import lower_template
 from sparsetir.ops.structure import DTYPES, Structure, target_of
+from sparsetir.pool import pays
 from sparsetir.request import default_threads
 from sparsetir.schedules.search import edge_space
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.templates import edge_attention, edge_messages, edge_softmax, messages
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import by_record
-from sparsetir.waking import pays
 
 __all__ = [
     "attention",

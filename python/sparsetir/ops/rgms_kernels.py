@@ -27,6 +27,7 @@ from sparsetir.lower import lower_template
 from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
+from sparsetir.pool import pays
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import GradientRequest, RelationalRequest
 from sparsetir.request import default_threads
@@ -36,7 +37,6 @@ from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
 from sparsetir.schedules.templates import rgms_backward
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
-from sparsetir.waking import pays
 
 __all__ = ["of_edges", "of_nodes", "of_weights"]
 

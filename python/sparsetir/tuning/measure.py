@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparsetir.extras import WITHOUT_TORCH
+from sparsetir import pool
 from sparsetir.measuring.process import THREADS, Ended, Process
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.search import configs
@@ -138,7 +138,7 @@ class Measurer:
         self._end()
         folder = self._saved()
         task = self.task
-        code = LAUNCH if is_gpu(resolve_target(task.target)) else f"{WITHOUT_TORCH}; {LAUNCH}"
+        code = LAUNCH if is_gpu(resolve_target(task.target)) else f"{pool.alike()}; {LAUNCH}"
         self._process = Process(
             code, environment=self._environment(folder), folder=folder,
             printed=folder / "printed.txt", cores=self.cores,

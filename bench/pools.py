@@ -1,0 +1,120 @@
+"""The pools of threads that kernels may run on, beside MKL in torch: alone and between operators.
+
+All ways are in one process and take turns of some milliseconds, of which the second half counts: a
+pool whose threads wait by spinning is in the way of the next one for as long as they spin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+from bench.report import circumstances, table, write
+from bench.timing import progress
+
+FEAT = 32
+SIZES = (1_000, 4_000, 10_000, 40_000, 100_000, 400_000, 1_000_000)
+BURST = 0.03  # seconds that one way goes on
+DENSE = 96  # of the products of torch's between ours
+
+
+def run(args: argparse.Namespace) -> None:
+    """The command."""
+    import torch
+
+    from sparsetir import pool
+
+    torch.set_num_threads(args.threads)
+    # Plans cut rows for the threads of a pool and have parallel loops from few elements on.
+    pool.WORK_OF_THREADS["openmp"] = pool.WORK_OF_THREADS["tvm"] = 0
+    found: dict[str, Any] = {}
+    for mode in ("alone", "between"):
+        found[mode] = {}
+        for nnz in SIZES[:2] if args.quick else SIZES:
+            progress(f"{mode}: {nnz} nonzeros")
+            found[mode][nnz] = _measured(nnz, mode == "between", args)
+    progress("")
+    for mode, rows in found.items():
+        names = list(next(iter(rows.values())))
+        cells = [
+            [n, *(f"{t['min'] * 1e6:.1f}/{t['median'] * 1e6:.1f}" for t in row.values())]
+            for n, row in rows.items()
+        ]
+        table(f"spmm, {FEAT} features, {mode}: us as min/median", ["nonzeros", *names], cells)
+    where = circumstances(args.threads)
+    waits = {n: v for n, v in os.environ.items() if n.startswith(("OMP_", "GOMP_", "KMP_", "TVM_"))}
+    results = {"pool": sparsetir_threads(), "torch": torch.get_num_threads(), "variables": waits}
+    write(args.out, "pools", where, {**results, "seconds": found})
+
+
+def sparsetir_threads() -> dict[str, Any]:
+    """As :func:`sparsetir.threads`."""
+    import sparsetir
+
+    return sparsetir.threads()._asdict()
+
+
+def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of a product by the way it is made."""
+    import torch
+
+    import sparsetir
+    from sparsetir import pool
+
+    n = max(200, min(nnz // 10, 20_000))
+    rng = np.random.default_rng(0)
+    a = sp.random_array((n, n), density=nnz / n**2, format="csr", dtype="float32", rng=rng)
+    b = torch.from_numpy(rng.random((n, FEAT), dtype="float32"))
+    out = torch.empty(n, FEAT)
+    dense = torch.randn(DENSE, DENSE)
+    matrix = torch.sparse_csr_tensor(
+        torch.from_numpy(a.indptr.astype("int32")), torch.from_numpy(a.indices.astype("int32")),
+        torch.from_numpy(a.data), a.shape, check_invariants=False,
+    )  # fmt: skip
+    one = sparsetir.plan("spmm", a, feat=FEAT, threads=1)
+    each = sparsetir.plan("spmm", a, feat=FEAT, threads=args.threads)
+    launcher, why = pool._launcher()
+    if launcher is None:
+        raise SystemExit(f"pools: {why}")
+    library = pool._openmp(others=True)
+
+    def using(kind: int, plan: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+        return lambda: launcher.use(kind, library), lambda: plan(b, out=out)
+
+    ways = {
+        "1 thread": using(pool.SERIAL, one),
+        "TVM's pool": using(pool.TVM, each),
+        "OpenMP's pool": using(pool.OPENMP, each),
+        "MKL, in torch": (lambda: None, lambda: torch.mm(matrix, b, out=out)),
+    }
+    wanted = a @ b.numpy()
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    end = time.perf_counter() + (0.5 if args.quick else args.seconds)
+    while time.perf_counter() < end:
+        for name, (begin, call) in ways.items():
+            begin()
+            times, start = [], time.perf_counter()
+            while len(times) < 4 or time.perf_counter() < start + BURST:
+                if between:
+                    torch.relu(torch.mm(dense, dense))
+                at = time.perf_counter()
+                call()
+                times.append(time.perf_counter() - at)
+            taken[name] += times[len(times) // 2 :]
+            np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-4, atol=1e-4)
+    launcher.use(pool.OPENMP, library)
+    return {
+        name: {
+            "min": min(times),
+            "median": statistics.median(times),
+            "mean": statistics.mean(times),
+        }
+        for name, times in taken.items()
+    }

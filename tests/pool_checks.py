@@ -1,0 +1,344 @@
+"""What `test_pool.py` runs, each in a process: `python pool_checks.py NAME`."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import resource
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import scipy.sparse as sp
+
+import sparsetir  # before TVM, which would import torch
+
+# isort: split
+from tvm.script import tirx as T
+
+from sparsetir import pool
+
+ROWS, COLUMNS, FEAT = 900, 700, 32
+
+
+@T.prim_func(s_tir=True)
+def positive(x: T.handle, n: T.int32):
+    X = T.match_buffer(x, (n,), "int32")
+    for i in T.parallel(n):
+        assert X[i] >= 0, "a task failed on purpose"
+        X[i] = X[i] + 1
+
+
+@T.prim_func(s_tir=True)
+def doubled(a: T.handle, b: T.handle, n: T.int32):
+    A = T.match_buffer(a, (n,), "float32")
+    B = T.match_buffer(b, (n,), "float32")
+    for i in T.parallel(n):
+        with T.sblock("s"):
+            v = T.axis.spatial(n, i)
+            B[v] = A[v] * T.float32(2)
+
+
+def products() -> list[Callable[[], bool]]:
+    """Calls of kernels with parallel loops, which say whether they were right."""
+    from sparsetir.schedules.templates.spmm import RowBlocks
+
+    rng = np.random.default_rng(0)
+    a = sp.random_array((ROWS, COLUMNS), density=0.02, format="csr", dtype="float32", rng=rng)
+    b, wanted = np.ones((COLUMNS, FEAT), "float32"), a @ np.ones((COLUMNS, FEAT), "float32")
+    found = []
+    for blocks in (2, 7):
+        config = RowBlocks(tile=32, lanes=16, tiles_first=False, prefetch=0, blocks=blocks)
+        plan = sparsetir.plan("spmm", a, feat=FEAT, threads=blocks, config=config)
+        found.append(lambda plan=plan: np.allclose(plan(b), wanted, atol=1e-4))
+    kernel, x = sparsetir.build(doubled), rng.random(100_003, dtype="float32")
+
+    def plain() -> bool:
+        y = np.zeros_like(x)
+        kernel(x, y)
+        return bool((y == 2 * x).all())
+
+    return [*found, plain]
+
+
+def right(calls: list[Callable[[], bool]]) -> None:
+    assert all(call() for call in calls), pool.threads()
+
+
+def use(kind: int) -> None:
+    """As though the user had said so."""
+    launcher, why = pool._launcher()
+    assert launcher is not None, why
+    launcher.use(kind, pool._openmp(True) if kind == pool.OPENMP else None)
+
+
+def torch_first() -> None:
+    import torch
+
+    launcher, why = pool._launcher()
+    assert launcher is not None, f"not with this TVM: {why}"
+    calls = products()
+    assert pool.threads()[:2] == ("openmp", 2) and "gomp" in pool.threads().library
+    assert pool.threads().why == "it is torch's"
+    right(calls)
+    for n in (1, 4, 1, 3, 2):
+        torch.set_num_threads(n)
+        assert pool.threads().count == n
+        right(calls)
+    for kind in (pool.TVM, pool.SERIAL, pool.OPENMP):
+        use(kind)
+        right(calls)
+
+
+def settled(said: str = "", most: str = "2") -> tuple[str, int]:
+    """What is chosen anew with these variables."""
+    os.environ.update({"SPARSETIR_POOL": said, "TVM_NUM_THREADS": most})
+    pool._state.settled = False
+    return sparsetir.threads()[:2]
+
+
+def torch_later() -> None:
+    """And what variables choose; of numbers of threads the smaller counts."""
+    assert "torch" not in sys.modules
+    calls = products()
+    right(calls)
+    assert pool.threads().pool == "tvm" and pool.threads().why == "torch is not loaded"
+    assert not any("gomp" in line for line in open("/proc/self/maps"))  # none of ours is loaded
+    for said, wanted in (("", "tvm"), ("openmp", "tvm"), ("tvm", "tvm"), ("serial", "serial")):
+        assert settled(said)[0] == wanted
+        right(calls)
+    assert "SPARSETIR_POOL says so" in sparsetir.threads().why
+    settled()
+    import torch
+
+    assert pool.threads().pool == "openmp"
+    right(calls)  # of kernels made before
+    for said, wanted in (
+        ("", "openmp"),
+        ("openmp", "openmp"),
+        ("tvm", "tvm"),
+        ("serial", "serial"),
+    ):
+        assert settled(said)[0] == wanted
+        right(calls)
+    for most, of_torch, wanted in (
+        ("1", 2, 1),
+        ("2", 1, 1),
+        ("3", 2, 2),
+        ("2", 4, 2),
+        ("9" * 30, 2, 2),
+    ):
+        torch.set_num_threads(of_torch)
+        assert settled(most=most) == ("openmp", wanted)
+        right(calls)
+    try:
+        settled("mine")
+    except ValueError as error:
+        assert "SPARSETIR_POOL: expected openmp, tvm, serial, got 'mine'" in str(error)
+    else:
+        raise AssertionError("expected an error")
+
+
+def errors() -> None:
+    """None is lost on any pool, in a thousand calls each, and none is kept for ever."""
+    import torch
+
+    torch.set_num_threads(2)
+    kernel = sparsetir.build(positive)
+    for kind in (pool.TVM, pool.OPENMP, pool.SERIAL):
+        use(kind)
+        for bad in ([], [0], [999], [0, 999]):
+            for _ in range(1000):
+                x = np.zeros(1000, "int32")
+                x[bad] = -1
+                try:
+                    kernel(x)
+                except Exception as error:
+                    assert bad and "a task failed on purpose" in str(error)
+                else:
+                    assert not bad, (kind, "an error was lost")
+    use(pool.OPENMP)
+
+    def fail(times: int) -> int:
+        for _ in range(times):
+            try:
+                kernel(-np.ones(1000, "int32"))
+            except Exception:
+                continue
+        gc.collect()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    assert fail(3000) + 4000 > fail(6000)  # KiB
+
+
+def python_threads() -> None:
+    import torch
+
+    torch.set_num_threads(2)
+    calls = products()
+    wrong: list[Any] = []
+
+    def work() -> None:
+        for _ in range(40):
+            wrong.extend(call for call in calls if not call())
+
+    def swap() -> None:
+        for n in range(600):
+            use((pool.TVM, pool.OPENMP, pool.SERIAL)[n % 3])
+            time.sleep(1e-3)
+
+    workers = [threading.Thread(target=f) for f in (work, work, work, work, swap)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert not wrong
+
+
+def forks() -> None:
+    import torch
+    from torch.utils.data import DataLoader
+
+    torch.set_num_threads(2)
+    calls = products()
+    right(calls)
+    torch.mm(torch.randn(500, 500), torch.randn(500, 500))
+    child = os.fork()
+    if not child:
+        fine = all(call() for call in calls) and pool.threads()[:2] == ("serial", 1)
+        fine = fine and all(call() for call in products())  # made in the child
+        os._exit(0 if fine else 3)
+    assert os.waitpid(child, 0)[1] == 0
+    right(calls)
+    assert pool.threads().pool == "openmp"
+    assert [int(item) for item in DataLoader(Items(), num_workers=2)] == [1] * 6
+
+
+def spawned() -> None:
+    """Which imports all there is in each worker."""
+    from torch.utils.data import DataLoader
+
+    loader = DataLoader(Items(), num_workers=2, multiprocessing_context="spawn")
+    assert [int(item) for item in loader] == [1] * 6
+
+
+class Items:
+    """Of a dataset: 1 where a product in a worker was right, on one thread."""
+
+    calls: list[Any] = []
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, at: int) -> int:
+        if not self.calls:
+            self.calls.extend(products())
+        return int(all(call() for call in self.calls) and pool.threads().count == 1)
+
+
+def others() -> None:
+    """Modules that somebody else loads keep TVM's launcher."""
+    import torch
+    import tvm
+
+    torch.set_num_threads(2)
+    kernel = sparsetir.build(doubled)
+    use(pool.OPENMP)
+    launcher, _ = pool._launcher()
+    assert launcher is not None
+    launcher._resume.value = 0  # of other programs
+    fields = pool._Pool.from_address(launcher._slot.value)
+    launches = [0]
+    real = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+
+    @real
+    def spy(*words: Any) -> None:
+        launches[0] += 1
+        real(parallel)(*words)
+
+    parallel, fields.parallel = fields.parallel, ctypes.cast(spy, ctypes.c_void_p).value
+    x, y = np.ones(1000, "float32"), np.zeros(1000, "float32")
+    kernel(x, y)
+    assert launches == [1] and (y == 2).all()
+    made = tvm.compile(tvm.IRModule({"doubled": doubled.with_attr("global_symbol", "doubled")}),
+                       target=kernel.target)  # fmt: skip
+    made["doubled"](x, y, 1000)
+    assert launches == [1]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.so"
+        kernel.export(path)
+        opened = sparsetir.load(path)
+        opened(x, y)
+        assert launches == [2] and (y == 2).all()
+        module = tvm.runtime.load_module(str(path))
+        module["doubled"](x, y, 1000)
+        assert launches == [2]
+
+
+def late_starts() -> None:
+    """A thread that starts late makes loops run on one for a while; uneven work does not."""
+    import torch
+
+    torch.set_num_threads(2)
+    kernel = sparsetir.build(doubled)
+    use(pool.OPENMP)
+    launcher, _ = pool._launcher()
+    assert launcher is not None
+    launcher._resume.value = 0  # of other programs
+    fields = pool._Pool.from_address(launcher._slot.value)
+    number = ctypes.CFUNCTYPE(ctypes.c_int)
+    me = number(fields.thread_num)
+
+    @number
+    def slow() -> int:
+        found = me()
+        if found:
+            time.sleep(0.005)
+        return found
+
+    x, y = np.ones(1000, "float32"), np.zeros(1000, "float32")
+    was, fields.thread_num = fields.thread_num, ctypes.cast(slow, ctypes.c_void_p).value
+    kernel(x, y)
+    fields.thread_num = was
+    assert launcher.rests() > time.monotonic_ns() + 32e6
+    calls = products()
+    right(calls)
+
+
+def another_tvm() -> None:
+    """Where TVM's insides are not what they were, its pool is used, with the reason."""
+    import torch
+    import tvm_ffi
+
+    assert torch.get_num_threads() == 2
+    real = tvm_ffi.get_global_func
+
+    def changed(name: str, *words: Any) -> Any:
+        if name == "ffi.Module.load_from_file.ll":
+            raise ValueError("no such function")
+        return real(name, *words)
+
+    pool.tvm_ffi.get_global_func = changed
+    right(products())
+    found = sparsetir.threads()
+    assert found.pool == "tvm" and "ValueError: no such function" in found.why
+
+
+# By the processes that they are made in.
+CHECKS = {
+    "with torch": (torch_first, errors, python_threads, others, late_starts),
+    "torch later": (torch_later,),
+    "fork": (forks,),
+    "another TVM": (another_tvm,),
+}
+SLOW = {"spawn": (spawned,)}
+
+if __name__ == "__main__":
+    for check in {**CHECKS, **SLOW}[sys.argv[1]]:
+        check()
