@@ -57,6 +57,7 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
         "pools", parents=[common], help="pools of threads, beside MKL, between torch's operators"
     )
     pools.add_argument("--seconds", type=float, default=4, help="of each size (default: 4)")
+    pools.add_argument("--busy", type=int, default=0, help="processes that keep cores meanwhile")
     pools.set_defaults(threads=2)
     calls = commands.add_parser(
         "calls", parents=[common], help="what a call costs beside the kernel, part by part"

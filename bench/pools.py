@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +24,7 @@ from bench.timing import progress
 FEAT = 32
 SIZES = (1_000, 4_000, 10_000, 40_000, 100_000, 400_000, 1_000_000)
 BURST = 0.03  # seconds that one way goes on
+SHOWN = ("min", "median", "mean")
 DENSE = 96  # of the products of torch's between ours
 
 
@@ -35,22 +38,31 @@ def run(args: argparse.Namespace) -> None:
     # Plans cut rows for the threads of a pool and have parallel loops from few elements on.
     pool.WORK_OF_THREADS["openmp"] = pool.WORK_OF_THREADS["tvm"] = 0
     found: dict[str, Any] = {}
-    for mode in ("alone", "between"):
-        found[mode] = {}
-        for nnz in SIZES[:2] if args.quick else SIZES:
-            progress(f"{mode}: {nnz} nonzeros")
-            found[mode][nnz] = _measured(nnz, mode == "between", args)
+    command = [sys.executable, "-c", "while True: pass"]
+    others = [subprocess.Popen(command) for _ in range(args.busy)]
+    try:
+        for mode in ("alone", "between"):
+            found[mode] = {}
+            for nnz in SIZES[:2] if args.quick else SIZES:
+                progress(f"{mode}: {nnz} nonzeros")
+                found[mode][nnz] = _measured(nnz, mode == "between", args)
+    finally:
+        for other in others:
+            other.kill()
     progress("")
     for mode, rows in found.items():
         names = list(next(iter(rows.values())))
         cells = [
-            [n, *(f"{t['min'] * 1e6:.1f}/{t['median'] * 1e6:.1f}" for t in row.values())]
+            [n, *("/".join(f"{t[k] * 1e6:.1f}" for k in SHOWN) for t in row.values())]
             for n, row in rows.items()
         ]
-        table(f"spmm, {FEAT} features, {mode}: us as min/median", ["nonzeros", *names], cells)
+        table(f"spmm, {FEAT} features, {mode}: us as min/median/mean", ["nonzeros", *names], cells)
     where = circumstances(args.threads)
     waits = {n: v for n, v in os.environ.items() if n.startswith(("OMP_", "GOMP_", "KMP_", "TVM_"))}
-    results = {"pool": sparsetir_threads(), "torch": torch.get_num_threads(), "variables": waits}
+    results = {
+        "pool": sparsetir_threads(), "busy": args.busy, "torch": torch.get_num_threads(),
+        "variables": waits,
+    }  # fmt: skip
     write(args.out, "pools", where, {**results, "seconds": found})
 
 
@@ -85,22 +97,24 @@ def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, An
         raise SystemExit(f"pools: {why}")
     library = pool._openmp(others=True)
 
-    def using(kind: int, plan: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
-        return lambda: launcher.use(kind, library), lambda: plan(b, out=out)
+    def using(kind: int, plan: Any, late: int = pool.LATE) -> tuple[Callable[[], Any], ...]:
+        return lambda: launcher.use(kind, library, late=late), lambda: plan(b, out=out)
 
     ways = {
         "1 thread": using(pool.SERIAL, one),
         "TVM's pool": using(pool.TVM, each),
         "OpenMP's pool": using(pool.OPENMP, each),
+        "never resting": using(pool.OPENMP, each, pool.NEVER),
         "MKL, in torch": (lambda: None, lambda: torch.mm(matrix, b, out=out)),
     }
     wanted = a @ b.numpy()
     taken: dict[str, list[float]] = {name: [] for name in ways}
+    rests = dict.fromkeys(ways, 0)
     end = time.perf_counter() + (0.5 if args.quick else args.seconds)
     while time.perf_counter() < end:
         for name, (begin, call) in ways.items():
             begin()
-            times, start = [], time.perf_counter()
+            times, start, before = [], time.perf_counter(), launcher.rests()
             while len(times) < 4 or time.perf_counter() < start + BURST:
                 if between:
                     torch.relu(torch.mm(dense, dense))
@@ -108,6 +122,7 @@ def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, An
                 call()
                 times.append(time.perf_counter() - at)
             taken[name] += times[len(times) // 2 :]
+            rests[name] += launcher.rests() != before
             np.testing.assert_allclose(out.numpy(), wanted, rtol=1e-4, atol=1e-4)
     launcher.use(pool.OPENMP, library)
     return {
@@ -115,6 +130,8 @@ def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, An
             "min": min(times),
             "median": statistics.median(times),
             "mean": statistics.mean(times),
+            "calls": len(times),
+            "turns_with_rests": rests[name],
         }
         for name, times in taken.items()
     }

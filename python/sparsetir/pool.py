@@ -42,13 +42,13 @@ KINDS = ("tvm", "serial", "openmp")
 SYMBOL = b"__TVMBackendParallelLaunch"
 # Nanoseconds by which a thread of OpenMP's may start late, and how many times as long loops run on
 # one thread after that. A core that is free starts it within 0.1 ms.
-LATE, REST = 1_000_000, 32
+LATE, REST, NEVER = 1_000_000, 32, 1 << 62
 MANY, MOST_DIGITS = 1 << 30, 7
 OPENMP_FUNCTIONS = (
     "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads", "omp_get_max_threads",
 )  # fmt: skip
 # Multiplications from which on more threads than one are faster: TVM's sleep between loops.
-WORK_OF_THREADS = {"tvm": 1 << 20, "openmp": 1 << 17, "serial": 1 << 62}
+WORK_OF_THREADS = {"tvm": 1 << 20, "openmp": 1 << 17, "serial": NEVER}
 # Of others than torch, which the process may have loaded.
 LIBRARIES = ("libiomp5.so", "libomp.so", "libgomp.so.1")
 
@@ -109,9 +109,9 @@ class _Launcher:
             if int(probe["given"]()) != self._own:
                 raise RuntimeError("TVM gives modules another launcher than the last registered")
 
-    def use(self, kind: int, library: Any = None, most: int = MANY) -> None:
+    def use(self, kind: int, library: Any = None, most: int = MANY, late: int = LATE) -> None:
         """Run all loops from now on there."""
-        fields = {"kind": kind, "threads": most, "limit": LATE, "rest": REST, **self._addresses}
+        fields = {"kind": kind, "threads": most, "limit": late, "rest": REST, **self._addresses}
         if library is not None:
             names = ("parallel", "thread_num", "num_threads", "max_threads")
             found = [_address(getattr(library, name)) for name in OPENMP_FUNCTIONS]
