@@ -75,7 +75,8 @@ def use(kind: int) -> None:
     """As though the user had said so."""
     launcher, why = pool._launcher()
     assert launcher is not None, why
-    launcher.use(kind, pool._openmp(True) if kind == pool.OPENMP else None)
+    library = pool._openmp(True) if kind == pool.OPENMP else None
+    launcher.use(kind, library, late=pool.NEVER)  # whatever other programs do
 
 
 def torch_first() -> None:
@@ -303,6 +304,7 @@ def late_starts() -> None:
         return found
 
     x, y = np.ones(1000, "float32"), np.zeros(1000, "float32")
+    fields.limit = pool.LATE
     was, fields.thread_num = fields.thread_num, ctypes.cast(slow, ctypes.c_void_p).value
     kernel(x, y)
     fields.thread_num = was

@@ -98,6 +98,7 @@ def test_calls(tmp_path):
     assert picture.stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_steps(tmp_path):
     printed = bench("steps", "--quick", "--feat", 128, "--plot", "--out", tmp_path)
     assert "SpMM by steps" in printed
@@ -139,6 +140,7 @@ def test_a_file_that_is_no_graph_ends_with_one_line(tmp_path, monkeypatch):
     assert "\n" not in message
 
 
+@pytest.mark.slow
 def test_convert(tmp_path):
     matrix = sp.random_array((60, 90), density=0.1, format="csr", dtype="float32", rng=0)
     sp.save_npz(tmp_path / "first.npz", sp.csr_matrix(matrix))

@@ -430,6 +430,7 @@ def test_load_balance_on_a_gpu(device, tmp_path):
         assert all(t["min"] == 5e-4 for t in cell["ways"].values())
 
 
+@pytest.mark.slow
 def test_coarsen_on_a_gpu(device, tmp_path, capsys):
     out = run(tmp_path, "coarsen")
     assert out["gpu"] == "Stand-in" and out["results"]["gpu_times"] == "here"

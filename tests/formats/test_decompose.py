@@ -396,7 +396,7 @@ def test_rules_on_what_rules_produced(program: str, mask: bool) -> None:
                 )  # fmt: skip
 
 
-@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(1), pytest.param(range(1, 4), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("program", ["spmm", "sddmm"])
 def test_schedules_of_what_was_decomposed(program: str, seeds: range) -> None:
     record, rules = PROGRAMS[program], [matrix("bsr2"), matrix("csr")]
