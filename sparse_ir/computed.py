@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,11 +51,16 @@ COMPUTED = "computed"
 
 def computed_parameters(func: SparseFunc) -> dict[str, dict[str, Any]]:
     """Recipe and keywords of each computed parameter, as plain Python, in their order."""
+    return {name: dict(how) for name, how in _computed_parameters(func)}
+
+
+@lru_cache(256)  # by identity
+def _computed_parameters(func: SparseFunc) -> list[tuple[str, dict[str, Any]]]:
     if COMPUTED not in func.attrs:
-        return {}
+        return []
     found = {str(name): dict(how) for name, how in func.attrs[COMPUTED].items()}
     names = [str(p.name) for p in func.params]  # JSON does not keep the order of a dict
-    return {name: found[name] for name in names if name in found}
+    return [(name, found[name]) for name in names if name in found]
 
 
 def parameters_made_by(func: SparseFunc, recipe: Callable[..., Any]) -> list[str]:
@@ -144,6 +149,7 @@ def compute_of_values(
     return found
 
 
+@lru_cache(256)  # by identity
 def _dtypes(func: SparseFunc) -> dict[str, tuple[bool, str]]:
     """Whether each parameter is an array, and the dtype; without handles bound to nothing."""
     out = {

@@ -10,6 +10,7 @@ True
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from sparsetir.compiled import compilations
@@ -172,15 +173,19 @@ def plan(
             "plan: argument 'format': expected one that tensor cores take, for 'int8' on a GPU, "
             "such as sparsetir.formats.BSR(32, 32), got None"
         )
-    default = next(iter(wanted.engine()), None) or choose(
-        wanted.problem, wanted.statistics, wanted.target
-    )
+    engine = next(iter(wanted.engine()), None)
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
+        default = engine or _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
         return Plan(wanted, _of_each_run(default, wanted.matrix), "default")
+    default = engine or choose(wanted.problem, wanted.statistics, wanted.target)
     found = None
     if out_dtype is None:  # what is wrong beside the record shows with the default
         found = by_record(wanted.task(), lambda config: Plan(wanted, config, "record"))
     return found or Plan(wanted, default, "default")
+
+
+# Patterns that are new in each step are of about the same sizes.
+_by_size = lru_cache(1024)(choose)
 
 
 def _of_each_run(config: Any, pattern: CsrPattern) -> Any:

@@ -164,13 +164,19 @@ class Signature:
     def expected_shape(self, array: int, values: list[Any]) -> list[Any]:
         """Natural shape of an array argument with the scalars filled in, as ints or text."""
         numbers = {
-            self.params[i]: values[i]
+            self.params[i]: int(values[i])
             for i in self.scalars
             if values[i] is not None and self.dtypes[i].startswith(("int", "uint"))
         }
-        mapping = {p: tirx.IntImm(dtype_of(p), int(v)) for p, v in numbers.items()}
-        sizes = [Analyzer().simplify(substitute(s, mapping)) for s in self.shapes[array] or []]
-        return [int(s) if isinstance(s, tirx.IntImm) else str(s) for s in sizes]
+
+        def known(size: Any) -> int | str:
+            if isinstance(size, ir.Var) and size in numbers:  # most are
+                return numbers[size]
+            mapping = {p: tirx.IntImm(dtype_of(p), n) for p, n in numbers.items()}
+            found = Analyzer().simplify(substitute(size, mapping))
+            return int(found) if isinstance(found, tirx.IntImm) else str(found)
+
+        return [known(size) for size in self.shapes[array] or []]
 
     def why_exactly(self, expected: list[Any], got: list[int]) -> str:
         """Which promises ask for the lengths of a shape that it has not; "" for none."""

@@ -74,6 +74,13 @@ class Statistics:
     work_of_threads: int = WORK_OF_THREADS
 
     @property
+    def rounded(self) -> Statistics:
+        """As of a pattern of about these sizes, each up to an eighth smaller."""
+        m, n, nnz = (x >> max(0, x.bit_length() - 4) << max(0, x.bit_length() - 4)
+                     for x in (self.m, self.n, self.nnz))  # fmt: skip
+        return replace(self, m=m, n=n, nnz=nnz)
+
+    @property
     def parallel(self) -> bool:
         """Whether to wake the other threads of a CPU."""
         return self.threads > 1 and self.nnz * self.feat >= self.work_of_threads

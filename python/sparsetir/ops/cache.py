@@ -39,7 +39,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 # By what an owner is known again: a copy, a function that says it, None of a private tensor.
 Known = Tensor | Callable[[Tensor], bool] | None
-RECENT = 4  # entries that are measured again whenever one is added
+RECENT = 16  # entries after which so many are measured again, as what they hold has grown
 
 
 def lasting(make: Callable[P, T]) -> Callable[P, T]:
@@ -126,7 +126,7 @@ class Cache:
     def __init__(self, max_entries: int, max_bytes: int) -> None:
         self.max_entries, self.max_bytes = max_entries, max_bytes
         self.bytes = 0
-        self.misses = 0
+        self.misses = self._added = 0
         self._lock = threading.RLock()
         self._entries: OrderedDict[Any, _Entry] = OrderedDict()
 
@@ -173,8 +173,9 @@ class Cache:
         entry = _Entry(made, copies, storages)
         with self._lock:
             self._drop(full)
-            # What was used last has grown since.
-            self._measure(self._keys(RECENT))
+            self._added += 1
+            if self._added % RECENT == 0:
+                self._measure(self._keys(RECENT))
             self._entries[full] = entry
             self.bytes += entry.size
             self._trim()

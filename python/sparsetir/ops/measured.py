@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsetir.arrays import dtype_name, itemsize
 from sparsetir.kernel import Kernel
+from sparsetir.plan import Plan
 
 __all__ = ["measured"]
 
@@ -60,6 +61,9 @@ def _memory(array: Any) -> tuple[int, int] | None:
 
 def _parts(thing: Any) -> Iterator[Any]:
     """What a container holds, or an object of ours."""
+    if isinstance(thing, Plan):  # of what else it knows nothing is an array
+        yield from (thing._args, thing._stored, thing._computed)
+        return
     if isinstance(thing, Mapping):
         yield from list(thing.values())
     elif isinstance(thing, list | tuple | set | frozenset):
