@@ -53,6 +53,10 @@ QUICK = {
 CACHE = pytest.StashKey[Any]()
 
 
+# Rooms whose tests compile much, and cases of a function from which on half of them are slow.
+SAMPLED, MANY = {"schedules", "formats", "nn", "distributed"}, 8
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Each distinct kernel is compiled once for all processes that run tests."""
     if getattr(session.config.option, "dist", "no") != "no" and not hasattr(
@@ -83,6 +87,18 @@ def _look_through_frames_alone() -> None:
 
     for entry in (of_modules, of_functions):
         entry.inspect = SimpleNamespace(**{**vars(inspect), "stack": outer_frames})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of functions of many cases in these rooms every other case is slow."""
+    cases: dict[Any, list[pytest.Item]] = {}
+    for item in items:
+        if item.path.parent.name in SAMPLED and item.get_closest_marker("slow") is None:
+            cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
+    for found in cases.values():
+        for item in found[1::2] if len(found) > MANY else []:
+            item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

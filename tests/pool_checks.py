@@ -186,11 +186,11 @@ def python_threads() -> None:
     wrong: list[Any] = []
 
     def work() -> None:
-        for _ in range(40):
+        for _ in range(10):
             wrong.extend(call for call in calls if not call())
 
     def swap() -> None:
-        for n in range(600):
+        for n in range(150):
             use((pool.TVM, pool.OPENMP, pool.SERIAL)[n % 3])
             time.sleep(1e-3)
 

@@ -81,6 +81,7 @@ def test_torch_may_come_after_tvm():
     python(LATE)
 
 
+@pytest.mark.slow
 def test_tvm_may_come_before():
     """Without a word of ours until then, with torch."""
     python(

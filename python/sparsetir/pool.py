@@ -30,6 +30,7 @@ import tvm
 import tvm_ffi
 
 from sparsetir.extras import WITHOUT_TORCH
+from sparsetir.file_errors import first_line
 
 __all__ = [
     "Threads", "alike", "count", "meet_torch", "pays", "serving", "threads", "work_of_threads",
@@ -176,7 +177,7 @@ def _launcher() -> tuple[_Launcher | None, str]:
     try:
         return _Launcher(), ""
     except Exception as error:  # each step is one that another TVM may not have
-        return None, f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        return None, f"{type(error).__name__}: {first_line(error)}"
 
 
 def serving() -> contextlib.AbstractContextManager[None]:

@@ -171,6 +171,7 @@ def check(url, searchers, killed):
     assert all(count <= 1 + len(killed) for count in begun.values())
 
 
+@pytest.mark.slow
 def test_a_kill_loses_and_repeats_nothing(server, tmp_path):
     searchers = [Searcher(server, tmp_path, name, feat=32, delay=0.1) for name in "ab"]
     victim = searchers[0]
