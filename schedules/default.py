@@ -28,7 +28,9 @@ from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
-__all__ = ["assumed_machine", "default_schedule", "is_gpu", "l2_bytes", "pool", "vector_bits"]
+__all__ = [
+    "assumed_machine", "cpu_name", "default_schedule", "is_gpu", "l2_bytes", "pool", "vector_bits",
+]  # fmt: skip
 
 GPU_THREADS = 128
 GPU_WARP = 32
@@ -78,6 +80,11 @@ def vector_bits(target: Any) -> int:
             return found
     width = tvm.get_global_func("target.llvm_get_vector_width")(target)
     return int(width) if int(width) > 0 else 128
+
+
+def cpu_name(target: Any) -> str:
+    """What LLVM calls the CPU of a target, "" for none."""
+    return str(target.attrs.get("mcpu", ""))
 
 
 @cache

@@ -18,6 +18,8 @@ import pytest
 # What this machine has recorded decides nothing in tests. Here and not in a fixture, because some
 # make plans while they are collected; those that use records set it for themselves.
 os.environ["SPARSETIR_RECORDS"] = ""
+# Processes of tests share the cores: threads that wait for others sleep.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # Column by test.
 STEPS = {
@@ -53,8 +55,10 @@ QUICK = {
 CACHE = pytest.StashKey[Any]()
 
 
-# Rooms whose tests compile much, and cases of a function from which on half of them are slow.
-SAMPLED, MANY = {"schedules", "formats", "nn", "distributed"}, 8
+# Cases of a function above which every other one is slow; but for those that make a table, and
+# for examples.
+MANY = 6
+WHOLE = {"test_programs.py", "test_interpret.py", "test_readme.py"}
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -91,10 +95,10 @@ def _look_through_frames_alone() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of functions of many cases in these rooms every other case is slow."""
+    """Of functions of many cases every other case is slow."""
     cases: dict[Any, list[pytest.Item]] = {}
     for item in items:
-        if item.path.parent.name in SAMPLED and item.get_closest_marker("slow") is None:
+        if item.path.name not in WHOLE and item.get_closest_marker("slow") is None:
             cases.setdefault((item.path, item.name.partition("[")[0]), []).append(item)
     for found in cases.values():
         for item in found[1::2] if len(found) > MANY else []:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,8 @@ class Machine:
     """What is read of a machine.
 
     cpu : as the system names it
-    features : of the CPU, by the names that LLVM gives; only printed, and in keys of records
+    features : of the CPU, by the names that LLVM gives; printed, in keys of records, and by what
+        vectors are wide, which code for the machine that runs them takes in pieces if it must
     cores : that may be used
     l2 : bytes of a core's cache, -1 where the system does not tell
     """
@@ -33,6 +35,11 @@ class Machine:
     features: dict[str, bool]
     cores: int
     l2: int
+
+    @property
+    def vector_bits(self) -> int:
+        """Of its registers."""
+        return 512 if "avx512f" in self.features else 256 if "avx2" in self.features else 128
 
 
 LONG = "Intel(R) Xeon(R) Platinum 8481C Processor of a virtual machine @ 2.70GHz"
@@ -53,11 +60,23 @@ def _facts(machine: Machine) -> dict[str, dict[str, Any]]:
     from sparsetir.schedules.default import L2_BYTES
 
     l2 = machine.l2 if machine.l2 > 0 else L2_BYTES
+    bits = partial(_of_host, "vector_bits", lambda: machine.vector_bits)
+    name = partial(_of_host, "cpu_name", lambda: "")
     return {
         "sparsetir.tuning.fingerprint": {"cpu_model": lambda: machine.cpu or "x86_64 generic"},
         "sparsetir.pool": {"work_of_threads": lambda: 1 << 20},
-        "sparsetir.schedules.default": {"l2_bytes": lambda: l2, "pool": lambda: machine.cores},
-    }
+        "sparsetir.schedules.default": {
+            "l2_bytes": lambda: l2, "pool": lambda: machine.cores, "vector_bits": bits,
+            "cpu_name": name,
+        },
+    }  # fmt: skip
+
+
+def _of_host(function: str, here: Callable[[], Any], target: Any) -> Any:
+    """What a machine says of a target that is the CPU it stands for, and the function of others."""
+    from sparsetir.targets import host_target
+
+    return here() if str(target) == str(host_target()) else REAL[function](target)
 
 
 # The functions that :func:`settle` has replaced, by name.

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
+from sparsetir.schedules.default import cpu_name, is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.search.choose_panels import panel_rows, panels_pay
@@ -236,7 +236,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
         if (config.feat or 0) % config.tile == 0:
             found.append(replace(config, parts=4, prefetch=0))
     sizes = (given.m, given.n, given.nnz, given.feat)
-    cpu = str(target.attrs.get("mcpu", ""))
+    cpu = cpu_name(target)
     if sorting_pays(*sizes, given.bytes, lanes):
         found.insert(0, sorted_rows(found[0], given, parallel))
     if panels_pay(*sizes, lanes, cpu) and decomposed.serves(problem) is None:
