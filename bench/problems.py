@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 
 from bench.graphs import pruned, single
+from bench.structured import STRUCTURED
 from bench.synthetic import LAWS, generate, refusal
 from sparsetir.graphs import graph_name, load_graph
 
-GRAPH, PRUNED = "graph", "pruned"
+GRAPH, PRUNED, MATRIX = "graph", "pruned", "matrix"
 
 
 @dataclass(frozen=True)
 class Problem:
     """A sparse matrix: float32 CSR, sorted int32 indices, values that differ.
 
-    kind : "graph" or "pruned"
+    kind : "graph", "pruned" or "matrix"
     load : makes the matrix; only the one that is being measured is in memory
     """
 
@@ -35,7 +36,7 @@ def problems(
 
     files : as :func:`sparsetir.graphs.load_graph` takes them
     weights : see `bench.graphs.pruned`; layers : how many of a file
-    names : of `bench.synthetic.LAWS`
+    names : of `bench.synthetic.LAWS` and `bench.structured.STRUCTURED`
     """
     for text in files if files or weights or names else ["cora"]:
         yield Problem(graph_name(text), GRAPH, lambda t=text: weighted(single(load_graph(t))))
@@ -43,21 +44,27 @@ def problems(
         for name, matrix in pruned([text], layers).items():
             yield Problem(name, PRUNED, lambda m=matrix: weighted(m))
     for name in names:
-        yield Problem(f"synthetic:{name}", GRAPH, lambda n=name: generate(LAWS[n]))
+        make = STRUCTURED.get(name) or (lambda n=name: generate(LAWS[n]))
+        yield Problem(f"synthetic:{name}", MATRIX if name in STRUCTURED else GRAPH, make)
 
 
 def chosen(names: list[str]) -> list[str]:
-    """Names of generated graphs, all for "all"."""
-    unknown = set(names) - {*LAWS, "all"}
+    """Names of generated matrices: all graphs for "all", what has a structure for "structured"."""
+    groups = {"all": [*LAWS], "structured": [*STRUCTURED]}
+    known = [*LAWS, *STRUCTURED, "structured", "all"]
+    unknown = set(names) - {*known}
     if unknown:
-        raise SystemExit(f"--synthetic: expected {', '.join(LAWS)} or all, got {unknown.pop()}")
-    return list(LAWS) if "all" in names else names
+        raise SystemExit(
+            f"--synthetic: expected {', '.join(known[:-1])} or all, got {unknown.pop()}"
+        )
+    return list(dict.fromkeys(n for name in names for n in groups.get(name, [name])))
 
 
 def too_large(problem: Problem, features: int, processes: int) -> str | None:
     """Why a generated problem is not measured here, or None."""
     name = problem.name.removeprefix("synthetic:")
-    return None if name == problem.name else refusal(name, features, processes)
+    generated = name != problem.name and name in LAWS
+    return refusal(name, features, processes) if generated else None
 
 
 def weighted(matrix: Any) -> Any:

@@ -29,7 +29,8 @@ from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
 __all__ = [
-    "assumed_machine", "cpu_name", "default_schedule", "is_gpu", "l2_bytes", "pool", "vector_bits",
+    "assumed_machine", "cpu_name", "default_schedule", "is_gpu", "l1_bytes", "l2_bytes", "l3_bytes",
+    "pool", "vector_bits",
 ]  # fmt: skip
 
 GPU_THREADS = 128
@@ -37,7 +38,7 @@ GPU_WARP = 32
 # Bits of vectors of floats, by the first of these features that a CPU has.
 X86_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
 # Bytes of cache that what is gathered from should fit into, where the machine does not say.
-L2_BYTES = 1 << 20
+L1_BYTES, L2_BYTES, L3_BYTES = 32 << 10, 1 << 20, 32 << 20
 
 
 def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int = VECTORS) -> tirx.PrimFunc:
@@ -87,14 +88,28 @@ def cpu_name(target: Any) -> str:
     return str(target.attrs.get("mcpu", ""))
 
 
-@cache
+def l1_bytes() -> int:
+    """Size of the L1 data cache of a core, of this machine's."""
+    return _cache_bytes("SC_LEVEL1_DCACHE_SIZE", L1_BYTES)
+
+
 def l2_bytes() -> int:
     """Size of the L2 cache of a core, of this machine's."""
+    return _cache_bytes("SC_LEVEL2_CACHE_SIZE", L2_BYTES)
+
+
+def l3_bytes() -> int:
+    """Size of the L3 cache, which cores share, of this machine's."""
+    return _cache_bytes("SC_LEVEL3_CACHE_SIZE", L3_BYTES)
+
+
+@cache
+def _cache_bytes(name: str, otherwise: int) -> int:
     try:
-        size = os.sysconf("SC_LEVEL2_CACHE_SIZE")
+        size = os.sysconf(name)
     except (OSError, ValueError):
         size = 0
-    return size if size > 0 else L2_BYTES
+    return size if size > 0 else otherwise
 
 
 def pool() -> int:

@@ -57,7 +57,7 @@ TESTS = Machine("CPU of tests", AVX512, 2, 1 << 20)
 
 def _facts(machine: Machine) -> dict[str, dict[str, Any]]:
     """What stands for functions of production code, by module and name."""
-    from sparsetir.schedules.default import L2_BYTES
+    from sparsetir.schedules.default import L1_BYTES, L2_BYTES, L3_BYTES
 
     l2 = machine.l2 if machine.l2 > 0 else L2_BYTES
     bits = partial(_of_host, "vector_bits", lambda: machine.vector_bits)
@@ -67,7 +67,7 @@ def _facts(machine: Machine) -> dict[str, dict[str, Any]]:
         "sparsetir.pool": {"work_of_threads": lambda: 1 << 20},
         "sparsetir.schedules.default": {
             "l2_bytes": lambda: l2, "pool": lambda: machine.cores, "vector_bits": bits,
-            "cpu_name": name,
+            "cpu_name": name, "l1_bytes": lambda: L1_BYTES, "l3_bytes": lambda: L3_BYTES,
         },
     }  # fmt: skip
 

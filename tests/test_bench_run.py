@@ -493,3 +493,16 @@ def test_what_the_command_line_refuses():
         chosen(["x"])
     with pytest.raises(SystemExit, match="does not exist"):
         compiled(Path("no.cpp"), Path())
+
+
+@pytest.mark.parametrize("name", ["finite-elements", "roads"])
+def test_matrices_of_known_structure(name):
+    from bench.structured import STRUCTURED
+
+    matrix = STRUCTURED[name]()
+    assert matrix.has_canonical_format and matrix.indices.dtype == np.int32
+    assert (matrix != 0).nnz == ((matrix != 0).T != 0).nnz
+    near = abs(
+        np.repeat(np.arange(len(matrix.indptr) - 1), np.diff(matrix.indptr)) - matrix.indices
+    )
+    assert near.max() < 0.04 * matrix.shape[0]

@@ -367,3 +367,31 @@ def test_relational_plans_have_the_tensor_as_it_was():
     values *= 2
     coords[:] = 0
     np.testing.assert_array_equal(run(x, w), want)
+
+
+def _at(array, offset):
+    """The same numbers in memory that begins so many bytes behind a cache line."""
+    memory = np.empty(array.nbytes + 128, np.uint8)
+    begin = -memory.ctypes.data % 64 + offset
+    found = memory[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    found[...] = array
+    return found
+
+
+@pytest.mark.parametrize("offset", [0, 4, 16])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_memory_that_begins_within_a_cache_line(dtype, offset):
+    """Large results begin at lines; operands that do not are right, and stay as they are."""
+    a = sp.random_array((600, 500), density=0.1, format="csr", dtype=dtype, rng=2)
+    plan = sparsetir.plan("spmm", a, 64)
+    assert plan.config.pack is False and plan._gathered >= 0
+    b = np.random.default_rng(3).random((500, 64)).astype(dtype)
+    given = _at(b, offset * b.itemsize // 4)
+    tensor = torch.from_numpy(given)
+    result = plan(given)
+    assert result.ctypes.data % 64 == 0
+    out = _at(np.zeros((600, 64), dtype), offset * b.itemsize // 4)
+    assert plan(given, out=out) is out
+    for found in (result, out, plan(tensor), plan.run_trusted([tensor]), plan.repeat([tensor])):
+        np.testing.assert_allclose(found, a @ b, rtol=1e-4)
+    np.testing.assert_array_equal(given, b)

@@ -14,8 +14,10 @@ import tvm
 import tvm_ffi
 
 from sparsetir.arrays import (
+    at_cache_line,
     check_alignment,
     dtype_name,
+    empty,
     empty_like,
     is_array,
     is_contiguous,
@@ -117,6 +119,8 @@ class Plan:
         self._large = not gpu and result >= LEAST_BYTES
         self._out_shape, self._count = self._shapes["out"], len(self._operands)
         self._run, self._out_at = self.kernel.entry, self._place["out"]
+        often = not gpu and isinstance(wanted, Request) and wanted.gathers_often(config)
+        self._gathered = self._place["b"] if often else -1
         self._args: list[Any] = [None] * len(signature.passed)
         # Values of a run's own may take another kernel, made when it is first wanted.
         unpacked = getattr(config, "unpacked", config)
@@ -144,7 +148,8 @@ class Plan:
         self.repeats: bool = direct and not self._nothing and fixed and not self._arranged_each
         if "a" in self._shapes and values is not None:
             values = np.broadcast_to(values, self._shapes["a"])
-            own = np.array(values, self._values_dtype, order="C")  # a copy, as the pattern is
+            own = empty(self._shapes["a"], self._values_dtype)  # a copy, as the pattern is
+            own[...] = values
             self._put(self._arranged(own))
         self.convert_seconds: float = time.perf_counter() - start
 
@@ -217,7 +222,7 @@ class Plan:
                 break
         else:
             if given is None:
-                out = np.empty(self._out_shape, self._out_dtype or operands[0].dtype)
+                out = empty(self._out_shape, self._out_dtype or operands[0].dtype)
             if type(out) is not np.ndarray or not (values is None or type(values) is np.ndarray):
                 self._check_memory(operands, values, given)
         args = self._args.copy()
@@ -235,6 +240,8 @@ class Plan:
             check_alignment(self.op, names, arrays, self._bytes, GPU_ALIGNMENT)
             if self._nothing:
                 return out  # a grid of no blocks is an error there
+        if self._gathered >= 0:
+            args[self._gathered] = at_cache_line(args[self._gathered])
         try:
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError) as error:
@@ -298,6 +305,8 @@ class Plan:
         viewed = self._kernel_shapes
         for name, array in given.items():
             args[self._place[name]] = array.view(viewed[name]) if name in viewed else array
+        if self._gathered >= 0:
+            args[self._gathered] = at_cache_line(args[self._gathered])
         try:
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):
@@ -339,6 +348,8 @@ class Plan:
         else:
             out = self._new_result(first)
         args[self._out_at] = out
+        if self._gathered >= 0:
+            args[self._gathered] = at_cache_line(args[self._gathered])
         try:
             self._run(*args)
         except (TypeError, ValueError, BufferError, RuntimeError):

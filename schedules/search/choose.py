@@ -12,11 +12,19 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.default import cpu_name, is_gpu, l2_bytes, vector_bits
+from sparsetir.schedules.default import (
+    cpu_name,
+    is_gpu,
+    l1_bytes,
+    l2_bytes,
+    l3_bytes,
+    vector_bits,
+)
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.search.choose_panels import panel_rows, panels_pay
 from sparsetir.schedules.search.choose_sorted import sorted_rows, sorting_pays
+from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.sddmm import SddmmGroups
 from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
@@ -47,6 +55,13 @@ SUMS, FEW_SUMS = 16, 8
 BLOCK_USES = 3
 # Elements of a row from which on tiles may take turns without a copy.
 LENGTH_IN_TURN = 8
+# Bytes of a row of B in a tile that is copied, where what is used again soon is in the L1 cache
+# or all of it in the L2 cache; else half of that: two cache lines.
+NARROW = 256
+# Share of the nonzeros whose rows of B are not in a cache, from which on that cache does not serve.
+MISSED = 0.25
+# Nonzeros of a column from which on a copy pays where B is far beyond the L3 cache.
+PACK_DEGREE_FAR = 12
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,8 @@ class Statistics:
     block : size of the square blocks that the pattern is made of, all full; 1 where of none. Asked
         for by CPUs, and by GPUs for 16-bit types
     work_of_threads : multiplications from which on a CPU's other threads are woken
+    locality : which rows of B are still in a cache when they are used again; None for all or none,
+        where B fits or does not. See :meth:`asks_for_locality`
     """
 
     m: int
@@ -72,6 +89,20 @@ class Statistics:
     longest: int = 0
     block: int = 1
     work_of_threads: int = WORK_OF_THREADS
+    locality: Locality | None = None
+
+    @property
+    def asks_for_locality(self) -> bool:
+        """Whether a CPU's config may depend on it."""
+        whole = self.n * self.feat * self.bytes
+        often = self.nnz >= PACK_DEGREE_FAR * self.n
+        return bool(self.nnz) and (whole > l2_bytes() or (often and whole > l1_bytes()))
+
+    def missed(self, row: int, cache: int) -> float:
+        """Share of the nonzeros whose row of B, of so many bytes, is not in a cache of so many."""
+        if self.n * row <= cache:
+            return 0.0
+        return 1.0 if self.locality is None else self.locality.missed(cache // row)
 
     @property
     def rounded(self) -> Statistics:
@@ -187,14 +218,19 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
 
     Of pruned weights, panels of rows by pattern, where :func:`panels_pay` says so.
 
-    Row blocks have panels of B, as much at a time as the L2 cache holds, where rows are read often.
+    Row blocks have panels of B, as much at a time as the L2 cache holds, where rows are read often,
+    and not so near to each other that whole ones are still in the L1 cache. (Zen 3, one thread,
+    finite elements and stencils of 25 to 60 nonzeros a row: whole rows 1.1 to 1.25 times as fast
+    where the L1 cache misses 13 %, panels 1.1 to 1.7 times where it misses 40 % and more.) Where
+    most rows of B come from beyond the L3 cache, panels pay from fewer nonzeros a column on (a
+    random graph of 16 to a row: 1.4 to 2.2 times).
 
     Otherwise a row of B is gathered in one go, all tiles of it: that is kind to pages. In a panel,
     rows far from each other come together. Where B is larger than the L2 cache and a tile of it is
     not, tiles take turns without a copy, too. (Zen 5, one thread, 512 columns, of which 25 and 10
     elements are in a row: 1.2 to 1.38 times as fast with 768 and 1024 features.) Prefetching costs
-    as many instructions as adding up two vectors, so it is left out where what is gathered from is
-    in the L2 cache anyway.
+    as many instructions as adding up two vectors, so it is left out where what is gathered is in
+    the L2 cache anyway.
 
     A number of features that is one tile is compiled in: rows of B are a shift away then, and no
     loop over tiles is left. (Zen 5, one thread, rows of 4 to 26 elements: 1.07 to 1.6 times as fast
@@ -208,19 +244,23 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     lanes = vector_lanes(problem, vector_bits(target))
     parallel = given.parallel
     most = SUMS if vector_bits(target) == 512 else FEW_SUMS
+    few = min(most, NARROW // (lanes * summed))
+    ways = ((most, False), (4, False), (few, True), (few // 2, True), (8, True), (8, False))
     found = []
-    for vectors, pack in ((most, False), (4, False), (4, True), (2, True), (8, True), (8, False)):
+    for vectors, pack in ways:
         config = replace(_tiled(given.feat, lanes, vectors), pack=pack)
         if config.tile == given.feat:
             config = replace(config, feat=given.feat)
         own = given.n * config.tile * given.bytes  # of B, for a tile
-        whole = given.n * given.feat * given.bytes
         reads = given.nnz >= LENGTH_IN_TURN * given.m
-        in_turn = pack or (reads and config.tile < given.feat and own <= l2_bytes() < whole)
+        misses = given.missed(given.feat * given.bytes, l2_bytes()) >= MISSED
+        in_turn = pack or (reads and config.tile < given.feat and own <= l2_bytes() and misses)
         config = replace(config, tiles_first=in_turn)
         tiles = -(-given.feat // config.tile) if in_turn else 1
-        gathered = given.n * config.tile * summed if pack else own if in_turn else whole
-        far = gathered > l2_bytes() and config.tile >= 4 * lanes
+        if in_turn:
+            row = config.tile * (summed if pack else given.bytes)
+            misses = given.missed(row, l2_bytes()) >= MISSED
+        far = misses and config.tile >= 4 * lanes
         blocks = given.threads // gcd(tiles, given.threads)
         ahead = given.ahead if parallel and tiles == 1 else 0
         config = replace(config, blocks=blocks, prefetch=PREFETCH if far else 0, ahead=ahead)
@@ -229,9 +269,16 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     degree = given.nnz / max(1, given.n)
     half = given.bytes < summed  # panels save turning what is read often into the larger type
     wide_enough = given.feat > (lanes if half else PACK_FEATURES)
-    if wide_enough and degree >= PACK_DEGREE * narrow.blocks:
-        fits = given.n * narrow.tile * summed <= l2_bytes() // 2
+    row = given.feat * given.bytes
+    near = not half and given.missed(row, l1_bytes()) < MISSED
+    if wide_enough and degree >= PACK_DEGREE * narrow.blocks and not near:
+        narrow_row = narrow.tile * summed
+        fits = given.n * narrow_row <= l2_bytes() // 2
+        fits = fits or given.missed(narrow_row, l1_bytes()) < MISSED
         found.insert(0, narrow if fits else narrowest)
+    elif wide_enough and degree >= PACK_DEGREE_FAR * narrow.blocks:
+        if given.missed(row, l3_bytes() // 2) > 0.5:
+            found.insert(0, narrowest)
     for config in (narrow, narrowest):
         if (config.feat or 0) % config.tile == 0:
             found.append(replace(config, parts=4, prefetch=0))
@@ -276,7 +323,9 @@ def block_rows(
     uses = given.nnz / max(1, given.n * fmt.rows)
     pack = given.bytes < summed or uses >= BLOCK_USES
     fits = given.n * 4 * lanes * summed <= l2_bytes() // 2
-    tiles = _tiled(given.feat, lanes, 4 if not pack or fits or given.bytes < summed else 2)
+    wide = not pack or fits or given.bytes < summed
+    narrow = NARROW if wide else NARROW // 2
+    tiles = _tiled(given.feat, lanes, min(4, narrow // (lanes * summed)))
     vectors = -(-tiles.tile // tiles.lanes)
     rows = next(r for r in range(min(most, fmt.rows), 0, -1) if _fits(r, vectors, most, fmt.rows))
     parallel = given.parallel

@@ -9,7 +9,8 @@ import tvm
 from sparsetir.formats import BSR
 from sparsetir.schedules.default import l2_bytes, vector_bits
 from sparsetir.schedules.operators.problems import Spmm
-from sparsetir.schedules.search.choose import Statistics, candidates, choose
+from sparsetir.schedules.search.choose import NARROW, Statistics, candidates, choose
+from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmm_gpu import RowSplit
@@ -180,3 +181,25 @@ def test_blocks_and_tiles_keep_all_threads_busy():
     for feat in (16, 64, 128, 512):
         found = choose(Spmm(), replace(BLOCKED, feat=feat, threads=4), CPU)
         assert not found.parallel or found.blocks * found.tiles(feat) % 4 == 0
+
+
+def test_whole_rows_where_they_are_used_near_to_each_other():
+    """Nonzeros of a column say nothing of that: a mesh has as many as a random matrix."""
+    mesh = Statistics(m=11_000, n=11_000, nnz=430_000, feat=128)
+    assert choose(Spmm(), mesh, CPU).pack and choose(Spmm(), mesh, CPU).tile == 32
+    near = replace(mesh, locality=Locality((1.0, 1.0, 1.0, 0.125)))
+    found = choose(Spmm(), near, CPU)
+    assert not found.pack and not found.tiles_first and not found.prefetch
+    assert found.tile == found.feat == 128
+    # Whose L1 cache holds parts of rows alone.
+    wide = choose(Spmm(), replace(near, feat=512), CPU)
+    assert wide.pack and wide.tile * 4 == NARROW
+    far = replace(near, locality=Locality((1.0,)))
+    assert choose(Spmm(), far, CPU).pack
+
+
+def test_copies_where_rows_come_from_beyond_all_caches():
+    graph = Statistics(m=10**6, n=10**6, nnz=16 * 10**6, feat=128, locality=Locality((1.0,)))
+    assert choose(Spmm(), graph, CPU).pack
+    assert not choose(Spmm(), replace(graph, nnz=10**7), CPU).pack
+    assert not choose(Spmm(), replace(graph, locality=Locality((1.0, 0.25))), CPU).pack
