@@ -84,12 +84,20 @@ REAL: dict[str, Any] = {}
 
 
 def settle(machine: Machine = TESTS) -> None:
-    """Put this process on a machine, before modules take the functions by name."""
+    """Put this process on a machine, also modules that have taken the functions by name."""
     for module, functions in _facts(machine).items():
         __import__(module)
         for name, function in functions.items():
-            REAL[name] = getattr(sys.modules[module], name)
-            setattr(sys.modules[module], name, function)
+            REAL[name] = old = getattr(sys.modules[module], name)
+            for other in _ours_with(name, old):
+                setattr(other, name, function)
+
+
+def _ours_with(name: str, value: Any) -> list[Any]:
+    """The modules of the project in which a name is a value."""
+    loaded = [m for m in list(sys.modules.values()) if m is not None]
+    ours = [m for m in loaded if str(getattr(m, "__name__", "")).startswith("sparsetir")]
+    return [m for m in ours if vars(m).get(name) is value]
 
 
 @contextlib.contextmanager
@@ -107,9 +115,6 @@ def on(machine: Machine) -> Iterator[None]:
             __import__(module)
             for name, function in functions.items():
                 old = getattr(sys.modules[module], name)
-                for other in [m for m in list(sys.modules.values()) if m is not None]:
-                    if str(getattr(other, "__name__", "")).startswith("sparsetir") and (
-                        vars(other).get(name) is old
-                    ):
-                        stack.enter_context(mock.patch.object(other, name, function))
+                for other in _ours_with(name, old):
+                    stack.enter_context(mock.patch.object(other, name, function))
         yield
