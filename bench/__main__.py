@@ -66,6 +66,14 @@ def parser(prog: str = "python -m bench") -> argparse.ArgumentParser:
     calls.add_argument("--seconds", type=float, default=60, help="of each version (default: 60)")
     calls.add_argument("--plot", action="store_true", help="draw a picture beside the file")
     calls.set_defaults(threads=1)
+    epochs = commands.add_parser(
+        "epochs", parents=[common], help="training GCN, SAGE, GAT, and on new edges, beside PyG"
+    )
+    epochs.add_argument("--graph", nargs="+", default=[], help="default: cora")
+    epochs.add_argument("--before", type=Path, help="another checkout, to take turns with")
+    epochs.add_argument("--seconds", type=float, default=10, help="of a graph (default: 10)")
+    epochs.add_argument("--numbers", nargs="+", type=int, default=[1, 2], help="of threads")
+    epochs.set_defaults(threads=2)
     commands.add_parser(
         "compile", parents=[fixed], help="import, parsing, each lowering, build, call overhead"
     )

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,8 @@ def run(args: argparse.Namespace) -> None:
     for turn in range(turns):
         for name, root in trees.items():
             progress(f"turn {turn + 1} of {turns}: {name}")
-            _merge(found[name], _measured(root, 1 if args.quick else args.seconds / turns))
+            seconds = 1 if args.quick else args.seconds / turns
+            merge(found[name], measured(root, WORKER, [str(seconds)]))
     progress("")
     commits = {name: commit(root) for name, root in trees.items()}
     _show(found)
@@ -43,15 +45,15 @@ def run(args: argparse.Namespace) -> None:
         draw(path)
 
 
-def _measured(root: Path, seconds: float) -> dict[str, Any]:
+def measured(root: Path, worker: Path, words: Sequence[str]) -> dict[str, Any]:
     """What a process finds that imports the package from a checkout."""
     at = {**os.environ, "PYTHONPATH": str(root / "python")}
-    command = [sys.executable, str(WORKER), str(seconds)]
+    command = [sys.executable, str(worker), *words]
     done = subprocess.run(command, env=at, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _merge(found: dict[str, Any], more: dict[str, Any]) -> None:
+def merge(found: dict[str, Any], more: dict[str, Any]) -> None:
     """Add a turn: the least of the minima, and the least median, that of the quietest turn."""
     for group, times in more.items():
         for name, new in times.items():

@@ -7,7 +7,6 @@ pool whose threads wait by spinning is in the way of the next one for as long as
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -57,20 +56,8 @@ def run(args: argparse.Namespace) -> None:
             for n, row in rows.items()
         ]
         table(f"spmm, {FEAT} features, {mode}: us as min/median/mean", ["nonzeros", *names], cells)
-    where = circumstances(args.threads)
-    waits = {n: v for n, v in os.environ.items() if n.startswith(("OMP_", "GOMP_", "KMP_", "TVM_"))}
-    results = {
-        "pool": sparsetir_threads(), "busy": args.busy, "torch": torch.get_num_threads(),
-        "variables": waits,
-    }  # fmt: skip
-    write(args.out, "pools", where, {**results, "seconds": found})
-
-
-def sparsetir_threads() -> dict[str, Any]:
-    """As :func:`sparsetir.threads`."""
-    import sparsetir
-
-    return sparsetir.threads()._asdict()
+    results = {"busy": args.busy, "torch": torch.get_num_threads(), "seconds": found}
+    write(args.out, "pools", circumstances(args.threads), results)
 
 
 def _measured(nnz: int, between: bool, args: argparse.Namespace) -> dict[str, Any]:

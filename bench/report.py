@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+# Variables that say how many threads a library has and how they wait; others are at its default.
+OF_THREADS = ("OMP_", "GOMP_", "KMP_", "MKL_", "TVM_", "OPENBLAS_", "SPARSETIR_POOL")
 PACKAGES = (
     "apache-tvm", "apache-tvm-ffi", "numpy", "scipy", "torch", "mkl", "sparse_dot_mkl",
     "torch_sparse", "torch_geometric", "dgl", "cupy-cuda12x", "cupy-cuda13x",
@@ -55,7 +57,7 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
     )
     from sparsetir.tuning.fingerprint import cpu_model
 
-    has = host_features()
+    has, pool = host_features(), sparsetir.threads()
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -65,6 +67,8 @@ def circumstances(threads: int | list[int]) -> dict[str, Any]:
         "cores": len(usable_cpus()),
         "load": os.getloadavg(),
         "threads": threads,
+        "pool": {**pool._asdict(), "library": Path(pool.library).name},
+        "variables": {k: v for k, v in os.environ.items() if k.startswith(OF_THREADS)},
         "python": platform.python_version(),
         "versions": {"sparsetir": sparsetir.__version__, **_versions()},
     }

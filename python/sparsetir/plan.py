@@ -10,16 +10,21 @@ True
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
+from sparsetir import pool
 from sparsetir.compiled import compilations
 from sparsetir.edge_plan import edge_plan
 from sparsetir.edge_request import along_edges, edge_request
 from sparsetir.formats import Format
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import relational_request
-from sparsetir.request import refuse_options, request
+from sparsetir.request import Request, refuse_options, request
 from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
@@ -27,7 +32,10 @@ from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 from sparsetir.tuning.lookup import by_record
 
-__all__ = ["Plan", "compilations", "plan", "plan_candidates"]
+__all__ = ["Plan", "compilations", "plan", "plan_candidates", "plan_of_each_run"]
+
+MOST_LIKES = 256
+EIGHTHS = 4  # bits of sizes that are about the same
 
 
 def plan(
@@ -173,10 +181,9 @@ def plan(
             "plan: argument 'format': expected one that tensor cores take, for 'int8' on a GPU, "
             "such as sparsetir.formats.BSR(32, 32), got None"
         )
-    engine = next(iter(wanted.engine()), None)
     if isinstance(wanted.matrix, CsrPattern):  # to know it again takes time; see ops.Structure
-        default = engine or _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
-        return Plan(wanted, _of_each_run(default, wanted.matrix), "default")
+        return _settled(wanted, wanted.matrix).on(wanted)
+    engine = next(iter(wanted.engine()), None)
     default = engine or choose(wanted.problem, wanted.statistics, wanted.target)
     found = None
     if out_dtype is None:  # what is wrong beside the record shows with the default
@@ -184,8 +191,41 @@ def plan(
     return found or Plan(wanted, default, "default")
 
 
-# Patterns that are new in each step are of about the same sizes.
+# Patterns that are new in each step are of about the same sizes, and have the same kernels.
 _by_size = lru_cache(1024)(choose)
+_likes: OrderedDict[Any, tuple[Request, Plan]] = OrderedDict()
+NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
+
+
+def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) -> Plan:
+    """:func:`plan` of a trusted pattern, for operands that are known to fit.
+
+    Quick where one of about these sizes was planned before, and where each row of B is expected to
+    be: what depends on the pattern alone is left to do.
+
+    options : dtype, reduce, heads and target
+    """
+    sizes = (*pattern.shape, pattern.nnz)
+    about = (x >> max(0, x.bit_length() - EIGHTHS) for x in sizes)
+    key = op, feat, *options.values(), *about, *map(int.bit_length, sizes), pool.count()
+    found = _likes.get(key)
+    if found is not None:
+        like, settled = found
+        return settled.on(replace(like, matrix=pattern))
+    wanted = request(op, pattern, feat, **options)
+    settled, given = _settled(wanted, pattern), wanted.statistics
+    ordered = isinstance(settled.config, PanelRows | PanelThreads)
+    if not ordered and not given.asks_for_locality and max(sizes) < 1 << 30:
+        while len(_likes) >= MOST_LIKES:
+            _likes.pop(next(iter(_likes)), None)
+        _likes[key] = replace(wanted, matrix=NO_PATTERN), settled
+    return settled.on(wanted)
+
+
+def _settled(wanted: Request, pattern: CsrPattern) -> Plan:
+    """The default plan of a CsrPattern, for no pattern yet."""
+    default = _by_size(wanted.problem, wanted.statistics.rounded, wanted.target)
+    return Plan.settled(wanted, _of_each_run(default, pattern), "default")
 
 
 def _of_each_run(config: Any, pattern: CsrPattern) -> Any:

@@ -82,54 +82,97 @@ class Plan:
     chosen_by: str
 
     def __init__(self, wanted: AnyRequest, config: Any, chosen_by: str = "user") -> None:
+        self._settle(wanted, config, chosen_by)
+        self._bind(wanted)
+
+    @classmethod
+    def settled(cls, wanted: AnyRequest, config: Any, chosen_by: str) -> Plan:
+        """A plan that is for no pattern yet: :meth:`on` makes those that are.
+
+        Parameters
+        ----------
+        wanted, config, chosen_by
+            Of the first such plan; what follows of the pattern plays no part.
+
+        Returns
+        -------
+        Plan
+        """
+        found = cls.__new__(cls)
+        found._settle(wanted, config, chosen_by)
+        return found
+
+    def on(self, wanted: AnyRequest) -> Plan:
+        """The plan for a pattern, with this one's kernel.
+
+        Parameters
+        ----------
+        wanted : request
+            What this one was settled for, but for the pattern.
+
+        Returns
+        -------
+        Plan
+        """
+        found = type(self).__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        found._bind(wanted)
+        return found
+
+    def _settle(self, wanted: AnyRequest, config: Any, chosen_by: str) -> None:
+        """What follows of the problem, the config and the numbers of features and heads."""
         self.op, self.problem, self.feat = wanted.name, wanted.problem, wanted.feat
         self.config, self.chosen_by = config, chosen_by
-        problem, target, values = wanted.problem, wanted.target, wanted.values
+        problem, target = wanted.problem, wanted.target
         gpu = self._gpu = wanted.gpu
         self._device = tvm.runtime.device(target.kind.name if gpu else "cpu", 0)
         if not self._device.exist:
             raise RuntimeError(f"plan: argument 'target': there is no {target.kind.name} device")
-        template = wanted.template(config)
-        tiles = config.tiles(wanted.feat)
+        self._template = wanted.template(config)
+        self._tiles = config.tiles(wanted.feat)
         start = time.perf_counter()
         key = problem, config.compiled
         self.kernel: Kernel = compiled(key, target, lambda: wanted.stages(config))
         self.compile_seconds: float = time.perf_counter() - start
-        start = time.perf_counter()
-        arranged = template.arrange(wanted.pattern, problem, config)
         self.launches: int = count_launches(self.kernel.stages["II scheduled"]) if gpu else 1
-        self._stored = arranged.stored
-        self.arranges_values: bool = not self._stored.keeps_order
-        self._shapes = wanted.shapes
-        self._operands = tuple(name for name in self._shapes if name not in ("a", "out"))
+        self._operands = tuple(name for name in wanted.shapes if name not in ("a", "out"))
         self._bytes = itemsize(problem.dtype)
         self._values_dtype = getattr(problem, "values", None) or problem.dtype
         self._out_dtype = getattr(problem, "out", None)
         self._out_bytes = itemsize(self._out_dtype or problem.dtype)
-        signature = self.kernel.signature
-        self._place = {name: at for at, name in enumerate(signature.passed)}
+        self._place = {name: at for at, name in enumerate(self.kernel.signature.passed)}
         function = wanted.function if isinstance(wanted, EdgeRequest) else self.op
         self._checked = {
             given: _checked(function, self._operands, *given)
             for given in product((False, True), repeat=2)
         }
         self._first = f"{self.op}: argument '{self._operands[0]}'"
-        self._nothing = 0 in self._shapes["out"]
-        result = math.prod(self._shapes["out"]) * self._out_bytes
-        self._large = not gpu and result >= LEAST_BYTES
-        self._out_shape, self._count = self._shapes["out"], len(self._operands)
         self._run, self._out_at = self.kernel.entry, self._place["out"]
-        often = not gpu and isinstance(wanted, Request) and wanted.gathers_often(config)
+        self._count = len(self._operands)
+        # Values of a run's own may take another kernel.
+        self._unpacked = getattr(config, "unpacked", config)
+
+    def _bind(self, wanted: AnyRequest) -> None:
+        """What follows of the pattern."""
+        values, config, signature = wanted.values, self.config, self.kernel.signature
+        start = time.perf_counter()
+        arranged = self._template.arrange(wanted.pattern, self.problem, config)
+        self._stored = arranged.stored
+        self.arranges_values: bool = not self._stored.keeps_order
+        self._shapes = wanted.shapes
+        self._out_shape = self._shapes["out"]
+        self._nothing = 0 in self._out_shape
+        result = math.prod(self._out_shape) * self._out_bytes
+        self._large = not self._gpu and result >= LEAST_BYTES
+        often = not self._gpu and isinstance(wanted, Request) and wanted.gathers_often(config)
         self._gathered = self._place["b"] if often else -1
         self._args: list[Any] = [None] * len(signature.passed)
-        # Values of a run's own may take another kernel, made when it is first wanted.
-        unpacked = getattr(config, "unpacked", config)
         self._for_values: Any = None
-        self._arranged_each = self.arranges_values or unpacked != config
-        if unpacked != config:
-            self._for_values = cache(lambda: Plan(wanted, unpacked, chosen_by))
+        self._arranged_each = self.arranges_values or self._unpacked != config
+        if self._unpacked != config:  # made when it is first wanted
+            self._for_values = cache(lambda: Plan(wanted, self._unpacked, self.chosen_by))
         self.needs_values: bool = "a" in self._shapes and values is None
-        sizes = {**wanted.sizes, "tiles": tiles}
+        sizes = {**wanted.sizes, "tiles": self._tiles}
         computed = arranged.computed(signature.func, sizes)
         self._computed = computed if signature.of_values else {}
         given = {**sizes, **arranged.arguments, **computed}
@@ -141,7 +184,7 @@ class Plan:
         self._kernel_shapes = {n: tuple(s) for n, s in taken.items() if s != [*self._shapes[n]]}
         self._put({name: value for name, value in given.items() if name in self._place})
         # Where arrays go that the kernel takes as they are given.
-        direct = not gpu and not self._kernel_shapes
+        direct = not self._gpu and not self._kernel_shapes
         self._direct = [self._place[n] for n in self._operands] if direct else []
         self._values_at = self._place_of_values() if direct else -1
         fixed = "a" not in self._shapes or not self.needs_values or self._values_at >= 0

@@ -85,7 +85,20 @@ class Signature:
         given = range(len(self.names))
         self.arrays: list[int] = [i for i in given if self.shapes[i] is not None]
         self.scalars = [i for i in given if not isinstance(self.params[i].ty, ir.PointerType)]
+        self._name_sizes()
         self._infer()
+
+    def _name_sizes(self) -> None:
+        """Notes which sizes are a given scalar or a number, as most are: its position, or ~number;
+        None of others."""
+        place = {self.params[i]: i for i in self.scalars}
+
+        def named(size: Any) -> int | None:
+            if isinstance(size, tirx.IntImm):
+                return ~int(size)
+            return place.get(size) if isinstance(size, ir.Var) else None
+
+        self._named = [[named(size) for size in shape or []] for shape in self.shapes]
 
     def _fill(self) -> None:
         space = PositionSpace(self.func)
@@ -163,20 +176,22 @@ class Signature:
 
     def expected_shape(self, array: int, values: list[Any]) -> list[Any]:
         """Natural shape of an array argument with the scalars filled in, as ints or text."""
-        numbers = {
-            self.params[i]: int(values[i])
-            for i in self.scalars
-            if values[i] is not None and self.dtypes[i].startswith(("int", "uint"))
-        }
 
-        def known(size: Any) -> int | str:
-            if isinstance(size, ir.Var) and size in numbers:  # most are
-                return numbers[size]
-            mapping = {p: tirx.IntImm(dtype_of(p), n) for p, n in numbers.items()}
-            found = Analyzer().simplify(substitute(size, mapping))
+        def known(size: Any, at: int | None) -> int | str:
+            if at is not None and at < 0:
+                return ~at
+            if at is not None and values[at] is not None:
+                return int(values[at])
+            numbers = {
+                self.params[i]: tirx.IntImm(dtype_of(self.params[i]), int(values[i]))
+                for i in self.scalars
+                if values[i] is not None and self.dtypes[i].startswith(("int", "uint"))
+            }
+            found = Analyzer().simplify(substitute(size, numbers))
             return int(found) if isinstance(found, tirx.IntImm) else str(found)
 
-        return [known(size) for size in self.shapes[array] or []]
+        sizes = self.shapes[array] or []
+        return [known(size, at) for size, at in zip(sizes, self._named[array], strict=True)]
 
     def why_exactly(self, expected: list[Any], got: list[int]) -> str:
         """Which promises ask for the lengths of a shape that it has not; "" for none."""
@@ -255,6 +270,7 @@ class PlainSignature(Signature):
         self.outputs: list[int] = [i for i, n in enumerate(self.names) if n in written]
         self.arrays: list[int] = [i for i, a in enumerate(is_array) if a]
         self.scalars = [i for i, a in enumerate(is_array) if not a]
+        self._name_sizes()
         self._infer()
 
 

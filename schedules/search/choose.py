@@ -93,10 +93,13 @@ class Statistics:
 
     @property
     def asks_for_locality(self) -> bool:
-        """Whether a CPU's config may depend on it."""
+        """Whether a CPU's config may depend on it.
+
+        Not where rows of B are used so seldom that the first uses alone are missed.
+        """
         whole = self.n * self.feat * self.bytes
-        often = self.nnz >= PACK_DEGREE_FAR * self.n
-        return bool(self.nnz) and (whole > l2_bytes() or (often and whole > l1_bytes()))
+        again, often = (self.nnz * share > self.n for share in (MISSED, 1 / PACK_DEGREE_FAR))
+        return (again and whole > l2_bytes()) or (often and whole > l1_bytes())
 
     def missed(self, row: int, cache: int) -> float:
         """Share of the nonzeros whose row of B, of so many bytes, is not in a cache of so many."""

@@ -302,7 +302,6 @@ class DistGraph:
             places, (sources[places[0]] - start, columns), (self.own, self.halo), strict=True
         ):
             rowptr, order = sorted_by(targets[at].to(dtype), self.own)
-            order = order.long()
             part = Operand(rowptr.to(dtype), cols.to(dtype)[order], self.own, n)
             parts.append(resolve(part, who=WHO))
             orders.append(at[order])

@@ -138,7 +138,7 @@ def _linear(
         dense = dense.transpose(1, 2).reshape(in_features, out_features)
         product = _wide(x) @ dense
         return (product if bias is None else product + bias.to(product.dtype)).to(x.dtype)
-    idtype = "int64" if indices.dtype == torch.int64 else "int32"
+    idtype = "int64" if structure.col.dtype == torch.int64 else "int32"
     problem = BlockLinear(r, c, DTYPES[x.dtype], idtype, bias is not None)
     arrays = {"x": _wide(_flat(x)), "w": wide, "y": _flat(out)}
     if bias is not None:
@@ -191,7 +191,7 @@ def _outer(x: Tensor, y: Tensor, indptr: Tensor, indices: Tensor, rows: int, col
     if not _has_kernels(x):
         full = (wide.T @ other).view(structure.n, cols, structure.m, rows).transpose(1, 2)
         return full[structure.col.long(), structure.rows.long()].to(x.dtype)
-    idtype = "int64" if indices.dtype == torch.int64 else "int32"
+    idtype = "int64" if structure.col.dtype == torch.int64 else "int32"
     out = wide.new_empty(len(indices), cols, rows)
     problem = BlockOuter(rows, cols, DTYPES[out.dtype], idtype)
     arrays = {"x": wide.detach(), "y": other.detach(), "g": out}

@@ -50,9 +50,7 @@ class Blocks:
     @lasting
     def transposed(self, columns: int) -> Blocks:
         """Of the transposed matrix, for a caller that has the same values; columns : of blocks."""
-        indptr, indices, order = transpose(self.indptr, self.indices, columns)
-        if self.order is not None:
-            order = self.order[order]
+        indptr, indices, order = transpose(self.indptr, self.indices, columns, self.order)
         return Blocks(indptr, indices, (self.size[1], self.size[0]), order, not self.turned)
 
     def plan(self, pattern: CsrPattern, feat: int, dtype: str, target: Any) -> Plan | None:

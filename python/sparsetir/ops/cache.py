@@ -40,6 +40,7 @@ T = TypeVar("T")
 # By what an owner is known again: a copy, a function that says it, None of a private tensor.
 Known = Tensor | Callable[[Tensor], bool] | None
 RECENT = 16  # entries after which so many are measured again, as what they hold has grown
+SMALL = 1 << 20  # bytes of owners up to which what is made of them is not measured before that
 
 
 def lasting(make: Callable[P, T]) -> Callable[P, T]:
@@ -108,7 +109,9 @@ class _Entry:
 
     def __init__(self, made: Any, copies: Sequence[Known], owners: list[Any]) -> None:
         self.made, self.copies, self.owners = made, copies, owners
-        self.size = self.measured()
+        self.size = 2 * sum(x.nbytes for x in copies if isinstance(x, Tensor))
+        if not 0 < self.size <= 2 * SMALL:
+            self.size = self.measured()
 
     def measured(self) -> int:
         """Its bytes as of now, copies and what tensors carry included."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from sparsetir.arrays import dtype_name
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
-__all__ = ["check_csr", "check_edges", "check_kind", "check_range", "check_size"]
+__all__ = ["check_csr", "check_edges", "check_kind", "check_pairs", "check_range", "check_size"]
 
 INDEX_DTYPES = (torch.int32, torch.int64)
 SIZES = (int, torch.SymInt, np.integer)
@@ -64,13 +64,18 @@ def check_csr(
 
 def check_edges(who: str, edges: Tensor, m: int, n: int, name: str = "edges") -> None:
     """Raise unless `edges` are (2, nnz) columns and rows of an (m, n) matrix."""
+    check_pairs(who, edges, name)
+    check_range(who, name, "source", edges[0], n)
+    check_range(who, name, "target", edges[1], m)
+
+
+def check_pairs(who: str, edges: Tensor, name: str = "edges") -> None:
+    """Raise unless `edges` are (2, nnz) integers."""
     check_kind(who, name, edges)
     if edges.dim() != 2 or len(edges) != 2:
         raise StructureError(
             f"{who}: argument '{name}': expected shape (2, nnz), got {tuple(edges.shape)}"
         )
-    check_range(who, name, "source", edges[0], n)
-    check_range(who, name, "target", edges[1], m)
 
 
 def check_kind(who: str, name: str, x: Tensor) -> None:

@@ -1,65 +1,197 @@
-"""Elements sorted by rows or columns, by counting: no comparison, and equal coordinates stay.
-
-On a CPU scipy counts: from compressed rows to compressed columns it adds nothing up, other than
-between other formats.
-"""
+"""Elements sorted by rows or columns, by counting: no comparison, and equal coordinates stay."""
 
 from __future__ import annotations
 
-import scipy.sparse as sp
+from functools import cache
+from typing import Any
+
 import torch
 from torch import Tensor
+from tvm.script import tirx as T
+
+from sparsetir.arrays import dtype_name
+from sparsetir.build import build
 
 __all__ = ["compress", "sorted_by", "transpose"]
 
+LARGE, INT32_MAX = 2**62, 2**31 - 1
+FOUND = 5  # numbers that are told of pairs
+# Elements, and some for each call, that a process leaves to torch's sort: as many as take it as
+# long as to compile the kernels that count, which take a tenth of the time from then on.
+LEFT_TO_TORCH, EACH = 1 << 21, 1 << 12
+_left = LEFT_TO_TORCH
 
-def transpose(rowptr: Tensor, col: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
+
+def transpose(
+    rowptr: Tensor, col: Tensor, n: int, places: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """The transposed (n, m) matrix: its row pointers, columns, and the place of each element.
 
-    rowptr, col : (m + 1,) and (nnz,)
+    rowptr, col : (m + 1,) and (nnz,), of one type on a CPU
+    places : (nnz,) int64, of the elements in another order, in which places are given; by default
+        in that of `col`
     """
     m = len(rowptr) - 1
-    if col.device.type == "cpu":
-        places = torch.arange(len(col), dtype=col.dtype).numpy()
-        found = sp.csr_array((places, col.numpy(), rowptr.numpy()), shape=(m, n)).tocsc()
-        arrays = (torch.from_numpy(x) for x in (found.indptr, found.indices, found.data))
-        starts, rows, order = arrays
-        return starts.to(col.dtype), rows.to(col.dtype), order.long()
+    if _count(col):
+        none = places is None
+        given = col.new_empty(0, dtype=torch.int64) if places is None else places.contiguous()
+        arrays = _results(n, col, max(m, n))
+        kernel = _of_rows(dtype_name(col), dtype_name(arrays[0]), none)
+        kernel(rowptr.contiguous(), col.contiguous(), given, *arrays, m, n, len(col), len(given))
+        return arrays
     rows = torch.repeat_interleave(rowptr[1:] - rowptr[:-1])
     order = torch.argsort(col, stable=True)
-    return _starts(col, n), rows[order].to(col.dtype), order
+    dtype = _index_type(len(col), max(m, n), col.dtype)
+    found = _starts(col, n).to(dtype), rows[order].to(dtype)
+    return *found, order if places is None else places[order]
 
 
-def compress(edges: Tensor, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Compressed rows of (2, nnz) edges, columns first, then rows.
+def compress(edges: Tensor, m: int, n: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """Compressed rows of (2, nnz) edges, columns first, then rows; None where one is out of range.
 
-    Gives row pointers (m + 1,), columns (nnz,), and the place of each element among the edges, None
-    where they are in order already. Those of a row stay in the order of the edges.
+    Gives row pointers (m + 1,), columns (nnz,), both in int32 where it suffices, and the place of
+    each element among the edges, None where they are in order already. Those of a row stay in the
+    order of the edges.
     """
     col, row = edges.contiguous()
-    rowptr, order = sorted_by(row, m)
-    order = order.long()
-    if bool((order[1:] > order[:-1]).all()):
-        return rowptr, col, None
-    return rowptr, col[order], order
+    rowptr, cols, order, (low, high, first, last, falls) = _sorted(row, col, m, n)
+    if len(row) and (low < 0 or high >= m or first < 0 or last >= n):
+        return None
+    return rowptr, cols, order if falls else None
 
 
 def sorted_by(keys: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Where each key begins (size + 1,), and the elements in the order of the keys.
+    """Where each key begins (size + 1,), and the elements (int64) in the order of the keys.
 
-    keys : (nnz,) from 0 to size - 1; on a CPU results are of their type, and take no more for long
+    keys : (nnz,) from 0 to size - 1
     """
-    if keys.device.type != "cpu":
-        return _starts(keys, size), torch.argsort(keys, stable=True)
-    # One element in each row of an incidence matrix: its columns are what has each key.
-    rows = torch.arange(len(keys) + 1, dtype=keys.dtype).numpy()
-    one_each = torch.zeros(len(keys), dtype=torch.int8).numpy()
-    found = sp.csr_array((one_each, keys.numpy(), rows), shape=(len(keys), size)).tocsc()
-    starts, order = (torch.from_numpy(x).to(keys.dtype) for x in (found.indptr, found.indices))
+    starts, _, order, _ = _sorted(keys, keys, size, size)
     return starts, order
+
+
+def _sorted(keys: Tensor, others: Tensor, size: int, n: int) -> tuple[Any, ...]:
+    """Where keys begin, others and places in their order, and what is found of both.
+
+    That is the least and the greatest key, those of the others, and whether keys ever decrease. The
+    arrays hold nothing where keys or others are out of range.
+    """
+    if _count(keys):
+        arrays = _results(size, keys, max(size, n))
+        told = torch.empty(FOUND, dtype=torch.int64)
+        kernel = _of_pairs(dtype_name(keys), dtype_name(arrays[0]))
+        kernel(keys.contiguous(), others.contiguous(), *arrays, told, size, n, len(keys))
+        return *arrays, told.tolist()
+    numbers = [0, -1, 0, -1, 0]
+    if len(keys):
+        found = [*torch.aminmax(keys), *torch.aminmax(others), (keys[1:] < keys[:-1]).any()]
+        numbers = [int(x) for x in found]
+    if numbers[0] < 0 or numbers[1] >= size:
+        return keys, others, keys, numbers
+    order = torch.argsort(keys, stable=True)
+    dtype = _index_type(len(keys), max(size, n), keys.dtype)
+    return _starts(keys, size).to(dtype), others[order].to(dtype), order, numbers
+
+
+def _count(keys: Tensor) -> bool:
+    """Whether to sort by counting, in kernels of ours."""
+    global _left
+    if keys.device.type != "cpu":
+        return False
+    _left -= min(_left, len(keys) + EACH)
+    return not _left
+
+
+def _results(size: int, like: Tensor, largest: int) -> tuple[Tensor, Tensor, Tensor]:
+    """For starts, others and places; largest : size"""
+    nnz, dtype = len(like), _index_type(len(like), largest, like.dtype)
+    starts, others = (like.new_empty(n, dtype=dtype) for n in (size + 1, nnz))
+    return starts, others, like.new_empty(nnz, dtype=torch.int64)
+
+
+def _index_type(nnz: int, size: int, dtype: torch.dtype) -> torch.dtype:
+    """The type that kernels take, and what is kept half as large."""
+    return torch.int32 if max(nnz, size) < INT32_MAX else dtype
 
 
 def _starts(rows: Tensor, m: int) -> Tensor:
     """(m + 1,) row pointers of elements with these rows."""
     counts = torch.bincount(rows, minlength=m)
     return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(rows.dtype)
+
+
+# Ends of keys are counted up to, and then down from, the last element first: they become their
+# beginnings, and what is equal stays in order.
+
+
+@cache
+def _of_pairs(dtype: str, out: str) -> Any:
+    """The kernel for keys and others, which tells their ranges."""
+
+    @T.prim_func(s_tir=True)
+    def sort_pairs(
+        keys: T.handle, others: T.handle, starts: T.handle, sorted: T.handle, order: T.handle,
+        found: T.handle, size: T.int64, n: T.int64, nnz: T.int64,
+    ):  # fmt: skip
+        K = T.match_buffer(keys, (nnz,), dtype)
+        V = T.match_buffer(others, (nnz,), dtype)
+        S = T.match_buffer(starts, (size + T.int64(1),), out)
+        C = T.match_buffer(sorted, (nnz,), out)
+        ORDER = T.match_buffer(order, (nnz,), "int64")
+        F = T.match_buffer(found, (FOUND,), "int64")
+        F[0] = T.int64(LARGE)
+        F[1] = T.int64(-1)
+        F[2] = T.int64(LARGE)
+        F[3] = T.int64(-1)
+        F[4] = T.int64(0)
+        for p in T.serial(nnz):
+            F[0] = T.min(F[0], T.Cast("int64", K[p]))
+            F[1] = T.max(F[1], T.Cast("int64", K[p]))
+            F[2] = T.min(F[2], T.Cast("int64", V[p]))
+            F[3] = T.max(F[3], T.Cast("int64", V[p]))
+        for p in T.serial(nnz - T.int64(1)):
+            F[4] = T.bitwise_or(F[4], T.Cast("int64", K[p + T.int64(1)] < K[p]))
+        if F[0] >= T.int64(0) and F[1] < size and F[2] >= T.int64(0) and F[3] < n:
+            for k in T.serial(size + T.int64(1)):
+                S[k] = T.Cast(out, 0)
+            for p in T.serial(nnz):
+                S[T.Cast("int64", K[p])] += T.Cast(out, 1)
+            for k in T.serial(size):
+                S[k + T.int64(1)] += S[k]
+            for p in T.serial(nnz):
+                at = nnz - T.int64(1) - p
+                S[T.Cast("int64", K[at])] -= T.Cast(out, 1)
+                C[T.Cast("int64", S[T.Cast("int64", K[at])])] = T.Cast(out, V[at])
+                ORDER[T.Cast("int64", S[T.Cast("int64", K[at])])] = at
+
+    return build(sort_pairs)
+
+
+@cache
+def _of_rows(dtype: str, out: str, in_order: bool) -> Any:
+    """The kernel for compressed rows: their columns are the keys, and known to be in range."""
+
+    @T.prim_func(s_tir=True)
+    def sort_rows(
+        rowptr: T.handle, col: T.handle, places: T.handle, starts: T.handle, sorted: T.handle,
+        order: T.handle, m: T.int64, size: T.int64, nnz: T.int64, given: T.int64,
+    ):  # fmt: skip
+        R = T.match_buffer(rowptr, (m + T.int64(1),), dtype)
+        K = T.match_buffer(col, (nnz,), dtype)
+        P = T.match_buffer(places, (given,), "int64")
+        S = T.match_buffer(starts, (size + T.int64(1),), out)
+        C = T.match_buffer(sorted, (nnz,), out)
+        ORDER = T.match_buffer(order, (nnz,), "int64")
+        for k in T.serial(size + T.int64(1)):
+            S[k] = T.Cast(out, 0)
+        for p in T.serial(nnz):
+            S[T.Cast("int64", K[p])] += T.Cast(out, 1)
+        for k in T.serial(size):
+            S[k + T.int64(1)] += S[k]
+        for i in T.serial(m):
+            for p in T.serial(T.Cast("int64", R[m - i] - R[m - T.int64(1) - i])):
+                at = T.Cast("int64", R[m - i]) - T.int64(1) - p
+                S[T.Cast("int64", K[at])] -= T.Cast(out, 1)
+                C[T.Cast("int64", S[T.Cast("int64", K[at])])] = T.Cast(out, m - T.int64(1) - i)
+                ORDER[T.Cast("int64", S[T.Cast("int64", K[at])])] = at if in_order else P[at]
+
+    return build(sort_rows)

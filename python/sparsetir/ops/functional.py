@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparsetir.ops import library
 from sparsetir.ops.checks import check_tensor
+from sparsetir.ops.new_edges import sum_of_new
 from sparsetir.ops.operands import Operand, resolve
 from sparsetir.ops.quick import again
 from sparsetir.sparse_tensor import SparseMatrix
@@ -49,10 +50,15 @@ def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -
 
     Notes
     -----
-    Sums are in float32, for float64 in float64, and always in the same order: on a CPU results are
-    the same in each run. (SparseTIR, section 4.2.1.)
+    Sums are in float32, for float64 in float64, and in the same order: on a CPU results are the
+    same in each run. Where a process has seen many new edges, the first products with others go
+    through them as they come, so that their last bits may differ from those of later products with
+    the same edges; not under `torch.use_deterministic_algorithms(True)`.
+    (SparseTIR, section 4.2.1.)
     """
     found = again(A, B, reduce, values)
+    if found is None:
+        found = sum_of_new(A, B, reduce, values)
     if found is not None:
         return found
     named = reduction("spmm", reduce)

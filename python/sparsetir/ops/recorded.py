@@ -10,10 +10,15 @@ from sparsetir.request import default_threads
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.fingerprint import Sizes
-from sparsetir.tuning.lookup import recorded_config, warn_of_record
+from sparsetir.tuning.lookup import (
+    recorded_config,
+    recorded_configs,
+    there_are_records,
+    warn_of_record,
+)
 from sparsetir.tuning.task import Task
 
-__all__ = ["Planned", "recorded"]
+__all__ = ["Planned", "may_be_recorded", "recorded"]
 
 
 class Planned(NamedTuple):
@@ -43,8 +48,9 @@ def recorded(
         timed when they were tuned: no config that needs it applies
     options : dtype, reduce, heads and target, as :func:`sparsetir.plan` takes them
     """
-    sizes = cast(Any, Sizes(pattern.shape, pattern.nnz))
-    task = Task(op, sizes, feat, threads=default_threads(), **options)
+    if not there_are_records():
+        return None
+    task = _task(op, pattern.shape, pattern.nnz, feat, **options)
     config = recorded_config(task, lambda: pattern.in_order)
     if config is None:
         return None
@@ -63,3 +69,12 @@ def recorded(
         return None
     found.chosen_by = "record"
     return Planned(found, resorted)
+
+
+def may_be_recorded(op: str, shape: tuple[int, int], nnz: int, feat: int, **options: Any) -> bool:
+    """Whether there are records for patterns of about these sizes; options as of `recorded`."""
+    return there_are_records() and bool(recorded_configs(_task(op, shape, nnz, feat, **options)))
+
+
+def _task(op: str, shape: tuple[int, int], nnz: int, feat: int, **options: Any) -> Task:
+    return Task(op, cast(Any, Sizes(shape, nnz)), feat, threads=default_threads(), **options)

@@ -91,7 +91,9 @@ class ProductsFirst:
         ptr = torch.from_numpy(ptr).to(dtype)
         self.products = RelationRows.of(ptr, one_each[:-1], one_each, indices)
         target = torch.repeat_interleave(rows.rows[of_rows], counts[of_rows])
-        rowptr, col, order = compress(torch.stack([torch.from_numpy(numbers), target]), m)
+        found = compress(torch.stack([torch.from_numpy(numbers), target]), m, count)
+        assert found is not None
+        rowptr, col, order = found
         self.sums = Structure(rowptr, col, (m, count))
         chosen = of_elements.nonzero()[:, 0]
         self._of_sums = chosen if order is None else chosen[order]

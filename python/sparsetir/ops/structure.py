@@ -15,10 +15,16 @@ from torch import Tensor
 from sparsetir.kernel import Kernel
 from sparsetir.ops.blocks import Blocks
 from sparsetir.ops.cache import hand_out, handed_out, is_private, kept, lasting, private
-from sparsetir.ops.check_pattern import check_csr, check_edges, check_kind, check_size
+from sparsetir.ops.check_pattern import (
+    check_csr,
+    check_edges,
+    check_kind,
+    check_pairs,
+    check_size,
+)
 from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
-from sparsetir.plan import Plan, plan
+from sparsetir.plan import Plan, plan_of_each_run
 from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.targets import resolve_target
@@ -147,9 +153,7 @@ class Structure:
 
     @lasting
     def _transpose(self) -> Structure:
-        rowptr, col, order = transpose(self.rowptr, self.col, self.n)
-        if self.order is not None:
-            order = self.order[order]
+        rowptr, col, order = transpose(self.rowptr, self.col, self.n, self.order)
         blocks = self.blocks and self.blocks.transposed(self.n // self.blocks.size[1])
         return Structure(rowptr, col, (self.n, self.m), order, blocks)
 
@@ -331,7 +335,7 @@ class Structure:
         """
 
         def make() -> Plan:
-            return plan(op, self.pattern, feat, **self._options(dtype, reduce, heads))
+            return plan_of_each_run(op, self.pattern, feat, **self._options(dtype, reduce, heads))
 
         return self._kept((op, feat, dtype, reduce, heads), make)
 
@@ -418,8 +422,7 @@ class Structure:
         """(nnz,) ones."""
         found = self._ones.get(dtype)
         if found is None:
-            make = lasting(torch.ones)
-            found = self._ones[dtype] = make(self.nnz, dtype=dtype, device=self.device)
+            found = self._ones[dtype] = _ones(self.nnz, dtype, self.device)
         return found
 
     def __repr__(self) -> str:
@@ -444,6 +447,11 @@ def _call_key(
     first = operands[0]
     last = first if len(operands) == 1 else operands[1]
     return op, reduce, shape, first.shape, last.shape, first.dtype
+
+
+@lasting
+def _ones(nnz: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(nnz, dtype=dtype, device=device)
 
 
 def _plain(x: Tensor) -> Tensor:
@@ -484,7 +492,7 @@ class SeenPattern(NamedTuple):
     @staticmethod
     def of(structure: Structure, col: Tensor) -> SeenPattern:
         """Of a structure of private tensors, and what it is of in the caller's order."""
-        rowptr = private(structure.rowptr)
+        rowptr = private(structure.rowptr.to(col.dtype))
         hand_out(rowptr, (col, structure))
         return SeenPattern(rowptr, col, structure)
 
@@ -502,8 +510,12 @@ class SeenPattern(NamedTuple):
 
         blocks : that the edges are of, one after the other
         """
-        check_edges(who, edges, m, n, name)
-        rowptr, col, order = compress(edges, m)
+        check_pairs(who, edges, name)
+        found = compress(edges, m, n)
+        if found is None:
+            check_edges(who, edges, m, n, name)  # which says what is out of range
+        assert found is not None
+        rowptr, col, order = found
         return SeenPattern.of(Structure(rowptr, col, (m, n), order, blocks), edges)
 
 

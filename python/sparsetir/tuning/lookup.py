@@ -21,7 +21,13 @@ from sparsetir.tuning.record import Key
 from sparsetir.tuning.records import RecordError, Records, default_path
 from sparsetir.tuning.task import Task
 
-__all__ = ["by_record", "recorded_config", "warn_of_record"]
+__all__ = [
+    "by_record",
+    "recorded_config",
+    "recorded_configs",
+    "there_are_records",
+    "warn_of_record",
+]
 
 T = TypeVar("T")
 
@@ -37,6 +43,12 @@ _seen: tuple[Any, dict[Any, Mapping[str, Any]]] = (None, {})
 _warned: set[str] = set()
 
 
+def there_are_records() -> bool:
+    """Whether this machine has a file of them: most have none, and to look is quick."""
+    path = default_path()
+    return path is not None and os.path.exists(path)
+
+
 def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None) -> Any | None:
     """The config that was found best for a task on this machine; None where there is none.
 
@@ -47,7 +59,7 @@ def recorded_config(task: Task, pattern: Callable[[], CsrPattern] | None = None)
     once for each file and gives None. With one feature, records of "spmv" serve "spmm" and the
     other way round, where it has none of its own.
     """
-    found = _recorded(task)
+    found = recorded_configs(task)
     if not found:
         return None
     data = found.get(fingerprint(task.matrix if pattern is None else pattern()))
@@ -90,7 +102,7 @@ def warn_of_record(config: Any, error: Exception, stacklevel: int = 3) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=stacklevel)
 
 
-def _recorded(task: Task) -> Mapping[str, Any]:
+def recorded_configs(task: Task) -> Mapping[str, Any]:
     """Data of the best configs for what is like the task in all but the fingerprint, by that."""
     global _seen
     path = default_path()
@@ -123,7 +135,7 @@ def _recorded(task: Task) -> Mapping[str, Any]:
 
 
 def _read(records: Records, task: Task) -> Mapping[str, Any]:
-    """As :func:`_recorded`, from the file."""
+    """As :func:`recorded_configs`, from the file."""
     sizes = Sizes(task.matrix.shape, task.matrix.nnz)
     key = Key.of(replace(task, matrix=cast(Any, sizes)))
     found = records.best_by_fingerprint(key)

@@ -1,0 +1,187 @@
+"""Products over edges that are new, which are not sorted, and the kernels that sort by counting."""
+
+import numpy as np
+import pytest
+import torch
+
+from sparsetir import ops
+from sparsetir.ops import compress, new_edges, structure
+from sparsetir.sparse_ir.errors import StructureError
+
+
+@pytest.fixture(autouse=True)
+def from_the_first_on(monkeypatch):
+    """As in a process that has seen many patterns."""
+    monkeypatch.setattr(new_edges, "_sorted", new_edges.SORTED)
+    monkeypatch.setattr(compress, "_left", 0)
+
+
+def graph(m, n, nnz, seed=0, dtype=torch.int64):
+    rng = torch.Generator().manual_seed(seed)
+    ends = (torch.randint(0, size, (nnz,), generator=rng) for size in (n, m))
+    return torch.stack([*ends]).to(dtype)
+
+
+def expected(edges, m, b, values=None, reduce="sum"):
+    messages = b.double()[edges[0].long()]
+    if values is not None:
+        messages = messages * values.double()[:, None]
+    out = torch.zeros(m, b.shape[1], dtype=torch.float64).index_add_(0, edges[1].long(), messages)
+    if reduce == "mean":
+        out = out / torch.bincount(edges[1].long(), minlength=m).clamp(min=1)[:, None]
+    return out
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """Counts the sums that are not sorted for."""
+    calls, summed = [], new_edges._summed
+
+    def count(*args, **kwargs):
+        calls.append(args)
+        return summed(*args, **kwargs)
+
+    monkeypatch.setattr(new_edges, "_summed", count)
+    return calls
+
+
+@pytest.mark.parametrize("idtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("sizes", [(30, 40, 200, 8), (1, 1, 3, 1), (50, 3, 7, 33)])
+def test_sums_and_gradients(counted, sizes, weighted, reduce, dtype, idtype):
+    m, n, nnz, feat = sizes
+    edges, b = graph(m, n, nnz, dtype=idtype), torch.randn(n, feat, dtype=dtype, requires_grad=True)
+    values = torch.randn(nnz, dtype=dtype) if weighted else None
+    out = ops.spmm((edges, (n, m)), b, reduce, values)
+    tolerance = {"rtol": 1e-5, "atol": 1e-5}
+    wanted = expected(edges, m, b, values, reduce)
+    torch.testing.assert_close(out.double(), wanted, **tolerance)
+    grad = torch.randn(m, feat, dtype=dtype)
+    (found,) = torch.autograd.grad(out, b, grad)
+    (of_wanted,) = torch.autograd.grad(wanted, b, grad.double())
+    torch.testing.assert_close(found, of_wanted.to(dtype), **tolerance)
+    assert len(counted) == 2
+
+
+def test_second_gradients_are_of_the_sorted_way():
+    edges = graph(20, 20, 90)
+    b = torch.randn(20, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradgradcheck(lambda b: ops.spmm((edges.clone(), 20), b, "mean"), b)
+
+
+def test_as_many_sums_as_sorting_would_have_taken(counted):
+    edges, b = graph(100, 100, 500), torch.randn(100, 8)
+    found = [ops.spmm((edges, 100), b) for _ in range(new_edges.MOST_SUMS + 3)]
+    assert len(counted) == new_edges.MOST_SUMS
+    assert structure.known_edges(edges, 100, 100) is not None
+    for x in found:
+        torch.testing.assert_close(x, found[0])
+    wide, edges = torch.randn(100, 4096), graph(100, 100, 50_000)
+    ops.spmm((edges, 100), wide)
+    assert len(counted) == new_edges.MOST_SUMS  # each edge would write a long row
+
+
+def test_edges_that_were_written_are_new(counted):
+    edges, b = graph(40, 40, 100), torch.randn(40, 8)
+    for seed in range(2 * new_edges.MOST_SUMS):
+        edges.copy_(graph(40, 40, 100, seed))
+        out = ops.spmm((edges, 40), b)
+        torch.testing.assert_close(out.double(), expected(edges, 40, b), rtol=1e-5, atol=1e-5)
+    assert len(counted) == 2 * new_edges.MOST_SUMS
+
+
+@pytest.mark.parametrize("number", [-1, 40])
+@pytest.mark.parametrize("row", [0, 1])
+def test_out_of_range(row, number):
+    edges, b = graph(40, 40, 100), torch.randn(40, 8)
+    edges[row, 7] = number
+    what = "source" if row == 0 else "target"
+    with pytest.raises(StructureError, match=f"argument 'A': expected each {what} .* got {number}"):
+        ops.spmm((edges, 40), b)
+
+
+def test_the_gradient_is_that_of_what_was_computed():
+    edges, b = graph(40, 40, 100), torch.randn(40, 8, requires_grad=True)
+    (wanted,) = torch.autograd.grad(expected(edges, 40, b).sin().sum(), b)
+    out = ops.spmm((edges, 40), b)
+    edges.numpy()[0] = 10**6  # which torch does not see
+    (found,) = torch.autograd.grad(out.sin().sum(), b)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        edges = graph(40, 40, 100)
+    b = torch.randn(40, 8, requires_grad=True)
+    wanted = expected(edges.clone(), 40, b)
+    out = ops.spmm((edges, 40), b)
+    torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-5)
+    out.sum().backward()
+
+
+def test_what_others_take(counted, monkeypatch):
+    edges, b = graph(40, 40, 100), torch.randn(40, 8)
+    other = [
+        lambda: ops.spmm((edges, 40), b, "max"),
+        lambda: ops.spmm((edges, 40), b.half()),
+        lambda: ops.spmm((edges, 40), b[None]),
+        lambda: ops.spmm((edges, 40), b, values=torch.rand(100, requires_grad=True)),
+        lambda: ops.spmm((edges[:, :0], 40), b),
+        lambda: torch.func.vmap(lambda x: ops.spmm((edges, 40), x))(b[None]),
+    ]
+    for product in other:
+        product()
+    assert not counted
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    ops.spmm((graph(40, 40, 100), 40), b)
+    assert not counted
+
+
+def test_infinity_stays_where_it_is():
+    edges, b = torch.tensor([[0, 1, 1], [0, 0, 2]]), torch.randn(3, 5)
+    b[2], b[1, 1] = torch.nan, torch.inf
+    out = ops.spmm((edges, 3), b)
+    assert out[1].eq(0).all() and out.isnan().sum() == 0 and out[0, 1] == torch.inf
+
+
+def test_nothing_is_kept_of_edges_that_are_gone():
+    before = len(new_edges._met)
+    b = torch.randn(40, 8)
+    for seed in range(20):
+        ops.spmm((graph(40, 40, 100, seed), 40), b)
+    assert len(new_edges._met) <= before + 1
+
+
+# -- sorting by counting --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("sizes", [(30, 40, 200), (1, 1, 5), (7, 9, 0), (1000, 2, 30)])
+def test_counting_gives_what_torch_sorts(monkeypatch, sizes, dtype):
+    m, n, nnz = sizes
+    edges = graph(m, n, nnz, dtype=dtype)
+    ways = []
+    for left in (0, 1 << 40):
+        monkeypatch.setattr(compress, "_left", left)
+        rowptr, col, order = compress.compress(edges, m, n)
+        turned = compress.transpose(rowptr, col, n, order)
+        plain = compress.transpose(rowptr, col, n)
+        ways.append([rowptr, col, order, *turned, *plain, *compress.sorted_by(edges[1], m)])
+    for x, y in zip(*ways):
+        assert (x is None and y is None) or (x.dtype == y.dtype and torch.equal(x, y))
+    by_row = np.argsort(edges[1].numpy(), kind="stable")
+    np.testing.assert_array_equal(col.numpy(), edges[0].numpy()[by_row])
+
+
+def test_edges_in_order_have_no_order():
+    rowptr, col, order = compress.compress(torch.tensor([[4, 0, 3], [0, 0, 2]]), 3, 5)
+    assert order is None and col.tolist() == [4, 0, 3] and rowptr.tolist() == [0, 2, 2, 3]
+
+
+@pytest.mark.parametrize("left", [0, 1 << 40])
+@pytest.mark.parametrize("edges", [[[0, 5], [0, 0]], [[0, -1], [0, 0]], [[0, 0], [2, 0]]])
+def test_counting_refuses_what_is_out_of_range(monkeypatch, edges, left):
+    monkeypatch.setattr(compress, "_left", left)
+    assert compress.compress(torch.tensor(edges), 2, 5) is None
