@@ -16,8 +16,8 @@ from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR
-from sparsetir.lower import lower_template
 from sparsetir.matrix_engine import allowed
+from sparsetir.pipeline import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.amx_tiles import PRODUCTS
 from sparsetir.schedules.templates import amx

@@ -18,7 +18,7 @@ from bench.programs import ROW_PAIRS
 from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
 from sparsetir.formats import BSR, COO, CSR, SRBCRS, Format, Hyb, Pattern, RuleFormat
-from sparsetir.formats.library import block_places, hyb_places, library, places, refusal
+from sparsetir.formats.library import library, refusal
 
 BLOCKS = (2, 4, 8, 16, 32)
 COLUMN_PARTS = (1, 2, 4, 8, 16)
@@ -74,7 +74,7 @@ def bsr(name: str, matrix: Any, block: int, seconds: float) -> dict[str, Any]:
     progress(f"{name}: blocks of {block}")
     pattern, values = pattern_of(matrix), values_of(matrix)
     out = {"graph": name, "nnz": pattern.nnz, "block": block}
-    reason = refusal(pattern, block_places(pattern, block, block), most_places=math.inf)
+    reason = refusal(pattern, BSR(block, block).places(pattern), most_places=math.inf)
     if reason:
         return {**out, "skipped": reason}
     shape = [-(-n // block) * block for n in matrix.shape]
@@ -101,6 +101,16 @@ def bsr(name: str, matrix: Any, block: int, seconds: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def whole_places(pattern: Pattern, c: int, k: int) -> int:
+    """Places of hyb(c, k) where what remains of a row longer than 2^k is padded to 2^k."""
+    width = max(1, -(-pattern.shape[1] // c))
+    rows, cols = pattern.coords
+    lengths = np.bincount(rows.astype(np.int64) * c + cols // width)
+    lengths = lengths[lengths > 0]
+    short = 2 ** np.ceil(np.log2(lengths)).astype(np.int64)
+    return int(np.where(lengths <= 2**k, short, -(-lengths // 2**k) * 2**k).sum())
+
+
 def hyb(name: str, matrix: Any, product: float, seconds: float) -> dict[str, Any]:
     """hyb(1, k) with the k of the paper, and the padding of hyb(c, k)."""
     progress(f"{name}: hyb")
@@ -111,7 +121,7 @@ def hyb(name: str, matrix: Any, product: float, seconds: float) -> dict[str, Any
     padding = {
         c: {
             "sparsetir": Hyb(c, k).convert(pattern).padding,
-            "whole": 1 - pattern.nnz / max(1, hyb_places(pattern, c, k, fitted=False)),
+            "whole": 1 - pattern.nnz / max(1, whole_places(pattern, c, k)),
         }
         for c in COLUMN_PARTS
     }
@@ -144,7 +154,7 @@ def every_format(name: str, matrix: Any, product: float, seconds: float) -> dict
     cells = []
     for fmt in library(pattern):
         progress(f"{name}: {fmt.name}")
-        reason = refusal(pattern, places(fmt, pattern))
+        reason = refusal(pattern, fmt.places(pattern))
         if reason:
             cells.append({"format": fmt.name, "skipped": reason})
             continue

@@ -20,7 +20,7 @@ from bench.programs import RELATIONAL, SDDMM, SPMM
 from bench.report import circumstances, table, write
 from bench.timing import interleaved, progress
 from sparsetir.formats import CSF, ConvertedFormat, Format, Hyb, Operand, Pattern, RelationalHyb
-from sparsetir.formats.library import library, places, refusal
+from sparsetir.formats.library import library, refusal
 
 FEATURES = 32
 RELATIONAL_FEATURES = 16
@@ -175,7 +175,7 @@ def measure(task: Task, fmt: Format, kernels: Kernels, seconds: float) -> dict[s
     cell = {
         "program": task.func.name, "matrix": task.name, "format": fmt.name, "label": label(fmt)
     }  # fmt: skip
-    reason = refusal(pattern, places(fmt, pattern))
+    reason = refusal(pattern, fmt.places(pattern))
     if reason:
         return {**cell, "skipped": reason}
     try:

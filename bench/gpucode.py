@@ -17,7 +17,7 @@ from bench.report import circumstances, table, write
 from bench.timing import progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
-from sparsetir.lower import lower, lower_template
+from sparsetir.pipeline import lower, lower_template
 from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Sddmm, Spmm

@@ -14,7 +14,7 @@ import tvm_ffi
 
 from sparsetir.compiled import compiled
 from sparsetir.formats import BSR
-from sparsetir.lower import lower
+from sparsetir.pipeline import lower
 from sparsetir.schedules.operators import block_sddmm, block_spmm
 from sparsetir.schedules.operators.block_sddmm import BlockSddmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm

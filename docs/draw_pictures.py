@@ -16,33 +16,17 @@ from PIL import Image
 
 from sparsetir import SparseMatrix
 from sparsetir.datasets import load_cora
-from sparsetir.formats import (
-    BSR,
-    COO,
-    CSC,
-    CSR,
-    DBSR,
-    DCSR,
-    DIA,
-    ELL,
-    SELL,
-    SRBCRS,
-    EnumeratedPatterns,
-    Format,
-    Hyb,
-    Mixture,
-    Ragged,
-    RowELL,
-    by_band,
-)  # fmt: skip
+from sparsetir.formats import BSR, CSR, DIA, Format, Hyb, Mixture, by_band
+from sparsetir.formats.format import REGISTRY
 
 FOLDER = Path(__file__).parent / "pictures"
+# By the name of the file that a format is in.
 GALLERY: dict[str, Format] = {
-    "csr": CSR(), "csc": CSC(), "coo": COO(), "dcsr": DCSR(), "ell": ELL(), "row_ell": RowELL(4),
-    "hyb": Hyb(1, 2), "sell": SELL(4, 24), "bsr": BSR(4, 4), "dbsr": DBSR(4, 4),
-    "sr_bcrs": SRBCRS(4, 4), "enumerated_patterns": EnumeratedPatterns(4), "dia": DIA(),
-    "ragged": Ragged(), "mixture": Mixture("band_and_csr", (DIA(), CSR()), by_band(-1, 1)),
-}  # fmt: skip
+    entry.kind.__module__.rpartition(".")[2]: entry.small
+    for entry in REGISTRY.values()
+    if entry.small is not None
+}
+GALLERY["mixture"] = Mixture("band_and_csr", (DIA(), CSR()), by_band(-1, 1))
 
 
 def example() -> Any:

@@ -6,13 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.index_arrays import index_type
+from sparsetir.formats.index_arrays import distinct, index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["Blocks", "find_blocks"]
+__all__ = ["SEARCHED", "Blocks", "block_places", "find_blocks"]
 
 CELLS = 1 << 17  # blocks that a table has room for: 512 KiB, which stays in the cache
+# Rows and columns of blocks that are worth a search.
+SEARCHED = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (1, 8), (8, 1))
 FEW = 1000  # runs that are worth a table of their own
 
 
@@ -32,6 +34,13 @@ class Blocks:
     indptr: np.ndarray
     indices: np.ndarray
     places: np.ndarray
+
+
+def block_places(pattern: Pattern, rows: int, cols: int) -> int:
+    """Places of the blocks of `rows` by `cols` that hold an element."""
+    i, j = pattern.coords
+    across = -(-pattern.shape[1] // cols)
+    return len(distinct((i // rows).astype(np.int64) * across + j // cols)) * rows * cols
 
 
 def find_blocks(pattern: Pattern, rows: int, cols: int) -> Blocks:

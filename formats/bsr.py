@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparsetir.formats.blocks import find_blocks
+from sparsetir.formats.blocks import SEARCHED, block_places, find_blocks
 from sparsetir.formats.direct import Level, direct
-from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
@@ -55,6 +55,9 @@ class BSR(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        return block_places(pattern, self.rows, self.cols)
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         (rule,) = rules
         blocks = find_blocks(pattern, self.rows, self.cols)
@@ -62,3 +65,6 @@ class BSR(Format):
         shape = (len(blocks.indices), self.rows, self.cols)
         lengths = (*blocks.grid, self.rows, self.cols)
         return [direct(rule, pattern, levels, shape, blocks.places, lengths=lengths)]
+
+
+register(BSR, BSR(4, 4), search=lambda _: [BSR(*size) for size in SEARCHED])

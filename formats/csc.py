@@ -8,7 +8,7 @@ import numpy as np
 from scipy.sparse import csr_array
 
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format
+from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
@@ -41,6 +41,9 @@ class CSC(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        return pattern.nnz
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         check_fits(rules[0], pattern)
         nnz = pattern.nnz
@@ -48,3 +51,6 @@ class CSC(Format):
         columns = csr_array((number, pattern.coords[1], pattern.indptr), pattern.shape).tocsc()
         levels = [Level(), Level(columns.indptr, columns.indices)]
         return [direct(rules[0], pattern, levels, (nnz,), elements=columns.data)]
+
+
+register(CSC, CSC())

@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsetir.formats.csc import CSC
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format
+from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import is_integer, starts
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
@@ -72,6 +72,9 @@ class CSF(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        return pattern.nnz
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         if self.axes == (1, 0):
             return CSC().infer(pattern, rules)
@@ -96,3 +99,6 @@ class CSF(Format):
             levels.append(Level(indptr, coords[axis][nodes]))
             parents = nodes
         return [direct(rules[0], pattern, levels, (nnz,), places=nodes)]
+
+
+register(CSF, library=lambda _: [CSF((0, 1)), CSF((1, 0))], search=lambda _: [])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format
+from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
@@ -37,8 +37,14 @@ class CSR(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        return pattern.nnz
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         check_fits(rules[0], pattern)
         nnz = pattern.nnz
         levels = [Level(), Level(pattern.indptr.copy(), pattern.coords[1].copy())]
         return [direct(rules[0], pattern, levels, (nnz,), places=np.arange(nnz))]
+
+
+register(CSR, CSR())

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.blocks import find_blocks
+from sparsetir.formats.blocks import SEARCHED, block_places, find_blocks
 from sparsetir.formats.direct import Level, direct
-from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
@@ -60,6 +60,9 @@ class DBSR(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        return block_places(pattern, self.rows, self.cols)
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         (rule,) = rules
         blocks = find_blocks(pattern, self.rows, self.cols)
@@ -72,3 +75,6 @@ class DBSR(Format):
         shape = (len(blocks.indices), self.rows, self.cols)
         lengths = (1, *blocks.grid, self.rows, self.cols)
         return [direct(rule, pattern, levels, shape, blocks.places, lengths=lengths)]
+
+
+register(DBSR, DBSR(4, 4), search=lambda _: [DBSR(*size) for size in SEARCHED])

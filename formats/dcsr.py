@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format
+from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
@@ -43,6 +43,9 @@ class DCSR(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        return pattern.nnz
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         check_fits(rules[0], pattern)
         nnz, indptr = pattern.nnz, pattern.indptr
@@ -53,3 +56,6 @@ class DCSR(Format):
             Level(np.append(indptr[rows], indptr[-1]), pattern.coords[1].copy()),
         ]
         return [direct(rules[0], pattern, levels, (nnz,), places=np.arange(nnz))]
+
+
+register(DCSR, DCSR())

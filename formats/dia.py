@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.direct import Level, direct
-from sparsetir.formats.format import Format
+from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
+from sparsetir.formats.index_arrays import distinct
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -49,6 +50,10 @@ class DIA(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        i, j = pattern.coords
+        return len(distinct(j.astype(np.int64) - i)) * pattern.shape[0]
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         rows, cols = pattern.shape
         if max(rows, cols) > LONGEST:
@@ -64,3 +69,6 @@ class DIA(Format):
         places = number[diagonal] * rows + pattern.coords[0]
         levels = [Level(), Level(np.array([0, len(found)]), found + (OFFSET - cols)), Level()]
         return [direct(rules[0], pattern, levels, (len(found), rows), places=places)]
+
+
+register(DIA, DIA())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format
+from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule
 from sparsetir.formats.pattern import Pattern
@@ -42,6 +42,10 @@ class ELL(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        lengths = np.diff(pattern.indptr)
+        return int(lengths.max(initial=0)) * len(lengths)
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         rows, lengths = pattern.shape[0], np.diff(pattern.indptr)
         cols = int(lengths.max(initial=0))
@@ -52,3 +56,6 @@ class ELL(Format):
         slots[places] = pattern.coords[1]
         levels = [Level(), Level(indices=slots, cols=cols)]
         return [direct(rules[0], pattern, levels, (rows * cols,), places=places)]
+
+
+register(ELL, ELL())

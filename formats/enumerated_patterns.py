@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsetir.formats.direct import Level, direct
-from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.group import group
 from sparsetir.formats.index_arrays import index_type, stable_order, starts
@@ -177,6 +177,9 @@ class EnumeratedPatterns(Format):
         ends = np.cumsum(np.bincount(of_rule, minlength=count))
         return np.split(order, ends[:-1])
 
+    def places(self, pattern: Pattern) -> int:
+        return pattern.nnz
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         columns = self._columns(pattern)
         order, panels = stable_order(self._groups(columns)[2]), self._panels(pattern)
@@ -230,3 +233,6 @@ class EnumeratedPatterns(Format):
     def _groups(self, columns: _Columns) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         panels = int(columns.panel[-1]) + 1 if len(columns.panel) else 0
         return group(columns.panel, panels, columns.mask, 1 << self.rows)
+
+
+register(EnumeratedPatterns, EnumeratedPatterns(4))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from sparsetir.formats.partition import check_partition
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["Format", "positive", "set_positive"]
+__all__ = ["REGISTRY", "Format", "Registered", "positive", "register", "set_positive"]
 
 
 class Format(ABC):
@@ -76,6 +77,22 @@ class Format(ABC):
             Positions, increasing.
         """
         return [np.arange(pattern.nnz)]
+
+    def places(self, pattern: Pattern) -> int:
+        """Places of a pattern's elements and of padding.
+
+        The library's formats count them without converting.
+
+        Parameters
+        ----------
+        pattern : Pattern
+            What is stored.
+
+        Returns
+        -------
+        int
+        """
+        return sum(part.size for part in self.convert(pattern).parts)
 
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         """The arrays of each rule.
@@ -148,6 +165,47 @@ class Format(ABC):
         parts = self.infer(pattern, rules)
         labels = dict(zip(names, self.labels(operand), strict=True))
         return ConvertedFormat(self.name, pattern, operand, parts, labels)
+
+
+Choice = Callable[[Pattern], Sequence[Format]]
+
+
+class Registered(NamedTuple):
+    """A kind of formats of matrices whose parameters are data.
+
+    small : one for pictures and tests, of some 20 rows; None for none
+    library : those that the command line and the bench show, for a pattern
+    search : those worth measuring for a pattern
+    """
+
+    kind: type[Format]
+    small: Format | None
+    library: Choice
+    search: Choice
+
+
+REGISTRY: dict[str, Registered] = {}
+
+
+def register(
+    kind: type[Format],
+    small: Format | None = None,
+    *,
+    library: Choice | None = None,
+    search: Choice | None = None,
+) -> None:
+    """Make a kind of formats known to records of tuning, searches, lists, pictures and tests.
+
+    Parameters
+    ----------
+    kind : type
+        Of matrices; its parameters are numbers, texts and tuples of these.
+    small, library, search
+        As :class:`Registered` says; by default the small one is in the library, and what is in the
+        library is searched.
+    """
+    library = library or (lambda _: [] if small is None else [small])
+    REGISTRY[kind.__name__] = Registered(kind, small, library, search or library)
 
 
 @lru_cache(maxsize=256)

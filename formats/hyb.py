@@ -14,7 +14,7 @@ from sparsetir.formats.buckets import (
     split_rows,
     store_bucket,
 )
-from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import starts
 from sparsetir.formats.make_rules import Operand, row_pieces
@@ -111,6 +111,14 @@ class Hyb(Format):
     def split(self, pattern: Pattern) -> list[np.ndarray]:
         return [positions(bucket) for bucket in self._buckets(pattern)]
 
+    def places(self, pattern: Pattern) -> int:
+        width = max(1, -(-pattern.shape[1] // self.c))
+        rows, cols = pattern.coords
+        lengths = np.bincount(rows.astype(np.int64) * self.c + cols // width)
+        whole, rest = np.divmod(lengths[lengths > 0], 2**self.k)
+        rests = 2 ** np.ceil(np.log2(np.maximum(rest, 1))).astype(np.int64) * (rest > 0)
+        return int((whole * 2**self.k + rests).sum())
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         shape = (1, *pattern.shape)
         return [
@@ -131,3 +139,15 @@ class Hyb(Format):
         first, length = bounds[:-1].reshape(rows, self.c), np.diff(bounds).reshape(rows, self.c)
         parts = [split_rows(first[:, p], length[:, p], self.k) for p in range(self.c)]
         return [bucket for buckets in parts for bucket in buckets]
+
+
+def _fitting(pattern: Pattern, *parts: int) -> list[Hyb]:
+    """In so many parts; of more than 2 at most 5 buckets: each has a rule, and is compiled."""
+    k = Hyb.for_pattern(pattern).k
+    return [Hyb(c, k if c <= 2 else min(k, 5)) for c in parts]
+
+
+register(
+    Hyb, Hyb(1, 2),
+    library=lambda p: _fitting(p, 1, 4), search=lambda p: _fitting(p, 1, 2, 4),
+)  # fmt: skip

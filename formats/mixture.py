@@ -89,6 +89,11 @@ class Mixture(Format):
             for of_rule in fmt.split(pattern.take(taken))
         ]
 
+    def places(self, pattern: Pattern) -> int:
+        number = self.choose(pattern)
+        parts = [pattern.take(np.flatnonzero(number == n)) for n in range(len(self.formats))]
+        return sum(f.places(p) for f, p in zip(self.formats, parts, strict=True))
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         ends = np.cumsum([0, *(_number_of_rules(f, pattern.order) for f in self.formats)])
         out = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format
+from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import starts
 from sparsetir.formats.make_rules import Operand, dense, make_rule, ragged
@@ -43,6 +43,10 @@ class Ragged(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        ends = pattern.indptr[1:][np.diff(pattern.indptr) > 0]
+        return int((pattern.coords[1][ends - 1].astype(np.int64) + 1).sum())
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         indptr, columns = pattern.indptr, pattern.coords[1]
         ends = np.zeros(pattern.shape[0], np.int64)
@@ -53,3 +57,6 @@ class Ragged(Format):
         places = first[:-1].repeat(np.diff(indptr)) + columns
         levels = [Level(), Level(first)]
         return [direct(rules[0], pattern, levels, (int(first[-1]),), places=places)]
+
+
+register(Ragged, Ragged())

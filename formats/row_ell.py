@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import starts
 from sparsetir.formats.make_rules import Operand, row_pieces
@@ -51,6 +51,9 @@ class RowELL(Format):
         i, j = operand.axes
         return [row_pieces(self.name, operand, ["O", f"{i}R", f"{j}C"], slots=self.cols)]
 
+    def places(self, pattern: Pattern) -> int:
+        return int((-(-np.diff(pattern.indptr) // self.cols)).sum()) * self.cols
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         lengths = np.diff(pattern.indptr)
         pieces = -(-lengths // self.cols)
@@ -64,3 +67,9 @@ class RowELL(Format):
         rows = np.arange(len(pieces)).repeat(pieces)
         levels = [Level(), Level(np.array([0, number]), rows), Level(indices=slots)]
         return [direct(rules[0], pattern, levels, slots.shape, places=places)]
+
+
+register(
+    RowELL, RowELL(4),
+    library=lambda _: [RowELL(8)], search=lambda _: [RowELL(g) for g in (4, 8, 16, 32)],
+)  # fmt: skip

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.index_arrays import stable_order, starts
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, ragged
@@ -84,6 +84,10 @@ class SELL(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        _, widths = sliced_rows(np.diff(pattern.indptr), self.c, self.sigma)
+        return int(widths.sum(dtype=np.int64)) * self.c
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         (rule,) = rules
         lengths, c = np.diff(pattern.indptr), self.c
@@ -123,3 +127,6 @@ def sliced_rows(lengths: np.ndarray, c: int, sigma: int) -> tuple[np.ndarray, np
         most = int(lengths.max())
         order = stable_order(order // sigma * (most + 1) + (most - lengths))
     return order, np.maximum.reduceat(lengths[order], np.arange(0, len(order), c))
+
+
+register(SELL, SELL(4, 24), library=lambda _: [SELL(16, 4096)], search=lambda _: [])

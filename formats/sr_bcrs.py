@@ -8,9 +8,9 @@ import numpy as np
 
 from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.direct import Level, check_fits, direct
-from sparsetir.formats.format import Format, set_positive
+from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import starts
+from sparsetir.formats.index_arrays import distinct, starts
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
@@ -67,6 +67,12 @@ class SRBCRS(Format):
             )
         ]  # fmt: skip
 
+    def places(self, pattern: Pattern) -> int:
+        i, j = pattern.coords
+        columns = distinct((i // self.t).astype(np.int64) * pattern.shape[1] + j)
+        counts = np.bincount(columns // max(1, pattern.shape[1]))
+        return int((-(-counts // self.g)).sum()) * self.g * self.t
+
     def infer(self, pattern: Pattern, rules: list[FormatRewriteRule]) -> list[FormatPart]:
         (rule,) = rules
         tiles = find_blocks(pattern, self.t, 1)
@@ -84,3 +90,9 @@ class SRBCRS(Format):
         levels = [Level(), Level(indptr, zeros), Level(None, indices, self.g), Level()]
         lengths = (len(counts), 1, pattern.shape[1], self.t)
         return [direct(rule, pattern, levels, (slots, self.t), places, lengths=lengths)]
+
+
+register(
+    SRBCRS, SRBCRS(4, 4), library=lambda _: [SRBCRS(8, 32)],
+    search=lambda _: [SRBCRS(t, g) for t in (4, 8) for g in (8, 32)],
+)  # fmt: skip

@@ -22,9 +22,9 @@ from sparsetir.schedules.passes.parallel_loops import (
     run_in_parallel,
     thread_axis,
 )
-from sparsetir.schedules.passes.vectorize_innermost import VECTORS, vectorize_innermost
+from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
+from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitute
-from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
@@ -41,7 +41,7 @@ X86_VECTORS = {"avx512f": 512, "avx": 256, "sse2": 128}
 L1_BYTES, L2_BYTES, L3_BYTES = 32 << 10, 1 << 20, 32 << 20
 
 
-def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int = VECTORS) -> tirx.PrimFunc:
+def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int | None = None) -> tirx.PrimFunc:
     """Schedule a stage-II function for a target; the function given is left as it is.
 
     Parameters
@@ -50,8 +50,8 @@ def default_schedule(func: tirx.PrimFunc, target: Any, vectors: int = VECTORS) -
         From :func:`lower_sparse_iter`.
     target : tvm.target.Target
         "cuda", "opencl" and the like are GPUs, the rest CPUs.
-    vectors : int
-        Of the widest tile that a CPU sums up in registers.
+    vectors : int, optional
+        Of the widest tile that a CPU sums up in registers; by default as many as stay there.
 
     Returns
     -------

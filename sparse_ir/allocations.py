@@ -42,11 +42,10 @@ from typing import Any, NamedTuple
 from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
+from sparsetir.sparse_ir.expressions import as_dtype, free_vars
 from sparsetir.sparse_ir.nodes import accesses_of, map_expr, nodes_of
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.races import FREE, RACES, facts_of
-from sparsetir.sparse_ir.statements import as_one, block_with
-from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.statements import as_one, block_with, nest_of, values_of
 
 __all__ = ["Threads", "allocate_in_visits", "allocate_outside_of_threads"]
 
@@ -116,30 +115,25 @@ def _visits_share(block: Any, buffer: Any) -> bool:
     """Whether visits of a block use the same elements of a buffer: no index depends on one."""
     visit = {v.var for v in block.iter_vars}
     for nested in nodes_of(s_tir.SBlockRealize, block.body):
-        for v, value in zip(nested.block.iter_vars, nested.iter_values, strict=True):
+        for var, value in values_of(nested).items():
             if free_vars(value) & visit:
-                visit.add(v.var)
+                visit.add(var)
     accesses = accesses_of(block.body, buffer)
     return any(not any(free_vars(i) & visit for i in a.indices) for a in accesses)
 
 
 def _visits_are_independent(stmt: tirx.Stmt) -> bool:
     """Whether no visit of a nest sees what another one has written."""
-    count = 0
-    while isinstance(stmt, tirx.For):
-        stmt, count = stmt.body, count + 1
-    if not isinstance(stmt, s_tir.SBlockRealize) or stmt.block.init is not None or not count:
+    loops, stmt = nest_of(stmt)
+    if not isinstance(stmt, s_tir.SBlockRealize) or stmt.block.init is not None or not loops:
         return False
     facts = facts_of(stmt.block) if RACES in stmt.block.annotations else {}
-    return len(facts) == count and set(facts.values()) == {FREE}
+    return len(facts) == len(loops) and set(facts.values()) == {FREE}
 
 
 def _allocate(stmt: tirx.Stmt, buffers: list[Any]) -> tirx.Stmt:
     """A nest of loops with these buffers allocated in the block inside."""
-    loops: list[Any] = []
-    while isinstance(stmt, tirx.For):
-        loops.append(stmt)
-        stmt = stmt.body
+    loops, stmt = nest_of(stmt)
     block = stmt.block
     reads, writes = (
         [r for r in rs if r.source not in buffers] for rs in (block.reads, block.writes)

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import tvm
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 
 __all__ = [
     "SIZES", "Integer", "arithmetic_of", "exact", "fits_signed", "inlined", "is_choice",

@@ -47,21 +47,21 @@ from tvm import tirx
 from sparsetir.sparse_ir.annotations import ATOMIC, GROUP, THREAD_UNITS
 from sparsetir.sparse_ir.atomics import atomic_update
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     buffer_var,
     iteration_with,
+    iterations_around,
     map_expr,
     nodes_of,
     sparse_iterations,
     variables_of,
     without_iteration,
 )
-from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
 from sparsetir.sparse_ir.statements import barrier
-from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import WARP, entries_of
 
 __all__ = ["GROUP_DTYPES", "with_group_calls"]
@@ -91,7 +91,7 @@ class _Group:
         how = dict(it.annotations[GROUP].items())
         self.size, self.runs = int(how["size"]), bool(int(how["runs"]))
         self.instead = "" if ATOMIC in it.annotations else str(how.get("instead", ""))
-        self.around = [*_around(func, it), it]
+        self.around = [*iterations_around(func, it), it]
         found = [
             (x, axis, var)
             for x in self.around
@@ -312,12 +312,3 @@ class _Group:
                         )
                     out.append((size, var))
         return out[::-1]
-
-
-def _around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
-    """The iterations that one is nested in, outer ones first."""
-    return [
-        other
-        for other in sparse_iterations(func)
-        if any(n.name == it.name for n in nodes_of(SparseIteration, other.body))
-    ]

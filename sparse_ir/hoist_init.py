@@ -29,11 +29,10 @@ from typing import Any
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.nodes import nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
+from sparsetir.sparse_ir.nodes import stores_of, substitute
 from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["hoist_init"]
 
@@ -117,18 +116,13 @@ def _refuse_race(realize: Any, path: list[Any]) -> None:
     block = realize.block
     for iter_var, value in zip(block.iter_vars, realize.iter_values, strict=True):
         shared = free_vars(value) & set(threads)
-        if iter_var.iter_type == tirx.IterVar.CommReduce and shared and _stores(block.body):
+        if iter_var.iter_type == tirx.IterVar.CommReduce and shared and stores_of(block.body):
             tag = threads[next(iter(shared))].thread_binding.thread_tag
             raise LoweringError(
                 f"block '{block.name_hint}': its reduction is bound to {tag}, and it has no init: "
                 "the threads would race; bind a loop of a block that has its init, and do not "
                 "decompose that block"
             )
-
-
-def _stores(stmt: Any) -> bool:
-    found = nodes_of(tirx.BufferStore, stmt)
-    return bool(found)
 
 
 def _init_nest(realize: Any, path: list[Any]) -> tuple[Any, tirx.Stmt] | None:

@@ -22,6 +22,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.allocations import allocate_outside_of_threads
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, is_one
 from sparsetir.sparse_ir.hoist_init import hoist_init
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import (
@@ -29,9 +30,6 @@ from sparsetir.sparse_ir.position_space import (
     SIGNATURE,
     STAGE_TWO_ATTRS,
     Layout,
-    as_dtype,
-    dtype_of,
-    is_one,
     positional_size,
 )
 from sparsetir.sparse_ir.promises import promised_steps
@@ -39,7 +37,6 @@ from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.storage import Storage
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["LowerSparseBuffer", "lower_sparse_buffer"]
 

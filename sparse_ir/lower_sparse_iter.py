@@ -35,6 +35,7 @@ from sparsetir.sparse_ir.assumptions import ASSUMED
 from sparsetir.sparse_ir.atomics import as_call, with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.groups import with_group_calls
 from sparsetir.sparse_ir.legal import plain_accesses, races
 from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
@@ -45,13 +46,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     stores_of,
 )
-from sparsetir.sparse_ir.position_space import (
-    LAYOUTS,
-    SIGNATURE,
-    PositionSpace,
-    as_dtype,
-    dtype_of,
-)
+from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
 from sparsetir.sparse_ir.promises import PROMISES
 from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
 from sparsetir.sparse_ir.row_search import RowSearch
@@ -59,7 +54,7 @@ from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.statements import as_one
 from sparsetir.sparse_ir.tails import settle_tails
-from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator, free_vars
+from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator
 from sparsetir.sparse_ir.units import Unit, Units
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
 from sparsetir.sparse_ir.workers import (

@@ -10,6 +10,7 @@ Axes are identified by name within a function: names are unique there, and survi
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +32,10 @@ __all__ = [
     "SparseFunc",
     "SparseIteration",
     "buffer_var",
+    "entry_name",
     "flat_axes",
     "iteration_with",
+    "iterations_around",
     "loads_of",
     "make_func",
     "map_expr",
@@ -275,6 +278,12 @@ class SparseIteration(Stmt):
         """(axis, coordinate variable, kind) for each coordinate."""
         return list(zip(flat_axes(self.axes), self.vars, self.kinds, strict=True))
 
+    def entries(self) -> list[tuple[Any, int, int]]:
+        """(entry of `axes`, first, end) of the coordinates of each loop."""
+        counts = [len(flat_axes([node])) for node in self.axes]
+        ends = list(itertools.accumulate(counts))
+        return [(node, e - n, e) for node, n, e in zip(self.axes, counts, ends, strict=True)]
+
 
 @py_class("sparsetir.SparseFunc", frozen=True, structural_eq="tree")
 class SparseFunc(BaseFunc):
@@ -498,6 +507,20 @@ def same_indices(a: Sequence[Any], b: Sequence[Any]) -> bool:
 def sparse_iterations(func: SparseFunc) -> Iterator[SparseIteration]:
     """The sparse iterations of a function, outer ones before the ones nested in them."""
     return iter(nodes_of(SparseIteration, func.body))
+
+
+def iterations_around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
+    """The iterations that one is nested in, outer ones first."""
+    return [
+        other
+        for other in sparse_iterations(func)
+        if any(n.name == it.name for n in nodes_of(SparseIteration, other.body))
+    ]
+
+
+def entry_name(node: Any) -> str:
+    """The name of an entry in an iteration's list of axes: those of its axes joined by `_`."""
+    return "_".join(axis.name for axis in flat_axes([node]))
 
 
 def _by_name(items: Any, name: str, what: str) -> Any:

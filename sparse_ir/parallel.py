@@ -24,6 +24,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.affine import tells_apart
 from sparsetir.sparse_ir.annotations import RANGES
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -122,7 +123,7 @@ def _parts_of(it: SparseIteration, coord: Any) -> list[list[Any]]:
     inside = [it, *_nested(it)]
     axis = next(a for x in inside for a, v, _ in x.axis_of() if v.same_as(coord))
     found: list[list[Any]] = []
-    for visit, at, node in ((x, n, node) for x in inside for n, node in _entries(x)):
+    for visit, at, node in ((x, n, node) for x in inside for node, n, _ in x.entries()):
         axes = flat_axes([node])
         coords = list(visit.vars[at : at + len(axes)])
         kinds = visit.kinds[at : at + len(axes)]
@@ -166,12 +167,6 @@ def _differs_between_parents(node: Any, free: dict[str, bool]) -> bool:
     if axis.kind != "sparse_fixed" or parent is None or parent.name not in free:
         return True  # other kinds store more or less under each parent, so a level starts there
     return free[parent.name] or (parent.parent is None and constant_length(parent) == 1)
-
-
-def _entries(it: SparseIteration) -> list[tuple[int, Any]]:
-    """(number of its first coordinate, entry) for each entry in an iteration's list of axes."""
-    counts = [len(flat_axes([node])) for node in it.axes]
-    return [(sum(counts[:n]), node) for n, node in enumerate(it.axes)]
 
 
 def _nested(it: SparseIteration) -> list[SparseIteration]:
@@ -275,10 +270,9 @@ def _tells_apart(
 ) -> bool:
     """Whether a sum of spatial coordinates takes each value for one choice of them only.
 
-    It does when each coefficient exceeds what the terms with smaller ones add up to. Terms that
-    stand still do not count.
+    Terms that stand still do not count.
 
-    limits : sums that are known to be less than a number, as in the last of some tiles
+    limits : as of :func:`tells_apart`
     """
     terms = {v: c for v, c in terms.items() if v in axis_of}
     symbolic = [v for v, c in terms.items() if isinstance(c, ir.Var)]
@@ -291,20 +285,7 @@ def _tells_apart(
         return whole and all(axis_of[v][1] == "S" for v in terms)
     if any(axis_of[v][1] != "S" for v in terms):
         return False
-    extents = {v: constant_length(axis_of[v][0]) for v in terms}
-    ordered = sorted(terms, key=lambda v: (abs(terms[v]), extents[v] is None, extents[v] != 1))
-    reach: int | None = 0
-    seen: dict[Any, Any] = {}
-    for var in ordered:
-        if reach is None or abs(terms[var]) <= reach:
-            return False
-        extent = extents[var]
-        reach = None if extent is None else reach + abs(terms[var]) * max(extent - 1, 0)
-        seen[var] = terms[var]
-        for known, end in limits:
-            if known == seen:
-                reach = end - 1 if reach is None else min(reach, end - 1)
-    return True
+    return tells_apart([(v, c, constant_length(axis_of[v][0])) for v, c in terms.items()], limits)
 
 
 def constant_length(axis: Axis) -> int | None:

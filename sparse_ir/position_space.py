@@ -15,6 +15,7 @@ from tvm_ffi.dataclasses import py_class
 
 from sparsetir.sparse_ir.assumptions import filled_axes
 from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
 from sparsetir.sparse_ir.recipes import facts_of
 
@@ -24,13 +25,8 @@ __all__ = [
     "STAGE_TWO_ATTRS",
     "Layout",
     "PositionSpace",
-    "as_dtype",
-    "cast",
-    "dtype_of",
     "in_one_row",
-    "is_one",
     "positional_size",
-    "uncast",
 ]
 
 # How each buffer over axes is stored, by its name.
@@ -52,37 +48,6 @@ class Layout(Object):
     axes: list[Axis]
     ends: int
     indptr: list[str]
-
-
-def dtype_of(expr: Any) -> str:
-    """The dtype of an expression."""
-    return str(expr.ty.dtype)
-
-
-def as_dtype(expr: Any, dtype: str) -> Any:
-    """`expr` as `dtype`; integer constants are made anew, the rest is cast where it must be."""
-    if isinstance(expr, int):
-        return tirx.IntImm(dtype, expr)
-    if dtype_of(expr) == dtype:
-        return expr
-    if isinstance(expr, tirx.IntImm):
-        return tirx.IntImm(dtype, expr.value)
-    return tirx.Cast(dtype, expr)
-
-
-def cast(expr: Any, dtype: str) -> Any:
-    """A value as `dtype`, as it is where that is its type."""
-    return expr if dtype_of(expr) == dtype else tirx.Cast(dtype, expr)
-
-
-def uncast(expr: Any) -> Any:
-    """What is cast, or the expression itself."""
-    return expr.value if isinstance(expr, tirx.Cast) else expr
-
-
-def is_one(expr: Any) -> bool:
-    """Whether an expression is the constant 1."""
-    return isinstance(expr, tirx.IntImm) and int(expr) == 1
 
 
 def in_one_row(axis: Axis) -> bool:

@@ -31,8 +31,9 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from tvm import ir, tirx
-from tvm.sym import detect_linear_equation
+from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.affine import linear_sum, takes_all
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
@@ -215,17 +216,13 @@ def _takes_each(index: Any, axis: Any, axis_of: dict[Any, Any]) -> set[Any] | No
         visited = axis_of.get(index)
         return {index} if visited is not None and visited.name == axis.name else None
     used = [v for v in variables_of(index) if v in axis_of]
-    weights: list[Any] = [*detect_linear_equation(index, used)]
-    numbers = [*weights, axis.length, *(axis_of[v].length for v in used)]
-    dense = all(axis_of[v].kind == "dense_fixed" for v in used)
-    if not weights or not dense or not all(isinstance(n, tirx.IntImm) for n in numbers):
+    extents = {v: axis_of[v].length for v in used}
+    constant = all(isinstance(n, tirx.IntImm) for n in (axis.length, *extents.values()))
+    if not used or not constant or any(axis_of[v].kind != "dense_fixed" for v in used):
         return None
-    *weights, rest = map(int, weights)
-    if rest:
+    weights = linear_sum(index, used)
+    if weights is None or len(weights) < len(used):
         return None
-    reach = 1  # all positions below it are taken
-    for weight, v in sorted(zip(weights, used, strict=True), key=lambda pair: pair[0]):
-        if not 0 < weight <= reach:
-            return None
-        reach += weight * (int(axis_of[v].length) - 1)
-    return set(used) if reach >= int(axis.length) else None
+    if not takes_all(weights, extents, axis.length, Analyzer()):
+        return None
+    return set(used)

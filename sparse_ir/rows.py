@@ -27,8 +27,8 @@ from tvm import tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, substitute, variables_of
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.recipes import RECIPES, facts_of
 from sparsetir.sparse_ir.tile_marks import is_bound
 from sparsetir.sparse_ir.verify_sites import Broken, Found

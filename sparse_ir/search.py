@@ -10,8 +10,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import as_one, loop_over
 
 __all__ = [

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import tvm_ffi
-from tvm import ir, tirx
+from tvm import ir
 
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -32,7 +32,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
-    nodes_of,
+    stores_of,
     variables_of,
     visited_node,
 )
@@ -53,7 +53,7 @@ def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
     for node in map(visited_node, it.axes):
         if isinstance(node, FusedAxis) and len({kind_of[a.name] for a in node.axes}) > 1:
             return False
-    stores = _stores(it.init)
+    stores = stores_of(it.init)
     for axis, var, kind in it.axis_of():
         if kind != "S":
             continue
@@ -78,7 +78,7 @@ def _parts_are_reduced(node: PartAxis, kind_of: dict[str, str]) -> bool:
 
 def _each_visit_has_its_own(it: SparseIteration) -> bool:
     """Whether what the init stores is accessed for one choice of spatial coordinates only."""
-    initialised = {s.buffer for s in _stores(it.init)}
+    initialised = {s.buffer for s in stores_of(it.init)}
     accesses = [found for b, found in written_accesses(it).items() if b in initialised]
     return all(
         has_own_place(it, var, found)
@@ -130,7 +130,7 @@ def _axes_of_the_store(
 
     Then what the buffer stores is visited directly, without a search.
     """
-    stores = _stores(it.init)
+    stores = stores_of(it.init)
     if len(stores) != 1 or it.init is not stores[0] and not it.init.same_as(stores[0]):
         return None
     buf = _declared(stores[0], func)
@@ -153,10 +153,6 @@ def _axes_of_the_store(
         out[var] = axis
         names.add(axis.name)
     return out if set(out) == used else None
-
-
-def _stores(init: Any) -> list[Any]:
-    return nodes_of(tirx.BufferStore, init)
 
 
 def _declared(store: Any, func: SparseFunc) -> SparseBuffer | None:

@@ -1,4 +1,4 @@
-"""Loops and blocks of stage II, made and changed."""
+"""Loops and blocks of stage II, made, changed and read."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 from tvm import s_tir, tirx
 
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 
-__all__ = ["as_one", "barrier", "block_with", "loop_over", "loop_with"]
+__all__ = [
+    "as_one", "barrier", "block_with", "loop_over", "loop_with", "nest_of", "values_of",
+]  # fmt: skip
 
 
 def loop_over(
@@ -46,3 +48,17 @@ def block_with(block: Any, **changes: Any) -> Any:
     fields = ("iter_vars", "reads", "writes", "name_hint", "body", "init", "alloc_buffers",
               "match_buffers", "annotations", "span")  # fmt: skip
     return s_tir.SBlock(*(changes.get(f, getattr(block, f)) for f in fields))
+
+
+def nest_of(stmt: Any) -> tuple[list[Any], Any]:
+    """Loops with nothing but each other in them, from a statement on, and what the last holds."""
+    loops: list[Any] = []
+    while isinstance(stmt, tirx.For):
+        loops.append(stmt)
+        stmt = stmt.body
+    return loops, stmt
+
+
+def values_of(realize: Any) -> dict[Any, Any]:
+    """What the variables of a block are."""
+    return {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}

@@ -12,8 +12,9 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, is_one
 from sparsetir.sparse_ir.nodes import Axis
-from sparsetir.sparse_ir.position_space import Layout, as_dtype, dtype_of, in_one_row, is_one
+from sparsetir.sparse_ir.position_space import Layout, in_one_row
 
 __all__ = ["Storage"]
 

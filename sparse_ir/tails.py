@@ -34,12 +34,12 @@ import tvm_ffi
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.legal import idempotent, sets_before_reading
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     accesses_of,
-    flat_axes,
     iteration_with,
     loads_of,
     map_expr,
@@ -47,7 +47,6 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under, where
 from sparsetir.sparse_ir.statements import as_one, loop_with
 from sparsetir.sparse_ir.tail_limits import with_conditions
@@ -59,7 +58,6 @@ from sparsetir.sparse_ir.tile_marks import (
     with_starts,
     without_marks,
 )
-from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import divided
 
 __all__ = ["settle_tails"]
@@ -223,15 +221,9 @@ def _is_divided(it: SparseIteration, coordinate: Any) -> bool:
     """Whether the loop of a coordinate is divided among workers."""
     names = {name for group in divided(it) for name in group}
     return any(
-        node.name in names and any(coordinate.same_as(v) for v in coords)
-        for node, coords in zip(it.axes, _coordinates(it), strict=True)
+        node.name in names and any(coordinate.same_as(v) for v in it.vars[at:end])
+        for node, at, end in it.entries()
     )
-
-
-def _coordinates(it: SparseIteration) -> list[list[Any]]:
-    """The coordinates of each entry in an iteration's list of axes."""
-    left = list(it.vars)
-    return [[left.pop(0) for _ in flat_axes([node])] for node in it.axes]
 
 
 def _iterations(nest: Any) -> list[SparseIteration]:

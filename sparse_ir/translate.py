@@ -19,17 +19,16 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.assumptions import accessed_inside
 from sparsetir.sparse_ir.exact import SIZES, Integer, exact, is_signed, most_of, type_bounds
+from sparsetir.sparse_ir.expressions import as_dtype, conjunction, dtype_of, free_vars, zero
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
     map_expr,
-    nodes_of,
     substitute,
-    variables_of,
     walk,
 )
-from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import PositionSpace
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
@@ -39,7 +38,12 @@ from sparsetir.sparse_ir.value_domains import (
     value_domains,
 )
 
-__all__ = ["Scope", "Search", "Translator", "Visit", "free_vars"]
+__all__ = [
+    "Scope",
+    "Search",
+    "Translator",
+    "Visit",
+]
 
 
 @dataclass
@@ -120,27 +124,6 @@ class Scope:
             set(self.bound_in_body),
             list(self.around),
         )
-
-
-def free_vars(expr: Any) -> set[Any]:
-    """All variables, buffers included, that occur in an expression."""
-    return set(variables_of(expr))
-
-
-def conjunction(guards: list[Any]) -> Any:
-    """All guards; one that loads is only evaluated where those before it hold."""
-    out = guards[-1]
-    for guard in reversed(guards[:-1]):
-        if nodes_of(ir.TensorLoad, out):
-            out = tirx.if_then_else(guard, out, tirx.const(False, "bool"))
-        else:
-            out = tirx.all(guard, out)
-    return out
-
-
-def zero(dtype: str) -> Any:
-    """The zero of a dtype."""
-    return tirx.const(0, dtype)
 
 
 class Translator:

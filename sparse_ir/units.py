@@ -12,6 +12,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
@@ -22,9 +23,9 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     visited_node,
 )
-from sparsetir.sparse_ir.position_space import PositionSpace, as_dtype, dtype_of, in_one_row
+from sparsetir.sparse_ir.position_space import PositionSpace, in_one_row
 from sparsetir.sparse_ir.search import find_last_start, whole
-from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit, free_vars
+from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit
 
 __all__ = ["Unit", "Units"]
 

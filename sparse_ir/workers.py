@@ -9,9 +9,11 @@ from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import GPU_UNITS, THREAD_UNITS, WORKERS
 from sparsetir.sparse_ir.errors import LoweringError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
+    entry_name,
     flat_axes,
     iteration_with,
     map_expr,
@@ -19,7 +21,6 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.units import Unit
 
@@ -77,27 +78,14 @@ def with_spatial_workers(func: SparseFunc) -> SparseFunc:
             for name in entry["loops"]
         }
         kinds = [
-            "S" * len(flat_axes([node])) if _named(node) in names else it.kinds[at:end]
-            for node, at, end in _places(it)
+            "S" * len(flat_axes([node])) if entry_name(node) in names else it.kinds[at:end]
+            for node, at, end in it.entries()
         ]
         if "".join(kinds) == it.kinds:
             return it
         return iteration_with(it, kinds="".join(kinds))
 
     return func.replace(body=map_expr(func.body, [(SparseIteration, visit)]))
-
-
-def _places(it: SparseIteration) -> list[tuple[Any, int, int]]:
-    """(node, first, end) of the coordinates of each loop."""
-    out: list[tuple[Any, int, int]] = []
-    for node in it.axes:
-        at = out[-1][2] if out else 0
-        out.append((node, at, at + len(flat_axes([node]))))
-    return out
-
-
-def _named(node: Any) -> str:
-    return "_".join(a.name for a in flat_axes([node]))
 
 
 def thread_tags(func: SparseFunc) -> dict[tuple[str, ...], list[str]]:
@@ -126,7 +114,7 @@ def _tag(
     """
     below = [_tag(n, out, sizes) for n in nodes_of(SparseIteration, it.body, nested=False)]
     blocks, threads = (max((b[n] for b in below), default=0) for n in (0, 1))
-    place = {_named(node): n for n, node in enumerate(it.axes)}
+    place = {entry_name(node): n for n, node in enumerate(it.axes)}
     entries = sorted(entries_of(it), key=lambda e: -place.get(str(e["loops"][0]), 0))
     for entry in entries:
         unit, kinds = str(entry["unit"]), []
@@ -181,7 +169,7 @@ def workers_of(
 
     Raises LoweringError for names that are none, and a group whose loops depend on each other.
     """
-    by_name = {_named(unit.node): unit for units in levels for unit in units}
+    by_name = {entry_name(unit.node): unit for units in levels for unit in units}
     groups: list[Workers] = []
     for entry in entries_of(it):
         names = [str(name) for name in entry["loops"]]

@@ -20,8 +20,8 @@ from tvm import ir, tirx
 
 from cuda_runner import _build
 from sparsetir.build import kernel_of
-from sparsetir.lower import Stages
 from sparsetir.matrix_engine import NEEDS
+from sparsetir.pipeline import Stages
 from sparsetir.sparse_ir.nodes import map_expr
 from sparsetir.targets import host_target
 

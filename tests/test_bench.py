@@ -225,13 +225,13 @@ def test_files_that_hold_no_tensor(tmp_path, shape, coords, message):
 
 
 def test_places_are_counted_without_converting():
-    from sparsetir.formats.library import library, places
+    from sparsetir.formats.library import library
 
     rng = np.random.default_rng(0)
     mask = rng.random((50, 70)) < np.linspace(0, 0.6, 50)[:, None]
     pattern = Pattern([c.astype("int32") for c in np.nonzero(mask)], mask.shape)
     for fmt in library(pattern):
-        assert places(fmt, pattern) == fmt.convert(pattern).places, fmt
+        assert fmt.places(pattern) == fmt.convert(pattern).places, fmt
 
 
 def test_formats_tells_what_is_wrong_or_fails():

@@ -16,7 +16,7 @@ from bench.unfused import Unfused, scheduled
 from gpu_runner import requires_nvcc
 from sparsetir import masks
 from sparsetir.build import kernel_of
-from sparsetir.lower import lower
+from sparsetir.pipeline import lower
 from sparsetir.targets import resolve_target
 from spmm_gpu_common import compile_cuda
 

@@ -16,8 +16,8 @@ from bench.blocks_gpu import DTYPES, FEATURES, OURS, Case, Device
 from gpu_runner import requires_nvcc
 from sparsetir.build import kernel_of
 from sparsetir.formats import DBSR, SRBCRS
-from sparsetir.lower import lower_template
 from sparsetir.measuring import cusparse
+from sparsetir.pipeline import lower_template
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores

@@ -430,7 +430,7 @@ def test_lower_prints_a_program_that_cannot_be_lowered(run, monkeypatch):
     def refuse(*args, **options):
         raise sparsetir.LoweringError("scale: it cannot be lowered")
 
-    monkeypatch.setattr(sys.modules["sparsetir.lower"], "lower", refuse)
+    monkeypatch.setattr(sys.modules["sparsetir.pipeline"], "lower", refuse)
     Path("one.py").write_text(PROGRAM)
     code, out, _ = run("lower", "one.py", "--stage", "1")
     assert code == 0 and "T.sp_iter" in out

@@ -18,8 +18,8 @@ from programs import PROGRAMS
 from sparsetir import compiled, ops
 from sparsetir.formats import BSR
 from sparsetir.formats.pattern import Pattern
-from sparsetir.lower import lower_template
 from sparsetir.ops import message_kernels
+from sparsetir.pipeline import lower_template
 from sparsetir.request import request
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient

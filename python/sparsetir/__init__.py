@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from sparsetir.formats.rule import FormatRewriteRule
     from sparsetir.kernel import Kernel
     from sparsetir.load import load
-    from sparsetir.lower import lower
+    from sparsetir.pipeline import lower
     from sparsetir.plan import Plan, compilations, plan, plan_candidates
     from sparsetir.pool import threads
     from sparsetir.schedules.default import default_schedule
@@ -128,7 +128,7 @@ _MODULES = {
     "formats.rule": "FormatRewriteRule",
     "kernel": "Kernel",
     "load": "load",
-    "lower": "lower",
+    "pipeline": "lower",
     "plan": "Plan compilations plan plan_candidates",
     "pool": "threads",
     "schedules.default": "default_schedule",

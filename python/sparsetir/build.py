@@ -12,7 +12,7 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.arrays import itemsize
 from sparsetir.kernel import Kernel
-from sparsetir.lower import Stages, lower, name_of
+from sparsetir.pipeline import Stages, lower, name_of
 from sparsetir.schedules.passes.whole_workspaces import WHOLE, without_compaction
 from sparsetir.signature import natural_shapes, signature_of
 from sparsetir.sparse_ir.nodes import SparseFunc, buffer_var, substitute

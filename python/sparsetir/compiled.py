@@ -9,7 +9,7 @@ from typing import Any
 
 from sparsetir.build import kernel_of
 from sparsetir.kernel import Kernel
-from sparsetir.lower import Stages
+from sparsetir.pipeline import Stages
 
 __all__ = ["compilations", "compiled"]
 

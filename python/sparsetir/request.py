@@ -12,8 +12,8 @@ from sparsetir import pool
 from sparsetir.arrays import CACHE_LINE, LEAST_ALIGNED, dtype_name, is_array, itemsize
 from sparsetir.formats import Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
-from sparsetir.lower import Stages, lower_template
 from sparsetir.matrix_engine import allowed
+from sparsetir.pipeline import Stages, lower_template
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.operands import OPERATORS, Operator
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm

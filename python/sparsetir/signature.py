@@ -14,8 +14,9 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.computed import computed_parameters, of_values, reads
+from sparsetir.sparse_ir.expressions import dtype_of
 from sparsetir.sparse_ir.nodes import SparseFunc, make_func, substitute, walk
-from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace, dtype_of
+from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.storage import Storage
 

@@ -35,6 +35,7 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import map_expr, substitute
+from sparsetir.sparse_ir.statements import values_of
 
 __all__ = ["add_lanes"]
 
@@ -74,7 +75,7 @@ def _by_shuffles(loops: list[Any], realize: Any) -> tirx.Stmt:
     store = realize.block.body
     parts = next(x for x in (store.value.a, store.value.b) if not x.source.same_as(store.buffer))
     *groups, lanes = (int(loop.extent) for loop in loops)
-    at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
+    at = values_of(realize)
     kept = len(store.indices) - len(groups)
     outer = [substitute(i, at) for i in store.indices[:kept]]
     each = [[g] for g in range(groups[0])] if groups else [[]]

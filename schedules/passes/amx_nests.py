@@ -14,12 +14,18 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.amx_tiles import TILE, TileShape, load_config, release, store
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.reduction import taken_apart
-from sparsetir.sparse_ir.statements import block_with, loop_over, loop_with
+from sparsetir.sparse_ir.statements import (
+    as_one,
+    block_with,
+    loop_over,
+    loop_with,
+    nest_of,
+    values_of,
+)
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["NEEDS", "groups_at_once", "kept_narrow", "operands_alone", "sums_in_tiles"]
 
@@ -84,7 +90,7 @@ def groups_at_once(func: tirx.PrimFunc, block: str) -> tirx.PrimFunc:
 
     def make(loops: list[Any], realize: Any) -> tirx.Stmt:
         across, group = loops
-        body, at = realize.block.body, _values(realize)
+        body, at = realize.block.body, values_of(realize)
         value = body.value
         guarded = isinstance(value, ir.Call) and value.op.name.endswith("if_then_else")
         if not guarded:
@@ -204,7 +210,7 @@ def _written(
     written: Any,
 ) -> tirx.Stmt:  # fmt: skip
     """What writes all sums of a product."""
-    at, types = _values(realize), [dtype_of(x.loop_var) for x in loops]
+    at, types = values_of(realize), [dtype_of(x.loop_var) for x in loops]
     workspace = nodes_of(ir.TensorLoad, written.value)[0].source
 
     def there(node: Any, row: Any, column: Any) -> Any:
@@ -238,11 +244,11 @@ def _written(
             lane = tirx.Var("lane", types[1])
             element = there(plain, row, lane + as_dtype(c, types[1]))
             vectors.append(loop_over(lane, TILE, element, tirx.ForKind.VECTORIZED))
-        steps = [*through, loop_over(row, shape.rows, _all(vectors))]
+        steps = [*through, loop_over(row, shape.rows, as_one(vectors))]
     if not conditions:
-        return _all(steps)
+        return as_one(steps)
     whole = [there(c, shape.rows - 1, shape.features - 1) for c in conditions]
-    return tirx.IfThenElse(tirx.all(*whole), _all(steps), tirx.SeqStmt([*through, slow]))
+    return tirx.IfThenElse(tirx.all(*whole), as_one(steps), tirx.SeqStmt([*through, slow]))
 
 
 def _grows(condition: Any, realize: Any, at: dict[Any, Any], loops: list[Any]) -> bool:
@@ -315,10 +321,8 @@ def _with_nest(
     make : of the loops, outermost first, and the block
     """
     for node in nodes_of(tirx.For, func.body):
-        loops = [node]
-        while isinstance(loops[-1].body, tirx.For):
-            loops.append(loops[-1].body)
-        inner, first = loops[-1].body, loops[0].loop_var
+        loops, inner = nest_of(node)
+        first = node.loop_var
         named = isinstance(inner, s_tir.SBlockRealize) and inner.block.name_hint == block
         if not named or len(loops) != depth:
             continue
@@ -329,12 +333,3 @@ def _with_nest(
 
         return func.with_body(map_expr(func.body, [(tirx.For, visit)]))
     raise ScheduleError(f"{who}: argument 'block': no {depth} loops around a block '{block}'")
-
-
-def _values(realize: Any) -> dict[Any, Any]:
-    """The values of a block's variables."""
-    return {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
-
-
-def _all(statements: list[tirx.Stmt]) -> tirx.Stmt:
-    return statements[0] if len(statements) == 1 else tirx.SeqStmt(statements)

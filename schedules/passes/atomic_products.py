@@ -12,12 +12,11 @@ import tvm_ffi
 from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, is_choice, is_zero
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, is_one
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of, is_one
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart
 from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
     "AtomicProduct",

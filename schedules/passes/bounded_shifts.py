@@ -16,8 +16,8 @@ from typing import Any
 import tvm
 from tvm import tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import map_expr
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 
 __all__ = ["bounded_shifts"]
 

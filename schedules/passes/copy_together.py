@@ -40,9 +40,8 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.schedules.passes.ptx import COPY_BYTES, copy_async
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["copy_together", "padded"]
 

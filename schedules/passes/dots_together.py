@@ -45,11 +45,10 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.schedules.passes.tile_elements import from_lane
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of, uncast
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import barrier, loop_over
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["dots_together"]
 

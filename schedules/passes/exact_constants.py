@@ -11,8 +11,8 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.expressions import dtype_of
 from sparsetir.sparse_ir.nodes import map_expr
-from sparsetir.sparse_ir.position_space import dtype_of
 
 __all__ = ["exact_constants"]
 

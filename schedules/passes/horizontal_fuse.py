@@ -52,8 +52,8 @@ from sparsetir.schedules.passes.launches import (
 )
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import map_expr, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 
 __all__ = ["horizontal_fuse"]

@@ -20,8 +20,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import map_expr
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import block_with
 
 __all__ = ["in_one_piece"]

@@ -62,8 +62,8 @@ from sparsetir.schedules.passes.tile_programs import (
     TileProgram,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import as_one, barrier, block_with, loop_over
 
 __all__ = ["in_warp_tiles"]

@@ -52,10 +52,9 @@ from sparsetir.schedules.passes.atomic_products import (
 )
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.position_space import cast, dtype_of, uncast
+from sparsetir.sparse_ir.expressions import cast, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import loop_over
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["inner_products"]
 

@@ -59,11 +59,10 @@ from sparsetir.schedules.passes.atomic_products import (
 )
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, is_one, uncast
 from sparsetir.sparse_ir.nodes import substitute
-from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of, is_one, uncast
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import loop_over
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["inner_sums"]
 

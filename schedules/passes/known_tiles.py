@@ -24,9 +24,9 @@ import tvm_ffi
 from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.statements import values_of
 
 __all__ = ["known_tiles"]
 
@@ -50,8 +50,8 @@ def known_tiles(func: tirx.PrimFunc, length: Any, tile: int, count: int) -> tirx
     loops = nodes_of(tirx.For, func.body)
     found = [x.loop_var for x in loops if tvm_ffi.structural_equal(x.extent, number)]
     realizes = nodes_of(s_tir.SBlockRealize, func.body)
-    bound = [pair for r in realizes for pair in zip(r.block.iter_vars, r.iter_values, strict=True)]
-    tiles = {*found, *(v.var for v, value in bound if any(value.same_as(f) for f in found))}
+    bound = [pair for r in realizes for pair in values_of(r).items()]
+    tiles = {*found, *(var for var, value in bound if any(value.same_as(f) for f in found))}
 
     def loop(node: Any) -> Any:
         if not tvm_ffi.structural_equal(node.extent, number):

@@ -16,8 +16,8 @@ from tvm.sym import Analyzer
 from tvm_ffi import Object
 from tvm_ffi.structural import WalkResult
 
+from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
     "Accesses", "LoopNest", "accessed_by_host", "aliases", "binds_threads", "count_launches",

@@ -29,7 +29,7 @@ import numpy as np
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.statements import block_with, loop_with
+from sparsetir.sparse_ir.statements import block_with, loop_with, values_of
 
 __all__ = ["locals_apart"]
 
@@ -48,9 +48,9 @@ def locals_apart(func: tirx.PrimFunc) -> tirx.PrimFunc:
         return func
     loops = {x.loop_var: x for x in nodes_of(tirx.For, func.body)}
     bound = {
-        v.var: loops.get(value)
+        var: loops.get(value)
         for realize in nodes_of(s_tir.SBlockRealize, func.body)
-        for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True)
+        for var, value in values_of(realize).items()
         if isinstance(value, ir.Var)
     }
     parts: dict[Any, list[Any]] = {}

@@ -15,9 +15,9 @@ from tvm.tirx.buffer import buffer_data
 
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import block_with, loop_over
+from sparsetir.sparse_ir.statements import block_with, loop_over, nest_of, values_of
 
 __all__ = [
     "WARP",
@@ -64,15 +64,10 @@ class Nest(NamedTuple):
 def find_nest(who: str, func: tirx.PrimFunc, name: str) -> Nest:
     """The nest of a block; raises ScheduleError where there is no such block."""
     for loop in nodes_of(tirx.For, func.body):
-        chain, inner = [loop], loop.body
-        while isinstance(inner, tirx.For):
-            chain, inner = [*chain, inner], inner.body
+        chain, inner = nest_of(loop)
         if isinstance(inner, s_tir.SBlockRealize) and str(inner.block.name_hint) == name:
             block = inner.block
-            places = {
-                v.var: as_dtype(value, dtype_of(v.var))
-                for v, value in zip(block.iter_vars, inner.iter_values, strict=True)
-            }
+            places = {v: as_dtype(x, dtype_of(v)) for v, x in values_of(inner).items()}
             return Nest(name, chain, substitute(block.body, places))
     names = sorted({str(b.name_hint) for b in nodes_of(s_tir.SBlock, func.body)} - {"root"})
     raise ScheduleError(f"{who}: expected a block in loops, among {names}, got '{name}'")

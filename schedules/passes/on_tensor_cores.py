@@ -57,11 +57,10 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.schedules.passes.ptx import PRODUCTS, multiply
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of, uncast
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.statements import as_one, loop_over
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["on_tensor_cores"]
 

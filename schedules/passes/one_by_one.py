@@ -27,10 +27,10 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
-from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
+from sparsetir.sparse_ir.position_space import LAYOUTS
 from sparsetir.sparse_ir.statements import block_with
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["one_by_one"]
 

@@ -17,8 +17,8 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.passes.nests import element_bytes
 from sparsetir.schedules.passes.software_pipeline import MAX_SHARED
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.statements import block_with
 
 __all__ = ["one_shared_array"]

@@ -11,13 +11,13 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.sparse_ir.affine import tells_apart
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import free_vars, is_one
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of
-from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.races import FREE, RACES, facts_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import loop_with
-from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import KIND
 
 __all__ = [
@@ -272,26 +272,13 @@ def _tells_visits_apart(value: Any, extents: dict[Any, Any]) -> bool:
 
     extents : of the loops around, by variable
 
-    Each coefficient must exceed what the terms with smaller ones add up to. A term is a loop's
-    variable, or a quotient or remainder of a fused one.
+    A term is a loop's variable, or a quotient or remainder of a fused one.
     """
     terms = _terms(value)
     if terms is None:
         return False
-    known: list[tuple[int, int]] = []
-    unknown: list[int] = []
-    for coefficient, atom in terms:
-        extent = _extent(atom, extents)
-        if extent is None:
-            unknown.append(abs(coefficient))
-        elif extent != 1:
-            known.append((abs(coefficient), extent))
-    reach = 0
-    for coefficient, extent in sorted(known):
-        if coefficient <= reach:
-            return False
-        reach += coefficient * (extent - 1)
-    return len(unknown) <= 1 and all(c > reach for c in unknown)
+    sized = [(n, c, _extent(atom, extents)) for n, (c, atom) in enumerate(terms)]
+    return tells_apart([term for term in sized if term[2] != 1])
 
 
 def _terms(value: Any) -> list[tuple[int, Any]] | None:

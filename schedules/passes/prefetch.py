@@ -26,10 +26,10 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import loop_with
-from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.position_space import LAYOUTS
+from sparsetir.sparse_ir.statements import loop_with, nest_of, values_of
 
 __all__ = ["gathering_loads", "prefetch", "prefetch_gathered", "prefetch_streams", "row_ahead"]
 
@@ -185,22 +185,12 @@ def _visits(func: tirx.PrimFunc, iteration: Any, who: str) -> tuple[Any, list[An
     sch = s_tir.Schedule(func)
     block = sch.get(innermost_block(sch, iteration, who))
     realize = next(r for r in nodes_of(s_tir.SBlockRealize, func.body) if r.block.same_as(block))
-    at = {v.var: x for v, x in zip(realize.block.iter_vars, realize.iter_values, strict=True)}
-    return realize, _loops_around(func.body, realize), at
+    nests = (nest_of(loop) for loop in nodes_of(tirx.For, func.body))
+    loops = next((loops for loops, inner in nests if inner.same_as(realize)), [])
+    return realize, loops, values_of(realize)
 
 
 def gathering_loads(body: Any) -> list[Any]:
     """The loads of a block's body at an index that it loads."""
     loads = nodes_of(ir.TensorLoad, body)
     return [x for x in loads if any(isinstance(i, ir.TensorLoad) for i in x.indices)]
-
-
-def _loops_around(body: Any, realize: Any) -> list[Any]:
-    """The loops between a block and the one around it, from the outside in."""
-    for node in nodes_of(tirx.For, body):
-        loops = [node]
-        while isinstance(loops[-1].body, tirx.For):
-            loops.append(loops[-1].body)
-        if loops[-1].body.same_as(realize):
-            return loops
-    return []

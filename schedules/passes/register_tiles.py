@@ -48,8 +48,8 @@ from sparsetir.schedules.passes.nests import (
     with_buffer,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
 from sparsetir.sparse_ir.reduction import reduction_of
 from sparsetir.sparse_ir.statements import as_one, loop_over
 

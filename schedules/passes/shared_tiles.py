@@ -34,11 +34,10 @@ from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import block_of, find_nest, is_choice, is_zero, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import dtype_of
 from sparsetir.sparse_ir.reduction import taken_apart
 from sparsetir.sparse_ir.statements import loop_over
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["shared_tiles"]
 

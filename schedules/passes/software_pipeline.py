@@ -46,8 +46,8 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.schedules.passes.ptx import commit_copies, wait_for_copies
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, nodes_of
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import as_one, barrier, loop_over
 
 __all__ = ["DYNAMIC_BYTES", "MAX_SHARED", "software_pipeline"]

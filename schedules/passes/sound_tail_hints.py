@@ -22,9 +22,10 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.statements import values_of
 from sparsetir.sparse_ir.tile_marks import is_likely
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["sound_tail_hints"]
 
@@ -41,8 +42,8 @@ def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
     extents = {loop.loop_var: loop.extent for loop in nodes_of(tirx.For, func.body)}
     places: dict[Any, Any] = {}
     for realize in nodes_of(s_tir.SBlockRealize, func.body):
-        for v, value in zip(realize.block.iter_vars, realize.iter_values, strict=True):
-            places[v.var] = substitute(value, places)
+        for var, value in values_of(realize).items():
+            places[var] = substitute(value, places)
 
     def branch(node: Any) -> Any:
         if not is_likely(node.condition):

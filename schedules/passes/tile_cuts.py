@@ -21,8 +21,8 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.schedules.passes.tile_parts import Loop, Nest, Parts, RegisterTile
+from sparsetir.sparse_ir.expressions import dtype_of
 from sparsetir.sparse_ir.nodes import loads_of
-from sparsetir.sparse_ir.position_space import dtype_of
 
 __all__ = ["find_parts"]
 

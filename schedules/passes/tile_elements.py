@@ -11,10 +11,9 @@ from sparsetir.schedules.passes.fragments import SUMS, place_of_sum
 from sparsetir.schedules.passes.nests import WARP, unrolled
 from sparsetir.schedules.passes.tile_parts import Nest, RegisterTile
 from sparsetir.schedules.passes.tile_programs import ROWS, TileProgram, is_load
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import loop_over
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["Elements", "from_lane"]
 

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import is_choice, is_zero
-from sparsetir.sparse_ir.position_space import as_dtype
-from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.expressions import as_dtype, free_vars
 
 __all__ = ["VECTOR", "Factor", "Loop", "Nest", "Parts", "RegisterTile", "Side", "stride_of"]
 

@@ -24,6 +24,7 @@ from sparsetir.schedules.passes.tile_parts import (
     stride_of,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
     loads_of,
@@ -32,8 +33,8 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
-from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.position_space import LAYOUTS
+from sparsetir.sparse_ir.statements import nest_of, values_of
 
 __all__ = [
     "COLUMNS",
@@ -81,17 +82,12 @@ class TileProgram:
             for s in stmt.seq:
                 yield from self._parsed(s)
             return
-        loops, inner = [], stmt
-        while isinstance(inner, tirx.For):
-            loops.append((inner.loop_var, inner.extent))
-            inner = inner.body
+        nest, inner = nest_of(stmt)
+        loops = [(loop.loop_var, loop.extent) for loop in nest]
         if not isinstance(inner, s_tir.SBlockRealize):
             self.refuse(stmt)
         block = inner.block
-        at = {
-            v.var: as_dtype(x, dtype_of(v.var))
-            for v, x in zip(block.iter_vars, inner.iter_values, strict=True)
-        }
+        at = {v: as_dtype(x, dtype_of(v)) for v, x in values_of(inner).items()}
         stores = list(self._stores(substitute(block.body, at)))
         if None not in stores and all(isinstance(n, tirx.IntImm) for _, n in loops):
             kinds = {at[v.var]: v.iter_type for v in block.iter_vars}

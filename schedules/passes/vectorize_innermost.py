@@ -6,7 +6,7 @@ scalar. Here the loop is cut into a part in vectors and a scalar rest. Before::
     for j, k in T.grid(J_indptr[vi + 1] - J_indptr[vi], feat):
         with T.sblock("spmm1"): ...                     # C[vi, k] = C[vi, k] + A[vi, j] * B[.., k]
 
-After, for each width from eight vector registers down to one element, halving::
+After, for each width from half of the vector registers down to one element, halving::
 
     for k_tile in range(feat // 128):
         acc[0:128] = 0.0
@@ -29,6 +29,8 @@ from tvm.sym import Analyzer
 
 from sparsetir.schedules.passes.nests import is_zero
 from sparsetir.schedules.passes.prefetch import gathering_loads, row_ahead
+from sparsetir.schedules.registers import sum_vectors
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
     loads_of,
@@ -38,24 +40,31 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import LAYOUTS, as_dtype, dtype_of
-from sparsetir.sparse_ir.statements import as_one, block_with, loop_over, loop_with
+from sparsetir.sparse_ir.position_space import LAYOUTS
+from sparsetir.sparse_ir.statements import (
+    as_one,
+    block_with,
+    loop_over,
+    loop_with,
+    nest_of,
+    values_of,
+)
 
-__all__ = ["VECTORS", "vectorize_innermost"]
+__all__ = ["vectorize_innermost"]
 
-VECTORS = 8  # of the widest tile: half of the registers that AVX-512 and NEON have
 PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
 PREFETCH = 8
 
 
 def vectorize_innermost(
-    func: tirx.PrimFunc, bits: int, cache: int, vectors: int = VECTORS
+    func: tirx.PrimFunc, bits: int, cache: int, vectors: int | None = None
 ) -> tirx.PrimFunc:
     """Vectorise a stage-II function for registers of `bits` bits; the last step of a schedule.
 
     cache : bytes; rows gathered from a buffer that is larger are prefetched
-    vectors : of the widest tile
+    vectors : of the widest tile; by default as many as stay in registers
     """
+    vectors = vectors or sum_vectors(bits)
 
     def visit(loop: Any) -> Any:
         if loop.kind != tirx.ForKind.SERIAL:
@@ -85,16 +94,12 @@ class _Nest:
         self.block = realize.block
         self.others = [lp for lp in loops if not lp.same_as(along)]
         self.reduces = bool(self.others)
-        values = zip(self.block.iter_vars, realize.iter_values, strict=True)
-        self.var_of = {value: v.var for v, value in values}
+        self.var_of = {value: var for var, value in values_of(realize).items()}
 
     @staticmethod
     def of(loop: Any, func: Any) -> _Nest | None:
         """The nest of `func` that starts at `loop`; None when it has another form."""
-        loops = [loop]
-        while isinstance(loops[-1].body, tirx.For):
-            loops.append(loops[-1].body)
-        realize = loops[-1].body
+        loops, realize = nest_of(loop)
         if any(lp.kind != tirx.ForKind.SERIAL for lp in loops):
             return None
         if not isinstance(realize, s_tir.SBlockRealize):

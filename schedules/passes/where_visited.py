@@ -26,10 +26,9 @@ from tvm import s_tir, tirx
 from sparsetir.schedules.passes.nests import bound_in
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.statements import block_with
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["where_visited"]
 

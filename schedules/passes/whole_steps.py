@@ -27,8 +27,8 @@ from tvm import s_tir, tirx
 from sparsetir.schedules.passes.nests import renewed
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import map_expr
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.statements import as_one, loop_over, loop_with
 
 __all__ = ["whole_steps"]

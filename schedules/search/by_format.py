@@ -6,9 +6,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from sparsetir.formats import BSR, DBSR, Format, Operand, Pattern
-from sparsetir.formats.library import places
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.problems import Spmm, vector_lanes
+from sparsetir.schedules.registers import sum_vectors
 from sparsetir.schedules.search.choose import Statistics, block_rows
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
@@ -17,9 +17,7 @@ from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["MOST_SUMS", "by_format", "is_full", "traits_of"]
-
-MOST_SUMS = 16  # vectors of sums that stay in registers
+__all__ = ["by_format", "is_full", "traits_of"]
 
 
 def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, target: Any) -> Any:
@@ -39,10 +37,11 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, t
         return for_format(fmt, problem, given.feat, target) or Decomposed(fmt, filled=full)
     if isinstance(fmt, BSR | DBSR):
         return block_rows(problem, given, fmt, full, target)
-    traits, lanes = traits_of(fmt), vector_lanes(problem, vector_bits(target))
+    bits = vector_bits(target)
+    traits, lanes = traits_of(fmt), vector_lanes(problem, bits)
     if not traits.rows_first or given.feat < lanes:
         return Decomposed(fmt, filled=full)
-    tile = min(8, max(1, MOST_SUMS // traits.rows)) * lanes
+    tile = min(8, max(1, sum_vectors(bits) // traits.rows)) * lanes
     tile = min(tile, given.feat)
     whole = given.feat % tile == 0 and tile % lanes == 0
     return Decomposed(fmt, tile, lanes, None if whole else given.feat, full)
@@ -57,7 +56,7 @@ def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:
         return False
     if isinstance(fmt, BSR | DBSR) and (pattern.shape[0] % fmt.rows or pattern.shape[1] % fmt.cols):
         return False
-    return (places(fmt, pattern) if count is None else count) == pattern.nnz
+    return (fmt.places(pattern) if count is None else count) == pattern.nnz
 
 
 class Traits(NamedTuple):

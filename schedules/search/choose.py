@@ -22,6 +22,7 @@ from sparsetir.schedules.default import (
 )
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
+from sparsetir.schedules.registers import sum_vectors
 from sparsetir.schedules.search.choose_panels import panel_rows, panels_pay
 from sparsetir.schedules.search.choose_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.search.locality import Locality
@@ -49,8 +50,6 @@ FEW_FEATURES, FEW_OF_A_BATCH = 2, 8
 WARP = 32
 # Full blocks and features from which on tensor cores multiply them.
 TENSOR_BLOCK, TENSOR_FEATURES = 8, 16
-# Vectors of sums, with as many registers for them as AVX-512 and NEON have, and with 16.
-SUMS, FEW_SUMS = 16, 8
 # Times that each row of B is read by rows of blocks, from which on a copy of its tile pays.
 BLOCK_USES = 3
 # Elements of a row from which on tiles may take turns without a copy.
@@ -246,7 +245,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     summed = np.dtype(problem.accumulator).itemsize
     lanes = vector_lanes(problem, vector_bits(target))
     parallel = given.parallel
-    most = SUMS if vector_bits(target) == 512 else FEW_SUMS
+    most = sum_vectors(vector_bits(target))
     few = min(most, NARROW // (lanes * summed))
     ways = ((most, False), (4, False), (few, True), (few // 2, True), (8, True), (8, False))
     found = []
@@ -322,7 +321,7 @@ def block_rows(
     """
     bits = vector_bits(target)
     summed = np.dtype(problem.accumulator).itemsize
-    lanes, most = vector_lanes(problem, bits), SUMS if bits == 512 else FEW_SUMS
+    lanes, most = vector_lanes(problem, bits), sum_vectors(bits)
     uses = given.nnz / max(1, given.n * fmt.rows)
     pack = given.bytes < summed or uses >= BLOCK_USES
     fits = given.n * 4 * lanes * summed <= l2_bytes() // 2

@@ -9,11 +9,11 @@ from tvm import DataType
 
 from sparsetir.schedules.default import is_gpu, l2_bytes, vector_bits
 from sparsetir.schedules.operators.rgms import Rgms
+from sparsetir.schedules.registers import most_sum_vectors
 from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.versions import WORK_OF_THREADS
 
 # Vectors of sums that stay in registers, of 32 as AVX-512 has, and of 16.
-SUMS, FEW_SUMS = 24, 12
 GPU_BYTES = 16  # of a vector
 # Matrices that are larger than the pages that a CPU has at hand are packed, for so many rows each.
 PACKED_BYTES, PACKED_ROWS = 192 << 10, 256
@@ -70,7 +70,7 @@ def choose_rgms(
     parallel = threads > 1 and nnz_rows * feat_in * feat * blocks >= work_of_threads
     return TiledRelations.for_sizes(
         feat_in, feat, lanes_of(problem, target),
-        SUMS if vector_bits(target) >= 512 else FEW_SUMS, cache=l2_bytes(),
+        most_sum_vectors(vector_bits(target)), cache=l2_bytes(),
         threads=threads if parallel else 1, parallel=parallel, packed=packed and blocks == 1,
         ahead=AHEAD, blocks=blocks,
     )  # fmt: skip

@@ -14,21 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir import formats
 from sparsetir.formats import Format
+from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.search.choices import Choices, is_choice
 from sparsetir.schedules.templates.registry import TEMPLATES
 
-__all__ = ["FORMATS", "from_data", "to_data"]
-
-# Formats of matrices whose parameters are data; others hold functions, rules or tensors.
-FORMATS: Mapping[str, type[Format]] = {
-    name: getattr(formats, name)
-    for name in (
-        "BSR", "COO", "CSC", "CSF", "CSR", "DBSR", "DCSR", "DIA", "ELL", "EnumeratedPatterns",
-        "Hyb", "Ragged", "RowELL", "SELL", "SRBCRS",
-    )
-}  # fmt: skip
+__all__ = ["from_data", "to_data"]
 
 
 def to_data(config: Any) -> dict[str, Any]:
@@ -68,7 +59,9 @@ def _choices(data: Mapping[str, Any]) -> Choices:
 
 def _known(kind: str) -> Mapping[str, type]:
     """The classes by name; templates may come from elsewhere too, after this module is loaded."""
-    return FORMATS if kind == "format" else {c.__name__: c for c in TEMPLATES}
+    if kind == "format":
+        return {name: entry.kind for name, entry in REGISTRY.items()}
+    return {c.__name__: c for c in TEMPLATES}
 
 
 def _to_data(who: str, kind: str, value: Any) -> dict[str, Any]:

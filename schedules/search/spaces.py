@@ -7,7 +7,7 @@ together. Every config of a space can be made, and its template takes the proble
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -15,12 +15,12 @@ from math import gcd
 from typing import Any
 
 from sparsetir import formats
-from sparsetir.formats import Format, Pattern
-from sparsetir.formats.library import places
-from sparsetir.schedules.default import is_gpu
+from sparsetir.formats.format import REGISTRY
+from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.spmv import serves as slices_serve
-from sparsetir.schedules.search.by_format import MOST_SUMS, is_full, traits_of
+from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.search.by_format import is_full, traits_of
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.choose_sorted import sorted_choices
 from sparsetir.schedules.search.panel_space import gpu_panel_choices, panel_choices
@@ -135,7 +135,8 @@ def space(problem: Any, pattern: CsrPattern, given: Statistics, target: Any) -> 
     others = _plugged_in(problem, pattern, given, target)
     if isinstance(problem, Sddmm):
         return Space((_fused_nonzeros(known) if gpu else _groups(known, given), *others))
-    stored = _decomposed(problem, pattern, given.feat, 0 if gpu else _lanes(known))
+    lanes, most = (0, 0) if gpu else (_lanes(known), sum_vectors(vector_bits(target)))
+    stored = _decomposed(problem, pattern, given.feat, lanes, most)
     branches: list[Branch | None]
     if gpu:
         branches = [_row_split(known, given), _hyb_rows(known, problem)]
@@ -364,10 +365,13 @@ def _sorted(*values: int) -> tuple[int, ...]:
     return tuple(sorted(set(values)))
 
 
-def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Branch | None:
+def _decomposed(
+    problem: Any, pattern: CsrPattern, feat: int, lanes: int, most: int
+) -> Branch | None:
     """The formats of the library that do not pad the pattern too much, by name.
 
     lanes : of a vector; 0 where there are no tiles in registers
+    most : vectors of sums that stay there
     tile : features; 0 for the default schedule alone, as all others are where the format's rows
         come after its columns
     """
@@ -376,10 +380,10 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
     stored = pattern.coordinates
     found, filled = {}, set()
     counts: dict[Any, int] = {}  # DBSR has the places of BSR
-    for fmt in _formats(stored):
+    for fmt in (f for entry in REGISTRY.values() for f in entry.search(stored)):
         key = (fmt.rows, fmt.cols) if isinstance(fmt, formats.BSR | formats.DBSR) else fmt
         if key not in counts:
-            counts[key] = places(fmt, stored)
+            counts[key] = fmt.places(stored)
         if decomposed.refusal(fmt, stored, problem, counts[key]) is None:
             found[fmt.name] = fmt
             if is_full(fmt, stored, counts[key]):
@@ -388,7 +392,7 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
     def make(format: str, tile: int) -> Decomposed:
         fmt, traits = found[format], traits_of(found[format])
         full = format in filled
-        tile = min(tile, max(1, MOST_SUMS // traits.rows) * lanes)
+        tile = min(tile, max(1, most // traits.rows) * lanes)
         if not tile or not traits.rows_first:
             return Decomposed(fmt, filled=full)
         whole = feat % tile == 0 and tile % lanes == 0
@@ -400,15 +404,3 @@ def _decomposed(problem: Any, pattern: CsrPattern, feat: int, lanes: int) -> Bra
 
 def _lanes(known: list[Any]) -> int:
     return next(c.lanes for c in known if isinstance(c, RowBlocks))
-
-
-def _formats(pattern: Pattern) -> Iterable[Format]:
-    blocks = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (1, 8), (8, 1))
-    k = formats.Hyb.for_pattern(pattern).k
-    yield from (formats.CSR(), formats.DCSR(), formats.CSC(), formats.COO())
-    yield from (formats.ELL(), formats.Ragged(), formats.DIA())
-    yield from (formats.RowELL(g) for g in (4, 8, 16, 32))
-    yield from (kind(r, c) for kind in (formats.BSR, formats.DBSR) for r, c in blocks)
-    yield from (formats.SRBCRS(t, g) for t in (4, 8) for g in (8, 32))
-    yield from (formats.Hyb(c, min(k, 5) if c > 2 else k) for c in (1, 2, 4))
-    yield formats.EnumeratedPatterns(4)

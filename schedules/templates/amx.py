@@ -36,10 +36,10 @@ from sparsetir.schedules.passes.amx_tiles import (
 )
 from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, stores_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.loops import find_iteration
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["AmxBlocks", "apply", "arrange", "configs", "in_tiles", "program"]
 

@@ -15,6 +15,7 @@ from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_t
 from sparsetir.schedules.operators.block_attention import BlockAttention, program
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.registers import most_sum_vectors
 from sparsetir.schedules.templates.feature_tiles import greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
@@ -23,8 +24,6 @@ from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 __all__ = ["BlockAttention", "BlockTiles", "apply", "program"]
 
 WHO = "block_attention"
-# Vectors of sums that the registers have room for, beside operands.
-REGISTERS = 24
 
 
 @dataclass(frozen=True)
@@ -47,11 +46,13 @@ class BlockTiles:
         expect_at_least(self, vectors=1, tile=1)
 
     @staticmethod
-    def for_block(block: int, accumulator: str = "float32", parallel: bool = True) -> BlockTiles:
-        """Good tiles for a block size."""
-        lanes = 8 if accumulator == "float64" else 16
+    def for_block(
+        block: int, bits: int, accumulator: str = "float32", parallel: bool = True
+    ) -> BlockTiles:
+        """Good tiles for a block size and vectors of `bits` bits."""
+        lanes = min(block, bits // (64 if accumulator == "float64" else 32))
         vectors = greatest_divisor(block // lanes, 4)
-        return BlockTiles(lanes, vectors, REGISTERS // vectors, parallel)
+        return BlockTiles(lanes, vectors, most_sum_vectors(bits) // vectors, parallel)
 
 
 def apply(sch: Schedule, config: BlockTiles) -> None:

@@ -14,6 +14,7 @@ from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_t
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter, linear, outer
 from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.registers import sum_vectors
 from sparsetir.schedules.templates.shapes import only_nest
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -21,7 +22,6 @@ from sparsetir.sparse_ir.schedule import Schedule
 __all__ = ["BlockTile", "apply", "program"]
 
 STRAIGHT = 4  # columns of a block whose code is straight
-SUMS, FEW_SUMS = 16, 8  # vectors that stay in registers, of AVX-512 and of others
 MOST_LANES = 16
 
 
@@ -49,7 +49,7 @@ class BlockTile:
         lanes = min(MOST_LANES, bits // (64 if problem.accumulator == "float64" else 32))
         while problem.rows % lanes:
             lanes //= 2
-        most = max(1, (SUMS if bits == 512 else FEW_SUMS) * lanes // problem.rows)
+        most = max(1, sum_vectors(bits) * lanes // problem.rows)
         if isinstance(problem, BlockLinear):
             return BlockTile(most if tokens >= most else 1, lanes, parallel)
         columns = next(n for n in range(min(most, problem.cols), 0, -1) if problem.cols % n == 0)

@@ -91,7 +91,7 @@ def refusal(fmt: Format, pattern: Pattern, problem: Any, count: int | None = Non
 
     count : its places, where the caller knows them
     """
-    count = library.places(fmt, pattern) if count is None else count
+    count = fmt.places(pattern) if count is None else count
     return library.refusal(pattern, count, problem.operand)
 
 

@@ -18,10 +18,10 @@ from sparsetir.schedules.passes.parallel_loops import apply_kinds
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import map_expr
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.statements import loop_with
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
     "GpuTiled",

@@ -51,10 +51,10 @@ from sparsetir.schedules.templates.rgms_tiles import (
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.schedules.templates.spmm_tensor_cores import has_instructions
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.assume import assume
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["GradientTiles", "apply", "arrange", "configs", "program"]
 

@@ -16,6 +16,7 @@ from sparsetir.schedules.templates.shapes import (
     over_rows,
     refuse_shape,
 )
+from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseIteration,
@@ -26,7 +27,6 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, inside, loops_of
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = [
     "RowPieces",

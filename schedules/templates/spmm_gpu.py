@@ -36,8 +36,8 @@ from sparsetir.schedules.templates.gpu_features import (
     vector_width,
 )
 from sparsetir.schedules.templates.shapes import row_reduction
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import block_with
 

@@ -42,8 +42,8 @@ from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.recipes import RECIPES
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 

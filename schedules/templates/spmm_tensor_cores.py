@@ -25,7 +25,7 @@ from typing import Any
 
 from tvm import DataType
 
-from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Pattern, library
+from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Pattern
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
@@ -46,8 +46,8 @@ from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
-from sparsetir.sparse_ir.position_space import is_one
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = [
@@ -190,8 +190,8 @@ def has_instructions(target: Any) -> bool:
 
 def full_formats(pattern: Pattern) -> list[Format]:
     """The formats of this template without padding beside elements, larger blocks first."""
-    full = [b for b in BLOCKS if library.places(BSR(b, b), pattern) == pattern.nnz]
-    tiles = [t for t in TILES if library.places(BSR(t, 1), pattern) == pattern.nnz]
+    full = [b for b in BLOCKS if BSR(b, b).places(pattern) == pattern.nnz]
+    tiles = [t for t in TILES if BSR(t, 1).places(pattern) == pattern.nnz]
     found: list[Format] = [BSR(b, b) for b in full]
     found += [DBSR(b, b) for b in full[:1]]
     return found + [SRBCRS(t, g) for t in tiles[:1] for g in GROUPS]

@@ -41,6 +41,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.computed import computed_parameters
+from sparsetir.sparse_ir.expressions import as_dtype, free_vars
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -52,7 +53,6 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     stores_of,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes import facts_of
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
@@ -67,29 +67,40 @@ from sparsetir.sparse_ir.schedule.loops import (
     refuse_order,
     replaced,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
 from sparsetir.sparse_ir.statements import as_one
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["aggregate"]
 
 WHO = "aggregate"
 
 
+@primitive
 def aggregate(
     func: SparseFunc, buffer: str, at: SpIter, rows: SpIter, columns: Sequence[SpIter], *,
     dtype: str | None = None,
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:  # fmt: skip
-    """The function with sums over `columns` in a workspace, and their product by tiles of rows.
+    """Sum what the rows of a tile gather, then multiply the tile of sums as a whole.
 
-    buffer : name of the result, a sum of products
-    at : the innermost of the loops whose visits have a tile each
-    rows : inside of it, the rows of a tile, as `split` by positions and `ranges` make them
-    columns : reductions inside of it that some factors vary over; these vary over no loop that the
-        others have alone, which do not vary over rows
-    dtype : that sums are in; that of the buffer by default
+    Parameters
+    ----------
+    buffer : str
+        Name of the result, a sum of products.
+    at : SpIter
+        The innermost of the loops whose visits have a tile each.
+    rows : SpIter
+        Inside of it, the rows of a tile, as `split` by positions and `ranges` make them.
+    columns : sequence of SpIter
+        Reductions inside of it that some factors vary over; these vary over no loop that the others
+        have alone, which do not vary over rows.
+    dtype : str, optional
+        That sums are in; that of the buffer by default.
 
-    Handles: start, sums, product, write; without an init before, and with another dtype, after.
+    Returns
+    -------
+    list of SparseIterationRef
+        Start, sums, product, write.
     """
     it = iteration_of(WHO, func, at)
     refuse_order(WHO, func, it)

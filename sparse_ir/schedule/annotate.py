@@ -10,16 +10,25 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import changed, find_iteration, name_of, replaced, show
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["annotate"]
 
 
+@primitive
 def annotate(
     func: SparseFunc, iteration: SparseIterationRef, key: str, value: Any
 ) -> tuple[SparseFunc, None]:
-    """The function with the annotation set.
+    """Set an annotation of the iteration; it rides on the blocks of stage II.
 
-    value : None, a string, a number, or lists and dicts of these with strings as keys
+    Parameters
+    ----------
+    iteration : SparseIterationRef
+        The iteration.
+    key : str
+        Of the annotation.
+    value : Any
+        None, a string, a number, or lists and dicts of these with strings as keys.
     """
     it = find_iteration(func, name_of("annotate", iteration), "annotate")
     if not isinstance(key, str) or not key:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from sparsetir.sparse_ir.assumptions import FACTS, with_fact
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.verify import verify
 
 __all__ = ["assume"]
@@ -27,14 +28,22 @@ __all__ = ["assume"]
 WHO = "assume"
 
 
+@primitive
 def assume(
     func: SparseFunc, fact: str, *, axis: str, buffer: str | None = None
 ) -> tuple[SparseFunc, None]:
-    """The function with one more fact.
+    """Say what the program does not: the word of whoever schedules it.
 
-    fact : "coordinates", the values of `buffer` are coordinates of `axis`; "filled", no slot of the
-        sparse_fixed `axis` is padding; "inside", `buffer` is accessed at coordinates of its
-        `axis` alone
+    Parameters
+    ----------
+    fact : {"coordinates", "filled"}
+        "coordinates", the values of `buffer` are coordinates of `axis`; "filled", no slot of the
+        sparse_fixed `axis` is padding; "inside", `buffer` is accessed at coordinates of its `axis`
+        alone.
+    axis : str
+        Name of the axis.
+    buffer : str, optional
+        Name of the buffer.
     """
     if fact not in FACTS:
         raise ScheduleError(

@@ -21,17 +21,22 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import changed, find_iteration, name_of, replaced, show
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["atomic"]
 
 WHO = "atomic"
 
 
+@primitive
 def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc, None]:
-    """The function in which an iteration updates its result atomically.
+    """Let an iteration update its result atomically, on a GPU, whatever visits it.
 
-    iteration : of a body `X[..] = X[..] + term` (or max, min) of a type that has atomics, without
-        an init; what is before it has set the result
+    Parameters
+    ----------
+    iteration : SparseIterationRef
+        Of a body `X[..] = X[..] + term` (or max, min) of a type that has atomics, without an init;
+        what is before it has set the result.
     """
     it = find_iteration(func, name_of(WHO, iteration), WHO)
     if atomic_reduction(it) is None:

@@ -28,6 +28,7 @@ from typing import Any
 from tvm import ir, tirx
 from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
@@ -35,13 +36,12 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     accesses_of,
     buffer_var,
+    iterations_around,
 )
-from sparsetir.sparse_ir.position_space import as_dtype, dtype_of
 from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, unbounded
 from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.loops import Loop, around, inside, replaced
-from sparsetir.sparse_ir.translate import free_vars
+from sparsetir.sparse_ir.schedule.loops import Loop, inside, replaced
 
 __all__ = ["with_block_starts"]
 
@@ -105,7 +105,7 @@ class _BlockStarts(Cut):
         (var,) = self.loop.vars
         plain = unbounded(position, var)
         analyzer, step = Analyzer(), step_of(plain, var)
-        loops = [self.it, *around(self.func, self.it), *inside(self.it)]
+        loops = [self.it, *iterations_around(self.func, self.it), *inside(self.it)]
         for axis, other, _ in [entry for n in loops for entry in n.axis_of()]:
             if not other.same_as(var) and axis.kind == "dense_fixed":
                 zero = as_dtype(0, axis.idtype)

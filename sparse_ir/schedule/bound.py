@@ -36,6 +36,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import changed, iteration_of, loops_of, place_of, show
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.promise import promised
 from sparsetir.sparse_ir.verify import verify
 
@@ -46,12 +47,18 @@ LEGAL = {"exact": "exactly", "max": "at most", "min": "at least", "multiple": "a
 KINDS = tuple(LEGAL)
 
 
+@primitive
 def bound(func: SparseFunc, loop: SpIter, n: int, kind: str) -> tuple[SparseFunc, None]:
-    """The function with a promise about the length of a loop's axis.
+    """Promise something about the extent of a loop, which kernels check in every call.
 
-    loop : over one axis whose length is a parameter
-    n : at least 1
-    kind : the length is n ("exact"), at most n ("max"), at least n ("min"), a multiple of n
+    Parameters
+    ----------
+    loop : SpIter
+        Over one axis whose length is a parameter.
+    n : int
+        At least 1.
+    kind : {"exact", "max", "min", "multiple"}
+        The length is n ("exact"), at most n ("max"), at least n ("min"), a multiple of n.
     """
     it = iteration_of(WHO, func, loop)
     node = loops_of(it)[place_of(WHO, func, it, loop)].node

@@ -46,20 +46,32 @@ from sparsetir.sparse_ir.schedule.loops import (
     refuse_order,
     replaced,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["by_length"]
 
 WHO = "by_length"
 
 
+@primitive
 def by_length(
     func: SparseFunc, rows: SpIter, columns: SpIter, window: int = 4096
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """The function with rows in the order of their lengths, and the handles of rows and elements.
+    """Go through rows in the order of their lengths, as one loop ends like the one before.
 
-    rows, columns : over a dense axis, spatial, and over the sparse_variable axis under it, a
-        reduction; no other iteration visits the latter
-    window : rows that are sorted together
+    Parameters
+    ----------
+    rows : SpIter
+        Over a dense axis, spatial.
+    columns : SpIter
+        Over the sparse_variable axis under it, a reduction; no other iteration visits it.
+    window : int
+        Rows that are sorted together.
+
+    Returns
+    -------
+    list of SpIter
+        Rows, elements.
     """
     it = iteration_of(WHO, func, rows)
     refuse_order(WHO, func, it)

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -28,7 +29,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["precompute_operand"]
 

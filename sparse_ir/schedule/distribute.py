@@ -60,20 +60,32 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.pos import without_choice
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["distribute"]
 
 WHO = "distribute"
 
 
+@primitive
 def distribute(
     func: SparseFunc, loop: SpIter | Sequence[SpIter]
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """The function with the loops inside of each step, and handles of the steps.
+    """Move the innermost loops of an iteration into each of its steps.
 
-    loop : the innermost loop of an iteration, or several of them, outermost first; over dense axes,
-        of constant extents where a visit has a "local" buffer for itself
+    Parameters
+    ----------
+    loop : SpIter or sequence of SpIter
+        The innermost loop of an iteration, or several of them, outermost first; over dense axes, of
+        constant extents where a visit has a "local" buffer for itself.
 
+    Returns
+    -------
+    list of SparseIterationRef
+        The steps.
+
+    Notes
+    -----
     A step is a nested iteration without iterations in it, or a store, which becomes one.
     """
     handles = [loop] if isinstance(loop, SpIter) else list(loop)

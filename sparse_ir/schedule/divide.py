@@ -33,14 +33,15 @@ from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes.positions import equal_parts_of_rows
 from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, inside, iteration_of, loops_of, place_of, show
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["divide"]
 
@@ -48,22 +49,41 @@ WHO = "divide"
 BY = ("positions", "work", "coordinates")
 
 
+@primitive
 def divide(
     func: SparseFunc, loop: SpIter, parts: int | str, *, by: str | None = None, cost: int = 2,
     default: int = 16, ahead: str | None = None,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
-    """The function with a loop in parts, and the handles of the parts and of what is in one.
+    """Cut a loop where the structure says.
 
-    parts : how many, or a name: then the number is a computed parameter of that name, which is
-        `default` unless whoever makes a plan says otherwise, and is not compiled in
-    by : "positions", parts of equally many; "work", of a root axis the same by the elements under
+    Parameters
+    ----------
+    loop : SpIter
+        The loop.
+    parts : int or str
+        How many, or a name: then the number is a computed parameter of that name, which is
+        `default` unless whoever makes a plan says otherwise, and is not compiled in.
+    by : {"positions", "work", "coordinates"}, optional
+        "positions", parts of equally many; "work", of a root axis the same by the elements under
         each coordinate and `cost` for each, of fused rows and elements by both; "coordinates",
         ranges of the coordinates of a sparse_variable axis under each parent. By default what
-        `coord` has chosen, else "positions"
-    ahead : of a root axis by work: name of a computed parameter, 0 by default, that says how much
-        more work the first part has, for a thread that begins while others wake
+        `coord` has chosen, else "positions".
+    cost : int
+        Of a coordinate, in elements, for "work".
+    default : int
+        How many there are by a name until somebody says another number.
+    ahead : str, optional
+        Of a root axis by work: name of a computed parameter, 0 by default, that says how much more
+        work the first part has, for a thread that begins while others wake.
 
-    Three handles, of chunks, pieces of rows and elements, for rows and elements fused as "SR".
+    Returns
+    -------
+    list of SpIter
+        The loop over the parts, and that over what is in one.
+
+    Notes
+    -----
+    Rows and elements fused as "SR" give three handles: chunks, pieces of rows and elements.
     """
     it = iteration_of(WHO, func, loop)
     chosen = loops_of(it)[place_of(WHO, func, it, loop)]

@@ -27,16 +27,35 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["sparse_fuse"]
 
 WHO = "sparse_fuse"
 
 
+@primitive
 def sparse_fuse(
     func: SparseFunc, iteration: SparseIterationRef, axes: Sequence[SpIter]
 ) -> tuple[SparseFunc, SpIter]:
-    """The function with neighbouring loops of an iteration as one, and its handle."""
+    """Iterate neighbouring axes as one loop over their joint positions.
+
+    Parameters
+    ----------
+    iteration : SparseIterationRef
+        The iteration.
+    axes : sequence of SpIter
+        Neighbours, each over a dense_fixed axis or behind its parent.
+
+    Returns
+    -------
+    SpIter
+        The loop.
+
+    Notes
+    -----
+    SparseTIR, section 3.2.2.
+    """
     it = find_iteration(func, name_of(WHO, iteration), WHO)
     places = [place_of(WHO, func, it, handle) for handle in axes]
     if len(places) < 2:

@@ -41,6 +41,7 @@ from tvm import tirx
 from sparsetir.sparse_ir.annotations import ATOMIC, GROUP
 from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import dtype_of, free_vars
 from sparsetir.sparse_ir.groups import GROUP_DTYPES
 from sparsetir.sparse_ir.legal import own_stores, parallelizable, raced
 from sparsetir.sparse_ir.names import fresh_name
@@ -49,7 +50,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
 )
-from sparsetir.sparse_ir.position_space import dtype_of
 from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
@@ -66,7 +66,6 @@ from sparsetir.sparse_ir.schedule.meet import meet
 from sparsetir.sparse_ir.schedule.overwritten import set_before, with_plain_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
-from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import WARP
 
 __all__ = ["meeting", "parsed"]

@@ -29,7 +29,6 @@ from sparsetir.sparse_ir.workers import divided
 
 __all__ = [
     "Loop",
-    "around",
     "changed",
     "find_iteration",
     "handle_of",
@@ -119,13 +118,6 @@ def find_iteration(func: SparseFunc, name: str, who: str = "") -> SparseIteratio
 def inside(it: SparseIteration) -> list[SparseIteration]:
     """The iterations nested in one."""
     return nodes_of(SparseIteration, it.body)
-
-
-def around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
-    """The iterations that one is nested in, outer ones first."""
-    return [
-        other for other in sparse_iterations(func) if any(n.name == it.name for n in inside(other))
-    ]
 
 
 def name_of(who: str, handle: Any) -> str:

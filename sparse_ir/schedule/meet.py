@@ -44,6 +44,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     accesses_of,
     buffer_var,
+    iterations_around,
     loads_of,
     map_expr,
     same_indices,
@@ -52,13 +53,13 @@ from sparsetir.sparse_ir.recipes import shared_rows
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
-    around,
     changed,
     find_iteration,
     name_of,
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 
 __all__ = ["RACES", "meet"]
@@ -67,17 +68,28 @@ WHO = "meet"
 RACES = ("atomics", "ignore")
 
 
+@primitive
 def meet(
     func: SparseFunc, iterations: Sequence[SparseIterationRef], *, race: str
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """The function in which rows of one piece are overwritten, and handles of what adds the others.
+    """Say how pieces of a row meet that iterations add to.
 
-    iterations : all that add to a result, `X[i, ..] = X[i, ..] + term` (or *, max, min), where `i`
-        is the coordinate of a sparse axis; an iteration before them has set the result
-    race : "atomics", for sums of float32, float64 or int32 that began with zero, and maxima and
-        minima of float32 or int32 that began with an infinity (of integers, the least or most);
-        "ignore": no row is stored in several pieces, and the result holds what the operator leaves
-        as it is wherever a row is stored, which is the caller's word. No handles are returned
+    Parameters
+    ----------
+    iterations : sequence of SparseIterationRef
+        All that add to a result, `X[i, ..] = X[i, ..] + term` (or *, max, min), where `i` is the
+        coordinate of a sparse axis; an iteration before them has set the result.
+    race : {"atomics", "ignore"}
+        "atomics", for sums of float32, float64 or int32 that began with zero, and maxima and minima
+        of float32 or int32 that began with an infinity (of integers, the least or most): rows of
+        several pieces are added to so. "ignore": no row is stored in several pieces, and the result
+        holds what the operator leaves as it is wherever a row is stored, which is the caller's
+        word.
+
+    Returns
+    -------
+    list of SparseIterationRef
+        What adds atomically.
     """
     writes = [find_iteration(func, name_of(WHO, handle), WHO) for handle in iterations]
     if not writes:
@@ -211,7 +223,7 @@ def _refuse_atomics(
 
 def _row(func: SparseFunc, it: SparseIteration, update: Reduction) -> tuple[Any, Axis]:
     """The coordinate that is the row, and its axis."""
-    axes = {v: a for x in [*around(func, it), it] for a, v, _ in x.axis_of()}
+    axes = {v: a for x in [*iterations_around(func, it), it] for a, v, _ in x.axis_of()}
     found = [
         (i, axes[i])
         for i in update.store.indices

@@ -31,8 +31,10 @@ from typing import Any
 
 import tvm_ffi
 from tvm import ir, tirx
-from tvm.sym import Analyzer, detect_linear_equation
+from tvm.sym import Analyzer
 
+from sparsetir.sparse_ir.affine import linear_sum, takes_all
+from sparsetir.sparse_ir.expressions import dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -47,12 +49,10 @@ from sparsetir.sparse_ir.nodes import (
     variables_of,
     without_iteration,
 )
-from sparsetir.sparse_ir.position_space import dtype_of
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
 from sparsetir.sparse_ir.tile_marks import as_if_unshifted, is_tail
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["set_before", "with_init_before", "with_plain_init", "without_init"]
 
@@ -222,62 +222,22 @@ def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: lis
                 known.enter_context(analyzer.constraint_scope(rest == 0))
         used: list[Any] = []
         for index, length in zip(store.indices, lengths, strict=True):
-            here = _as_sum(index, list(spatial))
+            here = linear_sum(index, list(spatial))
             extents = {v: spatial[v].length for v in here or {}}
             mine = [x for x in limits if x is not None and set(x[0]) <= set(extents)]
-            if here is None or not _takes_all(here, extents, mine, length, analyzer):
+            if here is None or not takes_all(here, extents, length, analyzer, mine):
                 return False
             used += extents
             limits = [x for x in limits if x not in mine]
     return not limits and len(used) == len(spatial) and set(used) == set(spatial)
 
 
-def _takes_all(
-    weights: dict[Any, int], extents: dict[Any, Any], limits: list[Any], length: Any, analyzer: Any
-) -> bool:
-    """Whether a sum of coordinates takes all values from 0 up to a length.
-
-    limits : (weights of a smaller sum, what that is less than)
-    """
-    reach: Any = 1  # all values below it are taken
-    seen: dict[Any, int] = {}
-    met = 0
-    for v in sorted(weights, key=lambda v: (weights[v], not isinstance(extents[v], tirx.IntImm))):
-        weight, extent = weights[v], extents[v]
-        if not isinstance(reach, int) or not 0 < weight <= reach:
-            return False
-        if isinstance(extent, tirx.IntImm) and int(extent) > 0:
-            reach += weight * (int(extent) - 1)
-        elif weight == reach:
-            reach = extent * weight
-        else:
-            return False
-        seen[v] = weight
-        for end in [end for smaller, end in limits if smaller == seen]:
-            met += 1
-            if isinstance(reach, int) and isinstance(end, tirx.IntImm):
-                reach = min(reach, int(end))
-            elif not analyzer.can_prove(end >= length):
-                return False
-    return met == len(limits) and analyzer.can_prove(length <= reach)
-
-
 def _limit(condition: Any, coords: list[Any]) -> tuple[dict[Any, int], Any] | None:
     """(sum, number) of a condition that the sum is less than the number."""
     if not isinstance(condition, tirx.LT):
         return None
-    found = _as_sum(condition.a, coords)
+    found = linear_sum(condition.a, coords)
     return None if found is None else (found, condition.b)
-
-
-def _as_sum(index: Any, coords: list[Any]) -> dict[Any, int] | None:
-    """The coefficients of the coordinates in a sum of nothing else."""
-    *weights, rest = [*detect_linear_equation(index, coords)] or [None]
-    numbers = [int(c) for c in weights if isinstance(c, tirx.IntImm)]
-    zero = isinstance(rest, tirx.IntImm) and not int(rest)
-    if not zero or len(numbers) < len(coords):
-        return None
-    return {v: c for v, c in zip(coords, numbers, strict=True) if c}
 
 
 def _variables(exprs: list[Any], axes: dict[Any, Axis]) -> list[Any]:

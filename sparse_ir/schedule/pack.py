@@ -30,6 +30,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     buffer_var,
+    iterations_around,
     loads_of,
     map_expr,
     same_indices,
@@ -38,13 +39,13 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.recipes import packed
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
-    around,
     changed,
     find_iteration,
     name_of,
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.value_domains import value_domains
 
 __all__ = ["pack"]
@@ -52,13 +53,25 @@ __all__ = ["pack"]
 WHO = "pack"
 
 
+@primitive
 def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[SparseFunc, str]:
-    """The function with values in the order of an iteration, and the name of their buffer.
+    """Bring values into the order in which an iteration reads them.
 
-    buffer : name of a parameter's buffer over one dense axis, which the iteration only reads, and
-        only at `TABLE[..]`, an array at coordinates of the axes that this is over (visited ones, or
-        by the fact "inside"), which is known to hold positions: such as recipes make, or columns
-    iteration : whose order it is
+    A plan does it once, a kernel in every call.
+
+    Parameters
+    ----------
+    buffer : str
+        Name of a parameter's buffer over one dense axis, which the iteration only reads, and only
+        at `TABLE[..]`, an array at coordinates of the axes that this is over (visited ones, or by
+        the fact "inside"), which is known to hold positions: such as recipes make, or columns.
+    iteration : SparseIterationRef
+        Whose order it is.
+
+    Returns
+    -------
+    str
+        Name of the buffer with the values in that order.
     """
     it = find_iteration(func, name_of(WHO, iteration), WHO)
 
@@ -77,7 +90,7 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
     at = loads[0].indices[0]
     by_var = {b.var: b for b in func.buffers}
     table = by_var.get(at.source) if isinstance(at, ir.TensorLoad) else None
-    axes_of = {v: a for x in [*around(func, it), it] for a, v, _ in x.axis_of()}
+    axes_of = {v: a for x in [*iterations_around(func, it), it] for a, v, _ in x.axis_of()}
     fits = (
         table is not None and table.handle is not None and len(table.axes or ()) == len(at.indices)
     )

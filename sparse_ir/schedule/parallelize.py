@@ -38,6 +38,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     flat_axes,
+    iterations_around,
     visited_node,
 )
 from sparsetir.sparse_ir.schedule import gpu_races
@@ -45,7 +46,6 @@ from sparsetir.sparse_ir.schedule.block_starts import with_block_starts
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
-    around,
     changed,
     find_iteration,
     inside,
@@ -56,6 +56,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.temporary import with_temporaries
 from sparsetir.sparse_ir.workers import (
     MAX_THREADS,
@@ -75,6 +76,7 @@ NO_ATOMICS = (
 )
 
 
+@primitive
 def parallelize(
     func: SparseFunc,
     loop: SpIter | Sequence[SpIter],
@@ -83,21 +85,35 @@ def parallelize(
     race: str = "none",
     per_block: int | None = None,
 ) -> tuple[SparseFunc, list[SparseIterationRef] | None]:
-    """The function with a loop, or neighbouring loops as one, divided among workers.
+    """Divide a loop, or neighbouring ones as one, among workers; the last thing done to it.
 
-    unit : "cpu", threads of a CPU; "block", "warp" or "thread" of a GPU; "vector"
-    race : "none", refused unless it is proven that there is none; "ignore", what several workers
-        write is the same or of no account, which is the caller's word. "temporary": of a loop over
-        chunks of fused rows and elements, alone or among loops free of races, chunks keep what they
-        have of rows of others, which a loop on one worker adds afterwards, in an order that does
-        not depend on the workers; of another loop over threads of a GPU, these add up what they
-        have and one of them writes: a power of two, of which more than 32 are all threads of their
+    Parameters
+    ----------
+    loop : SpIter or sequence of SpIter
+        The loop, or neighbouring ones, outermost first.
+    unit : {"cpu", "block", "warp", "thread", "vector"}
+        "cpu", threads of a CPU; "block", "warp" or "thread" of a GPU; "vector", lanes.
+    race : str
+        "none", refused unless it is proven that there is none; "ignore", what several workers write
+        is the same or of no account, which is the caller's word. "temporary": of a loop over chunks
+        of fused rows and elements, alone or among loops free of races, chunks keep what they have
+        of rows of others, which a loop on one worker adds afterwards, in an order that does not
+        depend on the workers; of another loop over threads of a GPU, these add up what they have
+        and one of them writes: a power of two, of which more than 32 are all threads of their
         block. On a GPU also "atomics", visits add atomically; "group(r)", each r threads add up
         what they have, and one writes; "segment(r)", the first one of each run of threads with the
-        same row writes
-    per_block : of a GPU's loop over "warp" or "thread", how many of its visits a block of threads
-        has; the loop is over blocks, too. None: the loop has a constant extent, within a block
+        same row writes.
+    per_block : int, optional
+        Of a GPU's loop over "warp" or "thread", how many of its visits a block of threads has; the
+        loop is over blocks, too. None: the loop has a constant extent, within a block.
 
+    Returns
+    -------
+    list of SparseIterationRef or None
+        What writes, for "atomics", "group(r)" and "segment(r)".
+
+    Notes
+    -----
     The threads of a CPU do not nest: no loop around these, and none inside, may be divided as well.
     What is divided stays as it is, so that loops are cut and moved before.
 
@@ -203,7 +219,7 @@ def _refuse_dependent(it: SparseIteration, chosen: list[Loop]) -> None:
 def _refuse_nested(func: SparseFunc, it: SparseIteration, chosen: list[Loop], unit: str) -> None:
     """Refuse a loop that is divided already, threads of a CPU in others, and blocks in threads."""
     place = loops_of(it).index(chosen[0])
-    for other in [it, *around(func, it), *inside(it)]:
+    for other in [it, *iterations_around(func, it), *inside(it)]:
         where = "" if other is it else f" of '{other.name}'"
         before = [x.name for x in loops_of(it)[:place]] if other is it else []
         outside = other is not it and it.name in {n.name for n in inside(other)}

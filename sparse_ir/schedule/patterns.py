@@ -52,6 +52,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.assumptions import with_fact
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -59,7 +60,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes import constant, part_numbers
 from sparsetir.sparse_ir.recipes import patterns as recipes
 from sparsetir.sparse_ir.reduction import reduction_of, under
@@ -76,6 +76,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     refuse_order,
     replaced,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
 
 __all__ = ["LARGEST", "patterns"]
@@ -84,16 +85,28 @@ WHO = "patterns"
 LARGEST = 8  # rows of a panel: 255 patterns
 
 
+@primitive
 def patterns(
     func: SparseFunc, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """The function with panels of rows, and the handles of panels, patterns, entries, rows.
+    """Go through panels of rows, in each the columns that hold the same of its rows together.
 
-    rows, columns : over a dense axis, spatial, and over the sparse_variable axis under it, a
-        reduction, in a body `X[..] = X[..] + term` (or *, max, min); no other iteration visits the
-        latter
-    size : rows of a panel, 2 to 8; there are 2**size - 1 patterns
-    by : what tells code for patterns apart, "pattern" or "count", the number of its rows
+    Parameters
+    ----------
+    rows : SpIter
+        Over a dense axis, spatial.
+    columns : SpIter
+        Over the sparse_variable axis under it, a reduction, in a body `X[..] = X[..] + term` (or *,
+        max, min); no other iteration visits it.
+    size : int
+        Rows of a panel, 2 to 8; there are 2**size - 1 patterns.
+    by : {"pattern", "count"}
+        What tells code for patterns apart: "pattern", or "count", the number of its rows.
+
+    Returns
+    -------
+    list of SpIter
+        Panels, patterns, entries, rows of a panel.
     """
     it = iteration_of(WHO, func, rows)
     refuse_order(WHO, func, it)

@@ -26,6 +26,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.legal import writes_disjoint
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -36,7 +37,6 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
@@ -50,6 +50,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
 
 __all__ = ["peel"]
@@ -57,12 +58,22 @@ __all__ = ["peel"]
 WHO = "peel"
 
 
+@primitive
 def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tuple[SpIter, SpIter]]:
-    """The function with a loop in two, and the handles of both.
+    """Part the coordinates that fill no whole tile off, as an iteration of their own.
 
-    loop : over one dense_fixed axis that no other axis hangs under, of an iteration without nested
-        ones; a spatial one must be free of races if the iteration has an init
-    multiple : what the length of the first loop is a multiple of; the other is shorter than it
+    Parameters
+    ----------
+    loop : SpIter
+        Over one dense_fixed axis that no other axis hangs under, of an iteration without nested
+        ones; a spatial one must be free of races if the iteration has an init.
+    multiple : int
+        What the length of the first loop is a multiple of; the other is shorter than it.
+
+    Returns
+    -------
+    (SpIter, SpIter)
+        The loop over the others, and that of the iteration made.
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, func, it, loop)

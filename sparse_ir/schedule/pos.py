@@ -32,19 +32,31 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["coord", "pos", "space_of", "without_choice"]
 
 
+@primitive
 def pos(func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, None]:
-    """The function in which later cuts of the loop are of positions."""
+    """Let later cuts of a loop cut positions.
+
+    Parameters
+    ----------
+    loop : SpIter
+        The loop.
+    """
     return _chosen("pos", func, loop, "positions")
 
 
+@primitive
 def coord(func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, None]:
-    """The function in which later cuts of the loop are of coordinates.
+    """Let later cuts of a loop cut coordinates.
 
-    loop : over one axis, whose coordinates differ under each parent
+    Parameters
+    ----------
+    loop : SpIter
+        Over one axis, whose coordinates differ under each parent.
     """
     return _chosen("coord", func, loop, "coordinates")
 

@@ -63,6 +63,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -73,7 +74,6 @@ from sparsetir.sparse_ir.nodes import (
     loads_of,
     sparse_iterations,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
 from sparsetir.sparse_ir.schedule.cuts import Cut
@@ -89,6 +89,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     refuse_order,
     replaced,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
 
 __all__ = ["positions"]
@@ -96,6 +97,7 @@ __all__ = ["positions"]
 WHO = "positions"
 
 
+@primitive
 def positions(
     func: SparseFunc,
     loop: SpIter,
@@ -104,19 +106,30 @@ def positions(
     default: int | dict[str, Any] = 16,
     rows: str = "table",
 ) -> tuple[SparseFunc, SpIter]:
-    """The function with a loop over the positions of fused axes, and its handle.
+    """Go through the elements of fused axes by position.
 
-    loop : over a dense axis fused with sparse_variable axes, each under the one before, all
-        spatial, all reductions, or a reduction below the dense one; or over sparse_variable axes
-        alone, all of one kind, below one that the iteration visits. No other iteration visits the
-        last of them
-    parts : ranges of columns that are gone through one after the other; None for the order of
-        storage. A name makes their number a computed parameter, as in `divide`
-    default : the number of parts where whoever makes a plan does not say another, or the recipe of
-        one, as in the function attribute "computed"
-    rows : where kernels find the row of an element: "table", one for all elements; "search", in the
-        offsets of rows; "blocks", there between the rows where blocks of threads begin. All but
-        the first expect the order of storage
+    Parameters
+    ----------
+    loop : SpIter
+        Over a dense axis fused with sparse_variable axes, each under the one before, all spatial,
+        all reductions, or a reduction below the dense one; or over sparse_variable axes alone, all
+        of one kind, below one that the iteration visits. No other iteration visits the last of
+        them.
+    parts : int or str, optional
+        Ranges of columns that are gone through one after the other; None for the order of storage.
+        A name makes their number a computed parameter, as in `divide`.
+    default : int or dict
+        The number of parts where whoever makes a plan does not say another, or the recipe of one,
+        as in the function attribute "computed".
+    rows : {"table", "search", "blocks"}
+        Where kernels find the row of an element: "table", one for all elements; "search", in the
+        offsets of rows; "blocks", there between the rows where blocks of threads begin. All but the
+        first expect the order of storage.
+
+    Returns
+    -------
+    SpIter
+        The loop.
     """
     it = iteration_of(WHO, func, loop)
     refuse_order(WHO, func, it)

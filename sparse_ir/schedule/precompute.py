@@ -60,6 +60,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     place_of,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import precompute_result
 
 __all__ = ["SCOPES", "precompute"]
@@ -68,6 +69,7 @@ WHO = "precompute"
 SCOPES = ("local", "global", "shared")
 
 
+@primitive
 def precompute(
     func: SparseFunc,
     buffer: str,
@@ -80,24 +82,37 @@ def precompute(
     hoist: bool = False,
     name: str | None = None,
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """The function with a workspace, and handles of the iterations made for it.
+    """Let a result, or a tile of an operand, go through a workspace.
 
-    buffer : name of a buffer that the iteration writes (a result) or only reads (an operand)
-    at : the innermost of the loops whose visits have a workspace each; an iteration for none
-    axes : what the workspace is over. Of a result: all spatial loops inside `at`, of constant
-        extent if the scope is "local". Of an operand: loops inside `at`, and names of the operand's
-        own axes, which are copied whole
-    lanes : reduction loops inside `at` that keep sums of their own, which are added up at the end
-        (TVM's rfactor). Sums are in another order then
-    scope : "local" (registers), "shared" or "global"
-    dtype : of the workspace; that of the buffer by default. What a result is made of is cast to it
-        when it is loaded, the result when it is written
-    hoist : factors of a sum that stand still during a visit are multiplied to it once, at the end.
-        Where the sum has no terms, or an infinite factor, that may give NaN
-    name : of the workspace
+    Parameters
+    ----------
+    buffer : str
+        Name of a buffer that the iteration writes (a result) or only reads (an operand).
+    at : SpIter or SparseIterationRef
+        The innermost of the loops whose visits have a workspace each; an iteration for none.
+    axes : sequence of SpIter or str
+        What the workspace is over. Of a result: all spatial loops inside `at`, of constant extent
+        if the scope is "local". Of an operand: loops inside `at`, and names of the operand's own
+        axes, which are copied whole.
+    lanes : sequence of SpIter
+        Reduction loops inside `at` that keep sums of their own, which are added up at the end
+        (TVM's rfactor). Sums are in another order then.
+    scope : {"local", "shared", "global"}
+        "local" (registers), "shared" or "global".
+    dtype : str, optional
+        Of the workspace; that of the buffer by default. What a result is made of is cast to it when
+        it is loaded, the result when it is written.
+    hoist : bool
+        Factors of a sum that stand still during a visit are multiplied to it once, at the end.
+        Where the sum has no terms, or an infinite factor, that may give NaN.
+    name : str, optional
+        Of the workspace.
 
-    For a reduction the handles are those of start, reduce, (with lanes) sums and write; for another
-    result value and write; for an operand that of the copy.
+    Returns
+    -------
+    list of SparseIterationRef
+        Of a reduction start, reduce, (with lanes) sums and write; of another result value and
+        write; of an operand the copy.
     """
     if isinstance(at, SparseIterationRef):
         it, place = find_iteration(func, at.name, WHO), -1

@@ -25,8 +25,8 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.annotations import RANGES
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes import ranges as recipes
 from sparsetir.sparse_ir.recipes.positions import last_of
 from sparsetir.sparse_ir.schedule.cuts import Cut
@@ -40,12 +40,14 @@ from sparsetir.sparse_ir.schedule.loops import (
     refuse_order,
 )
 from sparsetir.sparse_ir.schedule.pos import without_choice
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["ranges"]
 
 WHO = "ranges"
 
 
+@primitive
 def ranges(
     func: SparseFunc,
     loop: SpIter,
@@ -55,16 +57,27 @@ def ranges(
     cost: int = 8,
     default: int | dict[str, Any] = 1,
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """The function with a loop by ranges of coordinates and tiles, and three handles.
+    """Go through rows under several parents by ranges that are the same for all, in tiles.
 
-    loop : over a sparse_variable axis under a root axis, whose coordinates differ and are in order
-    parts : how many ranges, or a name: then the number is a computed parameter of that name, which
-        is `default`, or what that recipe makes, unless whoever makes a plan says otherwise; it is
-        not compiled in
-    tile : rows of a tile
-    cost : of a row in work, beside one for each element under it
+    Parameters
+    ----------
+    loop : SpIter
+        Over a sparse_variable axis under a root axis, whose coordinates differ and are in order.
+    parts : int or str
+        How many ranges, or a name: then the number is a computed parameter of that name, which is
+        `default`, or what that recipe makes, unless whoever makes a plan says otherwise; it is not
+        compiled in.
+    tile : int
+        Rows of a tile.
+    cost : int
+        Of a row in work, beside one for each element under it.
+    default : int or dict
+        How many there are by a name until somebody says another number; or a recipe.
 
-    Handles of the loops over ranges, tiles and the rows of one.
+    Returns
+    -------
+    list of SpIter
+        Ranges, tiles, the rows of one.
     """
     it = iteration_of(WHO, func, loop)
     refuse_order(WHO, func, it)

@@ -27,16 +27,30 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["sparse_reorder"]
 
 WHO = "sparse_reorder"
 
 
+@primitive
 def sparse_reorder(
     func: SparseFunc, iteration: SparseIterationRef, order: Sequence[SpIter]
 ) -> tuple[SparseFunc, None]:
-    """The function with the loops of an iteration in another order."""
+    """Visit an iteration's axes in another order; an axis stays behind its parent.
+
+    Parameters
+    ----------
+    iteration : SparseIterationRef
+        The iteration.
+    order : sequence of SpIter
+        All of its loops, outermost first.
+
+    Notes
+    -----
+    SparseTIR, section 3.2.2.
+    """
     it = find_iteration(func, name_of(WHO, iteration), WHO)
     refuse_order(WHO, func, it)
     loops = loops_of(it)

@@ -37,6 +37,7 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC, ORDERED
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -46,7 +47,6 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import as_dtype, cast, dtype_of
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under, widened
 from sparsetir.sparse_ir.rows import found_rows, recipe_of_rows
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
@@ -58,9 +58,9 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
-from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import divided
 
 __all__ = ["runs"]
@@ -68,17 +68,26 @@ __all__ = ["runs"]
 WHO = "runs"
 
 
+@primitive
 def runs(
     func: SparseFunc, loop: SpIter, *, dtype: str | None = None, name: str | None = None
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
-    """The function in which visits of a loop add up, and the handles of the iterations made.
+    """Let visits of a loop add up elements of one row, and write where the row changes.
 
-    loop : over a dense axis, whose visits add to rows that a table gives; loops inside of it are
-        spatial, of constant extent, and have sums of their own
-    dtype : of the sums; that of the result by default
-    name : of the workspace of the sums
+    Parameters
+    ----------
+    loop : SpIter
+        Over a dense axis, whose visits add to rows that a table gives; loops inside of it are
+        spatial, of constant extent, and have sums of their own.
+    dtype : str, optional
+        Of the sums; that of the result by default.
+    name : str, optional
+        Of the workspace of the sums.
 
-    The handles are those of start, reduce, write and again.
+    Returns
+    -------
+    list of SparseIterationRef
+        Start, reduce, write, again.
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, func, it, loop)

@@ -44,6 +44,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
@@ -51,7 +52,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes import in_order
 from sparsetir.sparse_ir.recipes import slices as recipes
 from sparsetir.sparse_ir.recipes.positions import last_of
@@ -69,31 +69,38 @@ from sparsetir.sparse_ir.schedule.loops import (
     refuse_order,
     replaced,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["slices"]
 
 WHO = "slices"
 
 
+@primitive
 def slices(
     func: SparseFunc, rows: SpIter, columns: SpIter, lanes: int, *,
     longest: int | str = 256, window: int | str = 4096, filled: int | str = 90,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
-    """The function with rows in slices, in long ones and in others.
+    """Lay rows of about the same length side by side, one element of each at a time.
 
-    rows, columns : over a dense axis, spatial, and over the sparse_variable axis under it, a
-        reduction that may end without some terms (a sum, a product, a maximum or a minimum); no
-        other iteration visits the latter
-    lanes : rows of a slice, and elements of a vector of a long row
-    longest : elements from which on a row is a long one, at least `lanes`
-    window : rows that are sorted by length together
-    filled : long rows are in slices too, where elements are in this many percent of its slots;
-        none are with more than 100
+    Parameters
+    ----------
+    rows : SpIter
+        Over a dense axis, spatial.
+    columns : SpIter
+        Over the sparse_variable axis under it, a reduction that may end without some terms (a sum,
+        a product, a maximum or a minimum); no other iteration visits it.
+    lanes : int
+        Rows of a slice, and elements of a vector of a long row.
+    longest, window, filled : int or str
+        Elements from which on a row is a long one; rows sorted together; percent of a slice's slots
+        that long rows must fill. Numbers that are compiled in, or names of computed parameters,
+        whose values are these defaults unless whoever makes a plan says otherwise.
 
-    The last three are numbers that are compiled in, or names of computed parameters, whose values
-    are the defaults above unless whoever makes a plan says otherwise.
-
-    Eight handles: slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
+    Returns
+    -------
+    list of SpIter
+        Slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
     """
     it = iteration_of(WHO, func, rows)
     refuse_order(WHO, func, it)

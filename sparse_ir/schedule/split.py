@@ -40,6 +40,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -49,7 +50,6 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
@@ -63,6 +63,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
+from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.promise import promised
 from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positions
 from sparsetir.sparse_ir.tile_marks import at_most
@@ -74,15 +75,30 @@ WHO = "split"
 TAILS = ("guard", "shift", "repeat", "exact")
 
 
+@primitive
 def split(
     func: SparseFunc, loop: SpIter, factors: Sequence[int | None], *, tail: str = "guard"
 ) -> tuple[SparseFunc, list[SpIter]]:
-    """The function with a loop cut into tiles of tiles, and the handles, outermost first.
+    """Cut a loop into tiles.
 
-    loop : over one dense_fixed axis that no other axis hangs under; other loops are cut by
-        positions, see :mod:`sparsetir.sparse_ir.schedule.split_positions`
-    factors : one extent per loop made, of which the first may be None: as many as it takes; else
-        their product is at least the length, with "exact" the length, which then is a number
+    Parameters
+    ----------
+    loop : SpIter
+        Over a dense axis that no other axis hangs under, cut by coordinates; or over what is
+        stored, cut by positions (:mod:`sparsetir.sparse_ir.schedule.split_positions`).
+    factors : sequence of int or None
+        An extent for each loop made, of which the first may be None: as many as it takes; else
+        their product is at least the length, with "exact" the length, which then is a number.
+    tail : {"guard", "shift", "repeat", "exact"}
+        What becomes of coordinates beyond the axis: "guard" leaves them out, with conditions;
+        "shift" lets the last tile begin earlier; "repeat" visits the last coordinate again; "exact"
+        promises that there are none. By positions "guard" alone.
+
+    Returns
+    -------
+    list of SpIter
+        The loops made, outermost first. A loop of fused rows and columns gives three: chunks,
+        pieces of rows, elements of a piece.
     """
     it = iteration_of(WHO, func, loop)
     place = place_of(WHO, func, it, loop)

@@ -26,6 +26,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -33,7 +34,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes.positions import (
     last_of,
     tile_count,

@@ -30,12 +30,12 @@ from __future__ import annotations
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.recipes.positions import last_of, row_lasts, tile_ptr
 from sparsetir.sparse_ir.reduction import reduction_of, under, where
 from sparsetir.sparse_ir.schedule.cuts import Cut
@@ -51,18 +51,29 @@ from sparsetir.sparse_ir.schedule.loops import (
     refuse_order,
     replaced,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["steps"]
 
 WHO = "steps"
 
 
+@primitive
 def steps(func: SparseFunc, columns: SpIter, lanes: int) -> tuple[SparseFunc, list[SpIter]]:
-    """The function with a loop over steps and one over lanes, and their handles.
+    """Go through what each row stores in steps of so many elements side by side.
 
-    columns : over the sparse_variable axis under a dense one, a reduction that may end without some
-        terms (a sum, a product, a maximum or a minimum); no other iteration visits it
-    lanes : elements of a step
+    Parameters
+    ----------
+    columns : SpIter
+        Over the sparse_variable axis under a dense one, a reduction that may end without some terms
+        (a sum, a product, a maximum or a minimum); no other iteration visits it.
+    lanes : int
+        Elements of a step.
+
+    Returns
+    -------
+    list of SpIter
+        Steps, lanes.
     """
     it = iteration_of(WHO, func, columns)
     refuse_order(WHO, func, it)

@@ -35,6 +35,7 @@ from typing import Any
 
 from tvm import tirx
 
+from sparsetir.sparse_ir.expressions import cast, free_vars
 from sparsetir.sparse_ir.legal import parallelizable, plain_accesses
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -49,7 +50,6 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import cast
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.recipes.positions import piece_rest
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
@@ -59,7 +59,6 @@ from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of, replaced
 from sparsetir.sparse_ir.schedule.overwritten import without_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-from sparsetir.sparse_ir.translate import free_vars
 
 __all__ = ["with_temporaries"]
 

@@ -27,6 +27,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -40,7 +41,6 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
@@ -49,12 +49,14 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
+from sparsetir.sparse_ir.schedule.primitives import primitive
 
 __all__ = ["tiles"]
 
 WHO = "tiles"
 
 
+@primitive
 def tiles(
     func: SparseFunc,
     buffer: str,
@@ -64,15 +66,27 @@ def tiles(
     order: Sequence[str],
     given: bool = False,
 ) -> tuple[SparseFunc, SparseIterationRef | None]:
-    """The function with an operand in tiles, and a handle of the iteration that copies it.
+    """Bring a dense operand into tiles of constant extents.
 
-    buffer : name of a parameter's buffer over dense axes, which the iteration, and those inside of
-        it, only read, all at the same place
-    iteration : without an init; what of it is precomputed has none
-    sizes : by the name of an axis, the extents of its loops within a tile, outermost first
-    order : of the axes of the tiles: those cut are named by their number behind, 0 for the loop
-        over tiles, and those that are not cut as they are
-    given : whether callers give the tiles, in place of the operand; there is no handle then
+    Parameters
+    ----------
+    buffer : str
+        Name of a parameter's buffer over dense axes, which the iteration, and those inside of it,
+        only read, all at the same place.
+    iteration : SparseIterationRef
+        Without an init; what of it is precomputed has none.
+    sizes : dict of str to sequence of int
+        By the name of an axis, the extents of its loops within a tile, outermost first.
+    order : list of str
+        Of the axes of the tiles: those cut are named by their number behind, 0 for the loop over
+        tiles, and those that are not cut as they are.
+    given : bool
+        Whether callers give the tiles, in place of the operand; there is no handle then.
+
+    Returns
+    -------
+    SparseIterationRef or None
+        What copies the operand; None where it is given.
     """
     it = find_iteration(func, name_of(WHO, iteration), WHO)
 

@@ -8,6 +8,7 @@ from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import cast, free_vars
 from sparsetir.sparse_ir.legal import plain_accesses
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
@@ -17,13 +18,13 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
     flat_axes,
+    iterations_around,
     loads_of,
     map_expr,
     same_indices,
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.position_space import cast
 from sparsetir.sparse_ir.reduction import (
     factors_of,
     reduction_of,
@@ -34,7 +35,6 @@ from sparsetir.sparse_ir.reduction import (
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
-    around,
     changed,
     replaced,
     show,
@@ -42,7 +42,6 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.overwritten import with_init_before
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tile_marks import is_tail
-from sparsetir.sparse_ir.translate import free_vars
 from sparsetir.sparse_ir.workers import divided
 
 __all__ = ["init_apart", "over_fresh_vars", "precompute_result", "workspace"]
@@ -330,7 +329,7 @@ def workspace(
 
 def init_apart(func: SparseFunc, it: SparseIteration) -> tuple[SparseIteration, list[Axis]]:
     """The init of an iteration as one of its own, and the axes to declare for it."""
-    visited = [a.name for other in around(func, it) for a in flat_axes(other.axes)]
+    visited = [a.name for other in iterations_around(func, it) for a in flat_axes(other.axes)]
     first = separate_init(it, func, visited)
     known = {a.name for a in func.axes}
     return over_fresh_vars(first), [a for a in first.axes if a.name not in known]

@@ -41,7 +41,8 @@ from sparsetir.formats import (
     RuleFormat,
     by_row_length,
 )
-from sparsetir.formats.library import places, refusal
+from sparsetir.formats.format import REGISTRY
+from sparsetir.formats.library import refusal
 
 FORMATS: list[Format] = [
     CSR(),
@@ -67,6 +68,7 @@ FORMATS: list[Format] = [
     EnumeratedPatterns(3),
     Mixture("lengths", (ELL(), COO()), by_row_length(3)),
 ]
+FORMATS += [e.small for e in REGISTRY.values() if e.small is not None and e.small not in FORMATS]
 TENSOR_FORMATS: list[Format] = [
     CSF((0, 1, 2)),
     CSF((0, 2, 1)),
@@ -357,7 +359,7 @@ def test_places_of_a_format_of_a_users_own() -> None:
     """The library does not know it, so it is converted; `plan` asks to know whether it pads."""
     fmt = RuleFormat(BSR(2, 3).rules(Operand.default(2))[0])
     for pattern in MATRICES.values():
-        assert places(fmt, pattern) == fmt.convert(pattern).places == places(BSR(2, 3), pattern)
+        assert fmt.places(pattern) == fmt.convert(pattern).places == BSR(2, 3).places(pattern)
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ import sparsetir
 from programs import PROGRAMS
 from sparsetir.formats import ELL, SELL, Operand, Pattern
 from sparsetir.formats.infer_indices import infer_format
-from sparsetir.formats.library import places
 from sparsetir.sparse_ir.errors import StructureError
 
 SIZES = [(1, 1), (2, 1), (4, 4), (3, 6), (4, 1000)]
@@ -55,7 +54,7 @@ def check_layout(pattern: Pattern, c: int, sigma: int) -> None:
     np.testing.assert_array_equal(args[f"a_{fmt.name}"], stored)
     assert args[f"n_s_{fmt.name}"] == len(step_ptr) - 1 == -(-pattern.shape[0] // c)
     assert args[f"n_jw_{fmt.name}"] == max(np.diff(step_ptr), default=0)
-    assert conv.places == len(columns) == places(fmt, pattern)
+    assert conv.places == len(columns) == fmt.places(pattern)
 
 
 @pytest.mark.parametrize(("c", "sigma"), SIZES)

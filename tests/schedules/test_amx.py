@@ -33,8 +33,8 @@ from sparsetir import matrix_engine, request
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, CSR
 from sparsetir.kernel_file import read_library
-from sparsetir.lower import lower_template
 from sparsetir.matrix_engine import allowed
+from sparsetir.pipeline import lower_template
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes import amx_nests

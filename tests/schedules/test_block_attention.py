@@ -133,7 +133,7 @@ def test_types(problem, dtype):
     changed = type(problem)(**{**vars(problem), "dtype": dtype})
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes")
-    check(changed, BlockTiles.for_block(16, changed.accumulator), tolerance)
+    check(changed, BlockTiles.for_block(16, 512, changed.accumulator), tolerance)
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_tiles(lanes, block, vectors, tile):
 @pytest.mark.parametrize("block", by_default([16, 32, 64, 128], 64))
 def test_good_tiles(block):
     for accumulator in ("float32", "float64"):
-        found = BlockTiles.for_block(block, accumulator)
+        found = BlockTiles.for_block(block, 512, accumulator)
         assert block % (found.lanes * found.vectors) == 0
         assert 16 <= found.vectors * found.tile <= 24
 
@@ -156,7 +156,7 @@ def test_good_tiles(block):
 def test_sums_stay_in_registers_and_vectors():
     """All steps are vectors, products straight code of them, and no access has a condition."""
     stages = sparsetir.lower(
-        block_attention.program(BlockAttention()), apply, BlockTiles.for_block(64)
+        block_attention.program(BlockAttention()), apply, BlockTiles.for_block(64, 512)
     )
     text = stages["III"].script()
     assert "if_then_else" not in text and "T.exp(" not in text

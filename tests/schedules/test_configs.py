@@ -24,7 +24,8 @@ from sparsetir.formats import (
     RowELL,
     by_band,
 )
-from sparsetir.schedules.search.configs import FORMATS, from_data, to_data
+from sparsetir.formats.format import REGISTRY
+from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
@@ -75,7 +76,9 @@ CONFIGS = (
 def test_every_template_and_format_is_here():
     ours = {kind for kind in TEMPLATES if kind.__module__.startswith("sparsetir.")}
     assert set(map(type, CONFIGS)) == ours
-    assert {type(f) for f in STORED} == set(FORMATS.values())
+    assert {type(f) for f in STORED} == {
+        e.kind for e in REGISTRY.values() if e.kind.__module__.startswith("sparsetir.")
+    }
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=repr)

@@ -23,8 +23,8 @@ from sparsetir.schedules.passes.fragments import (
 from sparsetir.schedules.passes.nests import allocated, block_of, for_threads, unrolled
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.schedules.passes.ptx import multiply
+from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import buffer_var
-from sparsetir.sparse_ir.position_space import as_dtype
 from sparsetir.sparse_ir.statements import barrier, loop_over
 from spmm_gpu_common import as_dtype as numpy_dtype
 from spmm_gpu_common import bfloat16_arrays

@@ -17,7 +17,7 @@ from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
 from programs import CASES, PROGRAMS, Program
 from sparsetir import Schedule, ScheduleError
-from sparsetir.lower import lower
+from sparsetir.pipeline import lower
 from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.spmm_groups import Groups, apply

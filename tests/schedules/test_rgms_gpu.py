@@ -19,7 +19,7 @@ from rgms_common import GPU, MASKS, SEEDS, UNITS
 from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import Pattern, RelationalHyb
-from sparsetir.lower import lower_template
+from sparsetir.pipeline import lower_template
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator

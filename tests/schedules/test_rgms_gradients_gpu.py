@@ -18,7 +18,7 @@ from rgms_common import GPU, MASKS, SEEDS, UNITS
 from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import Pattern
-from sparsetir.lower import lower_template
+from sparsetir.pipeline import lower_template
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.rgms_gradients import program as operator

@@ -18,7 +18,7 @@ import spmm_gpu_common
 from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
-from sparsetir.lower import lower
+from sparsetir.pipeline import lower
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.in_one_piece import in_one_piece

@@ -17,7 +17,7 @@ from pairs import by_default, by_turns
 from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
-from sparsetir.lower import lower_template
+from sparsetir.pipeline import lower_template
 from sparsetir.request import request
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.passes.one_shared_array import one_shared_array

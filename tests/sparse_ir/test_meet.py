@@ -12,7 +12,7 @@ import sparsetir
 from sparsetir import ScheduleError
 from sparsetir.formats import Hyb, Operand, Pattern
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
-from sparsetir.lower import lower
+from sparsetir.pipeline import lower
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.sparse_ir.computed import compute

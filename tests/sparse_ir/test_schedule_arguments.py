@@ -11,8 +11,8 @@ import pytest
 
 import sparsetir
 from schedule_common import opened, program
-from sparsetir.sparse_ir.schedule.arguments import wrong_argument
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.primitives import wrong_argument
 
 Call = tuple[Any, str, tuple[Any, ...], dict[str, Any]]
 ODD: tuple[Any, ...] = (
@@ -182,10 +182,10 @@ def test_a_mistake_of_a_primitive_is_not_the_users(monkeypatch):
     sch, _, (i, _, _) = opened()
     mistake = KeyError("of the compiler")
 
-    def split(func, loop: SpIter, factors: list[int | None], tail: str):
+    def split(func, loop: SpIter, factors: list[int | None], tail: str = "guard"):
         raise mistake
 
-    monkeypatch.setattr("sparsetir.sparse_ir.schedule.schedule.split", split)
+    monkeypatch.setattr(sch, "split", lambda *inputs: sch._apply(split, *inputs), raising=False)
     for factors in ([None, 4], [None, "4"]):
         with pytest.raises(KeyError) as raised:
             sch.split(i, factors)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-import pydoc
-import re
-import sys
 from typing import Any
 
 import pytest
@@ -16,17 +12,8 @@ import sparsetir
 from schedule_common import opened, program
 from sparsetir.schedules.passes.exact_constants import exact_constants
 from sparsetir.sparse_ir.schedule import SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule import schedule as primitives
 
 ScheduleError = sparsetir.ScheduleError
-# Those that are methods of a schedule.
-PRIMITIVES = [
-    getattr(primitives, name)
-    for name in (
-        "sparse_reorder", "sparse_fuse", "split", "pos", "coord", "divide", "positions", "peel",
-        "distribute", "parallelize", "bound", "assume", "precompute", "meet", "atomic",
-    )
-]  # fmt: skip
 
 
 def all_of_them() -> Any:
@@ -110,14 +97,3 @@ def test_a_pass_without_a_name_is_said_to_be_one() -> None:
     sch.rewrite(lambda func: func)
     assert "    # test_a_pass" in sch.trace.as_python()
     assert sch.trace.apply(program()).stage_two is not None
-
-
-@pytest.mark.parametrize("primitive", PRIMITIVES, ids=lambda f: f.__name__)
-def test_methods_show_what_primitives_take(primitive: Any) -> None:
-    """`help` of a method shows all arguments, and names a module that `help` finds."""
-    method = getattr(sparsetir.Schedule, primitive.__name__)
-    taken = list(inspect.signature(primitive).parameters.values())[1:]
-    shown = list(inspect.signature(method).parameters.values())[1:]
-    assert [(p.name, p.default) for p in shown] == [(p.name, p.default) for p in taken]
-    (more,) = re.findall(r'help\("([\w.]+)"\)', method.__doc__)
-    assert pydoc.locate(more) is sys.modules[primitive.__module__]

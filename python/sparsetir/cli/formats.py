@@ -76,18 +76,18 @@ def format_of(text: str, known: Mapping[str, Any]) -> Any:
 
     text : such as "csr", "BSR(8, 8)" or "bsr_8_8"
     """
-    from sparsetir.schedules.search.configs import FORMATS
+    from sparsetir.formats.format import REGISTRY
 
     if text in known:
         return known[text]
-    classes = {name.lower(): kind for name, kind in FORMATS.items()}
+    classes = {name.lower(): entry.kind for name, entry in REGISTRY.items()}
     short = {"enum": "enumeratedpatterns"}
     found = re.fullmatch(r"([a-z_]+?)_?(?:\((.*)\)|((?:_?\d+)*))", text.strip().lower())
     name = found[1].replace("_", "") if found else ""
     kind = classes.get(short.get(name, name))
     if found is None or kind is None:
         raise UsageError(
-            f"argument --format: expected {', '.join(known)}, or one of {', '.join(FORMATS)} with "
+            f"argument --format: expected {', '.join(known)}, or one of {', '.join(REGISTRY)} with "
             f"parameters, as BSR(8, 8); got {text}"
         )
     try:
@@ -140,9 +140,9 @@ def _symmetric(matrix: Any) -> bool:
 
 def _cell(fmt: Any, pattern: Any) -> dict[str, Any]:
     """Places, padding and bytes of a format; "skipped" says why it was not made."""
-    from sparsetir.formats.library import places, refusal
+    from sparsetir.formats.library import refusal
 
-    count = places(fmt, pattern)
+    count = fmt.places(pattern)
     padding = 1 - pattern.nnz / count if count else 0.0
     out = {"format": fmt.name, "places": count, "padding": padding}
     reason = refusal(pattern, count)

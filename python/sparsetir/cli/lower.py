@@ -144,7 +144,7 @@ def _stages_of(func: Any, stage: str, target: Any) -> Mapping[str, Any]:
 
     What cannot be lowered can be printed; of a function of stage II its own is as lowered, too.
     """
-    from sparsetir.lower import lower
+    from sparsetir.pipeline import lower
     from sparsetir.sparse_ir.nodes import SparseFunc
 
     if isinstance(func, SparseFunc):

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from sparsetir.compiled import compiled
-from sparsetir.lower import lower
 from sparsetir.mask_blocks import BlockRows
 from sparsetir.ops.message_kernels import is_parallel
 from sparsetir.ops.structure import DTYPES, target_of
-from sparsetir.schedules.default import is_gpu
+from sparsetir.pipeline import lower
+from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.search.edge_space import EXPONENTIAL
 from sparsetir.schedules.templates import (
     block_attention,
@@ -117,7 +117,8 @@ def _run(
     else:
         work = len(rows.indices) * heads * block**2 * (problem.feat + problem.width + EXPONENTIAL)
         parallel, apply = is_parallel(work), template.apply
-        config = block_attention.BlockTiles.for_block(block, problem.accumulator, parallel=parallel)
+        bits = vector_bits(target)
+        config = block_attention.BlockTiles.for_block(block, bits, problem.accumulator, parallel)
     stages = partial(lower, template.program(problem), apply, config, target)
     kernel = compiled((template.__name__, problem, config), target, stages)
     indptr, indices, kind, bits = rows

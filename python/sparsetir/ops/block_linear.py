@@ -17,10 +17,10 @@ from torch import Tensor
 
 from sparsetir.compiled import compiled
 from sparsetir.formats import BSR
-from sparsetir.lower import lower, lower_template
 from sparsetir.ops.checks import check_tensor
 from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.structure import DTYPES, Structure, structure_of, target_of
+from sparsetir.pipeline import lower, lower_template
 from sparsetir.pool import pays
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import vector_bits

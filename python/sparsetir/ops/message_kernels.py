@@ -15,8 +15,8 @@ from torch import Tensor
 from sparsetir.compiled import compiled
 from sparsetir.edge_request import edge_task
 from sparsetir.kernel import Kernel
-from sparsetir.lower import lower_template
 from sparsetir.ops.structure import DTYPES, Structure, target_of
+from sparsetir.pipeline import lower_template
 from sparsetir.pool import pays
 from sparsetir.request import default_threads
 from sparsetir.schedules.search import edge_space

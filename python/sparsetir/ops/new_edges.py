@@ -18,13 +18,13 @@ from torch.nn import Parameter
 from sparsetir.arrays import dtype_name
 from sparsetir.compiled import compiled
 from sparsetir.kernel import Kernel
-from sparsetir.lower import lower
 from sparsetir.ops import library
 from sparsetir.ops.cache import memory_key
 from sparsetir.ops.check_pattern import check_edges
 from sparsetir.ops.recorded import may_be_recorded
 from sparsetir.ops.registry import is_undisturbed
 from sparsetir.ops.structure import known_edges, target_of
+from sparsetir.pipeline import lower
 from sparsetir.schedules.default import l2_bytes, l3_bytes
 from sparsetir.schedules.operators.edge_sums import EdgeSums, apply, program
 

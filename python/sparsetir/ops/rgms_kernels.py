@@ -23,10 +23,10 @@ from torch.nn.functional import pad
 
 from sparsetir.arrays import is_array
 from sparsetir.compiled import compiled
-from sparsetir.lower import lower_template
 from sparsetir.ops.relation_orders import where_products_first
 from sparsetir.ops.relations import CHUNK, RelationRows, Relations
 from sparsetir.ops.structure import DTYPES, call_plan, target_of
+from sparsetir.pipeline import lower_template
 from sparsetir.pool import pays
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import GradientRequest, RelationalRequest

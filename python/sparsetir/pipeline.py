@@ -1,7 +1,15 @@
-"""From a function of any stage to all stages after it: the one way to kernels.
+"""The stages of the compiler, in their order: the one way to kernels.
+
+- I: a program over coordinates; a schedule's primitives transform it.
+- II: `lower_sparse_iter` makes loops over positions.
+- II scheduled: by TVM's primitives and passes where the schedule goes on to them; else by
+  `for_all_sizes` for CPUs and `default_schedule` for GPUs. Then `apply_kinds` makes loop kinds of
+  annotations.
+- III: `lower_sparse_buffer` makes buffers flat; then come the passes of :data:`LAST`, and
+  `without_unread`. TVM compiles what they give.
 
 `build`, plans, the operators for torch, the tuner, the command line and the bench all come through
-here, so that what one of them shows is what the others compile.
+here, so that what one of them shows is what the others compile. TVM compiles stage III.
 """
 
 from __future__ import annotations
@@ -36,6 +44,23 @@ from sparsetir.sparse_ir.workers import units_of
 from sparsetir.targets import resolve_target
 
 __all__ = ["Stages", "lower", "lower_template", "name_of"]
+
+# The last passes by whether the target is a GPU; each takes the function, and the one of stage II
+# that it was made of.
+LAST: dict[bool, tuple[Callable[[Any, Any], Any], ...]] = {
+    False: (
+        lambda func, _: locals_apart(func),
+        lambda func, _: locals_on_stack(func),
+        lambda func, _: sound_tail_hints(func),
+        lambda func, _: bounded_shifts(func),
+        lambda func, marked: whole_workspaces(func, {*map(str, marked.attrs.get(LAYOUTS, {}))}),
+    ),
+    True: (
+        lambda func, _: exact_constants(func),
+        lambda func, _: sound_tail_hints(func),
+        lambda func, _: bounded_shifts(func),
+    ),
+}
 
 # The function at "I", "II" (as lowered), "II scheduled" and "III" (what is compiled), in this
 # order. There are no stages before that of the function which was given.
@@ -165,16 +190,15 @@ def _finished(stages: dict[str, Any], scheduled: Any, target: Any) -> Stages:
             f"which the host would access {accessed}; legal is a loop over blocks or threads "
             "around these, and a constant number of threads inside of it"
         )
-    finish = exact_constants if gpu else lambda func: locals_on_stack(locals_apart(func))
     if "II scheduled" in stages:
         stages = {**stages, "II scheduled": marked}
-    last = bounded_shifts(sound_tail_hints(finish(lower_sparse_buffer(marked))))
-    if not gpu:
-        last = whole_workspaces(last, {str(name) for name in marked.attrs.get(LAYOUTS, {})})
-    return {**stages, "III": _without_unread(last, marked) if SIGNATURE in marked.attrs else last}
+    last = lower_sparse_buffer(marked)
+    for change in LAST[gpu]:
+        last = change(last, marked)
+    return {**stages, "III": without_unread(last, marked) if SIGNATURE in marked.attrs else last}
 
 
-def _without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFunc:
+def without_unread(func: tirx.PrimFunc, scheduled: tirx.PrimFunc) -> tirx.PrimFunc:
     """Stage III without the computed parameters that it does not need.
 
     Arrays that nothing reads, which are there for recipes or were made needless by a later step of
