@@ -10,7 +10,6 @@ True
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -193,7 +192,7 @@ def plan(
 
 # Patterns that are new in each step are of about the same sizes, and have the same kernels.
 _by_size = lru_cache(1024)(choose)
-_likes: OrderedDict[Any, tuple[Request, Plan]] = OrderedDict()
+_likes: dict[Any, tuple[Request, Plan]] = {}
 NO_PATTERN = CsrPattern(np.zeros(1, np.int32), np.zeros(0, np.int32), (0, 0))
 
 
@@ -216,8 +215,8 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) ->
     settled, given = _settled(wanted, pattern), wanted.statistics
     ordered = isinstance(settled.config, PanelRows | PanelThreads)
     if not ordered and not given.asks_for_locality and max(sizes) < 1 << 30:
-        while len(_likes) >= MOST_LIKES:
-            _likes.pop(next(iter(_likes)), None)
+        if len(_likes) >= MOST_LIKES:
+            _likes.clear()
         _likes[key] = replace(wanted, matrix=NO_PATTERN), settled
     return settled.on(wanted)
 

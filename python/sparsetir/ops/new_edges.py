@@ -114,8 +114,8 @@ def _is_new(edges: Tensor, m: int, n: int, row: int) -> bool:
         if _sorted < SORTED:
             _sorted += 1
             return False
-        while len(_met) >= MOST_MET:
-            _met.pop(next(iter(_met)), None)
+        if len(_met) >= MOST_MET:
+            _met.clear()
         forget = lambda _: _met.pop(key, None)  # noqa: E731
         found = _met[key] = _Met(weakref.ref(edges.untyped_storage(), forget), version)
     found.count += 1
