@@ -218,7 +218,9 @@ def plan_of_each_run(op: str, pattern: CsrPattern, feat: int, **options: Any) ->
         if len(_likes) >= MOST_LIKES:
             _likes.clear()
         _likes[key] = replace(wanted, matrix=NO_PATTERN), settled
-    return settled.on(wanted)
+    made = settled.on(wanted)
+    settled.compile_seconds = 0.0  # of those that follow
+    return made
 
 
 def _settled(wanted: Request, pattern: CsrPattern) -> Plan:

@@ -11,16 +11,14 @@ that are new, whose edges would have to be sorted for that.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.assume import assume
 
-__all__ = ["EdgeSums", "apply", "program"]
+__all__ = ["EdgeSums", "program"]
 
 
 @dataclass(frozen=True)
@@ -83,11 +81,3 @@ def program(problem: EdgeSums) -> SparseFunc:
     func, _ = assume(func, "coordinates", buffer="SOURCE", axis="J")
     func, _ = assume(func, "coordinates", buffer="TARGET", axis="I")
     return func
-
-
-def apply(sch: Schedule, feat: int) -> Any:
-    """For one number of features: the loops as they are, which LLVM turns into vectors."""
-    for name in ("zero", "added"):
-        _, features = sch.get_sp_iters(sch.get_sparse_iteration(name))
-        sch.bound(features, feat, "exact")
-    sch.lower()

@@ -111,6 +111,25 @@ def test_the_gradient_is_that_of_what_was_computed():
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+def test_a_gradient_with_the_negative_bit():
+    """Memory that holds the negatives of the numbers."""
+    edges, b = graph(40, 40, 100), torch.randn(40, 8, requires_grad=True)
+    grad = torch._neg_view(torch.randn(40, 8))
+    assert grad.is_neg() and grad.is_contiguous()
+    (found,) = torch.autograd.grad(ops.spmm((edges, 40), b), b, grad)
+    (wanted,) = torch.autograd.grad(expected(edges, 40, b), b, grad.double())
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_plans_of_like_patterns_say_that_nothing_was_compiled():
+    made = [
+        ops.structure_of(torch.zeros(61, dtype=torch.int32), graph(60, 60, 77, s), 60)
+        for s in range(2)
+    ]
+    plans = [x.plan("spmm", 13, torch.float32) for x in made]
+    assert plans[0].compile_seconds > 0 and plans[1].compile_seconds == 0
+
+
 def test_inference_mode():
     with torch.inference_mode():
         edges = graph(40, 40, 100)

@@ -23,10 +23,10 @@ from sparsetir.ops.cache import memory_key
 from sparsetir.ops.check_pattern import check_edges
 from sparsetir.ops.recorded import may_be_recorded
 from sparsetir.ops.registry import is_undisturbed
-from sparsetir.ops.structure import known_edges, target_of
+from sparsetir.ops.structure import known_edges, plain_tensor, target_of
 from sparsetir.pipeline import lower
 from sparsetir.schedules.default import l2_bytes, l3_bytes
-from sparsetir.schedules.operators.edge_sums import EdgeSums, apply, program
+from sparsetir.schedules.templates.edge_sums import EdgeSums, apply, program
 
 __all__ = ["sum_of_new"]
 
@@ -128,15 +128,17 @@ def _summed(
     edges: Tensor, values: Tensor | None, b: Tensor, m: int, mean: bool, back: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The sums at targets, (m, feat), and how many edges each has; back : at sources."""
-    sources, targets = edges.flip(0).unbind() if back else edges.unbind()
+    sources, targets = edges.unbind()
+    if back:
+        sources, targets = targets, sources
     out, count = b.new_empty(m, b.shape[1]), b.new_empty(m) if mean else None
     kernel = _kernel(dtype_name(b), dtype_name(edges), values is not None, mean, b.shape[1])
     given = {
-        "source": sources.contiguous(), "target": targets.contiguous(), "b": b.contiguous(),
-        "c": out, "w": None if values is None else values.detach().contiguous(), "count": count,
+        "source": plain_tensor(sources), "target": plain_tensor(targets),
+        "b": plain_tensor(b.detach()), "c": out, "count": count,
+        "w": None if values is None else plain_tensor(values),
         "m": m, "n": len(b), "nnz": edges.shape[1], "feat": b.shape[1],
     }  # fmt: skip
-    given["b"] = given["b"].detach()
     kernel.run_unchecked([given[name] for name in kernel.signature.passed])
     return out, count
 

@@ -39,6 +39,7 @@ __all__ = [
     "known_edges",
     "known_pattern",
     "limit_cache",
+    "plain_tensor",
     "pattern_of",
     "pattern_of_edges",
     "structure_of",
@@ -411,7 +412,7 @@ class Structure:
         sizes : mapping of str to int
             Its scalars, by name.
         """
-        arrays = {name: _plain(x) for name, x in arrays.items()}
+        arrays = {name: plain_tensor(x) for name, x in arrays.items()}
         if self.device.type == "cpu":
             kernel(**arrays, **sizes)
             return
@@ -431,8 +432,8 @@ class Structure:
 
 def call_plan(run: Plan, operands: Sequence[Tensor], values: Tensor | None) -> Tensor:
     """A plan on operands that fit it, on their device and torch's current stream there."""
-    plain, device = [_plain(x) for x in operands], operands[0].device
-    values = None if values is None else _plain(values)
+    plain, device = [plain_tensor(x) for x in operands], operands[0].device
+    values = None if values is None else plain_tensor(values)
     if device.type == "cpu":
         return run.run_trusted(plain, values)
     with torch.cuda.device(device), tvm_ffi.use_torch_stream():
@@ -454,7 +455,7 @@ def _ones(nnz: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.ones(nnz, dtype=dtype, device=device)
 
 
-def _plain(x: Tensor) -> Tensor:
+def plain_tensor(x: Tensor) -> Tensor:
     """As kernels take it, which read memory as it is."""
     if x.is_neg():
         x = x.resolve_neg()
