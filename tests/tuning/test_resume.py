@@ -124,6 +124,15 @@ def test_what_goes_on_goes_on_as_if_it_had_not_stopped(monkeypatch, tmp_path):
     assert order(run(file, trials=16)) == whole
 
 
+def test_a_config_is_proposed_at_the_point_that_later_runs_know():
+    several = space(1, 2, 3)
+    make = lambda tile, unused: several.branches[0].make(tile)  # noqa: E731
+    doubled = Space((Branch("RowBlocks", {"tile": (1, 2, 3), "unused": (1, 2, 3)}, make),))
+    for seed in range(20):
+        found = propose.Proposer(doubled, "tpe", seed, []).next([])
+        assert found is not None and found.point == doubled.point(found.config)
+
+
 @pytest.mark.slow  # another process beside is in the test of kill -9, too
 def test_two_at_once_share_the_work(monkeypatch, tmp_path):
     """Both begin with no file: one makes the tables."""

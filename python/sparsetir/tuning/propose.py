@@ -115,7 +115,8 @@ class Proposer:
                 if config is None:
                     study.tell(trial, float("inf"))
                     continue
-                found = candidate(config, point)
+                # Several points may give a config. A later run knows the first of them alone.
+                found = candidate(config, self._space.point(config))
                 if found.key not in taken:
                     return found
                 # A known config stays a running trial, which the sampler keeps away from. Told
