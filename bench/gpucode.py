@@ -18,33 +18,30 @@ from bench.timing import progress
 from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 from sparsetir.pipeline import lower, lower_template
+from sparsetir.schedules.gpu import block_attention as block_attention_gpu
+from sparsetir.schedules.gpu import block_sddmm as block_sddmm_gpu
+from sparsetir.schedules.gpu import spmm_tensor_cores
+from sparsetir.schedules.gpu.block_attention import WarpTiles
+from sparsetir.schedules.gpu.block_sddmm import BlockSddmm
+from sparsetir.schedules.gpu.rgms import RelationalRows
+from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
+from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
+from sparsetir.schedules.gpu.sddmm import FusedNonzeros
+from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.gpu.spmm_groups import Groups
+from sparsetir.schedules.gpu.spmm_hyb import HybRows
+from sparsetir.schedules.gpu.spmm_panels import PanelThreads
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators import block_spmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.problems import Sddmm, Spmm
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates import (
-    block_attention,
-    block_attention_backward,
-    block_attention_gpu,
-    block_sddmm_gpu,
-    spmm_tensor_cores,
-)
+from sparsetir.schedules.templates import block_attention, block_attention_backward
 from sparsetir.schedules.templates.block_attention import BlockAttention
 from sparsetir.schedules.templates.block_attention_backward import BlockAttentionBackward
-from sparsetir.schedules.templates.block_attention_gpu import WarpTiles
-from sparsetir.schedules.templates.block_sddmm_gpu import BlockSddmm
 from sparsetir.schedules.templates.registry import template_of
-from sparsetir.schedules.templates.rgms_gpu import RelationalRows
-from sparsetir.schedules.templates.rgms_gradients_gpu import GradientTiles
-from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
-from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_groups import Groups
-from sparsetir.schedules.templates.spmm_hyb import HybRows
-from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
-from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.targets import resolve_target
 
 # Of SASS, by what a column counts.

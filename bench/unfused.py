@@ -15,12 +15,13 @@ import tvm_ffi
 from sparsetir.compiled import compiled
 from sparsetir.formats import BSR
 from sparsetir.pipeline import lower
+from sparsetir.schedules.gpu import block_sddmm as block_sddmm_gpu
+from sparsetir.schedules.gpu import spmm_tensor_cores
+from sparsetir.schedules.gpu.block_attention import WarpTiles
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators import block_sddmm, block_spmm
 from sparsetir.schedules.operators.block_sddmm import BlockSddmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
-from sparsetir.schedules.templates import block_sddmm_gpu, spmm_tensor_cores
-from sparsetir.schedules.templates.block_attention_gpu import WarpTiles
-from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.targets import resolve_target
 
 __all__ = ["Unfused", "scheduled"]

@@ -12,8 +12,8 @@ from tvm.script import sparse_tir as T
 from cuda_stages import CudaStages
 from sparsetir.formats import SRBCRS, Format, Operand
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
-from sparsetir.schedules.templates import spmm_tensor_cores
-from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
+from sparsetir.schedules.gpu import spmm_tensor_cores
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.sparse_ir.nodes import SparseFunc
 from spmm_gpu_common import as_dtype, bfloat16_arrays, of_mask
 

@@ -18,9 +18,9 @@ from sparsetir.build import kernel_of
 from sparsetir.formats import DBSR, SRBCRS
 from sparsetir.measuring import cusparse
 from sparsetir.pipeline import lower_template
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.targets import resolve_target
 from spmm_gpu_common import compile_cuda
 

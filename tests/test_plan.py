@@ -15,8 +15,8 @@ import sparsetir
 from sparsetir import ScheduleError, SparseMatrix, SparseTensor, run_plan
 from sparsetir.formats import BSR, CSC, CSF, CSR, DBSR, ELL, SRBCRS, Hyb, RowELL
 from sparsetir.large_pages import in_large_pages
+from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.schedules.templates.spmm_sorted import SortedRows
 

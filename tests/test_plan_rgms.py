@@ -11,10 +11,10 @@ from cuda_runner import requires_cuda_text
 from rgms_common import exact
 from sparsetir import pool
 from sparsetir.relational_request import relational_request
+from sparsetir.schedules.gpu.rgms import RelationalRows
+from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.templates.rgms import TiledRelations
-from sparsetir.schedules.templates.rgms_gpu import RelationalRows
-from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 
 RNG = np.random.default_rng(0)
 MASK = RNG.random((3, 50, 40)) < 0.1

@@ -22,11 +22,12 @@ from bench.report import table
 from bench.studies import common, plots
 from bench.studies.counting import MEANINGS, Counted
 from sparsetir.measuring.gpu_clock import Clock
+from sparsetir.schedules.gpu import spmm as spmm_gpu
+from sparsetir.schedules.gpu import spmm_panels as spmm_panels_gpu
+from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.gpu.spmm_panels import MOST_BY_PATTERN, PanelThreads
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
-from sparsetir.schedules.templates import spmm_gpu, spmm_panels_gpu
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_panels_gpu import MOST_BY_PATTERN, PanelThreads
 
 __all__ = ["run"]
 

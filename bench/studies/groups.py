@@ -22,7 +22,7 @@ from bench.studies.counting import MEANINGS, Counted
 from bench.studies.matrices import folder, generated
 from bench.studies.sgap import COLUMNS, NEW, ONE, ORIGINAL, PART_OF_ROW, Point, points
 from sparsetir.measuring.gpu_clock import Clock
-from sparsetir.schedules.templates.spmm_groups import Groups, apply
+from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 
 TILES = (16, 32, 64)  # of a CPU
 # (rows, mean length) of generated matrices

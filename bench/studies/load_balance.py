@@ -23,10 +23,10 @@ from bench.studies import common, plots
 from bench.studies.counting import MEANINGS, Counted
 from bench.studies.skew import SIZES, Size, skewed
 from sparsetir.measuring.gpu_clock import Clock
+from sparsetir.schedules.gpu.spmm_hyb import HybRows, arrange
+from sparsetir.schedules.gpu.spmm_hyb import apply as apply_hyb
+from sparsetir.schedules.gpu.spmm_hyb import program as hyb_program
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.templates.spmm_hyb import HybRows, arrange
-from sparsetir.schedules.templates.spmm_hyb import apply as apply_hyb
-from sparsetir.schedules.templates.spmm_hyb import program as hyb_program
 
 ROWS, POSITIONS, HYB = "warp per row (A.10)", "position split (A.2)", "hyb"
 ELEMENTS = "1 nnz per thread, segment(32)"

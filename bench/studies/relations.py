@@ -20,8 +20,9 @@ from bench.report import table
 from bench.studies import common, plots
 from bench.studies.counting import MEANINGS, runner
 from sparsetir.formats import Pattern
+from sparsetir.schedules.gpu import rgms as rgms_gpu
+from sparsetir.schedules.gpu import rgms_tensor_cores
 from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.templates import rgms_gpu, rgms_tensor_cores
 
 SECTOR = 32  # bytes
 # Nodes, relations and edges of the graph; the sides of the grid that the points are in, of which

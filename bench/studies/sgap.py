@@ -2,7 +2,7 @@
 
 `{<data, c col>, r}`: a thread has so much data of the sparse matrix (elements or rows, or a part of
 a row) and c columns of the dense one, and r threads reduce together. Each is a config of
-:class:`sparsetir.schedules.templates.spmm_groups.Groups`, in which a block has one tile of c
+:class:`sparsetir.schedules.gpu.spmm_groups.Groups`, in which a block has one tile of c
 columns, and its threads lie along the data.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import gcd
 from typing import Any
 
-from sparsetir.schedules.templates.spmm_groups import Groups
+from sparsetir.schedules.gpu.spmm_groups import Groups
 
 THREADS = 256  # of a block
 ELEMENTS, ROWS, PART_OF_ROW, ONE = "g nnz", "x row", "1/g row", "1 nnz"

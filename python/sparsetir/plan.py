@@ -25,10 +25,10 @@ from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import relational_request
 from sparsetir.request import Request, refuse_options, request
 from sparsetir.run_plan import Plan
+from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
-from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 from sparsetir.tuning.lookup import by_record
 
 __all__ = ["Plan", "compilations", "plan", "plan_candidates", "plan_of_each_run"]

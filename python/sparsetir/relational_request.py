@@ -17,12 +17,14 @@ from sparsetir.request import (
     default_threads,
     idtype_for,
 )
+from sparsetir.schedules.gpu import rgms as rgms_gpu
+from sparsetir.schedules.gpu import rgms_gradients as rgms_gradients_gpu
+from sparsetir.schedules.gpu import rgms_tensor_cores
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.search import rgms_space
 from sparsetir.schedules.search.choose_rgms import choose_rgms, whole_vectors
-from sparsetir.schedules.templates import rgms_gpu, rgms_gradients_gpu, rgms_tensor_cores
 from sparsetir.schedules.templates.registry import Template
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_tensor import SparseTensor

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 from sparsetir.formats import BSR, DBSR, Format, Operand, Pattern
 from sparsetir.schedules.default import is_gpu, vector_bits
+from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import Spmm, vector_lanes
 from sparsetir.schedules.registers import sum_vectors
 from sparsetir.schedules.search.choose import Statistics, block_rows
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.row_shapes import row_sums
-from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -24,7 +24,7 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, t
     """A config for a problem that stores the matrix in a format, without masks where it can.
 
     On a GPU, tensor cores multiply blocks of 16-bit types whole: who names such a format takes
-    padding for zero times finite (see :mod:`sparsetir.schedules.templates.spmm_tensor_cores`).
+    padding for zero times finite (see :mod:`sparsetir.schedules.gpu.spmm_tensor_cores`).
     Raises ScheduleError for problems that are not served by formats.
     """
     missing = decomposed.serves(problem)

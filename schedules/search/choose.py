@@ -20,6 +20,11 @@ from sparsetir.schedules.default import (
     l3_bytes,
     vector_bits,
 )
+from sparsetir.schedules.gpu.sddmm import FusedNonzeros
+from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.gpu.spmm_groups import Groups
+from sparsetir.schedules.gpu.spmm_hyb import HybRows, shares_rows
+from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
 from sparsetir.schedules.registers import sum_vectors
@@ -28,13 +33,8 @@ from sparsetir.schedules.search.choose_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.sddmm import SddmmGroups
-from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_groups import Groups
-from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
-from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from math import gcd
 from typing import Any
 
+from sparsetir.schedules.gpu.features import vector_width
+from sparsetir.schedules.gpu.spmm_panels import PanelThreads
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.templates import decomposed
-from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.spmm_panels import MOST_COMPACT, MOST_ROWS, PanelRows
-from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 
 __all__ = ["gpu_panel_choices", "panel_choices"]
 

@@ -17,6 +17,11 @@ from typing import Any
 from sparsetir import formats
 from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.default import is_gpu, vector_bits
+from sparsetir.schedules.gpu.features import vector_width
+from sparsetir.schedules.gpu.sddmm import FusedNonzeros
+from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.gpu.spmm_groups import SPLITS, Groups
+from sparsetir.schedules.gpu.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.spmv import serves as slices_serve
 from sparsetir.schedules.registers import sum_vectors
@@ -26,15 +31,10 @@ from sparsetir.schedules.search.choose_sorted import sorted_choices
 from sparsetir.schedules.search.panel_space import gpu_panel_choices, panel_choices
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.sddmm import SddmmGroups
-from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_groups import SPLITS, Groups
-from sparsetir.schedules.templates.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.rows import ROWS_FROM

@@ -6,6 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparsetir.schedules.gpu import rgms as rgms_gpu
+from sparsetir.schedules.gpu import rgms_gradients as rgms_gradients_gpu
+from sparsetir.schedules.gpu import rgms_tensor_cores, spmm_groups, spmm_hyb, spmm_tensor_cores
+from sparsetir.schedules.gpu import sddmm as sddmm_gpu
+from sparsetir.schedules.gpu import spmm as spmm_gpu
+from sparsetir.schedules.gpu import spmm_panels as spmm_panels_gpu
 from sparsetir.schedules.operators.problems import Arranged, Sddmm, Spmm, in_csr
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
@@ -16,20 +22,11 @@ from sparsetir.schedules.templates import (
     amx,
     decomposed,
     rgms,
-    rgms_gpu,
-    rgms_gradients_gpu,
-    rgms_tensor_cores,
     sddmm,
-    sddmm_gpu,
     spmm,
     spmm_blocks,
-    spmm_gpu,
-    spmm_groups,
-    spmm_hyb,
     spmm_panels,
-    spmm_panels_gpu,
     spmm_sorted,
-    spmm_tensor_cores,
     spmv,
 )
 from sparsetir.sparse_ir.nodes import SparseFunc

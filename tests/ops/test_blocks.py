@@ -12,10 +12,10 @@ from pairs import by_turns
 from sparsetir import ops
 from sparsetir.ops import blocks
 from sparsetir.request import request
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.targets import resolve_target
 from spmm_gpu_common import kernel, run_kernel
 

@@ -15,10 +15,10 @@ from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, covering
 from sparsetir import ScheduleError, lower, masks
-from sparsetir.schedules.passes import software_pipeline, tile_cuts
-from sparsetir.schedules.passes.in_warp_tiles import in_warp_tiles
+from sparsetir.schedules.gpu.block_attention import WarpTiles, apply
+from sparsetir.schedules.gpu.passes import software_pipeline, tile_cuts
+from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
 from sparsetir.schedules.templates import block_attention, block_attention_backward
-from sparsetir.schedules.templates.block_attention_gpu import WarpTiles, apply
 from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import bfloat16_arrays, compile_cuda, instructions
 

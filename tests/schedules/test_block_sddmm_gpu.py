@@ -10,7 +10,7 @@ from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from pairs import by_default
 from sparsetir import interpret
-from sparsetir.schedules.templates.block_sddmm_gpu import BlockSddmm, WarpTiles, apply, program
+from sparsetir.schedules.gpu.block_sddmm import BlockSddmm, WarpTiles, apply, program
 from spmm_gpu_common import bfloat16_arrays, check
 
 HEADS, MB, NB = 2, 4, 3

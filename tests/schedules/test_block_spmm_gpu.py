@@ -11,8 +11,8 @@ from cuda_stages import CudaStages
 from pairs import by_default
 from sparsetir import interpret
 from sparsetir.formats import BSR
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores, apply
 from sparsetir.schedules.operators.block_spmm import BlockSpmm, program
-from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores, apply
 from spmm_gpu_common import bfloat16_arrays, check
 
 HEADS, MB, NB = 2, 4, 3

@@ -8,14 +8,14 @@ import tvm
 
 from sparsetir.formats import BSR
 from sparsetir.schedules.default import l2_bytes, vector_bits
+from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.gpu.spmm_groups import Groups
+from sparsetir.schedules.gpu.spmm_hyb import HybRows
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.search.choose import NARROW, Statistics, candidates, choose
 from sparsetir.schedules.search.locality import Locality
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_groups import Groups
-from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 CPU = tvm.target.Target({"kind": "llvm", "mcpu": "icelake-server"})

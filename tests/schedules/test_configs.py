@@ -25,25 +25,25 @@ from sparsetir.formats import (
     by_band,
 )
 from sparsetir.formats.format import REGISTRY
+from sparsetir.schedules.gpu.rgms import RelationalRows
+from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
+from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
+from sparsetir.schedules.gpu.sddmm import FusedNonzeros
+from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.gpu.spmm_groups import Groups
+from sparsetir.schedules.gpu.spmm_hyb import HybRows
+from sparsetir.schedules.gpu.spmm_panels import PanelThreads
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.search.configs import from_data, to_data
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.rgms import TiledRelations
-from sparsetir.schedules.templates.rgms_gpu import RelationalRows
-from sparsetir.schedules.templates.rgms_gradients_gpu import GradientTiles
-from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.templates.sddmm import SddmmGroups
-from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_groups import Groups
-from sparsetir.schedules.templates.spmm_hyb import HybRows
 from sparsetir.schedules.templates.spmm_panels import PanelRows
-from sparsetir.schedules.templates.spmm_panels_gpu import PanelThreads
 from sparsetir.schedules.templates.spmm_sorted import SortedRows
-from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.templates.spmv import SlicedRows
 
 STORED = (

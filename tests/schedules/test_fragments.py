@@ -9,7 +9,7 @@ import pytest
 from tvm import tirx
 
 from cuda_runner import CudaFunction, requires_cuda_text
-from sparsetir.schedules.passes.fragments import (
+from sparsetir.schedules.gpu.passes.fragments import (
     LEFT,
     RIGHT,
     SUMS,
@@ -20,9 +20,9 @@ from sparsetir.schedules.passes.fragments import (
     place_of_sum,
     registers,
 )
+from sparsetir.schedules.gpu.passes.ptx import multiply
 from sparsetir.schedules.passes.nests import allocated, block_of, for_threads, unrolled
 from sparsetir.schedules.passes.parallel_loops import thread_axis
-from sparsetir.schedules.passes.ptx import multiply
 from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.statements import barrier, loop_over

@@ -18,9 +18,9 @@ from pairs import by_default, by_turns
 from programs import CASES, PROGRAMS, Program
 from sparsetir import Schedule, ScheduleError
 from sparsetir.pipeline import lower
+from sparsetir.schedules.gpu.features import vector_width
+from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.gpu_features import vector_width
-from sparsetir.schedules.templates.spmm_groups import Groups, apply
 from spmm_gpu_common import GPU, compile_cuda
 
 

@@ -29,7 +29,7 @@ from gpu_runner import (
 )
 from programs import PROGRAMS
 from sparsetir.formats import Hyb, Operand, Pattern
-from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
+from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.sparse_ir import script as T

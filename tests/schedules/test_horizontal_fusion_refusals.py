@@ -12,7 +12,7 @@ import tvm_ffi
 from tvm import tirx
 
 from gpu_runner import OpenCLFunction, requires_opencl
-from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
+from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.sparse_ir.errors import ScheduleError
 

@@ -20,14 +20,15 @@ from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import Pattern, RelationalHyb
 from sparsetir.pipeline import lower_template
+from sparsetir.schedules.gpu import rgms as rgms_gpu
+from sparsetir.schedules.gpu import rgms_tensor_cores
+from sparsetir.schedules.gpu.rgms import RelationalRows
+from sparsetir.schedules.gpu.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates import rgms_gpu, rgms_tensor_cores
 from sparsetir.schedules.templates.registry import TEMPLATES, template_of
-from sparsetir.schedules.templates.rgms_gpu import RelationalRows
-from sparsetir.schedules.templates.rgms_tensor_cores import RelationalTensorCores
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.targets import resolve_target

@@ -19,13 +19,13 @@ from sparsetir import interpret
 from sparsetir.build import kernel_of
 from sparsetir.formats import Pattern
 from sparsetir.pipeline import lower_template
+from sparsetir.schedules.gpu import rgms_gradients as template
+from sparsetir.schedules.gpu.rgms_gradients import GradientTiles
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
 from sparsetir.schedules.operators.rgms_gradients import program as operator
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates import rgms_gradients_gpu as template
 from sparsetir.schedules.templates.registry import TEMPLATES, template_of
-from sparsetir.schedules.templates.rgms_gradients_gpu import GradientTiles
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 from spmm_gpu_common import as_dtype, bfloat16_arrays, compile_cuda, instructions

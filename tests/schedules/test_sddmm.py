@@ -253,7 +253,7 @@ def test_refusals(values, message):
 
 def test_configs_that_do_not_serve_a_feature_size():
     from sparsetir import ScheduleError
-    from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros
+    from sparsetir.schedules.gpu.sddmm import FusedNonzeros
 
     for config in (sddmm.SddmmGroups(16, 8, 2), FusedNonzeros(8, 16, 2, 4, 1)):
         assert config.tiles(64) == 2

@@ -16,11 +16,11 @@ from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, lower_sparse_buffer
 from sparsetir.pipeline import lower
+from sparsetir.schedules.gpu.sddmm import FusedNonzeros, apply
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.operators.sddmm import program
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.sddmm_gpu import FusedNonzeros, apply
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from spmm_gpu_common import (

@@ -19,13 +19,13 @@ from cuda_runner import KernelError, requires_cuda_text
 from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.pipeline import lower
+from sparsetir.schedules.gpu.features import vector_width
+from sparsetir.schedules.gpu.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.gpu.spmm import RowSplit, apply
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.in_one_piece import in_one_piece
 from sparsetir.schedules.passes.launches import count_launches
-from sparsetir.schedules.templates.gpu_features import vector_width
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm_gpu import RowSplit, apply
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.promises import promises_of
 from spmm_gpu_common import (

@@ -19,11 +19,11 @@ from cuda_stages import CudaStages
 from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, by_turns
 from sparsetir import from_source, lower_sparse_buffer
+from sparsetir.schedules.gpu.spmm_groups import Groups, apply
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.search.spaces import space
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm_groups import Groups, apply
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.promises import promises_of
 from spmm_gpu_common import (

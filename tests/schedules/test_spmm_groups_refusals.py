@@ -12,9 +12,9 @@ import pytest
 
 import spmm_gpu_common
 from sparsetir import ScheduleError
+from sparsetir.schedules.gpu.spmm_groups import Groups
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm_groups import Groups
 
 scheduled = functools.partial(spmm_gpu_common.scheduled, TEMPLATES[Groups])
 

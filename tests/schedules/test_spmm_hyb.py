@@ -18,11 +18,11 @@ from gpu_runner import ATOMIC_ADD_PRELUDE, cuda_source, requires_nvcc, requires_
 from pairs import by_turns
 from sparsetir import ScheduleError, lower_sparse_buffer
 from sparsetir.pipeline import lower_template
+from sparsetir.schedules.gpu.spmm_hyb import HybRows, apply, arrange, program
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm_hyb import HybRows, apply, arrange, program
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_ir.schedule import Schedule

@@ -19,16 +19,16 @@ from sparsetir.build import kernel_of
 from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
 from sparsetir.pipeline import lower_template
 from sparsetir.request import request
+from sparsetir.schedules.gpu import spmm_tensor_cores
+from sparsetir.schedules.gpu.passes.one_shared_array import one_shared_array
+from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
-from sparsetir.schedules.passes.one_shared_array import one_shared_array
 from sparsetir.schedules.search.by_format import by_format
 from sparsetir.schedules.search.choose import choose
 from sparsetir.schedules.search.spaces import space
-from sparsetir.schedules.templates import spmm_tensor_cores
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
-from sparsetir.schedules.templates.spmm_tensor_cores import TensorCores
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.schedule import Schedule

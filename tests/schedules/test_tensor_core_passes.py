@@ -10,10 +10,10 @@ from tvm.script import tirx as T
 from sparsetir import Schedule
 from sparsetir.formats import BSR, SRBCRS, Operand
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
-from sparsetir.schedules.passes.copy_together import copy_together
-from sparsetir.schedules.passes.on_tensor_cores import on_tensor_cores
-from sparsetir.schedules.passes.shared_tiles import shared_tiles
-from sparsetir.schedules.passes.software_pipeline import software_pipeline
+from sparsetir.schedules.gpu.passes.copy_together import copy_together
+from sparsetir.schedules.gpu.passes.on_tensor_cores import on_tensor_cores
+from sparsetir.schedules.gpu.passes.shared_tiles import shared_tiles
+from sparsetir.schedules.gpu.passes.software_pipeline import software_pipeline
 from sparsetir.sparse_ir.errors import ScheduleError
 from stage2 import golden, plain_text
 from tensor_cores_common import spmm

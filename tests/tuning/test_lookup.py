@@ -12,10 +12,10 @@ import scipy.sparse as sp
 
 import sparsetir
 from sparsetir._versions import VERSIONS
+from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.sddmm import SddmmGroups
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.targets import resolve_target
 from sparsetir.tuning import lookup
 from sparsetir.tuning.fingerprint import Sizes

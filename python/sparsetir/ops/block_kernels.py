@@ -19,12 +19,9 @@ from sparsetir.ops.message_kernels import is_parallel
 from sparsetir.ops.structure import DTYPES, target_of
 from sparsetir.pipeline import lower
 from sparsetir.schedules.default import is_gpu, vector_bits
+from sparsetir.schedules.gpu import block_attention as block_attention_gpu
 from sparsetir.schedules.search.edge_space import EXPONENTIAL
-from sparsetir.schedules.templates import (
-    block_attention,
-    block_attention_backward,
-    block_attention_gpu,
-)
+from sparsetir.schedules.templates import block_attention, block_attention_backward
 
 __all__ = ["attention", "gradients"]
 

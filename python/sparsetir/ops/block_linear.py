@@ -24,14 +24,14 @@ from sparsetir.pipeline import lower, lower_template
 from sparsetir.pool import pays
 from sparsetir.request import default_threads
 from sparsetir.schedules.default import vector_bits
+from sparsetir.schedules.gpu.spmm_tensor_cores import apply as tensor_cores
+from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.schedules.operators.block_spmm import program as block_spmm
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates import block_linear as template
 from sparsetir.schedules.templates.block_linear import BlockTile
-from sparsetir.schedules.templates.spmm_tensor_cores import apply as tensor_cores
-from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 
 __all__ = ["block_linear", "block_outer"]
 

@@ -16,8 +16,8 @@ from sparsetir.ops.cache import lasting
 from sparsetir.ops.compress import transpose
 from sparsetir.plan import Plan, plan
 from sparsetir.schedules.default import is_gpu, vector_bits
+from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, vector_lanes
-from sparsetir.schedules.templates.spmm_tensor_cores import for_format
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = ["Blocks"]

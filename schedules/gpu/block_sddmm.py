@@ -7,9 +7,9 @@ warps; those of Y that belong to a stored block are copied to shared memory some
 
 from __future__ import annotations
 
+from sparsetir.schedules.gpu.block_attention import WarpTiles
+from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
 from sparsetir.schedules.operators.block_sddmm import BlockSddmm, program
-from sparsetir.schedules.passes.in_warp_tiles import in_warp_tiles
-from sparsetir.schedules.templates.block_attention_gpu import WarpTiles
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["BlockSddmm", "WarpTiles", "apply", "program"]

@@ -7,10 +7,10 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.fragments import SUMS, place_of_sum
+from sparsetir.schedules.gpu.passes.fragments import SUMS, place_of_sum
+from sparsetir.schedules.gpu.passes.tile_parts import Nest, RegisterTile
+from sparsetir.schedules.gpu.passes.tile_programs import ROWS, TileProgram, is_load
 from sparsetir.schedules.passes.nests import WARP, unrolled
-from sparsetir.schedules.passes.tile_parts import Nest, RegisterTile
-from sparsetir.schedules.passes.tile_programs import ROWS, TileProgram, is_load
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.statements import loop_over

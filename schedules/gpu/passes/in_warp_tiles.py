@@ -36,8 +36,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.copy_together import copy_together
-from sparsetir.schedules.passes.fragments import (
+from sparsetir.schedules.gpu.passes.copy_together import copy_together
+from sparsetir.schedules.gpu.passes.fragments import (
     LEFT,
     RIGHT,
     SUMS,
@@ -46,21 +46,21 @@ from sparsetir.schedules.passes.fragments import (
     load_left,
     load_right,
 )
-from sparsetir.schedules.passes.nests import block_of, for_threads, unrolled
-from sparsetir.schedules.passes.ptx import commit_copies, multiply, wait_for_copies
-from sparsetir.schedules.passes.software_pipeline import (
+from sparsetir.schedules.gpu.passes.ptx import commit_copies, multiply, wait_for_copies
+from sparsetir.schedules.gpu.passes.software_pipeline import (
     DYNAMIC_BYTES,
     MAX_SHARED,
     software_pipeline,
 )
-from sparsetir.schedules.passes.tile_elements import Elements
-from sparsetir.schedules.passes.tile_parts import VECTOR, Factor, Loop, Nest, RegisterTile, Side
-from sparsetir.schedules.passes.tile_programs import (
+from sparsetir.schedules.gpu.passes.tile_elements import Elements
+from sparsetir.schedules.gpu.passes.tile_parts import VECTOR, Factor, Loop, Nest, RegisterTile, Side
+from sparsetir.schedules.gpu.passes.tile_programs import (
     COLUMNS,
     ROWS,
     WHO,
     TileProgram,
 )
+from sparsetir.schedules.passes.nests import block_of, for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute

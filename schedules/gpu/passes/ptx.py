@@ -63,7 +63,7 @@ def multiply(dtype: str, sums: Sequence[Any], left: Sequence[Any], right: Sequen
 
     dtype : of the factors, as in :data:`PRODUCTS`
     sums : elements of a local buffer; left, right : uint32. Which places these hold is told at
-        :mod:`sparsetir.schedules.passes.fragments`
+        :mod:`sparsetir.schedules.gpu.passes.fragments`
     """
     return _instruction(PRODUCTS[dtype].mnemonic, *sums, *left, *right, *sums)
 

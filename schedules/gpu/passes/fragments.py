@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tvm import tirx
 
-from sparsetir.schedules.passes.ptx import PRODUCTS, load_matrices, pack
+from sparsetir.schedules.gpu.passes.ptx import PRODUCTS, load_matrices, pack
 from sparsetir.sparse_ir.nodes import buffer_var
 
 __all__ = [

@@ -1,6 +1,6 @@
 """Relational gather-matmul-scatter on the tensor cores of a GPU. (SparseTIR, section 4.4.1.)
 
-As :mod:`sparsetir.schedules.templates.rgms_gpu`, in tiles of rows of one relation, all buckets in
+As :mod:`sparsetir.schedules.gpu.rgms`, in tiles of rows of one relation, all buckets in
 one launch, with factors of 16 bits and sums in float32, which are added to a float32 Y atomically.
 
 The rows that an element gathers are summed in float32, then rounded to the type of X once, since
@@ -9,8 +9,8 @@ beside those of X and W. Fragments of 16 bits as sums would be rounded with each
 beyond the range of float16 becomes an infinity. In bucket 0 without weights there is nothing to
 sum: rows are copied to shared memory asynchronously, and nothing is rounded.
 
-Padding meets no number (see :mod:`sparsetir.schedules.passes.inner_sums`): rows and columns of a
-tile that are padding are multiplied, and not written.
+Padding meets no number (see :mod:`sparsetir.schedules.gpu.passes.inner_sums`): rows and columns of
+a tile that are padding are multiplied, and not written.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from typing import Any
 
 from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
-from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
-from sparsetir.schedules.passes.ptx import PRODUCTS
-from sparsetir.schedules.templates import rgms_tiles
-from sparsetir.schedules.templates.rgms_tiles import (
+from sparsetir.schedules.gpu import rgms_tiles
+from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
+from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
+from sparsetir.schedules.gpu.rgms_tiles import (
     RelationalTiles,
     arrange,
     in_tiles,
@@ -34,7 +32,9 @@ from sparsetir.schedules.templates.rgms_tiles import (
     tile_of,
     vectors_of,
 )
-from sparsetir.schedules.templates.spmm_tensor_cores import has_instructions
+from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -107,7 +107,7 @@ def configs(
 
 
 def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
-    """As :func:`sparsetir.schedules.templates.rgms_tiles.program`, of 16-bit operands.
+    """As :func:`sparsetir.schedules.gpu.rgms_tiles.program`, of 16-bit operands.
 
     Raises ScheduleError for what :func:`serves` names.
     """
@@ -123,7 +123,7 @@ def program(problem: Rgms, config: RelationalTensorCores) -> SparseFunc:
 def apply(sch: Schedule, config: RelationalTensorCores) -> None:
     """Schedule a program that is decomposed into tiles of rows, by primitives of both stages.
 
-    As :func:`sparsetir.schedules.templates.rgms_gpu.apply`, with products on tensor cores.
+    As :func:`sparsetir.schedules.gpu.rgms.apply`, with products on tensor cores.
     """
     dtypes = {b.dtype for b in sch.func.buffers} & set(PRODUCTS)
     if len(dtypes) != 1:

@@ -2,7 +2,7 @@
 
 (SparseTIR, section 4.2.1.) A program over CSR is decomposed into one iteration for each bucket of
 each column part (`formats/hyb.py`), and each is given the form of the template for CSR: threads
-hold the features of a tile in registers, see `gpu_features.py`. A bucket's rows have 2^b slots, a
+hold the features of a tile in registers, see `features.py`. A bucket's rows have 2^b slots, a
 constant, so that the loop over them is unrolled. A row of threads goes through `work` >> b rows of
 bucket b one after the other, so that all have about as many elements; then all buckets are fused
 into one launch. Another launch before it sets C to zero.
@@ -23,12 +23,7 @@ from tvm import s_tir, tirx
 from sparsetir.formats import Hyb
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.arguments import expect, is_power_of_two
-from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
-from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
-from sparsetir.schedules.passes.in_one_piece import in_one_piece
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.templates.gpu_features import (
+from sparsetir.schedules.gpu.features import (
     GpuTiled,
     feature_loops,
     in_registers,
@@ -36,9 +31,14 @@ from sparsetir.schedules.templates.gpu_features import (
     reads_of_elements,
     row_sums,
 )
+from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
+from sparsetir.schedules.gpu.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.gpu.spmm import RowSplit
+from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program as operator
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.row_shapes import row_pieces
 from sparsetir.schedules.templates.shapes import DenseLoops
-from sparsetir.schedules.templates.spmm_gpu import RowSplit
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -171,7 +171,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
         with T.sp_iter([IO, IB, JB, K], "SSRS", "spmm_b0") as [io, ib, jb, k]: ...
 
         with T.sp_iter([K0, IO, IB, K1], "SSSS", "spmm_b0") as [k0, io, ib, k1]:
-            ...  # as in :func:`sparsetir.schedules.templates.gpu_features.row_sums`
+            ...  # as in :func:`sparsetir.schedules.gpu.features.row_sums`
             ...  # spmm_b0_write of rows in one piece, spmm_b0_write_add of the others
 
     Raises ScheduleError for vectors of more than 16 bytes.

@@ -24,10 +24,8 @@ from typing import Any
 
 from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
-from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.operators.rgms import Rgms
-from sparsetir.schedules.passes.register_tiles import register_tiles
-from sparsetir.schedules.templates.rgms_tiles import (
+from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
+from sparsetir.schedules.gpu.rgms_tiles import (
     RelationalTiles,
     arrange,
     in_tiles,
@@ -36,6 +34,8 @@ from sparsetir.schedules.templates.rgms_tiles import (
     tile_of,
     vectors_of,
 )
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["RelationalRows", "apply", "arrange", "configs", "program", "sizes_of"]
@@ -110,9 +110,9 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
             T.sp_iter_attr({"atomic": 1})
             ...
 
-    Stage II parts the sum over JB from that over K (:mod:`sparsetir.schedules.passes.inner_sums`),
-    divides the steps among threads, and puts the buckets on one grid. Raises ScheduleError for a
-    program of another shape.
+    Stage II parts the sum over JB from that over K
+    (:mod:`sparsetir.schedules.gpu.passes.inner_sums`), divides the steps among threads, and puts
+    the buckets on one grid. Raises ScheduleError for a program of another shape.
     """
 
     def multiply(product: str, steps: list[str]) -> None:

@@ -17,7 +17,7 @@ After `copy_together(func, "B_ws_copy0", warps=4, vector=8)`, where each thread 
 
 Rows of the shared array get 16 bytes more where that keeps the 8 rows which `ldmatrix` loads at
 a time in different banks. Whoever reads what was copied waits for it first: see
-:mod:`sparsetir.schedules.passes.software_pipeline`.
+:mod:`sparsetir.schedules.gpu.passes.software_pipeline`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 
 from tvm import ir, tirx
 
+from sparsetir.schedules.gpu.passes.ptx import COPY_BYTES, copy_async
 from sparsetir.schedules.passes.nests import (
     WARP,
     element_bytes,
@@ -38,7 +39,6 @@ from sparsetir.schedules.passes.nests import (
     unrolled,
     with_buffer,
 )
-from sparsetir.schedules.passes.ptx import COPY_BYTES, copy_async
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, substitute

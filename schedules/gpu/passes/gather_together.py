@@ -1,6 +1,6 @@
 """Sums of rows that are gathered, to shared memory by all threads of a block.
 
-Before, the nest of inner sums as :mod:`sparsetir.schedules.passes.inner_sums` makes it::
+Before, the nest of inner sums as :mod:`sparsetir.schedules.gpu.passes.inner_sums` makes it::
 
     for it, k1 in T.grid(32, 16):
         with T.sblock("rgms0_gather"):
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.copy_together import padded
+from sparsetir.schedules.gpu.passes.copy_together import padded
 from sparsetir.schedules.passes.nests import (
     WARP,
     Nest,

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.schedules.arguments import expect, is_power_of_two
-from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
-from sparsetir.schedules.templates.gpu_features import (
+from sparsetir.schedules.gpu.features import (
     GpuTiled,
     feature_loops,
     occupy,
     vector_width,
 )
+from sparsetir.schedules.operators.problems import accumulator
+from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
 from sparsetir.schedules.templates.shapes import element_reduction
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -42,7 +42,7 @@ class FusedNonzeros(GpuTiled):
     groups : of `threads` in a thread block
     work : non-zeros of a group
     vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
+        :class:`sparsetir.schedules.gpu.features.GpuTiled`
     """
 
     threads: int = 8

@@ -25,9 +25,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.arguments import expect
-from sparsetir.schedules.passes.in_one_piece import in_one_piece
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.templates.gpu_features import (
+from sparsetir.schedules.gpu.features import (
     GpuTiled,
     in_registers,
     occupy,
@@ -35,6 +33,8 @@ from sparsetir.schedules.templates.gpu_features import (
     row_sums,
     vector_width,
 )
+from sparsetir.schedules.gpu.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
@@ -56,7 +56,7 @@ class RowSplit(GpuTiled):
     threads : threads of a row
     rows_per_block : rows of a thread block
     vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
+        :class:`sparsetir.schedules.gpu.features.GpuTiled`
     row_cache : stage column indices and values in shared memory; with one row per block
     """
 
@@ -98,7 +98,7 @@ class RowSplit(GpuTiled):
 def apply(sch: Schedule, config: RowSplit) -> None:
     """Schedule a program that reduces over what rows store, by primitives of both stages.
 
-    What is done in stage I is shown at :func:`sparsetir.schedules.templates.gpu_features.row_sums`.
+    What is done in stage I is shown at :func:`sparsetir.schedules.gpu.features.row_sums`.
     Raises ScheduleError for a program of another shape, and for vectors of more than 16 bytes.
     """
     found = row_reduction(sch, "RowSplit")

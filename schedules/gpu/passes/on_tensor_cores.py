@@ -36,7 +36,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.fragments import (
+from sparsetir.schedules.gpu.passes.fragments import (
     LEFT,
     RIGHT,
     SUMS,
@@ -46,6 +46,7 @@ from sparsetir.schedules.passes.fragments import (
     place_of_sum,
     registers,
 )
+from sparsetir.schedules.gpu.passes.ptx import PRODUCTS, multiply
 from sparsetir.schedules.passes.nests import (
     Nest,
     allocated,
@@ -55,7 +56,6 @@ from sparsetir.schedules.passes.nests import (
     unrolled,
     with_buffer,
 )
-from sparsetir.schedules.passes.ptx import PRODUCTS, multiply
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, substitute

@@ -1,4 +1,4 @@
-"""Programs of tiles as :mod:`sparsetir.schedules.passes.in_warp_tiles` reads them.
+"""Programs of tiles as :mod:`sparsetir.schedules.gpu.passes.in_warp_tiles` reads them.
 
 What each statement of a block is: a product, elements, sums over rows, or a loop around such; which
 buffers are tiles in registers; and which factors of products are in shared memory.
@@ -12,10 +12,9 @@ from typing import Any, NoReturn
 import tvm_ffi
 from tvm import ir, s_tir, tirx
 
-from sparsetir.schedules.passes.nests import WARP
-from sparsetir.schedules.passes.ptx import PRODUCTS
-from sparsetir.schedules.passes.tile_cuts import find_parts
-from sparsetir.schedules.passes.tile_parts import (
+from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
+from sparsetir.schedules.gpu.passes.tile_cuts import find_parts
+from sparsetir.schedules.gpu.passes.tile_parts import (
     Factor,
     Loop,
     Nest,
@@ -23,6 +22,7 @@ from sparsetir.schedules.passes.tile_parts import (
     Side,
     stride_of,
 )
+from sparsetir.schedules.passes.nests import WARP
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import (

@@ -1,7 +1,7 @@
 """What relational gather-matmul-scatter on GPUs shares, without tensor cores and with them.
 
 Tiles of rows of one relation, in 3-D hyb: the fields of configs, the program, what kernels take of
-a pattern, and the schedule but for the product. :mod:`sparsetir.schedules.templates.rgms_gpu` says
+a pattern, and the schedule but for the product. :mod:`sparsetir.schedules.gpu.rgms` says
 how they are computed.
 """
 
@@ -18,17 +18,17 @@ from tvm import DataType, ir, tirx
 from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
+from sparsetir.schedules.gpu.passes.copy_together import copy_together
+from sparsetir.schedules.gpu.passes.gather_together import gather_together
+from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
+from sparsetir.schedules.gpu.passes.inner_sums import inner_sums
+from sparsetir.schedules.gpu.passes.software_pipeline import MAX_SHARED, software_pipeline
 from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
 from sparsetir.schedules.operators.rgms import program as operator
-from sparsetir.schedules.passes.copy_together import copy_together
-from sparsetir.schedules.passes.gather_together import gather_together
-from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
-from sparsetir.schedules.passes.inner_sums import inner_sums
 from sparsetir.schedules.passes.nests import find_nest
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.passes.software_pipeline import MAX_SHARED, software_pipeline
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError

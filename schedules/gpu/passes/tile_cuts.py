@@ -20,7 +20,7 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.schedules.passes.tile_parts import Loop, Nest, Parts, RegisterTile
+from sparsetir.schedules.gpu.passes.tile_parts import Loop, Nest, Parts, RegisterTile
 from sparsetir.sparse_ir.expressions import dtype_of
 from sparsetir.sparse_ir.nodes import loads_of
 

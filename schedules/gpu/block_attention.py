@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsetir.schedules.arguments import expect, expect_at_least
-from sparsetir.schedules.passes.in_warp_tiles import in_warp_tiles
+from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
 from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration
 from sparsetir.sparse_ir.schedule import Schedule
@@ -51,7 +51,7 @@ def apply(sch: Schedule, config: WarpTiles) -> None:
                 with T.sp_iter([JI, II], "SS", "powers") as [ji, ii]: ...
 
     H and IO are divided among blocks of threads, in stage I; II among warps, in stage II
-    (:func:`sparsetir.schedules.passes.in_warp_tiles.in_warp_tiles`).
+    (:func:`sparsetir.schedules.gpu.passes.in_warp_tiles.in_warp_tiles`).
 
     Raises ScheduleError for a program of another shape.
     """

@@ -1,8 +1,8 @@
 """Products with a matrix that are multiplied with many rows, one for each element (GPU).
 
-The other order of :mod:`sparsetir.schedules.passes.inner_sums`: what all elements of a row share is
-a product of tiles, and each element's sum is one with that. Before, where `k0` and `rt` are divided
-among blocks of threads, which add atomically::
+The other order of :mod:`sparsetir.schedules.gpu.passes.inner_sums`: what all elements of a row
+share is a product of tiles, and each element's sum is one with that. Before, where `k0` and `rt`
+are divided among blocks of threads, which add atomically::
 
     for k0, rt in T.grid(...):
       for it, jb, k1, l0, l1 in T.grid(32, 4, 64, (feat + 15) // 16, 16):
@@ -40,7 +40,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.atomic_products import (
+from sparsetir.schedules.gpu.passes.atomic_products import (
     AtomicProduct,
     at,
     atomic_product,

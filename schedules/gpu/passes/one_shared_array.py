@@ -14,8 +14,8 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.gpu.passes.software_pipeline import MAX_SHARED
 from sparsetir.schedules.passes.nests import element_bytes
-from sparsetir.schedules.passes.software_pipeline import MAX_SHARED
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute

@@ -1,6 +1,6 @@
 """Products of tiles in shared memory by threads that keep a tile of the sums in registers each.
 
-What :mod:`sparsetir.schedules.passes.on_tensor_cores` does for 16-bit types, for any. Before::
+What :mod:`sparsetir.schedules.gpu.passes.on_tensor_cores` does for 16-bit types, for any. Before::
 
     for it, l1 in T.grid(32, 64):
         with T.sblock("start0"): Y_ws[it, l1] = 0.0
@@ -35,7 +35,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.gather_together import VECTOR_BYTES, in_vector
+from sparsetir.schedules.gpu.passes.gather_together import VECTOR_BYTES, in_vector
 from sparsetir.schedules.passes.nests import (
     WARP,
     Nest,

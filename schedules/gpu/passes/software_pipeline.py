@@ -1,7 +1,7 @@
 """Copies for later visits of a loop beside the work of this one (multi-stage software pipeline).
 
 The loop may run any number of times, which is known on the GPU alone. Before, with copies that
-:func:`sparsetir.schedules.passes.copy_together.copy_together` has made::
+:func:`sparsetir.schedules.gpu.passes.copy_together.copy_together` has made::
 
     for jo in range(indptr[vio + 1] - indptr[vio]):
         with T.sblock("reduce0"):
@@ -37,6 +37,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.gpu.passes.ptx import commit_copies, wait_for_copies
 from sparsetir.schedules.passes.nests import (
     element_bytes,
     find_nest,
@@ -44,7 +45,6 @@ from sparsetir.schedules.passes.nests import (
     replaced,
     with_buffer,
 )
-from sparsetir.schedules.passes.ptx import commit_copies, wait_for_copies
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, nodes_of

@@ -1,7 +1,7 @@
 """Gradients of relational gather-matmul-scatter for weights on a GPU, each in one launch.
 
 Both programs are decomposed into tiles of rows of one relation (3-D hyb), as that of
-:mod:`sparsetir.schedules.templates.rgms_gpu` is. A block of threads takes one, with
+:mod:`sparsetir.schedules.gpu.rgms` is. A block of threads takes one, with
 
 - of the weights of relations a tile of features of X and of Y: it gathers rows of X, sums them up
   for each row of the tile in shared memory, copies rows of the gradient of Y beside them,
@@ -28,19 +28,15 @@ import numpy as np
 from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
-from sparsetir.schedules.operators.problems import Arranged
-from sparsetir.schedules.operators.relations import RelationPattern
-from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
-from sparsetir.schedules.operators.rgms_gradients import program as operator
-from sparsetir.schedules.passes.dots_together import dots_together
-from sparsetir.schedules.passes.horizontal_fuse import horizontal_fuse
-from sparsetir.schedules.passes.inner_products import inner_products
-from sparsetir.schedules.passes.inner_sums import inner_sums
-from sparsetir.schedules.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
-from sparsetir.schedules.passes.ptx import PRODUCTS
-from sparsetir.schedules.passes.register_tiles import register_tiles
-from sparsetir.schedules.templates import rgms_tiles
-from sparsetir.schedules.templates.rgms_tiles import (
+from sparsetir.schedules.gpu import rgms_tiles
+from sparsetir.schedules.gpu.passes.dots_together import dots_together
+from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
+from sparsetir.schedules.gpu.passes.inner_products import inner_products
+from sparsetir.schedules.gpu.passes.inner_sums import inner_sums
+from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
+from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
+from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
+from sparsetir.schedules.gpu.rgms_tiles import (
     by_threads,
     on_grid,
     sizes_of,
@@ -48,8 +44,12 @@ from sparsetir.schedules.templates.rgms_tiles import (
     unweighted,
     vectors_of,
 )
+from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
+from sparsetir.schedules.operators.problems import Arranged
+from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.schedules.operators.rgms_gradients import RgmsGradient
+from sparsetir.schedules.operators.rgms_gradients import program as operator
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
-from sparsetir.schedules.templates.spmm_tensor_cores import has_instructions
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
@@ -295,9 +295,10 @@ def apply(sch: Schedule, config: GradientTiles) -> None:
             ...
 
     Stage II parts the sum over JB from that over IB, some rows at a time
-    (:mod:`sparsetir.schedules.passes.inner_sums`), or, of the weights of edges, the product with
-    W from that with X (:mod:`sparsetir.schedules.passes.inner_products`), divides the steps among
-    threads, and puts the buckets on one grid. Raises ScheduleError for a program of another shape.
+    (:mod:`sparsetir.schedules.gpu.passes.inner_sums`), or, of the weights of edges, the product
+    with W from that with X (:mod:`sparsetir.schedules.gpu.passes.inner_products`), divides the
+    steps among threads, and puts the buckets on one grid. Raises ScheduleError for a program of
+    another shape.
     """
     first, parts = _found(sch)
     edges, tiles = parts[0].edges, 1 if parts[0].edges else 2

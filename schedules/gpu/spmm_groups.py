@@ -30,9 +30,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
-from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
-from sparsetir.schedules.passes.in_one_piece import in_one_piece
-from sparsetir.schedules.templates.gpu_features import (
+from sparsetir.schedules.gpu.features import (
     GpuTiled,
     feature_loops,
     gathered_vectors,
@@ -42,6 +40,8 @@ from sparsetir.schedules.templates.gpu_features import (
     set_before,
     vector_width,
 )
+from sparsetir.schedules.gpu.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -71,7 +71,7 @@ class Groups(GpuTiled):
         in chunks; "search" in the offsets of rows; "blocks" there between the rows of two blocks,
         which are a table (TACO's way)
     threads, vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
+        :class:`sparsetir.schedules.gpu.features.GpuTiled`
     block : threads of a block
     """
 

@@ -27,18 +27,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparsetir.schedules.arguments import expect
-from sparsetir.schedules.operators.problems import (
-    Arranged,
-    CsrPattern,
-    InOrder,
-    Spmm,
-    accumulator,
-)
-from sparsetir.schedules.passes.cases import cases
-from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
-from sparsetir.schedules.passes.where_visited import where_visited
-from sparsetir.schedules.passes.whole_steps import whole_steps
-from sparsetir.schedules.templates.gpu_features import (
+from sparsetir.schedules.gpu.features import (
     GpuTiled,
     feature_loops,
     gathered_vectors,
@@ -48,14 +37,25 @@ from sparsetir.schedules.templates.gpu_features import (
     set_before,
     vector_width,
 )
-from sparsetir.schedules.templates.shapes import row_reduction
-from sparsetir.schedules.templates.spmm_gpu import (
+from sparsetir.schedules.gpu.passes.where_visited import where_visited
+from sparsetir.schedules.gpu.passes.whole_steps import whole_steps
+from sparsetir.schedules.gpu.spmm import (
     MAX_OCCUPANCY,
     MAX_ROWS,
     MAX_SUMS,
     MAX_THREADS,
     RowSplit,
 )
+from sparsetir.schedules.operators.problems import (
+    Arranged,
+    CsrPattern,
+    InOrder,
+    Spmm,
+    accumulator,
+)
+from sparsetir.schedules.passes.cases import cases
+from sparsetir.schedules.passes.parallel_loops import in_vectors, innermost_block
+from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.computed import buffers_made_by
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -82,7 +82,7 @@ class PanelThreads(GpuTiled):
     packed : values come in the order of the panels, in an array of their own; else each is read
         where it is in the matrix, by its place, and needs no preparation
     threads, vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.templates.gpu_features.GpuTiled`
+        :class:`sparsetir.schedules.gpu.features.GpuTiled`
     """
 
     rows: int = 4

@@ -1,7 +1,7 @@
 """Blocks that add products to elements atomically, taken apart (GPU).
 
-What :mod:`sparsetir.schedules.passes.inner_sums` and
-:mod:`sparsetir.schedules.passes.inner_products` read, and how both write the steps of a tile.
+What :mod:`sparsetir.schedules.gpu.passes.inner_sums` and
+:mod:`sparsetir.schedules.gpu.passes.inner_products` read, and how both write the steps of a tile.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.atomic_products import (
+from sparsetir.schedules.gpu.passes.atomic_products import (
     AtomicProduct,
     at,
     atomic_product,

@@ -29,19 +29,19 @@ from sparsetir.formats import BSR, DBSR, SRBCRS, Format, Pattern
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
-from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
-from sparsetir.schedules.operators.spmm import program as operator
-from sparsetir.schedules.passes.copy_together import copy_together
-from sparsetir.schedules.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
-from sparsetir.schedules.passes.one_shared_array import one_shared_array
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.passes.ptx import COPY_BYTES, PRODUCTS
-from sparsetir.schedules.passes.shared_tiles import shared_tiles
-from sparsetir.schedules.passes.software_pipeline import (
+from sparsetir.schedules.gpu.passes.copy_together import copy_together
+from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
+from sparsetir.schedules.gpu.passes.one_shared_array import one_shared_array
+from sparsetir.schedules.gpu.passes.ptx import COPY_BYTES, PRODUCTS
+from sparsetir.schedules.gpu.passes.shared_tiles import shared_tiles
+from sparsetir.schedules.gpu.passes.software_pipeline import (
     DYNAMIC_BYTES,
     MAX_SHARED,
     software_pipeline,
 )
+from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
+from sparsetir.schedules.operators.spmm import program as operator
+from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape

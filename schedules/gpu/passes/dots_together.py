@@ -1,6 +1,6 @@
 """Sums over rows of two operands, by neighbouring threads each (GPU).
 
-Before, the nest that :mod:`sparsetir.schedules.passes.inner_products` leaves::
+Before, the nest that :mod:`sparsetir.schedules.gpu.passes.inner_products` leaves::
 
     for it, jb, k1 in T.grid(32, 4, 64):
         with T.sblock("rgms0_dots"):
@@ -31,8 +31,9 @@ from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.atomic_products import AtomicProduct, atomic_product
-from sparsetir.schedules.passes.gather_together import VECTOR_BYTES, in_vector
+from sparsetir.schedules.gpu.passes.atomic_products import AtomicProduct, atomic_product
+from sparsetir.schedules.gpu.passes.gather_together import VECTOR_BYTES, in_vector
+from sparsetir.schedules.gpu.passes.tile_elements import from_lane
 from sparsetir.schedules.passes.nests import (
     WARP,
     Nest,
@@ -43,7 +44,6 @@ from sparsetir.schedules.passes.nests import (
     replaced,
     unrolled,
 )
-from sparsetir.schedules.passes.tile_elements import from_lane
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.nodes import buffer_var, substitute

@@ -1,0 +1,1 @@
+"""GPU templates, and the passes that only they use."""

@@ -1,0 +1,1 @@
+"""Rewrites of stages II and III for GPUs."""
