@@ -26,6 +26,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     accesses_of,
+    declared,
     loads_of,
     map_expr,
     nodes_of,
@@ -65,7 +66,7 @@ def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
 
 def parallelizable(func: SparseFunc, it: SparseIteration) -> list[str]:
     """The race fact of each loop of an iteration, :data:`FREE` for those that may run at once."""
-    return races_of(plain_accesses(it, func), private_buffers(func).get(it.name, set()))
+    return races_of(plain_accesses(it, func), private_buffers(func, it))
 
 
 def writes_disjoint(func: SparseFunc, it: SparseIteration, place: int) -> bool:
@@ -123,7 +124,7 @@ def reorderable(func: SparseFunc, it: SparseIteration) -> Dependence | None:
     written = written_accesses(plain)
     if not written:
         return None
-    private = private_buffers(func).get(it.name, set()) if _allocates(func) else set()
+    private = private_buffers(func, it)
     for buffer, accesses in written.items():
         if buffer not in private:
             found = _dependence(func, plain, buffer, accesses)
@@ -136,10 +137,6 @@ def order_problem(func: SparseFunc, it: SparseIteration) -> str:
     """Why the result of an iteration depends on the order of its visits; "" where it does not."""
     found = None if ORDERED in it.annotations else reorderable(func, it)
     return "" if found is None else str(found)
-
-
-def _allocates(func: SparseFunc) -> bool:
-    return any(b.handle is None for b in func.buffers)
 
 
 def _dependence(
@@ -194,7 +191,8 @@ def _at_own_position(
     func: SparseFunc, buffer: Any, axis: Axis, coord: Any, accesses: list[list[Any]]
 ) -> bool:
     """Whether all accesses are where the iteration stands on an axis of the buffer."""
-    axes = next((b.axes for b in func.buffers if b.var.same_as(buffer)), None) or ()
+    found = declared(func).buffer_of(buffer)
+    axes = (found and found.axes) or ()
     at = [n for n, a in enumerate(axes) if a.name == axis.name]
     return bool(at) and all(
         isinstance(index[at[0]], ir.Var) and index[at[0]].same_as(coord) for index in accesses

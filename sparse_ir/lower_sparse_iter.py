@@ -133,7 +133,6 @@ class _Lowering:
         self.translate.rows = self.rows = RowSearch(func, self.translate)
         self.units = Units(self.space, self.translate)
         self.closed: set[Any] = set()  # locals of blocks that are finished
-        self.private = private_buffers(func)
         self.placed: set[Any] = set()  # buffers that are allocated in a visit's block
 
     def run(self) -> tirx.PrimFunc:
@@ -305,7 +304,7 @@ class _Lowering:
             (n for n, lv in enumerate(levels) if any("R" in u.kinds for u in lv.units)), None
         )
         units = [u for lv in levels for u in lv.units]
-        private = self.private.get(it.name, set())
+        private = private_buffers(self.func, it)
         in_turn = self.in_turn | self.rows.in_turn
         facts = races_of(self.plain.get(it.name, it), private, in_turn)
         self._refuse_races(it, units, facts)

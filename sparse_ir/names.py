@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import lru_cache
 
-from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, declared, sparse_iterations
 
 __all__ = ["fresh_name", "numbered"]
 
@@ -33,5 +33,4 @@ def fresh_name(func: SparseFunc, wish: str, also: Collection[str] = ()) -> str:
 @lru_cache(maxsize=1)  # a primitive asks for several names, of one function
 def _names(func: SparseFunc) -> frozenset[str]:
     """Of all that a function declares, and of its iterations."""
-    declared = (*func.params, *func.axes, *func.buffers, *sparse_iterations(func))
-    return frozenset(str(x.name) for x in declared)
+    return frozenset().union(*declared(func), (str(it.name) for it in sparse_iterations(func)))

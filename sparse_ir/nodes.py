@@ -10,9 +10,10 @@ Axes are identified by name within a function: names are unique there, and survi
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tvm
 import tvm_ffi
@@ -31,7 +32,9 @@ __all__ = [
     "SparseBuffer",
     "SparseFunc",
     "SparseIteration",
+    "Names",
     "buffer_var",
+    "declared",
     "entry_name",
     "flat_axes",
     "iteration_with",
@@ -330,7 +333,7 @@ class SparseFunc(BaseFunc):
         KeyError
             With the names there are.
         """
-        return _by_name(self.axes, name, "axis")
+        return _named(declared(self).axes, name, "axis")
 
     def buffer(self, name: str) -> SparseBuffer:
         """The buffer of a name.
@@ -349,7 +352,7 @@ class SparseFunc(BaseFunc):
         KeyError
             With the names there are.
         """
-        return _by_name(self.buffers, name, "buffer")
+        return _named(declared(self).buffers, name, "buffer")
 
     def replace(self, **changes: Any) -> SparseFunc:
         """A copy with some fields replaced.
@@ -386,6 +389,34 @@ class SparseFunc(BaseFunc):
 
     def __str__(self) -> str:
         return self.script()
+
+
+class Names(NamedTuple):
+    """What a function declares, by name."""
+
+    params: dict[str, Any]
+    axes: dict[str, Axis]
+    buffers: dict[str, SparseBuffer]
+
+    def declares(self, var: Any) -> bool:
+        """Whether a variable is a parameter, or that of a buffer."""
+        found = self.params.get(str(var.name))
+        return found is not None and found.same_as(var) or self.buffer_of(var) is not None
+
+    def buffer_of(self, var: Any) -> SparseBuffer | None:
+        """The buffer whose variable this is; None for one of a statement."""
+        found = self.buffers.get(str(var.name))
+        return found if found is not None and found.var.same_as(var) else None
+
+
+@functools.lru_cache(maxsize=4)
+def declared(func: SparseFunc) -> Names:
+    """What a function declares, read once: TVM's lists take long to go through."""
+    return Names(
+        {str(p.name): p for p in func.params},
+        {str(a.name): a for a in func.axes},
+        {str(b.name): b for b in func.buffers},
+    )
 
 
 def make_func(
@@ -523,11 +554,10 @@ def entry_name(node: Any) -> str:
     return "_".join(axis.name for axis in flat_axes([node]))
 
 
-def _by_name(items: Any, name: str, what: str) -> Any:
-    for item in items:
-        if item.name == name:
-            return item
-    raise KeyError(f"no {what} '{name}'; there are {[i.name for i in items]}")
+def _named(items: dict[str, Any], name: str, what: str) -> Any:
+    if name not in items:
+        raise KeyError(f"no {what} '{name}'; there are {[*items]}")
+    return items[name]
 
 
 def iteration_with(it: SparseIteration, **fields: Any) -> Any:

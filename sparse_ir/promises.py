@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.nodes import SparseFunc, declared
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 __all__ = [
@@ -89,7 +89,7 @@ def promise_problems(func: SparseFunc) -> Found:
     """The verifier's rule: promises are well formed, about integer parameters."""
     if PROMISES not in func.attrs:
         return
-    params = {str(p.name): p for p in func.params}
+    params = declared(func).params
     promises = func.attrs[PROMISES]
     if isinstance(promises, str | Mapping) or not isinstance(promises, Sequence):
         yield Broken(func.span, f"attribute '{PROMISES}': expected a list, got {promises!r}")

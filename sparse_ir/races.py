@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from typing import Any
 
 from tvm import ir, tirx
@@ -41,7 +42,6 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     loads_of,
     nodes_of,
-    sparse_iterations,
     stores_of,
     variables_of,
 )
@@ -105,22 +105,29 @@ def facts_of(block: Any) -> dict[Any, str]:
     return out
 
 
-def private_buffers(func: SparseFunc) -> dict[str, set[Any]]:
-    """The buffers, by iteration, that each of its visits has for itself.
+def private_buffers(func: SparseFunc, it: SparseIteration) -> set[Any]:
+    """The buffers that each visit of an iteration of the function has for itself.
 
-    An iteration's are also those of the iterations nested in it.
+    They are private to visits of the iterations nested in it, too.
     """
-    candidates = {b.var.__chandle__(): b for b in func.buffers if b.handle is None}
-    uses = _uses(func.body) if candidates else Counter()
-    out: dict[str, set[Any]] = {}
-    for it in sparse_iterations(func):
-        inside = _uses(it.body) if candidates else Counter()
-        out[it.name] = {
-            candidates[of].var
-            for of in candidates.keys() & inside.keys()
-            if inside[of] == uses[of] and _Flow(candidates[of]).reads_what_is_written(it.body)
-        }
-    return out
+    allocated = _allocated(func)
+    inside = _uses(it.body) if allocated else Counter()
+    return {
+        allocated[of].var
+        for of in allocated.keys() & inside.keys()
+        if inside[of] == _uses_in(func)[of] and _Flow(allocated[of]).reads_what_is_written(it.body)
+    }
+
+
+@lru_cache(maxsize=1)
+def _allocated(func: SparseFunc) -> dict[int, SparseBuffer]:
+    """The buffers that a function allocates, by their handles."""
+    return {b.var.__chandle__(): b for b in func.buffers if b.handle is None}
+
+
+@lru_cache(maxsize=1)
+def _uses_in(func: SparseFunc) -> Counter[int]:
+    return _uses(func.body)
 
 
 def _uses(tree: Any) -> Counter[int]:

@@ -28,9 +28,9 @@ from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
     PartAxis,
-    SparseBuffer,
     SparseFunc,
     SparseIteration,
+    declared,
     flat_axes,
     stores_of,
     variables_of,
@@ -133,7 +133,7 @@ def _axes_of_the_store(
     stores = stores_of(it.init)
     if len(stores) != 1 or it.init is not stores[0] and not it.init.same_as(stores[0]):
         return None
-    buf = _declared(stores[0], func)
+    buf = declared(func).buffer_of(stores[0].buffer)
     if buf is None or buf.axes is None:
         return None
     out: dict[Any, Axis] = {}
@@ -155,13 +155,9 @@ def _axes_of_the_store(
     return out if set(out) == used else None
 
 
-def _declared(store: Any, func: SparseFunc) -> SparseBuffer | None:
-    return next((b for b in func.buffers if b.var.same_as(store.buffer)), None)
-
-
 def _indexes(store: Any, var: Any, axis: Axis, func: SparseFunc) -> bool:
     """Whether `var` indexes the very axis it iterates in the written buffer."""
-    buf = _declared(store, func)
+    buf = declared(func).buffer_of(store.buffer)
     if buf is None or buf.axes is None:
         return False
     return any(

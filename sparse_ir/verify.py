@@ -22,8 +22,10 @@ from sparsetir.sparse_ir.legal import order_problem
 from sparsetir.sparse_ir.nodes import (
     AXIS_KINDS,
     Axis,
+    Names,
     SparseBuffer,
     SparseFunc,
+    declared,
     flat_axes,
     sparse_iterations,
     stores_of,
@@ -61,18 +63,23 @@ class Problem(NamedTuple):
         return f"{self.span.source_name.name}:{self.span.line}: {self.text}"
 
 
-class Declared(NamedTuple):
+class Declarations(NamedTuple):
     """What a rule looks at.
 
     func : the function, of which a rule on one with another needs all
     axes, buffers : its last ones, which are not known to be right
-    params : its parameters
+    names : what it declares
     """
 
     func: SparseFunc
     axes: list[Axis]
     buffers: list[SparseBuffer]
-    params: set[Any]
+    names: Names
+
+    def has_param(self, var: Any) -> bool:
+        """Whether a variable is a parameter."""
+        found = self.names.params.get(str(var.name))
+        return found is not None and found.same_as(var)
 
 
 def verify(func: SparseFunc, known: Sequence[Any] = (), before: SparseFunc | None = None) -> None:
@@ -112,7 +119,7 @@ def find_problem(
     by_hand : whether it is a program of one's own, which has nothing of what primitives write
     """
     axes, buffers = (len(before.axes), len(before.buffers)) if before is not None else (0, 0)
-    new = Declared(func, func.axes[axes:], func.buffers[buffers:], set(func.params))
+    new = Declarations(func, func.axes[axes:], func.buffers[buffers:], declared(func))
     found = (rule(new) for rule in DECLARATIONS)
     rest: list[Found] = [rule(func) for rule in ATTRIBUTES]
     if by_hand:
@@ -136,8 +143,10 @@ def _order(func: SparseFunc) -> Found:
             yield Broken(it.span, f"sp_iter '{it.name}': its visits have no order, but {problem}")
 
 
-def _repeated(items: Sequence[Any]) -> Iterator[Any]:
+def _repeated(items: Sequence[Any], by_name: Mapping[str, Any]) -> Iterator[Any]:
     """The items whose name an earlier one has."""
+    if len(items) == len(by_name):
+        return
     seen: set[str] = set()
     for item in items:
         if item.name in seen:
@@ -145,16 +154,16 @@ def _repeated(items: Sequence[Any]) -> Iterator[Any]:
         seen.add(item.name)
 
 
-def _names_differ(new: Declared) -> Found:
-    for param in _repeated(new.func.params):
+def _names_differ(new: Declarations) -> Found:
+    for param in _repeated(new.func.params, new.names.params):
         yield Broken(param.span, f"two parameters are named '{param.name}'")
-    for axis in _repeated(new.func.axes):
+    for axis in _repeated(new.func.axes, new.names.axes):
         yield Broken(axis, f"two axes are named '{axis.name}'; axes are told apart by name")
-    for buffer in _repeated(new.func.buffers):
+    for buffer in _repeated(new.func.buffers, new.names.buffers):
         yield Broken(buffer.var.span, f"two buffers are named '{buffer.name}'")
 
 
-def _axis_kind(new: Declared) -> Found:
+def _axis_kind(new: Declarations) -> Found:
     for axis in new.axes:
         if axis.kind not in AXIS_KINDS:
             kinds = ", ".join(AXIS_KINDS)
@@ -168,7 +177,7 @@ def _axis_kind(new: Declared) -> Found:
             )
 
 
-def _axis_fields(new: Declared) -> Found:
+def _axis_fields(new: Declarations) -> Found:
     for axis in new.axes:
         for field in OPTIONAL:
             there = getattr(axis, field) is not None
@@ -177,9 +186,9 @@ def _axis_fields(new: Declared) -> Found:
                 yield Broken(axis, f"axis '{axis.name}': a {axis.kind} axis {has} '{field}'")
 
 
-def _axis_parent(new: Declared) -> Found:
-    others = len(new.func.axes) - len(new.axes)
-    seen = {axis.name: axis for axis in new.func.axes[:others]}
+def _axis_parent(new: Declarations) -> Found:
+    later = {axis.name for axis in new.axes}
+    seen = {name: axis for name, axis in new.names.axes.items() if name not in later}
     for axis in new.axes:
         parent = axis.parent
         if parent is not None and parent.name not in seen:
@@ -195,7 +204,7 @@ def _axis_parent(new: Declared) -> Found:
         seen[axis.name] = axis
 
 
-def _axis_sizes(new: Declared) -> Found:
+def _axis_sizes(new: Declarations) -> Found:
     for axis in new.axes:
         for field in ("length", "nnz", "nnz_cols"):
             size = getattr(axis, field)
@@ -207,12 +216,12 @@ def _axis_sizes(new: Declared) -> Found:
                 )
 
 
-def _axis_parameters(new: Declared) -> Found:
+def _axis_parameters(new: Declarations) -> Found:
     for axis in new.axes:
         for field in ("length", "nnz", "nnz_cols", "indptr", "indices"):
             value = getattr(axis, field)
             for var in used_variables(value) if value is not None else ():
-                if var not in new.params:
+                if not new.has_param(var):
                     yield Broken(
                         axis,
                         f"axis '{axis.name}' belongs to another function or its '{field}' is not "
@@ -220,7 +229,7 @@ def _axis_parameters(new: Declared) -> Found:
                     )
 
 
-def _axis_handles(new: Declared) -> Found:
+def _axis_handles(new: Declarations) -> Found:
     for axis in new.axes:
         for field in ("indptr", "indices"):
             value = getattr(axis, field)
@@ -232,7 +241,9 @@ def _axis_handles(new: Declared) -> Found:
                 )
 
 
-def _shared_indptr(new: Declared) -> Found:
+def _shared_indptr(new: Declarations) -> Found:
+    if all(axis.indptr is None for axis in new.axes):
+        return
     owner: dict[Any, Axis] = {}
     for axis in new.func.axes:
         if axis.indptr is None:
@@ -250,7 +261,11 @@ def _shared_indptr(new: Declared) -> Found:
             )
 
 
-def _handle_once(new: Declared) -> Found:
+def _handle_once(new: Declarations) -> Found:
+    if all(axis.kind == "dense_fixed" for axis in new.axes) and not any(
+        buffer.handle is not None for buffer in new.buffers
+    ):
+        return
     uses: dict[Any, str] = {}
     for axis in new.func.axes:
         for field in ("indptr", "indices"):
@@ -310,12 +325,12 @@ def _is_coordinates(func: SparseFunc, buffer: SparseBuffer) -> bool:
     )
 
 
-def _buffer_handle(new: Declared) -> Found:
+def _buffer_handle(new: Declarations) -> Found:
     for buffer in new.buffers:
         where, handle = buffer.var.span, buffer.handle
         if handle is None and buffer.axes is None:
             yield Broken(where, f"buffer '{buffer.name}' has neither axes nor a handle")
-        if handle is not None and handle not in new.params:
+        if handle is not None and not new.has_param(handle):
             yield Broken(
                 where,
                 f"buffer '{buffer.name}': its handle '{handle.name}' is not a parameter of "
@@ -329,8 +344,8 @@ def _buffer_handle(new: Declared) -> Found:
             )
 
 
-def _buffer_axes_known(new: Declared) -> Found:
-    known = {axis.name: axis for axis in new.func.axes}
+def _buffer_axes_known(new: Declarations) -> Found:
+    known = new.names.axes
     for buffer in new.buffers:
         for axis in buffer.axes or ():
             if axis.name not in known:
@@ -346,7 +361,7 @@ def _buffer_axes_known(new: Declared) -> Found:
                 )
 
 
-def _buffer_axes_order(new: Declared) -> Found:
+def _buffer_axes_order(new: Declarations) -> Found:
     for buffer in new.buffers:
         before: set[str] = set()
         for axis in buffer.axes or ():
@@ -364,7 +379,7 @@ def _buffer_axes_order(new: Declared) -> Found:
             before.add(axis.name)
 
 
-def _buffer_siblings(new: Declared) -> Found:
+def _buffer_siblings(new: Declarations) -> Found:
     for buffer in new.buffers:
         child: dict[str, str] = {}
         for axis in buffer.axes or ():
@@ -379,11 +394,11 @@ def _buffer_siblings(new: Declared) -> Found:
                 )
 
 
-def _buffer_shape(new: Declared) -> Found:
+def _buffer_shape(new: Declarations) -> Found:
     for buffer in new.buffers:
         shape = list(buffer.var.ty.shape)
         for var in (v for size in shape for v in used_variables(size)):
-            if var not in new.params:
+            if not new.has_param(var):
                 yield Broken(
                     buffer.var.span,
                     f"buffer '{buffer.name}': '{var.name}' in its shape is not a parameter of "
@@ -428,7 +443,7 @@ def describe_type(value: Any) -> str:
     return "a handle" if isinstance(ty, ir.PointerType) else type(value).__name__
 
 
-DECLARATIONS: tuple[Callable[[Declared], Found], ...] = (
+DECLARATIONS: tuple[Callable[[Declarations], Found], ...] = (
     _names_differ,
     _axis_kind,
     _axis_fields,

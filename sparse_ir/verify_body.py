@@ -15,6 +15,7 @@ from sparsetir.sparse_ir.nodes import (
     PartAxis,
     SparseFunc,
     SparseIteration,
+    declared,
     flat_axes,
     sparse_iterations,
     visited_node,
@@ -56,9 +57,7 @@ def body_problems(func: SparseFunc, known: Sequence[Any] = ()) -> Found:
                 f"two sparse iterations are named '{iteration.name}'; schedules find them by name",
             )
         seen.add(iteration.name)
-    defined = {*func.params, *(b.var for b in func.buffers)}
-    axes = {axis.name: axis for axis in func.axes}
-    for site in sites(Site(func, func.body, axes, defined=defined, known=frozenset(known))):
+    for site in sites(Site(func, func.body, declared(func), known=frozenset(known))):
         for rule in ITERATION if isinstance(site.stmt, SparseIteration) else STATEMENT:
             yield from rule(site)
 
@@ -100,7 +99,7 @@ def _coordinates(site: Site) -> Found:
                 f"idtype of axis '{axis.name}', got {var.ty.dtype}",
             )
     for position, var in enumerate(node.vars):
-        if var in site.defined or var in set(node.vars[:position]):
+        if site.defines(var) or var in set(node.vars[:position]):
             yield Broken(node.span, f"{_label(node)}: variable '{var.name}' is bound twice")
 
 
@@ -108,12 +107,12 @@ def _axes_known(site: Site) -> Found:
     targets = [a.to for a in map(visited_node, site.stmt.axes) if isinstance(a, AttachedAxis)]
     parts = [a.by for a in site.stmt.axes if isinstance(a, PartAxis)]
     for axis in [*flat_axes(site.stmt.axes), *targets, *parts]:
-        if axis.name not in site.axes:
+        if axis.name not in site.names.axes:
             yield Broken(
                 site.stmt.span,
                 f"{_label(site.stmt)}: '{axis.name}' is not an axis of '{site.func.name}'",
             )
-        elif not tvm_ffi.structural_equal(axis, site.axes[axis.name]):
+        elif not tvm_ffi.structural_equal(axis, site.names.axes[axis.name]):
             yield Broken(
                 site.stmt.span,
                 f"{_label(site.stmt)}: its axis '{axis.name}' differs from the axis of that name "
@@ -190,7 +189,7 @@ def _init_stores(site: Site) -> Found:
 
 def _stored(site: Site, blocks: Sequence[Any]) -> Iterator[Any]:
     for block in blocks:
-        for inner in sites(Site(site.func, block, site.axes)):
+        for inner in sites(Site(site.func, block, site.names)):
             if isinstance(inner.stmt, tirx.BufferStore):
                 yield inner.stmt.buffer
 
@@ -211,20 +210,20 @@ def _statement_kind(site: Site) -> Found:
 
 
 def _loop_variable(site: Site) -> Found:
-    if isinstance(site.stmt, tirx.For) and site.stmt.loop_var in site.defined:
+    if isinstance(site.stmt, tirx.For) and site.defines(site.stmt.loop_var):
         yield Broken(site.stmt.span, f"variable '{site.stmt.loop_var.name}' is bound twice")
 
 
 def _defined(site: Site) -> Found:
     for var in (v for e in site.expressions() for v in used_variables(e)):
-        if var not in site.defined:
+        if not site.defines(var):
             yield Broken(
                 site.stmt.span,
                 f"variable '{var.name}' is used but not defined: it is no parameter, coordinate "
                 "or loop variable here",
             )
     for buffer, _ in site.accesses():
-        if buffer not in site.defined:
+        if not site.defines(buffer):
             yield Broken(site.stmt.span, f"buffer '{buffer.name}' is used but not declared")
 
 

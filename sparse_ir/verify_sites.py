@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration
+from sparsetir.sparse_ir.nodes import Names, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 
 __all__ = ["STATEMENTS", "Broken", "Found", "Site", "loads", "sites", "used_variables"]
@@ -43,10 +43,10 @@ Found = Iterator[Broken]
 class Site:
     """A statement and what surrounds it.
 
-    axes : of the function, by name
+    names : what the function declares
     iterations : the sparse iterations around it, the outermost first
     init_of : the iteration in whose init it stands, or None
-    defined : scalar variables, handles and buffers that it may use
+    defined : what it may use beside that: variables and buffers of statements around it
     reduced : for a variable that depends on a reduction coordinate, that coordinate's name and
         its iteration's
     known : iterations that need no look
@@ -54,12 +54,16 @@ class Site:
 
     func: SparseFunc
     stmt: Any
-    axes: dict[str, Any]
+    names: Names
     iterations: tuple[SparseIteration, ...] = ()
     init_of: SparseIteration | None = None
     defined: set[Any] = field(default_factory=set)
     reduced: dict[Any, tuple[str, str]] = field(default_factory=dict)
     known: frozenset[Any] = frozenset()
+
+    def defines(self, var: Any) -> bool:
+        """Whether a variable, handle or buffer may be used here."""
+        return var in self.defined or self.names.declares(var)
 
     def at(self, stmt: Any) -> Site:
         """A statement of the same block."""

@@ -101,7 +101,7 @@ def distribute(
             f"{[h.name for h in handles]}; sparse_reorder can bring them there\n{show(it)}"
         )
     moved = loops[len(outer) :]
-    private = private_buffers(func).get(it.name, set())
+    private = private_buffers(func, it)
     own = [b for b in func.buffers if b.var in private]
     _refuse(func, it, places, own)
     steps = _Steps(func, it, moved)

@@ -219,7 +219,7 @@ class _Meeting:
 
     def _shared(self, it: SparseIteration) -> bool:
         """Whether an iteration stores, itself, to what visits do not have for themselves."""
-        private = private_buffers(self.func).get(self.it.name, set())
+        private = private_buffers(self.func, self.it)
         return any(s.buffer not in private for s in own_stores(it))
 
     def _raced(self) -> list[str]:

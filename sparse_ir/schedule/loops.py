@@ -196,12 +196,9 @@ def replaced(
     body = map_expr(
         func.body, [(SparseIteration, lambda node: stmt if node.name == it.name else node)]
     )
-    out = func.replace(
-        params=[*func.params, *params],
-        axes=[*func.axes, *axes],
-        buffers=[*func.buffers, *buffers],
-        body=body,
-    )
+    more = {"params": params, "axes": axes, "buffers": buffers}
+    grown = {name: [*getattr(func, name), *new] for name, new in more.items() if new}
+    out = func.replace(**grown, body=body)
     try:
         if trusted:
             verify(out, _beside(func, it), func)

@@ -7,7 +7,7 @@ from typing import Any
 from tvm import ir
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration
+from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration, declared
 from sparsetir.sparse_ir.schedule.loops import show
 
 __all__ = ["promised"]
@@ -23,8 +23,7 @@ def promised(
     extent : an integer parameter of the function
     kind : "exact", "max", "min" or "multiple", of `value`
     """
-    params = [p for p in func.params if p.same_as(extent)]
-    if not isinstance(extent, ir.Var) or not params:
+    if not isinstance(extent, ir.Var) or str(extent.name) not in declared(func).params:
         raise ScheduleError(
             f"{who}: expected the length of the axis to be a parameter of '{func.name}' or a "
             f"number, for a promise that kernels can check, got {extent}\n{show(it)}"

@@ -156,7 +156,7 @@ class _Temporaries(Cut):
                 "precomputed outside of them"
             )
         found = [s for s in _parts(self.it.body) if isinstance(s, SparseIteration)]
-        private = private_buffers(self.func).get(self.it.name, set())
+        private = private_buffers(self.func, self.it)
         writing = [
             n for n in found if any(s.buffer not in private for s in stores_of(n.body, n.init))
         ]
@@ -297,7 +297,7 @@ class _Temporaries(Cut):
 
     def _refuse_stores(self) -> None:
         """Refuse where something else than the rows is written, or rows are used elsewhere."""
-        private = private_buffers(self.func).get(self.it.name, set())
+        private = private_buffers(self.func, self.it)
         written = [s.buffer for s in stores_of(self.it.body, self.it.init)]
         names = sorted({b.name for b in written if b not in private})
         store = taken_apart(self.update.body)[1]
@@ -310,7 +310,7 @@ class _Temporaries(Cut):
     def _refuse_indices(self) -> None:
         """Refuse where a visit writes more than its row, or a piece an element several times."""
         plain = plain_accesses(self.it, self.func)
-        private = private_buffers(self.func).get(self.it.name, set())
+        private = private_buffers(self.func, self.it)
         nests = [
             plain,
             *(n for n in _parts(plain.body) if getattr(n, "name", "") == self.update.name),
