@@ -41,7 +41,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.computed import computed_parameters
-from sparsetir.sparse_ir.expressions import as_dtype, free_vars
+from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -56,20 +56,15 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.recipes import facts_of
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
-from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
-    iteration_of,
     loops_of,
-    place_of,
-    refuse_order,
-    replaced,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars, workspace
-from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops, load
+from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
 
 __all__ = ["aggregate"]
 
@@ -102,17 +97,14 @@ def aggregate(
     list of SparseIterationRef
         Start, sums, product, write.
     """
-    it = iteration_of(WHO, func, at)
-    refuse_order(WHO, func, it)
-    outer = place_of(WHO, func, it, at) + 1
+    it, (last, mine, *summed) = chosen_loops(WHO, func, at, rows, *columns)
     loops = loops_of(it)
-    mine = loops[place_of(WHO, func, it, rows)]
-    summed = [loops[place_of(WHO, func, it, handle)] for handle in columns]
+    outer = [loop.axes for loop in loops].index(last.axes) + 1
     made = _Aggregate(func, it, buffer, loops[:outer], loops[outer:], mine, summed)
     return made.run(dtype)
 
 
-class _Aggregate(Cut):
+class _Aggregate(VisitOrder):
     def __init__(
         self, func: SparseFunc, it: SparseIteration, result: str, outer: list[Loop],
         inner: list[Loop], rows: Loop, columns: list[Loop],
@@ -171,7 +163,8 @@ class _Aggregate(Cut):
             self.refuse("expected factors that vary over the columns, and others that do not")
         if self.rows.var in still:
             self.refuse(f"expected the other factors not to vary over '{self.rows.name}'")
-        rest = [x for x in inner if x is not self.rows and x not in self.columns]
+        chosen = [x.axes for x in (self.rows, *self.columns)]
+        rest = [x for x in inner if x.axes not in chosen]
         self.shared = [x for x in rest if x.var in moving]
         self.alone = [x for x in rest if x.var not in moving]
         for loop in rest:
@@ -196,14 +189,12 @@ class _Aggregate(Cut):
         total = dtype or target.dtype
         before: list[Any] = []
         if it.init is not None:
-            first, axes = init_apart(func, it)
-            before, self.axes = [first], [*self.axes, *axes]
-        tile = self.axis("places", kind="dense_fixed", length=as_dtype(self.size, self.idtype))
-        at = Loop(tile, [tirx.Var(f"{self.rows.vars[0].name}_place", self.idtype)], "S")
+            before = self.init_apart()
+        (at,) = self.loops(place=(self.dense("places", self.size), "S"))
         place = self._places()
         sums = workspace(func, f"{target.name}_sums", [at, *self.shared], total, "local")
         product = workspace(func, f"{target.name}_product", [at, *self.alone], total, "local")
-        own = [tirx.BufferLoad(place.var, [*self._path()])]
+        own = [load(place, *self._path())]
         shared, alone = ([x.var for x in xs] for xs in (self.shared, self.alone))
         own_alone = [x for x in self.alone if x not in self.shared]
         zero = tirx.const(0, total)
@@ -220,20 +211,15 @@ class _Aggregate(Cut):
                       tirx.BufferLoad(product.var, [*own, *alone])),
         ]  # fmt: skip
         after: list[Any] = []
-        buffers = [place, sums, product]
+        self.buffers += [sums, product]
         if total != target.dtype:
             wide = SparseBuffer(var=to, axes=target.axes, handle=None)
-            buffers.append(wide)
+            self.buffers.append(wide)
             before, after = self._rounded(before, wide)
         # Visits scatter what they have: a place of a row may be chosen by a coordinate of theirs.
         around = [Loop(x.node, x.vars, "S" * len(x.kinds)) for x in self.outer]
         main = changed(it, around, init=None, body=tirx.SeqStmt(made))
-        whole = [*before, main, *after]
-        out = replaced(
-            WHO, func.with_attr("computed", self.computed), it,
-            as_one(whole),
-            axes=self.axes, params=self.params, buffers=buffers,
-        )  # fmt: skip
+        out = self.replaced(*before, main, *after)
         return out, [SparseIterationRef(x.name) for x in made]
 
     # -- the steps ----------------------------------------------------------------------------
@@ -285,15 +271,8 @@ class _Aggregate(Cut):
     def _places(self) -> SparseBuffer:
         """The number of each row within its tile: a computed buffer over rows."""
         node = self.rows.node
-        how = {
-            "recipe": places_in_tiles.__name__, "starts": self.named(node.by.indptr),
-            "size": self.size,
-        }  # fmt: skip
-        handle = self.array("place", how)
-        axes = node.axis.ancestors()
-        name = fresh_name(self.func, f"{self.rows.name}_places_of")
-        var = buffer_var([a.length for a in axes], self.idtype, name)
-        return SparseBuffer(var=var, axes=axes, handle=handle)
+        handle = self.array("place", places_in_tiles, starts=node.by.indptr, size=self.size)
+        return self.bound(f"{self.rows.name}_places_of", node.axis.ancestors(), handle)
 
     def _path(self) -> list[Any]:
         """The coordinates of a row and of what it hangs under."""

@@ -29,19 +29,17 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
     accesses_of,
-    buffer_var,
     iterations_around,
 )
 from sparsetir.sparse_ir.recipes.positions import rows_of_blocks, rows_of_positions
 from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, unbounded
-from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.loops import Loop, inside, replaced
+from sparsetir.sparse_ir.schedule.loops import Loop, inside
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
 
 __all__ = ["with_block_starts"]
 
@@ -65,7 +63,7 @@ def with_block_starts(
     return func
 
 
-class _BlockStarts(Cut):
+class _BlockStarts(VisitOrder):
     def run(self, tables: list[SparseBuffer], position: Any, per_block: int) -> SparseFunc:
         """The function with the rows of the first elements of the loop's visits."""
         func, it, loop = self.func, self.it, self.loop
@@ -75,30 +73,23 @@ class _BlockStarts(Cut):
         if per_block > 1:
             more = as_dtype(per_block - 1, self.idtype)
             count = tirx.floordiv(count + more, as_dtype(per_block, self.idtype))
-        bounds = self.axis("bounds", kind="dense_fixed", length=count + one)
+        bounds = self.dense("bounds", count + one)
         number = Analyzer().simplify(count)
         blocks = {"blocks": int(number)} if isinstance(number, tirx.IntImm) else {}
         said, made = found_rows(func), dict[str, SparseBuffer]()
         for table in tables:  # each after the one whose positions it is looked for at
             recipe = recipe_of_rows(func, table)
             assert recipe is not None  # verified
-            how: dict[str, Any] = {"indptr": f"${recipe.array.handle.name}"}
+            name, indptr = f"{table.name}_starts", recipe.array
             if recipe.order is None:
-                how = {"recipe": rows_of_blocks.__name__, **how, "size": size, **blocks}
+                new = self.table(name, [bounds], rows_of_blocks, indptr=indptr, size=size, **blocks)
             else:
-                starts = f"${made[recipe.order.name].handle.name}"
-                how = {"recipe": rows_of_positions.__name__, **how, "positions": starts}
-            name = fresh_name(func, f"{table.name}_starts")
-            handle = ir.Var(fresh_name(func, name.lower()), ir.PointerType(ir.PrimType("void")))
-            self.params.append(handle)
-            self.computed[str(handle.name)] = how
-            var = buffer_var([bounds.length], self.idtype, name)
-            made[table.name] = SparseBuffer(var=var, axes=[bounds], handle=handle)
-            said[table.name] |= {"starts": name, "loop": loop.name, "per_block": per_block}
-        func = func.with_attr("computed", self.computed).with_attr(ROWS, said)
-        return replaced(
-            self.who, func, it, it, axes=self.axes, buffers=[*made.values()], params=self.params
-        )
+                starts = made[recipe.order.name]
+                new = self.table(name, [bounds], rows_of_positions, indptr=indptr, positions=starts)
+            made[table.name] = new
+            said[table.name] |= {"starts": new.name, "loop": loop.name, "per_block": per_block}
+        self.func = func.with_attr(ROWS, said)
+        return self.replaced(it)
 
     def _size(self, position: Any, per_block: int) -> int:
         """How many positions in a row a block has."""

@@ -27,26 +27,17 @@ positions. `pack("A", ..)` brings values into the order of the visits. (SELL-C-s
 
 from __future__ import annotations
 
-from tvm import tirx
-
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.recipes import in_order
-from sparsetir.sparse_ir.recipes import slices as recipes
-from sparsetir.sparse_ir.recipes.positions import last_of
-from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.elements import Elements, other_loops, rows_and_columns
+from sparsetir.sparse_ir.recipes.general import in_order
+from sparsetir.sparse_ir.recipes.slices import offsets_of_rows, positions_of_rows, rows_by_length
 from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    changed,
-    handle_of,
-    iteration_of,
-    loops_of,
-    place_of,
-    refuse_order,
-    replaced,
-)
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.visit_order import (
+    VisitOrder,
+    chosen_loops,
+    elements_of_rows,
+    load,
+)
 
 __all__ = ["by_length"]
 
@@ -73,51 +64,20 @@ def by_length(
     list of SpIter
         Rows, elements.
     """
-    it = iteration_of(WHO, func, rows)
-    refuse_order(WHO, func, it)
-    loops = loops_of(it)
-    row, column = (loops[place_of(WHO, func, it, handle)] for handle in (rows, columns))
-    cut = Cut(WHO, func, it, row)
-    if isinstance(window, bool) or not isinstance(window, int) or not 0 < window < 2**31:
-        cut.refuse(f"argument 'window': expected a positive integer, got {window!r}")
-    path = list(rows_and_columns(cut, row, column))
-    rest = other_loops(cut, it, row, column)
-    made = Elements(WHO, func, it, row, path, [row.var, column.var])
-    return _sorted(made, rest, window)
-
-
-def _sorted(made: Elements, rest: list[Loop], window: int) -> tuple[SparseFunc, list[SpIter]]:
-    it, row, column = made.it, made.row, made.column
-    indptr = made.named(column.indptr)
-    place = made.axis("sorted", kind="dense_fixed", length=row.length)
-    order = made.table(
-        f"{row.name}_order", [place], recipes.rows_by_length.__name__, indptr=indptr, window=window
-    )
-    given = {"indptr": indptr, "rows": made.named(order.handle)}
-    ptr = made.array("elements_ptr", {"recipe": recipes.offsets_of_rows.__name__, **given})
-    how = {"recipe": last_of.__name__, "offsets": made.named(ptr)}
-    count = made.number("elements_count", how)
-    element = made.axis(
-        "elements", kind="dense_variable", length=count, parent=place, nnz=count, indptr=ptr
-    )
+    it, (row, column) = chosen_loops(WHO, func, rows, columns)
+    VisitOrder(WHO, func, it, row).check_count("window", window, below=2**31)
+    made = elements_of_rows(WHO, func, it, row, column)
+    indptr, name = made.column.indptr, made.row.name
+    place = made.dense("sorted", made.row.length)
+    order = made.table(f"{name}_order", [place], rows_by_length, indptr=indptr, window=window)
+    given = {"indptr": indptr, "rows": order}
+    element = made.ragged("elements", place, offsets_of_rows, **given)
     axes = [place, element]
-    slots = made.table(
-        f"{row.name}_slots", axes, recipes.positions_of_rows.__name__, **given,
-        offsets=made.named(ptr),
-    )  # fmt: skip
-    columns = made.table(
-        f"{column.name}_slots", axes, in_order.__name__, values=made.named(column.indices),
-        order=made.named(slots.handle),
-    )  # fmt: skip
-    p, e = (tirx.Var(f"{made.over[0].name}_{x}", made.idtype) for x in ("sorted", "element"))
-    position = tirx.BufferLoad(slots.var, [p, e])
-    here = [tirx.BufferLoad(order.var, [p]), tirx.BufferLoad(columns.var, [p, e])]
-    body = made.rewritten(it.body, position, here)
-    init = None if it.init is None else made.rewritten(it.init, position, here)
-    loops = [Loop(place, [p], "S"), Loop(element, [e], "R")]
-    iteration = changed(it, [*loops, *rest], body=body, init=init)
-    func = replaced(
-        WHO, made.moved_function(), it, iteration, axes=made.axes, buffers=made.buffers,
-        params=made.params, trusted=False,
-    )  # fmt: skip
-    return func, [handle_of(iteration, loop) for loop in loops]
+    slots = made.table(f"{name}_slots", axes, positions_of_rows, **given, offsets=element.indptr)
+    columns_at = made.table(
+        f"{made.column.name}_slots", axes, in_order, values=made.column.indices, order=slots
+    )
+    loops = made.loops(sorted=(place, "S"), element=(element, "R"))
+    p, e = (loop.var for loop in loops)
+    here = [load(order, p), load(columns_at, p, e)]
+    return made.by_positions(loops, [*loops, *made.rest], load(slots, p, e), here)

@@ -26,22 +26,22 @@ see :mod:`sparsetir.sparse_ir.schedule.pieces`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from tvm import tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
+from sparsetir.sparse_ir.recipes.general import column_parts, equal_parts, equal_work
 from sparsetir.sparse_ir.recipes.positions import equal_parts_of_rows
-from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, inside, iteration_of, loops_of, place_of, show
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
 __all__ = ["divide"]
 
@@ -95,8 +95,11 @@ def divide(
             f"{WHO}: argument 'by': expected one of {', '.join(BY)}, got {by!r}\n{show(it)}"
         )
     made = _Division(WHO, func, it, chosen)
-    made.check()
-    made.count_parts(parts, default)
+    if isinstance(chosen.node, PartAxis):
+        made.refuse(f"'{chosen.name}' is in parts already; divide a part's children, or split")
+    made.check_count("parts", parts, or_name=True)
+    made.check_count("default", default)
+    made.count = made.choice(parts, default)
     made.check_count("cost", cost, least=0)
     if ahead is not None and not (isinstance(ahead, str) and ahead.isidentifier()):
         made.refuse(f"argument 'ahead': expected a name or None, got {ahead!r}")
@@ -105,26 +108,16 @@ def divide(
     if by == "coordinates":
         loops = made.by_coordinates()
     elif has_rows_to_carry(chosen):
-        loops = chunk_loops(made, made.parts, made.count, cost if by == "work" else 0)
+        loops = chunk_loops(made, made.count, cost if by == "work" else 0)
     elif by == "positions" and made.is_under_a_root():
-        loops = made.of_each_parent(
-            {"recipe": equal_parts_of_rows.__name__, "indptr": made.named(made.last.indptr)}
-        )
+        loops = made.of_each_parent(equal_parts_of_rows, indptr=made.last.indptr)
     else:
         loops = made.by_positions(by, cost, ahead)
-    return made.done(loops, annotations=without_choice(it, chosen))
+    return made.instead(loops, annotations=without_choice(it, chosen))
 
 
-class _Division(Cut):
-    parts: Any
+class _Division(VisitOrder):
     count: Any
-
-    def check(self) -> None:
-        """Refuse what cannot be in parts."""
-        if isinstance(self.loop.node, PartAxis):
-            self.refuse(
-                f"'{self.loop.name}' is in parts already; divide a part's children, or split"
-            )
 
     def by_positions(self, by: str, cost: int, ahead: str | None) -> list[Loop]:
         """Parts of a root axis, or of fused axes from a root on."""
@@ -137,20 +130,16 @@ class _Division(Cut):
         if self.last.kind == "sparse_fixed":
             self.refuse(f"axis '{self.last.name}' has slots, of which some may be padding")
         if by == "work":
-            how = {"recipe": "equal_work", "indptr": f"${self._children()}", "cost": cost}
+            recipe, how = equal_work, {"indptr": self._children(), "cost": cost}
             if ahead is not None:
-                start = self.number(ahead, {"recipe": "number", "value": 0}, exactly=True)
-                how["ahead"] = self.named(start)
+                how["ahead"] = self.choice(ahead, 0)
         else:
-            how = {"recipe": "equal_parts", "length": self.named(size)}
-        how["parts"] = self.parts
-        part = self._declared(how, size) if by == "work" else None
+            recipe, how = equal_parts, {"length": size}
+        how["parts"] = self.count
+        part = self._declared(self.made(recipe, how), size) if by == "work" else None
         if part is None:
-            parts = self.axis("parts", kind="dense_fixed", length=self.count)
-            ptr = self.array("ptr", how)
-            part = self.axis(
-                "part", kind="dense_variable", length=size, parent=parts, nnz=size, indptr=ptr
-            )
+            parts = self.dense("parts", self.count)
+            part = self.part(parts, size, size, self.array("ptr", recipe, **how))
         return self._loops(part.parent, part, "S" if "S" in self.loop.kinds else "R")
 
     def is_under_a_root(self) -> bool:
@@ -170,41 +159,21 @@ class _Division(Cut):
             self.refuse(
                 f"expected the parent of '{axis.name}' to be a root, got '{axis.parent.name}'"
             )
-        return self.of_each_parent({
-            "recipe": "column_parts", "indptr": self.named(axis.indptr),
-            "indices": self.named(axis.indices), "n": self.named(axis.length),
-        })  # fmt: skip
+        return self.of_each_parent(
+            column_parts, indptr=axis.indptr, indices=axis.indices, n=axis.length
+        )
 
-    def of_each_parent(self, how: dict[str, Any]) -> list[Loop]:
+    def of_each_parent(self, recipe: Callable[..., Any], **how: Any) -> list[Loop]:
         """Parts of what an axis stores under each coordinate of a root, as many for each.
 
-        how : the recipe of where they begin, without the number of parts
+        recipe, how : where they begin, without the number of parts
         """
         axis = self.last
         # This one first: its recipe refuses more parts of rows than the index type counts.
-        ptr = self.array("ptr", {**how, "parts": self.parts})
-        ids = self.array("ids", {
-            "recipe": "part_numbers", "rows": self.named(axis.parent.length), "parts": self.parts,
-        })  # fmt: skip
-        parts = self.axis(
-            "parts", kind="sparse_fixed", length=self.count, parent=axis.parent,
-            nnz_cols=self.count, indices=ids,
-        )  # fmt: skip
-        part = self.axis(
-            "part", kind="dense_variable", length=axis.length, parent=parts, nnz=axis.nnz,
-            indptr=ptr,
-        )  # fmt: skip
+        ptr = self.array("ptr", recipe, **how, parts=self.count)
+        parts = self.counted("parts", axis.parent, self.count)
+        part = self.part(parts, axis.length, axis.nnz, ptr)
         return self._loops(parts, part, self.loop.kinds)
-
-    def count_parts(self, parts: int | str, default: int) -> None:
-        """Take the number of parts, for recipes (`parts`) and as an expression (`count`)."""
-        self.check_count("parts", parts, or_name=True)
-        self.check_count("default", default)
-        if isinstance(parts, str):
-            self.count = self.number(parts, {"recipe": "number", "value": default}, exactly=True)
-            self.parts = f"${parts}"
-            return
-        self.parts, self.count = parts, as_dtype(parts, self.idtype)
 
     # -- declarations -------------------------------------------------------------------------
 
@@ -220,19 +189,15 @@ class _Division(Cut):
         return None
 
     def _loops(self, parts: Axis, part: Axis, kind: str) -> list[Loop]:
-        outer = Loop(parts, [tirx.Var(f"{self.loop.vars[0].name}_parts", self.idtype)], kind)
-        return [
-            outer,
-            Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds),
-        ]
+        return [*self.loops(parts=(parts, kind)), self.within(part)]
 
-    def _children(self) -> str:
+    def _children(self) -> Any:
         """The offsets of the variable axis under a root axis: how much each coordinate holds."""
         for node in (node for it in [self.it, *inside(self.it)] for node in it.axes):
             for axis in flat_axes([node]):
                 parent = axis.parent
                 if axis.is_variable and parent is not None and parent.name == self.last.name:
-                    return str(axis.indptr.name)
+                    return axis.indptr
         return self.refuse(
             f"by=\"work\" expects a variable axis under '{self.last.name}' in the iteration; "
             'by="positions" makes parts of equal length'

@@ -53,31 +53,19 @@ from tvm import tirx
 
 from sparsetir.sparse_ir.assumptions import with_fact
 from sparsetir.sparse_ir.expressions import as_dtype
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    SparseBuffer,
-    SparseFunc,
-    SparseIteration,
-    buffer_var,
-)
-from sparsetir.sparse_ir.recipes import constant, part_numbers
+from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes import patterns as recipes
-from sparsetir.sparse_ir.reduction import reduction_of, under
-from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.elements import Elements, other_loops, rows_and_columns
+from sparsetir.sparse_ir.recipes.general import constant
+from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    changed,
-    handle_of,
-    iteration_of,
-    loops_of,
-    place_of,
-    refuse_order,
-    replaced,
-)
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.workspaces import init_apart
+from sparsetir.sparse_ir.schedule.visit_order import (
+    ElementOrder,
+    VisitOrder,
+    chosen_loops,
+    elements_of_rows,
+    load,
+)
 
 __all__ = ["LARGEST", "patterns"]
 
@@ -108,136 +96,69 @@ def patterns(
     list of SpIter
         Panels, patterns, entries, rows of a panel.
     """
-    it = iteration_of(WHO, func, rows)
-    refuse_order(WHO, func, it)
-    loops = loops_of(it)
-    chosen = [loops[place_of(WHO, func, it, handle)] for handle in (rows, columns)]
+    it, (row, column) = chosen_loops(WHO, func, rows, columns)
+    plain = VisitOrder(WHO, func, it, row)
     if isinstance(size, bool) or not isinstance(size, int) or not 2 <= size <= LARGEST:
-        Cut(WHO, func, it, chosen[0]).refuse(
-            f"argument 'size': expected 2 to {LARGEST} rows, got {size!r}"
-        )
+        plain.refuse(f"argument 'size': expected 2 to {LARGEST} rows, got {size!r}")
     if by not in ("pattern", "count"):
-        Cut(WHO, func, it, chosen[0]).refuse(
-            f"argument 'by': expected 'pattern' or 'count', got {by!r}"
-        )
-    return _Patterns(func, it, chosen[0], chosen[1], size, by).run()
+        plain.refuse(f"argument 'by': expected 'pattern' or 'count', got {by!r}")
+    order = elements_of_rows(WHO, func, it, row, column, unique=True, reduces="")
+    return _by_pattern(order, size, by)
 
 
-class _Patterns(Elements):
-    def __init__(
-        self, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, size: int, by: str
-    ) -> None:
-        cut = Cut(WHO, func, it, rows)
-        row, column = rows_and_columns(cut, rows, columns, unique=True)
-        reduction = reduction_of(it.body)
-        if reduction is None:
-            cut.refuse("expected a body of the form X[..] = X[..] + term (or *, max, min)")
-        self.rest = other_loops(cut, it, rows, columns)
-        super().__init__(WHO, func, it, rows, [row, column], [rows.var, columns.var])
-        self.size, self.by = size, by
-        # What recipes are told of the order of patterns, which is by pattern unless said.
-        self.order: dict[str, Any] = {"rows": size} | ({} if by == "pattern" else {"by": by})
-
-    def run(self) -> tuple[SparseFunc, list[SpIter]]:
-        """The rewritten function and the handles."""
-        it, idtype, size, name = self.it, self.idtype, self.size, self.row.name
-        count, panels = as_dtype((1 << size) - 1, idtype), self._panels()
-        n, many = self.named(self.column.length), self.named(panels.length)
-        given = {
-            "indptr": self.named(self.column.indptr), "indices": self.named(self.column.indices)
-        }  # fmt: skip
-        held = self.array(
-            "held", {"recipe": recipes.pattern_entries.__name__, **given, "n": n, **self.order}
-        )
-        entries = self.named(held)
-        ids = self.array(
-            "ids", {"recipe": part_numbers.__name__, "rows": many, "parts": int(count)}
-        )
-        pattern = self.axis(
-            "patterns", kind="sparse_fixed", length=count, parent=panels, nnz_cols=count,
-            indices=ids,
-        )  # fmt: skip
-        ptr = self.array("entries_ptr", {
-            "recipe": recipes.entry_ptr.__name__, "entries": entries, "n": n, "panels": many,
-            "rows": size,
-        })  # fmt: skip
-        nnz = self.number("entries_count", {"recipe": "last_of", "offsets": self.named(ptr)})
-        entry = self.axis(
-            "entries", kind="dense_variable", length=nnz, parent=pattern, nnz=nnz, indptr=ptr
-        )
-        over = [panels, pattern, entry]
-        # Numbers of a column in a pattern, which may pass the type of the others.
-        var = buffer_var([a.length for a in over], "int64", self._buffer_name(f"{name}_held"))
-        self.buffers.append(SparseBuffer(var=var, axes=over, handle=held))
-        values = self.table(
-            f"{name}_values", over[:2], recipes.value_ptr.__name__, ptr=self.named(ptr),
-            **self.order,
-        )  # fmt: skip
-        at = self.table(
-            f"{self.column.name}_at", over, recipes.entry_columns.__name__, entries=entries, n=n
-        )
-        order = self.table(
-            f"{name}_order", [self.positions], recipes.pattern_order.__name__,
-            **given, entries=entries, ptr=self.named(ptr), n=n, **self.order,
-        )  # fmt: skip
-        self.number("step", {"recipe": constant.__name__, "value": 1})
-        row = self.axis("rows", kind="dense_fixed", length=as_dtype(size, idtype))
-        names = [f"{self.over[0].name}_{x}" for x in ("panel", "pattern", "entry", "row")]
-        p, q, e, r = (tirx.Var(x, idtype) for x in names)
-        each, below, mine, member = self._rows_of(row, q, r)
-        place = tirx.BufferLoad(values.var, [p, q]) + e * each + below
-        position = tirx.BufferLoad(order.var, [place])
-        here = [p * as_dtype(size, idtype) + member, tirx.BufferLoad(at.var, [p, q, e])]
-        body = under([mine], self.rewritten(it.body, position, here))
-        first, init = [], it.init
-        if self.by == "count" and init is not None:
-            first, init = self._init_apart(), None
-        init = None if init is None else self.rewritten(init, position, here)
-        kind = "R" if self.by == "pattern" else "S"  # which rows they are of, a table says
-        made = [Loop(panels, [p], "S"), Loop(pattern, [q], kind), Loop(entry, [e], "R"),
-                Loop(row, [r], "S")]  # fmt: skip
-        iteration = changed(it, [*made, *self.rest], body=body, init=init)
-        whole = tirx.SeqStmt([*first, iteration]) if first else iteration
-        func = replaced(
-            WHO, self.moved_function(), it, whole, axes=self.axes, buffers=self.buffers,
-            params=self.params, trusted=False,
-        )  # fmt: skip
-        func = with_fact(func, "inside", buffer=order.name, axis=self.positions.name)
-        return func, [handle_of(iteration, loop) for loop in made]
-
-    def _rows_of(self, row: Axis, q: Any, r: Any) -> tuple[Any, Any, Any, Any]:
-        """Of visit r of pattern q: rows of the pattern, those before r, whether r is one, the row.
-
-        By pattern r is the row, by count the number of one of the pattern's rows.
-        """
-        idtype, size = self.idtype, self.size
-        if self.by == "count":
-            kind = self.axis("kinds", kind="dense_fixed", length=as_dtype((1 << size) - 1, idtype))
-            name = self.row.name
-            of_pattern = recipes.pattern_counts.__name__, recipes.pattern_rows.__name__
-            counts = self.table(f"{name}_counts", [kind], of_pattern[0], rows=size)
-            members = self.table(f"{name}_members", [kind, row], of_pattern[1], rows=size)
-            each = tirx.BufferLoad(counts.var, [q])
-            return each, r, r < each, tirx.BufferLoad(members.var, [q, r])
-        mask = q + as_dtype(1, idtype)
-        bits = [_bit(mask, b, idtype) for b in range(size)]
-        below: Any = as_dtype(0, idtype)
-        for b in range(size - 1):
-            below = below + tirx.Select(r > as_dtype(b, idtype), bits[b], as_dtype(0, idtype))
-        mine = tirx.floormod(tirx.shift_right(mask, r), as_dtype(2, idtype))
-        return sum(bits[1:], bits[0]), below, tirx.EQ(mine, as_dtype(1, idtype)), r
-
-    def _init_apart(self) -> list[SparseIteration]:
-        """The init of all rows as an iteration of its own: not all patterns are of a row."""
-        first, axes = init_apart(self.func, self.it)
-        self.axes.extend(axes)
-        return [first]
-
-    def _panels(self) -> Axis:
-        how = {"m": self.named(self.row.length), "rows": self.size}
-        count = self.number("panels_count", {"recipe": recipes.panel_count.__name__, **how})
-        return self.axis("panels", kind="dense_fixed", length=count)
+def _by_pattern(order: ElementOrder, size: int, by: str) -> tuple[SparseFunc, list[SpIter]]:
+    idtype, name, column = order.idtype, order.row.name, order.column
+    # What recipes are told of the order of patterns, which is by pattern unless said.
+    patterns: dict[str, Any] = {"rows": size} | ({} if by == "pattern" else {"by": by})
+    count, n = as_dtype((1 << size) - 1, idtype), column.length
+    panels = order.dense(
+        "panels", order.number("panels_count", recipes.panel_count, m=order.row.length, rows=size)
+    )
+    given = {"indptr": column.indptr, "indices": column.indices}
+    held = order.array("held", recipes.pattern_entries, **given, n=n, **patterns)
+    pattern = order.counted("patterns", panels, count)
+    entry = order.ragged(
+        "entries", pattern, recipes.entry_ptr, entries=held, n=n, panels=panels.length, rows=size
+    )
+    over, ptr = [panels, pattern, entry], entry.indptr
+    # Numbers of a column in a pattern, which may pass the type of the others.
+    order.bound(f"{name}_held", over, held, "int64")
+    values = order.table(f"{name}_values", over[:2], recipes.value_ptr, ptr=ptr, **patterns)
+    at = order.table(f"{column.name}_at", over, recipes.entry_columns, entries=held, n=n)
+    elements = order.table(
+        f"{name}_order", [order.positions], recipes.pattern_order, **given, entries=held, ptr=ptr,
+        n=n, **patterns,
+    )  # fmt: skip
+    order.number("step", constant, value=1)
+    row = order.dense("rows", size)
+    kind = "R" if by == "pattern" else "S"  # which rows they are of, a table says
+    made = order.loops(panel=(panels, "S"), pattern=(pattern, kind), entry=(entry, "R"),
+                       row=(row, "S"))  # fmt: skip
+    p, q, e, r = (loop.var for loop in made)
+    if by == "pattern":
+        each, below, mine, member = _rows_of(size, q, r, idtype)
+    else:
+        kinds = order.dense("kinds", count)
+        counts = order.table(f"{name}_counts", [kinds], recipes.pattern_counts, rows=size)
+        members = order.table(f"{name}_members", [kinds, row], recipes.pattern_rows, rows=size)
+        each = load(counts, q)
+        below, mine, member = r, r < each, load(members, q, r)
+    position = load(elements, load(values, p, q) + e * each + below)
+    here = [p * row.length + member, load(at, p, q, e)]
+    fields: dict[str, Any] = {"body": under([mine], order.it.body)}
+    if by == "count" and order.it.init is not None:  # not all patterns are of a row
+        fields |= {"before": order.init_apart(), "init": None}
+    func, handles = order.by_positions(made, [*made, *order.rest], position, here, **fields)
+    return with_fact(func, "inside", buffer=elements.name, axis=order.positions.name), handles
 
 
-def _bit(mask: Any, bit: int, idtype: str) -> Any:
-    return tirx.floormod(tirx.floordiv(mask, as_dtype(1 << bit, idtype)), as_dtype(2, idtype))
+def _rows_of(size: int, q: Any, r: Any, idtype: str) -> tuple[Any, Any, Any, Any]:
+    """Of row r and pattern q: rows of the pattern, those before r, whether r is one, the row."""
+    zero, one, two = (as_dtype(number, idtype) for number in range(3))
+    mask = q + one
+    bits = [tirx.floormod(tirx.floordiv(mask, as_dtype(1 << b, idtype)), two) for b in range(size)]
+    below: Any = zero
+    for b in range(size - 1):
+        below = below + tirx.Select(r > as_dtype(b, idtype), bits[b], zero)
+    mine = tirx.floormod(tirx.shift_right(mask, r), two)
+    return sum(bits[1:], bits[0]), below, tirx.EQ(mine, one), r

@@ -37,7 +37,6 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     substitute,
 )
-from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -51,6 +50,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail, without_marks
 
 __all__ = ["peel"]

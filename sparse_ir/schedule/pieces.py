@@ -27,8 +27,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
-
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -39,8 +37,8 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.recipes import facts_of
 from sparsetir.sparse_ir.recipes.positions import last_of, piece_ids, piece_ptr, piece_starts
-from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.loops import Loop
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
 __all__ = ["chunk_loops", "has_rows_to_carry", "pieces_under", "recipe_of"]
 
@@ -54,34 +52,27 @@ def has_rows_to_carry(loop: Loop) -> bool:
     return row.kind == "dense_fixed" and element.is_variable
 
 
-def chunk_loops(cut: Cut, parts: Any, count: Any, cost: int, size: int = 0) -> list[Loop]:
+def chunk_loops(order: VisitOrder, count: Any, cost: int, size: int = 0) -> list[Loop]:
     """The loops over chunks, over the pieces of rows in one, and over the elements of a piece.
 
-    parts, count : the number of chunks as a recipe takes it, and as an expression
+    count : of chunks
     cost, size : see :func:`sparsetir.sparse_ir.recipes.positions.piece_ptr`
     """
-    row, element = cut.visited
-    chunks = cut.axis("parts", kind="dense_fixed", length=count)
-    how = {"indptr": cut.named(element.indptr), "parts": parts, "cost": cost, "size": size}
-    ptr = cut.array("ptr", {"recipe": piece_ptr.__name__, **how})
-    rows = cut.array("rows", {"recipe": piece_ids.__name__, **how})
-    starts = cut.array("starts", {"recipe": piece_starts.__name__, **how})
-    pieces = cut.number("pieces", {"recipe": last_of.__name__, "offsets": cut.named(ptr)})
-    piece = cut.axis(
-        "piece", kind="sparse_variable", length=row.length, parent=chunks, nnz=pieces,
-        indptr=ptr, indices=rows,
+    row, element = order.visited
+    chunks = order.dense("parts", count)
+    how = {"indptr": element.indptr, "parts": count, "cost": cost, "size": size}
+    ptr = order.array("ptr", piece_ptr, **how)
+    rows = order.array("rows", piece_ids, **how)
+    starts = order.array("starts", piece_starts, **how)
+    piece = order.axis(
+        "piece", kind="sparse_variable", length=row.length, parent=chunks,
+        nnz=order.number("pieces", last_of, offsets=ptr), indptr=ptr, indices=rows,
     )  # fmt: skip
-    part = cut.axis(
-        "part", kind="dense_variable", length=element.nnz, parent=piece, nnz=element.nnz,
-        indptr=starts,
-    )  # fmt: skip
-    var_row, var_element = cut.loop.vars
+    part = order.part(piece, element.nnz, element.nnz, starts)
+    var_row, var_element = order.loop.vars
     attached = PartAxis(axis=AttachedAxis(axis=element, to=piece), by=part)
-    return [
-        Loop(chunks, [tirx.Var(f"{var_row.name}_parts", cut.idtype)], "S"),
-        Loop(piece, [var_row], "S"),
-        Loop(attached, [var_element], "R"),
-    ]
+    made = [Loop(piece, [var_row], "S"), Loop(attached, [var_element], "R")]
+    return [*order.loops(parts=(chunks, "S")), *made]
 
 
 def recipe_of(func: SparseFunc, axis: Axis) -> dict[str, Any]:

@@ -74,23 +74,12 @@ from sparsetir.sparse_ir.nodes import (
     loads_of,
     sparse_iterations,
 )
-from sparsetir.sparse_ir.recipes import in_order, order_by_column_parts, row_of_position
+from sparsetir.sparse_ir.recipes.general import in_order, order_by_column_parts, row_of_position
 from sparsetir.sparse_ir.rows import ROWS, ROWS_FROM
-from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.elements import Elements
 from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    changed,
-    handle_of,
-    iteration_of,
-    loops_of,
-    place_of,
-    refuse_order,
-    replaced,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop
 from sparsetir.sparse_ir.schedule.primitives import primitive
-from sparsetir.sparse_ir.schedule.workspaces import init_apart
+from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
 
 __all__ = ["positions"]
 
@@ -131,19 +120,16 @@ def positions(
     SpIter
         The loop.
     """
-    it = iteration_of(WHO, func, loop)
-    refuse_order(WHO, func, it)
-    place = place_of(WHO, func, it, loop)
-    return _Positions(func, it, place, parts is None).run(parts, default, rows)
+    it, (old,) = chosen_loops(WHO, func, loop)
+    func, (made,) = _Positions(func, it, old, parts is None).run(parts, default, rows)
+    return func, made
 
 
-class _Positions(Elements):
-    def __init__(self, func: SparseFunc, it: SparseIteration, place: int, below: bool) -> None:
-        self.place, self.old = place, loops_of(it)[place]
+class _Positions(ElementOrder):
+    def __init__(self, func: SparseFunc, it: SparseIteration, old: Loop, below: bool) -> None:
         self.tables: list[str] = []  # names of what is computed of each position
-        path = _path(Cut(WHO, func, it, self.old), self.old)
-        super().__init__(WHO, func, it, self.old, path, self.old.vars, below)
-        self.var = tirx.Var("".join(v.name for v in self.old.vars), self.idtype)
+        super().__init__(WHO, func, it, old, _path(VisitOrder(WHO, func, it, old)), old.vars, below)
+        self.var = tirx.Var("".join(v.name for v in old.vars), self.idtype)
         self.places = self.positions.ancestors()  # what tables of each position lie over
         at = {axis.name: var for axis, var, _ in it.axis_of()}
         above = self.places[:-1]
@@ -151,43 +137,34 @@ class _Positions(Elements):
             self.refuse(f"argument 'parts': expected None below '{above[-1].name}'")
         self.here = [at[axis.name] for axis in above] + [self.var]
 
-    def run(self, parts: int | str | None, default: Any, rows: str) -> tuple[SparseFunc, SpIter]:
+    def run(
+        self, parts: int | str | None, default: Any, rows: str
+    ) -> tuple[SparseFunc, list[SpIter]]:
         """The rewritten function and the handle of the loop."""
-        it, at, order = self.it, self.var, None
+        it, old, order = self.it, self.loop, None
+        position: Any = self.var
         self._refuse_rows(rows, parts)
         if parts is not None:
-            order = self._order(self._parts(parts, default))
-            at = tirx.BufferLoad(order.var, [self.var])
+            order = self._order(parts, default)
+            position = load(order, self.var)
         held = self._levels(order)
         if rows != "table":
             self._find_rows(rows)
-        coordinates = [tirx.BufferLoad(b.var, self.here) for b in held]
-        init = None if it.init is None else self.rewritten(it.init, at, coordinates)
+        coordinates = [load(b, *self.here) for b in held]
+        fields: dict[str, Any] = {}
+        init = None if it.init is None else self.rewritten(it.init, position, coordinates)
         # What it sets by coordinates it sets for all of them, not for those that are stored.
-        whole = init is not None and (
-            len(set(self.old.kinds)) > 1 or any(loads_of(init, b.var) for b in held)
-        )
-        new = Loop(self.positions, [self.var], self.old.kinds[0])
-        loops = [self._moved_loop(loop) for loop in loops_of(it)]
-        main = changed(
-            it,
-            [*loops[: self.place], new, *loops[self.place + 1 :]],
-            init=None if whole else init,
-            body=self.rewritten(it.body, at, coordinates),
-        )
-        before: list[SparseIteration] = []
-        if whole:
-            first, axes = init_apart(self.func, it)
-            before, self.axes = [first], [*self.axes, *axes]
-        out = replaced(
-            WHO, self.moved_function(), it, tirx.SeqStmt([*before, main]) if before else main,
-            axes=self.axes, buffers=self.buffers, params=self.params, trusted=False,
-        )  # fmt: skip
-        return out, handle_of(it, new)
+        if init is not None and (
+            len(set(old.kinds)) > 1 or any(loads_of(init, b.var) for b in held)
+        ):
+            fields = {"before": self.init_apart(), "init": None}
+        made = [Loop(self.positions, [self.var], old.kinds[0])]
+        loops = [self._moved_loop(loop) for loop in self.around(made, old)]
+        return self.by_positions(made, loops, position, coordinates, **fields)
 
     def _moved_loop(self, loop: Loop) -> Loop:
         """A loop over an axis that hangs under the positions from now on."""
-        if loop is not self.old and isinstance(loop.node, Axis) and loop.name in self.below:
+        if isinstance(loop.node, Axis) and loop.name in self.below:
             return Loop(self.below[loop.name], loop.vars, loop.kinds)
         if set(loop.axes) & set(self.below):
             self.refuse(
@@ -201,22 +178,19 @@ class _Positions(Elements):
         order : in which positions are visited, as `in_order` takes it; None for that of storage
         """
         *above, last = self.path
-        which: dict[str, Any] = {} if order is None else {"order": f"${order.handle.name}"}
+        which: dict[str, Any] = {} if order is None else {"order": order}
         visited, below = which, last
         held: list[SparseBuffer] = []
         for axis in reversed(above):
             what = "position" if axis.is_sparse else "at"
-            indptr = f"${below.indptr.name}"
-            made = self._coordinates(axis, what, row_of_position, indptr=indptr, **which)
-            which, below = {"order": f"${made.handle.name}"}, axis
+            made = self._coordinates(axis, what, row_of_position, indptr=below.indptr, **which)
+            which, below = {"order": made}, axis
             if axis.is_sparse:
-                values = f"${axis.indices.name}"
-                made = self._coordinates(axis, "at", in_order, values=values, **which)
+                made = self._coordinates(axis, "at", in_order, values=axis.indices, **which)
             held.insert(0, made)
         if order is None:
             return [*held, self.bound(f"{last.name}_at", self.places, last.indices)]
-        values = f"${last.indices.name}"
-        return [*held, self._coordinates(last, "at", in_order, values=values, **visited)]
+        return [*held, self._coordinates(last, "at", in_order, values=last.indices, **visited)]
 
     def _refuse_rows(self, rows: str, parts: Any) -> None:
         if rows not in ROWS_FROM:
@@ -245,65 +219,55 @@ class _Positions(Elements):
 
     def _find_rows(self, rows: str) -> None:
         """Bind what rows are found in, and say that they are."""
-        one = as_dtype(1, self.idtype)
         for above, axis in zip(self.path, self.path[1:], strict=False):
             count = above.length if above.kind == "dense_fixed" else above.nnz
-            length = as_dtype(count, self.idtype) + one
-            bounds = self.axis(f"{axis.name}_bounds", kind="dense_fixed", length=length)
+            length = as_dtype(count, self.idtype) + as_dtype(1, self.idtype)
+            bounds = self.dense(f"{axis.name}_bounds", length)
             self.bound(f"{axis.name}_ptr", [bounds], axis.indptr)
             if axis is not self.column:
-                each = self.axis(f"{axis.name}_each", kind="dense_fixed", length=axis.nnz)
+                each = self.dense(f"{axis.name}_each", axis.nnz)
                 self.bound(f"{axis.name}_idx", [each], axis.indices)
         said = {name: {"from": rows} for name in self.tables}
         self.func = self.func.with_attr(ROWS, {**dict(self.func.attrs.get(ROWS, {})), **said})
 
-    def _order(self, parts: Any) -> SparseBuffer:
+    def _order(self, parts: int | str, default: Any) -> SparseBuffer:
         """The position that is visited at each place of the order."""
-        column = self.column
-        return self._coordinates(
-            self.positions, "order", order_by_column_parts,
-            indices=f"${column.indices.name}", n=self.named(column.length), parts=parts,
-        )  # fmt: skip
-
-    def _parts(self, parts: int | str, default: Any) -> Any:
-        """The number of parts as a recipe takes it."""
         self.check_count("parts", parts, or_name=True)
         if not isinstance(default, dict):
             self.check_count("default", default)
-        if isinstance(parts, str):
-            how = {"recipe": "number", "value": default} if isinstance(default, int) else default
-            made = self.number(parts, how, exactly=True)
-            return self.named(made)
-        return parts
+        column, count = self.column, self.choice(parts, default)
+        given = {"indices": column.indices, "n": column.length, "parts": count}
+        return self._coordinates(self.positions, "order", order_by_column_parts, **given)
 
     def _coordinates(self, of: Axis, what: str, recipe: Any, **how: Any) -> SparseBuffer:
         """A computed array over the positions."""
-        made = self.table(f"{of.name}_{what}", self.places, recipe.__name__, **how)
+        made = self.table(f"{of.name}_{what}", self.places, recipe, **how)
         self.tables.append(made.name)
         return made
 
 
-def _path(cut: Cut, loop: Loop) -> list[Axis]:
+def _path(order: VisitOrder) -> list[Axis]:
     """The axes of a loop: rows, and levels under them; or levels under a row that is visited."""
-    axes, node = flat_axes([loop.node]), loop.node
+    loop, node = order.loop, order.loop.node
+    axes = order.visited
     root, *levels = axes
     below_one = root.kind == "sparse_variable"
     fits = isinstance(node, FusedAxis) and (below_one or root.kind == "dense_fixed")
     fits = fits and all(a.kind == "sparse_variable" for a in levels)
     if not fits or any(b.parent.name != a.name for a, b in zip(axes, levels, strict=False)):
-        cut.refuse(
+        order.refuse(
             "expected a loop over a dense axis fused with sparse_variable axes, each under the one "
             f"before, or over these alone, got '{loop.name}'; sparse_fuse makes such a loop"
         )
     kinds = set(loop.kinds)
     if len(kinds) > 1 and (below_one or loop.kinds[0] != "S" or "S" in loop.kinds[1:]):
-        cut.refuse(
+        order.refuse(
             "expected axes of one kind, or a reduction below the first of them where that is "
             f"dense, got '{loop.kinds}' for '{loop.name}'"
         )
     if below_one:
-        visited = {a.name for a in flat_axes(cut.it.axes)}
+        visited = {a.name for a in flat_axes(order.it.axes)}
         for axis in root.parent.ancestors():
             if axis.name not in visited:
-                cut.refuse(f"expected '{axis.name}', above '{root.name}', to be visited too")
+                order.refuse(f"expected '{axis.name}', above '{root.name}', to be visited too")
     return axes

@@ -22,25 +22,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import tirx
-
 from sparsetir.sparse_ir.annotations import RANGES
-from sparsetir.sparse_ir.expressions import as_dtype
-from sparsetir.sparse_ir.nodes import Axis, PartAxis, SparseFunc, flat_axes
-from sparsetir.sparse_ir.recipes import ranges as recipes
-from sparsetir.sparse_ir.recipes.positions import last_of
-from sparsetir.sparse_ir.schedule.cuts import Cut
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, flat_axes
+from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    inside,
-    iteration_of,
-    loops_of,
-    place_of,
-    refuse_order,
-)
+from sparsetir.sparse_ir.schedule.loops import inside
 from sparsetir.sparse_ir.schedule.pos import without_choice
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops
 
 __all__ = ["ranges"]
 
@@ -79,56 +68,33 @@ def ranges(
     list of SpIter
         Ranges, tiles, the rows of one.
     """
-    it = iteration_of(WHO, func, loop)
-    refuse_order(WHO, func, it)
-    cut = Cut(WHO, func, it, loops_of(it)[place_of(WHO, func, it, loop)])
-    axis = cut.loop.node
+    it, (chosen,) = chosen_loops(WHO, func, loop)
+    order, axis = VisitOrder(WHO, func, it, chosen), chosen.node
     fits = isinstance(axis, Axis) and axis.kind == "sparse_variable" and axis.unique
     if not fits or axis.parent.kind != "dense_fixed":
-        cut.refuse(
+        order.refuse(
             "expected a loop over a sparse_variable axis under a root axis, whose coordinates "
-            f"differ, got '{cut.loop.name}'"
+            f"differ, got '{chosen.name}'"
         )
-    for name, value in (("tile", tile), ("cost", cost)):
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**15:
-            cut.refuse(f"argument '{name}': expected a positive integer, got {value!r}")
-    cut.check_count("parts", parts, or_name=True)
+    order.check_count("tile", tile, below=2**15)
+    order.check_count("cost", cost, below=2**15)
+    order.check_count("parts", parts, or_name=True)
     if not isinstance(default, dict):
-        cut.check_count("default", default)
-    if isinstance(parts, str):
-        how_many = default if isinstance(default, dict) else {"recipe": "number", "value": default}
-        count = cut.number(parts, how_many, exactly=True)
-        parts = cut.named(count)
-    else:
-        count = as_dtype(parts, cut.idtype)
+        order.check_count("default", default)
+    count = order.choice(parts, default)
     how: dict[str, Any] = {
-        "ptr": cut.named(axis.indptr), "rows": cut.named(axis.indices),
-        "m": cut.named(axis.length), "parts": parts, "cost": cost, "size": tile,
+        "ptr": axis.indptr, "rows": axis.indices, "m": axis.length, "parts": count, "cost": cost,
+        "size": tile,
     }  # fmt: skip
     below = [a for node in [it, *inside(it)] for a in flat_axes(node.axes) if a.is_variable]
     children = [a for a in below if a.parent.name == axis.name]
     if children:
-        how["indptr"] = cut.named(children[0].indptr)
-    ids = cut.array("ids", {
-        "recipe": "part_numbers", "rows": cut.named(axis.parent.length), "parts": parts,
-    })  # fmt: skip
-    by_range = cut.axis(
-        "ranges", kind="sparse_fixed", length=count, parent=axis.parent, nnz_cols=count, indices=ids
-    )
-    ptr = cut.array("tile_ptr", {"recipe": recipes.range_tile_ptr.__name__, **how})
-    size = cut.number("count", {"recipe": last_of.__name__, "offsets": cut.named(ptr)})
-    tiles = cut.axis(
-        "tiles", kind="dense_variable", length=size, parent=by_range, nnz=size, indptr=ptr
-    )
-    starts = cut.array("starts", {"recipe": recipes.range_tile_starts.__name__, **how})
-    part = cut.axis(
-        "part", kind="dense_variable", length=axis.length, parent=tiles, nnz=axis.nnz, indptr=starts
-    )
-    kind, name = cut.loop.kinds, cut.loop.vars[0].name
-    loops = [
-        Loop(by_range, [tirx.Var(f"{name}_range", cut.idtype)], kind),
-        Loop(tiles, [tirx.Var(f"{name}_tile", cut.idtype)], kind),
-        Loop(PartAxis(axis=axis, by=part), cut.loop.vars, kind),
-    ]
+        how["indptr"] = children[0].indptr
+    by_range = order.counted("ranges", axis.parent, count)
+    tiles = order.ragged("tiles", by_range, range_tile_ptr, ptr="tile_ptr", count="count", how=how)
+    starts = order.array("starts", range_tile_starts, **how)
+    part = order.part(tiles, axis.length, axis.nnz, starts)
+    made = order.loops(range=(by_range, chosen.kinds), tile=(tiles, chosen.kinds))
     said = [*it.annotations.get(RANGES, []), by_range.name]
-    return cut.done(loops, annotations={**without_choice(it, cut.loop), RANGES: said})
+    annotations = {**without_choice(it, chosen), RANGES: said}
+    return order.instead([*made, order.within(part)], annotations=annotations)

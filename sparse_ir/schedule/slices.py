@@ -44,32 +44,22 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype
-from sparsetir.sparse_ir.nodes import (
-    Axis,
-    SparseBuffer,
-    SparseFunc,
-    SparseIteration,
-    substitute,
-)
-from sparsetir.sparse_ir.recipes import in_order
+from sparsetir.sparse_ir.names import fresh_name
+from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.recipes import slices as recipes
-from sparsetir.sparse_ir.recipes.positions import last_of
-from sparsetir.sparse_ir.reduction import reduction_of, under, where
-from sparsetir.sparse_ir.schedule.cuts import Cut
-from sparsetir.sparse_ir.schedule.elements import Elements, other_loops, rows_and_columns
+from sparsetir.sparse_ir.recipes.general import in_order
+from sparsetir.sparse_ir.reduction import under, where
 from sparsetir.sparse_ir.schedule.handles import SpIter
-from sparsetir.sparse_ir.schedule.loops import (
-    Loop,
-    changed,
-    handle_of,
-    iteration_of,
-    loops_of,
-    place_of,
-    refuse_order,
-    replaced,
-)
+from sparsetir.sparse_ir.schedule.loops import Loop, handle_of, loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.visit_order import (
+    ElementOrder,
+    VisitOrder,
+    chosen_loops,
+    elements_of_rows,
+    load,
+)
+from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 
 __all__ = ["slices"]
 
@@ -102,143 +92,105 @@ def slices(
     list of SpIter
         Slices, steps, lanes; long rows, vectors, their lanes; other rows, elements.
     """
-    it = iteration_of(WHO, func, rows)
-    refuse_order(WHO, func, it)
-    loops = loops_of(it)
-    chosen = [loops[place_of(WHO, func, it, handle)] for handle in (rows, columns)]
-    if isinstance(lanes, bool) or not isinstance(lanes, int) or not 0 < lanes < 2**15:
-        Cut(WHO, func, it, chosen[0]).refuse(
-            f"argument 'lanes': expected a positive integer, got {lanes!r}"
-        )
-    made = _Slices(func, it, chosen[0], chosen[1], lanes)
-    numbers = {
-        name: made.choice(name, value, default)
-        for name, value, default in (
-            ("longest", longest, 256), ("window", window, 4096), ("filled", filled, 90)
-        )
-    }  # fmt: skip
-    return made.run(**numbers)
+    it, (row, column) = chosen_loops(WHO, func, rows, columns)
+    VisitOrder(WHO, func, it, row).check_count("lanes", lanes, below=2**15)
+    order = elements_of_rows(WHO, func, it, row, column, reduces=", which can be without a term")
+    numbers: dict[str, Any] = {"longest": longest, "window": window, "filled": filled}
+    defaults = {"longest": 256, "window": 4096, "filled": 90}
+    for name, value in numbers.items():
+        order.check_count(name, value, below=2**31, or_name=True)
+        numbers[name] = order.choice(value, defaults[name])
+    return _Slices(order, lanes).run(**numbers)
 
 
-class _Slices(Elements):
-    def __init__(
-        self, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, lanes: int
-    ) -> None:
-        cut = Cut(WHO, func, it, rows)
-        row, column = rows_and_columns(cut, rows, columns)
-        reduction = reduction_of(it.body)
-        if reduction is None:
-            cut.refuse(
-                "expected a body of the form X[..] = X[..] + term (or *, max, min), which can be "
-                "without a term"
-            )
-        self.reduction: Any = reduction
-        self.rest = other_loops(cut, it, rows, columns)
-        super().__init__(WHO, func, it, rows, [row, column], [rows.var, columns.var])
-        self.lanes = lanes
-
-    def choice(self, name: str, value: int | str, default: int) -> Any:
-        """A number as recipes take it: itself, or a computed parameter of that name."""
-        if isinstance(value, str) and value.isidentifier():
-            return self.named(self.number(value, {"recipe": "number", "value": default}, True))
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-            self.refuse(f"argument '{name}': expected a positive integer or a name, got {value!r}")
-        return value
+class _Slices:
+    def __init__(self, order: ElementOrder, lanes: int) -> None:
+        self.order, self.lanes = order, lanes
+        self.indptr, self.reduction = order.column.indptr, order.reduced()
 
     def run(self, longest: Any, window: Any, filled: Any) -> tuple[SparseFunc, list[SpIter]]:
         """The rewritten function and the handles."""
-        which: dict[str, Any] = {"indptr": self.named(self.column.indptr), "lanes": self.lanes}
+        order, which = self.order, {"indptr": self.indptr, "lanes": self.lanes}
         lengths = {**which, "longest": longest}
-        order = self.table(
-            f"{self.row.name}_order", [self.row], recipes.row_order.__name__,
-            **lengths, window=window, filled=filled,
-        )  # fmt: skip
-        self.order = self.named(order.handle)
-        count = self._count(recipes.slice_count, "slices", **lengths, filled=filled)
-        left = self._count(recipes.left_count, "left", **lengths)
-        at = self.bound(f"{self.column.name}_at", [self.positions], self.column.indices)
-        made = [
-            self._slices(count),
-            self._long(self._count(recipes.long_count, "long", **which, slices=count, left=left),
-                       left, at),
-            self._left(left),
-        ]  # fmt: skip
-        func = replaced(
-            WHO, self.moved_function(), self.it, tirx.SeqStmt(made), axes=self.axes,
-            buffers=self.buffers, params=self.params, trusted=False,
-        )  # fmt: skip
+        self.sorted = self._table(
+            "order", [order.row], recipes.row_order, **lengths, window=window, filled=filled
+        )
+        count = order.number("slices_count", recipes.slice_count, **lengths, filled=filled)
+        left = order.number("left_count", recipes.left_count, **lengths)
+        at = order.bound(f"{order.column.name}_at", [order.positions], order.column.indices)
+        made = [self._slices(count)]
+        long = order.number("long_count", recipes.long_count, **which, slices=count, left=left)
+        made += [self._long(long, left, at), self._left(left)]
         handles = [
             handle_of(it, loop)
             for it, number in zip(made, (3, 3, 2), strict=True)
             for loop in loops_of(it)[:number]
         ]
-        return func, handles
+        return order.replaced(*made), handles
 
-    def _slices(self, count: str) -> SparseIteration:
+    def _slices(self, count: Any) -> SparseIteration:
         """One element of each row of a slice at a time."""
-        indptr, lanes = self.named(self.column.indptr), self.lanes
-        slice_, lane = self._dense("slices", count), self._dense("lanes", lanes)
-        places = self.axis("places", kind="dense_fixed", length=slice_.length * lane.length)
+        order, lanes = self.order, self.lanes
+        slices, lane = order.dense("slices", count), order.dense("lanes", lanes)
+        places = [order.dense("places", slices.length * lane.length)]
         rows = self._table(
-            "rows", [places], recipes.rows_of_slices, order=self.order, slices=count, lanes=lanes
+            "rows", places, recipes.rows_of_slices, order=self.sorted, slices=count, lanes=lanes
         )
-        lengths = self._table(
-            "lengths", [places], recipes.lengths_of_rows, indptr=indptr, rows=self._of(rows)
-        )
-        step = self._ragged(
-            "steps", slice_, recipes.slice_ptr, lengths=self._of(lengths), lanes=lanes
-        )
-        axes = [slice_, step, lane]
+        given = {"indptr": self.indptr, "rows": rows}
+        lengths = self._table("lengths", places, recipes.lengths_of_rows, **given)
+        given["lengths"] = lengths
+        step = order.ragged("steps", slices, recipes.slice_ptr, lengths=lengths, lanes=lanes)
+        axes = [slices, step, lane]
         slots = self._table(
-            "slots", axes, recipes.slice_slots, indptr=indptr, rows=self._of(rows),
-            lengths=self._of(lengths), ptr=self.named(step.indptr), lanes=lanes,
-        )  # fmt: skip
-        columns = self._columns("slots", axes, slots)
-        s, w, v = self._vars("slice", "step", "lane")
-        place = s * as_dtype(lanes, self.idtype) + v
-        return self._iteration(
-            self.it.name, [Loop(slice_, [s], "S"), Loop(step, [w], "R"), Loop(lane, [v], "S")],
-            _at(rows, place), _at(columns, s, w, v), _at(slots, s, w, v), w < _at(lengths, place),
-        )  # fmt: skip
-
-    def _long(self, count: str, left: str, at: SparseBuffer) -> SparseIteration:
-        """Vectors of the elements of long rows."""
-        indptr, lanes = self.named(self.column.indptr), self.lanes
-        long, lane = self._dense("long", count), self._dense("vector_lanes", lanes)
-        rows = self._table(
-            "long_rows", [long], recipes.long_rows, order=self.order, left=left, longs=count
+            "slots", axes, recipes.slice_slots, **given, ptr=step.indptr, lanes=lanes
         )
-        given = {"indptr": indptr, "rows": self._of(rows), "lanes": lanes}
-        vector = self._ragged("vectors", long, recipes.vector_ptr, **given)
-        ends = self._table("ends", [long], recipes.last_vectors, **given)
-        del given["lanes"]
-        starts = self._table("starts", [long], recipes.row_starts, **given)
-        p, u, v = self._vars("long", "vector", "lane")
-        begin = _at(starts, p) + u * as_dtype(lanes, self.idtype)
-        position = tirx.min(begin, _at(ends, p)) + v
+        columns = self._columns("slots", axes, slots)
+        loops = order.loops(slice=(slices, "S"), step=(step, "R"), lane=(lane, "S"))
+        s, w, v = (loop.var for loop in loops)
+        place = s * lane.length + v
         return self._iteration(
-            self._name(f"{self.it.name}_long", []),
-            [Loop(long, [p], "S"), Loop(vector, [u], "R"), Loop(lane, [v], "R")],
-            _at(rows, p), _at(at, position), position, position >= begin,
+            order.it.name, loops, load(rows, place), load(columns, s, w, v), load(slots, s, w, v),
+            w < load(lengths, place),
         )  # fmt: skip
 
-    def _left(self, count: str) -> SparseIteration:
-        """The rows that fill no slice."""
-        indptr = self.named(self.column.indptr)
-        left = self._dense("left", count)
-        rows = self._table("left_rows", [left], recipes.left_rows, order=self.order, left=count)
-        given = {"indptr": indptr, "rows": self._of(rows)}
-        element = self._ragged("left_elements", left, recipes.offsets_of_rows, **given)
-        given["offsets"] = self.named(element.indptr)
-        axes = [left, element]
-        slots = self._table("left_slots", axes, recipes.positions_of_rows, **given)
-        columns = self._columns("left_slots", axes, slots)
-        q, x = self._vars("left", "element")
+    def _long(self, count: Any, left: Any, at: SparseBuffer) -> SparseIteration:
+        """Vectors of the elements of long rows."""
+        order, lanes = self.order, self.lanes
+        long, lane = order.dense("long", count), order.dense("vector_lanes", lanes)
+        rows = self._table(
+            "long_rows", [long], recipes.long_rows, order=self.sorted, left=left, longs=count
+        )
+        given = {"indptr": self.indptr, "rows": rows}
+        vector = order.ragged("vectors", long, recipes.vector_ptr, **given, lanes=lanes)
+        ends = self._table("ends", [long], recipes.last_vectors, **given, lanes=lanes)
+        starts = self._table("starts", [long], recipes.row_starts, **given)
+        loops = order.loops(long=(long, "S"), vector=(vector, "R"), lane=(lane, "R"))
+        p, u, v = (loop.var for loop in loops)
+        begin = load(starts, p) + u * lane.length
+        position = tirx.min(begin, load(ends, p)) + v
+        name = fresh_name(order.func, f"{order.it.name}_long")
         return self._iteration(
-            self._name(f"{self.it.name}_left", []),
-            [Loop(left, [q], "S"), Loop(element, [x], "R")],
-            _at(rows, q), _at(columns, q, x), _at(slots, q, x), None,
-        )  # fmt: skip
+            name, loops, load(rows, p), load(at, position), position, position >= begin
+        )
+
+    def _left(self, count: Any) -> SparseIteration:
+        """The rows that fill no slice."""
+        order = self.order
+        left = order.dense("left", count)
+        rows = self._table("left_rows", [left], recipes.left_rows, order=self.sorted, left=count)
+        given = {"indptr": self.indptr, "rows": rows}
+        element = order.ragged("left_elements", left, recipes.offsets_of_rows, **given)
+        axes = [left, element]
+        slots = self._table(
+            "left_slots", axes, recipes.positions_of_rows, **given, offsets=element.indptr
+        )
+        columns = self._columns("left_slots", axes, slots)
+        loops = order.loops(left=(left, "S"), element=(element, "R"))
+        q, x = (loop.var for loop in loops)
+        name = fresh_name(order.func, f"{order.it.name}_left")
+        return self._iteration(
+            name, loops, load(rows, q), load(columns, q, x), load(slots, q, x), None
+        )
 
     def _iteration(
         self, name: str, loops: list[Loop], row: Any, column: Any, position: Any, valid: Any
@@ -247,57 +199,19 @@ class _Slices(Elements):
 
         row, column : coordinates of the element
         """
-        body, init = self.it.body, self.it.init
+        order, body = self.order, self.order.it.body
         if valid is not None:
             body = under(self.reduction.conditions, where(self.reduction, valid))
-        body = self.rewritten(body, position, [row, column])
-        init = None if init is None else self.rewritten(init, position, [row, column])
-        fresh = {v: tirx.Var(v.name, v.ty.dtype) for x in self.rest for v in x.vars}
-        rest = [Loop(x.node, [fresh[v] for v in x.vars], x.kinds) for x in self.rest]
-        body, init = (None if x is None else substitute(x, fresh) for x in (body, init))
-        return changed(self.it, [*loops, *rest], name=name, body=body, init=init)
-
-    # -- declarations -------------------------------------------------------------------------
-
-    def _count(self, recipe: Any, what: str, **how: Any) -> str:
-        """A number of rows or slices, as recipes take it."""
-        return self.named(self.number(f"{what}_count", {"recipe": recipe.__name__, **how}))
-
-    def _dense(self, what: str, length: int | str) -> Axis:
-        """A dense axis; its length as recipes take it."""
-        if isinstance(length, str):
-            size: Any = next(p for p in self.params if str(p.name) == length[1:])
-        else:
-            size = as_dtype(length, self.idtype)
-        return self.axis(what, kind="dense_fixed", length=size)
-
-    def _ragged(self, what: str, parent: Axis, recipe: Any, **how: Any) -> Axis:
-        """A dense_variable axis under a dense one, with as many coordinates as there are."""
-        ptr = self.array(f"{what}_ptr", {"recipe": recipe.__name__, **how})
-        given = {"recipe": last_of.__name__, "offsets": self.named(ptr)}
-        size = self.number(f"{what}_count", given)
-        return self.axis(
-            what, kind="dense_variable", length=size, parent=parent, nnz=size, indptr=ptr
+        return over_fresh_vars(
+            order.visit([*loops, *order.rest], position, [row, column], name=name, body=body)
         )
 
     def _table(self, what: str, axes: list[Axis], recipe: Any, **how: Any) -> SparseBuffer:
-        return self.table(f"{self.row.name}_{what}", axes, recipe.__name__, **how)
+        return self.order.table(f"{self.order.row.name}_{what}", axes, recipe, **how)
 
     def _columns(self, what: str, axes: list[Axis], slots: SparseBuffer) -> SparseBuffer:
         """The column of the element in each slot."""
-        return self.table(
-            f"{self.column.name}_{what}", axes, in_order.__name__,
-            values=self.named(self.column.indices), order=self._of(slots),
-        )  # fmt: skip
-
-    def _of(self, buffer: SparseBuffer) -> str:
-        """What a buffer holds, as recipes take it."""
-        return self.named(buffer.handle)
-
-    def _vars(self, *names: str) -> list[Any]:
-        row = self.over[0].name
-        return [tirx.Var(f"{row}_{name}", self.idtype) for name in names]
-
-
-def _at(buffer: SparseBuffer, *indices: Any) -> Any:
-    return tirx.BufferLoad(buffer.var, list(indices))
+        column = self.order.column
+        return self.order.table(
+            f"{column.name}_{what}", axes, in_order, values=column.indices, order=slots
+        )

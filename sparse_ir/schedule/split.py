@@ -50,7 +50,6 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
-from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -66,6 +65,7 @@ from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.promise import promised
 from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positions
+from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import at_most
 from sparsetir.sparse_ir.tile_marks import tail as tail_of
 

@@ -42,11 +42,11 @@ from sparsetir.sparse_ir.recipes.positions import (
     tile_ptr,
     tile_starts,
 )
-from sparsetir.sparse_ir.schedule.cuts import Cut, is_path
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
 __all__ = ["is_stored", "split_positions"]
 
@@ -86,15 +86,14 @@ def split_positions(
         loops = cut.of_a_root(extents)
     else:
         loops = cut.of_each_row(extents)
-    return cut.done(loops, annotations=without_choice(it, loop))
+    return cut.instead(loops, annotations=without_choice(it, loop))
 
 
-class _Tiles(Cut):
+class _Tiles(VisitOrder):
     def across_rows(self, extents: list[int]) -> list[Loop]:
         """Chunks of the elements of all rows; see :mod:`sparsetir.sparse_ir.schedule.pieces`."""
         size = self._one(extents)
-        count, parts = self._count(self.last.nnz, size)
-        return chunk_loops(self, parts, count, 0, size)
+        return chunk_loops(self, self._count(self.last.nnz, size), 0, size)
 
     def of_a_root(self, extents: list[int]) -> list[Loop]:
         """Tiles of the positions of a root axis, or of axes fused from a root on."""
@@ -102,15 +101,11 @@ class _Tiles(Cut):
         if self.last.kind == "sparse_fixed":
             self.refuse(f"axis '{self.last.name}' has slots, of which some may be padding")
         length = self.last.length if self.last.kind == "dense_fixed" else self.last.nnz
-        count, _ = self._count(length, size)
-        how = {"recipe": tile_cuts.__name__, "length": self.named(length), "size": size}
-        tiles = self.axis("tiles", kind="dense_fixed", length=count)
-        part = self.axis(
-            "part", kind="dense_variable", length=length, parent=tiles, nnz=length,
-            indptr=self.array("ptr", how),
-        )  # fmt: skip
+        tiles = self.dense("tiles", self._count(length, size))
+        ptr = self.array("ptr", tile_cuts, length=length, size=size)
+        part = self.part(tiles, length, length, ptr)
         kind = "S" if "S" in self.loop.kinds else "R"
-        return [Loop(tiles, [self._var(0)], kind), self._part(part)]
+        return [Loop(tiles, [self._var(0)], kind), self.within(part)]
 
     def of_each_row(self, extents: list[int]) -> list[Loop]:
         """Tiles of what an axis stores under each parent."""
@@ -125,9 +120,9 @@ class _Tiles(Cut):
                 f"expected a loop over a dense or a variable axis, or over axes fused from a root "
                 f"on, got '{self.loop.name}'"
             )
-        how: dict[str, Any] = {"indptr": self.named(axis.indptr)}
+        how: dict[str, Any] = {"indptr": axis.indptr}
         if space_of(self.it, self.loop) == "coordinates" and axis.is_sparse:
-            how["indices"] = self.named(axis.indices)
+            how["indices"] = axis.indices
         loops: list[Loop] = []
         parent, within = axis.parent, 0
         for number in range(len(extents)):
@@ -137,41 +132,31 @@ class _Tiles(Cut):
             parent = self._level(parent, number, {**how, "size": size}, within)
             loops.append(Loop(parent, [self._var(number)], self.loop.kinds))
             within = size
-        starts = self.array("starts", {"recipe": tile_starts.__name__, **how, "size": extents[-1]})
-        part = self.axis(
-            "part", kind="dense_variable", length=axis.length, parent=parent, nnz=axis.nnz,
-            indptr=starts,
-        )  # fmt: skip
-        return [*loops, self._part(part)]
+        starts = self.array("starts", tile_starts, **how, size=extents[-1])
+        return [*loops, self.within(self.part(parent, axis.length, axis.nnz, starts))]
 
     def _level(self, parent: Axis, number: int, how: dict[str, Any], within: int) -> Axis:
         """The axis of the tiles of one size, under those of the size `within`."""
         size = how["size"]
         how = {**how, "within": within}
-        ptr = self.array(f"ptr{number}", {"recipe": tile_ptr.__name__, **how})
-        count = self.number(
-            f"count{number}", {"recipe": last_of.__name__, "offsets": self.named(ptr)}
-        )
+        ptr, count = f"ptr{number}", f"count{number}"
         if "indices" not in how:
-            return self.axis(
-                f"tiles{number}", kind="dense_variable", length=count, parent=parent, nnz=count,
-                indptr=ptr,
-            )  # fmt: skip
-        ids = self.array(f"ids{number}", {"recipe": tile_ids.__name__, **how})
+            return self.ragged(f"tiles{number}", parent, tile_ptr, ptr=ptr, count=count, how=how)
+        indptr = self.array(ptr, tile_ptr, **how)
+        nnz = self.number(count, last_of, offsets=indptr)
+        ids = self.array(f"ids{number}", tile_ids, **how)
         ranges: Any = as_dtype(within // size, self.idtype)
         if not within:
             more = as_dtype(self.last.length, self.idtype) + as_dtype(size - 1, self.idtype)
             ranges = tirx.floordiv(more, as_dtype(size, self.idtype))
         return self.axis(
-            f"tiles{number}", kind="sparse_variable", length=ranges, parent=parent, nnz=count,
-            indptr=ptr, indices=ids,
+            f"tiles{number}", kind="sparse_variable", length=ranges, parent=parent, nnz=nnz,
+            indptr=indptr, indices=ids,
         )  # fmt: skip
 
-    def _count(self, length: Any, size: int) -> tuple[Any, str]:
-        """How many tiles of positions there are, as an expression and as a recipe takes it."""
-        how = {"recipe": tile_count.__name__, "length": self.named(length), "size": size}
-        var = self.number("count", how)
-        return var, f"${var.name}"
+    def _count(self, length: Any, size: int) -> Any:
+        """How many tiles of positions there are."""
+        return self.number("count", tile_count, length=length, size=size)
 
     def _one(self, extents: list[int]) -> int:
         if len(extents) > 1:
@@ -181,9 +166,6 @@ class _Tiles(Cut):
                 f", whose tiles are not cut again{also}"
             )
         return extents[0]
-
-    def _part(self, part: Axis) -> Loop:
-        return Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds)
 
     def _var(self, number: int) -> Any:
         return tirx.Var(f"{self.loop.vars[0].name}{number}", self.idtype)

@@ -43,7 +43,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
-    buffer_var,
     loads_of,
     map_expr,
     same_indices,
@@ -53,11 +52,11 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.recipes.positions import piece_rest
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
-from sparsetir.sparse_ir.schedule.cuts import Cut
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
-from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of, replaced
+from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of
 from sparsetir.sparse_ir.schedule.overwritten import without_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
+from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 
 __all__ = ["with_temporaries"]
@@ -77,7 +76,7 @@ def with_temporaries(
     return _Temporaries(who, func, it, loops_of(it)[place]).run(annotations)
 
 
-class _Temporaries(Cut):
+class _Temporaries(VisitOrder):
     def __init__(self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
         super().__init__(who, func, it, loop)
         self.chunks = loop.node
@@ -117,11 +116,8 @@ class _Temporaries(Cut):
         else:
             body = branch
         main = changed(self.whole, body=body, annotations=annotations)
-        func = func.with_attr("computed", self.computed)
-        out = replaced(
-            self.who, func, self.it, tirx.SeqStmt([main, last]),
-            buffers=[rest, rows], params=self.params,
-        )  # fmt: skip
+        self.func = func
+        out = self.replaced(main, last)
         add = last.body.then_case
         made = [keep.name, last.name, *([add.name] if isinstance(add, SparseIteration) else [])]
         return out, [SparseIterationRef(name) for name in made]
@@ -169,29 +165,19 @@ class _Temporaries(Cut):
 
     def _declared(self) -> tuple[SparseBuffer, SparseBuffer]:
         """What chunks keep, and of which row."""
-        indptr, rows, starts = self._arrays()
-        ptr, name = self.named(self.pieces.indptr), self.target.name
-        how = {"indptr": indptr, "ptr": ptr, "rows": rows, "starts": starts}
-        handle = self.array("rest", {"recipe": piece_rest.__name__, **how})
+        pieces, name = self.pieces, self.target.name
+        part = [a for a in self.func.axes if a.parent is not None and a.parent.name == pieces.name]
+        starts = next(a for a in part if a.kind == "dense_variable").indptr
+        handle = self.array(
+            "rest", piece_rest, indptr=self.computed[str(pieces.indptr.name)]["indptr"],
+            ptr=pieces.indptr, rows=pieces.indices, starts=starts,
+        )  # fmt: skip
         axes = [a for n, a in enumerate(self.target.axes or []) if n != self.dimension]
         dtype = str(self.reduction.term.ty.dtype)
         return (
-            self._buffer(f"{name}_rest", [self.chunks, *axes], dtype, None),
-            self._buffer(f"{name}_row", [self.chunks], self.idtype, handle),
+            self.bound(f"{name}_rest", [self.chunks, *axes], None, dtype),
+            self.bound(f"{name}_row", [self.chunks], handle),
         )
-
-    def _arrays(self) -> tuple[str, str, str]:
-        """Where rows begin, the row of each piece and where it begins, as recipes take them."""
-        how = self.computed[str(self.pieces.indptr.name)]
-        part = [
-            a for a in self.func.axes if a.parent is not None and a.parent.name == self.pieces.name
-        ]
-        starts = next(a for a in part if a.kind == "dense_variable")
-        return str(how["indptr"]), self.named(self.pieces.indices), self.named(starts.indptr)
-
-    def _buffer(self, name: str, axes: list[Axis], dtype: str, handle: Any) -> SparseBuffer:
-        var = buffer_var([a.length for a in axes], dtype, fresh_name(self.func, name))
-        return SparseBuffer(var=var, axes=axes, handle=handle)
 
     # -- iterations ---------------------------------------------------------------------------
 

@@ -41,7 +41,6 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
-from sparsetir.sparse_ir.schedule.cuts import MOST
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     find_iteration,
@@ -50,6 +49,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.schedule.visit_order import MOST
 
 __all__ = ["tiles"]
 

@@ -1,0 +1,485 @@
+"""Visit orders: what primitives are made of that visit what is stored in another order.
+
+A visit order is loops in the place of others, and what these need, declared one by one:
+
+- axes, dense or under another, whose offsets recipes compute (`dense`, `ragged`, `counted`,
+  `part`);
+- parameters that recipes make: arrays, numbers and tables (`array`, `number`, `table`), so that
+  kernels are called as before;
+- where loops are cut, the loops made, at the coordinates as they were (:meth:`VisitOrder.instead`);
+- where elements come by their positions, the position of each and its coordinates, mostly loads of
+  tables (:class:`ElementOrder`). Buffers over rows and columns lie over positions then.
+
+So a primitive is what it refuses and what it declares. What is always so of a table, such as that
+it holds each position once, is a fact of its recipe (:mod:`sparsetir.sparse_ir.recipes.registry`),
+from which the lowering proves that loops are free of races and that loads need no guards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+from tvm import ir, tirx
+
+from sparsetir.sparse_ir.computed import COMPUTED, keyword
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype
+from sparsetir.sparse_ir.names import fresh_name
+from sparsetir.sparse_ir.nodes import (
+    Axis,
+    FusedAxis,
+    PartAxis,
+    SparseBuffer,
+    SparseFunc,
+    SparseIteration,
+    accesses_of,
+    buffer_var,
+    flat_axes,
+    map_expr,
+    nodes_of,
+    same_indices,
+    sparse_iterations,
+    substitute,
+)
+from sparsetir.sparse_ir.recipes.general import in_order, part_numbers
+from sparsetir.sparse_ir.recipes.positions import last_of
+from sparsetir.sparse_ir.reduction import Reduction, reduction_of
+from sparsetir.sparse_ir.schedule.handles import SpIter
+from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
+    changed,
+    handle_of,
+    iteration_of,
+    loops_of,
+    place_of,
+    refuse_order,
+    replaced,
+    show,
+)
+from sparsetir.sparse_ir.schedule.workspaces import init_apart
+from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.workers import divided
+
+__all__ = [
+    "MOST",
+    "ElementOrder",
+    "VisitOrder",
+    "chosen_loops",
+    "elements_of_rows",
+    "is_path",
+    "load",
+]
+
+# Of parts, as arrays of where more begin would take gigabytes, and of visits in a tile.
+MOST = 2**24
+
+
+def chosen_loops(
+    who: str, func: SparseFunc, *handles: SpIter
+) -> tuple[SparseIteration, list[Loop]]:
+    """The loops of these handles, and their iteration, which may be visited in another order."""
+    it = iteration_of(who, func, handles[0])
+    refuse_order(who, func, it)
+    return it, [loops_of(it)[place_of(who, func, it, handle)] for handle in handles]
+
+
+class VisitOrder:
+    """Loops in the place of a loop, and what they need.
+
+    loop : what is declared is named after it
+    computed, params, axes, buffers : what is declared
+    """
+
+    def __init__(self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop) -> None:
+        self.who, self.func, self.it, self.loop = who, func, it, loop
+        self.computed: dict[str, Any] = dict(func.attrs.get(COMPUTED, {}).items())
+        self.params: list[Any] = []
+        self.axes: list[Axis] = []
+        self.buffers: list[SparseBuffer] = []
+        self.visited = flat_axes([loop.node])
+        self.last, self.idtype = self.visited[-1], self.visited[-1].idtype
+
+    # -- axes -----------------------------------------------------------------------------------
+
+    def axis(self, what: str, **fields: Any) -> Axis:
+        """A new axis, named after the loop."""
+        name = fresh_name(self.func, f"{self.loop.name}_{what}", [a.name for a in self.axes])
+        self.axes.append(Axis(name=name, idtype=self.idtype, **fields))
+        return self.axes[-1]
+
+    def dense(self, what: str, length: Any) -> Axis:
+        """A new dense axis."""
+        return self.axis(what, kind="dense_fixed", length=as_dtype(length, self.idtype))
+
+    def counted(self, what: str, parent: Axis, count: Any) -> Axis:
+        """A new axis of so many coordinates under each of a parent's."""
+        how = {"rows": parent.length, "parts": count}
+        ids = self.array("ids", part_numbers, **how)
+        return self.axis(
+            what, kind="sparse_fixed", length=count, parent=parent, nnz_cols=count, indices=ids
+        )
+
+    def ragged(
+        self, what: str, parent: Axis, recipe: Callable[..., Any], *, ptr: str = "",
+        count: str = "", how: Mapping[str, Any] | None = None, **also: Any,
+    ) -> Axis:  # fmt: skip
+        """A new axis of as many coordinates under each of a parent's as computed offsets say.
+
+        ptr, count : what the parameters are named after, of the offsets and of how many there are
+        how, also : keywords of the recipe of the offsets
+        """
+        indptr = self.array(ptr or f"{what}_ptr", recipe, **{**(how or {}), **also})
+        size = self.number(count or f"{what}_count", last_of, offsets=indptr)
+        return self.part(parent, size, size, indptr, what)
+
+    def part(self, parent: Axis, length: Any, nnz: Any, indptr: Any, what: str = "part") -> Axis:
+        """A new axis of what lies between offsets, under a parent."""
+        kind = "dense_variable"
+        return self.axis(what, kind=kind, length=length, parent=parent, nnz=nnz, indptr=indptr)
+
+    # -- computed parameters --------------------------------------------------------------------
+
+    def array(self, what: str, recipe: Callable[..., Any], **how: Any) -> Any:
+        """A new parameter, an array that a recipe makes, named after the loop."""
+        return self._array(f"{self.loop.name}_{what}", recipe, how)
+
+    def number(self, what: str, recipe: Callable[..., Any], **how: Any) -> Any:
+        """A new parameter, an integer that a recipe makes, named after the loop."""
+        name = fresh_name(self.func, f"{self.loop.name}_{what}", list(self.computed))
+        return self._number(name, self.made(recipe, how))
+
+    def choice(self, value: int | str, default: int | dict[str, Any]) -> Any:
+        """A number; where a name is given a new parameter, which has a default or a recipe."""
+        if not isinstance(value, str):
+            return as_dtype(value, self.idtype)
+        if fresh_name(self.func, value, list(self.computed)) != value:
+            self.refuse(
+                f"argument 'parts': expected a number or a new name, got {value!r}, which the "
+                "function has already"
+            )
+        how = default if isinstance(default, dict) else {"recipe": "number", "value": default}
+        return self._number(value, how)
+
+    def table(
+        self, name: str, axes: list[Axis], recipe: Callable[..., Any], **how: Any
+    ) -> SparseBuffer:
+        """A new buffer over some axes, of integers that a recipe makes, a new parameter."""
+        return self.bound(name, axes, self._array(name.lower(), recipe, how))
+
+    def bound(
+        self, name: str, axes: list[Axis], handle: Any, dtype: str | None = None
+    ) -> SparseBuffer:
+        """A new buffer over some axes, by default of integers."""
+        name = fresh_name(self.func, name, [b.name for b in self.buffers])
+        var = buffer_var([a.length for a in axes], dtype or self.idtype, name)
+        self.buffers.append(SparseBuffer(var=var, axes=axes, handle=handle))
+        return self.buffers[-1]
+
+    def _array(self, wish: str, recipe: Callable[..., Any], how: dict[str, Any]) -> Any:
+        name = fresh_name(self.func, wish, list(self.computed))
+        self.params.append(ir.Var(name, ir.PointerType(ir.PrimType("void"))))
+        self.computed[name] = self.made(recipe, how)
+        return self.params[-1]
+
+    def _number(self, name: str, how: dict[str, Any]) -> Any:
+        self.params.append(tirx.Var(name, self.idtype))
+        self.computed[name] = how
+        return self.params[-1]
+
+    def made(self, recipe: Callable[..., Any], how: dict[str, Any]) -> dict[str, Any]:
+        """A recipe and its keywords, as programs have them."""
+        return {"recipe": recipe.__name__, **{key: self._keyword(x) for key, x in how.items()}}
+
+    def _keyword(self, value: Any) -> Any:
+        """A number, a string, a size or array, or what a table holds, as recipes take it."""
+        if isinstance(value, int | str):
+            return value
+        found = keyword(value.handle if isinstance(value, SparseBuffer) else value)
+        if found is None:
+            self.refuse(f"expected a size that is a number or a parameter, got {value}")
+        return found
+
+    # -- loops ----------------------------------------------------------------------------------
+
+    def loops(self, **made: tuple[Axis, str]) -> list[Loop]:
+        """Loops over axes, of a kind each, by what their coordinates are named after."""
+        name = self.loop.vars[0].name
+        return [
+            Loop(axis, [tirx.Var(f"{name}_{what}", self.idtype)], kind)
+            for what, (axis, kind) in made.items()
+        ]
+
+    def within(self, part: Axis) -> Loop:
+        """The loop over what lies in a part of its axis."""
+        return Loop(PartAxis(axis=self.loop.node, by=part), self.loop.vars, self.loop.kinds)
+
+    def instead(self, made: list[Loop], **fields: Any) -> tuple[SparseFunc, list[SpIter]]:
+        """The function with these loops instead of the one, and their handles.
+
+        fields : of the iteration, beside its loops
+        """
+        for names in divided(self.it):
+            if self.loop.name in names:
+                self.refuse(
+                    f"{names} is divided among workers and has to stay as it is; expected "
+                    f"{self.who} before parallelize"
+                )
+        new = changed(self.it, self.around(made, self.loop), **fields)
+        return self.replaced(new), [handle_of(self.it, loop) for loop in made]
+
+    def around(self, made: list[Loop], old: Loop) -> list[Loop]:
+        """The loops of the iteration, with others in the place of one."""
+        return [
+            x for loop in loops_of(self.it) for x in (made if loop.axes == old.axes else [loop])
+        ]
+
+    def replaced(self, *stmts: Any) -> SparseFunc:
+        """The function with statements instead of the iteration, and all that is declared."""
+        func = self.function()
+        return replaced(
+            self.who, func.with_attr(COMPUTED, self.computed), self.it, as_one([*stmts]),
+            axes=self.axes, buffers=self.buffers, params=self.params, trusted=func is self.func,
+        )  # fmt: skip
+
+    def function(self) -> SparseFunc:
+        """The function that the loops are put in."""
+        return self.func
+
+    def init_apart(self) -> list[SparseIteration]:
+        """The init as an iteration of its own, which comes before; with its axes."""
+        first, axes = init_apart(self.func, self.it)
+        self.axes.extend(axes)
+        return [first]
+
+    # -- refusals -------------------------------------------------------------------------------
+
+    def check_count(
+        self, name: str, value: Any, *, least: int = 1, below: int = MOST, or_name: bool = False
+    ) -> None:
+        """Refuse an argument that is no such integer, or, where that is legal, no name."""
+        if or_name and isinstance(value, str) and value.isidentifier():
+            return
+        if type(value) is int and least <= value < below:
+            return
+        expected = "a positive integer" if least else "an integer of 0 or more"
+        expected += " or a name" if or_name else ""
+        expected += f" below {below}" if type(value) is int and value >= below else ""
+        self.refuse(f"argument '{name}': expected {expected}, got {value!r}")
+
+    def check_alone(self) -> None:
+        """Refuse an iteration that has others in it, and one with annotations."""
+        if nodes_of(SparseIteration, self.it.body) or self.it.annotations:
+            self.refuse("expected an iteration without nested ones and annotations")
+
+    def reduced(self, besides: str = "") -> Reduction:
+        """What the body reduces; refuses others.
+
+        besides : what the refusal says in addition
+        """
+        found = reduction_of(self.it.body)
+        if found is None:
+            self.refuse(
+                f"expected a body of the form X[..] = X[..] + term (or *, max, min){besides}"
+            )
+        return found
+
+    def refuse(self, message: str) -> NoReturn:
+        """Raise ScheduleError with the iteration."""
+        raise ScheduleError(f"{self.who}: {message}\n{show(self.it)}")
+
+
+class ElementOrder(VisitOrder):
+    """An iteration over rows and what they store, whose elements come by their positions.
+
+    path : a dense axis, and sparse_variable axes, each under the one before; or these alone
+    over : the coordinates of these
+    positions : an axis of all elements, which buffers over the path lie over from now on: a dense
+        one, or where the path has no dense axis one under the parent of its first
+    below : by name, axes that hang under the last one of the path as axes under `positions`; only
+        where elements are visited in the order of storage
+    """
+
+    rest: Sequence[Loop] = ()
+
+    def __init__(
+        self, who: str, func: SparseFunc, it: SparseIteration, loop: Loop,
+        path: list[Axis], over: list[Any], below: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(who, func, it, loop)
+        self.path, self.over = path, over
+        self.row, self.column = path[0], path[-1]
+        column = self.column
+        for other in sparse_iterations(func):
+            if other.name != it.name and column.name in {a.name for a in flat_axes(other.axes)}:
+                self.refuse(
+                    f"sp_iter '{other.name}' visits '{column.name}' too; expected it to be visited "
+                    "here alone"
+                )
+        self.axes.extend(self._all_elements())
+        self.positions = self.axes[-1]
+        self.below = self._under_positions() if below else {}
+        self.moved = self._moved_buffers()
+
+    def visit(
+        self, loops: list[Loop], position: Any, coordinates: list[Any], **fields: Any
+    ) -> SparseIteration:
+        """The iteration over loops whose visits are of the element at a position.
+
+        coordinates : of the element, along the path
+        fields : of the iteration; `body` and `init` at the coordinates as they were
+        """
+        for what in ("body", "init"):
+            tree = fields.get(what, getattr(self.it, what))
+            fields[what] = None if tree is None else self.rewritten(tree, position, coordinates)
+        return changed(self.it, loops, **fields)
+
+    def by_positions(
+        self, made: list[Loop], loops: list[Loop], position: Any, coordinates: list[Any], *,
+        before: Sequence[SparseIteration] = (), **fields: Any,
+    ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip
+        """The function with :meth:`visit` instead, after what comes before; and handles."""
+        main = self.visit(loops, position, coordinates, **fields)
+        return self.replaced(*before, main), [handle_of(main, loop) for loop in made]
+
+    def function(self) -> SparseFunc:
+        """The function with its buffers over positions."""
+        buffers = [self.moved.get(b.var, b) for b in self.func.buffers]
+        axes = [a for a in self.func.axes if a.name not in self.below]
+        return self.func.replace(axes=axes, buffers=buffers)
+
+    def _all_elements(self) -> list[Axis]:
+        """The axis of all elements, or that of each parent's, after those of the levels above."""
+        names = [a.name for a in self.path]
+        if self.row.parent is None:
+            name = fresh_name(self.func, "_".join(names))
+            nnz, idtype = self.column.nnz, self.idtype
+            return [Axis(name=name, kind="dense_fixed", length=nnz, idtype=idtype)]
+        out: list[Axis] = []
+        ptr = self.row.indptr
+        for count, axis in enumerate(self.path[1:], 2):
+            ptr = self.array("ptr", in_order, values=axis.indptr, order=ptr)
+            name = fresh_name(self.func, "_".join(names[:count]))
+            out.append(
+                Axis(name=name, kind="dense_variable", parent=self.row.parent, length=axis.nnz,
+                     nnz=axis.nnz, indptr=ptr, idtype=self.idtype)
+            )  # fmt: skip
+        return out
+
+    def _under_positions(self) -> dict[str, Axis]:
+        out: dict[str, Axis] = {}
+        above = {self.column.name: self.positions}
+        for axis in [a for a in self.func.axes if a.parent is not None]:
+            if axis.parent.name in above:
+                names = ("kind", "length", "nnz", "nnz_cols", "indptr", "indices", "unique")
+                fields = {name: getattr(axis, name) for name in names}
+                out[axis.name] = self.axis(axis.name, parent=above[axis.parent.name], **fields)
+                above[axis.name] = out[axis.name]
+        return out
+
+    def _moved_buffers(self) -> dict[Any, SparseBuffer]:
+        """By its variable, each buffer over all axes as one over positions."""
+        out: dict[Any, SparseBuffer] = {}
+        path = [a.name for a in self.path]
+        for b in self.func.buffers:
+            axes = list(b.axes or ())
+            names = [a.name for a in axes]
+            if self.column.name not in names:
+                continue
+            at = names.index(self.column.name) + 1 - len(path)
+            if names[max(at, 0) : at + len(path)] != path or any(
+                a.parent is not None and a.parent.name == self.column.name
+                for a in axes
+                if a.name not in self.below
+            ):
+                self.refuse(
+                    f"buffer '{b.name}' over {names} does not lie over the elements of {path} alone"
+                )
+            rest = [self.below.get(a.name, a) for a in axes[at + len(path) :]]
+            axes = [*axes[:at], self.positions, *rest]
+            var = buffer_var([a.length for a in axes], b.dtype, b.name, b.var.ty.storage_scope)
+            out[b.var] = SparseBuffer(var=var, axes=axes, handle=b.handle)
+            self._refuse_accesses(b, at)
+        return out
+
+    def _refuse_accesses(self, buffer: SparseBuffer, at: int) -> None:
+        """Refuse accesses of a buffer over all axes that are not at the element visited."""
+        here = [self.it.body, *([] if self.it.init is None else [self.it.init])]
+        accesses = [list(x.indices) for part in here for x in accesses_of(part, buffer.var)]
+        if len(accesses) != len(accesses_of(self.func.body, buffer.var)):
+            self.refuse(f"buffer '{buffer.name}' is accessed outside of this iteration too")
+        for indices in accesses:
+            if not same_indices(indices[at : at + len(self.path)], self.over):
+                self.refuse(
+                    f"buffer '{buffer.name}' is accessed at {indices}, which is not the element "
+                    "visited"
+                )
+
+    def rewritten(self, tree: Any, position: Any, coordinates: list[Any]) -> Any:
+        """A statement at another position, and at the coordinates of its element."""
+
+        def at(buffer: Any, indices: Any) -> list[Any]:
+            old = next(b for b in self.func.buffers if b.var.same_as(buffer))
+            first = [a.name for a in old.axes or ()].index(self.row.name)
+            return [*indices[:first], position, *indices[first + len(self.path) :]]
+
+        def loaded(node: Any) -> Any:
+            new = self.moved.get(node.source)
+            return node if new is None else load(new, *at(node.source, node.indices))
+
+        def stored(node: Any) -> Any:
+            new = self.moved.get(node.buffer)
+            if new is None:
+                return node
+            return tirx.BufferStore(new.var, node.value, at(node.buffer, node.indices))
+
+        tree = map_expr(tree, [(ir.TensorLoad, loaded), (tirx.BufferStore, stored)])
+        return substitute(tree, dict(zip(self.over, coordinates, strict=True)))
+
+
+def elements_of_rows(
+    who: str, func: SparseFunc, it: SparseIteration, rows: Loop, columns: Loop, *,
+    unique: bool = False, reduces: str | None = None,
+) -> ElementOrder:  # fmt: skip
+    """The order of a spatial loop over a dense axis, and a reduction over what its rows store.
+
+    unique : whether a column may be stored once only in a row
+    reduces : of a body that has to be a reduction, what its refusal says besides
+    """
+    plain, row, column = VisitOrder(who, func, it, rows), rows.node, columns.node
+    if not (
+        isinstance(row, Axis)
+        and row.kind == "dense_fixed"
+        and isinstance(column, Axis)
+        and column.kind == "sparse_variable"
+        and (column.unique or not unique)
+        and column.parent.name == row.name
+        and (rows.kinds, columns.kinds) == ("S", "R")
+    ):
+        plain.refuse(
+            "expected a spatial loop over a dense axis and a reduction over a sparse_variable "
+            f"axis under it, got '{rows.name}' and '{columns.name}'"
+        )
+    if reduces is not None:
+        plain.reduced(reduces)
+    plain.check_alone()
+    rest = [x for x in loops_of(it) if x.axes not in (rows.axes, columns.axes)]
+    for loop in rest:
+        if not isinstance(loop.node, Axis) or loop.node.kind != "dense_fixed":
+            plain.refuse(f"expected other loops over dense axes, got '{loop.name}'")
+    made = ElementOrder(who, func, it, rows, [row, column], [rows.var, columns.var])
+    made.rest = rest
+    return made
+
+
+def is_path(node: Any) -> bool:
+    """Whether a loop is over a root axis, or over axes fused from a root on."""
+    if not isinstance(node, Axis | FusedAxis):
+        return False
+    axes = flat_axes([node])
+    return [a.name for a in axes] == [a.name for a in axes[-1].ancestors()]
+
+
+def load(buffer: SparseBuffer, *indices: Any) -> Any:
+    """An element of a buffer."""
+    return tirx.BufferLoad(buffer.var, [*indices])
