@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sparsetir.formats.index_arrays import distinct, index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.sparse_ir.index_arrays import distinct, index_type
 
 __all__ = ["SEARCHED", "Blocks", "block_places", "find_blocks"]
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import index_type, is_integer, starts
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import index_type, is_integer, starts
 
 __all__ = [
     "Bucket", "bucket_labels", "positions", "set_bucket", "split_rows", "store_bucket",

@@ -10,10 +10,10 @@ from scipy.sparse import csr_array
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import index_type
 
 __all__ = ["CSC"]
 

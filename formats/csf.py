@@ -10,10 +10,10 @@ from sparsetir.formats.csc import CSC
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import is_integer, starts
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import is_integer, starts
 
 __all__ = ["CSF"]
 

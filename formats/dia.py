@@ -9,10 +9,10 @@ import numpy as np
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, register
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import distinct
 from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import distinct
 
 __all__ = ["DIA"]
 

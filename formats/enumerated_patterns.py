@@ -11,7 +11,6 @@ from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.group import group
-from sparsetir.formats.index_arrays import index_type, stable_order, starts
 from sparsetir.formats.make_rules import (
     Operand,
     dense,
@@ -22,6 +21,7 @@ from sparsetir.formats.make_rules import (
 )
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import index_type, stable_order, starts
 
 __all__ = ["EnumeratedPatterns", "PanelPatterns"]
 

@@ -11,12 +11,12 @@ import numpy as np
 
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import INT32, is_integer
 from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.partition import check_partition
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import INT32, is_integer
 
 __all__ = ["REGISTRY", "Format", "Registered", "positive", "register", "set_positive"]
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import index_type
 
 __all__ = ["FormatPart"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.sparse import csr_array
 
-from sparsetir.formats.index_arrays import INT32, index_type
 from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.sparse_ir.index_arrays import INT32, index_type
 
 __all__ = ["group"]
 

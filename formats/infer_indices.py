@@ -18,9 +18,9 @@ from tvm.sym import Analyzer
 
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.formats.group import group
-from sparsetir.formats.index_arrays import check_range, index_type, starts
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.sparse_ir.index_arrays import check_range, index_type, starts
 from sparsetir.sparse_ir.nodes import Axis, substitute, walk
 
 __all__ = ["infer_format"]

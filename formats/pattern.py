@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from sparsetir.formats.index_arrays import check_indptr, check_range, index_type, starts
 from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type, starts
 
 __all__ = ["LARGEST_BLOCK", "Pattern"]
 

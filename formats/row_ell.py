@@ -9,10 +9,10 @@ import numpy as np
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import starts
 from sparsetir.formats.make_rules import Operand, row_pieces
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import starts
 
 __all__ = ["RowELL"]
 

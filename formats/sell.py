@@ -9,10 +9,11 @@ import numpy as np
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import stable_order, starts
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, ragged
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import starts
+from sparsetir.sparse_ir.recipes.slices import order_in_windows
 
 __all__ = ["SELL", "sliced_rows"]
 
@@ -124,8 +125,7 @@ def sliced_rows(lengths: np.ndarray, c: int, sigma: int) -> tuple[np.ndarray, np
     if not len(lengths):
         return order, lengths
     if sigma > 1:
-        most = int(lengths.max())
-        order = stable_order(order // sigma * (most + 1) + (most - lengths))
+        order = order_in_windows(lengths, order // sigma, True)
     return order, np.maximum.reduceat(lengths[order], np.arange(0, len(order), c))
 
 

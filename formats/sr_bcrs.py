@@ -10,10 +10,10 @@ from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.direct import Level, check_fits, direct
 from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.index_arrays import distinct, starts
 from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
+from sparsetir.sparse_ir.index_arrays import distinct, starts
 
 __all__ = ["SRBCRS"]
 

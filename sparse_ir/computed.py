@@ -30,7 +30,7 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.errors import LoweringError, ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
-from sparsetir.sparse_ir.recipes import RECIPES, facts_of
+from sparsetir.sparse_ir.recipes.registry import RECIPES, facts_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
 __all__ = [

@@ -17,7 +17,7 @@ from sparsetir.sparse_ir.assumptions import filled_axes
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
-from sparsetir.sparse_ir.recipes import facts_of
+from sparsetir.sparse_ir.recipes.registry import facts_of
 
 __all__ = [
     "LAYOUTS",

@@ -29,7 +29,7 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, substitute, variables_of
-from sparsetir.sparse_ir.recipes import RECIPES, facts_of
+from sparsetir.sparse_ir.recipes.registry import RECIPES, facts_of
 from sparsetir.sparse_ir.tile_marks import is_bound
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 

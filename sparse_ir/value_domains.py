@@ -16,7 +16,14 @@ from sparsetir.sparse_ir.assumptions import assumed_coordinates
 from sparsetir.sparse_ir.computed import computed_parameters, keyword
 from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, variables_of, walk
-from sparsetir.sparse_ir.recipes import Below, LengthOf, NonzerosOf, RowsOf, SameAs, facts_of
+from sparsetir.sparse_ir.recipes.registry import (
+    Below,
+    LengthOf,
+    NonzerosOf,
+    RowsOf,
+    SameAs,
+    facts_of,
+)
 
 __all__ = ["as_if_in_order", "counted_steps", "made_by_recipes", "permutations", "value_domains"]
 

@@ -17,7 +17,8 @@ from kernel_common import check
 from sparsetir import kernel as kernel_module
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import StructureError
-from sparsetir.sparse_ir.recipes import RECIPES, equal_work
+from sparsetir.sparse_ir.recipes.general import equal_work
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 linker = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("gcc") or shutil.which("clang++")),

@@ -19,7 +19,7 @@ from exported_kernels import CASES
 from schedule_common import opened
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.schedules.templates.registry import TEMPLATES
-from sparsetir.sparse_ir.recipes import RECIPES
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 pytestmark = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("gcc") or shutil.which("clang++")),
@@ -119,7 +119,7 @@ def test_every_template_for_cpus_is_here() -> None:
 
 
 OWN = """
-from sparsetir.sparse_ir.recipes import recipe
+from sparsetir.sparse_ir.recipes.registry import recipe
 @recipe(open=True)
 def three_parts() -> int:
     return 3
@@ -128,7 +128,7 @@ LOAD_OWN = """
 from sparsetir.sparse_ir.script.parser import from_source
 from_source(open("scheduled.txt").read())
 from sparsetir.load import load
-from sparsetir.sparse_ir.recipes import RECIPES
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 recipes = sorted(RECIPES)
 try:
     load("kernel.so")

@@ -12,7 +12,7 @@ from sparsetir.kernel import Kernel
 from sparsetir.kernel_file import open_library, read_library
 from sparsetir.signature import PlainSignature, Signature
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.recipes import RECIPES
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.targets import missing_features
 
 __all__ = ["load"]

@@ -13,12 +13,12 @@ import scipy.sparse
 
 from sparsetir.arrays import is_array, is_torch
 from sparsetir.file_errors import UNREADABLE, as_path, check_npz, need_room, printable, why
-from sparsetir.formats.index_arrays import check_indptr, check_range, index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.matrix_market import MarketFile, read_market
 from sparsetir.readable import hidden
 from sparsetir.saved_matrix import saved_matrix
 from sparsetir.sparse_ir.errors import StructureError
+from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type
 
 __all__ = [
     "VALUE_DTYPES",

@@ -44,7 +44,7 @@ from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.recipes import RECIPES
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
 __all__ = ["HybRows", "apply", "arrange", "program", "shares_rows"]

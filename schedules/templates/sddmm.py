@@ -26,7 +26,7 @@ from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.templates.feature_tiles import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
 from sparsetir.sparse_ir.computed import keyword
-from sparsetir.sparse_ir.recipes import cache_parts
+from sparsetir.sparse_ir.recipes.general import cache_parts
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 __all__ = ["SddmmGroups", "apply", "arrange", "by_positions"]

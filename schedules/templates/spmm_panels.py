@@ -29,7 +29,7 @@ from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.computed import buffers_made_by, parameters_made_by
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.recipes import constant
+from sparsetir.sparse_ir.recipes.general import constant
 from sparsetir.sparse_ir.recipes.patterns import pattern_counts
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 

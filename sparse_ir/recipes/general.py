@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.index_arrays import row_numbers, starts
 from sparsetir.sparse_ir.recipes.registry import FoundIn, NonzerosOf, RowsOf, SameAs, recipe
 
 __all__ = [
@@ -85,7 +86,7 @@ def row_of_position(indptr: np.ndarray, order: np.ndarray | None = None) -> np.n
 
     order : (nnz,) which non-zero comes first, second, ...; that of storage by default
     """
-    rows = np.repeat(np.arange(len(indptr) - 1, dtype=indptr.dtype), np.diff(indptr))
+    rows = row_numbers(indptr, indptr.dtype)
     return rows if order is None else rows[order]
 
 
@@ -141,9 +142,7 @@ def column_parts(indptr: np.ndarray, indices: np.ndarray, n: int, parts: int) ->
         )
     width = max(1, -(-n // parts))
     place = row_of_position(indptr) * parts + indices // width
-    out = np.zeros(m * parts + 1, indptr.dtype)
-    np.cumsum(np.bincount(place, minlength=m * parts), out=out[1:])
-    return out
+    return starts(np.bincount(place, minlength=m * parts), indptr.dtype)
 
 
 @recipe(counted=True)

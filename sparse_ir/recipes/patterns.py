@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparsetir.sparse_ir.index_arrays import index_type, row_numbers, stable_order, starts
 from sparsetir.sparse_ir.recipes.registry import Below, LengthOf, NonzerosOf, recipe
 
 __all__ = [
@@ -62,7 +63,7 @@ def pattern_entries(
     m, nnz, patterns = len(indptr) - 1, len(indices), (1 << rows) - 1
     place = _places_of_patterns(rows, by)
     if not _fits_a_table(m, n, nnz):
-        bits = np.uint8(1) << (_row_of(indptr) % rows).astype(np.uint8)
+        bits = np.uint8(1) << (row_numbers(indptr) % rows).astype(np.uint8)
         held, number = np.unique(_places(indptr, indices, n, rows), return_inverse=True)
         mask = np.zeros(len(held), np.uint8)
         np.bitwise_or.at(mask, number, bits)
@@ -71,7 +72,7 @@ def pattern_entries(
     masks = stored[:, 0].copy()
     for r in range(1, rows):
         masks |= stored[:, r] << np.uint8(r)
-    index = _index(masks.size * patterns)
+    index = index_type(masks.size * patterns)
     some = masks != 0  # in which places are counted and found several times as fast
     held = np.flatnonzero(some)
     panel = np.repeat(np.arange(len(masks), dtype=index), np.count_nonzero(some, axis=1))
@@ -79,7 +80,7 @@ def pattern_entries(
     held = held.astype(index)
     # To (panel, column) as one number, all the groups before of the panel and the column's own.
     held += (group - panel) * index(n)
-    return held[_stable(group, len(masks) * patterns)]
+    return held[stable_order(group)]
 
 
 @recipe
@@ -107,7 +108,7 @@ def value_ptr(ptr: np.ndarray, rows: int, by: str = "pattern") -> np.ndarray:
     """
     counts = np.diff(ptr).reshape(-1, (1 << rows) - 1)
     each = np.bitwise_count(_masks(rows, by))
-    return _starts((counts * each).ravel())[:-1]
+    return starts((counts * each).ravel())[:-1]
 
 
 @recipe(values=NonzerosOf(indices="indices"), distinct=True)
@@ -121,7 +122,7 @@ def pattern_order(
     ptr : of :func:`entry_ptr`
     """
     m, nnz, patterns = len(indptr) - 1, len(indices), (1 << rows) - 1
-    entries, index = _small(entries), _index(max(nnz, m * n * patterns))
+    entries, index = _small(entries), index_type(max(nnz, m * n * patterns))
     counts, groups = np.diff(ptr), np.arange(len(ptr) - 1, dtype=index)
     mask = np.repeat(np.resize(_masks(rows, by).astype(np.uint8), len(groups)), counts)
     # Where each entry is in its panel's row of columns, and where its values begin.
@@ -157,13 +158,9 @@ def _places_of_patterns(rows: int, by: str) -> np.ndarray:
     return out
 
 
-def _index(number: int) -> type:
-    return np.int32 if number < 2**31 else np.int64
-
-
 def _small(entries: np.ndarray) -> np.ndarray:
     """Increasing numbers in a smaller type, where that holds them: it divides faster."""
-    return entries.astype(_index(int(entries[-1]))) if len(entries) else entries
+    return entries.astype(index_type(int(entries[-1]))) if len(entries) else entries
 
 
 def _fits_a_table(m: int, n: int, nnz: int) -> bool:
@@ -175,7 +172,7 @@ def _table(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -> np.nda
     m = len(indptr) - 1
     panels = panel_count(m, rows)
     out = np.zeros(panels * rows * n, np.uint8)
-    index = _index(len(out))
+    index = index_type(len(out))
     at = np.repeat(np.arange(m, dtype=index) * index(n), np.diff(indptr))
     at += indices.astype(index, copy=False)
     out[at] = 1
@@ -185,23 +182,7 @@ def _table(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -> np.nda
 def _places(indptr: np.ndarray, indices: np.ndarray, n: int, rows: int) -> np.ndarray:
     """(nnz,) panel * n + column."""
     m = len(indptr) - 1
-    index = _index(m * n)
+    index = index_type(m * n)
     at = np.repeat(np.arange(m, dtype=index) // index(rows) * index(n), np.diff(indptr))
     at += indices.astype(index, copy=False)
     return at
-
-
-def _row_of(indptr: np.ndarray) -> np.ndarray:
-    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-
-
-def _stable(key: np.ndarray, length: int) -> np.ndarray:
-    """A stable order of numbers below a length; NumPy's is linear for 16 bits."""
-    if length <= 1 << 16:
-        return np.argsort(key.astype(np.uint16), kind="stable")
-    order = np.argsort((key & 0xFFFF).astype(np.uint16), kind="stable")
-    return order[np.argsort(key[order] >> 16, kind="stable")]
-
-
-def _starts(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts, dtype="int64")])

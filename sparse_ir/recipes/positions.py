@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.index_arrays import row_numbers
 from sparsetir.sparse_ir.recipes.registry import NonzerosOf, TilesOf, recipe
 
 __all__ = [
@@ -82,7 +83,7 @@ def tile_starts(indptr: np.ndarray, size: int, indices: np.ndarray | None = None
 
     There is no tile without elements. Raises ScheduleError for coordinates out of order.
     """
-    rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+    rows = row_numbers(indptr)
     if indices is None:
         begins = (np.arange(len(rows)) - indptr[:-1][rows]) % size == 0
     else:

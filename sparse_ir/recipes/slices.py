@@ -7,9 +7,12 @@ See :mod:`sparsetir.sparse_ir.schedule.slices`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.index_arrays import numbers_within, stable_order, starts
 from sparsetir.sparse_ir.recipes.registry import NonzerosOf, RowsOf, SameAs, recipe
 
 __all__ = [
@@ -20,6 +23,7 @@ __all__ = [
     "long_count",
     "long_rows",
     "offsets_of_rows",
+    "order_in_windows",
     "positions_of_rows",
     "row_order",
     "row_starts",
@@ -30,6 +34,16 @@ __all__ = [
     "slice_slots",
     "vector_ptr",
 ]
+
+
+def order_in_windows(lengths: np.ndarray, number: np.ndarray, down: Any) -> np.ndarray:
+    """(rows,) rows by window, then by length, then as they are.
+
+    lengths, number : (rows,) elements of a row, and its window
+    down : where this is true, those of more elements come first
+    """
+    most = int(lengths.max(initial=0))
+    return stable_order(number * (most + 1) + np.where(down, most - lengths, lengths))
 
 
 # -- which rows -------------------------------------------------------------------------------
@@ -50,7 +64,7 @@ def row_order(indptr: np.ndarray, lanes: int, longest: int, window: int, filled:
     lengths, short, long = _parted(indptr, lanes, longest)
     number = short // window
     # Lengths go up in one window and down in the next, for slices that reach over both.
-    order = np.lexsort((np.where(number % 2, -lengths[short], lengths[short]), number))
+    order = order_in_windows(lengths[short], number, number % 2)
     left, rest = np.split(short[order], [len(short) % lanes])
     whole, even, others = _even(lengths, long, lanes, filled)
     others = np.sort(np.concatenate([whole[~even].ravel(), others]))
@@ -109,7 +123,7 @@ def slice_ptr(lengths: np.ndarray, lanes: int) -> np.ndarray:
 
     lengths : (slices * lanes,) elements of each row
     """
-    return _starts(lengths.reshape(-1, lanes).max(axis=1, initial=0))
+    return starts(lengths.reshape(-1, lanes).max(axis=1, initial=0))
 
 
 @recipe(values=NonzerosOf("indptr"))
@@ -120,7 +134,7 @@ def slice_slots(
 
     rows, lengths, ptr : as :func:`rows_of_slices`, :func:`lengths_of_rows`, :func:`slice_ptr`
     """
-    step = _within(ptr)[:, None]
+    step = numbers_within(ptr)[:, None]
     slices = np.repeat(np.arange(len(ptr) - 1), np.diff(ptr))
     first = indptr[rows].reshape(-1, lanes)[slices]
     return np.where(step < lengths.reshape(-1, lanes)[slices], first + step, 0)
@@ -132,7 +146,7 @@ def slice_slots(
 @recipe
 def vector_ptr(indptr: np.ndarray, rows: np.ndarray, lanes: int) -> np.ndarray:
     """(rows + 1,) the first vector of each row, of as many as it takes."""
-    return _starts(-(-lengths_of_rows(indptr, rows) // lanes))
+    return starts(-(-lengths_of_rows(indptr, rows) // lanes))
 
 
 @recipe(values=NonzerosOf("indptr"))
@@ -156,20 +170,20 @@ def last_vectors(indptr: np.ndarray, rows: np.ndarray, lanes: int) -> np.ndarray
 @recipe(values=RowsOf("indptr"), distinct=True)
 def rows_by_length(indptr: np.ndarray, window: int) -> np.ndarray:
     """(m,) the rows sorted by length within windows, up in one and down in the next."""
-    lengths, number = np.diff(indptr), np.arange(len(indptr) - 1) // window
-    return np.lexsort((np.where(number % 2, -lengths, lengths), number))
+    number = np.arange(len(indptr) - 1) // window
+    return order_in_windows(np.diff(indptr), number, number % 2)
 
 
 @recipe
 def offsets_of_rows(indptr: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """(rows + 1,) where some rows begin if they lie one after the other."""
-    return _starts(lengths_of_rows(indptr, rows))
+    return starts(lengths_of_rows(indptr, rows))
 
 
 @recipe(values=NonzerosOf("indptr"))
 def positions_of_rows(indptr: np.ndarray, rows: np.ndarray, offsets: np.ndarray) -> np.ndarray:
     """The positions of the elements of some rows; `offsets` as of :func:`offsets_of_rows`."""
-    return np.repeat(indptr[rows], np.diff(offsets)) + _within(offsets)
+    return np.repeat(indptr[rows], np.diff(offsets)) + numbers_within(offsets)
 
 
 def _parted(
@@ -191,12 +205,3 @@ def _even(
     whole = whole.reshape(-1, lanes)
     slots = lanes * lengths[whole].max(axis=1, initial=0)
     return whole, 100 * lengths[whole].sum(axis=1) >= filled * slots, over
-
-
-def _starts(counts: np.ndarray) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(counts, dtype="int64")])
-
-
-def _within(ptr: np.ndarray) -> np.ndarray:
-    """The number of each step within its own part."""
-    return np.arange(ptr[-1]) - np.repeat(ptr[:-1], np.diff(ptr))

@@ -53,8 +53,8 @@ from sparsetir.sparse_ir.nodes import (
     nodes_of,
     stores_of,
 )
-from sparsetir.sparse_ir.recipes import facts_of
 from sparsetir.sparse_ir.recipes.ranges import places_in_tiles
+from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.reduction import factors_of, reduction_of, widened
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (

@@ -49,7 +49,7 @@ from sparsetir.sparse_ir.nodes import (
     map_expr,
     same_indices,
 )
-from sparsetir.sparse_ir.recipes import shared_rows
+from sparsetir.sparse_ir.recipes.general import shared_rows
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (

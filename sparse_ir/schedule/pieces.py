@@ -35,8 +35,8 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
 )
-from sparsetir.sparse_ir.recipes import facts_of
 from sparsetir.sparse_ir.recipes.positions import last_of, piece_ids, piece_ptr, piece_starts
+from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.schedule.loops import Loop
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 

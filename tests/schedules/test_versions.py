@@ -17,7 +17,7 @@ from sparsetir.schedules.passes.one_part import one_part
 from sparsetir.schedules.templates.shapes import ShapeError
 from sparsetir.schedules.versions import PACK_DEGREE, WORK_OF_THREADS
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.recipes import RECIPES
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 
 VERSIONS = ("panels", "rows", "narrow", "wide")
 

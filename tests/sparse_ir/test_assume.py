@@ -9,7 +9,7 @@ import tvm_ffi
 import sparsetir
 from positions_common import relations
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir.recipes import RECIPES
+from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.verify import verify
 
 

@@ -15,15 +15,14 @@ from kernel_common import check
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.errors import IllFormedError, LoweringError, ScheduleError, StructureError
 from sparsetir.sparse_ir.position_space import SIGNATURE
-from sparsetir.sparse_ir.recipes import (
-    RECIPES,
+from sparsetir.sparse_ir.recipes.general import (
     column_parts,
     equal_parts,
     equal_work,
     inverse_counts,
-    recipe,
     row_of_position,
 )
+from sparsetir.sparse_ir.recipes.registry import RECIPES, recipe
 from sparsetir.sparse_ir.structure import check_structure
 from sparsetir.sparse_ir.verify import verify
 

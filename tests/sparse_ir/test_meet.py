@@ -18,7 +18,7 @@ from sparsetir.schedules.operators.spmm import program
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.nodes import SparseIteration, iteration_with, map_expr, sparse_iterations
-from sparsetir.sparse_ir.recipes import shared_rows
+from sparsetir.sparse_ir.recipes.general import shared_rows
 from sparsetir.sparse_ir.schedule import Schedule
 
 RNG = np.random.default_rng(2)

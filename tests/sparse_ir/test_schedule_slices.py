@@ -17,8 +17,8 @@ from schedule_common import opened, program
 from sparsetir import ScheduleError
 from sparsetir.sparse_ir.computed import compute, compute_of_values, of_values
 from sparsetir.sparse_ir.nodes import sparse_iterations
-from sparsetir.sparse_ir.recipes import packed
 from sparsetir.sparse_ir.recipes import slices as recipes
+from sparsetir.sparse_ir.recipes.general import packed
 
 RNG = np.random.default_rng(0)
 # Test programs of one iteration, whose first loops are over rows and what they store.

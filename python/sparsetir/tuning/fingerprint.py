@@ -12,11 +12,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tvm
 
-from sparsetir.formats.index_arrays import index_type
 from sparsetir.formats.pattern import Pattern
 from sparsetir.schedules.default import is_gpu
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.operators.relations import RelationPattern
+from sparsetir.sparse_ir.index_arrays import index_type
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import distinctive_features, host_features
 

@@ -9,8 +9,17 @@ import numpy as np
 from sparsetir.sparse_ir.errors import StructureError
 
 __all__ = [
-    "INT32", "check_indptr", "check_range", "index_type", "is_integer", "stable_order", "starts",
-]  # fmt: skip
+    "INT32",
+    "check_indptr",
+    "check_range",
+    "distinct",
+    "index_type",
+    "is_integer",
+    "numbers_within",
+    "row_numbers",
+    "stable_order",
+    "starts",
+]
 
 INT32 = 2**31 - 1  # the largest
 
@@ -35,13 +44,25 @@ def starts(counts: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
 def stable_order(key: np.ndarray) -> np.ndarray:
     """A stable permutation that sorts integers that are not negative.
 
-    Linear below 2^32, in two passes: NumPy sorts 16 bits in linear time.
+    Linear below 2^32, in two passes at most: NumPy sorts 16 bits in linear time.
     """
-    if len(key) and key.max() >= 1 << 32:
+    largest = int(key.max(initial=0))
+    if largest >= 1 << 32:
         return np.argsort(key, kind="stable")
-    low, high = (key & 0xFFFF).astype(np.uint16), (key >> 16).astype(np.uint16)
-    order = np.argsort(low, kind="stable")
-    return order[np.argsort(high[order], kind="stable")]
+    order = np.argsort((key & 0xFFFF).astype(np.uint16), kind="stable")
+    if largest < 1 << 16:
+        return order
+    return order[np.argsort((key >> 16).astype(np.uint16)[order], kind="stable")]
+
+
+def row_numbers(indptr: np.ndarray, dtype: Any = np.int64) -> np.ndarray:
+    """(nnz,) the row of each element, of rows that begin and end at these offsets."""
+    return np.repeat(np.arange(len(indptr) - 1, dtype=dtype), np.diff(indptr))
+
+
+def numbers_within(indptr: np.ndarray) -> np.ndarray:
+    """(nnz,) the number of each element within its own row."""
+    return np.arange(indptr[-1]) - np.repeat(indptr[:-1], np.diff(indptr))
 
 
 def check_range(where: str, values: np.ndarray, length: int, what: str = "coordinates") -> None:
