@@ -88,8 +88,7 @@ class _BlockStarts(VisitOrder):
                 new = self.table(name, [bounds], rows_of_positions, indptr=indptr, positions=starts)
             made[table.name] = new
             said[table.name] |= {"starts": new.name, "loop": loop.name, "per_block": per_block}
-        self.func = func.with_attr(ROWS, said)
-        return self.replaced(it)
+        return self.replaced(it, **{ROWS: said})
 
     def _size(self, position: Any, per_block: int) -> int:
         """How many positions in a row a block has."""

@@ -234,12 +234,15 @@ class VisitOrder:
             x for loop in loops_of(self.it) for x in (made if loop.axes == old.axes else [loop])
         ]
 
-    def replaced(self, *stmts: Any) -> SparseFunc:
+    def replaced(self, *stmts: Any, **attrs: Any) -> SparseFunc:
         """The function with statements instead of the iteration, and all that is declared."""
         func = self.function()
+        trusted = func is self.func
+        for key, value in {COMPUTED: self.computed, **attrs}.items():
+            func = func.with_attr(key, value)
         return replaced(
-            self.who, func.with_attr(COMPUTED, self.computed), self.it, as_one([*stmts]),
-            axes=self.axes, buffers=self.buffers, params=self.params, trusted=func is self.func,
+            self.who, func, self.it, as_one([*stmts]),
+            axes=self.axes, buffers=self.buffers, params=self.params, trusted=trusted,
         )  # fmt: skip
 
     def function(self) -> SparseFunc:
