@@ -31,7 +31,6 @@ from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.allocations import allocate_in_visits
 from sparsetir.sparse_ir.annotations import ATOMIC, CUT, GROUP, ORDERED, RANGES, WORKERS
-from sparsetir.sparse_ir.assumptions import ASSUMED
 from sparsetir.sparse_ir.atomics import as_call, with_atomic_calls
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
@@ -47,7 +46,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
 )
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
-from sparsetir.sparse_ir.promises import PROMISES
+from sparsetir.sparse_ir.promises import ASSUMED, PROMISES
 from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
 from sparsetir.sparse_ir.row_search import RowSearch
 from sparsetir.sparse_ir.rows import ROWS

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from tvm import ir
 
-from sparsetir.sparse_ir.assumptions import filled_axes
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import (
     StructureError,
@@ -18,6 +17,7 @@ from sparsetir.sparse_ir.errors import (
 )
 from sparsetir.sparse_ir.interpret_scalar import Evaluator
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
+from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.verify_sites import used_variables
 
 __all__ = ["check_structure"]

@@ -17,7 +17,6 @@ import tvm_ffi
 from tvm import ir, sym, tirx
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.assumptions import accessed_inside
 from sparsetir.sparse_ir.exact import SIZES, Integer, exact, is_signed, most_of, type_bounds
 from sparsetir.sparse_ir.expressions import as_dtype, conjunction, dtype_of, free_vars, zero
 from sparsetir.sparse_ir.names import numbered
@@ -29,7 +28,7 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 from sparsetir.sparse_ir.position_space import PositionSpace
-from sparsetir.sparse_ir.promises import promises_of
+from sparsetir.sparse_ir.promises import accessed_inside, promises_of
 from sparsetir.sparse_ir.rows import found_rows
 from sparsetir.sparse_ir.search import find_sorted, find_unsorted, scalar_buffer
 from sparsetir.sparse_ir.value_domains import (

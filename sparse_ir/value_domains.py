@@ -12,10 +12,10 @@ from typing import Any
 
 from tvm import ir, tirx
 
-from sparsetir.sparse_ir.assumptions import assumed_coordinates
 from sparsetir.sparse_ir.computed import computed_parameters, keyword
 from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, variables_of, walk
+from sparsetir.sparse_ir.promises import assumed_coordinates
 from sparsetir.sparse_ir.recipes.registry import (
     Below,
     LengthOf,

@@ -15,7 +15,6 @@ from tvm import ir
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.annotations import is_scheduled, range_problems, written_by_hand_problems
-from sparsetir.sparse_ir.assumptions import assumption_problems
 from sparsetir.sparse_ir.computed import computed_problems
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.legal import order_problem
@@ -30,7 +29,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     stores_of,
 )
-from sparsetir.sparse_ir.promises import promise_problems
+from sparsetir.sparse_ir.promises import assumption_problems, promise_problems
 from sparsetir.sparse_ir.rows import row_problems
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables

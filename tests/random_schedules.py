@@ -9,9 +9,9 @@ import sparsetir
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
-from sparsetir.sparse_ir.schedule.bound import KINDS, bound
 from sparsetir.sparse_ir.schedule.by_length import by_length
 from sparsetir.sparse_ir.schedule.divide import divide
+from sparsetir.sparse_ir.schedule.facts import KINDS, bound
 from sparsetir.sparse_ir.schedule.loops import loops_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
 from sparsetir.sparse_ir.schedule.patterns import patterns

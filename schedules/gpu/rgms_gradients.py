@@ -54,7 +54,7 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.assume import assume
+from sparsetir.sparse_ir.schedule.facts import assume
 
 __all__ = ["GradientTiles", "apply", "arrange", "configs", "program"]
 

@@ -26,7 +26,7 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.operators.block_attention import WORD, BlockAttention, is_element
 from sparsetir.schedules.operators.problems import made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.assume import assume
+from sparsetir.sparse_ir.schedule.facts import assume
 
 __all__ = ["BlockAttentionBackward", "program"]
 

@@ -20,7 +20,7 @@ from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.messages import DIMS, combined, dims
 from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.assume import assume
+from sparsetir.sparse_ir.schedule.facts import assume
 
 __all__ = ["OPS", "EdgeMessages", "program"]
 

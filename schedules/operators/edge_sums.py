@@ -16,7 +16,7 @@ from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.assume import assume
+from sparsetir.sparse_ir.schedule.facts import assume
 
 __all__ = ["EdgeSums", "program"]
 

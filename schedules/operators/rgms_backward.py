@@ -30,7 +30,7 @@ from sparsetir.schedules.operators.problems import (
     with_parameters,
 )
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule.assume import assume
+from sparsetir.sparse_ir.schedule.facts import assume
 
 __all__ = ["RgmsBackward", "program"]
 

@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC
-from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, has_atomics
+from sparsetir.sparse_ir.atomics import ATOMIC_KINDS, UPDATE, atomic_reduction, has_atomics
 from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
@@ -62,10 +62,30 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 
-__all__ = ["RACES", "meet"]
+__all__ = ["RACES", "atomic", "meet"]
 
 WHO = "meet"
 RACES = ("atomics", "ignore")
+
+
+@primitive
+def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc, None]:
+    """Let an iteration update its result atomically, on a GPU, whatever visits it.
+
+    Visits then meet at the result in any way, so all loops may be divided among blocks and threads.
+    `parallelize(.., race="atomics")` is that of single loops.
+
+    Parameters
+    ----------
+    iteration : SparseIterationRef
+        Of a body `X[..] = X[..] + term` (or max, min) of a type that has atomics, without an init;
+        what is before it has set the result.
+    """
+    it = find_iteration(func, name_of("atomic", iteration), "atomic")
+    if atomic_reduction(it) is None:
+        raise ScheduleError(f"atomic: expected {UPDATE}, got another body\n{show(it)}")
+    marked = changed(it, annotations={**dict(it.annotations.items()), ATOMIC: 1})
+    return replaced("atomic", func, it, marked), None
 
 
 @primitive

@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
-from sparsetir.sparse_ir.assumptions import accessed_inside, with_fact
 from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.names import fresh_name
@@ -36,6 +35,7 @@ from sparsetir.sparse_ir.nodes import (
     same_indices,
     stores_of,
 )
+from sparsetir.sparse_ir.promises import accessed_inside, with_fact
 from sparsetir.sparse_ir.recipes.general import packed
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (

@@ -51,9 +51,9 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.assumptions import with_fact
 from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.promises import with_fact
 from sparsetir.sparse_ir.recipes import patterns as recipes
 from sparsetir.sparse_ir.recipes.general import constant
 from sparsetir.sparse_ir.reduction import under

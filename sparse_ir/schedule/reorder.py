@@ -1,12 +1,16 @@
-"""Visit the axes of an iteration in another order (SparseTIR, section 3.2.2).
+"""Visit the axes of an iteration in another order, or as one loop (SparseTIR, section 3.2.2).
 
 Before, with the order [K, I, J]::
 
-    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+    with T.sp_iter([I, J, K], "SSR", "sddmm") as [i, j, k]:
 
-After::
+After `sparse_reorder`::
 
-    with T.sp_iter([K, I, J], "SSR", "spmm") as [k, i, j]:
+    with T.sp_iter([K, I, J], "RSS", "sddmm") as [k, i, j]:
+
+After `sparse_fuse` of I and J instead, one loop over their joint positions, the non-zeros::
+
+    with T.sp_iter([T.fuse(I, J), K], "SSR", "sddmm") as [i, j, k]:
 """
 
 from __future__ import annotations
@@ -15,11 +19,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc
+from sparsetir.sparse_ir.nodes import Axis, FusedAxis, SparseFunc, flat_axes
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
+    Loop,
     changed,
     find_iteration,
+    handle_of,
     loops_of,
     name_of,
     place_of,
@@ -29,9 +35,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
-__all__ = ["sparse_reorder"]
-
-WHO = "sparse_reorder"
+__all__ = ["sparse_fuse", "sparse_reorder"]
 
 
 @primitive
@@ -51,12 +55,60 @@ def sparse_reorder(
     -----
     SparseTIR, section 3.2.2.
     """
-    it = find_iteration(func, name_of(WHO, iteration), WHO)
-    refuse_order(WHO, func, it)
+    it = find_iteration(func, name_of("sparse_reorder", iteration), "sparse_reorder")
+    refuse_order("sparse_reorder", func, it)
     loops = loops_of(it)
-    places = [place_of(WHO, func, it, handle) for handle in order]
+    places = [place_of("sparse_reorder", func, it, handle) for handle in order]
     if sorted(places) != list(range(len(loops))):
         have = [loop.name for loop in loops]
         got: list[Any] = [getattr(h, "name", h) for h in order]
-        raise ScheduleError(f"{WHO}: expected each of {have} once, got {got}\n{show(it)}")
-    return replaced(WHO, func, it, changed(it, [loops[p] for p in places])), None
+        raise ScheduleError(f"sparse_reorder: expected each of {have} once, got {got}\n{show(it)}")
+    return replaced("sparse_reorder", func, it, changed(it, [loops[p] for p in places])), None
+
+
+@primitive
+def sparse_fuse(
+    func: SparseFunc, iteration: SparseIterationRef, axes: Sequence[SpIter]
+) -> tuple[SparseFunc, SpIter]:
+    """Iterate neighbouring axes as one loop over their joint positions.
+
+    Parameters
+    ----------
+    iteration : SparseIterationRef
+        The iteration.
+    axes : sequence of SpIter
+        Neighbours, each over a dense_fixed axis or behind its parent.
+
+    Returns
+    -------
+    SpIter
+        The loop.
+
+    Notes
+    -----
+    SparseTIR, section 3.2.2.
+    """
+    it = find_iteration(func, name_of("sparse_fuse", iteration), "sparse_fuse")
+    places = [place_of("sparse_fuse", func, it, handle) for handle in axes]
+    if len(places) < 2:
+        raise ScheduleError(
+            f"sparse_fuse: expected at least two axes, got {len(places)}\n{show(it)}"
+        )
+    if places != list(range(places[0], places[0] + len(places))):
+        got = [h.name for h in axes]
+        raise ScheduleError(
+            f"sparse_fuse: expected neighbours in the order of the iteration, got {got}; "
+            f"sparse_reorder can bring them together\n{show(it)}"
+        )
+    loops = loops_of(it)
+    chosen = [loops[p] for p in places]
+    for loop in chosen:
+        if not isinstance(loop.node, Axis | FusedAxis):
+            what = "attached" if hasattr(loop.node, "to") else "visited in parts"
+            raise ScheduleError(
+                f"sparse_fuse: axis '{loop.name}' is {what} and cannot be fused\n{show(it)}"
+            )
+    node = FusedAxis(axes=[a for loop in chosen for a in flat_axes([loop.node])])
+    fused = Loop(node, [v for c in chosen for v in c.vars], "".join(c.kinds for c in chosen))
+    new = changed(it, [*loops[: places[0]], fused, *loops[places[-1] + 1 :]])
+    return replaced("sparse_fuse", func, it, new), handle_of(it, fused)

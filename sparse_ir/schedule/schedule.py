@@ -21,14 +21,10 @@ from sparsetir.sparse_ir.lower_sparse_iter import lower_sparse_iter
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import (  # noqa: F401, each has its primitives
     aggregate,
-    annotate,
-    assume,
-    atomic,
-    bound,
     by_length,
     distribute,
     divide,
-    fuse,
+    facts,
     meet,
     pack,
     parallelize,

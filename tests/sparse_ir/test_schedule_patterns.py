@@ -14,8 +14,8 @@ import sparsetir
 from positions_common import positive
 from programs import PROGRAMS, copied, tolerance
 from sparsetir import ScheduleError
-from sparsetir.sparse_ir.assumptions import accessed_inside
 from sparsetir.sparse_ir.nodes import sparse_iterations
+from sparsetir.sparse_ir.promises import accessed_inside
 from sparsetir.sparse_ir.recipes import patterns as recipes
 
 NAMES = ["spmv", "spmm", "row_sum", "row_max"]
