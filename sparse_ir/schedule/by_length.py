@@ -28,7 +28,6 @@ positions. `pack("A", ..)` brings values into the order of the visits. (SELL-C-s
 from __future__ import annotations
 
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.recipes.general import in_order
 from sparsetir.sparse_ir.recipes.slices import offsets_of_rows, positions_of_rows, rows_by_length
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.primitives import primitive
@@ -74,9 +73,7 @@ def by_length(
     element = made.ragged("elements", place, offsets_of_rows, **given)
     axes = [place, element]
     slots = made.table(f"{name}_slots", axes, positions_of_rows, **given, offsets=element.indptr)
-    columns_at = made.table(
-        f"{made.column.name}_slots", axes, in_order, values=made.column.indices, order=slots
-    )
+    columns_at = made.columns_at("slots", axes, slots)
     loops = made.loops(sorted=(place, "S"), element=(element, "R"))
     p, e = (loop.var for loop in loops)
     here = [load(order, p), load(columns_at, p, e)]

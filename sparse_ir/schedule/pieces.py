@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -40,7 +41,7 @@ from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.schedule.loops import Loop
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
-__all__ = ["chunk_loops", "has_rows_to_carry", "pieces_under", "recipe_of"]
+__all__ = ["chunk_loops", "has_rows_to_carry", "pieces_under"]
 
 
 def has_rows_to_carry(loop: Loop) -> bool:
@@ -75,17 +76,12 @@ def chunk_loops(order: VisitOrder, count: Any, cost: int, size: int = 0) -> list
     return [*order.loops(parts=(chunks, "S")), *made]
 
 
-def recipe_of(func: SparseFunc, axis: Axis) -> dict[str, Any]:
-    """How the offsets of an axis are computed; {} where a caller gives them."""
-    computed = dict(func.attrs.get("computed", {}).items())
-    name = "" if axis.indptr is None else str(axis.indptr.name)
-    return {str(k): v for k, v in dict(computed.get(name, {})).items()}
-
-
 def pieces_under(func: SparseFunc, it: SparseIteration, chunks: Axis) -> Axis | None:
     """The axis of the pieces in the chunks, where the iteration visits one."""
+    made = computed_parameters(func)
     for axis, _, _ in it.axis_of():
-        under = axis.parent is not None and axis.parent.name == chunks.name
-        if under and facts_of(recipe_of(func, axis).get("recipe")).pieces:
+        if axis.indptr is None or axis.parent.name != chunks.name:
+            continue
+        if facts_of(made.get(str(axis.indptr.name), {}).get("recipe")).pieces:
             return axis
     return None

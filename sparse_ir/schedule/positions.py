@@ -63,7 +63,6 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import (
     Axis,
     FusedAxis,
@@ -219,11 +218,8 @@ class _Positions(ElementOrder):
 
     def _find_rows(self, rows: str) -> None:
         """Bind what rows are found in, and say that they are."""
-        for above, axis in zip(self.path, self.path[1:], strict=False):
-            count = above.length if above.kind == "dense_fixed" else above.nnz
-            length = as_dtype(count, self.idtype) + as_dtype(1, self.idtype)
-            bounds = self.dense(f"{axis.name}_bounds", length)
-            self.bound(f"{axis.name}_ptr", [bounds], axis.indptr)
+        for axis in self.path[1:]:
+            self.offsets(axis, f"{axis.name}_bounds")
             if axis is not self.column:
                 each = self.dense(f"{axis.name}_each", axis.nnz)
                 self.bound(f"{axis.name}_idx", [each], axis.indices)

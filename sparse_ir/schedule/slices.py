@@ -47,7 +47,6 @@ from tvm import tirx
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.recipes import slices as recipes
-from sparsetir.sparse_ir.recipes.general import in_order
 from sparsetir.sparse_ir.reduction import under, where
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, handle_of, loops_of
@@ -144,7 +143,7 @@ class _Slices:
         slots = self._table(
             "slots", axes, recipes.slice_slots, **given, ptr=step.indptr, lanes=lanes
         )
-        columns = self._columns("slots", axes, slots)
+        columns = order.columns_at("slots", axes, slots)
         loops = order.loops(slice=(slices, "S"), step=(step, "R"), lane=(lane, "S"))
         s, w, v = (loop.var for loop in loops)
         place = s * lane.length + v
@@ -184,7 +183,7 @@ class _Slices:
         slots = self._table(
             "left_slots", axes, recipes.positions_of_rows, **given, offsets=element.indptr
         )
-        columns = self._columns("left_slots", axes, slots)
+        columns = order.columns_at("left_slots", axes, slots)
         loops = order.loops(left=(left, "S"), element=(element, "R"))
         q, x = (loop.var for loop in loops)
         name = fresh_name(order.func, f"{order.it.name}_left")
@@ -208,10 +207,3 @@ class _Slices:
 
     def _table(self, what: str, axes: list[Axis], recipe: Any, **how: Any) -> SparseBuffer:
         return self.order.table(f"{self.order.row.name}_{what}", axes, recipe, **how)
-
-    def _columns(self, what: str, axes: list[Axis], slots: SparseBuffer) -> SparseBuffer:
-        """The column of the element in each slot."""
-        column = self.order.column
-        return self.order.table(
-            f"{column.name}_{what}", axes, in_order, values=column.indices, order=slots
-        )

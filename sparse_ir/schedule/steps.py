@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from tvm import tirx
 
-from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.recipes.positions import row_lasts, tile_ptr
 from sparsetir.sparse_ir.reduction import under, where
@@ -78,8 +77,7 @@ def steps(func: SparseFunc, columns: SpIter, lanes: int) -> tuple[SparseFunc, li
     indptr = column.indptr
     step = order.ragged("steps", row, tile_ptr, indptr=indptr, size=lanes, within=0)
     lane = order.dense("lanes", lanes)
-    bounds = order.dense("bounds", row.length + as_dtype(1, order.idtype))
-    offsets = order.bound(f"{column.name}_ptr", [bounds], indptr)
+    offsets = order.offsets(column, "bounds")
     at = order.bound(f"{column.name}_at", [order.positions], column.indices)
     lasts = order.table(f"{column.name}_last", [row], row_lasts, indptr=indptr)
     made = order.loops(step=(step, "R"), lane=(lane, "R"))

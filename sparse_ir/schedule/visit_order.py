@@ -351,6 +351,18 @@ class ElementOrder(VisitOrder):
         axes = [a for a in self.func.axes if a.name not in self.below]
         return self.func.replace(axes=axes, buffers=buffers)
 
+    def offsets(self, axis: Axis, wish: str) -> SparseBuffer:
+        """A buffer of where the elements of each parent of an axis begin, and of the end."""
+        above = axis.parent
+        count = above.length if above.kind == "dense_fixed" else above.nnz
+        length = as_dtype(count, self.idtype) + as_dtype(1, self.idtype)
+        return self.bound(f"{axis.name}_ptr", [self.dense(wish, length)], axis.indptr)
+
+    def columns_at(self, what: str, axes: list[Axis], slots: SparseBuffer) -> SparseBuffer:
+        """A table of the columns of the elements at positions that another one has."""
+        values = self.column.indices
+        return self.table(f"{self.column.name}_{what}", axes, in_order, values=values, order=slots)
+
     def _all_elements(self) -> list[Axis]:
         """The axis of all elements, or that of each parent's, after those of the levels above."""
         names = [a.name for a in self.path]
