@@ -10,7 +10,6 @@ import numpy as np
 from sparsetir.formats.direct import Level, direct
 from sparsetir.formats.format import Format, register, set_positive
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.group import group
 from sparsetir.formats.make_rules import (
     Operand,
     dense,
@@ -19,7 +18,7 @@ from sparsetir.formats.make_rules import (
     sparse,
     table,
 )
-from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.pattern import Pattern, group
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import index_type, stable_order, starts
 

@@ -17,7 +17,7 @@ from tvm import ir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.group import group
+from sparsetir.formats.pattern import group
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import check_range, index_type, starts

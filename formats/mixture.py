@@ -11,9 +11,8 @@ import numpy as np
 
 from sparsetir.formats.format import Format, positive
 from sparsetir.formats.format_part import FormatPart
-from sparsetir.formats.group import group
 from sparsetir.formats.make_rules import Operand
-from sparsetir.formats.pattern import Pattern
+from sparsetir.formats.pattern import Pattern, group
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 

@@ -15,9 +15,9 @@ import format_rules
 import sparsetir
 from format_rules import MATRIX, blocked_csf, csf, matrix, rule
 from sparsetir.formats.decompose import decompose_format
-from sparsetir.formats.group import group
 from sparsetir.formats.infer_indices import infer_format
 from sparsetir.formats.partition import check_partition
+from sparsetir.formats.pattern import group
 from sparsetir.sparse_ir.errors import StructureError
 
 SHAPE = (13, 11)
