@@ -1,10 +1,19 @@
-"""Checks of the fields of problems and configs, which are frozen dataclasses."""
+"""Fields of configs and problems, which are frozen dataclasses: what they are, their checks."""
 
 from __future__ import annotations
 
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-__all__ = ["expect", "expect_at_least", "expect_integers", "expect_one_of", "is_power_of_two"]
+__all__ = [
+    "Config",
+    "expect",
+    "expect_at_least",
+    "expect_integers",
+    "expect_one_of",
+    "is_power_of_two",
+    "number",
+]
 
 
 def expect(of: Any, argument: str, holds: bool, expected: str, *got: Any) -> None:
@@ -51,3 +60,45 @@ def is_power_of_two(value: Any) -> bool:
     """Whether a value is an integer 1, 2, 4, ..."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return whole and value >= 1 and not value & (value - 1)
+
+
+def number(
+    default: Any = MISSING, *, least: int | None = 1, most: int | None = None, power: bool = False,
+    optional: bool = False, compiled: int | None = None,
+) -> Any:  # fmt: skip
+    """A field of a :class:`Config` that is an integer, and what it may be.
+
+    least, most : None for any
+    power : of two
+    optional : it may be None
+    compiled : kernels are the same for all values from this one on
+    """
+    says = {"range": (least, most), "power": power, "optional": optional, "compiled": compiled}
+    return field(default=default, metadata=says)
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a kernel is made: a frozen dataclass whose numbers say what they may be."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where a number is not what it may be."""
+        for name, says in self._numbers().items():
+            value, (least, most) = getattr(self, name), says["range"]
+            if says["power"]:
+                expect(self, name, is_power_of_two(value), "a power of two")
+            elif value is not None or not says["optional"]:
+                expect_integers(self, name)
+                wanted = f"{least} or more" if most is None else f"{least} to {most}"
+                fits = (least is None or least <= value) and (most is None or value <= most)
+                expect(self, name, fits, wanted)
+
+    def _numbers(self) -> dict[str, Any]:
+        return {f.name: f.metadata for f in fields(self) if f.metadata}
+
+    @property
+    def compiled(self) -> Any:
+        """What of it a kernel depends on."""
+        most = {name: says["compiled"] for name, says in self._numbers().items()}
+        open_ = {name: n for name, n in most.items() if n is not None}
+        return replace(self, **{n: min(getattr(self, n), most) for n, most in open_.items()})

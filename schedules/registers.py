@@ -6,7 +6,18 @@ is loaded; a nest whose operands are read once for many sums can give them more 
 
 from __future__ import annotations
 
-__all__ = ["sum_vectors", "most_sum_vectors"]
+from math import gcd
+from typing import NamedTuple
+
+__all__ = ["Features", "feature_tile", "most_sum_vectors", "served", "sum_vectors", "tasks"]
+
+
+class Features(NamedTuple):
+    """The fields of a config that say how features are in tiles."""
+
+    tile: int
+    lanes: int
+    feat: int | None
 
 
 def sum_vectors(bits: int) -> int:
@@ -21,3 +32,27 @@ def sum_vectors(bits: int) -> int:
 def most_sum_vectors(bits: int) -> int:
     """Vectors of sums of products of tiles, three quarters of the registers."""
     return 24 if bits >= 512 else 12
+
+
+def served(feat: int, tile: int, lanes: int) -> int | None:
+    """The field `feat` of a config: None where tiles and vectors are whole."""
+    return None if feat % tile == 0 and tile % lanes == 0 else feat
+
+
+def feature_tile(feat: int, lanes: int, vectors: int) -> Features:
+    """Tiles of about as many vectors, all of the same width."""
+    while lanes > feat:
+        lanes //= 2
+    most = lanes * vectors
+    for tile in range(most, most // 2, -lanes):
+        if feat % tile == 0:
+            return Features(tile, lanes, None)
+    if feat <= most and feat % lanes == 0:
+        return Features(feat, lanes, None)
+    count = -(-feat // most)
+    return Features(min(feat, -(-feat // (count * lanes)) * lanes), lanes, feat)
+
+
+def tasks(threads: int, tiles: int, each: int = 1) -> int:
+    """Blocks of rows that give each thread so many tasks, where tiles are tasks too."""
+    return max(1, each * (threads // gcd(tiles, threads)))

@@ -44,7 +44,8 @@ from sparsetir.schedules.default import default_schedule, pool, vector_bits
 from sparsetir.schedules.operators.problems import Sddmm
 from sparsetir.schedules.passes.known_tiles import known_tiles
 from sparsetir.schedules.passes.one_part import one_part
-from sparsetir.schedules.passes.parallel_loops import apply_kinds, in_vectors
+from sparsetir.schedules.passes.parallel_loops import apply_kinds
+from sparsetir.schedules.templates.register_tile import in_registers, straight_code, sums_of
 from sparsetir.schedules.templates.sddmm import GROUP, SddmmGroups, apply, by_positions
 from sparsetir.schedules.templates.shapes import (
     RowReduction,
@@ -52,6 +53,7 @@ from sparsetir.schedules.templates.shapes import (
     element_reduction,
     row_reduction,
 )
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
@@ -299,12 +301,12 @@ def _in_tiles(func: SparseFunc, count: int | None, tile: list[int]) -> tirx.Prim
     sch = Schedule(func)
     found = row_reduction(sch, "for_all_sizes")
     loops = sch.split(found.features, [count, *tile], tail="shift")
-    outer, straight = [*found.heads, found.rows, *loops[:-2]], loops[-2:]
-    sch.sparse_reorder(found.iteration, [*outer, *found.columns, *straight])
-    steps = sch.precompute(found.result, outer[-1], straight, hoist=found.reduces)
-    sch.parallelize(outer[0])
-    for step in steps:
-        in_vectors(sch.lower(), step)
+    around, held = [*found.heads, found.rows, *loops[:-2]], loops[-2:]
+    steps = sums_of(
+        sch, found.iteration, found.result, around, found.columns, held, hoist=found.reduces
+    )
+    sch.parallelize(around[0])
+    straight_code(sch, steps)
     return apply_kinds(_stage_two(sch))
 
 
@@ -314,14 +316,11 @@ def _panels(sch: Schedule, found: RowReduction, feat: Any, lanes: int, target: A
     features = found.features
     if not isinstance(feat, tirx.IntImm) or int(feat) % tile:
         features, _ = sch.peel(features, tile)
-    panels, *vectors = sch.split(features, [None, VECTORS, lanes], tail="exact")
-    sch.sparse_reorder(found.iteration, [panels, found.rows, *found.columns, *vectors])
-    steps = sch.precompute(found.result, found.rows, vectors, hoist=True)
-    assert found.gathered is not None and found.gathered_axis is not None
-    whole = [found.gathered_axis, *vectors]
-    copies = sch.precompute(found.gathered, panels, whole, scope="global")
-    for step in (*steps, *copies):
-        in_vectors(sch.lower(), step)
+    steps = in_registers(
+        sch, replace(found, features=features), RowBlocks(tile, lanes, parallel=False),
+        [found.rows], found.columns, tiles_at=0, pack=True, hoist=True, dtype=found.dtype,
+    )  # fmt: skip
+    straight_code(sch, steps)
     return default_schedule(_stage_two(sch), target, VECTORS // 2)
 
 

@@ -15,7 +15,7 @@ from tvm import tirx
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.passes.parallel_loops import apply_kinds
-from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import free_vars

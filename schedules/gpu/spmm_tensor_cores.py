@@ -42,7 +42,7 @@ from sparsetir.schedules.gpu.passes.software_pipeline import (
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
-from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.errors import ScheduleError

@@ -9,7 +9,7 @@ from sparsetir.formats import BSR, DBSR, Format, Operand, Pattern
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import Spmm, vector_lanes
-from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.registers import served, sum_vectors
 from sparsetir.schedules.search.choose import Statistics, block_rows
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
@@ -43,8 +43,7 @@ def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, t
         return Decomposed(fmt, filled=full)
     tile = min(8, max(1, sum_vectors(bits) // traits.rows)) * lanes
     tile = min(tile, given.feat)
-    whole = given.feat % tile == 0 and tile % lanes == 0
-    return Decomposed(fmt, tile, lanes, None if whole else given.feat, full)
+    return Decomposed(fmt, tile, lanes, served(given.feat, tile, lanes), full)
 
 
 def is_full(fmt: Format, pattern: Pattern, count: int | None = None) -> bool:

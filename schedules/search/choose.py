@@ -6,7 +6,7 @@ Rules of thumb, those for CPUs from measurements; each function says why.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import ceil, gcd, log2
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from sparsetir.schedules.gpu.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import Sddmm, Spmm, vector_lanes
 from sparsetir.schedules.operators.spmv import serves
-from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.registers import feature_tile, sum_vectors, tasks
 from sparsetir.schedules.search.choose_panels import panel_rows, panels_pay
 from sparsetir.schedules.search.choose_sorted import sorted_rows, sorting_pays
 from sparsetir.schedules.search.locality import Locality
@@ -250,7 +250,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     ways = ((most, False), (4, False), (few, True), (few // 2, True), (8, True), (8, False))
     found = []
     for vectors, pack in ways:
-        config = replace(_tiled(given.feat, lanes, vectors), pack=pack)
+        config = RowBlocks(*feature_tile(given.feat, lanes, vectors), pack=pack)
         if config.tile == given.feat:
             config = replace(config, feat=given.feat)
         own = given.n * config.tile * given.bytes  # of B, for a tile
@@ -263,7 +263,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
             row = config.tile * (summed if pack else given.bytes)
             misses = given.missed(row, l2_bytes()) >= MISSED
         far = misses and config.tile >= 4 * lanes
-        blocks = given.threads // gcd(tiles, given.threads)
+        blocks = tasks(given.threads, tiles)
         ahead = given.ahead if parallel and tiles == 1 else 0
         config = replace(config, blocks=blocks, prefetch=PREFETCH if far else 0, ahead=ahead)
         found.append(config if parallel else replace(config, blocks=1, parallel=False))
@@ -289,7 +289,7 @@ def _spmm_cpu(problem: Spmm, given: Statistics, target: Any) -> list[Any]:
     if sorting_pays(*sizes, given.bytes, lanes):
         found.insert(0, sorted_rows(found[0], given, parallel))
     if panels_pay(*sizes, lanes, cpu) and decomposed.serves(problem) is None:
-        found.insert(0, panel_rows(_tiled, given, lanes, most, summed, parallel, cpu))
+        found.insert(0, panel_rows(given, lanes, most, summed, parallel, cpu))
     if 1 < given.block and lanes <= given.feat and decomposed.serves(problem) is None:
         fmt = BSR(given.block, given.block)
         found.insert(0, block_rows(problem, given, fmt, True, target))
@@ -327,32 +327,15 @@ def block_rows(
     fits = given.n * 4 * lanes * summed <= l2_bytes() // 2
     wide = not pack or fits or given.bytes < summed
     narrow = NARROW if wide else NARROW // 2
-    tiles = _tiled(given.feat, lanes, min(4, narrow // (lanes * summed)))
+    tiles = feature_tile(given.feat, lanes, min(4, narrow // (lanes * summed)))
     vectors = -(-tiles.tile // tiles.lanes)
     rows = next(r for r in range(min(most, fmt.rows), 0, -1) if _fits(r, vectors, most, fmt.rows))
     parallel = given.parallel
-    parts = given.threads // gcd(-(-given.feat // tiles.tile), given.threads)
+    parts = tasks(given.threads, -(-given.feat // tiles.tile))
     blocks = parts if parallel and isinstance(fmt, BSR) else 1
-    return BlockRows(
-        fmt, rows, tiles.tile, tiles.lanes, tiles.feat, filled, pack, blocks, parallel
-    )  # fmt: skip
+    return BlockRows(fmt, rows, *tiles, filled, pack, blocks, parallel)
 
 
 def _fits(rows: int, vectors: int, most: int, block: int) -> bool:
     """Whether rows divide a block, and their sums, or those of one row, are in registers."""
     return block % rows == 0 and (rows == 1 or rows * vectors <= most)
-
-
-def _tiled(feat: int, lanes: int, vectors: int) -> RowBlocks:
-    """Tiles of about as many vectors, all of the same width."""
-    while lanes > feat:
-        lanes //= 2
-    most = lanes * vectors
-    for tile in range(most, most // 2, -lanes):
-        if feat % tile == 0:
-            return RowBlocks(tile=tile, lanes=lanes)
-    if feat <= most and feat % lanes == 0:
-        return RowBlocks(tile=feat, lanes=lanes)
-    count = -(-feat // most)
-    tile = min(feat, -(-feat // (count * lanes)) * lanes)
-    return RowBlocks(tile=tile, lanes=lanes, feat=feat)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from math import gcd
 from typing import Any
 
 from sparsetir.schedules.default import l2_bytes
-from sparsetir.schedules.templates.spmm import RowBlocks
+from sparsetir.schedules.registers import feature_tile, tasks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
 __all__ = ["panel_rows", "panels_pay"]
@@ -58,12 +56,10 @@ def panels_pay(m: int, n: int, nnz: int, feat: int, lanes: int, cpu: str = "") -
 
 
 def panel_rows(
-    tiled: Callable[[int, int, int], RowBlocks], given: Any, lanes: int, sums: int, summed: int,
-    parallel: bool, cpu: str = "",
-) -> PanelRows:  # fmt: skip
+    given: Any, lanes: int, sums: int, summed: int, parallel: bool, cpu: str = ""
+) -> PanelRows:
     """Panels for a pattern, with as many vectors of sums as there are registers for.
 
-    tiled : (features, lanes, vectors) -> row blocks of about as many vectors to a tile
     given : :class:`sparsetir.schedules.search.choose.Statistics`
     sums : vectors of sums that registers hold
     summed : bytes of a sum
@@ -82,11 +78,11 @@ def panel_rows(
     vectors = VECTORS
     if given.n * vectors * lanes * summed > l2_bytes():
         vectors = max(1, vectors // 2)
-    tile = tiled(given.feat, lanes, vectors)
+    tile = feature_tile(given.feat, lanes, vectors)
     wide = tile.tile >= VECTORS * tile.lanes
     elements = ELEMENTS.get(cpu, ELEMENTS_ELSEWHERE) if wide else ELEMENTS_ELSEWHERE
     rows = 3 + sum(given.nnz >= given.m * least for least in elements)
     rows = min(rows, 3) if sums < 4 * VECTORS else rows
     tiles = -(-given.feat // tile.tile)
-    blocks = given.threads // gcd(tiles, given.threads) if parallel else 1
-    return PanelRows(rows, tile.tile, tile.lanes, tile.feat, True, blocks, parallel)
+    blocks = tasks(given.threads, tiles) if parallel else 1
+    return PanelRows(rows, *tile, True, blocks, parallel)

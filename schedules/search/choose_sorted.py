@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from sparsetir.schedules.default import l2_bytes
@@ -56,10 +57,6 @@ def sorted_choices(
     several = given.threads > 1
 
     def make(window: int, parallel: bool) -> SortedRows:
-        found = sorted_rows(own[0], given, parallel)
-        return SortedRows(
-            found.tile, found.lanes, found.feat, window, found.blocks, parallel, found.packed,
-            found.ahead,
-        )  # fmt: skip
+        return replace(sorted_rows(own[0], given, parallel), window=window)
 
     return {"window": WINDOWS, "parallel": (False, True) if several else (False,)}, make

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import gcd
 from typing import Any
 
 from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.spmm_panels import PanelThreads
+from sparsetir.schedules.registers import served, tasks
 from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.spmm_panels import MOST_COMPACT, MOST_ROWS, PanelRows
@@ -48,9 +48,8 @@ def panel_choices(
             return None
         if rows > MOST_ROWS and not compact:
             return None
-        parts = given.threads // gcd(-(-given.feat // tile), given.threads) if parallel else 1
-        whole = given.feat % tile == 0 and tile % lanes == 0
-        feat = None if whole else given.feat
+        parts = tasks(given.threads, -(-given.feat // tile)) if parallel else 1
+        feat = served(given.feat, tile, lanes)
         return PanelRows(rows, tile, lanes, feat, pack, parts, parallel, compact=compact)
 
     tiles = {min(given.feat, v * lanes) for v in (2, 4, 6)} | {c.tile for c in own}

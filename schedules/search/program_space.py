@@ -34,9 +34,9 @@ import tvm
 from tvm import ir
 
 from sparsetir.schedules.default import l2_bytes
-from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
 from sparsetir.schedules.passes.vectorize_innermost import vectorize_innermost
+from sparsetir.schedules.templates.register_tile import Straight, straight_code, sums_of
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc, SparseIteration, loads_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule
@@ -104,10 +104,7 @@ def apply(sch: Schedule, config: Mapping[str, Any]) -> None:
     made = [_Tiled(sch, nest, config) for nest in _nests(sch.func)]
     for tiled in made:
         tiled.coordinates()
-    lowered = sch.lower()
-    for tiled in made:
-        for ref in tiled.steps:
-            in_vectors(lowered, ref)
+    straight_code(sch, [step for tiled in made for step in tiled.steps])
     for tiled in made:
         tiled.prefetch()
     sch.rewrite(vectorize_innermost, max(tiled.bits for tiled in made), l2_bytes())
@@ -122,7 +119,7 @@ class _Tiled:
         dtype = next(b.dtype for b in sch.func.buffers if b.name == nest.result)
         self.bits = self.config["lanes"] * tvm.DataType(dtype).bits
         self.gathered = _gathered(sch.func, nest)
-        self.steps: list[SparseIterationRef] = []
+        self.steps: Straight = []
         self.innermost = SparseIterationRef(nest.it.name)
 
     def coordinates(self) -> None:
@@ -145,9 +142,8 @@ class _Tiled:
         before = [tile, *outer] if config["order"] == "tiles" else [*outer, tile]
         if config["order"] == "tiles" or not shared:
             shared = [tile, *shared]
-        sch.sparse_reorder(ref, [*before, *sums, vector, lane])
-        start, reduce, write = sch.precompute(nest.result, before[-1], [vector, lane])
-        self.steps, self.innermost = [start, reduce, write], reduce
+        self.steps = sums_of(sch, ref, nest.result, before, sums, [vector, lane])
+        self.innermost = self.steps[1][0]
         if config["inner"]:
             self._inner()
         if config["parallel"]:
@@ -161,7 +157,7 @@ class _Tiled:
         found = reduction_of(find_iteration(sch.func, reduce.name).body)
         assert found is not None
         made = sch.precompute(found.store.buffer.name, at, [vector, lane], hoist=True)
-        self.steps, self.innermost = [self.steps[0], *made, self.steps[-1]], made[1]
+        self.steps[1:2], self.innermost = [(step, 2) for step in made], made[1]
 
     def prefetch(self) -> None:
         """Ask for the rows that the innermost sum gathers."""

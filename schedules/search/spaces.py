@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
-from math import gcd
 from typing import Any
 
 from sparsetir import formats
@@ -24,16 +23,17 @@ from sparsetir.schedules.gpu.spmm_groups import SPLITS, Groups
 from sparsetir.schedules.gpu.spmm_hyb import HybRows, shares_rows
 from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 from sparsetir.schedules.operators.spmv import serves as slices_serve
-from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.registers import served, sum_vectors, tasks
 from sparsetir.schedules.search.by_format import is_full, traits_of
 from sparsetir.schedules.search.choose import Statistics, candidates
 from sparsetir.schedules.search.choose_sorted import sorted_choices
 from sparsetir.schedules.search.panel_space import gpu_panel_choices, panel_choices
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.decomposed import Decomposed
+from sparsetir.schedules.templates.register_tile import MAX_TILE
 from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.schedules.templates.sddmm import SddmmGroups
-from sparsetir.schedules.templates.spmm import MAX_TILE, RowBlocks
+from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -176,19 +176,15 @@ def _row_blocks(known: list[Any], given: Statistics) -> Branch:
     known = [c for c in known if isinstance(c, RowBlocks)]
     lanes, feat = known[0].lanes, given.feat
     widths = {min(feat, v * lanes, MAX_TILE) for v in VECTORS} | {c.tile for c in known}
-    parallel = [] if given.threads == 1 else [1, 4]
-    if not parallel or given.nnz * feat < SERIAL_WORK:
-        parallel.insert(0, 0)
 
     def make(tile: int, order: str, prefetch: int, parts: int, blocks: int) -> RowBlocks:
-        whole = feat % tile == 0 and tile % lanes == 0 and tile != feat
         tiles = -(-feat // tile)
         pack = order == "packed"
         in_turn = pack or (order == "tiles" and tiles > 1)
         return RowBlocks(
-            tile=tile, lanes=lanes, feat=None if whole else feat, pack=pack, tiles_first=in_turn,
-            prefetch=prefetch, parts=parts, parallel=blocks > 0,
-            blocks=_blocks(blocks, tiles if in_turn else 1, given.threads),
+            tile=tile, lanes=lanes, feat=feat if tile == feat else served(feat, tile, lanes),
+            pack=pack, tiles_first=in_turn, prefetch=prefetch, parts=parts, parallel=blocks > 0,
+            blocks=tasks(given.threads, tiles if in_turn else 1, blocks),
             ahead=given.ahead if blocks > 0 and (order == "rows" or tiles == 1) else 0,
         )  # fmt: skip
 
@@ -197,7 +193,7 @@ def _row_blocks(known: list[Any], given: Statistics) -> Branch:
         "order": ("rows", "tiles", "packed"),
         "prefetch": (0, 8, 16),
         "parts": (1, 4),
-        "blocks": tuple(parallel),
+        "blocks": _blocks(given),
     }
     return Branch("RowBlocks", choices, make)
 
@@ -213,17 +209,14 @@ def _block_rows(known: list[Any], given: Statistics) -> Branch | None:
     sizes = _sorted(given.block, max(2, given.block // 2))
     found = {f.name: f for kind in (formats.BSR, formats.DBSR) for f in (kind(n, n) for n in sizes)}
     lanes, feat = default.lanes, given.feat
-    parallel = [] if given.threads == 1 else [1, 4]
-    if not parallel or given.nnz * feat < SERIAL_WORK:
-        parallel.insert(0, 0)
 
     def make(format: str, tile: int, blocks: int, **others: Any) -> BlockRows | None:
-        fmt, whole = found[format], feat % tile == 0 and tile % lanes == 0
+        fmt = found[format]
         if isinstance(fmt, formats.DBSR) and blocks > 1:
             return None
-        parts = _blocks(blocks, -(-feat // tile), given.threads)
+        parts = tasks(given.threads, -(-feat // tile), blocks)
         return replace(
-            default, format=fmt, tile=tile, feat=None if whole else feat, parallel=blocks > 0,
+            default, format=fmt, tile=tile, feat=served(feat, tile, lanes), parallel=blocks > 0,
             blocks=parts if isinstance(fmt, formats.BSR) else 1, **others,
         )  # fmt: skip
 
@@ -232,14 +225,16 @@ def _block_rows(known: list[Any], given: Statistics) -> Branch | None:
         "tile": _sorted(default.tile, *(min(feat, v * lanes) for v in (2, 4))),
         "rows": _sorted(2, 4, 8, default.rows),
         "pack": (False, True),
-        "blocks": tuple(parallel),
+        "blocks": _blocks(given),
     }
     return Branch("BlockRows", choices, make)
 
 
-def _blocks(each: int, tiles: int, threads: int) -> int:
-    """Blocks of rows that give each thread so many tasks, where tiles are tasks too."""
-    return max(1, each * (threads // gcd(tiles, threads)))
+def _blocks(given: Statistics) -> tuple[int, ...]:
+    """Blocks of rows for each thread that are tried; 0 for a kernel on one thread."""
+    several = () if given.threads == 1 else (1, 4)
+    serial = not several or given.nnz * given.feat < SERIAL_WORK
+    return (0, *several) if serial else several
 
 
 def _sliced_rows(known: list[Any], given: Statistics) -> Branch:
@@ -395,8 +390,7 @@ def _decomposed(
         tile = min(tile, max(1, most // traits.rows) * lanes)
         if not tile or not traits.rows_first:
             return Decomposed(fmt, filled=full)
-        whole = feat % tile == 0 and tile % lanes == 0
-        return Decomposed(fmt, tile, lanes, None if whole else feat, full)
+        return Decomposed(fmt, tile, lanes, served(feat, tile, lanes), full)
 
     tiles = {min(feat, v * lanes) for v in (2, 8) if lanes > 1}
     return Branch("Decomposed", {"format": tuple(found), "tile": (0, *sorted(tiles))}, make)

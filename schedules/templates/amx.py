@@ -18,7 +18,7 @@ from sparsetir.formats import BSR, Pattern
 from sparsetir.formats.blocks import find_blocks
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.arguments import expect, expect_at_least, expect_integers
+from sparsetir.schedules.arguments import Config, expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as spmm
 from sparsetir.schedules.passes.amx_nests import (
@@ -50,7 +50,7 @@ BLOCKS_OF_A_THREAD = 2  # so that the last one to end ends soon
 
 
 @dataclass(frozen=True)
-class AmxBlocks:
+class AmxBlocks(Config):
     """How blocks are multiplied.
 
     format : BSR, of blocks that tiles divide: of 2 to 32 rows, and of 4, 6, .. 32 columns of 16-bit
@@ -64,22 +64,21 @@ class AmxBlocks:
     """
 
     format: BSR
-    features: int = 32
+    features: int = number(32, least=None)
     finite: bool = False
     given: bool = False
-    blocks: int = 1
+    blocks: int = number(1, compiled=1)
     parallel: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         expect(self, "format", isinstance(self.format, BSR), "BSR")
-        expect_integers(self, "features", "blocks")
         expect(self, "features", self.features in (16, 32), "16 or 32")
-        expect_at_least(self, blocks=1)
 
     @property
     def compiled(self) -> AmxBlocks:
-        """What a kernel depends on: the same for all numbers of blocks."""
-        return replace(self, blocks=1, finite=False)
+        """What a kernel depends on: not on what the dense operand holds."""
+        return replace(super().compiled, finite=False)
 
     def tiles(self, feat: int) -> int:
         """How many steps a number of features takes.

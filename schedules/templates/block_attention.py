@@ -11,15 +11,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.operators.block_attention import BlockAttention, program
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
-from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.registers import most_sum_vectors
-from sparsetir.schedules.templates.feature_tiles import greatest_divisor
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
-from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
+from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["BlockAttention", "BlockTiles", "apply", "program"]
 
@@ -27,7 +27,7 @@ WHO = "block_attention"
 
 
 @dataclass(frozen=True)
-class BlockTiles:
+class BlockTiles(Config):
     """How a CPU kernel is made.
 
     lanes : of a vector, a power of two that divides the rows of a block
@@ -36,14 +36,10 @@ class BlockTiles:
     parallel : use all threads
     """
 
-    lanes: int = 16
-    vectors: int = 4
-    tile: int = 4
+    lanes: int = number(16, power=True)
+    vectors: int = number(4)
+    tile: int = number(4)
     parallel: bool = True
-
-    def __post_init__(self) -> None:
-        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
-        expect_at_least(self, vectors=1, tile=1)
 
     @staticmethod
     def for_block(
@@ -76,7 +72,7 @@ def apply(sch: Schedule, config: BlockTiles) -> None:
     if not isinstance(main, SparseIteration) or len({axes[-1].name for axes in local}) != 1:
         refuse_shape(WHO, sch.func, "one iteration, and local buffers that end with the same axis")
     lanes = local[0][-1].name
-    straight: list[tuple[SparseIterationRef, int]] = []
+    straight: Straight = []
     for it in sparse_iterations(sch.func):
         if not nodes_of(SparseIteration, it.body):
             straight += _in_tiles(sch, it, lanes, config)
@@ -84,13 +80,10 @@ def apply(sch: Schedule, config: BlockTiles) -> None:
         sch.parallelize(sch.get_sp_iters(sch.get_sparse_iteration(main.name)))
     sch.lower()
     sch.rewrite(inline_exponentials)
-    for step, loops in straight:
-        in_vectors(sch, step, loops)
+    register_tile.straight_code(sch, straight)
 
 
-def _in_tiles(
-    sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles
-) -> list[tuple[SparseIterationRef, int]]:
+def _in_tiles(sch: Schedule, it: SparseIteration, lanes: str, config: BlockTiles) -> Straight:
     """Cut a step into vectors, a sum into tiles in registers: iterations, and straight loops."""
     nest = Nest(sch, WHO, it)
     ref, handles = nest.handles()
@@ -108,6 +101,4 @@ def _in_tiles(
         length = int(sch.func.axis(other.name).length)
         outer, inner = sch.split(other, [None, greatest_divisor(length, config.tile)], tail="exact")
         others, own = [outer], [inner]
-    sch.sparse_reorder(ref, [*others, tiles, *summed, *own, *vectors])
-    steps = sch.precompute(nest.result, tiles, [*own, *vectors])
-    return [(step, len(own) + 2) for step in steps]
+    return register_tile.sums_of(sch, ref, nest.result, [*others, tiles], summed, [*own, *vectors])

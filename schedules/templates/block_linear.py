@@ -10,11 +10,12 @@ from typing import Any
 
 from tvm import tirx
 
-from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.operators.block_linear import BlockLinear, BlockOuter, linear, outer
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.registers import sum_vectors
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.register_tile import greatest_divisor
 from sparsetir.schedules.templates.shapes import only_nest
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
@@ -26,7 +27,7 @@ MOST_LANES = 16
 
 
 @dataclass(frozen=True)
-class BlockTile:
+class BlockTile(Config):
     """How a kernel for blocks is made.
 
     tile : tokens at a time, of which there are to be as many; for sums over tokens, columns of a
@@ -35,13 +36,9 @@ class BlockTile:
     parallel : use all threads; to wake them takes as long as a small product
     """
 
-    tile: int = 8
-    lanes: int = 16
+    tile: int = number(8)
+    lanes: int = number(16, power=True)
     parallel: bool = True
-
-    def __post_init__(self) -> None:
-        expect_at_least(self, tile=1)
-        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
 
     @staticmethod
     def for_block(problem: BlockLinear | BlockOuter, bits: int, tokens: int, parallel: bool) -> Any:
@@ -52,8 +49,7 @@ class BlockTile:
         most = max(1, sum_vectors(bits) * lanes // problem.rows)
         if isinstance(problem, BlockLinear):
             return BlockTile(most if tokens >= most else 1, lanes, parallel)
-        columns = next(n for n in range(min(most, problem.cols), 0, -1) if problem.cols % n == 0)
-        return BlockTile(columns, lanes, parallel)
+        return BlockTile(greatest_divisor(problem.cols, most), lanes, parallel)
 
 
 def program(problem: BlockLinear | BlockOuter, config: BlockTile) -> SparseFunc:
@@ -103,24 +99,19 @@ def apply(sch: Schedule, config: BlockTile) -> None:
     outer_cut, inner_cut = sch.split(cut, [None, config.tile], tail=whole)
     vectors = sch.split(ii, [None, config.lanes], tail="exact")
     held = [inner_cut, *vectors]
-    straight = 1
+    straight = 1 if over_tokens else greatest_divisor(int(inside[0].node.length), STRAIGHT)
     if over_tokens:
-        sch.sparse_reorder(it, [io, jo, outer_cut, token, *held])
+        around, columns = [io, jo, outer_cut], [token]
     else:
-        cols = int(inside[0].node.length)
-        straight = next(n for n in range(min(STRAIGHT, cols), 0, -1) if cols % n == 0)
-        columns = sch.split(ji, [None, straight]) if straight > 1 else [ji]
-        sch.sparse_reorder(it, [io, outer_cut, jo, *columns, *held])
-    steps = sch.precompute(nest.result, outer_cut, held, dtype=total)
-    copies = []
+        columns = [jo, *(sch.split(ji, [None, straight]) if straight > 1 else [ji])]
+        around = [io, outer_cut]
+    steps = register_tile.sums_of(sch, it, nest.result, around, columns, held, dtype=total)
+    reduce, loops = steps[1]
+    steps[1] = (reduce, loops + (straight > 1))
     if over_tokens:
-        mine = {loop.axes: loop for loop in sch.get_sp_iters(steps[1])}
+        mine = {loop.axes: loop for loop in sch.get_sp_iters(reduce)}
         over = [token.axes[0], *(mine[v.axes] for v in vectors)]
-        copies = sch.precompute("Y", io, over, scope="global")
+        steps += [(copy, len(vectors)) for copy in sch.precompute("Y", io, over, scope="global")]
     if config.parallel:
         sch.parallelize(io)
-    stage_two = sch.lower()
-    for place, step in enumerate(steps):
-        in_vectors(stage_two, step, len(held) + (straight > 1 and place == 1))
-    for step in copies:
-        in_vectors(stage_two, step, len(vectors))
+    register_tile.straight_code(sch, steps)

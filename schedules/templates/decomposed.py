@@ -13,7 +13,7 @@ from typing import Any
 from sparsetir.formats import Format, Pattern, library
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
-from sparsetir.schedules.arguments import expect
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -21,10 +21,9 @@ from sparsetir.schedules.operators.problems import (
     accumulator,
 )
 from sparsetir.schedules.operators.spmm import program as spmm
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.register_tile import Straight
 from sparsetir.schedules.templates.row_shapes import row_sums
-from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.schedules.templates.sums_apart import adds_once, sums_apart
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
@@ -34,19 +33,19 @@ __all__ = ["Decomposed", "apply", "arrange", "program", "refusal", "serves"]
 
 
 @dataclass(frozen=True)
-class Decomposed(Tiled):
+class Decomposed(register_tile.RegisterTile):
     """What the matrix is stored in, and how features are gone through.
 
     format : of the library, for matrices
     tile : features of a row that are summed up in registers at a time, 1 to 256; for formats whose
         rows come before their columns. None: the default schedule alone, for all formats and
         feature sizes
-    lanes, feat : as in :class:`sparsetir.schedules.templates.spmm.RowBlocks`; only with `tile`
     filled : without masks, for patterns that fill every place of the format, such as whole blocks
+    lanes, feat : as of :class:`RegisterTile`; only with `tile`
     """
 
     format: Format
-    tile: int | None = None
+    tile: int | None = number(None, most=register_tile.MAX_TILE, optional=True)
     lanes: int = 1
     feat: int | None = None
     filled: bool = False
@@ -60,21 +59,15 @@ class Decomposed(Tiled):
             )
         alone = (self.lanes, self.feat) == (1, None)
         expect(self, "tile", self.tile is not None or alone, "a number beside 'lanes' or 'feat'")
-        _ = self.features  # which checks the others
-
-    @property
-    def features(self) -> RowBlocks | None:
-        """Where the features of a tile are; None without tiles."""
-        if self.tile is None:
-            return None
-        return RowBlocks(tile=self.tile, lanes=self.lanes, feat=self.feat)
+        if self.tile is not None:
+            super().__post_init__()
 
     def tiles(self, feat: int) -> int:
         """The argument `tiles` of the kernel; raises ScheduleError for sizes it is not made for.
 
         Without `tile`, each feature is one.
         """
-        return feat if self.features is None else self.features.tiles(feat)
+        return feat if self.tile is None else super().tiles(feat)
 
 
 def serves(problem: Any) -> str | None:
@@ -134,27 +127,29 @@ def apply(sch: Schedule, config: Decomposed) -> None:
 
     Raises ScheduleError for a program whose columns come before their rows, as over CSC.
     """
-    if config.features is None:
+    if config.tile is None:
         return
-    registers: dict[str, int] = {}  # how many loops of a step are in registers
+    registers: Straight = []
     for found in sorted(row_sums(sch, "Decomposed"), key=lambda found: not found.columns):
         if found.iteration.name not in {it.name for it in sparse_iterations(sch.func)}:
             continue  # set where sums begin
-        tiles, vectors = in_tiles(sch, found.features, config.features)
-        held = [*found.block, *vectors]
-        sch.sparse_reorder(found.iteration, [*found.rows, tiles, *found.columns, *held])
-        steps = [found.iteration]
         if found.columns:
             dtype = accumulator(sch.func.buffer(found.result).dtype)
-            steps = sch.precompute(found.result, tiles, held, dtype=dtype)
+            rows, columns = found.rows, found.columns
+            steps = register_tile.in_registers(
+                sch, found, config, rows, columns, held=found.block, dtype=dtype
+            )
+        else:
+            tiles, vectors = register_tile.in_tiles(sch, found.features, config)
+            held = [*found.block, *vectors]
+            sch.sparse_reorder(found.iteration, [*found.rows, tiles, *held])
+            steps = [(found.iteration, len(held))]
         if found.threads is not None:
             sch.parallelize(found.threads)
         if found.constant and sch.func.buffer(found.result).dtype == "bfloat16":
             continue  # TVM has no constant vectors of it; LLVM makes vectors of the loop
-        registers |= {step.name: len(held) for step in steps}
-    stage_two = sch.lower()
-    for step, loops in registers.items():
-        in_vectors(stage_two, step, loops)
+        registers += steps
+    register_tile.straight_code(sch, registers)
 
 
 def _refuse(where: str, problem: Any) -> None:

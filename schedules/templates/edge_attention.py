@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sparsetir.schedules.arguments import Config
 from sparsetir.schedules.operators.edge_attention import EdgeAttention, program
 from sparsetir.schedules.operators.problems import accumulator
 from sparsetir.schedules.templates.message_tiles import (
@@ -17,6 +18,7 @@ from sparsetir.schedules.templates.message_tiles import (
     finish,
     rows_in_blocks,
 )
+from sparsetir.schedules.templates.register_tile import Straight, sums_of
 from sparsetir.schedules.templates.row_shapes import RowStep, row_steps
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -24,16 +26,11 @@ __all__ = ["AttentionTiles", "EdgeAttention", "apply", "program"]
 
 
 @dataclass(frozen=True)
-class AttentionTiles:
+class AttentionTiles(Config):
     """Tiles of the features of Q and K, and of those of V; threads as `keys` says."""
 
     keys: Tile = Tile()
     values: Tile = Tile()
-
-    @property
-    def compiled(self) -> AttentionTiles:
-        """What kernels depend on: all of it."""
-        return self
 
     def tiles(self, feat: int) -> int:
         """Of so many features of values; raises ScheduleError for fewer than one has."""
@@ -54,19 +51,23 @@ def apply(sch: Schedule, config: AttentionTiles) -> None:
             with T.sp_iter([W0], "S", "weigh") as [w0]: ...  # weigh_start, weigh_reduce, ..
     """
     found, keys = row_steps(sch, "edge_attention"), config.keys
-    vectors: list[SparseIterationRef] = []
+    vectors: Straight = []
     sums: list[SparseIterationRef] = []
     for step in found.steps:
         if step.reduces == "features":
             start, reduce, add, _ = _in_lanes(sch, step, keys)
-            vectors += [start, reduce]
+            vectors += [(start, 2), (reduce, 2)]
             sums.append(add)
         elif step.reduces == "columns" and step.features is not None:
-            vectors += _in_registers(sch, step, config.values)
+            tiles, *held = features_in_tiles(sch, step.features, config.values)
+            vectors += sums_of(
+                sch, step.iteration, step.result, [tiles], [step.columns], held,
+                dtype=accumulator(step.dtype), hoist=True,
+            )  # fmt: skip
     if keys.parallel:
-        rows = rows_in_blocks(sch, found.rows, keys)
-        sch.sparse_reorder(found.iteration, [*rows, *found.others])
-        sch.parallelize(rows[0])
+        blocks, rows = rows_in_blocks(sch, found.rows, keys)
+        sch.sparse_reorder(found.iteration, [*blocks, *rows, *found.others])
+        sch.parallelize(blocks)
     finish(sch, keys, [found.iteration], vectors, sums)
 
 
@@ -78,11 +79,3 @@ def _in_lanes(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationR
     return sch.precompute(
         step.result, step.columns, [], lanes=[lanes], dtype=accumulator(step.dtype), hoist=True
     )
-
-
-def _in_registers(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationRef]:
-    """Sum over what the row stores in registers for a tile of features; the steps of it."""
-    features: Any = step.features
-    tiles, *inner = features_in_tiles(sch, features, tile)
-    sch.sparse_reorder(step.iteration, [tiles, step.columns, *inner])
-    return sch.precompute(step.result, tiles, inner, dtype=accumulator(step.dtype), hoist=True)

@@ -1,7 +1,7 @@
 """Values of edges made of the features of their ends, on CPUs and GPUs.
 
 Threads get equal numbers of edges; a tile of features is in vectors. Sums over features are kept
-by the lanes of one vector, which are added up together (see `lane_sums`).
+by the lanes of one vector, which are added up together (see `add_lanes`).
 """
 
 from __future__ import annotations
@@ -37,4 +37,4 @@ def apply(sch: Schedule, config: Tile) -> None:
         sums = [total]
     if config.parallel:
         sch.parallelize(first)
-    finish(sch, config, [found.iteration], vectors, sums)
+    finish(sch, config, [found.iteration], [(step, 2) for step in vectors], sums)

@@ -38,10 +38,10 @@ def apply(sch: Schedule, config: Tile) -> None:
             f"contiguous in all results in '{sch.func.name}'"
         )
     tiles, *vectors = features_in_tiles(sch, found.features, config)
-    rows = rows_in_blocks(sch, found.rows, config)
+    blocks, rows = rows_in_blocks(sch, found.rows, config)
     others = [x for x in found.others if x != found.features]
-    sch.sparse_reorder(found.iteration, [*rows, *others, tiles, *vectors])
+    sch.sparse_reorder(found.iteration, [*blocks, *rows, *others, tiles, *vectors])
     steps = sch.distribute(vectors)
-    if config.parallel:
-        sch.parallelize(rows[:1])
-    finish(sch, config, [found.iteration], steps)
+    if blocks:
+        sch.parallelize(blocks)
+    finish(sch, config, [found.iteration], [(step, 2) for step in steps])

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
-from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import run_in_parallel
+from sparsetir.schedules.templates import register_tile
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
@@ -18,12 +19,10 @@ __all__ = ["Tile", "features_in_tiles", "finish", "rows_in_blocks"]
 MAX_LANES = 16
 MAX_TILE = 128
 GPU_THREADS = 128
-# Of a row, beside what it stores, in blocks of rows with about as much work each.
-ROW_COST = 2
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tile(register_tile.Tiled):
     """How a kernel for any number of features from `tile` on is made.
 
     tile : features at a time, a power of two; the last tile begins earlier where it would reach
@@ -33,25 +32,20 @@ class Tile:
     gpu : for the threads of a GPU, one for a row or an edge
     """
 
-    tile: int = 1
+    tile: int = number(1, power=True)
     parallel: bool = False
-    blocks: int = 16
+    blocks: int = number(16)
     gpu: bool = False
+    feat = None
 
     def __post_init__(self) -> None:
-        expect(self, "tile", is_power_of_two(self.tile), "a power of two")
-        expect_at_least(self, blocks=1)
+        super().__post_init__()
         expect(self, "gpu", not (self.gpu and self.parallel), "False with 'parallel'")
 
     @staticmethod
     def for_features(feat: int, parallel: bool = False, most: int = MAX_TILE) -> Tile:
         """The widest tile for a number of features, 1 or more."""
         return Tile(min(most, 1 << (feat.bit_length() - 1)), parallel)
-
-    @property
-    def compiled(self) -> Tile:
-        """What kernels depend on: all of it."""
-        return self
 
     def tiles(self, feat: int) -> int:
         """Of so many features; raises ScheduleError for fewer than one has."""
@@ -67,44 +61,38 @@ class Tile:
         """Of a vector."""
         return min(self.tile, MAX_LANES)
 
-    @property
-    def vectors(self) -> int:
-        """Of a tile."""
-        return self.tile // self.lanes
-
 
 def features_in_tiles(sch: Schedule, features: SpIter, tile: Tile) -> list[SpIter]:
     """Cut a loop over features: the loop over tiles, those over the vectors of a tile and lanes."""
-    return sch.split(features, [None, tile.vectors, tile.lanes], tail="shift")
+    tiles, vectors = register_tile.in_tiles(sch, features, tile, "shift")
+    return [tiles, *vectors]
 
 
-def rows_in_blocks(sch: Schedule, rows: SpIter, tile: Tile) -> list[SpIter]:
-    """The loop over rows, with threads below one over blocks of rows with about equal work."""
-    if not tile.parallel:
-        return [rows]
-    return sch.divide(rows, tile.blocks, by="work", cost=ROW_COST)
+def rows_in_blocks(sch: Schedule, rows: SpIter, tile: Tile) -> tuple[list[SpIter], list[SpIter]]:
+    """The loop over blocks of rows that threads share, none on one thread, and that over rows."""
+    blocks, rows = register_tile.in_blocks(sch, rows, tile, blocks=tile.blocks)
+    return blocks, [rows]
 
 
 def finish(
     sch: Schedule,
     tile: Tile,
     outer: Sequence[SparseIterationRef],
-    vectors: Sequence[SparseIterationRef],
+    vectors: register_tile.Straight,
     sums: Sequence[SparseIterationRef] = (),
 ) -> None:
     """All that is done in stage II.
 
     outer : iterations whose outermost loop is divided among the threads of a GPU
-    vectors, sums : on a CPU, those over vectors of a tile, and those that add up lanes
+    vectors, sums : on a CPU, straight code of vectors, and iterations that add up lanes
     """
     stage_two = sch.lower()
     if tile.gpu:
         for step in outer:
             _bind_threads(stage_two, f"{step.name}0")
         return
-    stage_two = sch.rewrite(inline_exponentials)
-    for step in vectors:
-        in_vectors(stage_two, step)
+    sch.rewrite(inline_exponentials)
+    register_tile.straight_code(sch, vectors)
     for step in sums if tile.lanes > 1 else ():
         sch.rewrite(add_lanes, f"{step.name}0")
 

@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from sparsetir.schedules.operators.messages import Messages, program
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.templates.message_tiles import (
-    Tile,
-    features_in_tiles,
-    finish,
-    rows_in_blocks,
-)
-from sparsetir.schedules.templates.shapes import RowReduction, row_results
-from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
+from sparsetir.schedules.templates.message_tiles import Tile, finish, rows_in_blocks
+from sparsetir.schedules.templates.register_tile import Straight, in_registers
+from sparsetir.schedules.templates.shapes import row_results
+from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["Messages", "apply", "program"]
 
@@ -31,18 +27,12 @@ def apply(sch: Schedule, config: Tile) -> None:
             ...  # gspmm_start, gspmm_reduce, gspmm_write over vectors of a tile
     """
     results = row_results(sch, "messages")
-    steps = [step for found in results for step in _tiled(sch, found, config)]
+    steps: Straight = []
+    for found in results:
+        blocks, rows = rows_in_blocks(sch, found.rows, config)
+        wide = accumulator(found.dtype) if found.reduces else None
+        steps += in_registers(
+            sch, found, config, [*rows, *found.heads], found.columns, shared=blocks, tail="shift",
+            dtype=wide, hoist=found.reduces,
+        )  # fmt: skip
     finish(sch, config, [found.iteration for found in results], steps)
-
-
-def _tiled(sch: Schedule, found: RowReduction, config: Tile) -> list[SparseIterationRef]:
-    """Reduce a tile of features in registers, in rows over threads; the steps of a tile."""
-    tiles, *vectors = features_in_tiles(sch, found.features, config)
-    rows = rows_in_blocks(sch, found.rows, config)
-    order = [*rows, *found.heads, tiles, *found.columns, *vectors]
-    sch.sparse_reorder(found.iteration, order)
-    wide = accumulator(found.dtype) if found.reduces else None
-    steps = sch.precompute(found.result, tiles, vectors, dtype=wide, hoist=found.reduces)
-    if config.parallel:
-        sch.parallelize(rows[:1])
-    return steps

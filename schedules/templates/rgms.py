@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
-from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.arguments import expect, is_power_of_two, number
 from sparsetir.schedules.operators.problems import Arranged, accumulator
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms, program
-from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_parallel
+from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.passes.prefetch import prefetch_gathered
-from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, gathered_operand, only_nest
 from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.recipes.ranges import row_ranges
@@ -34,7 +35,7 @@ MOST_DEEP = 1024  # features of X at a time
 
 
 @dataclass(frozen=True)
-class TiledRelations(Tiled):
+class TiledRelations(register_tile.Tiled):
     """How a CPU kernel is made.
 
     feat_in, feat : the feature sizes that it serves, of a block where features are in blocks
@@ -56,29 +57,27 @@ class TiledRelations(Tiled):
     blocks : of features, where these are in blocks
     """
 
-    feat_in: int
-    feat: int
-    rows: int = 8
-    tile: int = 32
+    feat_in: int = number()
+    feat: int = number()
+    rows: int = number(8)
+    tile: int = number(32)
     lanes: int = 16
     lanes_in: int = 16
-    depth: int = 32
-    cost: int = 8
-    ranges: int | None = None
-    cache: int = 1 << 20
-    threads: int = 1
-    prefetch: int = 16
-    ahead: int = 0
+    depth: int = number(32)
+    cost: int = number(8)
+    ranges: int | None = number(None, optional=True)
+    cache: int = number(1 << 20)
+    threads: int = number(1)
+    prefetch: int = number(16, least=0)
+    ahead: int = number(0, least=0)
     packed: bool = False
     parallel: bool = True
-    blocks: int = 1
+    blocks: int = number(1)
 
     def __post_init__(self) -> None:
-        expect_at_least(self, feat_in=1, feat=1, rows=1, tile=1, depth=1, cost=1)
-        expect_at_least(self, cache=1, threads=1, prefetch=0, ahead=0, blocks=1)
+        super().__post_init__()
         apart = not (self.packed and self.blocks > 1)
         expect(self, "packed", apart, "False for features in blocks")
-        expect(self, "ranges", self.ranges is None or self.ranges > 0, "None, or 1 or more")
         for name, whole in (("tile", self.feat), ("depth", self.feat_in)):
             expect(self, name, whole % getattr(self, name) == 0, f"a divisor of {whole}")
         for name, whole in (("lanes", self.tile), ("lanes_in", self.depth)):
@@ -96,9 +95,9 @@ class TiledRelations(Tiled):
         sums : vector registers for sums
         """
         out, inside = _lanes(feat, lanes), _lanes(feat_in, lanes)
-        vectors = _divisor(feat // out, 4)
+        vectors = greatest_divisor(feat // out, 4)
         options.setdefault("rows", max(1, min(MOST_ROWS, sums // vectors)))
-        depth = inside * _divisor(feat_in // inside, MOST_DEEP // inside)
+        depth = inside * greatest_divisor(feat_in // inside, MOST_DEEP // inside)
         return TiledRelations(
             feat_in, feat, tile=vectors * out, lanes=out, lanes_in=inside, depth=depth, **options
         )
@@ -109,11 +108,6 @@ def _lanes(feat: int, most: int) -> int:
     while feat % most:
         most //= 2
     return most
-
-
-def _divisor(n: int, most: int) -> int:
-    """The greatest divisor up to a number."""
-    return next(d for d in range(min(n, most), 0, -1) if n % d == 0)
 
 
 @dataclass(frozen=True)
@@ -229,8 +223,7 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     vectors += [(start, config.lanes_in), (write, config.lanes)]
     made = [(ref, _in_lanes(sch, ref, lanes)) for ref, lanes in vectors]
     gathering = _summed(sch, sums, config)
-    made += [(ref, 2 + len(found.blocks)) for ref in gathering]
-    made += [(ref, 3) for ref in _multiplied(sch, product, config)]
+    made += [*gathering, *_multiplied(sch, product, config)]
     if config.packed:
         made.append((_packed(sch, found.matrices, ranges, outer[3:], product, total), 2))
     if config.parallel:
@@ -241,11 +234,10 @@ def apply(sch: Schedule, config: TiledRelations) -> None:
     stage_two.reorder(by_range, relation)
     if config.parallel:
         run_in_parallel(stage_two, by_range, "parallel")
-    for ref, loops in made:
-        in_vectors(stage_two, ref, loops)
+    register_tile.straight_code(sch, made)
     if config.prefetch:
         span = min(STRAIGHT * config.lanes_in, config.depth)
-        sch.rewrite(prefetch_gathered, gathering[1], found.gathered, config.prefetch, span)
+        sch.rewrite(prefetch_gathered, gathering[1][0], found.gathered, config.prefetch, span)
     if config.ahead:
         sch.rewrite(prefetch_gathered, write, added_to, config.ahead, config.feat)
 
@@ -278,30 +270,28 @@ def _in_lanes(sch: Schedule, ref: SparseIterationRef, lanes: int) -> int:
     """Cut the last loop of an iteration into vectors; how many loops are to be straight code."""
     *_, last = sch.get_sp_iters(ref)
     length = next(int(a.length) for a in sch.func.axes if a.name == last.name)
-    sch.split(last, [None, _divisor(length // lanes, STRAIGHT), lanes])
+    sch.split(last, [None, greatest_divisor(length // lanes, STRAIGHT), lanes])
     return 2
 
 
-def _summed(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> list[Any]:
-    """Sums of what a row gathers, in registers; the iterations in vectors, the last loops of each
-    straight code."""
+def _summed(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> Straight:
+    """Sums of what a row gathers, in registers."""
     rows, columns, *blocks, features = sch.get_sp_iters(ref)
-    wide = _divisor(config.depth // config.lanes_in, STRAIGHT)
+    wide = greatest_divisor(config.depth // config.lanes_in, STRAIGHT)
     tiles, *held = sch.split(features, [None, wide, config.lanes_in])
     outer = [rows]
     for loop in blocks:
-        around, inside = sch.split(loop, [None, _divisor(config.blocks, STRAIGHT // wide)])
+        around, inside = sch.split(loop, [None, greatest_divisor(config.blocks, STRAIGHT // wide)])
         outer, held = [*outer, around], [inside, *held]
-    sch.sparse_reorder(ref, [*outer, tiles, columns, *held])
-    return sch.precompute(_written(sch, ref), tiles, held)
+    return register_tile.sums_of(sch, ref, _written(sch, ref), [*outer, tiles], [columns], held)
 
 
-def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> list[Any]:
-    """The product of a tile, its sums in registers; the iterations in vectors."""
+def _multiplied(sch: Schedule, ref: SparseIterationRef, config: TiledRelations) -> Straight:
+    """The product of a tile, its sums in registers."""
     places, *blocks, inside, features = sch.get_sp_iters(ref)
     tiles, *vectors = sch.split(features, [None, config.tile // config.lanes, config.lanes])
-    sch.sparse_reorder(ref, [*blocks, tiles, inside, places, *vectors])
-    return sch.precompute(_written(sch, ref), tiles, [places, *vectors])
+    held = [places, *vectors]
+    return register_tile.sums_of(sch, ref, _written(sch, ref), [*blocks, tiles], [inside], held)
 
 
 def _packed(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.arguments import Config, number
 from sparsetir.schedules.operators.rgms_backward import RgmsBackward, program
 from sparsetir.schedules.passes.add_lanes import add_lanes
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.feature_tiles import greatest_divisor
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.register_tile import Straight, greatest_divisor
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of, sparse_iterations
-from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
+from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["ChunkTiles", "RgmsBackward", "apply", "program"]
 
@@ -26,7 +26,7 @@ MOST_VECTORS = 8  # of features in a row
 
 
 @dataclass(frozen=True)
-class ChunkTiles:
+class ChunkTiles(Config):
     """How a CPU kernel is made.
 
     lanes : of a vector, a power of two that divides both numbers of features
@@ -35,14 +35,10 @@ class ChunkTiles:
     vectors : of a row in a tile, at most; a divisor of theirs is taken
     """
 
-    lanes: int = 16
-    tile: int = 6
-    blocks: int = 0
-    vectors: int = 2
-
-    def __post_init__(self) -> None:
-        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
-        expect_at_least(self, tile=1, vectors=1, blocks=0)
+    lanes: int = number(16, power=True)
+    tile: int = number(6)
+    blocks: int = number(0, least=0)
+    vectors: int = number(2)
 
 
 def apply(sch: Schedule, config: ChunkTiles) -> None:
@@ -67,7 +63,7 @@ def apply(sch: Schedule, config: ChunkTiles) -> None:
     main = sch.func.body
     if not isinstance(main, SparseIteration) or not nodes_of(SparseIteration, main.body):
         refuse_shape(WHO, sch.func, "one iteration of several steps")
-    straight: list[tuple[SparseIterationRef, int]] = []
+    straight: Straight = []
     sums: list[str] = []
     for it in sparse_iterations(sch.func):
         if not nodes_of(SparseIteration, it.body):
@@ -77,16 +73,12 @@ def apply(sch: Schedule, config: ChunkTiles) -> None:
         first = sch.get_sp_iters(ref)[0]
         parts, *_ = sch.divide(first, config.blocks, by="work")
         sch.parallelize(parts)
-    sch.lower()
-    for step, loops in straight:
-        in_vectors(sch, step, loops)
+    register_tile.straight_code(sch, straight)
     for block in sums:
         sch.rewrite(add_lanes, block)
 
 
-def _in_tiles(
-    sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list[str]
-) -> list[tuple[SparseIterationRef, int]]:
+def _in_tiles(sch: Schedule, it: SparseIteration, config: ChunkTiles, sums: list[str]) -> Straight:
     """Cut a step into vectors and tiles: iterations, and how many straight loops each has.
 
     sums : takes the names of blocks that add up lanes
@@ -115,5 +107,4 @@ def _in_tiles(
         tile = greatest_divisor(lengths[features[0].axes], min(config.tile, REGISTERS // wide))
         first, inner = sch.split(features[0], [None, tile], tail="exact")
         tiles, held = [*rows, first, outer], [inner, *held]
-    sch.sparse_reorder(ref, [*tiles, *summed, *held])
-    return [(step, len(held)) for step in sch.precompute(nest.result, outer, held)]
+    return register_tile.sums_of(sch, ref, nest.result, tiles, summed, held)

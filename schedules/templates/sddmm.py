@@ -3,7 +3,7 @@
 The kernel knows no rows: workers get equally many non-zeros, and short rows cost no more than long
 ones. (The fused iteration space of SparseTIR, section 4.2.2, with the row of each non-zero computed
 once instead of searched for.) A few non-zeros at a time are summed in vectors along the features,
-one register each; then the lanes of these registers are added up together (see `lane_sums`).
+one register each; then the lanes of these registers are added up together (see `add_lanes`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.schedules.arguments import expect, expect_at_least, is_power_of_two
+from sparsetir.schedules.arguments import expect, is_power_of_two, number
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -23,7 +23,7 @@ from sparsetir.schedules.operators.problems import (
 )
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.feature_tiles import Tiled
+from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.shapes import ElementReduction, element_reduction
 from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.recipes.general import cache_parts
@@ -62,20 +62,19 @@ class SddmmGroups(Tiled):
         a group on, where the last tile and the last group may overlap those before
     """
 
-    lanes: int = 16
+    lanes: int = number(16, power=True)
     group: int = GROUP
-    vectors: int = TILE_VECTORS
+    vectors: int = number(TILE_VECTORS)
     feat: int | None = None
-    parts: int = 1
+    parts: int = number(1, compiled=2)
     pack: bool = False
     any_size: bool = False
 
     def __post_init__(self) -> None:
         lanes, group, feat = self.lanes, self.group, self.feat
-        expect(self, "lanes", is_power_of_two(lanes), "a power of two")
+        super().__post_init__()
         fits = is_power_of_two(group) and (lanes == 1 or group <= lanes)
         expect(self, "group", fits, f"a power of two up to lanes = {lanes}")
-        expect_at_least(self, vectors=1, parts=1)
         least = max(lanes, lanes * (self.vectors - 1) + 1)
         expect(self, "feat", feat is None or feat >= least, f"{least} or more features")
         expect(self, "any_size", feat is None or not self.any_size, "False with 'feat'")
@@ -115,7 +114,7 @@ class SddmmGroups(Tiled):
     def tiles(self, feat: int) -> int:
         """Tiles of a feature size; raises ScheduleError for a size that the config does not serve.
 
-        See :class:`sparsetir.schedules.templates.feature_tiles.Tiled`.
+        See :class:`sparsetir.schedules.templates.register_tile.Tiled`.
         """
         whole = self.any_size and feat >= self.tile
         return super().tiles(-(-feat // self.tile) * self.tile if whole else feat)
@@ -138,11 +137,6 @@ class SddmmGroups(Tiled):
     def row_vectors(self) -> int:
         """Vectors of a row, of a config with `feat`."""
         return -(-(self.feat or 0) // self.lanes)
-
-    @property
-    def compiled(self) -> SddmmGroups:
-        """What of the config the kernel depends on: that there are parts, not how many."""
-        return replace(self, parts=min(self.parts, 2))
 
 
 def apply(sch: Schedule, config: SddmmGroups) -> None:

@@ -8,21 +8,18 @@ so are values of A of a narrower type, a block at a time. (SparseTIR, sections 3
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from sparsetir.formats import BSR, DBSR
-from sparsetir.schedules.arguments import expect, expect_at_least, expect_integers
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm, accumulator
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates import decomposed
+from sparsetir.schedules.templates import decomposed, register_tile
 from sparsetir.schedules.templates.decomposed import Decomposed
-from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
 from sparsetir.schedules.templates.row_shapes import RowSums, row_sums
 from sparsetir.schedules.templates.shapes import refuse_shape
-from sparsetir.schedules.templates.spmm import ROW_COST, RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
-from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
+from sparsetir.sparse_ir.schedule import Schedule
 
 __all__ = ["BlockRows", "apply", "arrange", "program"]
 
@@ -30,44 +27,34 @@ STRAIGHT = 4  # columns of a block whose code is straight
 
 
 @dataclass(frozen=True)
-class BlockRows(Tiled):
+class BlockRows(register_tile.RegisterTile):
     """How a CPU kernel for blocks is made.
 
     format : BSR or DBSR
     rows : of a block that are summed up in registers at a time, each over the vectors of a tile; a
         divisor of the block's rows
-    tile, lanes, feat : features, as in :class:`sparsetir.schedules.templates.spmm.RowBlocks`
     filled : without masks, for patterns that fill all their blocks, none of which sticks out
-    pack : copy the tile's features of B together before they are gathered, in the type of the sums
-    blocks : parts of the rows; they and the tiles are divided among the threads; not compiled in.
-        1 for DBSR
-    parallel : use all threads; to wake them takes as long as a small product
+    blocks : 1 for DBSR
+    others : as of :class:`RegisterTile`
     """
 
     format: BSR | DBSR
-    rows: int = 4
-    tile: int = 64
+    rows: int = number(4)
+    tile: int = number(64, most=register_tile.MAX_TILE)
     lanes: int = 16
     feat: int | None = None
     filled: bool = True
     pack: bool = True
-    blocks: int = 1
+    blocks: int = number(1, compiled=1)
     parallel: bool = True
 
     def __post_init__(self) -> None:
         expect(self, "format", isinstance(self.format, BSR | DBSR), "BSR or DBSR")
-        expect_integers(self, "rows", "blocks")
-        expect_at_least(self, rows=1, blocks=1)
+        super().__post_init__()
         whole = self.format.rows % self.rows == 0
         expect(self, "rows", whole, f"a divisor of the {self.format.rows} rows of a block")
         alone = self.blocks == 1 or isinstance(self.format, BSR)
         expect(self, "blocks", alone, "1 for DBSR, whose rows are not cut into parts")
-        RowBlocks(tile=self.tile, lanes=self.lanes, feat=self.feat)  # which checks these
-
-    @property
-    def compiled(self) -> BlockRows:
-        """What a kernel depends on: the same for all numbers of parts of the rows."""
-        return replace(self, blocks=1)
 
 
 def program(problem: Spmm, config: BlockRows) -> SparseFunc:
@@ -100,40 +87,26 @@ def apply(sch: Schedule, config: BlockRows) -> None:
                 ...                                   # spmm_bsr_write
     """
     found = _blocks(sch)
-    gathered, stored = str(found.gathered), str(found.stored)
-    tiles, vectors = in_tiles(sch, found.features, config)
+    stored = str(found.stored)
     above, held = sch.split(found.block[0], [None, config.rows])
     inner, *across = [*found.rows]
-    outer = [tiles]
-    if config.parallel and not across:
-        parts, inner = sch.divide(inner, "blocks", by="work", cost=ROW_COST, default=1)
-        outer.append(parts)
+    blocks, inner = ([], inner) if across else register_tile.in_blocks(sch, inner, config)
     *columns, last = found.columns
-    straight = _straight(config.format.cols)
+    straight = register_tile.greatest_divisor(config.format.cols, STRAIGHT)
     last = sch.split(last, [None, straight]) if straight > 1 else [last]
-    around = [*outer, inner, *across, above]
-    sch.sparse_reorder(found.iteration, [*around, *columns, *last, held, *vectors])
     total = accumulator(sch.func.buffer(found.result).dtype)
-    start, reduce, write = sch.precompute(found.result, above, [held, *vectors], dtype=total)
-    copies: list[tuple[SparseIterationRef, int]] = []
-    if config.pack:
-        whole = [str(found.gathered_axis), *vectors]
-        steps = sch.precompute(gathered, outer[-1], whole, scope="global", dtype=total)
-        copies += [(step, len(vectors)) for step in steps]
+    start, reduce, write, *copies = register_tile.in_registers(
+        sch, found, config, [inner, *across, above], [*columns, *last], shared=blocks, held=[held],
+        tiles_at=0, pack=config.pack, dtype=total,
+    )  # fmt: skip
+    adds, loops = reduce
     if sch.func.buffer(stored).dtype != total:
-        mine = {loop.axes: loop for loop in sch.get_sp_iters(reduce)}
+        mine = {loop.axes: loop for loop in sch.get_sp_iters(adds)}
         over = [mine[loop.axes] for loop in (held, *last)]
         steps = sch.precompute(stored, mine[columns[-1].axes], over, dtype=total)
         copies += [(step, len(over)) for step in steps]
-        reduce = sch.get_sparse_iteration(f"{reduce.name}_rest")
-    if config.parallel:
-        sch.parallelize(outer)
-    stage_two = sch.lower()
-    for step in (start, write):
-        in_vectors(stage_two, step, 1 + len(vectors))
-    in_vectors(stage_two, reduce, (straight > 1) + 1 + len(vectors))
-    for step, loops in copies:
-        in_vectors(stage_two, step, loops)
+        adds = sch.get_sparse_iteration(f"{adds.name}_rest")
+    register_tile.straight_code(sch, [start, write, (adds, loops + (straight > 1)), *copies])
 
 
 def _blocks(sch: Schedule) -> RowSums:
@@ -143,11 +116,6 @@ def _blocks(sch: Schedule) -> RowSums:
     if not fits or None in (sums[0].gathered, sums[0].stored):
         refuse_shape("BlockRows", sch.func, "one sum over blocks of rows and columns")
     return sums[0]
-
-
-def _straight(cols: int) -> int:
-    """Columns of a block whose code is straight: a divisor."""
-    return next(n for n in range(min(STRAIGHT, cols), 0, -1) if cols % n == 0)
 
 
 def _stored(config: BlockRows) -> Decomposed:

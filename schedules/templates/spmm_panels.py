@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tvm import s_tir
-
-from sparsetir.schedules.arguments import expect, expect_at_least, expect_integers
+from sparsetir.schedules.arguments import expect, number
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -23,8 +21,7 @@ from sparsetir.schedules.operators.problems import (
 )
 from sparsetir.schedules.passes.cases import cases
 from sparsetir.schedules.passes.one_by_one import one_by_one
-from sparsetir.schedules.passes.parallel_loops import in_vectors
-from sparsetir.schedules.templates.feature_tiles import Tiled, in_tiles
+from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import RowReduction, row_reduction
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.computed import buffers_made_by, parameters_made_by
@@ -41,34 +38,28 @@ ROWS_UNPACKED = 4  # from which on values are read by their places
 
 
 @dataclass(frozen=True)
-class PanelRows(Tiled):
+class PanelRows(register_tile.RegisterTile):
     """How a CPU kernel is made.
 
     rows : of a panel, 2 to 6, or with `compact` to 8; the code has 2**rows - 1 loops
-    tile, lanes, feat : features, as in :class:`sparsetir.schedules.templates.spmm.RowBlocks`
-    pack : copy the tile's features of B together before, in the type of the sums
-    blocks : parts of the panels; they and the tiles are divided among the threads; not compiled in
-    parallel : use all threads; to wake them takes as long as a small product
-    packed : values come in the order of the panels, in an array of their own; else each is read
-        where it is in the matrix, by its place, and needs no preparation
     compact : code by the number of a pattern's rows, `rows` loops instead of 2**rows - 1 (section
         3.5), which compile sooner. Sums are in registers for a pattern at a time and added to the
         result, so that tiles must be whole, and results no narrower than sums
+    others : as of :class:`RegisterTile`
     """
 
-    rows: int = 4
-    tile: int = 64
+    rows: int = number(4, least=None)
+    tile: int = number(64, most=register_tile.MAX_TILE)
     lanes: int = 16
     feat: int | None = None
     pack: bool = False
-    blocks: int = 1
+    blocks: int = number(1, compiled=1)
     parallel: bool = True
     packed: bool = True
     compact: bool = False
 
     def __post_init__(self) -> None:
-        expect_integers(self, "rows", "blocks")
-        expect_at_least(self, blocks=1)
+        super().__post_init__()
         most = MOST_COMPACT if self.compact else MOST_ROWS
         wanted = f"2 to {most}" + ("" if self.compact else f", or with compact=True {MOST_COMPACT}")
         expect(self, "rows", 2 <= self.rows <= most, wanted)
@@ -76,7 +67,6 @@ class PanelRows(Tiled):
         wanted = f"a divisor of feat = {self.feat}, as results of overlapping tiles cannot be added"
         expect(self, "tile", whole or not self.compact, wanted)
         expect(self, "packed", self.packed or not self.compact, "True with 'compact'")
-        _ = self.by_rows  # which checks the others
 
     @property
     def unpacked(self) -> PanelRows | RowBlocks:
@@ -95,11 +85,6 @@ class PanelRows(Tiled):
         return RowBlocks(
             self.tile, self.lanes, self.feat, self.pack, self.pack, 0, 1, self.blocks, self.parallel
         )  # fmt: skip
-
-    @property
-    def compiled(self) -> PanelRows:
-        """What a kernel depends on: the same for all numbers of blocks."""
-        return replace(self, blocks=1)
 
 
 def apply(sch: Schedule, config: PanelRows) -> None:
@@ -122,46 +107,30 @@ def apply(sch: Schedule, config: PanelRows) -> None:
             f"PanelRows: argument 'config': expected compact=False for {found.dtype}, which would "
             "be rounded with each pattern that is added, got compact=True"
         )
-    over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
-    elements = [found.rows.axes[0], found.columns[0].axes[0]]
+    values = register_tile.packed_values(sch, found) if config.packed else ()
     by = "count" if config.compact else "pattern"
     panels, patterns, entries, rows = sch.patterns(found.rows, found.columns[0], config.rows, by=by)
     tables = buffers_made_by(sch.func, pattern_counts)
-    tiles, vectors = in_tiles(sch, found.features, config)
-    outer = [*found.heads, tiles]
-    if config.parallel:
-        blocks, panels = sch.divide(panels, "blocks", by="positions", default=1)
-        outer.append(blocks)
-    order = [*outer, panels, patterns, entries, rows, *vectors]
-    sch.sparse_reorder(found.iteration, order)
-    held, at = [rows, *vectors], patterns if config.compact else panels
-    start, reduce, write = sch.precompute(found.result, at, held, dtype=total)
-    for name in [name for name, axes in over.items() if config.packed and axes == elements]:
+    blocks, panels = register_tile.in_blocks(sch, panels, config, by="positions")
+    # Of a panel are its own rows, also where a table says which of them.
+    steps = register_tile.in_registers(
+        sch, found, config, [panels], [patterns, entries], shared=[*found.heads, *blocks],
+        held=[rows], tiles_at=len(found.heads), at=patterns if config.compact else panels,
+        pack=config.pack, race="ignore" if config.compact else "none", dtype=total,
+    )  # fmt: skip
+    (start, _), (reduce, _), *_ = steps
+    for name in values:
         sch.pack(name, reduce)
-    copies = []
-    if config.pack and found.gathered is not None:
-        whole = [found.gathered_axis, *vectors]
-        copies = sch.precompute(found.gathered, outer[-1], whole, scope="global", dtype=total)
-    if config.parallel:
-        # Of a panel are its own rows, also where a table says which of them.
-        sch.parallelize(outer, race="ignore" if config.compact else "none")
     if config.compact:
-        copies.append(_set_before(sch, found, config))
-    stage_two = sch.lower()
-    for step in (start, reduce, write):
-        in_vectors(stage_two, step, len(held))
-    for step in copies:
-        in_vectors(stage_two, step, len(vectors))
+        steps.append((_set_before(sch, found, config), 2))
+    stage_two = register_tile.straight_code(sch, steps)
     if not config.compact:
         loops = stage_two.get_loops(stage_two.get_sblock(f"{reduce.name}0"))
         stage_two.unroll(loops[-1])
     (step,) = parameters_made_by(sch.func, constant)
     sch.rewrite(one_by_one, reduce, step)
     if config.compact:
-        around = stage_two.get_sref(stage_two.get_sblock(f"{start.name}0")).parent
-        while not isinstance(around.stmt, s_tir.SBlock):
-            around = around.parent
-        block = str(around.stmt.name_hint)
+        block = register_tile.block_around(stage_two, f"{start.name}0")
         sch.rewrite(cases, block, tables[0], range(1, config.rows + 1))
 
 
@@ -169,7 +138,7 @@ def _set_before(sch: Schedule, found: RowReduction, config: PanelRows) -> Sparse
     """The init of all rows before they are added to, in vectors."""
     init = sch.get_sparse_iteration(f"{found.iteration.name}_init")
     *outer, features = sch.get_sp_iters(init)
-    tiles, vectors = in_tiles(sch, features, config)
+    tiles, vectors = register_tile.in_tiles(sch, features, config)
     sch.sparse_reorder(init, [*outer, tiles, *vectors])
     if config.parallel:
         sch.parallelize(outer)

@@ -14,12 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsetir.schedules.arguments import (
-    expect,
-    expect_at_least,
-    expect_integers,
-    is_power_of_two,
-)
+from sparsetir.schedules.arguments import Config, expect_at_least, number
 from sparsetir.schedules.operators.problems import (
     Arranged,
     CsrPattern,
@@ -29,8 +24,8 @@ from sparsetir.schedules.operators.problems import (
 )
 from sparsetir.schedules.passes.add_lanes import add_lanes
 from sparsetir.schedules.passes.one_launch import one_launch
-from sparsetir.schedules.passes.parallel_loops import in_vectors
 from sparsetir.schedules.passes.prefetch import prefetch_streams
+from sparsetir.schedules.templates.register_tile import straight_code
 from sparsetir.schedules.templates.shapes import row_sum
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.slices import row_order, rows_of_slices, slice_count, slice_ptr
@@ -49,7 +44,7 @@ UNPACKED_LONG = 32
 
 
 @dataclass(frozen=True)
-class SlicedRows:
+class SlicedRows(Config):
     """How a CPU kernel is made.
 
     lanes : rows of a slice, a power of two
@@ -65,18 +60,17 @@ class SlicedRows:
         they are gathered from those of the matrix, which takes longer and needs no preparation
     """
 
-    lanes: int = 16
-    long: int = 128
-    window: int = 4096
-    blocks: int = 1
-    ahead: int = 0
-    prefetch: int = 32
+    lanes: int = number(16, power=True)
+    long: int = number(128, least=None)
+    window: int = number(4096, compiled=1)
+    blocks: int = number(1, compiled=2)
+    ahead: int = number(0, least=0, compiled=0)
+    prefetch: int = number(32, least=0)
     packed: bool = True
 
     def __post_init__(self) -> None:
-        expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
-        expect_integers(self, "long", "window", "blocks", "ahead", "prefetch")
-        expect_at_least(self, long=self.lanes, window=1, blocks=1, ahead=0, prefetch=0)
+        super().__post_init__()
+        expect_at_least(self, long=self.lanes)
 
     @staticmethod
     def for_pattern(
@@ -116,8 +110,8 @@ class SlicedRows:
 
     @property
     def compiled(self) -> SlicedRows:
-        """What a kernel depends on: whether there is more than one block, not how many."""
-        return replace(self, long=self.lanes, window=1, blocks=min(self.blocks, 2), ahead=0)
+        """What a kernel depends on: of `long`, which is at least `lanes`, nothing."""
+        return replace(super().compiled, long=self.lanes)
 
 
 def apply(sch: Schedule, config: SlicedRows) -> None:
@@ -151,9 +145,7 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
     if config.packed:
         for name in found.stored:
             sch.pack(name, reduce)
-    stage_two = sch.lower()
-    for step in (start, reduce, *vectors[:2]):
-        in_vectors(stage_two, step, 1)
+    stage_two = straight_code(sch, [(step, 1) for step in (start, reduce, *vectors[:2])])
     stage_two.unroll(stage_two.get_loops(stage_two.get_sblock(f"{write.name}0"))[-1])
     if config.lanes > 1:
         sch.rewrite(add_lanes, f"{vectors[2].name}0")

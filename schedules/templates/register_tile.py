@@ -1,0 +1,208 @@
+"""The register tile of CPU kernels: rows by vectors of features, whose sums stay in registers.
+
+All templates for CPUs are made of it. Before (stage I), and after in stage II for a tile of two
+vectors of 16 features, where each element is loaded once for all of them::
+
+    with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]:
+        C[i, k] = C[i, k] + A[i, j] * B[j, k]
+
+    for blocks in T.parallel(...):         # :func:`in_blocks`: rows of about as much work each
+        for i, k0 in ...:
+            C_ws[0:2, 0:16] = 0.0          # start
+            for j in ...:                  # reduce: vectors are written out
+                C_ws[0, 0:16] += A[i, j] * B[j, k0 * 32 : k0 * 32 + 16]
+                C_ws[1, 0:16] += A[i, j] * B[j, k0 * 32 + 16 : k0 * 32 + 32]
+            C[i, k0 * 32 : k0 * 32 + 32] = C_ws[0:2, 0:16]    # write
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from tvm import s_tir
+
+from sparsetir.schedules.arguments import Config, expect, is_power_of_two
+from sparsetir.schedules.passes.parallel_loops import in_vectors
+from sparsetir.schedules.templates.shapes import RowReduction
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+
+__all__ = [
+    "MAX_TILE", "RegisterTile", "Straight", "Tiled", "block_around", "greatest_divisor",
+    "in_blocks", "in_registers", "in_tiles", "packed_values", "straight_code", "sums_of",
+]  # fmt: skip
+
+MAX_TILE = 256
+# Of a row, beside what it stores, in blocks of rows with about as much work each.
+ROW_COST = 2
+# Iterations of stage I, and how many of their innermost loops are to be straight code of vectors.
+Straight = list[tuple[SparseIterationRef, int]]
+
+
+class Tiled(Config):
+    """A config for tiles of features.
+
+    feat : the one feature size it serves, or None: every multiple of `tile`
+    tile : features of a tile
+    """
+
+    feat: Any
+    tile: Any
+
+    def tiles(self, feat: int) -> int:
+        """Tiles of a feature size; raises ScheduleError for a size that the config does not serve.
+
+        The argument `tiles` of kernels that have one.
+        """
+        if self.feat != feat and (self.feat is not None or feat % self.tile):
+            serves = self.feat or f"multiples of {self.tile}"
+            raise ScheduleError(
+                f"{type(self).__name__}.tiles: argument 'feat': the config serves {serves} "
+                f"features, got {feat}"
+            )
+        return -(-feat // self.tile)
+
+
+class RegisterTile(Tiled):
+    """A config of vectors in registers, of which it has some fields more.
+
+    tile : features of a row that are summed up in registers at a time, 1 to 256
+    lanes : of a vector, a power of two, at most `tile`
+    feat : None for a kernel that serves every multiple of `tile`; else the one feature size it
+        serves, at least `tile`: the last tile, and the last vector of each, then begin earlier
+        where they would reach too far
+    pack : copy the tile's features of B together before they are gathered, in the type of the sums
+    packed : values come in the order in which they are visited, in an array of their own; else each
+        is read where it is in the matrix, by its place, and needs no preparation
+    blocks : of rows, or panels; they and the tiles are divided among the threads; not compiled in
+    parallel : use all threads; to wake them takes as long as a small product
+    ahead : elements that the first block has more than the others: what the thread that calls does
+        while others wake; not compiled in
+    """
+
+    lanes: Any
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        tile, lanes, feat = self.tile, self.lanes, self.feat
+        fits = is_power_of_two(lanes) and lanes <= tile
+        expect(self, "lanes", fits, f"a power of two up to tile = {tile}")
+        wanted = f"a multiple of lanes = {lanes} where 'feat' is not given"
+        expect(self, "tile", feat is not None or tile % lanes == 0, wanted)
+        expect(self, "feat", feat is None or feat >= tile, f"at least tile = {tile}")
+
+
+def in_tiles(
+    sch: Schedule, features: SpIter, config: Any, tail: str | None = None
+) -> tuple[SpIter, list[SpIter]]:
+    """Cut a loop over features: the loop over tiles, and those within a tile, lanes last.
+
+    config : with `tile`, `lanes` and `feat`, as of a :class:`RegisterTile`
+    tail : as of `split`; by default what `feat` asks for
+    """
+    tile, lanes = config.tile, config.lanes
+    if config.feat is not None:
+        sch.bound(features, config.feat, "exact")
+    tail = tail or ("exact" if config.feat is None or config.feat % tile == 0 else "shift")
+    if tile % lanes == 0:
+        tiles, *vectors = sch.split(features, [None, tile // lanes, lanes], tail=tail)
+        return tiles, vectors
+    tiles, within = sch.split(features, [None, tile], tail=tail)
+    return tiles, sch.split(within, [None, lanes], tail="shift")
+
+
+def in_blocks(
+    sch: Schedule, rows: SpIter, config: Any, blocks: int | str = "blocks", **how: Any
+) -> tuple[list[SpIter], SpIter]:
+    """The loop over blocks of rows, none on one thread, and that over the rows of a block.
+
+    config : with `parallel`
+    blocks : how many; a name of those that the kernel is told
+    how : of `divide`; by default rows with about as much work each
+    """
+    if not config.parallel:
+        return [], rows
+    how = {"by": "work", "cost": ROW_COST} | how if "by" not in how else how
+    how |= {"default": 1} if isinstance(blocks, str) else {}
+    first, rows = sch.divide(rows, blocks, **how)
+    return [first], rows
+
+
+def sums_of(
+    sch: Schedule, iteration: SparseIterationRef, result: str, around: Sequence[SpIter],
+    summed: Sequence[SpIter], held: Sequence[SpIter], at: SpIter | None = None, **how: Any,
+) -> Straight:  # fmt: skip
+    """Sum up in registers what `held` visits, over the loops `summed`: start, reduce, write.
+
+    result : the buffer that is summed up
+    around : the loops around both
+    at : the loop that sums are written in; by default the innermost of `around`
+    how : of `precompute`, such as `dtype` and `hoist`
+    """
+    sch.sparse_reorder(iteration, [*around, *summed, *held])
+    steps = sch.precompute(result, at or around[-1], [*held], **how)
+    return [(step, len(held)) for step in steps]
+
+
+def in_registers(
+    sch: Schedule, found: Any, config: Any, rows: Sequence[SpIter], columns: Sequence[SpIter], *,
+    shared: Sequence[SpIter] = (), held: Sequence[SpIter] = (), tiles_at: int | None = None,
+    tail: str | None = None, at: SpIter | None = None, pack: bool = False, race: str = "none",
+    **how: Any,
+) -> Straight:  # fmt: skip
+    """The register tile of a nest: tiles of features, sums, B's copy and threads, in this order.
+
+    found : the nest: its iteration, features, result and what is gathered
+    rows, columns : loops around tiles, and reductions
+    shared : loops outside of rows, which threads share
+    held : loops that are in registers beside the vectors, such as over rows of a block
+    tiles_at : place among `shared` of the loop over tiles; None: inside of rows
+    tail : as of :func:`in_tiles`
+    pack : copy what is gathered for a task together before
+    race : as of `parallelize`
+    at, how : as of :func:`sums_of`
+    """
+    tiles, vectors = in_tiles(sch, found.features, config, tail)
+    shared, rows = [*shared], [*rows]
+    if tiles_at is None:
+        rows.append(tiles)
+    else:
+        shared.insert(tiles_at, tiles)
+    around, held = [*shared, *rows], [*held, *vectors]
+    steps = sums_of(sch, found.iteration, found.result, around, columns, held, at, **how)
+    if pack and found.gathered is not None:
+        whole = [found.gathered_axis, *vectors]
+        where = shared[-1] if shared else found.iteration
+        copies = sch.precompute(found.gathered, where, whole, scope="global", dtype=how["dtype"])
+        steps += [(copy, len(vectors)) for copy in copies]
+    if shared and config.parallel:
+        sch.parallelize(shared, race=race)
+    return steps
+
+
+def block_around(sch: Any, name: str) -> str:
+    """The name of the block that a block of stage II is in."""
+    ref = sch.get_sref(sch.get_sblock(name)).parent
+    while not isinstance(ref.stmt, s_tir.SBlock):
+        ref = ref.parent
+    return str(ref.stmt.name_hint)
+
+
+def packed_values(sch: Schedule, found: RowReduction) -> list[str]:
+    """Names of the buffers over the elements of rows, whose values are worth being in order."""
+    axes = [found.rows.axes[0], found.columns[0].axes[0]]
+    return [b.name for b in sch.func.buffers if [a.name for a in b.axes or ()] == axes]
+
+
+def straight_code(sch: Schedule, steps: Iterable[tuple[Any, int]]) -> Any:
+    """Go on to stage II, where the steps are straight code of vectors; its schedule."""
+    stage_two = sch.lower()
+    for step, loops in steps:
+        in_vectors(stage_two, step, loops)
+    return stage_two
+
+
+def greatest_divisor(number: int, most: int) -> int:
+    """The greatest divisor of a number up to `most`."""
+    return max(d for d in range(1, min(number, most) + 1) if number % d == 0)
