@@ -89,7 +89,8 @@ class Config:
                 expect(self, name, is_power_of_two(value), "a power of two")
             elif value is not None or not says["optional"]:
                 expect_integers(self, name)
-                wanted = f"{least} or more" if most is None else f"{least} to {most}"
+                wanted = "None, or " if says["optional"] else ""
+                wanted += f"{least} or more" if most is None else f"{least} to {most}"
                 fits = (least is None or least <= value) and (most is None or value <= most)
                 expect(self, name, fits, wanted)
 

@@ -12,13 +12,8 @@ from typing import Any
 from sparsetir.schedules.arguments import Config
 from sparsetir.schedules.operators.edge_attention import EdgeAttention, program
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.templates.message_tiles import (
-    Tile,
-    features_in_tiles,
-    finish,
-    rows_in_blocks,
-)
-from sparsetir.schedules.templates.register_tile import Straight, sums_of
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.message_tiles import Tile, finish
 from sparsetir.schedules.templates.row_shapes import RowStep, row_steps
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
@@ -51,7 +46,7 @@ def apply(sch: Schedule, config: AttentionTiles) -> None:
             with T.sp_iter([W0], "S", "weigh") as [w0]: ...  # weigh_start, weigh_reduce, ..
     """
     found, keys = row_steps(sch, "edge_attention"), config.keys
-    vectors: Straight = []
+    vectors: register_tile.Straight = []
     sums: list[SparseIterationRef] = []
     for step in found.steps:
         if step.reduces == "features":
@@ -59,14 +54,14 @@ def apply(sch: Schedule, config: AttentionTiles) -> None:
             vectors += [(start, 2), (reduce, 2)]
             sums.append(add)
         elif step.reduces == "columns" and step.features is not None:
-            tiles, *held = features_in_tiles(sch, step.features, config.values)
-            vectors += sums_of(
+            tiles, held = register_tile.in_tiles(sch, step.features, config.values)
+            vectors += register_tile.sums_of(
                 sch, step.iteration, step.result, [tiles], [step.columns], held,
                 dtype=accumulator(step.dtype), hoist=True,
             )  # fmt: skip
     if keys.parallel:
-        blocks, rows = rows_in_blocks(sch, found.rows, keys)
-        sch.sparse_reorder(found.iteration, [*blocks, *rows, *found.others])
+        blocks, rows = register_tile.in_blocks(sch, found.rows, keys, keys.blocks)
+        sch.sparse_reorder(found.iteration, [*blocks, rows, *found.others])
         sch.parallelize(blocks)
     finish(sch, keys, [found.iteration], vectors, sums)
 
@@ -74,8 +69,8 @@ def apply(sch: Schedule, config: AttentionTiles) -> None:
 def _in_lanes(sch: Schedule, step: RowStep, tile: Tile) -> list[SparseIterationRef]:
     """Sum over features in the lanes of a vector for each element; the steps of it."""
     features: Any = step.features
-    *outer, lanes = features_in_tiles(sch, features, tile)
-    sch.sparse_reorder(step.iteration, [step.columns, *outer, lanes])
+    outer, (vectors, lanes) = register_tile.in_tiles(sch, features, tile)
+    sch.sparse_reorder(step.iteration, [step.columns, outer, vectors, lanes])
     return sch.precompute(
         step.result, step.columns, [], lanes=[lanes], dtype=accumulator(step.dtype), hoist=True
     )

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from sparsetir.schedules.operators.edge_messages import OPS, EdgeMessages, program
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.templates.message_tiles import Tile, features_in_tiles, finish
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.message_tiles import Tile, finish
 from sparsetir.schedules.templates.shapes import dense_loops
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -26,13 +27,13 @@ def apply(sch: Schedule, config: Tile) -> None:
     """
     found = dense_loops(sch, "edge_messages")
     (first, *heads), vectors, sums = found.outer, [found.iteration], []
-    tiles = features_in_tiles(sch, found.features, config)
+    tiles, (vector, lane) = register_tile.in_tiles(sch, found.features, config)
     if found.reduces:  # in the lanes of one vector for each edge
         first, one = sch.split(first, [None, 1])
         outer = [first, *heads]
-        sch.sparse_reorder(found.iteration, [*outer, one, *tiles])
+        sch.sparse_reorder(found.iteration, [*outer, one, tiles, vector, lane])
         *vectors, total, _ = sch.precompute(
-            found.result, outer[-1], [one], lanes=tiles[-1:], dtype=accumulator(found.dtype)
+            found.result, outer[-1], [one], lanes=[lane], dtype=accumulator(found.dtype)
         )
         sums = [total]
     if config.parallel:

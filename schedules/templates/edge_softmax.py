@@ -7,12 +7,8 @@ get rows with equal numbers of elements.
 from __future__ import annotations
 
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax, program
-from sparsetir.schedules.templates.message_tiles import (
-    Tile,
-    features_in_tiles,
-    finish,
-    rows_in_blocks,
-)
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.message_tiles import Tile, finish
 from sparsetir.schedules.templates.row_shapes import row_steps
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
@@ -37,10 +33,10 @@ def apply(sch: Schedule, config: Tile) -> None:
             f"edge_softmax: argument 'sch': expected a loop of '{found.iteration.name}' to be "
             f"contiguous in all results in '{sch.func.name}'"
         )
-    tiles, *vectors = features_in_tiles(sch, found.features, config)
-    blocks, rows = rows_in_blocks(sch, found.rows, config)
+    tiles, vectors = register_tile.in_tiles(sch, found.features, config)
+    blocks, rows = register_tile.in_blocks(sch, found.rows, config, config.blocks)
     others = [x for x in found.others if x != found.features]
-    sch.sparse_reorder(found.iteration, [*blocks, *rows, *others, tiles, *vectors])
+    sch.sparse_reorder(found.iteration, [*blocks, rows, *others, tiles, *vectors])
     steps = sch.distribute(vectors)
     if blocks:
         sch.parallelize(blocks)

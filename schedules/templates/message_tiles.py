@@ -12,9 +12,9 @@ from sparsetir.schedules.passes.inline_exponentials import inline_exponentials
 from sparsetir.schedules.passes.parallel_loops import run_in_parallel
 from sparsetir.schedules.templates import register_tile
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
-__all__ = ["Tile", "features_in_tiles", "finish", "rows_in_blocks"]
+__all__ = ["Tile", "finish"]
 
 MAX_LANES = 16
 MAX_TILE = 128
@@ -57,21 +57,14 @@ class Tile(register_tile.Tiled):
         return -(-feat // self.tile)
 
     @property
+    def tail(self) -> str:
+        """The last tile begins earlier."""
+        return "shift"
+
+    @property
     def lanes(self) -> int:
         """Of a vector."""
         return min(self.tile, MAX_LANES)
-
-
-def features_in_tiles(sch: Schedule, features: SpIter, tile: Tile) -> list[SpIter]:
-    """Cut a loop over features: the loop over tiles, those over the vectors of a tile and lanes."""
-    tiles, vectors = register_tile.in_tiles(sch, features, tile, "shift")
-    return [tiles, *vectors]
-
-
-def rows_in_blocks(sch: Schedule, rows: SpIter, tile: Tile) -> tuple[list[SpIter], list[SpIter]]:
-    """The loop over blocks of rows that threads share, none on one thread, and that over rows."""
-    blocks, rows = register_tile.in_blocks(sch, rows, tile, blocks=tile.blocks)
-    return blocks, [rows]
 
 
 def finish(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from sparsetir.schedules.operators.messages import Messages, program
 from sparsetir.schedules.operators.problems import accumulator
-from sparsetir.schedules.templates.message_tiles import Tile, finish, rows_in_blocks
-from sparsetir.schedules.templates.register_tile import Straight, in_registers
+from sparsetir.schedules.templates import register_tile
+from sparsetir.schedules.templates.message_tiles import Tile, finish
 from sparsetir.schedules.templates.shapes import row_results
 from sparsetir.sparse_ir.schedule import Schedule
 
@@ -27,12 +27,12 @@ def apply(sch: Schedule, config: Tile) -> None:
             ...  # gspmm_start, gspmm_reduce, gspmm_write over vectors of a tile
     """
     results = row_results(sch, "messages")
-    steps: Straight = []
+    steps: register_tile.Straight = []
     for found in results:
-        blocks, rows = rows_in_blocks(sch, found.rows, config)
+        blocks, rows = register_tile.in_blocks(sch, found.rows, config, config.blocks)
         wide = accumulator(found.dtype) if found.reduces else None
-        steps += in_registers(
-            sch, found, config, [*rows, *found.heads], found.columns, shared=blocks, tail="shift",
+        steps += register_tile.in_registers(
+            sch, found, config, [rows, *found.heads], found.columns, shared=blocks,
             dtype=wide, hoist=found.reduces,
         )  # fmt: skip
     finish(sch, config, [found.iteration for found in results], steps)

@@ -50,6 +50,11 @@ class Tiled(Config):
     feat: Any
     tile: Any
 
+    @property
+    def tail(self) -> Any:
+        """What becomes of a last tile, as of `split`."""
+        return "exact" if self.feat is None or self.feat % self.tile == 0 else "shift"
+
     def tiles(self, feat: int) -> int:
         """Tiles of a feature size; raises ScheduleError for a size that the config does not serve.
 
@@ -93,18 +98,14 @@ class RegisterTile(Tiled):
         expect(self, "feat", feat is None or feat >= tile, f"at least tile = {tile}")
 
 
-def in_tiles(
-    sch: Schedule, features: SpIter, config: Any, tail: str | None = None
-) -> tuple[SpIter, list[SpIter]]:
+def in_tiles(sch: Schedule, features: SpIter, config: Any) -> tuple[SpIter, list[SpIter]]:
     """Cut a loop over features: the loop over tiles, and those within a tile, lanes last.
 
-    config : with `tile`, `lanes` and `feat`, as of a :class:`RegisterTile`
-    tail : as of `split`; by default what `feat` asks for
+    config : with `tile`, `lanes`, `feat` and `tail`, as of a :class:`RegisterTile`
     """
-    tile, lanes = config.tile, config.lanes
+    tile, lanes, tail = config.tile, config.lanes, config.tail
     if config.feat is not None:
         sch.bound(features, config.feat, "exact")
-    tail = tail or ("exact" if config.feat is None or config.feat % tile == 0 else "shift")
     if tile % lanes == 0:
         tiles, *vectors = sch.split(features, [None, tile // lanes, lanes], tail=tail)
         return tiles, vectors
@@ -148,8 +149,7 @@ def sums_of(
 def in_registers(
     sch: Schedule, found: Any, config: Any, rows: Sequence[SpIter], columns: Sequence[SpIter], *,
     shared: Sequence[SpIter] = (), held: Sequence[SpIter] = (), tiles_at: int | None = None,
-    tail: str | None = None, at: SpIter | None = None, pack: bool = False, race: str = "none",
-    **how: Any,
+    at: SpIter | None = None, pack: bool = False, race: str = "none", **how: Any,
 ) -> Straight:  # fmt: skip
     """The register tile of a nest: tiles of features, sums, B's copy and threads, in this order.
 
@@ -158,12 +158,11 @@ def in_registers(
     shared : loops outside of rows, which threads share
     held : loops that are in registers beside the vectors, such as over rows of a block
     tiles_at : place among `shared` of the loop over tiles; None: inside of rows
-    tail : as of :func:`in_tiles`
     pack : copy what is gathered for a task together before
     race : as of `parallelize`
     at, how : as of :func:`sums_of`
     """
-    tiles, vectors = in_tiles(sch, found.features, config, tail)
+    tiles, vectors = in_tiles(sch, found.features, config)
     shared, rows = [*shared], [*rows]
     if tiles_at is None:
         rows.append(tiles)

@@ -64,7 +64,7 @@ def test_numbers_say_what_they_may_be():
         ({"count": 8}, "Numbers: argument 'count': expected 0 to 7, got 8"),
         ({"count": 1.5}, "Numbers: argument 'count': expected an integer, got 1.5"),
         ({"lanes": 3}, "Numbers: argument 'lanes': expected a power of two, got 3"),
-        ({"some": 0}, "Numbers: argument 'some': expected 1 or more, got 0"),
+        ({"some": 0}, "Numbers: argument 'some': expected None, or 1 or more, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(Numbers(), **fields)

@@ -162,8 +162,8 @@ def test_a_mistake_of_a_version_is_not_hidden(name, error, monkeypatch):
     def refuse(*_):
         raise error("in_vectors: refused")
 
-    for module in ("versions", "templates.sddmm"):
-        monkeypatch.setattr(f"sparsetir.schedules.{module}.in_vectors", refuse)
+    for module in ("register_tile", "sddmm"):
+        monkeypatch.setattr(f"sparsetir.schedules.templates.{module}.in_vectors", refuse)
     with pytest.raises(error, match="in_vectors: refused"):
         sparsetir.lower(PROGRAMS[name].make("float32", "int32"))
 
