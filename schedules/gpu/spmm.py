@@ -33,7 +33,7 @@ from sparsetir.schedules.gpu.features import (
     row_sums,
     vector_width,
 )
-from sparsetir.schedules.gpu.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of

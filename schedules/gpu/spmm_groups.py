@@ -40,7 +40,7 @@ from sparsetir.schedules.gpu.features import (
     set_before,
     vector_width,
 )
-from sparsetir.schedules.gpu.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics

@@ -32,7 +32,7 @@ from sparsetir.schedules.gpu.features import (
     row_sums,
 )
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
-from sparsetir.schedules.gpu.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.operators.problems import EXTREMA, ROWS, Arranged, CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator

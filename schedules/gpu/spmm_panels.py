@@ -37,8 +37,7 @@ from sparsetir.schedules.gpu.features import (
     set_before,
     vector_width,
 )
-from sparsetir.schedules.gpu.passes.where_visited import where_visited
-from sparsetir.schedules.gpu.passes.whole_steps import whole_steps
+from sparsetir.schedules.gpu.passes.row_loops import where_visited, whole_steps
 from sparsetir.schedules.gpu.spmm import (
     MAX_OCCUPANCY,
     MAX_ROWS,

@@ -31,12 +31,12 @@ from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
-from sparsetir.schedules.gpu.passes.one_shared_array import one_shared_array
 from sparsetir.schedules.gpu.passes.ptx import COPY_BYTES, PRODUCTS
 from sparsetir.schedules.gpu.passes.shared_tiles import shared_tiles
 from sparsetir.schedules.gpu.passes.software_pipeline import (
     DYNAMIC_BYTES,
     MAX_SHARED,
+    one_shared_array,
     software_pipeline,
 )
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern, Spmm

@@ -30,6 +30,7 @@ __all__ = [
     "for_threads",
     "is_choice",
     "is_zero",
+    "plain_nest",
     "renewed",
     "replaced",
     "unrolled",
@@ -87,6 +88,35 @@ def block_of(name: str, body: Any, buffers: Sequence[Any] = ()) -> Any:
     """A block without iterators. buffers : that it allocates"""
     block = s_tir.SBlock([], [], [], name, body, alloc_buffers=list(buffers))
     return s_tir.SBlockRealize([], tirx.const(True, "bool"), block)
+
+
+def plain_nest(name: str, loops: Sequence[tuple[Any, Any]], body: Any) -> Any:
+    """Loops around a block that stores an element, as TVM's primitives take it.
+
+    loops : (variable, extent), outermost first; a coordinate of the block for each
+    body : in terms of the variables
+    """
+
+    def point(access: Any, buffer: Any) -> Any:
+        ranges = [ir.Range.from_min_extent(i, as_dtype(1, dtype_of(i))) for i in access.indices]
+        return tirx.BufferRegion(buffer, ranges)
+
+    own = {v: tirx.Var(f"v{v.name}", dtype_of(v)) for v, _ in loops}
+    placed, stmt = {own[i] for i in body.indices if i in own}, substitute(body, own)
+    iters = [
+        tirx.IterVar(
+            ir.Range(as_dtype(0, dtype_of(v)), as_dtype(n, dtype_of(v))),
+            own[v],
+            tirx.IterVar.DataPar if own[v] in placed else tirx.IterVar.CommReduce,
+        )
+        for v, n in loops
+    ]
+    reads = [point(x, x.source) for x in nodes_of(ir.TensorLoad, stmt)]
+    block = s_tir.SBlock(iters, reads, [point(stmt, stmt.buffer)], name, stmt)
+    nest: Any = s_tir.SBlockRealize([v for v, _ in loops], True, block)
+    for var, extent in reversed(loops):
+        nest = loop_over(var, extent, nest)
+    return nest
 
 
 def element_bytes(buffer: Any) -> int:
@@ -151,30 +181,41 @@ def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
 
 
 def with_buffer(
-    func: tirx.PrimFunc, old: Any, new: Any, index: Callable[[Any, list[Any]], list[Any]]
+    func: tirx.PrimFunc,
+    old: Any,
+    new: Any,
+    index: Callable[[Any, list[Any]], list[Any]],
+    whole: bool = True,
 ) -> tirx.PrimFunc:
     """The function with a buffer in the place of one that a block allocates.
 
+    new : of another type maybe, to and from which elements are cast
     index : (access, indices of the old) -> indices of the new
-    The new one is allocated where a visit of the outermost block begins.
+    whole : the new one is allocated where a visit of the outermost block begins, with all elements;
+        else where the old one was, with those that are used
     """
 
     def load(node: Any) -> Any:
         if not node.source.same_as(old):
             return node
-        return tirx.BufferLoad(new, index(node, list(node.indices)))
+        return as_dtype(tirx.BufferLoad(new, index(node, list(node.indices))), dtype_of(node))
 
     def store(node: Any) -> Any:
         if not node.buffer.same_as(old):
             return node
-        return tirx.BufferStore(new, node.value, index(node, list(node.indices)))
+        value = as_dtype(node.value, dtype_of(new))
+        return tirx.BufferStore(new, value, index(node, list(node.indices)))
 
     def block(node: Any) -> Any:
         return block_with(
             node,
             reads=[r for r in node.reads if not r.source.same_as(old)],
             writes=[r for r in node.writes if not r.source.same_as(old)],
-            alloc_buffers=[b for b in node.alloc_buffers if not b.same_as(old)],
+            alloc_buffers=[
+                new if b.same_as(old) else b
+                for b in node.alloc_buffers
+                if not (whole and b.same_as(old))
+            ],
         )
 
     def allocation(node: Any) -> Any:
@@ -188,7 +229,7 @@ def with_buffer(
         (tirx.AllocBuffer, allocation),
     ]
     out = func.with_body(substitute(map_expr(func.body, rules), {old: new} if has else {}))
-    return out if has else allocated(out, new)
+    return out if has or not whole else allocated(out, new)
 
 
 def allocated(func: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:

@@ -16,7 +16,7 @@ from gpu_runner import cuda_source, requires_nvcc
 from pairs import by_default, covering
 from sparsetir import ScheduleError, lower, masks
 from sparsetir.schedules.gpu.block_attention import WarpTiles, apply
-from sparsetir.schedules.gpu.passes import software_pipeline, tile_cuts
+from sparsetir.schedules.gpu.passes import software_pipeline, tile_parts
 from sparsetir.schedules.gpu.passes.in_warp_tiles import in_warp_tiles
 from sparsetir.schedules.templates import block_attention, block_attention_backward
 from sparsetir.sparse_ir.schedule import Schedule
@@ -245,19 +245,19 @@ def test_many_registers():
 
 @requires_cuda_text
 def test_in_parts(monkeypatch):
-    monkeypatch.setattr(tile_cuts, "REGISTERS", 64)
+    monkeypatch.setattr(tile_parts, "REGISTERS", 64)
     backward(rows_of_blocks(32)["partial"], Shape(32), WarpTiles(1), which=[True])
 
 
 def test_what_is_done_in_parts(monkeypatch):
     """Gradients, but no sums over all columns, which the next statements need."""
     shape, config = (64, 64, 64, "float16"), WarpTiles()
-    monkeypatch.setattr(tile_cuts, "REGISTERS", 64)
+    monkeypatch.setattr(tile_parts, "REGISTERS", 64)
     forward = scheduled(block_attention.BlockAttention(*shape))
     assert PARTS not in forward["II scheduled"].script()
     problem = block_attention_backward.BlockAttentionBackward(*shape, True)
     program = block_attention_backward.program(problem)
     for most, count in ((128, None), (127, 2), (80, 4), (1, 4)):
-        monkeypatch.setattr(tile_cuts, "REGISTERS", most)
+        monkeypatch.setattr(tile_parts, "REGISTERS", most)
         text = lower(program, apply, config, CUDA)["II scheduled"].script()
         assert (f"{PARTS}{count})" in text) if count else (PARTS not in text)

@@ -185,9 +185,9 @@ def test_gathers_of_another_shape() -> None:
 
 def test_products_of_another_shape() -> None:
     func = apart()
-    with refused("argument 'shape': expected 32 tiles that make 16 by 32 sums of block 'sums_prod"):
+    with refused("argument 'shape': expected 32 tiles that make 16 by 32 sums, got (4, 8)"):
         register_tiles(func, "sums_product", STEPS, warps=1, shape=(4, 8))
-    with refused("argument 'reduce': expected X[i, j] = X[i, j] + A[i, k] * B[k, j] of A and B in"):
+    with refused("argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared"):
         register_tiles(func, "sums_start", STEPS, warps=1, shape=(4, 4))
     with refused("argument 'steps': expected the blocks of all accesses of the sums, got Y_ws"):
         register_tiles(func, "sums_product", STEPS[:1], warps=1, shape=(4, 4))

@@ -20,7 +20,7 @@ from gpu_runner import cuda_source, requires_nvcc, requires_opencl
 from sparsetir import ScheduleError, from_source, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.pipeline import lower
 from sparsetir.schedules.gpu.features import vector_width
-from sparsetir.schedules.gpu.passes.in_one_piece import in_one_piece
+from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.gpu.spmm import RowSplit, apply
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm
 from sparsetir.schedules.operators.spmm import program as operator

@@ -20,7 +20,7 @@ from sparsetir.formats import BSR, DBSR, ELL, SRBCRS
 from sparsetir.pipeline import lower_template
 from sparsetir.request import request
 from sparsetir.schedules.gpu import spmm_tensor_cores
-from sparsetir.schedules.gpu.passes.one_shared_array import one_shared_array
+from sparsetir.schedules.gpu.passes.software_pipeline import one_shared_array
 from sparsetir.schedules.gpu.spmm import RowSplit
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm

@@ -5,18 +5,23 @@ from __future__ import annotations
 import re
 
 import pytest
+from tvm import s_tir
 from tvm.script import tirx as T
 
+from cuda_runner import requires_cuda_text
+from cuda_stages import CudaStages
 from sparsetir import Schedule
 from sparsetir.formats import BSR, SRBCRS, Operand
 from sparsetir.formats.decompose import decompose_format, extract_preprocess
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
-from sparsetir.schedules.gpu.passes.on_tensor_cores import on_tensor_cores
+from sparsetir.schedules.gpu.passes.on_tensor_cores import Warps, on_tensor_cores
 from sparsetir.schedules.gpu.passes.shared_tiles import shared_tiles
 from sparsetir.schedules.gpu.passes.software_pipeline import software_pipeline
+from sparsetir.schedules.gpu.passes.tile_products import sums_by_thread
+from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.sparse_ir.errors import ScheduleError
 from stage2 import golden, plain_text
-from tensor_cores_common import spmm
+from tensor_cores_common import check, kernel, pattern, spmm
 
 # pyright: reportInvalidTypeForm=false, reportAttributeAccessIssue=false
 # pyright: reportArgumentType=false
@@ -44,8 +49,6 @@ def tiles(block=16, out="float32", scope="shared"):
 
 def renamed(sch, suffix):
     """Stage II, without a format's name in those of blocks."""
-    from tvm import s_tir
-
     from sparsetir.sparse_ir.nodes import map_expr
     from sparsetir.sparse_ir.statements import block_with
 
@@ -153,3 +156,50 @@ def test_tiles_of_what_is_gathered():
         shared_tiles(func, "spmm_reduce0", ["D"], outer=1)
     with refused("argument 'operands': expected one of the loops inside to go along the last axis"):
         shared_tiles(func, "spmm_reduce0", ["B"], outer=3)
+
+
+def by_hand(sch):
+    """A user's product over blocks of 32 by 32, tensorized by TVM's primitive."""
+    it = sch.get_sparse_iteration("spmm_bsr_32_32")
+    io, jo, ii, ji, k = sch.get_sp_iters(it)
+    sch.bound(k, 8, "multiple")
+    tile, k = sch.split(k, [None, 128])
+    sch.sparse_reorder(it, [tile, io, jo, ii, k, ji])
+    start, reduce, write = sch.precompute("C", io, [ii, k])
+    jo, ii, k, ji = sch.get_sp_iters(reduce)
+    copies = sch.precompute("B", jo, [ji, k], scope="shared")
+    copies += sch.precompute("A_bsr_32_32", jo, [ii, ji], scope="shared")
+    sch.parallelize(tile, "block")
+    sch.parallelize(io, "block")
+    cores, loops = Warps(32, 128, (1, 4)), sch.lower()
+    product = loops.get_sblock(f"{reduce.name}_rest0")
+    loops.tensorize(loops.get_loops(product)[-3], cores.intrinsic("float16", terms=32))
+    sch.rewrite(sums_by_thread, [f"{start.name}0", f"{write.name}0"], cores)
+    for copy in copies:
+        sch.rewrite(copy_together, f"{copy.name}0", warps=4, vector=8)
+    sch.rewrite(software_pipeline, f"{reduce.name}0", [f"{c.name}0" for c in copies], stages=3)
+
+
+@requires_cuda_text
+def test_a_product_of_a_user_by_tensorize():
+    """It runs, by as many instructions as the template's."""
+    config = TensorCores(BSR(32, 32))
+    template = kernel(config)
+    rules = BSR(32, 32).rules(Operand({"A": "float16"}, ("I", "J"), "int32"))
+    func = decompose_format(spmm("float16", "float32"), rules, [rule.name for rule in rules])
+    run = CudaStages(extract_preprocess(func)[1], by_hand, arch="sm_80")
+    check(template._replace(run=run), pattern(config.format, (150, 200), [0, 1, 2, 5]), feat=72)
+    for instruction in ("mma_sync", "ldmatrix_sync", "cp_async"):
+        assert (
+            run.function.source.count(instruction)
+            == template.run.function.source.count(instruction)
+            > 0
+        )
+
+
+def test_tensorize_refuses_other_loops():
+    """By TVM's own message."""
+    loops = s_tir.Schedule(tiles())
+    name = Warps(32, 16, (1, 1)).intrinsic("float16", 16)
+    with pytest.raises(s_tir.ScheduleError):
+        loops.tensorize(loops.get_loops(loops.get_sblock(REST))[-3], name)

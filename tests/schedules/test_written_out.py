@@ -12,8 +12,7 @@ import scipy.sparse as sp
 
 import sparsetir
 from schedule_common import opened
-from sparsetir.schedules.gpu.passes.where_visited import where_visited
-from sparsetir.schedules.gpu.passes.whole_steps import whole_steps
+from sparsetir.schedules.gpu.passes.row_loops import where_visited, whole_steps
 from sparsetir.schedules.passes.cases import cases
 from sparsetir.sparse_ir.errors import ScheduleError
 

@@ -13,13 +13,13 @@ import tvm_ffi
 from tvm import ir, s_tir, tirx
 
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
-from sparsetir.schedules.gpu.passes.tile_cuts import find_parts
 from sparsetir.schedules.gpu.passes.tile_parts import (
     Factor,
     Loop,
     Nest,
     RegisterTile,
     Side,
+    find_parts,
     stride_of,
 )
 from sparsetir.schedules.passes.nests import WARP

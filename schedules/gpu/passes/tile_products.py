@@ -1,0 +1,273 @@
+"""Products of tiles in shared memory, divided among the threads of a block, by TVM's `tensorize`.
+
+A tensor intrinsic multiplies tiles of constant sizes. It stands for loops as `precompute` makes
+them of a result and of both operands::
+
+    for ii, k1, ji in T.grid(32, 128, 32):
+        with T.sblock("reduce_rest0"):
+            C_ws[ii, k1] += T.Cast("float32", A_ws[ii, ji]) * T.Cast("float32", B_ws[ji, k1])
+
+Each thread keeps its sums where the workspace begins, in the order of rows and columns. The loops
+that set and read the workspace become those over the sums of a thread by :func:`sums_by_thread`.
+Before, and after, with a workspace of 32 registers::
+
+    for ii, k1 in T.grid(32, 128):
+        with T.sblock("write0"): C[io * 32 + ii, k0 * 128 + k1] = C_ws[ii, k1]
+
+    for u0, u1, u2, u3 in T.grid(2, 4, 2, 2):               # unrolled
+        C[io * 32 + u0 * 16 + lane // 4 + u2 * 8, ...] = C_ws[u0 * 2 + u2, u1 * 2 + u3]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tvm import ir, s_tir, tirx
+
+from sparsetir.schedules.gpu.passes.fragments import Tile
+from sparsetir.schedules.passes.nests import (
+    Nest,
+    find_nest,
+    for_threads,
+    plain_nest,
+    replaced,
+    unrolled,
+    with_buffer,
+)
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, uncast
+from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
+from sparsetir.sparse_ir.statements import loop_over, values_of
+
+__all__ = ["Division", "divided_product", "intrinsic", "sums_by_thread"]
+
+
+class Division:
+    """How the sums of a tile are divided among threads.
+
+    who : the pass that names it in errors
+    sizes : rows and columns of the tile
+    warps : of the block of threads
+    own : extents of loops over a thread's sums
+    turned : whether the innermost of these goes down a column
+    name : of the division and the sizes
+    """
+
+    who: str
+    sizes: tuple[int, int]
+    warps: int
+    own: list[int]
+    turned = False
+    name: str
+
+    def place(self, warp: Any, lane: Any, at: Sequence[Any]) -> Sequence[Any]:
+        """Row and column of a thread's sum. at : the variables of the loops over them"""
+        raise NotImplementedError
+
+    def held(self, at: Sequence[Any]) -> list[Any]:
+        """Where a thread has the sum in the workspace."""
+        raise NotImplementedError
+
+    def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
+        """What threads do of the product, with registers of their own for factors."""
+        raise NotImplementedError
+
+
+def intrinsic(
+    division: Division, terms: int, dtypes: Sequence[str], along: Sequence[bool], sums: str
+) -> str:
+    """Register a tensor intrinsic that adds a product to sums in scope "local"; its name.
+
+    dtypes : of the factors, in scope "shared"
+    along : whether neighbours in memory of the left and the right factor are along the sum
+    sums : the type in which products are added
+    """
+    name = f"{division.name}_{terms}_{'_'.join(dtypes)}_{'_'.join(map(str, along))}_{sums}"
+    if s_tir.TensorIntrin.get(name, allow_missing=True) is not None:
+        return name
+    shapes = [(n, terms) if a else (terms, n) for n, a in zip(division.sizes, along, strict=True)]
+    made = []
+    makers: list[Any] = [_described, division.multiply]
+    for of in makers:
+        given = zip("AB", shapes, dtypes, strict=True)
+        factors = [_argument(x, shape, dtype, "shared") for x, shape, dtype in given]
+        total = _argument("C", division.sizes, _registers_of(sums), "local")
+        reads, writes = [_all(b) for b in (total, *factors)], [_all(total)]
+        tiles = [_tile(b, a) for b, a in zip(factors, along, strict=True)]
+        block = s_tir.SBlock([], reads, writes, "root", of(total, *tiles, terms))
+        func = tirx.PrimFunc([*factors, total], s_tir.SBlockRealize([], True, block))
+        made.append(func.with_attr("s_tir", True))
+    s_tir.TensorIntrin.register(name, *made)
+    return name
+
+
+def _registers_of(dtype: str) -> str:
+    """The type of registers for sums: of 32-bit integers TVM has those without a sign."""
+    return {"int32": "uint32"}.get(dtype, dtype)
+
+
+def _argument(name: str, shape: tuple[int, int], dtype: str, scope: str) -> Any:
+    how: dict[str, Any] = {"strides": [tirx.Var(f"{name}_stride", "int32"), 1], "scope": scope}
+    return tirx.decl_buffer(shape, dtype, name, offset_factor=1, layout=None, **how)
+
+
+def _all(buffer: Any) -> Any:
+    return tirx.BufferRegion(buffer, [ir.Range(0, n) for n in buffer.ty.shape])
+
+
+def _tile(buffer: Any, along: bool) -> Tile:
+    def element(place: Any, term: Any) -> Any:
+        return tirx.BufferLoad(buffer, [place, term] if along else [term, place])
+
+    return Tile(element, along, dtype_of(buffer))
+
+
+def _described(sums: Any, left: Tile, right: Tile, terms: int) -> Any:
+    """The loops that an intrinsic stands for."""
+    i, j, k = (tirx.Var(x, "int32") for x in "ijk")
+    wide = {"uint32": "int32"}.get(dtype_of(sums), dtype_of(sums))
+    body = _added(sums, [i, j], left.element(i, k), right.element(j, k), wide)
+    loops = zip((i, j, k), (*sums.ty.shape, terms), strict=True)
+    return plain_nest("product", [*loops], body)
+
+
+def _added(sums: Any, at: list[Any], left: Any, right: Any, wide: str) -> Any:
+    total = cast(tirx.BufferLoad(sums, at), wide) + cast(left, wide) * cast(right, wide)
+    return tirx.BufferStore(sums, cast(total, dtype_of(sums)), at)
+
+
+def divided_product(
+    who: str,
+    func: tirx.PrimFunc,
+    reduce: str,
+    steps: Sequence[str],
+    made: Any,
+    pairs: bool = False,
+) -> tirx.PrimFunc:
+    """A stage-II function with a product of tiles divided among threads.
+
+    who : the pass, as errors name it
+    reduce : block that adds products of two 2-dimensional tiles in shared memory to a third,
+        in "local" scope; loops of constant extents over rows, columns and terms
+    made : (rows, columns, types of the factors, type of the sums) -> division
+    steps, pairs : as of :func:`sums_by_thread`
+
+    Raises ScheduleError for blocks of another shape.
+    """
+    nest = find_nest(who, func, reduce)
+    sizes, found = nest.extents(who), reduction_of(nest.body)
+    term: Any = found.term if found is not None and len(sizes) == 3 else None
+    loads = [uncast(f) for f in (term.a, term.b)] if isinstance(term, tirx.Mul) else []
+    if not loads or not all(isinstance(x, ir.TensorLoad) for x in loads):
+        _refuse(who, nest)
+    rows, _, terms = (x.loop_var for x in nest.loops)
+    left, right = loads if rows in free_vars(loads[0]) else loads[::-1]
+    old, dtypes = nest.body.buffer, [dtype_of(left), dtype_of(right)]
+    wide = dtype_of(old)
+    division = made(sizes[0], sizes[1], dtypes, wide)
+    along = [x.indices[-1].same_as(terms) for x in (left, right)]
+    name, held = intrinsic(division, sizes[2], dtypes, along, wide), old
+    if _registers_of(wide) != wide:
+        held = buffer_var(old.ty.shape, _registers_of(wide), old.name, "local")
+        func = with_buffer(func, old, held, lambda _, indices: indices, whole=False)
+    body = _added(held, list(nest.body.indices), left, right, wide)
+    plain = plain_nest(reduce, [(x.loop_var, x.extent) for x in nest.loops], body)
+    sch = s_tir.Schedule(replaced(func, nest, plain))
+    try:
+        sch.tensorize(sch.get_loops(sch.get_sblock(reduce))[-3], name)
+    except s_tir.ScheduleError:
+        _refuse(who, nest)
+    return sums_by_thread(sch.mod["main"], steps, division, pairs)
+
+
+def _refuse(who: str, nest: Nest) -> NoReturn:
+    raise ScheduleError(
+        f"{who}: argument 'reduce': expected X[..] = X[..] + A[..] * B[..] of A and B in shared "
+        f"memory, in loops over rows, columns and terms, got {nest.body} in block '{nest.name}'"
+    )
+
+
+def sums_by_thread(
+    func: tirx.PrimFunc, steps: Sequence[str], division: Division, pairs: bool = False
+) -> tirx.PrimFunc:
+    """A stage-II function whose steps around a tensorized product go over the sums of each thread.
+
+    steps : blocks of all accesses of the sums but the product, in loops over their rows and
+        columns: what they begin with, and where they are written
+    pairs : the last loop over a thread's sums is a vector where they are written; the caller's word
+        that these are neighbours in memory from a multiple of their number on, and that conditions
+        hold for all or none
+
+    Raises ScheduleError for steps of another shape, and where one is missing.
+    """
+    lowered = s_tir.transform.LowerMatchBuffer()(ir.IRModule({"main": func}))
+    func = lowered["main"]
+    func = func.with_body(map_expr(func.body, [(s_tir.SBlockRealize, _opened)]))
+    nests = [find_nest(division.who, func, step) for step in steps]
+    bodies = [nest.body for nest in nests]
+    used = {x.source for x in nodes_of(ir.TensorLoad, *bodies)}
+    used |= {x.buffer for x in nodes_of(tirx.BufferStore, *bodies)}
+    (sums,) = (b for b in used if b.ty.storage_scope == "local")
+    for nest in nests:
+        func = replaced(func, nest, _over_sums(nest, sums, division, pairs))
+    straight = (tirx.ForKind.UNROLLED, tirx.ForKind.VECTORIZED)
+    own = {x.loop_var for x in nodes_of(tirx.For, func.body) if x.kind in straight}
+    for left in accesses_of(func.body, sums):
+        if any(free_vars(i) - own for i in left.indices):
+            raise ScheduleError(
+                f"{division.who}: argument 'steps': expected the blocks of all accesses of the "
+                f"sums, got {left} in another"
+            )
+    return func
+
+
+def _opened(realize: Any) -> Any:
+    """What threads do, without the block of one visit that `tensorize` puts around it."""
+    body = realize.block.body
+    threads = isinstance(body, tirx.For) and body.thread_binding is not None
+    return substitute(body, values_of(realize)) if threads and realize.block.iter_vars else realize
+
+
+def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
+    """A step for each row and column, for the sums that a thread has."""
+    accesses = accesses_of(nest.body, sums)
+    indices = list(accesses[0].indices) if accesses else []
+    loops = [x.loop_var for x in nest.loops]
+    if len(loops) != 2 or set(loops) != set(indices):
+        raise ScheduleError(
+            f"{division.who}: argument 'steps': expected loops over rows and columns of the sums "
+            f"around block '{nest.name}', got {[v.name for v in loops]} around {indices}"
+        )
+    conditions, written = taken_apart(nest.body)
+    store = isinstance(written, tirx.BufferStore) and not written.buffer.same_as(sums)
+
+    def code(warp: Any, lane: Any) -> Any:
+        def one(stmt: Any, *at: Any) -> Any:
+            places = zip(indices, division.place(warp, lane, at), strict=True)
+            own = {v: as_dtype(x, dtype_of(v)) for v, x in places}
+            return substitute(_held(stmt, sums, division.held(at)), own)
+
+        def several(*at: Any) -> Any:
+            n = tirx.Var("pair", "int32")
+            all_of = loop_over(n, division.own[-1], one(written, *at, n), tirx.ForKind.VECTORIZED)
+            return under([one(c, *at, as_dtype(0, "int32")) for c in conditions], all_of)
+
+        if pairs and store and not division.turned:
+            return unrolled(division.own[:-1], several)
+        return unrolled(division.own, lambda *at: one(nest.body, *at))
+
+    return for_threads(nest.name, division.warps, code)
+
+
+def _held(body: Any, sums: Any, at: list[Any]) -> Any:
+    """A statement with the sums' element at a place for those that it takes."""
+
+    def load(node: Any) -> Any:
+        return tirx.BufferLoad(sums, at) if node.source.same_as(sums) else node
+
+    def store(node: Any) -> Any:
+        return tirx.BufferStore(sums, node.value, at) if node.buffer.same_as(sums) else node
+
+    return map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
