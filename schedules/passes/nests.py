@@ -181,18 +181,13 @@ def renewed(stmt: Any, places: dict[Any, Any], blocks: bool = False) -> Any:
 
 
 def with_buffer(
-    func: tirx.PrimFunc,
-    old: Any,
-    new: Any,
-    index: Callable[[Any, list[Any]], list[Any]],
-    whole: bool = True,
+    func: tirx.PrimFunc, old: Any, new: Any, index: Callable[[Any, list[Any]], list[Any]]
 ) -> tirx.PrimFunc:
     """The function with a buffer in the place of one that a block allocates.
 
     new : of another type maybe, to and from which elements are cast
     index : (access, indices of the old) -> indices of the new
-    whole : the new one is allocated where a visit of the outermost block begins, with all elements;
-        else where the old one was, with those that are used
+    The new one is allocated where a visit of the outermost block begins.
     """
 
     def load(node: Any) -> Any:
@@ -211,11 +206,7 @@ def with_buffer(
             node,
             reads=[r for r in node.reads if not r.source.same_as(old)],
             writes=[r for r in node.writes if not r.source.same_as(old)],
-            alloc_buffers=[
-                new if b.same_as(old) else b
-                for b in node.alloc_buffers
-                if not (whole and b.same_as(old))
-            ],
+            alloc_buffers=[b for b in node.alloc_buffers if not b.same_as(old)],
         )
 
     def allocation(node: Any) -> Any:
@@ -229,7 +220,7 @@ def with_buffer(
         (tirx.AllocBuffer, allocation),
     ]
     out = func.with_body(substitute(map_expr(func.body, rules), {old: new} if has else {}))
-    return out if has or not whole else allocated(out, new)
+    return out if has else allocated(out, new)
 
 
 def allocated(func: tirx.PrimFunc, buffer: Any) -> tirx.PrimFunc:

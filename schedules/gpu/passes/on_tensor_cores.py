@@ -6,7 +6,7 @@ by four warps, each of which has 32 rows and 32 columns, each thread 2 by 4 tile
     for u0 in range(2):                                     # 16 of the 32 terms; all is unrolled
         ...                                                 # load 2 left and 4 right factors
         for u1, u2 in T.grid(2, 4):
-            T.ptx.mma(C_ws[u1 * 2, u2 * 2], ...)
+            T.ptx.mma(C_ws[u1 * 16 + u2 * 4], ...)
 
 The 16 rows of an instruction are those of the result where there are as many; of 8 rows they are
 its columns, and the product is the transposed one, so that nothing of the instruction is wasted.
@@ -123,10 +123,6 @@ class Warps(Division):
         left, right = self._begins(warp)
         row, column = lane // 4 + r * 8, lane % 4 * 2 + c
         return (left + i * ROWS + row, right + j * COLUMNS + column)[:: self.order]
-
-    def held(self, at: Sequence[Any]) -> list[Any]:
-        i, j, r, c = at
-        return [i * 2 + r, j * 2 + c][:: self.order]
 
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
         if terms % TERMS:

@@ -89,9 +89,6 @@ class _Threads(Division):
         begins = thread // self.across * self.own[0], thread % self.across * self.own[1]
         return [b + i for b, i in zip(begins, at, strict=True)]
 
-    def held(self, at: Sequence[Any]) -> list[Any]:
-        return [*at]
-
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
         wide, tiles = dtype_of(sums), (left, right)
         size = element_bytes(left.element(0, 0).source)
@@ -121,8 +118,9 @@ class _Threads(Division):
                     tirx.BufferLoad(held, [place, n] if tile.along_sum else [place])
                     for tile, held, place in zip(tiles, registers, (i, j), strict=True)
                 )
-                value = tirx.BufferLoad(sums, [i, j]) + cast(a, wide) * cast(b, wide)
-                return tirx.BufferStore(sums, value, [i, j])
+                at = self.held((i, j))
+                value = tirx.BufferLoad(sums, at) + cast(a, wide) * cast(b, wide)
+                return tirx.BufferStore(sums, value, at)
 
             def of_term(k: Any, n: Any) -> Any:
                 loads = [loaded(x, k, n, 0) for x in sides if not x[0].along_sum]

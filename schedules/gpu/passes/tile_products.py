@@ -7,27 +7,30 @@ them of a result and of both operands::
         with T.sblock("reduce_rest0"):
             C_ws[ii, k1] += T.Cast("float32", A_ws[ii, ji]) * T.Cast("float32", B_ws[ji, k1])
 
-Each thread keeps its sums where the workspace begins, in the order of rows and columns. The loops
-that set and read the workspace become those over the sums of a thread by :func:`sums_by_thread`.
+Each thread keeps its sums where the workspace begins. The loops that set and read the workspace
+become those over the sums of a thread by :func:`sums_by_thread`.
 Before, and after, with a workspace of 32 registers::
 
     for ii, k1 in T.grid(32, 128):
         with T.sblock("write0"): C[io * 32 + ii, k0 * 128 + k1] = C_ws[ii, k1]
 
     for u0, u1, u2, u3 in T.grid(2, 4, 2, 2):               # unrolled
-        C[io * 32 + u0 * 16 + lane // 4 + u2 * 8, ...] = C_ws[u0 * 2 + u2, u1 * 2 + u3]
+        C[io * 32 + u0 * 16 + lane // 4 + u2 * 8, ...] = C_ws[u0 * 16 + u1 * 4 + u2 * 2 + u3]
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tvm import ir, s_tir, tirx
+from tvm.sym import Analyzer
 
 from sparsetir.schedules.gpu.passes.fragments import Tile
 from sparsetir.schedules.passes.nests import (
     Nest,
+    allocated,
     find_nest,
     for_threads,
     plain_nest,
@@ -67,8 +70,11 @@ class Division:
         raise NotImplementedError
 
     def held(self, at: Sequence[Any]) -> list[Any]:
-        """Where a thread has the sum in the workspace."""
-        raise NotImplementedError
+        """Where a thread has a sum in the workspace: at the first places, as its loops go."""
+        number, columns = as_dtype(0, "int32"), as_dtype(self.sizes[1], "int32")
+        for x, extent in zip(at, self.own, strict=True):
+            number = number * extent + as_dtype(x, "int32")
+        return [tirx.floordiv(number, columns), tirx.floormod(number, columns)]
 
     def multiply(self, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
         """What threads do of the product, with registers of their own for factors."""
@@ -171,7 +177,7 @@ def divided_product(
     name, held = intrinsic(division, sizes[2], dtypes, along, wide), old
     if _registers_of(wide) != wide:
         held = buffer_var(old.ty.shape, _registers_of(wide), old.name, "local")
-        func = with_buffer(func, old, held, lambda _, indices: indices, whole=False)
+        func = with_buffer(func, old, held, lambda _, indices: indices)
     body = _added(held, list(nest.body.indices), left, right, wide)
     plain = plain_nest(reduce, [(x.loop_var, x.extent) for x in nest.loops], body)
     sch = s_tir.Schedule(replaced(func, nest, plain))
@@ -204,7 +210,19 @@ def sums_by_thread(
     """
     lowered = s_tir.transform.LowerMatchBuffer()(ir.IRModule({"main": func}))
     func = lowered["main"]
-    func = func.with_body(map_expr(func.body, [(s_tir.SBlockRealize, _opened)]))
+    registers: list[Any] = []
+
+    def opened(realize: Any) -> Any:
+        """What threads do, without the block of one visit that `tensorize` puts around it."""
+        body = realize.block.body
+        threads = isinstance(body, tirx.For) and body.thread_binding is not None
+        if not threads or not realize.block.iter_vars:
+            return realize
+        registers.extend(x.buffer for x in nodes_of(tirx.AllocBuffer, body))
+        none = [(tirx.AllocBuffer, lambda _: tirx.Evaluate(0))]
+        return substitute(map_expr(body, none), values_of(realize))
+
+    func = func.with_body(map_expr(func.body, [(s_tir.SBlockRealize, opened)]))
     nests = [find_nest(division.who, func, step) for step in steps]
     bodies = [nest.body for nest in nests]
     used = {x.source for x in nodes_of(ir.TensorLoad, *bodies)}
@@ -220,14 +238,12 @@ def sums_by_thread(
                 f"{division.who}: argument 'steps': expected the blocks of all accesses of the "
                 f"sums, got {left} in another"
             )
+    new = buffer_var([math.prod(division.own)], dtype_of(sums), sums.name, "local")
+    simplify, width = Analyzer().simplify, division.sizes[1]
+    func = with_buffer(func, sums, new, lambda _, at: [simplify(at[0] * width + at[1])])
+    for buffer in registers:
+        func = allocated(func, buffer)
     return func
-
-
-def _opened(realize: Any) -> Any:
-    """What threads do, without the block of one visit that `tensorize` puts around it."""
-    body = realize.block.body
-    threads = isinstance(body, tirx.For) and body.thread_binding is not None
-    return substitute(body, values_of(realize)) if threads and realize.block.iter_vars else realize
 
 
 def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
