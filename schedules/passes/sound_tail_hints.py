@@ -20,8 +20,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm import ir, s_tir, tirx
+from tvm import s_tir, tirx
 
+from sparsetir.sparse_ir.affine import linear_sum
 from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
 from sparsetir.sparse_ir.statements import values_of
@@ -33,8 +34,9 @@ __all__ = ["sound_tail_hints"]
 def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A function of stage III in which only conditions that TVM parts loops by rightly are likely.
 
-    A condition stays likely if at most one loop of it has an extent that is no constant, and the
-    loops inside visit no more than a step of that one.
+    A condition stays likely if at most one loop of it has an extent that is no constant, the loops
+    inside visit no more than a step of that one, and nothing else is added: the first visit of what
+    `peel` has left may be beyond the end.
     """
     hints = [c for n in nodes_of(tirx.IfThenElse, func.body) for c in [n.condition] if is_likely(c)]
     if not hints:
@@ -63,31 +65,17 @@ def _is_sound(test: Any, extents: dict[Any, Any]) -> bool:
     open_ended = [v for v, size in sizes.items() if size is None]
     if not open_ended:
         return True  # TVM leaves loops of constant extents whole
-    terms = _terms(test.a, extents)
-    if terms is None:
+
+    def least(node: Any) -> Any:
+        moving = [x for x in (node.a, node.b) if free_vars(x) & set(extents)]
+        return moving[0] if len(moving) == 1 else node
+
+    plain = map_expr(test.a, [(tirx.Cast, lambda node: node.value), (tirx.Min, least)])
+    weights = linear_sum(plain, list(sizes))
+    if weights is None:
         return False
-    inside = sum(abs(terms.get(v, 0)) * (size - 1) for v, size in sizes.items() if size is not None)
-    return len(open_ended) == 1 and inside < abs(terms.get(open_ended[0], 0))
-
-
-def _terms(expr: Any, extents: dict[Any, Any]) -> dict[Any, int] | None:
-    """The coefficient of each loop in an index; of a least of several, those of what has loops."""
-    if isinstance(expr, tirx.Cast):
-        return _terms(expr.value, extents)
-    if isinstance(expr, ir.Var) and expr in extents:
-        return {expr: 1}
-    if not free_vars(expr) & set(extents):
-        return {}
-    if isinstance(expr, tirx.Mul) and isinstance(expr.b, tirx.IntImm):
-        inner = _terms(expr.a, extents)
-        return None if inner is None else {v: c * int(expr.b.value) for v, c in inner.items()}
-    if not isinstance(expr, tirx.Add | tirx.Sub | tirx.Min):
-        return None
-    a, b = _terms(expr.a, extents), _terms(expr.b, extents)
-    if a is None or b is None or isinstance(expr, tirx.Min) and a and b:
-        return None
-    sign = -1 if isinstance(expr, tirx.Sub) else 1
-    return {v: a.get(v, 0) + sign * b.get(v, 0) for v in a | b}
+    inside = sum(abs(weights.get(v, 0)) * (size - 1) for v, size in sizes.items() if size)
+    return len(open_ended) == 1 and inside < abs(weights.get(open_ended[0], 0))
 
 
 def _extent(extent: Any) -> int | None:

@@ -166,3 +166,30 @@ def test_conditions_that_part_loops(inside: int, stays: bool) -> None:
     after = sound_tail_hints(zeros)
     assert ("T.likely" in after.script()) == stays
     assert "T.likely" in zeros.script()
+
+
+ROW_SUMS = """
+@T.prim_func
+def row_sums(a: T.handle, b: T.handle, m: T.int32, n: T.int32):
+    I = T.dense_fixed(m)
+    J = T.dense_fixed(n)
+    A = T.match_sparse_buffer(a, (I, J), "float32")
+    B = T.match_sparse_buffer(b, (I,), "float32")
+    with T.sp_iter([I, J], "SR", "sums") as [i, j]:
+        with T.init():
+            B[i] = 0.0
+        B[i] = B[i] + A[i, j]
+"""
+
+
+@pytest.mark.parametrize("tail", ["guard", "repeat"])
+def test_what_peel_has_left_may_begin_beyond_the_end(tail: str) -> None:
+    """TVM parts no loop there: of 5 columns the part without a condition would end before 0."""
+    sch, _, (_, j) = opened(sparsetir.from_source(ROW_SUMS), "sums")
+    tiles, _ = sch.split(j, [None, 3], tail=tail)
+    sch.peel(tiles, 2)
+    kernel = sparsetir.build(sch)
+    for n in range(13):
+        A, B = np.arange(4 * n, dtype="float32").reshape(4, n), np.zeros(4, "float32")
+        kernel(A, B)
+        np.testing.assert_array_equal(B, A.sum(1))
