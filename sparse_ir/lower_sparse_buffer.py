@@ -88,7 +88,7 @@ def LowerSparseBuffer() -> Any:
 
 class _Flattening:
     def __init__(self, func: tirx.PrimFunc) -> None:
-        self.func = func
+        self.func, self.named = func, {p.name: p for p in func.params}
         layouts = {str(k): v for k, v in func.attrs[LAYOUTS].items()}
         self.flat: dict[Any, Any] = {}
         self.storage: dict[Any, Storage] = {}
@@ -204,9 +204,8 @@ class _Flattening:
 
     def _rename(self, expr: Any) -> Any:
         """Sizes in attributes name the parameters of the function as it was before scheduling."""
-        sizes = free_vars(expr)
-        by_name = {p.name: p for p in self.func.params} if sizes else {}
-        return substitute(expr, {v: by_name[v.name] for v in sizes if v.name in by_name})
+        sizes, named = free_vars(expr), self.named
+        return substitute(expr, {v: named[v.name] for v in sizes if v.name in named})
 
     def _aligned(self, param: Any) -> Any:
         """A dense buffer parameter, with no more alignment than its elements have."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import tvm
@@ -535,9 +535,10 @@ def same_indices(a: Sequence[Any], b: Sequence[Any]) -> bool:
     )
 
 
-def sparse_iterations(func: SparseFunc) -> Iterator[SparseIteration]:
+@functools.lru_cache(maxsize=4)
+def sparse_iterations(func: SparseFunc) -> tuple[SparseIteration, ...]:
     """The sparse iterations of a function, outer ones before the ones nested in them."""
-    return iter(nodes_of(SparseIteration, func.body))
+    return tuple(nodes_of(SparseIteration, func.body))
 
 
 def iterations_around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
