@@ -28,7 +28,7 @@ import numpy as np
 from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import LoweringError, ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of
+from sparsetir.sparse_ir.nodes import SparseFunc, declared, nodes_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.recipes.registry import RECIPES, facts_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
@@ -261,7 +261,7 @@ def computed_problems(func: SparseFunc) -> Found:
     if not isinstance(func.attrs[COMPUTED], Mapping):
         yield Broken(func.span, f"attribute '{COMPUTED}': expected a dict by parameter")
         return
-    params = {str(p.name): p for p in func.params}
+    params = declared(func).params
     for name, how in func.attrs[COMPUTED].items():
         who = f"computed parameter '{name}'"
         if name not in params:

@@ -398,10 +398,14 @@ class Names(NamedTuple):
     axes: dict[str, Axis]
     buffers: dict[str, SparseBuffer]
 
+    def has_param(self, var: Any) -> bool:
+        """Whether a variable is a parameter."""
+        found = self.params.get(str(var.name))
+        return found is not None and found.same_as(var)
+
     def declares(self, var: Any) -> bool:
         """Whether a variable is a parameter, or that of a buffer."""
-        found = self.params.get(str(var.name))
-        return found is not None and found.same_as(var) or self.buffer_of(var) is not None
+        return self.has_param(var) or self.buffer_of(var) is not None
 
     def buffer_of(self, var: Any) -> SparseBuffer | None:
         """The buffer whose variable this is; None for one of a statement."""

@@ -62,7 +62,6 @@ class RowSearch:
         self.func, self.translate, self.space = func, translate, translate.space
         self.how = found_rows(func)
         self.in_turn: set[Any] = set()
-        self._by_name = {b.name: b for b in func.buffers}
         self._groups = [names for it in sparse_iterations(func) for names in divided(it)]
 
     def __call__(self, buffer: Any, position: Any, scope: Scope) -> Any:
@@ -186,7 +185,7 @@ class RowSearch:
         visit = scope.visits.get(str(how.get("loop", "")))
         if visit is None:
             return as_dtype(0, buffer.dtype), rows
-        starts = self.space.buffers[self._by_name[str(how["starts"])].name]
+        starts = self.space.buffers[str(how["starts"])]
         at, per_block = visit.coord, int(how["per_block"])
         if per_block > 1:
             at = tirx.floordiv(at, as_dtype(per_block, dtype_of(at)))

@@ -28,7 +28,7 @@ from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
-from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, substitute, variables_of
+from sparsetir.sparse_ir.nodes import SparseBuffer, SparseFunc, declared, substitute, variables_of
 from sparsetir.sparse_ir.recipes.registry import RECIPES, facts_of
 from sparsetir.sparse_ir.tile_marks import is_bound
 from sparsetir.sparse_ir.verify_sites import Broken, Found
@@ -96,7 +96,7 @@ def row_problems(func: SparseFunc) -> Found:
     if not isinstance(said, Mapping) or not all(isinstance(how, Mapping) for how in said.values()):
         yield Broken(func.span, f"attribute '{ROWS}': expected a dict by buffer, got {said!r}")
         return
-    buffers = {b.name: b for b in func.buffers}
+    buffers = declared(func).buffers
     for name, how in said.items():
         who = f"rows of '{name}'"
         buffer = buffers.get(str(name))

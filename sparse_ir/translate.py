@@ -23,6 +23,7 @@ from sparsetir.sparse_ir.names import numbered
 from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseBuffer,
+    declared,
     map_expr,
     substitute,
     walk,
@@ -131,9 +132,9 @@ class Translator:
     def __init__(self, space: PositionSpace, written: set[Any]) -> None:
         self.space = space
         self.written = written
-        self._declared: dict[Any, SparseBuffer] = {b.var: b for b in space.func.buffers}
+        self._declared = declared(space.func)
+        params = self._declared.params
         self.locals: list[Any] = []
-        params = {str(p.name): p for p in space.func.params}
         # Parameters that are at least so large: sizes, and what is promised.
         sizes = (n for a in space.func.axes for n in (a.length, a.nnz) if isinstance(n, ir.Var))
         self._least = dict.fromkeys(sizes, 0)
@@ -179,7 +180,7 @@ class Translator:
 
     def store(self, stmt: Any, scope: Scope) -> tirx.Stmt:
         """A store of the body in position space."""
-        buf = self._declared.get(stmt.buffer)
+        buf = self._declared.buffer_of(stmt.buffer)
         value = self._loads(stmt.value, scope)
         if is_signed(value):
             # It wraps around. Overflows of its own arithmetic code generators leave out of account,
@@ -202,7 +203,7 @@ class Translator:
         """Translate the loads, but leave coordinate variables as they are."""
 
         def load(node: Any) -> Any:
-            buf = self._declared.get(node.source)
+            buf = self._declared.buffer_of(node.source)
             if buf is None:
                 return node
             row = self._row(buf, node, scope)
@@ -454,9 +455,7 @@ class Translator:
 
     def written_now(self) -> set[Any]:
         """Stage-II variables of the buffers that the function writes."""
-        return {
-            self.space.buffers[self._declared[v].name] for v in self.written if v in self._declared
-        }
+        return {self.space.buffers[v.name] for v in self.written if self._declared.buffer_of(v)}
 
     def reads_of(self, exprs: list[Any]) -> list[Any]:
         """The regions (single elements) that expressions load."""

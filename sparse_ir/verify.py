@@ -75,11 +75,6 @@ class Declarations(NamedTuple):
     buffers: list[SparseBuffer]
     names: Names
 
-    def has_param(self, var: Any) -> bool:
-        """Whether a variable is a parameter."""
-        found = self.names.params.get(str(var.name))
-        return found is not None and found.same_as(var)
-
 
 def verify(func: SparseFunc, known: Sequence[Any] = (), before: SparseFunc | None = None) -> None:
     """Raise IllFormedError if the function breaks a rule of stage I.
@@ -220,7 +215,7 @@ def _axis_parameters(new: Declarations) -> Found:
         for field in ("length", "nnz", "nnz_cols", "indptr", "indices"):
             value = getattr(axis, field)
             for var in used_variables(value) if value is not None else ():
-                if not new.has_param(var):
+                if not new.names.has_param(var):
                     yield Broken(
                         axis,
                         f"axis '{axis.name}' belongs to another function or its '{field}' is not "
@@ -329,7 +324,7 @@ def _buffer_handle(new: Declarations) -> Found:
         where, handle = buffer.var.span, buffer.handle
         if handle is None and buffer.axes is None:
             yield Broken(where, f"buffer '{buffer.name}' has neither axes nor a handle")
-        if handle is not None and not new.has_param(handle):
+        if handle is not None and not new.names.has_param(handle):
             yield Broken(
                 where,
                 f"buffer '{buffer.name}': its handle '{handle.name}' is not a parameter of "
@@ -397,7 +392,7 @@ def _buffer_shape(new: Declarations) -> Found:
     for buffer in new.buffers:
         shape = list(buffer.var.ty.shape)
         for var in (v for size in shape for v in used_variables(size)):
-            if not new.has_param(var):
+            if not new.names.has_param(var):
                 yield Broken(
                     buffer.var.span,
                     f"buffer '{buffer.name}': '{var.name}' in its shape is not a parameter of "

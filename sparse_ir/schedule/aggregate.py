@@ -50,6 +50,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     buffer_var,
+    declared,
     nodes_of,
     stores_of,
 )
@@ -128,13 +129,13 @@ class _Aggregate(VisitOrder):
             self.refuse("expected a body of the form X[..] = X[..] + term, without conditions")
         assert reduction is not None
         self.store, self.term = reduction.store, reduction.term
-        found = [b for b in func.buffers if b.var.same_as(self.store.buffer) and b.name == result]
-        if not found:
+        target = declared(func).buffer_of(self.store.buffer)
+        if target is None or target.name != result:
             self.refuse(
                 f"argument 'buffer': expected '{self.store.buffer.name}', which the iteration "
                 f"writes, got {result!r}"
             )
-        self.result = found[0]
+        self.result = target
         self._divide(inner)
 
     def _size(self) -> int:

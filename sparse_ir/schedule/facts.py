@@ -176,7 +176,7 @@ def promised(
     extent : an integer parameter of the function
     kind : "exact", "max", "min" or "multiple", of `value`
     """
-    if not isinstance(extent, ir.Var) or str(extent.name) not in declared(func).params:
+    if not isinstance(extent, ir.Var) or not declared(func).has_param(extent):
         raise ScheduleError(
             f"{who}: expected the length of the axis to be a parameter of '{func.name}' or a "
             f"number, for a promise that kernels can check, got {extent}\n{show(it)}"

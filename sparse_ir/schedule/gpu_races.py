@@ -49,6 +49,7 @@ from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
+    declared,
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
@@ -96,7 +97,7 @@ class _Meeting:
         func, writes = self._settled(race, lanes)
         for ref in writes:
             stores = own_stores(find_iteration(func, ref.name))
-            buffer = next(b for b in func.buffers if b.var.same_as(stores[0].buffer))
+            buffer = declared(func).buffers[stores[0].buffer.name]
             func = with_plain_init(func, self.it.name, buffer)
         return func, writes
 

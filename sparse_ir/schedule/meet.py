@@ -44,6 +44,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     accesses_of,
     buffer_var,
+    declared,
     iterations_around,
     loads_of,
     map_expr,
@@ -194,7 +195,7 @@ def _target(func: SparseFunc, writes: list[SparseIteration], updates: list[Reduc
     for it, update in zip(writes, updates, strict=True):
         if not update.store.buffer.same_as(var):
             _refuse(it, f"expected all to add to '{var.name}', got '{update.store.buffer.name}'")
-    return next(b for b in func.buffers if b.var.same_as(var))
+    return declared(func).buffers[var.name]
 
 
 def _refuse_others(func: SparseFunc, writes: list[SparseIteration], target: SparseBuffer) -> None:

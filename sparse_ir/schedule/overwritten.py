@@ -40,6 +40,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    declared,
     loads_of,
     map_expr,
     nodes_of,
@@ -202,7 +203,8 @@ def with_plain_init(func: SparseFunc, iteration: str, buffer: SparseBuffer) -> S
 
 def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
     """Whether a buffer is over dense axes of these lengths: stores beyond them are discarded."""
-    axes = next((b.axes for b in func.buffers if b.var.same_as(var)), None)
+    buffer = declared(func).buffer_of(var)
+    axes = buffer and buffer.axes
     return axes is not None and all(
         a.kind == "dense_fixed" and tvm_ffi.structural_equal(a.length, n)
         for a, n in zip(axes, lengths, strict=True)
@@ -215,7 +217,7 @@ def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: lis
     limits = [_limit(c.args[0], list(spatial)) for c in conditions]
     with contextlib.ExitStack() as known:
         analyzer = Analyzer()
-        params = {str(p.name): p for p in func.params}
+        params = declared(func).params
         for promise in promises_of(func):
             if promise["kind"] == "multiple":
                 rest = tirx.floormod(params[promise["param"]], promise["value"])

@@ -29,6 +29,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     buffer_var,
+    declared,
     iterations_around,
     loads_of,
     map_expr,
@@ -88,8 +89,7 @@ def pack(func: SparseFunc, buffer: str, iteration: SparseIterationRef) -> tuple[
     if not loads or written:
         refuse(f"argument 'buffer': expected '{buffer}' to be read here, and nowhere written")
     at = loads[0].indices[0]
-    by_var = {b.var: b for b in func.buffers}
-    table = by_var.get(at.source) if isinstance(at, ir.TensorLoad) else None
+    table = declared(func).buffer_of(at.source) if isinstance(at, ir.TensorLoad) else None
     axes_of = {v: a for x in [*iterations_around(func, it), it] for a, v, _ in x.axis_of()}
     fits = (
         table is not None and table.handle is not None and len(table.axes or ()) == len(at.indices)

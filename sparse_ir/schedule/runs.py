@@ -44,6 +44,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    declared,
     nodes_of,
     substitute,
 )
@@ -111,7 +112,7 @@ class _Runs:
     def run(self, dtype: str | None, name: str | None) -> tuple[SparseFunc, list[Any]]:
         """The rewritten function and the handles."""
         it, store = self.it, self.reduction.store
-        target = next(b for b in self.func.buffers if b.var.same_as(store.buffer))
+        target = declared(self.func).buffers[store.buffer.name]
         dtype = dtype or target.dtype
         wish = fresh_name(self.func, name or f"{target.name}_run")
         ws = workspace(self.func, wish, self.inner, dtype, "local")

@@ -46,6 +46,7 @@ from sparsetir.sparse_ir.nodes import (
     Axis,
     SparseFunc,
     SparseIteration,
+    declared,
     nodes_of,
     stores_of,
     substitute,
@@ -274,10 +275,10 @@ def _start(var: Any, tile: int, length: Any, idtype: str, shift: bool) -> tuple[
 
 def _discards(func: SparseFunc, it: SparseIteration, var: Any, axis: Axis) -> bool:
     """Whether each store has the coordinate as an index of an axis of this length."""
-    declared = {b.var: b for b in func.buffers}
+    names = declared(func)
 
     def bounded(store: Any) -> bool:
-        buffer = declared.get(store.buffer)
+        buffer = names.buffer_of(store.buffer)
         if buffer is None or buffer.axes is None:
             return False
         return any(

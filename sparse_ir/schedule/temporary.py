@@ -43,6 +43,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseBuffer,
     SparseFunc,
     SparseIteration,
+    declared,
     loads_of,
     map_expr,
     same_indices,
@@ -96,8 +97,7 @@ class _Temporaries(VisitOrder):
                 "max, min), got another update"
             )
         self.conditions, self.reduction = conditions, found
-        declared = [b for b in func.buffers if b.var.same_as(self.store.buffer)]
-        self.target = declared[0]
+        self.target = declared(func).buffers[self.store.buffer.name]
         self._refuse_indices()
 
     def run(self, annotations: dict[str, Any]) -> tuple[SparseFunc, list[SparseIterationRef]]:

@@ -35,6 +35,7 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     accesses_of,
     buffer_var,
+    declared,
     flat_axes,
     map_expr,
     nodes_of,
@@ -434,7 +435,7 @@ class ElementOrder(VisitOrder):
         """A statement at another position, and at the coordinates of its element."""
 
         def at(buffer: Any, indices: Any) -> list[Any]:
-            old = next(b for b in self.func.buffers if b.var.same_as(buffer))
+            old = declared(self.func).buffers[buffer.name]
             first = [a.name for a in old.axes or ()].index(self.row.name)
             return [*indices[:first], position, *indices[first + len(self.path) :]]
 
