@@ -10,8 +10,6 @@ import scipy.sparse as sp
 
 from sparsetir.formats import BSR, DBSR, SRBCRS, Format
 
-__all__ = ["KINDS", "Kind", "weight"]
-
 BLOCK = 32
 
 

@@ -14,8 +14,6 @@ import torch
 from sparsetir.graphs import GraphError
 from sparsetir.nn import SparseConv3d, SparseConvTranspose3d, SparsePoints
 
-__all__ = ["Layer", "layers", "read", "scene"]
-
 VOXEL = 0.05  # metres, as MinkowskiNet on SemanticKITTI has it
 BEAMS, TURNS = 64, 2000
 # What each level of the net computes: convolutions of 3 at its points, from and to so many

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-__all__ = ["NETWORKS", "Local", "Network", "Share", "counted_halos", "epoch", "expected_share"]
-
 
 class Network(NamedTuple):
     """Seconds that a message takes at least, and bytes a second into a machine."""

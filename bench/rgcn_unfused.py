@@ -13,8 +13,6 @@ from torch import Tensor
 
 from sparsetir import nn, ops
 
-__all__ = ["Unfused"]
-
 
 class Patterns(NamedTuple):
     """Edges (2, k) that sums go by, and the rows of each relation.

@@ -10,8 +10,6 @@ import scipy.sparse as sp
 
 from bench.synthetic import Law, generate
 
-__all__ = ["STRUCTURED"]
-
 # Nodes within two steps on a grid: those whose functions meet, of quadratic elements.
 NEAR = [(i, j) for i in range(-2, 3) for j in range(-2, 3) if abs(i) + abs(j) <= 2]
 

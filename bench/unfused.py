@@ -24,8 +24,6 @@ from sparsetir.schedules.operators.block_sddmm import BlockSddmm
 from sparsetir.schedules.operators.block_spmm import BlockSpmm
 from sparsetir.targets import resolve_target
 
-__all__ = ["Unfused", "scheduled"]
-
 
 def scheduled(block: int, feat: int, dtype: str) -> dict[str, tuple[Any, Any, Any, Any]]:
     """(problem, program, schedule, config) of both products on tensor cores."""

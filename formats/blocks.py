@@ -10,8 +10,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import distinct, index_type
 
-__all__ = ["SEARCHED", "Blocks", "block_places", "find_blocks"]
-
 CELLS = 1 << 17  # blocks that a table has room for: 512 KiB, which stays in the cache
 # Rows and columns of blocks that are worth a search.
 SEARCHED = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (1, 8), (8, 1))

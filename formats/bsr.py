@@ -12,8 +12,6 @@ from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["BSR"]
-
 
 @dataclass(frozen=True)
 class BSR(Format):

@@ -13,11 +13,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import index_type, is_integer, starts
 
-__all__ = [
-    "Bucket", "bucket_labels", "positions", "set_bucket", "split_rows", "store_bucket",
-    "store_tiles",
-]  # fmt: skip
-
 LARGEST = 30  # buckets hold at most 2^30 elements of a row, which int32 still counts
 
 

@@ -17,8 +17,6 @@ from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["ConvertedFormat", "PartStatistics"]
-
 
 @dataclass(frozen=True)
 class PartStatistics:

@@ -13,8 +13,6 @@ from sparsetir.formats.make_rules import Operand, row_pieces
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["COO"]
-
 
 @dataclass(frozen=True)
 class COO(Format):

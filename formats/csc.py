@@ -15,8 +15,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import index_type
 
-__all__ = ["CSC"]
-
 
 @dataclass(frozen=True)
 class CSC(Format):

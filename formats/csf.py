@@ -15,8 +15,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import is_integer, starts
 
-__all__ = ["CSF"]
-
 
 @dataclass(frozen=True)
 class CSF(Format):

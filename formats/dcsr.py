@@ -13,8 +13,6 @@ from sparsetir.formats.make_rules import Operand, dense, make_rule, sparse
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["DCSR"]
-
 
 @dataclass(frozen=True)
 class DCSR(Format):

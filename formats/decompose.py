@@ -30,7 +30,7 @@ from typing import Any
 from tvm import ir, tirx
 
 from sparsetir.formats.fission import fission
-from sparsetir.formats.preprocess import COPY, extract_preprocess, is_copy, statements
+from sparsetir.formats.preprocess import COPY, is_copy, statements
 from sparsetir.formats.queries import (
     are,
     fresh_definitions,
@@ -50,16 +50,14 @@ from sparsetir.sparse_ir.nodes import (
     PartAxis,
     SparseFunc,
     SparseIteration,
-    map_expr,
     nodes_of,
     sparse_iterations,
     substitute,
 )
 from sparsetir.sparse_ir.separate_init import separate_init
 from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
-
-__all__ = ["COPY", "RESTORE", "decompose_format", "extract_preprocess"]
 
 # Annotation of the iterations that copy values back.
 RESTORE = "sparsetir.restore"

@@ -14,8 +14,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import distinct
 
-__all__ = ["DIA"]
-
 LONGEST = 2**30  # rows or columns
 OFFSET = LONGEST - 1  # the number of the main diagonal
 

@@ -13,8 +13,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["Level", "check_fits", "direct"]
-
 
 class Level(NamedTuple):
     """What an axis of a rule stores: the arrays that an axis of its kind has, None for others.

@@ -13,8 +13,6 @@ from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["ELL"]
-
 
 @dataclass(frozen=True)
 class ELL(Format):

@@ -22,8 +22,6 @@ from sparsetir.formats.pattern import Pattern, group
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import index_type, stable_order, starts
 
-__all__ = ["EnumeratedPatterns", "PanelPatterns"]
-
 LARGEST = 16
 MOST_BY_PATTERN = 8  # rows of a panel with a rule for each of its patterns
 

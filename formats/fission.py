@@ -19,15 +19,13 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     flat_axes,
     iteration_with,
-    map_expr,
     nodes_of,
     sparse_iterations,
     substitute,
 )
 from sparsetir.sparse_ir.parallel import has_own_place, written_accesses
 from sparsetir.sparse_ir.statements import as_one
-
-__all__ = ["fission"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def fission(func: SparseFunc, buffers: Collection[str]) -> SparseFunc:

@@ -18,8 +18,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import INT32, is_integer
 
-__all__ = ["REGISTRY", "Format", "Registered", "positive", "register", "set_positive"]
-
 
 class Format(ABC):
     """A way to store a matrix or tensor. Subclasses are frozen dataclasses of their parameters.

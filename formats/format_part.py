@@ -11,8 +11,6 @@ import numpy as np
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import index_type
 
-__all__ = ["FormatPart"]
-
 
 class FormatPart:
     """What a rule makes of a set of coordinates.

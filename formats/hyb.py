@@ -21,8 +21,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import starts
 
-__all__ = ["Hyb"]
-
 MOST_PARTS = 1024  # each has a rule for every bucket
 
 

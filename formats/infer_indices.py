@@ -23,8 +23,6 @@ from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import check_range, index_type, starts
 from sparsetir.sparse_ir.nodes import Axis, substitute, walk
 
-__all__ = ["infer_format"]
-
 
 def infer_format(
     rule: FormatRewriteRule,

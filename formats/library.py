@@ -17,8 +17,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.row_ell import RowELL
 from sparsetir.formats.sr_bcrs import SRBCRS
 
-__all__ = ["library", "refusal"]
-
 # What is larger is not converted: places for each element, and bytes of all arrays.
 MOST_PLACES = 64
 MOST_BYTES = 2 << 30

@@ -14,18 +14,6 @@ from tvm import ir, tirx
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var, make_func
 
-__all__ = [
-    "AxisSpec",
-    "Operand",
-    "dense",
-    "fixed",
-    "make_rule",
-    "ragged",
-    "row_pieces",
-    "sparse",
-    "table",
-]
-
 
 @dataclass(frozen=True)
 class Operand:

@@ -16,8 +16,6 @@ from sparsetir.formats.pattern import Pattern, group
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["Mixture", "by_band", "by_block_fill", "by_row_length"]
-
 Chooser = Callable[[Pattern], np.ndarray]
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = ["check_partition"]
-
 
 def check_partition(coords: Sequence[np.ndarray], parts: Sequence[np.ndarray]) -> None:
     """Refuse parts that do not take each stored coordinate exactly once.

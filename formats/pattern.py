@@ -11,8 +11,6 @@ from scipy.sparse import csr_array
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import INT32, check_indptr, check_range, index_type, starts
 
-__all__ = ["LARGEST_BLOCK", "Pattern", "group"]
-
 LARGEST_BLOCK = 64
 
 

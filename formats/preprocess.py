@@ -17,8 +17,6 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.statements import as_one
 
-__all__ = ["COPY", "extract_preprocess", "is_copy", "statements"]
-
 # Annotation of the iterations that copy constant values into a format.
 COPY = "sparsetir.copy"
 

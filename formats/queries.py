@@ -15,8 +15,6 @@ from sparsetir.sparse_ir.nodes import (
     walk,
 )
 
-__all__ = ["are", "fresh_definitions", "fresh_name", "sets_all", "stored_by", "stores", "uses"]
-
 
 def are(indices: Any, variables: list[Any]) -> bool:
     """Whether indices are these variables, one for one."""

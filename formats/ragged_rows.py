@@ -14,8 +14,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import starts
 
-__all__ = ["Ragged"]
-
 
 @dataclass(frozen=True)
 class Ragged(Format):

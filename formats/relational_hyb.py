@@ -21,8 +21,6 @@ from sparsetir.formats.make_rules import Operand, dense, fixed, make_rule, spars
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["RelationalHyb"]
-
 
 @dataclass(frozen=True)
 class RelationalHyb(Format):

@@ -14,8 +14,6 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 
-__all__ = ["FormatRewriteRule"]
-
 
 @dataclass(frozen=True, eq=False)
 class FormatRewriteRule:

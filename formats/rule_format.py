@@ -11,8 +11,6 @@ from sparsetir.formats.make_rules import Operand
 from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 
-__all__ = ["RuleFormat"]
-
 
 @dataclass(frozen=True)
 class RuleFormat(Format):

@@ -11,8 +11,6 @@ from tvm.sym import Analyzer
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, buffer_var, substitute
 
-__all__ = ["RuleInstance", "as_coordinates"]
-
 
 class RuleInstance:
     """A description with parameters, axes and buffers renamed, and its mask if it has one.

@@ -15,8 +15,6 @@ from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import starts
 from sparsetir.sparse_ir.recipes.slices import order_in_windows
 
-__all__ = ["SELL", "sliced_rows"]
-
 
 @dataclass(frozen=True)
 class SELL(Format):

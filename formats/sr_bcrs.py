@@ -15,8 +15,6 @@ from sparsetir.formats.pattern import Pattern
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.index_arrays import distinct, starts
 
-__all__ = ["SRBCRS"]
-
 
 @dataclass(frozen=True)
 class SRBCRS(Format):

@@ -5,16 +5,6 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
-__all__ = [
-    "Config",
-    "expect",
-    "expect_at_least",
-    "expect_integers",
-    "expect_one_of",
-    "is_power_of_two",
-    "number",
-]
-
 
 def expect(of: Any, argument: str, holds: bool, expected: str, *got: Any) -> None:
     """Raise ValueError where a field of a problem or config is not as expected.

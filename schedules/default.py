@@ -28,11 +28,6 @@ from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, stores_of, substitut
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
 from sparsetir.sparse_ir.workers import KIND
 
-__all__ = [
-    "assumed_machine", "cpu_name", "default_schedule", "is_gpu", "l1_bytes", "l2_bytes", "l3_bytes",
-    "pool", "vector_bits",
-]  # fmt: skip
-
 GPU_THREADS = 128
 GPU_WARP = 32
 # Bits of vectors of floats, by the first of these features that a CPU has.

@@ -9,8 +9,6 @@ from __future__ import annotations
 from math import gcd
 from typing import NamedTuple
 
-__all__ = ["Features", "feature_tile", "most_sum_vectors", "served", "sum_vectors", "tasks"]
-
 
 class Features(NamedTuple):
     """The fields of a config that say how features are in tiles."""

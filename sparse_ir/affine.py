@@ -8,8 +8,6 @@ from typing import Any
 from tvm import tirx
 from tvm.sym import detect_linear_equation
 
-__all__ = ["linear_sum", "takes_all", "tells_apart"]
-
 
 def linear_sum(index: Any, coords: Sequence[Any]) -> dict[Any, int] | None:
     """The coefficients of the coordinates in a sum of nothing else."""

@@ -43,11 +43,10 @@ from tvm import s_tir, tirx
 from tvm.tirx.buffer import buffer_data
 
 from sparsetir.sparse_ir.expressions import as_dtype, free_vars
-from sparsetir.sparse_ir.nodes import accesses_of, map_expr, nodes_of
+from sparsetir.sparse_ir.nodes import accesses_of, nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, facts_of
 from sparsetir.sparse_ir.statements import as_one, block_with, nest_of, values_of
-
-__all__ = ["Threads", "allocate_in_visits", "allocate_outside_of_threads"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 class Threads(NamedTuple):

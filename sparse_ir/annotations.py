@@ -18,21 +18,6 @@ from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
-__all__ = [
-    "ATOMIC",
-    "CUT",
-    "GPU_UNITS",
-    "GROUP",
-    "ORDERED",
-    "RANGES",
-    "THREAD_UNITS",
-    "WORKERS",
-    "is_scheduled",
-    "range_problems",
-    "reserved_problem",
-    "written_by_hand_problems",
-]
-
 # [{"loops": [names], "unit": "cpu", "race": ...}, ...], and "per_block", the visits that a block of
 # threads has of a loop over blocks and threads
 WORKERS = "parallel"

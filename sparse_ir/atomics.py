@@ -29,25 +29,9 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.annotations import ATOMIC
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.nodes import (
-    SparseFunc,
-    SparseIteration,
-    iteration_with,
-    map_expr,
-    sparse_iterations,
-)
+from sparsetir.sparse_ir.nodes import SparseFunc, SparseIteration, iteration_with, sparse_iterations
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, taken_apart, under
-
-__all__ = [
-    "ATOMIC_DTYPES",
-    "ATOMIC_KINDS",
-    "UPDATE",
-    "as_call",
-    "atomic_reduction",
-    "atomic_update",
-    "has_atomics",
-    "with_atomic_calls",
-]
+from sparsetir.sparse_ir.traversal import map_expr
 
 # By operator; of 16 bits, each addition would be rounded.
 ATOMIC_DTYPES = {

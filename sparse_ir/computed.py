@@ -33,19 +33,6 @@ from sparsetir.sparse_ir.promises import check_promises, promises_of
 from sparsetir.sparse_ir.recipes.registry import RECIPES, facts_of
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
-__all__ = [
-    "COMPUTED",
-    "buffers_made_by",
-    "compute",
-    "compute_of_values",
-    "computed_parameters",
-    "computed_problems",
-    "keyword",
-    "parameters_made_by",
-    "of_values",
-    "reads",
-]
-
 COMPUTED = "computed"
 
 

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "IllFormedError",
-    "LoweringError",
-    "ScheduleError",
-    "StructureError",
-    "StructureIndexError",
-    "StructureTypeError",
-    "describe",
-]
-
 
 class IllFormedError(ValueError):
     """A stage-I function breaks a rule of the language; the message carries file and line."""

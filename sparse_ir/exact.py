@@ -21,11 +21,6 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import substitute
 
-__all__ = [
-    "SIZES", "Integer", "arithmetic_of", "exact", "fits_signed", "inlined", "is_choice",
-    "is_signed", "most_of", "saturated", "type_bounds",
-]  # fmt: skip
-
 LIMIT = 2**62 - 1
 SIZES = 2**56 - 1  # axes are taken to be no longer: no address space holds as many elements
 WIDE = "int64"

@@ -8,10 +8,6 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.nodes import nodes_of, variables_of
 
-__all__ = [
-    "as_dtype", "cast", "conjunction", "dtype_of", "free_vars", "is_one", "uncast", "zero",
-]  # fmt: skip
-
 
 def dtype_of(expr: Any) -> str:
     """The dtype of an expression."""

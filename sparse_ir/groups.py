@@ -54,7 +54,6 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     iteration_with,
     iterations_around,
-    map_expr,
     nodes_of,
     sparse_iterations,
     variables_of,
@@ -62,9 +61,8 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of, under
 from sparsetir.sparse_ir.statements import barrier
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import WARP, entries_of
-
-__all__ = ["GROUP_DTYPES", "with_group_calls"]
 
 GROUP_DTYPES = ("float32", "float64", "int32", "int64")  # what shuffles move
 

@@ -34,8 +34,6 @@ from sparsetir.sparse_ir.nodes import stores_of, substitute
 from sparsetir.sparse_ir.statements import loop_with
 from sparsetir.sparse_ir.tile_marks import is_likely
 
-__all__ = ["hoist_init"]
-
 # An init on its way out: the loop it goes in front of (None: the block itself), and its nest.
 _Pending = list[tuple[Any, tirx.Stmt]]
 

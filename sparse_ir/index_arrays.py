@@ -8,19 +8,6 @@ import numpy as np
 
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = [
-    "INT32",
-    "check_indptr",
-    "check_range",
-    "distinct",
-    "index_type",
-    "is_integer",
-    "numbers_within",
-    "row_numbers",
-    "stable_order",
-    "starts",
-]
-
 INT32 = 2**31 - 1  # the largest
 
 

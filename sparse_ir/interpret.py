@@ -30,8 +30,6 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.promises import check_promises, promises_of
 
-__all__ = ["interpret"]
-
 
 def interpret(func: SparseFunc, arguments: Mapping[str, Any] | Sequence[Any]) -> None:
     """Execute `func` on NumPy arrays, writing its outputs in place.

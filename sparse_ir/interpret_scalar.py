@@ -13,8 +13,6 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.exact import arithmetic_of, fits_signed, inlined, is_choice, is_signed
 from sparsetir.sparse_ir.interpret_storage import Storage, Variable, garbage
 
-__all__ = ["STATEMENTS", "Evaluator", "Thunk"]
-
 Thunk = Callable[[], Any]
 
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from sparsetir.sparse_ir.nodes import Axis
 
-__all__ = ["Storage", "Structure", "Variable", "garbage"]
-
 
 @dataclass
 class Variable:

@@ -28,7 +28,6 @@ from sparsetir.sparse_ir.nodes import (
     accesses_of,
     declared,
     loads_of,
-    map_expr,
     nodes_of,
     same_indices,
     stores_of,
@@ -40,20 +39,8 @@ from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.tail_limits import with_conditions
 from sparsetir.sparse_ir.tile_marks import as_if_unshifted
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
-
-__all__ = [
-    "idempotent",
-    "order_problem",
-    "own_stores",
-    "parallelizable",
-    "plain_accesses",
-    "raced",
-    "races",
-    "reorderable",
-    "sets_before_reading",
-    "writes_disjoint",
-]
 
 
 def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:

@@ -22,8 +22,6 @@ from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.translate import Scope, Search
 from sparsetir.sparse_ir.units import Unit
 
-__all__ = ["Level", "init_loops", "levels_of"]
-
 
 @dataclass
 class Level:

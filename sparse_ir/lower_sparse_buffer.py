@@ -24,7 +24,7 @@ from sparsetir.sparse_ir.allocations import allocate_outside_of_threads
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, is_one
 from sparsetir.sparse_ir.hoist_init import hoist_init
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.position_space import (
     LAYOUTS,
     SIGNATURE,
@@ -37,8 +37,7 @@ from sparsetir.sparse_ir.races import RACES
 from sparsetir.sparse_ir.row_bounds import keep_in_rows
 from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.storage import Storage
-
-__all__ = ["LowerSparseBuffer", "lower_sparse_buffer"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def lower_sparse_buffer(func_or_mod: Any) -> Any:

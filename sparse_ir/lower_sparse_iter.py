@@ -64,8 +64,6 @@ from sparsetir.sparse_ir.workers import (
     workers_of,
 )
 
-__all__ = ["LowerSparseIter", "lower_sparse_iter"]
-
 # Attributes that go with the signature.
 SAID = (COMPUTED, PROMISES, ASSUMED)
 # Annotations of iterations that blocks do not carry on.

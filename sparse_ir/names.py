@@ -11,8 +11,6 @@ from functools import lru_cache
 
 from sparsetir.sparse_ir.nodes import SparseFunc, declared, sparse_iterations
 
-__all__ = ["fresh_name", "numbered"]
-
 
 def numbered(wish: str, taken: Collection[str]) -> str:
     """The name, with the first number behind it that makes it none of those taken."""

@@ -23,46 +23,16 @@ from tvm_ffi.dataclasses import field, py_class
 
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
 
-__all__ = [
-    "accesses_of",
-    "AttachedAxis",
-    "Axis",
-    "FusedAxis",
-    "PartAxis",
-    "SparseBuffer",
-    "SparseFunc",
-    "SparseIteration",
-    "Names",
-    "buffer_var",
-    "declared",
-    "entry_name",
-    "flat_axes",
-    "iteration_with",
-    "iterations_around",
-    "loads_of",
-    "make_func",
-    "map_expr",
-    "nodes_of",
-    "same_indices",
-    "sparse_iterations",
-    "stores_of",
-    "substitute",
-    "variables_of",
-    "visited_node",
-    "walk",
-    "without_iteration",
-]
-
 if TYPE_CHECKING:  # TVM carries no types; what inherits from its classes has some
 
     @py_class("tirx.Stmt", frozen=True)
-    class Stmt(Object):
+    class Stmt(Object):  # noqa: D101
         span: Any
 
         def __getattr__(self, name: str) -> Any: ...
 
     @py_class("ir.BaseFunc", frozen=True)
-    class BaseFunc(Object):
+    class BaseFunc(Object):  # noqa: D101
         span: Any
         ty: Any
         attrs: Any

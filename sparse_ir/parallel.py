@@ -41,8 +41,6 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.tail_limits import limits_of
 
-__all__ = ["constant_length", "has_own_place", "parallel_units", "written_accesses"]
-
 # An index as a sum: the coefficient of each coordinate, and a constant. A coefficient is a number,
 # or a variable that stands still. What else stands still has a coefficient too.
 Sum = tuple[dict[Any, Any], int]

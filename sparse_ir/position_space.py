@@ -19,16 +19,6 @@ from sparsetir.sparse_ir.nodes import Axis, SparseBuffer, SparseFunc, buffer_var
 from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.recipes.registry import facts_of
 
-__all__ = [
-    "LAYOUTS",
-    "SIGNATURE",
-    "STAGE_TWO_ATTRS",
-    "Layout",
-    "PositionSpace",
-    "in_one_row",
-    "positional_size",
-]
-
 # How each buffer over axes is stored, by its name.
 LAYOUTS = "sparsetir.layouts"
 # The stage-I function without its body: what callers see.

@@ -36,8 +36,6 @@ from sparsetir.sparse_ir.printer_expr import (
     unknown,
 )
 
-__all__ = ["module_script", "script"]
-
 HEADER = "# from tvm.script import sparse_tir as T\n"
 WIDTH = 100
 LOOPS = {0: "serial", 1: "parallel", 2: "vectorized", 3: "unroll"}

@@ -21,8 +21,6 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.errors import IllFormedError
 
-__all__ = ["ExprPrinter", "Names", "dtype_of", "is_int32", "quote", "unknown"]
-
 RESERVED = {"T", "TIR", *keyword.kwlist}
 ATOM = 12
 

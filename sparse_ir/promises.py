@@ -34,22 +34,6 @@ from tvm import ir
 from sparsetir.sparse_ir.nodes import SparseFunc, declared
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
-__all__ = [
-    "ASSUMED",
-    "FACTS",
-    "PROMISES",
-    "accessed_inside",
-    "assumed_coordinates",
-    "assumption_problems",
-    "check_promises",
-    "filled_axes",
-    "promise_problems",
-    "promised_range",
-    "promised_steps",
-    "promises_of",
-    "with_fact",
-]
-
 PROMISES = "promises"
 # kind -> how a message says what is expected
 KINDS = {"exact": "{}", "max": "at most {}", "min": "at least {}", "multiple": "a multiple of {}"}

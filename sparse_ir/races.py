@@ -52,8 +52,6 @@ from sparsetir.sparse_ir.parallel import (
     written_accesses,
 )
 
-__all__ = ["FREE", "RACES", "facts_of", "private_buffers", "races_of"]
-
 RACES = "sparsetir.races"
 FREE = "free"
 

@@ -11,17 +11,8 @@ from tvm import ir, tirx
 from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.expressions import cast, dtype_of
-from sparsetir.sparse_ir.nodes import loads_of, map_expr, same_indices
-
-__all__ = [
-    "Reduction",
-    "factors_of",
-    "reduction_of",
-    "taken_apart",
-    "under",
-    "where",
-    "widened",
-]
+from sparsetir.sparse_ir.nodes import loads_of, same_indices
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 @dataclass(frozen=True)

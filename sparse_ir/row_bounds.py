@@ -31,11 +31,9 @@ from tvm import ir, s_tir, tirx
 from tvm.sym import Analyzer
 
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import map_expr, substitute
+from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.position_space import Layout, in_one_row
-from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
-
-__all__ = ["keep_in_rows"]
+from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
 
 
 def keep_in_rows(body: tirx.Stmt, layouts: dict[Any, Layout], indptr: dict[str, Any]) -> tirx.Stmt:

@@ -38,8 +38,6 @@ from sparsetir.sparse_ir.search import carry, find_last_start, start_again, whol
 from sparsetir.sparse_ir.translate import Around, Scope, Translator
 from sparsetir.sparse_ir.workers import divided
 
-__all__ = ["RowSearch"]
-
 
 class Place(NamedTuple):
     """A position or a row.

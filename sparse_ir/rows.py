@@ -33,17 +33,6 @@ from sparsetir.sparse_ir.recipes.registry import RECIPES, facts_of
 from sparsetir.sparse_ir.tile_marks import is_bound
 from sparsetir.sparse_ir.verify_sites import Broken, Found
 
-__all__ = [
-    "ROWS",
-    "ROWS_FROM",
-    "Recipe",
-    "found_rows",
-    "recipe_of_rows",
-    "row_problems",
-    "step_of",
-    "unbounded",
-]
-
 ROWS = "rows"
 # What `positions` takes; all but the first are said in the attribute.
 ROWS_FROM = ("table", "search", "blocks")

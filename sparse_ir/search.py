@@ -14,11 +14,6 @@ from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.statements import as_one, loop_over
 
-__all__ = [
-    "carry", "find_last_start", "find_sorted", "find_unsorted", "scalar_buffer", "start_again",
-    "whole",
-]  # fmt: skip
-
 
 def scalar_buffer(name: str, dtype: str) -> Any:
     """A one-element local buffer."""

@@ -38,8 +38,6 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
 
-__all__ = ["init_runs_in_place", "separate_init"]
-
 
 def init_runs_in_place(it: SparseIteration, func: SparseFunc) -> bool:
     """Whether the init may stand in the reduction block."""

@@ -8,10 +8,6 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 
-__all__ = [
-    "as_one", "barrier", "block_with", "loop_over", "loop_with", "nest_of", "values_of",
-]  # fmt: skip
-
 
 def loop_over(
     var: Any,

@@ -16,8 +16,6 @@ from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, is_one
 from sparsetir.sparse_ir.nodes import Axis
 from sparsetir.sparse_ir.position_space import Layout, in_one_row
 
-__all__ = ["Storage"]
-
 INT32_MAX = 2**31 - 1
 
 

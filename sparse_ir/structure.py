@@ -20,8 +20,6 @@ from sparsetir.sparse_ir.nodes import Axis, SparseFunc
 from sparsetir.sparse_ir.promises import filled_axes
 from sparsetir.sparse_ir.verify_sites import used_variables
 
-__all__ = ["check_structure"]
-
 
 def check_structure(func: SparseFunc, arguments: Mapping[str, Any]) -> None:
     """Check `indptr` and `indices` of every axis of `func`, in O(rows + non-zeros).

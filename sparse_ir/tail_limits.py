@@ -10,8 +10,6 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.nodes import SparseIteration, nodes_of
 from sparsetir.sparse_ir.tile_marks import is_tail
 
-__all__ = ["limits_of", "with_conditions"]
-
 
 def limits_of(tree: Any, accesses: list[list[Any]]) -> list[tuple[Any, int]]:
     """(sum of coordinates, number that it is less than) wherever all of these accesses are made.

@@ -42,7 +42,6 @@ from sparsetir.sparse_ir.nodes import (
     accesses_of,
     iteration_with,
     loads_of,
-    map_expr,
     nodes_of,
     stores_of,
     substitute,
@@ -58,9 +57,8 @@ from sparsetir.sparse_ir.tile_marks import (
     with_starts,
     without_marks,
 )
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
-
-__all__ = ["settle_tails"]
 
 
 def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:

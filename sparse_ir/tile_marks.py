@@ -20,21 +20,8 @@ from tvm import ir, tirx
 from tvm.ir import _ffi_api
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of
-
-__all__ = [
-    "as_if_unshifted",
-    "at_most",
-    "contains",
-    "is_bound",
-    "is_likely",
-    "is_tail",
-    "repeats",
-    "start_of",
-    "tail",
-    "with_starts",
-    "without_marks",
-]
+from sparsetir.sparse_ir.nodes import nodes_of
+from sparsetir.sparse_ir.traversal import map_expr
 
 TAIL, BOUND = "sparsetir.tail", "sparsetir.at_most"
 LIKELY = "prim.likely"

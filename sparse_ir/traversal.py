@@ -14,8 +14,6 @@ import tvm
 from tvm_ffi.core import TypeSchema
 from tvm_ffi.structural import WalkOrder, WalkResult
 
-__all__ = ["ADVANCE", "SKIP", "map_expr", "visit_nodes"]
-
 ADVANCE, SKIP = WalkResult.ADVANCE, WalkResult.SKIP
 
 _PARENTS_FIRST, _CHILDREN_FIRST = int(WalkOrder.PREORDER), int(WalkOrder.POSTORDER)

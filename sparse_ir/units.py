@@ -27,8 +27,6 @@ from sparsetir.sparse_ir.position_space import PositionSpace, in_one_row
 from sparsetir.sparse_ir.search import find_last_start, whole
 from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit
 
-__all__ = ["Unit", "Units"]
-
 
 @dataclass
 class Unit:

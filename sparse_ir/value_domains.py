@@ -14,7 +14,7 @@ from tvm import ir, tirx
 
 from sparsetir.sparse_ir.computed import computed_parameters, keyword
 from sparsetir.sparse_ir.expressions import as_dtype
-from sparsetir.sparse_ir.nodes import Axis, SparseFunc, map_expr, variables_of, walk
+from sparsetir.sparse_ir.nodes import Axis, SparseFunc, variables_of, walk
 from sparsetir.sparse_ir.promises import assumed_coordinates
 from sparsetir.sparse_ir.recipes.registry import (
     Below,
@@ -24,8 +24,7 @@ from sparsetir.sparse_ir.recipes.registry import (
     SameAs,
     facts_of,
 )
-
-__all__ = ["as_if_in_order", "counted_steps", "made_by_recipes", "permutations", "value_domains"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def value_domains(func: SparseFunc) -> dict[Any, Any]:

@@ -34,8 +34,6 @@ from sparsetir.sparse_ir.rows import row_problems
 from sparsetir.sparse_ir.verify_body import body_problems, index_dtype, names
 from sparsetir.sparse_ir.verify_sites import Broken, Found, used_variables
 
-__all__ = ["Problem", "find_problem", "verify"]
-
 # kind -> the fields that an axis of this kind has; the others are None
 FIELDS: dict[str, tuple[str, ...]] = {
     "dense_fixed": (),

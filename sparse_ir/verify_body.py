@@ -31,8 +31,6 @@ from sparsetir.sparse_ir.verify_sites import (
     used_variables,
 )
 
-__all__ = ["body_problems", "index_dtype", "names"]
-
 
 def index_dtype(expr: Any) -> bool:
     """Whether an expression is an int32 or int64 scalar."""

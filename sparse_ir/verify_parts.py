@@ -9,8 +9,6 @@ from tvm.sym import Analyzer
 from sparsetir.sparse_ir.nodes import Axis, FusedAxis, PartAxis, flat_axes
 from sparsetir.sparse_ir.verify_sites import Broken, Found, Site
 
-__all__ = ["parts_problems"]
-
 
 def parts_problems(site: Site) -> Found:
     """The broken rules of an iteration's parts, in the order of the text."""

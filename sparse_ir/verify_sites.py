@@ -11,8 +11,6 @@ from tvm import ir, tirx
 from sparsetir.sparse_ir.nodes import Names, SparseFunc, SparseIteration
 from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 
-__all__ = ["STATEMENTS", "Broken", "Found", "Site", "loads", "sites", "used_variables"]
-
 # statement -> the fields that hold its own expressions, without those of nested statements
 STATEMENTS: dict[type, tuple[str, ...]] = {
     SparseIteration: (),

@@ -16,19 +16,13 @@ from sparsetir.sparse_ir.nodes import (
     entry_name,
     flat_axes,
     iteration_with,
-    map_expr,
     nodes_of,
     sparse_iterations,
     substitute,
 )
 from sparsetir.sparse_ir.statements import loop_over, loop_with
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.units import Unit
-
-__all__ = [
-    "KIND", "MAX_THREADS", "WARP", "Workers",
-    "divided", "entries_of", "loops_around", "thread_tags", "units_of", "with_spatial_workers",
-    "workers_of",
-]  # fmt: skip
 
 # Annotation of a loop of stage II: what it becomes when all else is done.
 KIND = "sparsetir.kind"

@@ -20,9 +20,9 @@ from tvm import ir, tirx
 
 from cuda_runner import _build
 from sparsetir.build import kernel_of
-from sparsetir.matrix_engine import NEEDS
 from sparsetir.pipeline import Stages
-from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.schedules.passes.amx_nests import NEEDS
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.targets import host_target
 
 SOURCE = Path(__file__).parent / "amx" / "tiles.cpp"

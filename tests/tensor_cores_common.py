@@ -11,7 +11,8 @@ from tvm.script import sparse_tir as T
 
 from cuda_stages import CudaStages
 from sparsetir.formats import SRBCRS, Format, Operand
-from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.gpu import spmm_tensor_cores
 from sparsetir.schedules.gpu.spmm_tensor_cores import TensorCores
 from sparsetir.sparse_ir.nodes import SparseFunc

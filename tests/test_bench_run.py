@@ -195,7 +195,8 @@ def test_many_features_are_checked_by_a_projection():
 
 @pytest.mark.parametrize("op", ["spmm", "sddmm", "spmv"])
 def test_half_precision_has_its_own_tolerance(op):
-    from sparsetir.measuring.case import Reference, rounded
+    from sparsetir.measuring.case import Reference
+    from sparsetir.schedules.operators.operands import rounded
 
     it = case(op, dtype="float16")
     assert all((x == x.astype("float16")).all() for x in (*it.operands, it.matrix.data))

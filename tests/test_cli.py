@@ -30,7 +30,8 @@ from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning import compare, fingerprint, html, search
-from sparsetir.tuning.records import Key, Record, Records
+from sparsetir.tuning.record import Key, Record
+from sparsetir.tuning.records import Records
 from sparsetir.tuning.task import Outcome, Task
 from sparsetir.tuning.tuned import Trial, Tuned
 

@@ -20,7 +20,8 @@ from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.schedules.templates.spmm import RowBlocks
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.records import Key, Record, Records
+from sparsetir.tuning.record import Key, Record
+from sparsetir.tuning.records import Records
 from sparsetir.tuning.sought import of_edges
 from sparsetir.tuning.task import Outcome
 

@@ -7,7 +7,7 @@ from sparsetir import SparseMatrix
 from sparsetir.formats import BSR, Hyb
 from sparsetir.schedules.templates.decomposed import Decomposed
 from sparsetir.schedules.templates.spmm import RowBlocks
-from sparsetir.tuning.records import Key
+from sparsetir.tuning.record import Key
 from sparsetir.tuning.task import Outcome, Task
 from sparsetir.tuning.tuned import Trial, Tuned
 

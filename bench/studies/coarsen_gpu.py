@@ -29,8 +29,6 @@ from sparsetir.schedules.gpu.spmm_panels import MOST_BY_PATTERN, PanelThreads
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 
-__all__ = ["run"]
-
 COUNTED_ROWS = 64  # of a layer
 SHAPE = (512, 512)  # of the layer that is counted
 ARCH = "sm_90"

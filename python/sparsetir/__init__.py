@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from sparsetir import sparse_ir as sparse_ir
     from sparsetir import tuning as tuning
     from sparsetir.build import build
+    from sparsetir.compiled import compilations
     from sparsetir.formats.decompose import decompose_format
     from sparsetir.formats.format_part import FormatPart
     from sparsetir.formats.infer_indices import infer_format
@@ -38,8 +39,9 @@ if TYPE_CHECKING:
     from sparsetir.kernel import Kernel
     from sparsetir.load import load
     from sparsetir.pipeline import lower
-    from sparsetir.plan import Plan, compilations, plan, plan_candidates
+    from sparsetir.plan import plan, plan_candidates
     from sparsetir.pool import threads
+    from sparsetir.run_plan import Plan
     from sparsetir.schedules.default import default_schedule
     from sparsetir.sparse_ir.errors import (
         IllFormedError,
@@ -120,6 +122,7 @@ __all__ = [
 # checkers are told above.
 _MODULES = {
     "build": "build",
+    "compiled": "compilations",
     "formats.decompose": "decompose_format",
     "formats.format_part": "FormatPart",
     "formats.infer_indices": "infer_format",
@@ -129,7 +132,8 @@ _MODULES = {
     "kernel": "Kernel",
     "load": "load",
     "pipeline": "lower",
-    "plan": "Plan compilations plan plan_candidates",
+    "plan": "plan plan_candidates",
+    "run_plan": "Plan",
     "pool": "threads",
     "schedules.default": "default_schedule",
     "sparse_ir.errors": "IllFormedError LoweringError ScheduleError StructureError "

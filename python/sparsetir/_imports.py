@@ -17,8 +17,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-__all__ = ["install"]
-
 DIALECT = "sparse_tir", "sparsetir.sparse_ir.script"
 # The thread that imports TVM without torch, if any; whether TVM is to be told of torch.
 _state: dict[str, Any] = {"without_torch": None, "tell": False}

@@ -23,8 +23,6 @@ from sparsetir.readable import hidden
 from sparsetir.signature import Signature
 from sparsetir.sparse_ir.promises import check_promises
 
-__all__ = ["Arguments"]
-
 
 class Arguments:
     """The parameters of a kernel that its caller gives.

@@ -13,32 +13,6 @@ import tvm_ffi
 
 from sparsetir.readable import hidden
 
-__all__ = [
-    "CACHE_LINE",
-    "LEAST_ALIGNED",
-    "at_cache_line",
-    "check_alignment",
-    "device_name",
-    "dtype_name",
-    "empty",
-    "empty_like",
-    "is_array",
-    "is_contiguous",
-    "is_read_only",
-    "is_torch",
-    "itemsize",
-    "leading",
-    "memory",
-    "overlap",
-    "placed",
-    "plain_view",
-    "reference",
-    "spans_meet",
-    "strides",
-    "to_numpy",
-    "with_zeros",
-]
-
 CACHE_LINE = 64
 LEAST_ALIGNED = 1 << 16  # bytes; below, to align takes a good part of a product's time
 

@@ -20,8 +20,6 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import block_with
 from sparsetir.targets import resolve_target
 
-__all__ = ["build", "compile_stages", "kernel_of"]
-
 # Of libc: the absolute value of a 64-bit integer, which for an address is itself. TVM's own ways to
 # make an integer of a pointer fail in its passes for types of few bits.
 ADDRESS = "labs"

@@ -11,8 +11,6 @@ from sparsetir.build import kernel_of
 from sparsetir.kernel import Kernel
 from sparsetir.pipeline import Stages
 
-__all__ = ["compilations", "compiled"]
-
 # Kernels that are kept, with all of their stages; those of plans that are in use live on without.
 MOST_KERNELS = 512
 _kernels: OrderedDict[Any, Kernel] = OrderedDict()

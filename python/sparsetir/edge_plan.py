@@ -14,8 +14,6 @@ from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.edge_space import config_of
 from sparsetir.tuning.lookup import by_record
 
-__all__ = ["EdgePlan", "edge_plan"]
-
 
 def edge_plan(wanted: EdgeRequest, config: Any = None) -> Plan:
     """What :func:`sparsetir.plan` gives for operators along edges.

@@ -25,6 +25,7 @@ from sparsetir.request import (
 from sparsetir.schedules.operators.edge_attention import EdgeAttention
 from sparsetir.schedules.operators.edge_softmax import EdgeSoftmax
 from sparsetir.schedules.operators.messages import Messages
+from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.schedules.operators.operands import rounded
 from sparsetir.schedules.operators.problems import Arranged, CsrPattern
 from sparsetir.schedules.search import edge_space
@@ -38,9 +39,7 @@ from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
-from sparsetir.vocabulary import DTYPES, SOFTMAX, is_along_edges, message
-
-__all__ = ["EdgeRequest", "along_edges", "edge_request", "edge_task"]
+from sparsetir.vocabulary import SOFTMAX, is_along_edges, message
 
 Shapes = dict[str, tuple[int, ...]]
 

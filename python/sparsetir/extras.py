@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from importlib import import_module, metadata
 
-__all__ = ["WITHOUT_TORCH", "install_hint", "need"]
-
 # Begins the code of a process that needs no torch: TVM, which would import it, then comes without.
 WITHOUT_TORCH = "import sparsetir"
 

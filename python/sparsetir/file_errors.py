@@ -13,11 +13,6 @@ import zlib
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = [
-    "DAMAGE", "UNREADABLE", "NoRoom", "as_path", "check_lengths", "check_npz", "first_line",
-    "need_room", "printable", "unpacked", "why",
-]  # fmt: skip
-
 # What readers raise for files that are damaged or cut off; zipfile raises RuntimeError where an
 # entry seems to be encrypted or of another version.
 DAMAGE = (

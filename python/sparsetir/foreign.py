@@ -14,8 +14,6 @@ import numpy as np
 from sparsetir.arrays import is_array
 from sparsetir.sources import is_sparse
 
-__all__ = ["EXPECTED", "Compressed", "Edges", "adopted"]
-
 EXPECTED = (
     "a sparse matrix of scipy or torch, a SparseMatrix, an edge_index (2, E) or a pair "
     "(edge_index, size), a pair (rows, columns), a graph of PyG or DGL, or the name of a file"

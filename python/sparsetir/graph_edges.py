@@ -15,17 +15,6 @@ import scipy.sparse as sp
 from sparsetir.file_errors import NoRoom, check_lengths, need_room, printable, unpacked
 from sparsetir.matrix_market import ELEMENT_BYTES
 
-__all__ = [
-    "EDGE_LISTS",
-    "GraphError",
-    "edge_table",
-    "first_edge",
-    "from_edges",
-    "read_edges",
-    "two_lengths",
-    "what_is_said",
-]
-
 EDGE_LISTS = (".txt", ".csv", ".tsv", ".el")
 COMMENTS = ("#", "%")
 ENCODING = "utf-8-sig"

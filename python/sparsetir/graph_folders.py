@@ -23,8 +23,6 @@ from sparsetir.graph_edges import GraphError, from_edges
 from sparsetir.plain_pickle import Made, PickleError, read_pickle
 from sparsetir.tensor_files import StoredTensor, read_tensors
 
-__all__ = ["read"]
-
 MOST_YAML = 2**16
 
 

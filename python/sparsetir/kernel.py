@@ -30,8 +30,6 @@ from sparsetir.sparse_ir.computed import compute, compute_of_values, reads
 from sparsetir.sparse_ir.promises import promised_range
 from sparsetir.sparse_ir.structure import check_structure
 
-__all__ = ["Kernel"]
-
 # How many sets of index arrays a kernel knows to be valid, with what it computed of them.
 REMEMBERED = 8
 WRITTEN = (

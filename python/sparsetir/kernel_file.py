@@ -22,8 +22,6 @@ import tvm_ffi
 
 from sparsetir import pool
 
-__all__ = ["open_library", "read_library", "write_library"]
-
 MARK = b"SPARSETIR2"
 MARK_OF_ANY_VERSION = MARK[:-1]
 DIGITS = 16

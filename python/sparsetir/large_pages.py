@@ -12,8 +12,6 @@ import sys
 from functools import cache
 from typing import Any
 
-__all__ = ["LEAST_BYTES", "in_large_pages"]
-
 LEAST_BYTES = 1 << 22  # from which on NumPy asks
 PAGE = 1 << 21
 ADVICE = 14  # MADV_HUGEPAGE

@@ -15,8 +15,6 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.targets import missing_features
 
-__all__ = ["load"]
-
 
 def load(path: str | Path, *, check: bool = True) -> Kernel:
     """Load a kernel that :meth:`Kernel.export` wrote; needs no compiler.

@@ -10,8 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCKS", "WORD", "BlockMask", "BlockRows", "Stored", "packed"]
-
 # Sizes of blocks that kernels know; bits of a word.
 BLOCKS, WORD = (16, 32, 64, 128), 16
 

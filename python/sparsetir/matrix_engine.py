@@ -12,8 +12,6 @@ from typing import Any
 from sparsetir.schedules.passes.amx_nests import NEEDS
 from sparsetir.targets import cpu_features, host_features
 
-__all__ = ["NEEDS", "allowed", "features_needed", "missing_of", "refusing"]
-
 ARCH_PRCTL = 158  # of x86-64
 REQUEST_PERMISSION, TILE_DATA = 0x1023, 18
 

@@ -10,8 +10,6 @@ import numpy as np
 
 from sparsetir.file_errors import need_room, unpacked
 
-__all__ = ["MarketFile", "read_market"]
-
 PIECE = 2**22  # bytes that are looked through at a time
 INTEGER = re.compile(rb"[+-]?\d+")
 NUMBER = re.compile(rb"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|nan|inf(inity)?)", re.IGNORECASE)

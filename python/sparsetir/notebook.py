@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["html_of"]
-
 CELLS = 48  # along the longer side of a picture
 PIXELS = 192
 FAINTEST = 0.25  # opacity of a cell with one element

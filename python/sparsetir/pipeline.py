@@ -43,8 +43,6 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.workers import units_of
 from sparsetir.targets import resolve_target
 
-__all__ = ["Stages", "lower", "lower_template", "name_of"]
-
 # The last passes by whether the target is a GPU; each takes the function, and the one of stage II
 # that it was made of.
 LAST: dict[bool, tuple[Callable[[Any, Any], Any], ...]] = {

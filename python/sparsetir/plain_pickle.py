@@ -12,8 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Made", "Named", "PickleError", "read_pickle"]
-
 DICTS = {("collections", "OrderedDict"), ("collections", "defaultdict")}
 DICTS |= {(module, "dict") for module in ("builtins", "__builtin__")}
 LISTS = {(module, n) for module in ("builtins", "__builtin__") for n in ("list", "set")}

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from sparsetir import pool
-from sparsetir.compiled import compilations
 from sparsetir.edge_plan import edge_plan
 from sparsetir.edge_request import along_edges, edge_request
 from sparsetir.formats import Format
@@ -30,8 +29,6 @@ from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.schedules.search.choose import candidates, choose
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 from sparsetir.tuning.lookup import by_record
-
-__all__ = ["Plan", "compilations", "plan", "plan_candidates", "plan_of_each_run"]
 
 MOST_LIKES = 256
 EIGHTHS = 4  # bits of sizes that are about the same

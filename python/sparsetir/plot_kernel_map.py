@@ -9,8 +9,6 @@ import numpy as np
 from sparsetir.extras import need
 from sparsetir.file_errors import printable
 
-__all__ = ["plot_kernel_map"]
-
 OUTPUTS = 512  # that have a column of pixels each
 COLOUR = "#0072B2"
 

@@ -10,16 +10,6 @@ from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.plot_layout import Entry, Part, Pixels, Window, locate, sample
 from sparsetir.plot_marks import COLOURS, matrix_labels, rgb, squares, tint
 
-__all__ = [
-    "SAMPLE",
-    "crop",
-    "crop_squares",
-    "density",
-    "large_figure",
-    "matrix_image",
-    "storage_bars",
-]
-
 SAMPLE = 2**21  # places looked at to see where padding lies; all of them up to this number
 FAINTEST = 0.65  # share of a part's colour in that of pixels with the fewest elements
 FROM = 0.3  # of the colour map of shares; below it is too light for white paper

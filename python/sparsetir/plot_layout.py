@@ -11,21 +11,6 @@ from tvm.sym import Analyzer
 from sparsetir.formats.format_part import FormatPart
 from sparsetir.sparse_ir.nodes import substitute
 
-__all__ = [
-    "Entry",
-    "Layout",
-    "Located",
-    "Part",
-    "Pixels",
-    "Squares",
-    "Window",
-    "count_elements",
-    "entries_of",
-    "locate",
-    "sample",
-    "storage_layout",
-]
-
 SHOWN = 20  # parts that have a line of their own in the legend
 GAP = 0.5  # between blocks, in squares
 LARGEST = 2**14  # places that are drawn one by one, over all parts

@@ -8,8 +8,6 @@ import numpy as np
 
 from sparsetir.file_errors import printable
 
-__all__ = ["COLOURS", "matrix_labels", "rgb", "squares", "tint"]
-
 # Okabe and Ito's colours, which stay apart for the colour-blind.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00")
 TINT = 0.3  # share of a part's colour in the colour of its padding; the rest is white

@@ -32,10 +32,6 @@ import tvm_ffi
 from sparsetir.extras import WITHOUT_TORCH
 from sparsetir.file_errors import first_line
 
-__all__ = [
-    "Threads", "alike", "count", "meet_torch", "pays", "serving", "threads", "work_of_threads",
-]  # fmt: skip
-
 CHOICE = "SPARSETIR_POOL"
 CHOICES = ("openmp", "tvm", "serial")
 TVM, SERIAL, OPENMP = 0, 1, 2

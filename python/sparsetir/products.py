@@ -8,8 +8,6 @@ import numpy as np
 
 from sparsetir.arrays import is_array, is_torch
 
-__all__ = ["product"]
-
 MOST_PLANS = 16  # of one matrix
 
 

@@ -8,8 +8,6 @@ from sparsetir import sources
 from sparsetir.foreign import Compressed, Edges, adopted
 from sparsetir.sources import Stored
 
-__all__ = ["read_edges", "read_matrix"]
-
 
 def read_matrix(who: str, name: str, data: Any, values: Any = None, shape: Any = None) -> Stored:
     """Of anything that :func:`sparsetir.foreign.adopted` takes.

@@ -13,8 +13,6 @@ import numpy as np
 import tvm
 import tvm_ffi
 
-__all__ = ["check_memory", "count_writes", "hidden"]
-
 # Of torch's dispatch keys those of tensors that stand for others.
 STANDING = ("Python", "FuncTorchGradWrapper", "FuncTorchBatched", "Functionalize")
 NONE: Mapping[int, str] = {}

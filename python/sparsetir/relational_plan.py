@@ -12,8 +12,6 @@ from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.rgms_space import config_of
 from sparsetir.tuning.lookup import by_record
 
-__all__ = ["PaddedPlan", "relational_plan"]
-
 
 def relational_plan(wanted: RelationalRequest, config: Any = None) -> Plan:
     """What :func:`sparsetir.plan` gives for "rgms".

@@ -31,8 +31,6 @@ from sparsetir.sparse_tensor import SparseTensor
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
 
-__all__ = ["GradientRequest", "RelationalRequest", "relational_request"]
-
 
 @dataclass(frozen=True)
 class RelationalRequest(KernelRequest):

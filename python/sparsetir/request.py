@@ -28,20 +28,6 @@ from sparsetir.targets import resolve_target
 from sparsetir.tuning.task import Task
 from sparsetir.vocabulary import operator as named_operator
 
-__all__ = [
-    "KernelRequest",
-    "Request",
-    "adopted_matrix",
-    "check_counts",
-    "check_dtypes",
-    "csr_pattern",
-    "default_threads",
-    "features_of",
-    "idtype_for",
-    "refuse_options",
-    "request",
-]
-
 # Nonzeros of a column from which on a copy of B that begins at a cache line pays.
 ALIGNED_DEGREE = 24
 

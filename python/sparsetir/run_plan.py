@@ -37,8 +37,6 @@ from sparsetir.relational_request import RelationalRequest
 from sparsetir.request import Request
 from sparsetir.schedules.passes.launches import count_launches
 
-__all__ = ["Plan"]
-
 AnyRequest = Request | RelationalRequest | EdgeRequest
 
 GPU_ALIGNMENT = 16

@@ -12,8 +12,6 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-__all__ = ["saved_matrix"]
-
 # By format, the arrays that are integers and those that are values; dimensions of the latter.
 ARRAYS = {
     "csr": (("indices", "indptr"), 1), "csc": (("indices", "indptr"), 1),

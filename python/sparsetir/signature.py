@@ -20,8 +20,6 @@ from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.storage import Storage
 
-__all__ = ["Inference", "Signature", "natural_shapes", "signature_of"]
-
 # Attribute of a signature's function: computed parameters that the compiled function does not have.
 NOT_PASSED = "not_passed"
 

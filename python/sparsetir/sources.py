@@ -20,21 +20,6 @@ from sparsetir.saved_matrix import saved_matrix
 from sparsetir.sparse_ir.errors import StructureError
 from sparsetir.sparse_ir.index_arrays import check_indptr, check_range, index_type
 
-__all__ = [
-    "VALUE_DTYPES",
-    "Stored",
-    "check_values",
-    "distinct",
-    "from_compressed",
-    "from_coords",
-    "from_dense",
-    "is_sparse",
-    "read",
-    "read_file",
-    "summed",
-    "to_host",
-]
-
 VALUE_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool",
     "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

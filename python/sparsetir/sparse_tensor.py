@@ -24,8 +24,6 @@ from sparsetir.read_matrix import read_edges, read_matrix
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["SparseMatrix", "SparseTensor"]
-
 
 class _Structure:
     """A pattern and what is made of it once, whatever the values."""

@@ -9,17 +9,6 @@ from typing import Any
 
 import tvm
 
-__all__ = [
-    "DEFAULT_CUDA_ARCH",
-    "cpu_features",
-    "distinctive_features",
-    "host_features",
-    "host_target",
-    "missing_features",
-    "resolve_target",
-    "usable_cpus",
-]
-
 DEFAULT_CUDA_ARCH = "sm_80"
 # Of x86: what neither compilers use of their own accord nor kernels ask for. Virtual machines often
 # lack some of these.

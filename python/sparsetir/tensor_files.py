@@ -28,8 +28,6 @@ import numpy as np
 
 from sparsetir.plain_pickle import Named, PickleError, read_pickle
 
-__all__ = ["StoredTensor", "read_tensors"]
-
 MAGIC = 0x1950A86A20F9469CFC6C
 MOST_DIMENSIONS = 64  # of NumPy's arrays
 STORAGES = {

@@ -8,12 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from sparsetir.schedules.operators.names import DTYPES, OPS, REDUCTIONS
-
-__all__ = [
-    "DTYPES", "EDGE_OPS", "MESSAGES", "OPS", "REDUCTIONS", "REDUCTION_NAMES", "SOFTMAX", "edge_op",
-    "is_along_edges", "is_message", "message", "operator", "reduction",
-]  # fmt: skip
+from sparsetir.schedules.operators.names import OPS, REDUCTIONS
 
 # What libraries call them: PyG "add", torch "amax" and "amin".
 REDUCTION_NAMES = {

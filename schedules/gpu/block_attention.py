@@ -19,8 +19,6 @@ from sparsetir.schedules.templates.shapes import refuse_shape
 from sparsetir.sparse_ir.nodes import SparseIteration
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["WarpTiles", "apply"]
-
 WHO = "block_attention_gpu"
 
 

@@ -19,23 +19,9 @@ from sparsetir.schedules.templates.register_tile import Tiled
 from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import free_vars
-from sparsetir.sparse_ir.nodes import map_expr
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.statements import loop_with
-
-__all__ = [
-    "GpuTiled",
-    "RowSums",
-    "feature_loops",
-    "gathered_vectors",
-    "in_registers",
-    "occupy",
-    "over_blocks",
-    "reads_of_elements",
-    "row_sums",
-    "set_before",
-    "vector_width",
-]
+from sparsetir.sparse_ir.traversal import map_expr
 
 VECTOR_BYTES = 16  # the widest load
 MAX_BLOCKS = 32  # on a multiprocessor

@@ -26,7 +26,8 @@ from typing import Any
 import numpy as np
 
 from sparsetir.formats import Operand, Pattern, RelationalHyb
-from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.gpu import rgms_tiles
 from sparsetir.schedules.gpu.passes.dots_together import dots_together
@@ -55,8 +56,6 @@ from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.facts import assume
-
-__all__ = ["GradientTiles", "apply", "arrange", "configs", "program"]
 
 WHO = "GradientTiles"
 WIDE = 64  # features of a tile, at most

@@ -16,7 +16,8 @@ import numpy as np
 from tvm import DataType, ir, tirx
 
 from sparsetir.formats import Operand, Pattern, RelationalHyb
-from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
 from sparsetir.schedules.gpu.passes.gather_together import gather_together
@@ -32,13 +33,9 @@ from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parall
 from sparsetir.schedules.templates.shapes import Nest, refuse_shape
 from sparsetir.sparse_ir.atomics import ATOMIC_DTYPES
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import SparseFunc, map_expr, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
-
-__all__ = [
-    "RelationalTiles", "arrange", "by_threads", "in_tiles", "on_grid", "program", "sizes_of",
-    "tile_of", "unweighted", "vectors_of",
-]  # fmt: skip
+from sparsetir.sparse_ir.traversal import map_expr
 
 VECTORS = (8, 4, 2, 1)
 ROOTS = 1  # loops above those over tiles of rows

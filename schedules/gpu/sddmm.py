@@ -28,8 +28,6 @@ from sparsetir.schedules.passes.parallel_loops import in_vectors, run_in_paralle
 from sparsetir.schedules.templates.shapes import element_reduction
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
-__all__ = ["FusedNonzeros", "apply"]
-
 WARP = 32
 MAX_THREADS = 1024  # of a block
 

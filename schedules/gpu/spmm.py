@@ -37,11 +37,10 @@ from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import block_with
-
-__all__ = ["RowSplit", "apply"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 MAX_THREADS = 1024  # of a block
 MAX_OCCUPANCY = 2048

@@ -48,8 +48,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.rows import ROWS_FROM
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["SPLITS", "Groups", "apply"]
-
 SPLITS = ("rows", "non-zeros")
 WARP = 32
 MAX_THREADS = 1024  # of a block

@@ -21,7 +21,8 @@ import numpy as np
 from tvm import s_tir, tirx
 
 from sparsetir.formats import Hyb
-from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, is_power_of_two
 from sparsetir.schedules.gpu.features import (
     GpuTiled,
@@ -46,8 +47,6 @@ from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.recipes.registry import RECIPES
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
-
-__all__ = ["HybRows", "apply", "arrange", "program", "shares_rows"]
 
 MAX_PARTS = 120  # loop nests of a kernel, whose parameters then fit into 4 KB
 SLOT_VECTOR = 4  # columns or values in a load

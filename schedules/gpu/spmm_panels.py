@@ -61,8 +61,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.patterns import pattern_counts
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["MOST_BY_PATTERN", "MOST_ROWS", "PanelThreads", "apply", "arrange"]
-
 WARP = 32
 MOST_ROWS, MOST_BY_PATTERN = 8, 6  # of a panel; 63 loops
 MOST_UNROLLED = 16

@@ -50,11 +50,6 @@ from sparsetir.sparse_ir.expressions import is_one
 from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = [
-    "TensorCores", "apply", "arrange", "configs", "for_format", "full_formats",
-    "has_instructions", "program", "serves",
-]  # fmt: skip
-
 WHO = "TensorCores"
 MAX_WARPS = 16
 LEAST_ARCH = 80

@@ -30,11 +30,10 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect, expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import DTYPES, Problem, made_once
+from sparsetir.schedules.operators.names import DTYPES
+from sparsetir.schedules.operators.problems import Problem, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
-
-__all__ = ["WORD", "BlockAttention", "is_element", "program"]
 
 # Bits in a word of a block's elements.
 WORD = 16

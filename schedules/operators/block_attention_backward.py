@@ -28,8 +28,6 @@ from sparsetir.schedules.operators.problems import made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
-__all__ = ["BlockAttentionBackward", "program"]
-
 
 @dataclass(frozen=True)
 class BlockAttentionBackward(BlockAttention):

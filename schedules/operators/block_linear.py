@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import DTYPES, IDTYPES, Problem, with_parameters
+from sparsetir.schedules.operators.names import DTYPES, IDTYPES
+from sparsetir.schedules.operators.problems import Problem, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
-
-__all__ = ["BlockLinear", "BlockOuter", "linear", "outer"]
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,9 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import DTYPES, Problem, made_once
+from sparsetir.schedules.operators.names import DTYPES
+from sparsetir.schedules.operators.problems import Problem, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
-
-__all__ = ["BlockSddmm", "program"]
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.operators.problems import Problem, greater, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["EdgeAttention", "program"]
-
 
 @dataclass(frozen=True)
 class EdgeAttention(Problem):

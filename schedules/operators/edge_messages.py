@@ -22,8 +22,6 @@ from sparsetir.schedules.operators.problems import Problem, made_once, with_para
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
-__all__ = ["OPS", "EdgeMessages", "program"]
-
 OPS = ("copy_lhs", "copy_rhs", "add", "sub", "mul", "div", "dot")
 
 

@@ -20,8 +20,6 @@ from sparsetir.schedules.arguments import expect_one_of
 from sparsetir.schedules.operators.problems import Problem, greater, made_once
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["EdgeSoftmax", "program"]
-
 
 @dataclass(frozen=True)
 class EdgeSoftmax(Problem):

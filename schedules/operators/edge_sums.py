@@ -18,8 +18,6 @@ from sparsetir.schedules.operators.problems import Problem, made_once, with_para
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
-__all__ = ["EdgeSums", "program"]
-
 
 @dataclass(frozen=True)
 class EdgeSums(Problem):

@@ -28,8 +28,6 @@ from sparsetir.schedules.operators.problems import (
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
 
-__all__ = ["DIMS", "OPS", "Messages", "combined", "dims", "program"]
-
 # What becomes of the features of a source, a, and of an edge, b.
 OPS = ("copy_u", "copy_e", "add", "sub", "mul", "div")
 # Dimensions that an operand may have beside its nodes or edges: heads and features.

@@ -1,7 +1,5 @@
 """Names of operators, reductions and types; imports nothing, as `sparsetir --help` needs them."""
 
-__all__ = ["DTYPES", "IDTYPES", "OPS", "REDUCTIONS"]
-
 OPS = ("spmm", "spmv", "sddmm")
 REDUCTIONS = ("sum", "mean", "max", "min")
 DTYPES = ("float32", "float16", "bfloat16", "float64")

@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import scipy.sparse as sp
 
-from sparsetir.schedules.operators.problems import EXTREMA, REDUCTIONS, CsrPattern, Sddmm, Spmm
-
-__all__ = ["OPERATORS", "TOLERANCES", "Check", "Operator", "gathered", "rounded"]
+from sparsetir.schedules.operators.names import REDUCTIONS
+from sparsetir.schedules.operators.problems import EXTREMA, CsrPattern, Sddmm, Spmm
 
 # Largest error of an element in units of the sum of the absolute values that it is made of:
 # some roundings of a result, and for float32 and float64 of a long sum.

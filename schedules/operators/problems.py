@@ -19,27 +19,6 @@ from sparsetir.schedules.operators.names import DTYPES, IDTYPES, REDUCTIONS
 from sparsetir.sparse_ir.computed import compute, computed_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = [
-    "DTYPES",
-    "EXTREMA",
-    "IDTYPES",
-    "REDUCTIONS",
-    "ROWS",
-    "Arranged",
-    "CsrPattern",
-    "InOrder",
-    "Problem",
-    "Sddmm",
-    "Spmm",
-    "Stored",
-    "greater",
-    "in_csr",
-    "made_once",
-    "reduced",
-    "vector_lanes",
-    "with_parameters",
-]
-
 EXTREMA = ("max", "min")
 # What rows begin with, or their sums are multiplied with.
 ROWS = {"mean": "inverse_counts", "max": "least_of_rows", "min": "greatest_of_rows"}

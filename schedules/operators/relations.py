@@ -10,8 +10,6 @@ import numpy as np
 
 from sparsetir.formats import ConvertedFormat, Pattern
 
-__all__ = ["RelationPattern"]
-
 WHO = "RelationPattern.of"
 
 

@@ -22,17 +22,10 @@ from tvm import tirx
 from tvm.script import sparse_tir as T
 
 from sparsetir.schedules.arguments import expect_at_least, expect_one_of
-from sparsetir.schedules.operators.problems import (
-    DTYPES,
-    IDTYPES,
-    Problem,
-    made_once,
-    with_parameters,
-)
+from sparsetir.schedules.operators.names import DTYPES, IDTYPES
+from sparsetir.schedules.operators.problems import Problem, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule.facts import assume
-
-__all__ = ["RgmsBackward", "program"]
 
 
 @dataclass(frozen=True)

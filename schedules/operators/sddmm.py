@@ -13,8 +13,6 @@ from tvm.script import sparse_tir as T
 from sparsetir.schedules.operators.problems import Sddmm, made_once, with_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["program"]
-
 
 @made_once
 def program(problem: Sddmm) -> SparseFunc:

@@ -19,8 +19,6 @@ from sparsetir.schedules.operators.problems import (
 )
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["program"]
-
 
 @made_once
 def program(problem: Spmm) -> SparseFunc:

@@ -14,8 +14,6 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["program", "serves"]
-
 
 def serves(problem: Spmm) -> bool:
     """Whether there is a program for a problem: sums of one matrix."""

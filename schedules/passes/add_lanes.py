@@ -34,10 +34,9 @@ import tvm
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr, substitute
+from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.statements import values_of
-
-__all__ = ["add_lanes"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 SEGMENT_BITS = 128
 

@@ -15,7 +15,7 @@ from tvm.tirx.buffer import buffer_data
 from sparsetir.schedules.passes.amx_tiles import TILE, TileShape, load_config, release, store
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import buffer_var, loads_of, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import taken_apart
 from sparsetir.sparse_ir.statements import (
     as_one,
@@ -26,9 +26,7 @@ from sparsetir.sparse_ir.statements import (
     values_of,
 )
 from sparsetir.sparse_ir.tile_marks import is_likely
-
-__all__ = ["NEEDS", "groups_at_once", "kept_narrow", "operands_alone", "sums_in_tiles"]
-
+from sparsetir.sparse_ir.traversal import map_expr
 
 # Attribute of stage II: the CPU features that a function asks for by intrinsics.
 NEEDS = "sparsetir.needs"

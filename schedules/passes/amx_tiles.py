@@ -20,19 +20,6 @@ import tvm
 from tvm import s_tir, tirx
 from tvm.script import from_source
 
-__all__ = [
-    "PRODUCTS",
-    "ROW_BYTES",
-    "TILE",
-    "Product",
-    "TileShape",
-    "has_product",
-    "intrinsics",
-    "load_config",
-    "release",
-    "store",
-]
-
 TILE = 16  # rows, and elements of 4 bytes in a row
 ROW_BYTES = 64
 LEFT, RIGHT = (4, 5), (6, 7)  # tiles of factors

@@ -17,9 +17,7 @@ import tvm
 from tvm import tirx
 
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
-from sparsetir.sparse_ir.nodes import map_expr
-
-__all__ = ["bounded_shifts"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def bounded_shifts(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -34,10 +34,9 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.passes.nests import bound_in, renewed
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of, same_indices
+from sparsetir.sparse_ir.nodes import nodes_of, same_indices
 from sparsetir.sparse_ir.statements import block_with
-
-__all__ = ["cases"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def cases(func: tirx.PrimFunc, block: str, what: str, values: Sequence[int]) -> tirx.PrimFunc:

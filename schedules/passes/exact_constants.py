@@ -12,9 +12,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.expressions import dtype_of
-from sparsetir.sparse_ir.nodes import map_expr
-
-__all__ = ["exact_constants"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def exact_constants(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -20,9 +20,7 @@ import numpy as np
 from tvm import ir, tirx
 from tvm.script import tirx as T
 
-from sparsetir.sparse_ir.nodes import map_expr
-
-__all__ = ["inline_exponentials"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 # Logarithms of the least normal float32 and of the greatest one.
 LOWEST, HIGHEST = -87.33654, 88.72283

@@ -25,10 +25,9 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.statements import values_of
-
-__all__ = ["known_tiles"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def known_tiles(func: tirx.PrimFunc, length: Any, tile: int, count: int) -> tirx.PrimFunc:

@@ -19,11 +19,6 @@ from tvm_ffi.structural import WalkResult
 from sparsetir.sparse_ir.expressions import free_vars
 from sparsetir.sparse_ir.nodes import nodes_of, stores_of
 
-__all__ = [
-    "Accesses", "LoopNest", "accessed_by_host", "aliases", "binds_threads", "count_launches",
-    "top_level",
-]  # fmt: skip
-
 BLOCK_TAGS = ("blockIdx.x", "blockIdx.y", "blockIdx.z")
 THREAD_TAGS = ("threadIdx.x", "threadIdx.y", "threadIdx.z")
 # TVM's kinds of calls that change nothing: annotation, pure, reads state, part of another call.

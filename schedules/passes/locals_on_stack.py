@@ -12,8 +12,6 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 
-__all__ = ["locals_on_stack"]
-
 
 def locals_on_stack(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """Give every block-allocated buffer of scope "local" the scope "global"."""

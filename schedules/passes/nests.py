@@ -16,26 +16,9 @@ from tvm.tirx.buffer import buffer_data
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.statements import block_with, loop_over, nest_of, values_of
-
-__all__ = [
-    "WARP",
-    "Nest",
-    "allocated",
-    "block_of",
-    "bound_in",
-    "element_bytes",
-    "find_nest",
-    "for_threads",
-    "is_choice",
-    "is_zero",
-    "plain_nest",
-    "renewed",
-    "replaced",
-    "unrolled",
-    "with_buffer",
-]
+from sparsetir.sparse_ir.traversal import map_expr
 
 WARP = 32
 

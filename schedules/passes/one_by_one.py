@@ -28,11 +28,10 @@ from tvm import ir, s_tir, tirx
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
 from sparsetir.sparse_ir.statements import block_with
-
-__all__ = ["one_by_one"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def one_by_one(func: tirx.PrimFunc, iteration: Any, step: str | None = None) -> tirx.PrimFunc:

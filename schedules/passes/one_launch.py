@@ -24,8 +24,6 @@ from sparsetir.sparse_ir.expressions import as_dtype
 from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_with
 
-__all__ = ["one_launch"]
-
 WHO = "one_launch"
 
 

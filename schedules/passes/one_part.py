@@ -19,9 +19,7 @@ from typing import Any
 from tvm import ir, s_tir, tirx
 
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr
-
-__all__ = ["one_part"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def one_part(func: tirx.PrimFunc, order: str) -> tirx.PrimFunc:

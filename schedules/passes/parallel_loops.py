@@ -14,20 +14,12 @@ from tvm import ir, s_tir, tirx
 from sparsetir.sparse_ir.affine import tells_apart
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import free_vars, is_one
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of
+from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.races import FREE, RACES, facts_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import loop_with
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import KIND
-
-__all__ = [
-    "apply_kinds",
-    "in_vectors",
-    "innermost_block",
-    "is_free",
-    "run_in_parallel",
-    "thread_axis",
-]
 
 LOOPS = {"parallel": tirx.ForKind.PARALLEL, "vectorized": tirx.ForKind.VECTORIZED}
 LEGAL = 'pass race="ignore" where visits meet by atomics or not at all'

@@ -24,11 +24,10 @@ from tvm import s_tir, tirx
 
 from sparsetir.sparse_ir.affine import linear_sum
 from sparsetir.sparse_ir.expressions import free_vars
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import nodes_of, substitute
 from sparsetir.sparse_ir.statements import values_of
 from sparsetir.sparse_ir.tile_marks import is_likely
-
-__all__ = ["sound_tail_hints"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def sound_tail_hints(func: tirx.PrimFunc) -> tirx.PrimFunc:

@@ -34,7 +34,6 @@ from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
 from sparsetir.sparse_ir.nodes import (
     buffer_var,
     loads_of,
-    map_expr,
     nodes_of,
     same_indices,
     stores_of,
@@ -49,8 +48,7 @@ from sparsetir.sparse_ir.statements import (
     nest_of,
     values_of,
 )
-
-__all__ = ["vectorize_innermost"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 PREFETCHING = 4  # vectors of the narrowest tile that asks for rows ahead
 PREFETCH = 8

@@ -17,8 +17,6 @@ from tvm.ir.instrument import pass_instrument
 
 from sparsetir.sparse_ir.nodes import nodes_of
 
-__all__ = ["WHOLE", "whole_workspaces", "without_compaction"]
-
 # Attribute of a function of stage III.
 WHOLE = "sparsetir.whole_workspaces"
 

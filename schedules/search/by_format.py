@@ -17,8 +17,6 @@ from sparsetir.schedules.templates.row_shapes import row_sums
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["by_format", "is_full", "traits_of"]
-
 
 def by_format(fmt: Format, problem: Spmm, pattern: Pattern, given: Statistics, target: Any) -> Any:
     """A config for a problem that stores the matrix in a format, without masks where it can.

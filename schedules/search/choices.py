@@ -6,8 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["Choices", "is_choice"]
-
 
 class Choices(Mapping[str, Any]):
     """A value for each name of a space; to be read as a dict, equal by names and values.

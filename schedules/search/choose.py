@@ -38,8 +38,6 @@ from sparsetir.schedules.templates.spmm_blocks import BlockRows
 from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.schedules.versions import PACK_DEGREE, PACK_FEATURES, WORK_OF_THREADS
 
-__all__ = ["Statistics", "block_rows", "candidates", "choose"]
-
 PREFETCH = 8
 # Times the mean length of a row, from which on the longest ones are what takes long on a GPU.
 UNEVEN = 8

@@ -8,8 +8,6 @@ from sparsetir.schedules.default import l2_bytes
 from sparsetir.schedules.registers import feature_tile, tasks
 from sparsetir.schedules.templates.spmm_panels import PanelRows
 
-__all__ = ["panel_rows", "panels_pay"]
-
 # Elements of a row from which on panels have four rows, five and six, else three: on CPUs by their
 # name that were measured with larger panels, and on others.
 ELEMENTS = {"znver5": (64, 100, 200)}

@@ -29,8 +29,6 @@ LONGER = 1.5
 # Rows of products for each row of X or Y, at most: what they take is bounded by nodes, not edges.
 MOST_PRODUCTS = 4
 
-__all__ = ["RelationSizes", "choose_rgms", "lanes_of", "products_first", "whole_vectors"]
-
 
 class RelationSizes(NamedTuple):
     """Of each relation, (relations,): edges, rows that have any, different columns of these."""

@@ -9,8 +9,6 @@ from typing import Any
 from sparsetir.schedules.default import l2_bytes
 from sparsetir.schedules.templates.spmm_sorted import SortedRows
 
-__all__ = ["sorted_choices", "sorted_rows", "sorting_pays"]
-
 # Rows from which on no processor knows their lengths by heart, and elements of one up to which its
 # end takes a good part of its time.
 ROWS, LENGTH = 8192, 6

@@ -19,8 +19,6 @@ from sparsetir.formats.format import REGISTRY
 from sparsetir.schedules.search.choices import Choices, is_choice
 from sparsetir.schedules.templates.registry import TEMPLATES
 
-__all__ = ["from_data", "to_data"]
-
 
 def to_data(config: Any) -> dict[str, Any]:
     """A config as JSON holds it: `{"template": "RowBlocks", "tile": 64, ...}`, formats nested.

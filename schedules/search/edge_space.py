@@ -19,11 +19,6 @@ from sparsetir.schedules.templates.edge_attention import AttentionTiles
 from sparsetir.schedules.templates.message_tiles import Tile
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = [
-    "SCHEDULES", "TEMPLATES", "Config", "apply_attention", "apply_messages", "apply_softmax",
-    "chosen", "config_of", "configs", "space", "work",
-]  # fmt: skip
-
 Config = Tile | AttentionTiles
 
 BLOCKS_PER_THREAD = 8

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Locality"]
-
 # Nonzeros of a window; the first half fills the cache, the second is counted.
 WINDOW = 1 << 15
 # One window for so many of them, and at most so many.

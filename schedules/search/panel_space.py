@@ -12,8 +12,6 @@ from sparsetir.schedules.search.choose import Statistics
 from sparsetir.schedules.templates import decomposed
 from sparsetir.schedules.templates.spmm_panels import MOST_COMPACT, MOST_ROWS, PanelRows
 
-__all__ = ["gpu_panel_choices", "panel_choices"]
-
 # Share of the places that store something, from which on panels are tried.
 LEAST = 0.05
 # Sums of a panel, in vectors, that are tried: more are in memory.

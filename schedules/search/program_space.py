@@ -43,8 +43,6 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import Loop, find_iteration, loops_of
 
-__all__ = ["apply", "space_of"]
-
 CHOICES = ("vectors", "lanes", "order", "size", "inner", "blocks", "parallel", "ahead")
 VECTORS = (1, 2, 4, 8, 16)  # of a tile
 AHEAD = (0, 4, 16)  # elements that gathered rows are asked for ahead

@@ -13,8 +13,6 @@ from sparsetir.schedules.templates.rgms import TiledRelations
 from sparsetir.schedules.versions import WORK_OF_THREADS
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["apply", "config_of", "configs", "space"]
-
 ROWS = (4, 6, 8, 12, 16)
 VECTORS = (1, 2, 4)  # of a tile of features
 COST = (4, 8, 16, 32)

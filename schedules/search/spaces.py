@@ -39,8 +39,6 @@ from sparsetir.schedules.templates.spmv import SlicedRows
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.rows import ROWS_FROM
 
-__all__ = ["Branch", "Point", "Space", "space"]
-
 # {"template": "RowBlocks", "RowBlocks.tile": 64, ...}
 Point = dict[str, Any]
 BRANCH = "template"

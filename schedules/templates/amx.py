@@ -41,8 +41,6 @@ from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, stores_of
 from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.schedule.loops import find_iteration
 
-__all__ = ["AmxBlocks", "apply", "arrange", "configs", "in_tiles", "program"]
-
 WHO = "AmxBlocks"
 MAX_ROWS = 32
 BLOCKS = (BSR(32, 32), BSR(16, 16))  # that fill tiles

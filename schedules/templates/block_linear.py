@@ -20,8 +20,6 @@ from sparsetir.schedules.templates.shapes import only_nest
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["BlockTile", "apply", "program"]
-
 STRAIGHT = 4  # columns of a block whose code is straight
 MOST_LANES = 16
 

@@ -29,8 +29,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["Decomposed", "apply", "arrange", "program", "refusal", "serves"]
-
 
 @dataclass(frozen=True)
 class Decomposed(register_tile.RegisterTile):

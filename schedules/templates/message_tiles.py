@@ -14,8 +14,6 @@ from sparsetir.schedules.templates import register_tile
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
-__all__ = ["Tile", "finish"]
-
 MAX_LANES = 16
 MAX_TILE = 128
 GPU_THREADS = 128

@@ -28,11 +28,6 @@ from sparsetir.schedules.templates.shapes import RowReduction
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = [
-    "MAX_TILE", "RegisterTile", "Straight", "Tiled", "block_around", "greatest_divisor",
-    "in_blocks", "in_registers", "in_tiles", "packed_values", "straight_code", "sums_of",
-]  # fmt: skip
-
 MAX_TILE = 256
 # Of a row, beside what it stores, in blocks of rows with about as much work each.
 ROW_COST = 2

@@ -31,8 +31,6 @@ from sparsetir.schedules.templates import (
 )
 from sparsetir.sparse_ir.nodes import SparseFunc
 
-__all__ = ["TEMPLATES", "Template", "template_of"]
-
 
 @dataclass(frozen=True)
 class Template:

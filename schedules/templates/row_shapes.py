@@ -28,16 +28,6 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, inside, loops_of
 
-__all__ = [
-    "RowPieces",
-    "RowStep",
-    "RowSteps",
-    "RowSums",
-    "row_pieces",
-    "row_steps",
-    "row_sums",
-]
-
 
 @dataclass(frozen=True)
 class RowSums:

@@ -29,8 +29,6 @@ from sparsetir.sparse_ir.computed import keyword
 from sparsetir.sparse_ir.recipes.general import cache_parts
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
-__all__ = ["SddmmGroups", "apply", "arrange", "by_positions"]
-
 GROUP = 8
 TILE_VECTORS = 8
 # Vectors of a row that code is written out for: more take long to compile. Above, tiles are gone

@@ -15,24 +15,6 @@ from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop, loops_of
 
-__all__ = [
-    "DenseLoops",
-    "ElementReduction",
-    "Nest",
-    "RowReduction",
-    "RowSum",
-    "ShapeError",
-    "dense_loops",
-    "element_reduction",
-    "gathered_operand",
-    "only_nest",
-    "over_rows",
-    "refuse_shape",
-    "row_reduction",
-    "row_results",
-    "row_sum",
-]
-
 
 @dataclass(frozen=True)
 class RowReduction:

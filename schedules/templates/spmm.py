@@ -17,8 +17,6 @@ from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["RowBlocks", "apply", "arrange"]
-
 
 @dataclass(frozen=True)
 class RowBlocks(register_tile.RegisterTile):

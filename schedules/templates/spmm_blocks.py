@@ -21,8 +21,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["BlockRows", "apply", "arrange", "program"]
-
 STRAIGHT = 4  # columns of a block whose code is straight
 
 

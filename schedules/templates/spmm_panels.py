@@ -30,8 +30,6 @@ from sparsetir.sparse_ir.recipes.general import constant
 from sparsetir.sparse_ir.recipes.patterns import pattern_counts
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef
 
-__all__ = ["MOST_COMPACT", "MOST_ROWS", "PanelRows", "apply", "arrange"]
-
 MOST_ROWS = 6  # of a panel: 63 loops
 MOST_COMPACT = 8
 ROWS_UNPACKED = 4  # from which on values are read by their places

@@ -21,8 +21,6 @@ from sparsetir.schedules.templates import register_tile
 from sparsetir.schedules.templates.shapes import row_reduction
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["SortedRows", "apply", "arrange"]
-
 
 @dataclass(frozen=True)
 class SortedRows(register_tile.RegisterTile):

@@ -31,8 +31,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.slices import row_order, rows_of_slices, slice_count, slice_ptr
 from sparsetir.sparse_ir.schedule import Schedule
 
-__all__ = ["SlicedRows", "apply", "arrange"]
-
 # Steps that take as long as to begin a slice or a long row, and to write it.
 STORE_COST = 3
 # Multiplications of products with many features that take as long as an element here.

@@ -12,12 +12,10 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     buffer_var,
-    map_expr,
     sparse_iterations,
 )
 from sparsetir.sparse_ir.reduction import widened
-
-__all__ = ["adds_once", "sums_apart"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def adds_once(func: SparseFunc) -> bool:

@@ -8,24 +8,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.index_arrays import row_numbers, starts
 from sparsetir.sparse_ir.recipes.registry import FoundIn, NonzerosOf, RowsOf, SameAs, recipe
 
-__all__ = [
-    "cache_parts",
-    "column_parts",
-    "constant",
-    "equal_parts",
-    "equal_work",
-    "greatest_of_rows",
-    "in_order",
-    "inverse_counts",
-    "least_of_rows",
-    "number",
-    "order_by_column_parts",
-    "packed",
-    "part_numbers",
-    "row_of_position",
-    "shared_rows",
-]
-
 
 @recipe(open=True)
 def number(value: int) -> int:

@@ -13,17 +13,6 @@ import numpy as np
 from sparsetir.sparse_ir.index_arrays import index_type, row_numbers, stable_order, starts
 from sparsetir.sparse_ir.recipes.registry import Below, LengthOf, NonzerosOf, recipe
 
-__all__ = [
-    "entry_columns",
-    "entry_ptr",
-    "panel_count",
-    "pattern_counts",
-    "pattern_entries",
-    "pattern_order",
-    "pattern_rows",
-    "value_ptr",
-]
-
 # Places of the matrix for each element, up to which a table of all of them is made.
 TABLE = 24
 

@@ -16,23 +16,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.index_arrays import row_numbers
 from sparsetir.sparse_ir.recipes.registry import NonzerosOf, TilesOf, recipe
 
-__all__ = [
-    "equal_parts_of_rows",
-    "last_of",
-    "piece_ids",
-    "piece_ptr",
-    "piece_rest",
-    "piece_starts",
-    "row_lasts",
-    "rows_of_blocks",
-    "rows_of_positions",
-    "tile_count",
-    "tile_cuts",
-    "tile_ids",
-    "tile_ptr",
-    "tile_starts",
-]
-
 
 @recipe
 def last_of(offsets: np.ndarray) -> int:

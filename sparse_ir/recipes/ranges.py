@@ -11,8 +11,6 @@ import numpy as np
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.recipes.registry import Below, TilesOf, recipe
 
-__all__ = ["places_in_tiles", "range_tile_ptr", "range_tile_starts", "row_ranges"]
-
 RANGES_PER_THREAD = 4
 TILES_PER_RANGE = 2  # of a parent
 AT_A_TIME = 1 << 18  # rows: what is worked with on the way is no larger, whatever their number

@@ -10,20 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-__all__ = [
-    "RECIPES",
-    "Below",
-    "Facts",
-    "FoundIn",
-    "LengthOf",
-    "NonzerosOf",
-    "RowsOf",
-    "SameAs",
-    "TilesOf",
-    "facts_of",
-    "recipe",
-]
-
 RECIPES: dict[str, Callable[..., Any]] = {}
 
 

@@ -15,26 +15,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.index_arrays import numbers_within, stable_order, starts
 from sparsetir.sparse_ir.recipes.registry import NonzerosOf, RowsOf, SameAs, recipe
 
-__all__ = [
-    "last_vectors",
-    "left_count",
-    "left_rows",
-    "lengths_of_rows",
-    "long_count",
-    "long_rows",
-    "offsets_of_rows",
-    "order_in_windows",
-    "positions_of_rows",
-    "row_order",
-    "row_starts",
-    "rows_by_length",
-    "rows_of_slices",
-    "slice_count",
-    "slice_ptr",
-    "slice_slots",
-    "vector_ptr",
-]
-
 
 def order_in_windows(lengths: np.ndarray, number: np.ndarray, down: Any) -> np.ndarray:
     """(rows,) rows by window, then by length, then as they are.

@@ -67,8 +67,6 @@ from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops, load
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
 
-__all__ = ["aggregate"]
-
 WHO = "aggregate"
 
 

@@ -41,8 +41,6 @@ from sparsetir.sparse_ir.rows import ROWS, found_rows, recipe_of_rows, step_of, 
 from sparsetir.sparse_ir.schedule.loops import Loop, inside
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
 
-__all__ = ["with_block_starts"]
-
 
 def with_block_starts(
     who: str, func: SparseFunc, it: SparseIteration, loops: list[Loop], per_block: int

@@ -38,8 +38,6 @@ from sparsetir.sparse_ir.schedule.visit_order import (
     load,
 )
 
-__all__ = ["by_length"]
-
 WHO = "by_length"
 
 

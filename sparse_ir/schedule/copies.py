@@ -16,7 +16,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
     loads_of,
-    map_expr,
     nodes_of,
     same_indices,
     substitute,
@@ -29,8 +28,7 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-
-__all__ = ["precompute_operand"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "precompute"
 

@@ -43,7 +43,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseFunc,
     SparseIteration,
     buffer_var,
-    map_expr,
     nodes_of,
     substitute,
 )
@@ -61,8 +60,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.pos import without_choice
 from sparsetir.sparse_ir.schedule.primitives import primitive
-
-__all__ = ["distribute"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "distribute"
 

@@ -43,8 +43,6 @@ from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
-__all__ = ["divide"]
-
 WHO = "divide"
 BY = ("positions", "work", "coordinates")
 

@@ -50,7 +50,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
     declared,
-    map_expr,
     substitute,
 )
 from sparsetir.sparse_ir.promises import FACTS, PROMISES, promises_of, with_fact
@@ -66,10 +65,8 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
-
-__all__ = ["KINDS", "annotate", "assume", "bound", "promised"]
-
 
 LEGAL = {"exact": "exactly", "max": "at most", "min": "at least", "multiple": "a multiple of"}
 KINDS = tuple(LEGAL)

@@ -69,8 +69,6 @@ from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
 from sparsetir.sparse_ir.workers import WARP
 
-__all__ = ["meeting", "parsed"]
-
 GROUPS = re.compile(r"(group|segment)\((1|2|4|8|16|32)\)")
 
 

@@ -18,29 +18,13 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     flat_axes,
     iteration_with,
-    map_expr,
     nodes_of,
     sparse_iterations,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
-from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
+from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
 from sparsetir.sparse_ir.verify import verify
 from sparsetir.sparse_ir.workers import divided
-
-__all__ = [
-    "Loop",
-    "changed",
-    "find_iteration",
-    "handle_of",
-    "inside",
-    "iteration_of",
-    "loops_of",
-    "name_of",
-    "place_of",
-    "refuse_order",
-    "replaced",
-    "show",
-]
 
 
 @dataclass(frozen=True)

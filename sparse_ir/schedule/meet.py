@@ -47,7 +47,6 @@ from sparsetir.sparse_ir.nodes import (
     declared,
     iterations_around,
     loads_of,
-    map_expr,
     same_indices,
 )
 from sparsetir.sparse_ir.recipes.general import shared_rows
@@ -62,8 +61,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-
-__all__ = ["RACES", "atomic", "meet"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "meet"
 RACES = ("atomics", "ignore")

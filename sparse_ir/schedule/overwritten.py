@@ -42,7 +42,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     declared,
     loads_of,
-    map_expr,
     nodes_of,
     same_indices,
     stores_of,
@@ -54,8 +53,7 @@ from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
 from sparsetir.sparse_ir.tile_marks import as_if_unshifted, is_tail
-
-__all__ = ["set_before", "with_init_before", "with_plain_init", "without_init"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def without_init(

@@ -32,7 +32,6 @@ from sparsetir.sparse_ir.nodes import (
     declared,
     iterations_around,
     loads_of,
-    map_expr,
     same_indices,
     stores_of,
 )
@@ -47,9 +46,8 @@ from sparsetir.sparse_ir.schedule.loops import (
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.value_domains import value_domains
-
-__all__ = ["pack"]
 
 WHO = "pack"
 

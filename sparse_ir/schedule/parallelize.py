@@ -64,8 +64,6 @@ from sparsetir.sparse_ir.workers import (
     units_of,
 )
 
-__all__ = ["parallelize"]
-
 WHO = "parallelize"
 UNITS = ("cpu", *GPU_UNITS, "vector")
 RACES = ("none", "ignore", "temporary", "atomics", "group(r)", "segment(r)")

@@ -67,8 +67,6 @@ from sparsetir.sparse_ir.schedule.visit_order import (
     load,
 )
 
-__all__ = ["LARGEST", "patterns"]
-
 WHO = "patterns"
 LARGEST = 8  # rows of a panel: 255 patterns
 

@@ -41,8 +41,6 @@ from sparsetir.sparse_ir.recipes.registry import facts_of
 from sparsetir.sparse_ir.schedule.loops import Loop
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
-__all__ = ["chunk_loops", "has_rows_to_carry", "pieces_under"]
-
 
 def has_rows_to_carry(loop: Loop) -> bool:
     """Whether a loop is over the elements of all rows, of which each row reduces its own."""

@@ -34,8 +34,6 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
-__all__ = ["coord", "pos", "space_of", "without_choice"]
-
 
 @primitive
 def pos(func: SparseFunc, loop: SpIter) -> tuple[SparseFunc, None]:

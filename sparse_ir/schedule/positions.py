@@ -80,8 +80,6 @@ from sparsetir.sparse_ir.schedule.loops import Loop
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
 
-__all__ = ["positions"]
-
 WHO = "positions"
 
 

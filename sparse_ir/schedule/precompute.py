@@ -63,8 +63,6 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import precompute_result
 
-__all__ = ["SCOPES", "precompute"]
-
 WHO = "precompute"
 SCOPES = ("local", "global", "shared")
 

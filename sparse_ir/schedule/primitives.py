@@ -22,8 +22,6 @@ import tvm
 
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 
-__all__ = ["PRIMITIVES", "Primitives", "arguments_of", "primitive", "stub", "wrong_argument"]
-
 F = TypeVar("F", bound=Callable[..., Any])
 PRIMITIVES: dict[str, Callable[..., Any]] = {}
 

@@ -31,8 +31,6 @@ from sparsetir.sparse_ir.schedule.pos import without_choice
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops
 
-__all__ = ["ranges"]
-
 WHO = "ranges"
 
 

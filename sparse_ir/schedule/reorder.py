@@ -35,8 +35,6 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
-__all__ = ["sparse_fuse", "sparse_reorder"]
-
 
 @primitive
 def sparse_reorder(

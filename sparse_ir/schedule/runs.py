@@ -64,8 +64,6 @@ from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars,
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.workers import divided
 
-__all__ = ["runs"]
-
 WHO = "runs"
 
 

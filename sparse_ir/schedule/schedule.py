@@ -51,8 +51,6 @@ from sparsetir.sparse_ir.schedule.primitives import (
 from sparsetir.sparse_ir.schedule.trace import Instruction, Trace
 from sparsetir.sparse_ir.verify import verify
 
-__all__ = ["Schedule"]
-
 
 class Schedule(Primitives):
     """Transform the sparse iterations of a stage-I function; the function given is not changed.

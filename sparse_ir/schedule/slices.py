@@ -60,8 +60,6 @@ from sparsetir.sparse_ir.schedule.visit_order import (
 )
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 
-__all__ = ["slices"]
-
 WHO = "slices"
 
 

@@ -70,8 +70,6 @@ from sparsetir.sparse_ir.schedule.visit_order import MOST
 from sparsetir.sparse_ir.tile_marks import at_most
 from sparsetir.sparse_ir.tile_marks import tail as tail_of
 
-__all__ = ["TAILS", "split"]
-
 WHO = "split"
 TAILS = ("guard", "shift", "repeat", "exact")
 

@@ -48,8 +48,6 @@ from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
 from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
-__all__ = ["is_stored", "split_positions"]
-
 WHO = "split"
 OF_POSITIONS = "legal after positions of it, which makes one loop over all elements"
 

@@ -38,8 +38,6 @@ from sparsetir.sparse_ir.schedule.loops import loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
 
-__all__ = ["steps"]
-
 WHO = "steps"
 
 

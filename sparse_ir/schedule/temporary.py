@@ -45,7 +45,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     declared,
     loads_of,
-    map_expr,
     same_indices,
     stores_of,
     substitute,
@@ -59,8 +58,7 @@ from sparsetir.sparse_ir.schedule.overwritten import without_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
-
-__all__ = ["with_temporaries"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 def with_temporaries(

@@ -36,7 +36,6 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     buffer_var,
     loads_of,
-    map_expr,
     nodes_of,
     same_indices,
     stores_of,
@@ -50,8 +49,7 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import MOST
-
-__all__ = ["tiles"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "tiles"
 

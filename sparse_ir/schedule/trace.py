@@ -24,8 +24,6 @@ from typing import Any
 
 from sparsetir.sparse_ir.errors import ScheduleError
 
-__all__ = ["Instruction", "Trace"]
-
 STAGE_TWO = "sch2"
 
 

@@ -37,7 +37,6 @@ from sparsetir.sparse_ir.nodes import (
     buffer_var,
     declared,
     flat_axes,
-    map_expr,
     nodes_of,
     same_indices,
     sparse_iterations,
@@ -60,17 +59,8 @@ from sparsetir.sparse_ir.schedule.loops import (
 )
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
 from sparsetir.sparse_ir.statements import as_one
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
-
-__all__ = [
-    "MOST",
-    "ElementOrder",
-    "VisitOrder",
-    "chosen_loops",
-    "elements_of_rows",
-    "is_path",
-    "load",
-]
 
 # Of parts, as arrays of where more begin would take gigabytes, and of visits in a tile.
 MOST = 2**24

@@ -20,7 +20,6 @@ from sparsetir.sparse_ir.nodes import (
     flat_axes,
     iterations_around,
     loads_of,
-    map_expr,
     same_indices,
     stores_of,
     substitute,
@@ -42,9 +41,8 @@ from sparsetir.sparse_ir.schedule.loops import (
 from sparsetir.sparse_ir.schedule.overwritten import with_init_before
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tile_marks import is_tail
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
-
-__all__ = ["init_apart", "over_fresh_vars", "precompute_result", "workspace"]
 
 WHO = "precompute"
 

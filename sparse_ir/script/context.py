@@ -14,8 +14,6 @@ from tvm.tirx.script import builder as tir_builder
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.nodes import SparseBuffer
 
-__all__ = ["FunctionContext", "capture", "context", "current_span", "function_context", "stack"]
-
 _state = threading.local()
 
 

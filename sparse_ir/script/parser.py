@@ -28,8 +28,6 @@ from sparsetir.sparse_ir.script.context import capture, context, function_contex
 from sparsetir.sparse_ir.script.parser_expr import QuickParser
 from sparsetir.sparse_ir.verify import find_problem
 
-__all__ = ["from_source", "ir_module", "outer_frames", "prim_func"]
-
 TOKEN = "sparse_tir"
 _TIR_ASSIGN = dispatch.ParseVTable["tirx", "Assign"]
 

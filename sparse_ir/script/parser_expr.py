@@ -13,8 +13,6 @@ from tvm.script.parser._core import Parser, doc
 from tvm.script.parser.core.evaluator import ExprEvaluator
 from tvm.script.parser.core.parser import ScriptMacro
 
-__all__ = ["QuickParser"]
-
 
 class QuickParser(Parser):
     """TVM's parser with this evaluator."""

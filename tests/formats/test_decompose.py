@@ -16,8 +16,9 @@ import sparsetir
 from format_rules import blocked_csf, csf, inferred, matrix, rule, split
 from programs import PROGRAMS, copied, tolerance
 from programs.common import parents_of
-from sparsetir.formats.decompose import COPY, RESTORE, decompose_format, extract_preprocess
+from sparsetir.formats.decompose import RESTORE, decompose_format
 from sparsetir.formats.infer_indices import infer_format
+from sparsetir.formats.preprocess import COPY, extract_preprocess
 from sparsetir.sparse_ir.nodes import sparse_iterations
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "spmm_bsr_ell_stage1.txt"

@@ -13,7 +13,8 @@ import sparsetir
 from format_rules import describe, inferred, matrix, split
 from programs import PROGRAMS, copied
 from programs.common import parents_of
-from sparsetir.formats.decompose import COPY, decompose_format, extract_preprocess
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import COPY, extract_preprocess
 from sparsetir.formats.rule import FormatRewriteRule
 from sparsetir.sparse_ir.nodes import sparse_iterations
 

@@ -43,7 +43,7 @@ from sparsetir.schedules.templates import amx
 from sparsetir.schedules.templates.amx import AmxBlocks
 from sparsetir.sparse_ir import script as T
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.targets import host_features, host_target
 
 BF16 = np.dtype(ml_dtypes.bfloat16)

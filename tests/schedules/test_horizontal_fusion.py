@@ -33,7 +33,7 @@ from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.passes.launches import count_launches
 from sparsetir.schedules.passes.parallel_loops import apply_kinds, run_in_parallel
 from sparsetir.sparse_ir import script as T
-from sparsetir.sparse_ir.nodes import map_expr
+from sparsetir.sparse_ir.traversal import map_expr
 from stage2 import golden, plain_text
 
 GPU = tvm.target.Target("opencl")

@@ -5,8 +5,9 @@ import pytest
 import scipy.sparse as sp
 
 import sparsetir
+from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.schedules.operators.operands import OPERATORS, TOLERANCES, Check, rounded
-from sparsetir.schedules.operators.problems import DTYPES, CsrPattern, Sddmm, Spmm
+from sparsetir.schedules.operators.problems import CsrPattern, Sddmm, Spmm
 
 # Rows 0 and 3 are empty.
 DENSE = np.array([[0, 0, 0], [1, 0, -2], [0, 3, 0], [0, 0, 0], [-1, -1, -4]], "float32")

@@ -12,7 +12,8 @@ from cuda_runner import requires_cuda_text
 from cuda_stages import CudaStages
 from sparsetir import Schedule
 from sparsetir.formats import BSR, SRBCRS, Operand
-from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
 from sparsetir.schedules.gpu.passes.on_tensor_cores import Warps, on_tensor_cores
 from sparsetir.schedules.gpu.passes.shared_tiles import shared_tiles
@@ -49,8 +50,8 @@ def tiles(block=16, out="float32", scope="shared"):
 
 def renamed(sch, suffix):
     """Stage II, without a format's name in those of blocks."""
-    from sparsetir.sparse_ir.nodes import map_expr
     from sparsetir.sparse_ir.statements import block_with
+    from sparsetir.sparse_ir.traversal import map_expr
 
     sch.lower()
     (func,) = sch.stage_two.mod.functions.values()

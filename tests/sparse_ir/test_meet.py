@@ -11,15 +11,17 @@ import scipy.sparse
 import sparsetir
 from sparsetir import ScheduleError
 from sparsetir.formats import Hyb, Operand, Pattern
-from sparsetir.formats.decompose import decompose_format, extract_preprocess
+from sparsetir.formats.decompose import decompose_format
+from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.pipeline import lower
 from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.operators.spmm import program
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.errors import LoweringError
-from sparsetir.sparse_ir.nodes import SparseIteration, iteration_with, map_expr, sparse_iterations
+from sparsetir.sparse_ir.nodes import SparseIteration, iteration_with, sparse_iterations
 from sparsetir.sparse_ir.recipes.general import shared_rows
 from sparsetir.sparse_ir.schedule import Schedule
+from sparsetir.sparse_ir.traversal import map_expr
 
 RNG = np.random.default_rng(2)
 FORMAT, OPERAND = Hyb(2, 1), Operand({"A": "float32"}, ("I", "J"), "int32")

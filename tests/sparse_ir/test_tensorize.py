@@ -22,7 +22,8 @@ from gpu_runner import cuda_source, nvcc_compile, requires_nvcc
 from programs import PROGRAMS
 from sparsetir import LoweringError, lower_sparse_buffer, lower_sparse_iter
 from sparsetir.sparse_ir import script as T
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr
+from sparsetir.sparse_ir.nodes import buffer_var
+from sparsetir.sparse_ir.traversal import map_expr
 from stage2 import loops, run_cpu, run_gpu_as_cuda, schedule
 
 

@@ -19,7 +19,7 @@ from sparsetir.tuning.fingerprint import (
     shape_class,
     statistics,
 )
-from sparsetir.tuning.records import Key
+from sparsetir.tuning.record import Key
 from sparsetir.tuning.task import Task
 
 INDPTR = np.array([0, 2, 2, 5])

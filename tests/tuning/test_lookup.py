@@ -20,7 +20,8 @@ from sparsetir.targets import resolve_target
 from sparsetir.tuning import lookup
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import recorded_config
-from sparsetir.tuning.records import Key, Record, Records
+from sparsetir.tuning.record import Key, Record
+from sparsetir.tuning.records import Records
 from sparsetir.tuning.task import Task
 
 A = sparsetir.SparseMatrix(

@@ -23,7 +23,8 @@ from sparsetir.tuning import search
 from sparsetir.tuning.html import write_report
 from sparsetir.tuning.program import ProgramTask, bound_arguments
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.records import Key, Records
+from sparsetir.tuning.record import Key
+from sparsetir.tuning.records import Records
 from sparsetir.tuning.report import short, table
 from sparsetir.tuning.schedule_ref import ScheduleRef, load_file
 from sparsetir.tuning.search import tune

@@ -16,10 +16,11 @@ from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.configs import to_data
 from sparsetir.tuning.program import ProgramTask
 from sparsetir.tuning.program_case import ProgramCase
-from sparsetir.tuning.records import Key, Record, Records
-from sparsetir.tuning.search import TunedProgram
+from sparsetir.tuning.record import Key, Record
+from sparsetir.tuning.records import Records
 from sparsetir.tuning.sought import of_relations
 from sparsetir.tuning.task import Outcome
+from sparsetir.tuning.tuned import TunedProgram
 
 RNG = np.random.default_rng(0)
 MASK = RNG.random((3, 20, 15)) < 0.2

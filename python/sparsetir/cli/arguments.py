@@ -11,28 +11,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from sparsetir.vocabulary import DTYPES, OPS, REDUCTION_NAMES, SOFTMAX
-
-__all__ = [
-    "DTYPES",
-    "OPS",
-    "REDUCTIONS",
-    "TUNED",
-    "Failed",
-    "Parser",
-    "UsageError",
-    "add_command",
-    "at_least",
-    "config",
-    "graph",
-    "mapping",
-    "memory",
-    "named_values",
-    "print_json",
-    "relations",
-    "size",
-    "target",
-]
+from sparsetir.schedules.operators.names import OPS
+from sparsetir.vocabulary import REDUCTION_NAMES, SOFTMAX
 
 REDUCTIONS = tuple(REDUCTION_NAMES)
 TUNED = (*OPS, *SOFTMAX, "attention", "rgms")

@@ -18,8 +18,6 @@ from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Parser, memory
 from sparsetir.cli.text import many
 
-__all__ = ["add", "run"]
-
 EPILOG = """\
 Compiles, runs and checks a small kernel. Exit code 1 where something that is needed is broken; what
 is only missing (a GPU, an optional package) is told.

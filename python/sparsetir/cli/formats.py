@@ -16,8 +16,6 @@ from sparsetir.cli import arguments
 from sparsetir.cli.arguments import Failed, Parser, UsageError, memory
 from sparsetir.cli.text import fitted, many
 
-__all__ = ["add", "describe", "run"]
-
 QUANTILES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 EPILOG = """\
 Places are those of elements and of padding; bytes are of float32 values, indices and masks. A

@@ -6,10 +6,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from sparsetir.cli.arguments import OPS, Failed, UsageError
+from sparsetir.cli.arguments import Failed, UsageError
+from sparsetir.schedules.operators.names import OPS
 from sparsetir.tuning.schedule_ref import load_file
-
-__all__ = ["function_of", "is_file", "schedule_of"]
 
 
 def is_file(text: str) -> bool:

@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import DTYPES, OPS, REDUCTIONS, Parser, UsageError
+from sparsetir.cli.arguments import REDUCTIONS, Parser, UsageError
 from sparsetir.cli.functions import function_of
 from sparsetir.cli.text import coloured, readable
-
-__all__ = ["add", "run"]
+from sparsetir.schedules.operators.names import DTYPES, OPS
 
 STAGES = ("1", "2", "scheduled", "3", "source", "asm")
 EPILOG = f"""\

@@ -12,8 +12,6 @@ from sparsetir.cli.arguments import Failed, Parser, UsageError
 from sparsetir.cli.text import fitted, many
 from sparsetir.file_errors import printable
 
-__all__ = ["add", "run"]
-
 EPILOG = """\
 Records are in one file: --records PATH, else SPARSETIR_RECORDS, else sparsetir/records.sqlite in
 XDG_CACHE_HOME or ~/.cache. SPARSETIR_RECORDS= (empty) switches them off.

@@ -9,8 +9,6 @@ import textwrap
 from importlib import import_module
 from typing import Any
 
-__all__ = ["WIDTH", "coloured", "fitted", "many", "readable"]
-
 WIDTH = 100  # of tables and signatures, in characters
 # Of pygments, by what a stage is.
 LEXERS = {"source": "LlvmLexer", "cuda": "CudaLexer", "asm": "GasLexer"}

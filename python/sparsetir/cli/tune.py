@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from sparsetir.cli import arguments
-from sparsetir.cli.arguments import DTYPES, REDUCTIONS, TUNED, Failed, Parser, UsageError, at_least
+from sparsetir.cli.arguments import REDUCTIONS, TUNED, Failed, Parser, UsageError, at_least
 from sparsetir.cli.functions import function_of, is_file, schedule_of
+from sparsetir.schedules.operators.names import DTYPES
 from sparsetir.vocabulary import SOFTMAX, is_message
-
-__all__ = ["add", "report_path", "run"]
 
 INTERRUPTED = 130
 MOST_SECONDS = 10**8
@@ -254,7 +253,8 @@ def _search(
 ) -> tuple[dict[str, Any], int]:
     """Search for one feature size and tell what was found; data for JSON and the exit code."""
     from sparsetir.tuning.progress import Bar
-    from sparsetir.tuning.search import Tuned, tune
+    from sparsetir.tuning.search import tune
+    from sparsetir.tuning.tuned import Tuned
 
     if args.modules:
         sys.path.insert(0, os.getcwd())  # as `python -m` has it

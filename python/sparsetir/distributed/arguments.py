@@ -17,7 +17,6 @@ from sparsetir.ops.checks import check_tensor
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = ["cast", "check_rows", "check_values", "compared", "likeness", "untraced"]
 
 P = ParamSpec("P")
 T = TypeVar("T")

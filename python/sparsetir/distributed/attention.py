@@ -20,8 +20,6 @@ from sparsetir.ops.checks import check_tensor
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = ["attention"]
-
 
 @untraced
 def attention(

@@ -14,15 +14,6 @@ from sparsetir.distributed.collectives import swap, total
 from sparsetir.distributed.partition import Partition, make_partition
 from sparsetir.ops.structure import DTYPES
 
-__all__ = [
-    "WHO",
-    "check_edges",
-    "check_exchange_dtype",
-    "coalesced",
-    "least_nodes",
-    "sent_home",
-]
-
 WHO = "DistGraph.from_edges"
 
 

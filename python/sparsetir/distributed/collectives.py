@@ -12,18 +12,6 @@ from torch import Tensor
 
 from sparsetir.file_errors import first_line
 
-__all__ = [
-    "DistributedError",
-    "as_bytes",
-    "check_device",
-    "group_of",
-    "in_time",
-    "split_sizes",
-    "swap",
-    "together",
-    "total",
-]
-
 T = TypeVar("T")
 
 

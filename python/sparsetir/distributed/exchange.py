@@ -12,8 +12,6 @@ from torch.profiler import record_function
 
 from sparsetir.distributed.collectives import as_bytes, in_time, split_sizes, swap, total
 
-__all__ = ["Arriving", "Exchange", "Returning"]
-
 
 class Exchange:
     """The rows that each process sends to each, and gets of each: its halo.

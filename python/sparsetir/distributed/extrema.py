@@ -18,8 +18,6 @@ from sparsetir.ops.structure import structure_of
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = ["Extremum"]
-
 
 class Extremum(torch.autograd.Function):
     """x (own, feat) or (heads, own, feat), values (nnz,), (heads, nnz) or None; float32 or

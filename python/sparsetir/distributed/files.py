@@ -32,8 +32,6 @@ from sparsetir.graph_edges import (
 )
 from sparsetir.matrix_market import ELEMENT_BYTES
 
-__all__ = ["Share", "read_share"]
-
 LISTS = f"an edge list ({', '.join(EDGE_LISTS)})"
 KINDS = f"an .npz file of one matrix in CSR, CSC or coordinates, or {LISTS}"
 # Of an array that is looked through, so many elements are in memory at a time.

@@ -31,8 +31,6 @@ from sparsetir.ops.check_pattern import check_size
 from sparsetir.ops.compress import sorted_by
 from sparsetir.ops.operands import Operand, resolve
 
-__all__ = ["DistGraph"]
-
 T = TypeVar("T")
 INT32_MAX = 2**31 - 1
 

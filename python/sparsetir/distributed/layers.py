@@ -15,7 +15,6 @@ from sparsetir.ops.operands import Operand, resolve
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = ["SpreadGraph"]
 
 T = TypeVar("T")
 

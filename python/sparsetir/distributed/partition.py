@@ -14,8 +14,6 @@ from torch import Tensor
 from sparsetir.distributed.collectives import swap, together, total
 from sparsetir.extras import need
 
-__all__ = ["Blocks", "Partition", "check_each_once", "check_partition", "make_partition"]
-
 NAMED = ("rows", "metis")
 
 

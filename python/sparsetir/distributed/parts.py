@@ -12,17 +12,6 @@ from sparsetir.ops.operands import Operand, resolve
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = [
-    "add_times",
-    "blocks_of",
-    "dots",
-    "rows_first",
-    "sampled",
-    "split",
-    "times",
-    "transposed",
-]
-
 
 # Rows of which products are added at a time: few enough to be small beside all, many enough for a
 # kernel's call to be little.

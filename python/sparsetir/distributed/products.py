@@ -40,8 +40,6 @@ from sparsetir.vocabulary import reduction
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = ["sddmm", "softmax", "spmm", "with_halo"]
-
 
 @untraced
 def spmm(graph: DistGraph, x: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:

@@ -15,8 +15,6 @@ from sparsetir.distributed.partition import check_each_once
 if TYPE_CHECKING:
     from sparsetir.distributed.graph import DistGraph
 
-__all__ = ["arrange", "from_dtensor", "gather", "scatter", "to_dtensor"]
-
 
 def scatter(graph: DistGraph, x: Tensor | None, source: int = 0) -> Tensor:
     """See :meth:`DistGraph.scatter`."""

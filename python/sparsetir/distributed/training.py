@@ -11,8 +11,6 @@ from torch import Tensor
 from sparsetir.distributed.arguments import untraced
 from sparsetir.distributed.collectives import group_of, total
 
-__all__ = ["mean"]
-
 
 @untraced
 def mean(losses: Tensor, group: Any = None) -> Tensor:

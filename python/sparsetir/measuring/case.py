@@ -22,19 +22,12 @@ import scipy.sparse as sp
 import tvm
 
 from sparsetir.schedules.operators.operands import (
-    CHUNK,
     MOST_EXACT,
     OPERATORS,
     Check,
-    gathered,
     rounded,
 )
 from sparsetir.schedules.operators.problems import CsrPattern
-
-__all__ = [
-    "CHUNK", "Case", "Reference", "aligned", "array", "features", "gathered", "load", "make",
-    "numbers", "rounded", "rows_of", "save",
-]  # fmt: skip
 
 CACHE_LINE = 64
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from sparsetir.measuring import mkl
-from sparsetir.measuring.case import CHUNK, Case, aligned, gathered, rows_of
+from sparsetir.measuring.case import Case, aligned, rows_of
 from sparsetir.measuring.serving import Missing
+from sparsetir.schedules.operators.operands import CHUNK, gathered
 
 Calls = dict[str, Callable[[], Any]]
 DTYPES = ("float32", "float16", "bfloat16", "float64")  # of torch

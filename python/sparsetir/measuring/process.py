@@ -14,8 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-__all__ = ["THREADS", "Ended", "Process", "go_ahead", "is_of_memory"]
-
 # Every library that is measured reads one of these when it is loaded.
 THREADS = ("TVM_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 PRIORITY = -15

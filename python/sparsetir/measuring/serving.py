@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Missing", "one_line", "serve"]
-
 KILL_WITH_PARENT = 1  # PR_SET_PDEATHSIG: a stopped process does not see that its parent is gone
 EVERY = 1.0  # seconds between looks for the parent, where the system does not end orphans
 

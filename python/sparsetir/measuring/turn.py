@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["alone", "turn", "warm_up"]
-
 
 @contextmanager
 def alone() -> Iterator[None]:

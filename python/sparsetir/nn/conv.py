@@ -9,8 +9,6 @@ from torch import Tensor
 
 from sparsetir.nn.graph import FLOWS, check_aggr, one_of
 
-__all__ = ["Conv", "check_features", "pair", "sizes", "weights_first"]
-
 
 class Conv(torch.nn.Module):
     """A layer with the keyword arguments of PyG's `MessagePassing` that make sense here.

@@ -11,8 +11,6 @@ from sparsetir.ops.cache import kept, lasting
 from sparsetir.ops.operands import Operand
 from sparsetir.ops.registry import is_plain
 
-__all__ = ["as_sparse"]
-
 DTYPES = (torch.float32, torch.float64)
 
 

@@ -13,8 +13,6 @@ from sparsetir.nn.conv import Conv, pair, sizes
 from sparsetir.nn.graph import FLOWS, Graph, check_count, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, glorot, zeros
 
-__all__ = ["GATConv"]
-
 FILLS = ("add", "sum", "mean", "max", "min", "mul")
 
 

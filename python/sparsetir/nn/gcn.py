@@ -14,8 +14,6 @@ from sparsetir.nn.graph import Graph, check_of_edges, has_edges
 from sparsetir.nn.linear import Linear, zeros
 from sparsetir.ops.registry import is_transformed
 
-__all__ = ["GCNConv", "gcn_norm"]
-
 
 def gcn_norm(
     graph: Graph,

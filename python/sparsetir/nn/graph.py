@@ -15,20 +15,6 @@ from sparsetir.ops.messages import sparse_softmax
 from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.vocabulary import REDUCTION_NAMES
 
-__all__ = [
-    "FLOWS",
-    "Graph",
-    "check_aggr",
-    "check_count",
-    "check_of_edges",
-    "has_edges",
-    "is_edges",
-    "is_spread",
-    "one_of",
-    "reversed_edges",
-    "with_others",
-]
-
 T = TypeVar("T")
 FLOWS = ("source_to_target", "target_to_source")
 

@@ -13,8 +13,6 @@ from math import prod
 
 import numpy as np
 
-__all__ = ["Convolution", "Pairs", "Sorted", "between", "in_row_order", "reached", "submanifold"]
-
 MAX_PLACES = 1 << 62
 Triple = tuple[int, int, int]
 

@@ -14,8 +14,6 @@ from sparsetir.nn.features import as_sparse
 from sparsetir.ops.functional import spmm
 from sparsetir.ops.operands import Operand
 
-__all__ = ["Linear", "glorot", "linear", "zeros"]
-
 
 class Linear(torch.nn.Module):
     """y = x W^T + b.

@@ -11,8 +11,6 @@ from torch import Tensor
 from sparsetir.ops.cache import kept, private, same
 from sparsetir.ops.registry import is_transformed
 
-__all__ = ["remembered"]
-
 T = TypeVar("T")
 
 

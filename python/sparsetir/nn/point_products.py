@@ -18,8 +18,6 @@ from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.relations import RelationRows, Relations
 from sparsetir.ops.rgms_kernels import of_nodes, of_weights
 
-__all__ = ["products"]
-
 
 def products(
     x: Tensor, weight: Tensor, conv: Convolution, fine: Places, coarse: Places | None = None,

@@ -26,8 +26,6 @@ from sparsetir.nn.memory import remembered
 from sparsetir.ops.cache import hand_out, handed_out, lasting, private
 from sparsetir.ops.checks import check_tensor
 
-__all__ = ["KernelMap", "OnFeatures", "SparsePoints", "kernel_map", "triple"]
-
 INT32_MAX = 2**31 - 1
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 Triple = tuple[int, int, int]

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from sparsetir.ops.functional import spmm
 
-__all__ = ["accelerate"]
-
 SIMPLE_MESSAGE = {"x_j", "edge_weight"}
 HOOKS = ("propagate", "message", "aggregate", "message_and_aggregate")
 METHODS = ("message", "aggregate", "message_and_aggregate", "update")

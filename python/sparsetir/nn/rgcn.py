@@ -27,8 +27,6 @@ from sparsetir.ops.prepared import PreparedRelations
 from sparsetir.ops.relations import seen_edges
 from sparsetir.ops.rgms import rgms
 
-__all__ = ["RGCNConv"]
-
 # Rows of all relations for each edge from which on an epoch takes less without making them all:
 # as much time with 4 on a Zen 5, with 2 it is 1.4 times as much, with 5 0.7 times.
 ROWS_FOR_AN_EDGE = 4

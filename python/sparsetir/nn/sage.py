@@ -12,8 +12,6 @@ from sparsetir.nn.conv import Conv, pair, sizes, weights_first
 from sparsetir.nn.graph import Graph, check_aggr
 from sparsetir.nn.linear import Linear, linear
 
-__all__ = ["SAGEConv"]
-
 # Where there are that many times more features before than after, one product with the weights of
 # neighbours and of the node itself is faster than two: most of the time goes into reading features.
 WIDE = 4

@@ -27,9 +27,6 @@ from sparsetir.nn.point_products import products
 from sparsetir.nn.points import Places, SparsePoints, convolution, reached_by
 from sparsetir.ops.check_pattern import check_size
 
-__all__ = ["SparseConv3d", "SparseConvTranspose3d"]
-
-
 _untraced = _disable_dynamo(reached_by)  # which imports what it takes when it is called
 
 

@@ -26,8 +26,6 @@ from sparsetir.nn.prune import check_block, prune
 from sparsetir.ops.block_linear import block_linear
 from sparsetir.ops.library import spmm
 
-__all__ = ["SparseLinear", "sparse_linears"]
-
 
 class SparseLinear(Module):
     """y = x W^T + b, where W is stored in full blocks, or element by element.

@@ -23,8 +23,6 @@ from sparsetir.schedules.gpu import block_attention as block_attention_gpu
 from sparsetir.schedules.search.edge_space import EXPONENTIAL
 from sparsetir.schedules.templates import block_attention, block_attention_backward
 
-__all__ = ["attention", "gradients"]
-
 COLUMNS = 16  # of what tensor cores multiply
 
 

@@ -33,8 +33,6 @@ from sparsetir.schedules.operators.problems import Spmm
 from sparsetir.schedules.templates import block_linear as template
 from sparsetir.schedules.templates.block_linear import BlockTile
 
-__all__ = ["block_linear", "block_outer"]
-
 
 def _wide(x: Tensor) -> Tensor:
     """In the type of the sums; kernels take that alone, as blocks are read more than once."""

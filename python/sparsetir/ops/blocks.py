@@ -14,13 +14,12 @@ from sparsetir.formats import BSR, Format, Operand
 from sparsetir.formats.converted import ConvertedFormat
 from sparsetir.ops.cache import lasting
 from sparsetir.ops.compress import transpose
-from sparsetir.plan import Plan, plan
+from sparsetir.plan import plan
+from sparsetir.run_plan import Plan
 from sparsetir.schedules.default import is_gpu, vector_bits
 from sparsetir.schedules.gpu.spmm_tensor_cores import for_format
 from sparsetir.schedules.operators.problems import CsrPattern, Spmm, vector_lanes
 from sparsetir.sparse_ir.errors import StructureError
-
-__all__ = ["Blocks"]
 
 
 @dataclass(frozen=True)

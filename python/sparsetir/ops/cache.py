@@ -23,18 +23,6 @@ from torch import Tensor
 
 from sparsetir.ops.measured import measured
 
-__all__ = [
-    "Cache",
-    "hand_out",
-    "handed_out",
-    "is_private",
-    "kept",
-    "lasting",
-    "memory_key",
-    "private",
-    "same",
-]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 # By what an owner is known again: a copy, a function that says it, None of a private tensor.

@@ -11,8 +11,6 @@ from torch import Tensor
 from sparsetir.arrays import dtype_name
 from sparsetir.sparse_ir.errors import StructureError, StructureIndexError, StructureTypeError
 
-__all__ = ["check_csr", "check_edges", "check_kind", "check_pairs", "check_range", "check_size"]
-
 INDEX_DTYPES = (torch.int32, torch.int64)
 SIZES = (int, torch.SymInt, np.integer)
 

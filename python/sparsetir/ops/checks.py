@@ -10,8 +10,6 @@ from torch import Tensor
 from sparsetir.arrays import dtype_name
 from sparsetir.ops.structure import DTYPES, Structure
 
-__all__ = ["check_dense", "check_tensor", "check_values"]
-
 
 def check_tensor(who: str, name: str, x: Any, like: Tensor | None = None) -> None:
     """Raise unless x is a dense tensor of a dtype there are kernels for.

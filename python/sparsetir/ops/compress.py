@@ -12,8 +12,6 @@ from tvm.script import tirx as T
 from sparsetir.arrays import dtype_name
 from sparsetir.build import build
 
-__all__ = ["compress", "sorted_by", "transpose"]
-
 LARGE, INT32_MAX = 2**62, 2**31 - 1
 FOUND = 5  # numbers that are told of pairs
 # Elements, and some for each call, that a process leaves to torch's sort: as many as take it as

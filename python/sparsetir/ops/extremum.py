@@ -10,8 +10,6 @@ from torch import Tensor
 from sparsetir.ops.message_kernels import gspmm
 from sparsetir.ops.structure import Structure
 
-__all__ = ["extremum_and_place", "gradients"]
-
 
 def extremum_and_place(
     structure: Structure, values: Tensor | None, b: Tensor, largest: bool

@@ -8,8 +8,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Merged", "merged"]
-
 Shape = Sequence[Any]
 
 

@@ -17,8 +17,6 @@ from sparsetir.ops.quick import again
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.vocabulary import reduction
 
-__all__ = ["sddmm", "spmm", "spmv"]
-
 
 def spmm(A: Any, B: Tensor, reduce: str = "sum", values: Tensor | None = None) -> Tensor:
     """C[i, k] = reduce over the stored j of A[i, j] * B[j, k].

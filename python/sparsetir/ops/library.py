@@ -16,16 +16,6 @@ from sparsetir.ops.extremum import extremum_and_place, gradients
 from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import pattern_of_edges, structure_of
 
-__all__ = [
-    "mean_gradient",
-    "row_pointers",
-    "sddmm",
-    "spmm",
-    "spmm_arg",
-    "spmm_kernel",
-    "spmm_transposed",
-]
-
 
 def _count(col: Tensor) -> Any:
     """Elements of a pattern."""

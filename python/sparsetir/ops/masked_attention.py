@@ -19,8 +19,6 @@ from sparsetir.ops.operands import resolve
 from sparsetir.ops.registry import define, save, saved
 from sparsetir.ops.structure import DTYPES, Structure, structure_of
 
-__all__ = ["block_attention", "element_attention", "sparse_attention"]
-
 WHO = "sparse_attention"
 # What a place in a block of some size costs, and what an element costs by itself.
 PLACE, ELEMENT = {64: 1.0, 32: 1.1, 16: 1.7}, 16.0

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from sparsetir.arrays import dtype_name, itemsize
 from sparsetir.kernel import Kernel
-from sparsetir.plan import Plan
-
-__all__ = ["measured"]
+from sparsetir.run_plan import Plan
 
 
 def measured(thing: Any, carried: Callable[[Tensor], Any] | None = None) -> int:

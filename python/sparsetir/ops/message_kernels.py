@@ -25,15 +25,6 @@ from sparsetir.schedules.templates import edge_attention, edge_messages, edge_so
 from sparsetir.tuning.fingerprint import Sizes
 from sparsetir.tuning.lookup import by_record
 
-__all__ = [
-    "attention",
-    "gsddmm",
-    "gspmm",
-    "is_parallel",
-    "softmax",
-    "softmax_backward",
-]
-
 
 def gspmm(
     structure: Structure,

@@ -21,8 +21,6 @@ from sparsetir.ops.registry import holds_data
 from sparsetir.ops.structure import DTYPES, SeenPattern, Structure, structure_of
 from sparsetir.vocabulary import edge_op, message, reduction
 
-__all__ = ["attention", "edge_softmax", "gsddmm", "gspmm", "segment_reduce", "sparse_softmax"]
-
 
 def gspmm(
     A: Any, op: str, reduce: str | None = None, u: Tensor | None = None, e: Tensor | None = None, *,

@@ -17,16 +17,6 @@ from sparsetir.ops.library import mean_gradient
 from sparsetir.ops.registry import define, save, save_inputs, saved
 from sparsetir.ops.structure import structure_of
 
-__all__ = [
-    "attention_gradients",
-    "edge_attention",
-    "gsddmm",
-    "gspmm",
-    "gspmm_arg",
-    "segment_softmax",
-    "segment_softmax_backward",
-]
-
 
 def _count(col: Tensor) -> Any:
     """Elements of a pattern."""

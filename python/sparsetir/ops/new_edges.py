@@ -28,8 +28,6 @@ from sparsetir.pipeline import lower
 from sparsetir.schedules.default import l2_bytes, l3_bytes
 from sparsetir.schedules.templates.edge_sums import EdgeSums, apply, program
 
-__all__ = ["sum_of_new"]
-
 PLAIN = (Tensor, Parameter)
 DTYPES = (torch.float32, torch.float64)
 INDICES = (torch.int32, torch.int64)

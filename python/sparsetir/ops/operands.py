@@ -28,8 +28,6 @@ from sparsetir.ops.structure import (
 from sparsetir.sources import to_host
 from sparsetir.sparse_tensor import SparseMatrix
 
-__all__ = ["Operand", "Prepared", "as_tensor", "known", "plain_edges", "resolve"]
-
 
 class Operand(NamedTuple):
     """A sparse (m, n) matrix as operators take it; itself taken wherever a matrix is.

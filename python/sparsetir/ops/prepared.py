@@ -12,8 +12,6 @@ from sparsetir.ops.operands import Operand, Prepared, resolve
 from sparsetir.ops.relations import Relations, check_relations
 from sparsetir.ops.structure import pattern_of
 
-__all__ = ["PreparedRelations", "prepare"]
-
 
 class PreparedRelations:
     """Edges with relations, ready for `ops.rgms` and `nn.RGCNConv`, which take it for both.

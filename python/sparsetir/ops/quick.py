@@ -19,8 +19,6 @@ from sparsetir.ops.operands import known
 from sparsetir.ops.registry import is_undisturbed
 from sparsetir.ops.structure import Structure
 
-__all__ = ["again"]
-
 PLAIN = (Tensor, Parameter)
 
 

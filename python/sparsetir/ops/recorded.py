@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from sparsetir.plan import Plan, plan
+from sparsetir.plan import plan
 from sparsetir.request import default_threads
+from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.fingerprint import Sizes
@@ -17,8 +18,6 @@ from sparsetir.tuning.lookup import (
     warn_of_record,
 )
 from sparsetir.tuning.task import Task
-
-__all__ = ["Planned", "may_be_recorded", "recorded"]
 
 
 class Planned(NamedTuple):

@@ -13,19 +13,6 @@ from torch._C._functorch import peek_interpreter_stack
 from torch.autograd import forward_ad
 from torch.nn import Parameter
 
-__all__ = [
-    "LIBRARY",
-    "Operator",
-    "define",
-    "holds_data",
-    "is_plain",
-    "is_transformed",
-    "is_undisturbed",
-    "save",
-    "save_inputs",
-    "saved",
-]
-
 # Kept, as its end would take the operators with it.
 LIBRARY = torch.library.Library("sparsetir", "DEF")
 AUTOCAST = (torch.float32, torch.float16, torch.bfloat16)

@@ -21,8 +21,6 @@ from sparsetir.ops.relations import RelationRows
 from sparsetir.ops.structure import Structure
 from sparsetir.schedules.search.choose_rgms import RelationSizes, products_first
 
-__all__ = ["ProductsFirst", "sizes_of", "where_products_first"]
-
 
 def where_products_first(
     rows: RelationRows, m: int, n: int, feat_in: int, feat: int, blocks: int

@@ -21,16 +21,6 @@ from sparsetir.ops.registry import holds_data
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.sparse_ir.errors import StructureError
 
-__all__ = [
-    "CHUNK",
-    "Chunks",
-    "RelationRows",
-    "Relations",
-    "check_relations",
-    "relations_of",
-    "seen_edges",
-]
-
 # Rows of a relation whose sums are in a workspace together, and the most chunks of a piece.
 CHUNK = 32
 CHUNKS_OF_PIECE = 64

@@ -21,8 +21,6 @@ from sparsetir.ops.registry import define, save_inputs, saved
 from sparsetir.ops.relations import Relations, relations_of, seen_edges
 from sparsetir.vocabulary import reduction
 
-__all__ = ["rgms"]
-
 WHO = "rgms"
 REDUCTIONS = ("sum", "mean")
 

@@ -38,8 +38,6 @@ from sparsetir.schedules.search.choose_rgms import lanes_of, whole_vectors
 from sparsetir.schedules.templates import rgms_backward
 from sparsetir.schedules.templates.rgms_backward import ChunkTiles, RgmsBackward
 
-__all__ = ["of_edges", "of_nodes", "of_weights"]
-
 BLOCKS_PER_THREAD = 4
 IDTYPES = {torch.int32: "int32", torch.int64: "int64"}
 

@@ -24,27 +24,11 @@ from sparsetir.ops.check_pattern import (
 )
 from sparsetir.ops.compress import compress, transpose
 from sparsetir.ops.recorded import Planned, recorded
-from sparsetir.plan import Plan, plan_of_each_run
+from sparsetir.plan import plan_of_each_run
+from sparsetir.run_plan import Plan
 from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.schedules.operators.problems import CsrPattern
 from sparsetir.targets import resolve_target
-
-__all__ = [
-    "DTYPES",
-    "SeenPattern",
-    "Structure",
-    "cache_info",
-    "call_plan",
-    "clear_cache",
-    "known_edges",
-    "known_pattern",
-    "limit_cache",
-    "plain_tensor",
-    "pattern_of",
-    "pattern_of_edges",
-    "structure_of",
-    "target_of",
-]
 
 DTYPES = {
     torch.float32: "float32",

@@ -19,8 +19,6 @@ from sparsetir.tuning.progress import micros
 from sparsetir.tuning.task import OK, PRUNED
 from sparsetir.tuning.tuned import Trial, seconds
 
-__all__ = ["bars", "format_of", "history", "importances", "picture_of_format", "picture_of_pattern"]
-
 # Colours that stand for variables of the page's style, which has them for light and for dark.
 INK, FAINT, GRID = "#010102", "#010103", "#010104"
 OURS, BEST, OTHER, BAD = "#010105", "#010106", "#010107", "#010108"

@@ -22,8 +22,6 @@ from sparsetir.tuning.task import OK, Task
 from sparsetir.tuning.tuned import Search, Trial
 from sparsetir.tuning.tuned import seconds as seconds_of
 
-__all__ = ["DEFAULT", "TITLES", "Comparison", "Times", "compare", "finalists", "ranked"]
-
 DEFAULT = "default"
 LIBRARIES = ("scipy", "torch", "mkl")
 GPU_LIBRARIES = ("cusparse", "torch")

@@ -6,8 +6,6 @@ import os
 import uuid
 from pathlib import Path
 
-__all__ = ["write_whole"]
-
 
 def write_whole(path: Path, text: str) -> None:
     """Write a text as UTF-8; the file appears, or is replaced, when it is complete.

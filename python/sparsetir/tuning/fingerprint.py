@@ -23,7 +23,6 @@ from sparsetir.targets import distinctive_features, host_features
 if TYPE_CHECKING:
     from sparsetir.tuning.task import Task
 
-__all__ = ["Sizes", "cpu_model", "device_name", "fingerprint", "shape_class", "statistics"]
 
 QUANTILES = (0.25, 0.5, 0.75, 0.9, 0.99)
 # 32 characters for each pattern that is alive; it keeps none alive.

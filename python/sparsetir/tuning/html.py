@@ -33,8 +33,6 @@ from sparsetir.tuning.report import (
 from sparsetir.tuning.task import Outcome
 from sparsetir.tuning.tuned import Search, Tuned, TunedProgram
 
-__all__ = ["write_report"]
-
 MOST_FAILURES = 50  # that are shown in full
 TEMPLATE = "report.html.jinja"
 

@@ -21,14 +21,6 @@ from sparsetir.tuning.record import Key
 from sparsetir.tuning.records import RecordError, Records, default_path
 from sparsetir.tuning.task import Task
 
-__all__ = [
-    "by_record",
-    "recorded_config",
-    "recorded_configs",
-    "there_are_records",
-    "warn_of_record",
-]
-
 T = TypeVar("T")
 
 BUSY_SECONDS = 2.0  # that a plan waits for a process that writes

@@ -18,8 +18,6 @@ from sparsetir.targets import resolve_target, usable_cpus
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.task import Outcome, Reference, Tunable
 
-__all__ = ["Measurer", "cores_for"]
-
 START_LIMIT = 600.0  # seconds until a worker has loaded everything and knows the exact result
 LAUNCH = "from sparsetir.tuning.worker import serve_tuner; serve_tuner(answers, parent)"
 

@@ -13,11 +13,10 @@ import scipy.sparse as sp
 
 from sparsetir.arrays import is_array, itemsize, memory
 from sparsetir.measuring.case import Case, Reference, array, make, numbers
-from sparsetir.plan import Plan, plan
+from sparsetir.plan import plan
+from sparsetir.run_plan import Plan
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.task import Task
-
-__all__ = ["OperatorCase", "Prepared", "case_of", "stored_bytes"]
 
 SEED = 0
 

@@ -13,8 +13,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["Owner"]
-
 # Runs of this process that have not ended.
 _runs: set[str] = set()
 

@@ -24,8 +24,6 @@ from sparsetir.sparse_ir.position_space import SIGNATURE
 from sparsetir.tuning.schedule_ref import ScheduleRef
 from sparsetir.tuning.task import of_threads
 
-__all__ = ["ProgramTask", "bound_arguments"]
-
 ARRAYS = "arguments.npz"
 MADE = "sparsetir.program_space"  # stands for the schedule that is made from a program
 

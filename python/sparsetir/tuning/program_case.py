@@ -19,8 +19,6 @@ from sparsetir.sparse_ir.interpret import interpret
 from sparsetir.tuning.operator_case import Prepared
 from sparsetir.tuning.program import ProgramTask
 
-__all__ = ["ProgramCase"]
-
 # Elements of all arguments up to which the interpreter says what is right: it takes microseconds
 # for each visit.
 INTERPRETED = 4096

@@ -9,8 +9,6 @@ from typing import Any, TextIO
 from sparsetir.extras import need
 from sparsetir.tuning.task import OK
 
-__all__ = ["Bar", "duration", "micros"]
-
 EVERY = 10.0  # seconds between lines where there is no terminal
 SHARE = 0.1  # of all trials, likewise
 SHAPE = "{desc}|{bar:20}| {n_fmt}/{total_fmt}{postfix}"

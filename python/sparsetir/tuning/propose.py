@@ -19,8 +19,6 @@ from sparsetir.schedules.search.configs import to_data
 from sparsetir.schedules.search.spaces import Point, Space
 from sparsetir.tuning.task import OK, PRUNED, Outcome
 
-__all__ = ["Candidate", "Proposer", "Tried", "candidate", "distributions", "importances", "quiet"]
-
 # Proposals of known configs in a row, after which one is drawn from those not yet tried.
 REPEATS = 12
 # Trials of the sampler's own that are random; what it is given first counts as well.

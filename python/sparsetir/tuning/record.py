@@ -18,8 +18,6 @@ from sparsetir.targets import host_target, resolve_target
 from sparsetir.tuning.fingerprint import cpu_model, device_name
 from sparsetir.tuning.task import Tunable
 
-__all__ = ["FIELDS", "Key", "Record", "best_of_each", "record_from_data", "record_to_data"]
-
 
 @dataclass(frozen=True)
 class Key:

@@ -24,8 +24,6 @@ from sparsetir.tuning.files import write_whole
 from sparsetir.tuning.record import Key, Record, best_of_each, record_from_data, record_to_data
 from sparsetir.tuning.schema import RECORDS, SchemaError, check_schema, insert, prepare, to_record
 
-__all__ = ["Key", "Record", "RecordError", "Records", "default_path"]
-
 BUSY_SECONDS = 60.0  # that a call waits for other processes
 DAMAGED = (
     "it is damaged, or no file of records; it is left as it is: move it away, or set "

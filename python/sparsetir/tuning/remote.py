@@ -35,8 +35,6 @@ from sparsetir.tuning.operator_case import OperatorCase
 from sparsetir.tuning.task import OK, PRUNED, Reference
 from sparsetir.tuning.timing import GROUP, PROBES, SLOW, TURN, TURNS, Turn, hopeless, summary
 
-__all__ = ["Remote", "RemoteDevice", "RemoteError"]
-
 KERNEL = "kernel"  # the name of the function in the library
 REACH = 5.0  # seconds for the tracker to answer a connection
 # Of what TVM says where the other side of a session is gone.

@@ -14,19 +14,6 @@ from sparsetir.tuning.progress import micros
 from sparsetir.tuning.task import OK, PRUNED, STATES
 from sparsetir.tuning.tuned import Search, Trial, seconds
 
-__all__ = [
-    "Row",
-    "Summary",
-    "counts",
-    "memory",
-    "notes",
-    "padding",
-    "short",
-    "summarise",
-    "table",
-    "times",
-]
-
 COUNT = 5
 WIDTH = 100  # of the table, in characters
 

@@ -16,8 +16,6 @@ from sparsetir.tuning.task import OK, PRUNED, Outcome, Reference
 from sparsetir.tuning.trial_store import RUNNING, Entry, TrialStore
 from sparsetir.tuning.tuned import Trial
 
-__all__ = ["Run"]
-
 FINALISTS = 3  # beside the default
 ROUNDS = 3
 # Of the time allowed, for trials; the rest is for the finalists.

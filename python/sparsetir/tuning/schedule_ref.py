@@ -13,8 +13,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-__all__ = ["ScheduleRef", "importing", "load_file"]
-
 EXPECTED = "expected a function (sch, config) at the top level of a file, which workers can import"
 PREFIX = "sparsetir_file_"  # of the names that modules of such files have
 # Files that are being run for a function in them, by the modules' names.

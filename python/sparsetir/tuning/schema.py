@@ -11,8 +11,6 @@ import sqlite3
 
 from sparsetir.tuning.record import FIELDS, Record, record_from_data, record_to_data
 
-__all__ = ["SCHEMA", "SchemaError", "check_schema", "insert", "prepare", "to_record"]
-
 SCHEMA = 2
 RECORDS = "sparsetir_records"
 _VERSION = "sparsetir_schema"

@@ -22,12 +22,12 @@ from sparsetir.schedules.templates.registry import TEMPLATES
 from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.targets import resolve_target
 from sparsetir.tuning.measure import Measurer, cores_for
-from sparsetir.tuning.records import Key, Record, RecordError, Records
+from sparsetir.tuning.record import Key, Record
+from sparsetir.tuning.records import RecordError, Records
 from sparsetir.tuning.remote import Remote
 from sparsetir.tuning.sought import of_edges, of_operator, of_program, of_relations, refuse_options
 from sparsetir.tuning.tuned import (
     Search,
-    Trial,
     Tuned,
     TunedEdges,
     TunedProgram,
@@ -37,7 +37,6 @@ from sparsetir.tuning.tuned import (
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["SAMPLERS", "Trial", "Tuned", "TunedProgram", "forget_trials", "study_name", "tune"]
 
 SAMPLERS = ("auto", "tpe", "random", "exhaustive")
 NEIGHBOURS = 3

@@ -24,8 +24,6 @@ from sparsetir.tuning.record import Key
 from sparsetir.tuning.schedule_ref import ScheduleRef, importing
 from sparsetir.tuning.tuned import Search, Tuned, TunedEdges, TunedProgram, TunedRelations
 
-__all__ = ["Sought", "of_edges", "of_operator", "of_program", "of_relations", "refuse_options"]
-
 MOST_CONFIGS = 100_000  # of a space that is gone through as a whole
 
 

@@ -13,8 +13,6 @@ from sparsetir.schedules.operators.operands import OPERATORS
 from sparsetir.sparse_tensor import SparseMatrix
 from sparsetir.tuning.fingerprint import fingerprint, shape_class, statistics
 
-__all__ = ["OK", "PRUNED", "STATES", "Outcome", "Reference", "Task", "Tunable", "of_threads"]
-
 OK = "ok"
 PRUNED = "pruned"  # right, but hopelessly slow: not measured to the end
 # The others are failures.

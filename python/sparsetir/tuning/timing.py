@@ -15,10 +15,6 @@ from typing import Any
 from sparsetir.measuring.turn import alone, turn, warm_up
 from sparsetir.tuning.task import OK, PRUNED
 
-__all__ = [
-    "GROUP", "PROBES", "SLOW", "TURN", "TURNS", "Turn", "Yardstick", "hopeless", "summary", "timed",
-]  # fmt: skip
-
 HOPELESS = 3.0  # times the best: not measured to the end
 PROBES, PROBE = 3, 0.005  # calls and seconds after which it is seen, when seen twice
 LONG = 0.3  # seconds of calls after which fewer are enough

@@ -46,8 +46,6 @@ from sparsetir.tuning.owner import Owner
 from sparsetir.tuning.propose import Candidate, Tried, candidate, distributions, quiet
 from sparsetir.tuning.task import OK, PRUNED, Outcome
 
-__all__ = ["RUNNING", "Entry", "TrialStore"]
-
 # States of an entry.
 RUNNING, DONE, FREED, KILLED = "running", "done", "freed", "killed"
 # Ends of a run in mid-measurement, after which the config is to blame.

@@ -9,25 +9,16 @@ from typing import Any
 from sparsetir.edge_plan import edge_plan
 from sparsetir.edge_request import EdgeRequest
 from sparsetir.kernel import Kernel
-from sparsetir.plan import Plan, plan
+from sparsetir.plan import plan
 from sparsetir.relational_plan import relational_plan
 from sparsetir.relational_request import RelationalRequest
+from sparsetir.run_plan import Plan
 from sparsetir.schedules.search import edge_space
 from sparsetir.schedules.search.choices import Choices
 from sparsetir.schedules.search.rgms_space import config_of
 from sparsetir.tuning.program import ProgramTask
-from sparsetir.tuning.records import Key
+from sparsetir.tuning.record import Key
 from sparsetir.tuning.task import OK, PRUNED, Outcome, Task, Tunable
-
-__all__ = [
-    "MARGIN",
-    "Search",
-    "Trial",
-    "Tuned",
-    "TunedEdges",
-    "TunedProgram",
-    "TunedRelations",
-]
 
 # Of the time, that a config must save to be preferred to the default: as little is luck.
 MARGIN = 0.02

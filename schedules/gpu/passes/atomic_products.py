@@ -13,21 +13,11 @@ from tvm import ir, tirx
 
 from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, is_choice, is_zero
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, is_one
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart
 from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.tile_marks import is_likely
-
-__all__ = [
-    "AtomicProduct",
-    "at",
-    "atomic_product",
-    "known_by",
-    "step_of",
-    "tile_buffer",
-    "tile_nest",
-    "within",
-]
+from sparsetir.sparse_ir.traversal import map_expr
 
 ATOMIC_ADD = "atomicAdd"
 

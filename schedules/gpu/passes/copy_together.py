@@ -43,8 +43,6 @@ from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
 
-__all__ = ["copy_together", "padded"]
-
 WHO = "copy_together"
 BANK_BYTES = 16  # of a row of 8 that `ldmatrix` loads
 

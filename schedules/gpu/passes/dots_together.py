@@ -50,8 +50,6 @@ from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import barrier, loop_over
 
-__all__ = ["dots_together"]
-
 WHO = "dots_together"
 
 

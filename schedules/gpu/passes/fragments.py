@@ -22,18 +22,6 @@ from tvm import tirx
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS, load_matrices, pack
 from sparsetir.sparse_ir.nodes import buffer_var
 
-__all__ = [
-    "LEFT",
-    "RIGHT",
-    "SUMS",
-    "Tile",
-    "left_of_sums",
-    "load_left",
-    "load_right",
-    "place_of_sum",
-    "registers",
-]
-
 SUMS = 4  # of a thread in a tile
 LEFT, RIGHT = 4, 2  # registers of a factor
 

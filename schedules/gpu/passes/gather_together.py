@@ -50,8 +50,6 @@ from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart
 from sparsetir.sparse_ir.statements import as_one, loop_over
 
-__all__ = ["gather_together", "in_vector"]
-
 WHO = "gather_together"
 VECTOR_BYTES = 16  # the widest load
 AHEAD = 4  # elements whose loads are under way together

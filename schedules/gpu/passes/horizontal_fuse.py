@@ -53,10 +53,9 @@ from sparsetir.schedules.passes.launches import (
 from sparsetir.schedules.passes.parallel_loops import thread_axis
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
-from sparsetir.sparse_ir.nodes import map_expr, substitute
+from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_over
-
-__all__ = ["horizontal_fuse"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 MAX_THREADS = 1024  # of a block, on any NVIDIA GPU
 # TVM multiplies out what a nest computes from the number of its block, `(block - m) * 128`: where

@@ -63,10 +63,9 @@ from sparsetir.schedules.gpu.passes.tile_programs import (
 from sparsetir.schedules.passes.nests import block_of, for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.statements import as_one, barrier, block_with, loop_over
-
-__all__ = ["in_warp_tiles"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 HALF_BYTES = 2
 

@@ -56,8 +56,6 @@ from sparsetir.sparse_ir.expressions import cast, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import loop_over
 
-__all__ = ["inner_products"]
-
 WHO = "inner_products"
 
 

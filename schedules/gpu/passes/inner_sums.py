@@ -64,8 +64,6 @@ from sparsetir.sparse_ir.nodes import substitute
 from sparsetir.sparse_ir.reduction import under
 from sparsetir.sparse_ir.statements import loop_over
 
-__all__ = ["inner_sums"]
-
 WHO = "inner_sums"
 
 

@@ -34,8 +34,6 @@ from sparsetir.schedules.passes.nests import for_threads, unrolled
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype
 
-__all__ = ["COLUMNS", "ROWS", "Warps", "on_tensor_cores"]
-
 WHO = "on_tensor_cores"
 ROWS, COLUMNS = 16, 8  # of an instruction
 TERMS = 8  # which begin 16 bytes of 16-bit numbers

@@ -13,18 +13,6 @@ from typing import Any, NamedTuple
 
 from tvm import tirx
 
-__all__ = [
-    "COPY_BYTES",
-    "PRODUCTS",
-    "Product",
-    "commit_copies",
-    "copy_async",
-    "load_matrices",
-    "multiply",
-    "pack",
-    "wait_for_copies",
-]
-
 COPY_BYTES = (16, 8, 4)  # what one `cp.async` moves
 
 

@@ -44,8 +44,6 @@ from sparsetir.sparse_ir.expressions import cast, dtype_of
 from sparsetir.sparse_ir.nodes import buffer_var
 from sparsetir.sparse_ir.statements import as_one, loop_over
 
-__all__ = ["register_tiles"]
-
 WHO = "register_tiles"
 
 

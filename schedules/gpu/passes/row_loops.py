@@ -10,10 +10,9 @@ from sparsetir.schedules.passes.nests import bound_in, renewed
 from sparsetir.schedules.passes.parallel_loops import innermost_block
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import map_expr, nodes_of
+from sparsetir.sparse_ir.nodes import nodes_of
 from sparsetir.sparse_ir.statements import as_one, block_with, loop_over, loop_with
-
-__all__ = ["in_one_piece", "where_visited", "whole_steps"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 AS_IT_IS = {"disable_unroll": True}  # which TVM prints as a pragma
 

@@ -35,11 +35,10 @@ from tvm import ir, tirx
 from sparsetir.schedules.passes.nests import block_of, find_nest, is_choice, is_zero, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import taken_apart
 from sparsetir.sparse_ir.statements import loop_over
-
-__all__ = ["shared_tiles"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "shared_tiles"
 

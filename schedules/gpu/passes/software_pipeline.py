@@ -47,10 +47,9 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of
-from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.statements import as_one, barrier, block_with, loop_over
-
-__all__ = ["DYNAMIC_BYTES", "MAX_SHARED", "one_shared_array", "software_pipeline"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "software_pipeline"
 MAX_SHARED = 48 * 1024  # bytes that a kernel has without its launch asking for more

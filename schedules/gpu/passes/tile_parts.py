@@ -12,18 +12,6 @@ from sparsetir.schedules.passes.nests import is_choice, is_zero
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import loads_of
 
-__all__ = [
-    "VECTOR",
-    "Factor",
-    "Loop",
-    "Nest",
-    "Parts",
-    "RegisterTile",
-    "Side",
-    "find_parts",
-    "stride_of",
-]
-
 VECTOR = 8  # 16-bit numbers in 16 bytes
 REGISTERS = 160  # of a thread, for tiles
 

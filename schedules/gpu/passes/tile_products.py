@@ -40,11 +40,10 @@ from sparsetir.schedules.passes.nests import (
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, uncast
-from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, map_expr, nodes_of, substitute
+from sparsetir.sparse_ir.nodes import accesses_of, buffer_var, nodes_of, substitute
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.statements import loop_over, values_of
-
-__all__ = ["Division", "divided_product", "intrinsic", "sums_by_thread"]
+from sparsetir.sparse_ir.traversal import map_expr
 
 
 class Division:

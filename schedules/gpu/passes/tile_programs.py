@@ -25,24 +25,10 @@ from sparsetir.schedules.gpu.passes.tile_parts import (
 from sparsetir.schedules.passes.nests import WARP
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
-from sparsetir.sparse_ir.nodes import (
-    buffer_var,
-    loads_of,
-    map_expr,
-    nodes_of,
-    same_indices,
-    substitute,
-)
+from sparsetir.sparse_ir.nodes import buffer_var, loads_of, nodes_of, same_indices, substitute
 from sparsetir.sparse_ir.position_space import LAYOUTS
 from sparsetir.sparse_ir.statements import nest_of, values_of
-
-__all__ = [
-    "COLUMNS",
-    "ROWS",
-    "WHO",
-    "TileProgram",
-    "is_load",
-]
+from sparsetir.sparse_ir.traversal import map_expr
 
 WHO = "in_warp_tiles"
 ROWS = COLUMNS = 16  # of what two instructions multiply
