@@ -70,7 +70,7 @@ from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars, workspace
 WHO = "aggregate"
 
 
-@primitive
+@primitive(reorders=True)
 def aggregate(
     func: SparseFunc, buffer: str, at: SpIter, rows: SpIter, columns: Sequence[SpIter], *,
     dtype: str | None = None,

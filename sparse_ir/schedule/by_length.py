@@ -41,7 +41,7 @@ from sparsetir.sparse_ir.schedule.visit_order import (
 WHO = "by_length"
 
 
-@primitive
+@primitive(reorders=True)
 def by_length(
     func: SparseFunc, rows: SpIter, columns: SpIter, window: int = 4096
 ) -> tuple[SparseFunc, list[SpIter]]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from sparsetir.sparse_ir.annotations import WORKERS
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
-from sparsetir.sparse_ir.legal import reorderable
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -192,15 +191,6 @@ def replaced(
         reason = str(err).split(f"sp_iter '{it.name}': ", 1)[-1]
         raise ScheduleError(f"{who}: {reason}\n{show(it)}") from None
     return out
-
-
-def refuse_order(who: str, func: SparseFunc, it: SparseIteration) -> None:
-    """Raise ScheduleError where an iteration may not be visited in another order."""
-    found = reorderable(func, it)
-    if found is not None:
-        raise ScheduleError(
-            f"{who}: the order of visits of '{it.name}' matters: {found}\n{show(it)}"
-        )
 
 
 def _beside(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:

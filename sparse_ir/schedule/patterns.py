@@ -71,7 +71,7 @@ WHO = "patterns"
 LARGEST = 8  # rows of a panel: 255 patterns
 
 
-@primitive
+@primitive(reorders=True)
 def patterns(
     func: SparseFunc, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
 ) -> tuple[SparseFunc, list[SpIter]]:

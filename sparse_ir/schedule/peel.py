@@ -38,7 +38,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     iteration_of,
     loops_of,
     place_of,
-    refuse_order,
     replaced,
     show,
 )
@@ -50,7 +49,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 WHO = "peel"
 
 
-@primitive
+@primitive(reorders=True)
 def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tuple[SpIter, SpIter]]:
     """Part the coordinates that fill no whole tile off, as an iteration of their own.
 
@@ -77,7 +76,6 @@ def peel(func: SparseFunc, loop: SpIter, multiple: int) -> tuple[SparseFunc, tup
             f"{multiple!r}\n{show(it)}"
         )
     axis = _peelable(it, place)
-    refuse_order(WHO, func, it)
     size = as_dtype(multiple, axis.idtype)
     length = as_dtype(axis.length, axis.idtype)
     analyzer = Analyzer()

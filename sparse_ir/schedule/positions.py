@@ -83,7 +83,7 @@ from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, c
 WHO = "positions"
 
 
-@primitive
+@primitive(reorders=True)
 def positions(
     func: SparseFunc,
     loop: SpIter,

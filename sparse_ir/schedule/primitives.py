@@ -7,7 +7,9 @@ A primitive gives another program that means the same, and what callers get::
         ...
 
 After that every `Schedule` has `innermost(loop)`. What the method takes, what it checks of its
-arguments, what it is documented by and what its trace says follow from the function alone.
+arguments, what it is documented by and what its trace says follow from the function alone. One that
+visits an iteration in another order is declared by `@primitive(reorders=True)`, and then refused
+where :func:`sparsetir.sparse_ir.legal.reorderable` finds a dependence.
 """
 
 from __future__ import annotations
@@ -16,11 +18,14 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 import tvm
 
+from sparsetir.sparse_ir.errors import ScheduleError
+from sparsetir.sparse_ir.legal import reorderable
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import find_iteration, show
 
 F = TypeVar("F", bound=Callable[..., Any])
 PRIMITIVES: dict[str, Callable[..., Any]] = {}
@@ -37,14 +42,17 @@ WORDS = {
 
 STUB = """# Of the primitives; tests/sparse_ir/test_schedule_methods.py says how it is made.
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 
 F = TypeVar("F", bound=Callable[..., Any])
 PRIMITIVES: dict[str, Callable[..., Any]]
 
-def primitive(function: F) -> F: ...
+@overload
+def primitive(function: F, *, reorders: bool = ...) -> F: ...
+@overload
+def primitive(function: None = ..., *, reorders: bool = ...) -> Callable[[F], F]: ...
 def stub() -> str: ...
 def arguments_of(
     function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
@@ -64,11 +72,22 @@ class Primitives:
     _apply: Callable[..., Any]
 
 
-def primitive(function: F) -> F:
+@overload
+def primitive(function: F, *, reorders: bool = ...) -> F: ...
+@overload
+def primitive(function: None = ..., *, reorders: bool = ...) -> Callable[[F], F]: ...
+def primitive(function: Any = None, *, reorders: bool = False) -> Any:
     """Make a function (func, handles and options) -> (func, output) a method of every Schedule.
+
+    reorders : whether it changes the order of visits of the iteration of its first handle, and is
+        to be refused where that matters
 
     Raises ValueError where schedules have another thing of that name.
     """
+    if function is None:
+        return functools.partial(primitive, reorders=reorders)
+    if reorders:
+        function = _where_reorderable(function)
     name = function.__name__
     old = PRIMITIVES.get(name)
     same = old is not None and (old.__module__, old.__qualname__) == (
@@ -92,6 +111,27 @@ def primitive(function: F) -> F:
     PRIMITIVES[name] = function
     setattr(Primitives, name, method)
     return function
+
+
+def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The primitive, which raises ScheduleError where the order of visits matters."""
+
+    @functools.wraps(function)
+    def run(func: Any, *inputs: Any, **options: Any) -> Any:
+        for handle in [*inputs, *options.values()]:
+            if isinstance(handle, SpIter | SparseIterationRef):
+                name = handle.iteration if isinstance(handle, SpIter) else handle.name
+                it = find_iteration(func, name, function.__name__)
+                found = reorderable(func, it)
+                if found is not None:
+                    raise ScheduleError(
+                        f"{function.__name__}: the order of visits of '{it.name}' matters: "
+                        f"{found}\n{show(it)}"
+                    )
+                break
+        return function(func, *inputs, **options)
+
+    return run
 
 
 def _documented(function: Callable[..., Any]) -> str | None:

@@ -1,13 +1,16 @@
 # Of the primitives; tests/sparse_ir/test_schedule_methods.py says how it is made.
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 
 F = TypeVar("F", bound=Callable[..., Any])
 PRIMITIVES: dict[str, Callable[..., Any]]
 
-def primitive(function: F) -> F: ...
+@overload
+def primitive(function: F, *, reorders: bool = ...) -> F: ...
+@overload
+def primitive(function: None = ..., *, reorders: bool = ...) -> Callable[[F], F]: ...
 def stub() -> str: ...
 def arguments_of(
     function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]

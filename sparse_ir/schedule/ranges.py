@@ -34,7 +34,7 @@ from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, chosen_loops
 WHO = "ranges"
 
 
-@primitive
+@primitive(reorders=True)
 def ranges(
     func: SparseFunc,
     loop: SpIter,

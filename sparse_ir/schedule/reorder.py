@@ -29,14 +29,13 @@ from sparsetir.sparse_ir.schedule.loops import (
     loops_of,
     name_of,
     place_of,
-    refuse_order,
     replaced,
     show,
 )
 from sparsetir.sparse_ir.schedule.primitives import primitive
 
 
-@primitive
+@primitive(reorders=True)
 def sparse_reorder(
     func: SparseFunc, iteration: SparseIterationRef, order: Sequence[SpIter]
 ) -> tuple[SparseFunc, None]:
@@ -54,7 +53,6 @@ def sparse_reorder(
     SparseTIR, section 3.2.2.
     """
     it = find_iteration(func, name_of("sparse_reorder", iteration), "sparse_reorder")
-    refuse_order("sparse_reorder", func, it)
     loops = loops_of(it)
     places = [place_of("sparse_reorder", func, it, handle) for handle in order]
     if sorted(places) != list(range(len(loops))):

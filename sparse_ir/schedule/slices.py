@@ -63,7 +63,7 @@ from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 WHO = "slices"
 
 
-@primitive
+@primitive(reorders=True)
 def slices(
     func: SparseFunc, rows: SpIter, columns: SpIter, lanes: int, *,
     longest: int | str = 256, window: int | str = 4096, filled: int | str = 90,

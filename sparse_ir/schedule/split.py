@@ -16,9 +16,10 @@ The last of the outermost loop's tiles may reach too far. `tail` says what happe
     anyway; where that is not enough, as for a reduction, the body gets a condition.
 "shift" : it begins earlier, and visits nothing twice: `at_most(k0 * 64, feat - 64)` for `k0 * 64`,
     under the condition that the coordinate was not in the tile before. The lowering drops the
-    condition where to compute something twice does no harm, and makes it a choice between a term
-    and the operator's identity in a reduction: vectors stay vectors. The axis must hold at least
-    one tile; where its length is no number, kernels check that when they are called.
+    condition where to compute something twice does no harm, which
+    :func:`sparsetir.sparse_ir.tails.settle_tails` proves, and makes it a choice between a term and
+    the operator's identity in a reduction: vectors stay vectors. The axis must hold at least one
+    tile; where its length is no number, kernels check that when they are called.
 "repeat" : its coordinates beyond the axis visit the last again: `at_most(k0 * 64 + k1, feat - 1)`,
     under the condition that they do not. The lowering ends the condition as it does for "shift".
     Loads need no guards, whatever the length.

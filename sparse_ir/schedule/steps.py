@@ -41,7 +41,7 @@ from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, c
 WHO = "steps"
 
 
-@primitive
+@primitive(reorders=True)
 def steps(func: SparseFunc, columns: SpIter, lanes: int) -> tuple[SparseFunc, list[SpIter]]:
     """Go through what each row stores in steps of so many elements side by side.
 

@@ -53,7 +53,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     iteration_of,
     loops_of,
     place_of,
-    refuse_order,
     replaced,
     show,
 )
@@ -69,9 +68,8 @@ MOST = 2**24
 def chosen_loops(
     who: str, func: SparseFunc, *handles: SpIter
 ) -> tuple[SparseIteration, list[Loop]]:
-    """The loops of these handles, and their iteration, which may be visited in another order."""
+    """The loops of these handles, and their iteration."""
     it = iteration_of(who, func, handles[0])
-    refuse_order(who, func, it)
     return it, [loops_of(it)[place_of(who, func, it, handle)] for handle in handles]
 
 
