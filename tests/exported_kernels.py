@@ -194,7 +194,7 @@ def _pieces(sch: Any, it: Any, x: Any) -> None:
 
 
 def _packed_slices(sch: Any, it: Any, x: Any) -> None:
-    sch.slices(x.I, x.J, 4, longest=5, window="window")
+    sch.sell_slices(x.I, x.J, 4, longest=5, window="window")
     sch.pack("A", it)
 
 
@@ -202,7 +202,7 @@ def _runs(sch: Any, it: Any, x: Any) -> None:
     p = _elements(sch, it, x, rows="search")
     tiles, last = sch.split(p, [None, 4])
     sch.sparse_reorder(it, [tiles, x.K, last])
-    sch.runs(last)
+    sch.segment_accumulate(last)
 
 
 def _aggregate(sch: Any) -> None:
@@ -228,11 +228,13 @@ PRIMITIVE_CASES: dict[str, Callable[[], Case]] = {
     ),
     "pieces": partial(plain, _pieces),
     "slices": partial(plain, _packed_slices),
-    "by_length": partial(plain, lambda s, it, x: s.by_length(x.I, x.J, 8)),
-    "patterns": partial(plain, lambda s, it, x: s.patterns(x.I, x.J, 2)),
-    "patterns_by_count": partial(plain, lambda s, it, x: s.patterns(x.I, x.J, 2, by="count")),
+    "by_length": partial(plain, lambda s, it, x: s.sort_rows_by_length(x.I, x.J, 8)),
+    "patterns": partial(plain, lambda s, it, x: s.group_columns_by_pattern(x.I, x.J, 2)),
+    "patterns_by_count": partial(
+        plain, lambda s, it, x: s.group_columns_by_pattern(x.I, x.J, 2, by="count")
+    ),
     "tiles_of_rows": partial(plain, lambda s, it, x: (s.pos(x.I), s.split(x.I, [None, 3]))),
-    "steps": partial(plain, lambda s, it, x: s.steps(x.J, 4)),
+    "steps": partial(plain, lambda s, it, x: s.strip_mine_rows(x.J, 4)),
     "runs": partial(plain, _runs),
     "default": lambda: Case(PROGRAMS["sddmm"].make("float32", "int32"), None, None, CSR),
     "aggregate": lambda: registered(

@@ -9,18 +9,18 @@ import sparsetir
 from sparsetir.sparse_ir.computed import compute
 from sparsetir.sparse_ir.nodes import sparse_iterations, stores_of
 from sparsetir.sparse_ir.promises import check_promises, promises_of
-from sparsetir.sparse_ir.schedule.by_length import by_length
 from sparsetir.sparse_ir.schedule.divide import divide
 from sparsetir.sparse_ir.schedule.facts import KINDS, bound
+from sparsetir.sparse_ir.schedule.group_columns_by_pattern import group_columns_by_pattern
 from sparsetir.sparse_ir.schedule.loops import loops_of
 from sparsetir.sparse_ir.schedule.parallelize import parallelize
-from sparsetir.sparse_ir.schedule.patterns import patterns
 from sparsetir.sparse_ir.schedule.peel import peel
 from sparsetir.sparse_ir.schedule.precompute import SCOPES, precompute
 from sparsetir.sparse_ir.schedule.ranges import ranges
-from sparsetir.sparse_ir.schedule.slices import slices
+from sparsetir.sparse_ir.schedule.sell_slices import sell_slices
+from sparsetir.sparse_ir.schedule.sort_rows_by_length import sort_rows_by_length
 from sparsetir.sparse_ir.schedule.split import TAILS, split
-from sparsetir.sparse_ir.schedule.steps import steps
+from sparsetir.sparse_ir.schedule.strip_mine_rows import strip_mine_rows
 
 __all__ = ["schedule_at_random"]
 
@@ -185,7 +185,7 @@ def _threads(d: _Drawing) -> None:
 
 
 def _lanes(d: _Drawing) -> None:
-    d.apply(steps, d.loop(), d.choose((4, 32, 64)))
+    d.apply(strip_mine_rows, d.loop(), d.choose((4, 32, 64)))
 
 
 def _tile(d: _Drawing) -> None:
@@ -203,15 +203,21 @@ def _slices(d: _Drawing) -> None:
         raise _Skipped
     options = {"longest": d.choose((4, 5, 9, "longest")), "window": d.choose((1, 3, 4096))}
     lanes = d.choose((1, 2, 4))
-    d.apply(slices, d.loop(), d.loop(), lanes, **options, filled=d.choose((1, 90, 101)))
+    d.apply(sell_slices, d.loop(), d.loop(), lanes, **options, filled=d.choose((1, 90, 101)))
 
 
 def _by_length(d: _Drawing) -> None:
-    d.apply(by_length, d.loop(), d.loop(), d.choose((1, 3, 4096)))
+    d.apply(sort_rows_by_length, d.loop(), d.loop(), d.choose((1, 3, 4096)))
 
 
 def _patterns(d: _Drawing) -> None:
-    d.apply(patterns, d.loop(), d.loop(), d.choose((2, 3)), by=d.choose(("pattern", "count")))
+    d.apply(
+        group_columns_by_pattern,
+        d.loop(),
+        d.loop(),
+        d.choose((2, 3)),
+        by=d.choose(("pattern", "count")),
+    )
 
 
 def _ranges(d: _Drawing) -> None:
@@ -223,7 +229,7 @@ def _peel(d: _Drawing) -> None:
 
 
 def _steps(d: _Drawing) -> None:
-    d.apply(steps, d.loop(), d.choose((1, 2, 4)))
+    d.apply(strip_mine_rows, d.loop(), d.choose((1, 2, 4)))
 
 
 def _positions(d: _Drawing) -> None:
@@ -236,7 +242,7 @@ def _positions(d: _Drawing) -> None:
 
 
 def _runs(d: _Drawing) -> None:
-    d.sch.runs(d.loop())
+    d.sch.segment_accumulate(d.loop())
 
 
 def _pack(d: _Drawing) -> None:

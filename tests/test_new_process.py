@@ -147,7 +147,7 @@ def test_scheduled_text_and_recipes_of_users(tmp_path: Path) -> None:
     And those that only kernels for GPUs take are there, too.
     """
     sch, _, (i, j, _) = opened()
-    sch.slices(i, j, 4)
+    sch.sell_slices(i, j, 4)
     (tmp_path / "scheduled.txt").write_text(sch.func.script())
     (tmp_path / "own.py").write_text(OWN)
     ours = sorted(RECIPES)

@@ -222,7 +222,7 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
         sch.pos(workers)
         workers, *each = sch.split(workers, [None, config.work])
     if config.lanes > 1:
-        column, *shared = sch.steps(column, config.lanes)
+        column, *shared = sch.strip_mine_rows(column, config.lanes)
     own = [workers, threads, *each, *shared]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, *outer, column, w, lane])
     start, reduce, write = _in_workspace(sch, rows, own[-1], [w, lane])
@@ -313,7 +313,7 @@ def _runs(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
     blocks, chunks, element = sch.split(positions, factors, tail="repeat")
     own = [blocks, chunks, threads, element]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
-    start, reduce, write, again = sch.runs(element, dtype=accumulator(rows.dtype))
+    start, reduce, write, again = sch.segment_accumulate(element, dtype=accumulator(rows.dtype))
     over_blocks(sch, rows.heads, tiles)
     sch.parallelize(blocks, "block", race="atomics")
     sch.parallelize(chunks, "thread", race="atomics")

@@ -179,7 +179,7 @@ def apply(sch: Schedule, config: HybRows) -> None:
     config.check_vector(found.first.dtype)
     parts = [row_sums(sch, part, config) for part in found.parts]
     shares = found.operator == "sum" and has_atomics("sum", found.first.dtype)
-    adds = sch.meet([p.write for p in parts], race="atomics" if shares else "ignore")
+    adds = sch.combine_row_pieces([p.write for p in parts], race="atomics" if shares else "ignore")
     value, write = _first(sch, found.first, config)
     scalars = [value, *adds, *(x for p in parts for x in p.scalars)]
     vectors = [write, *(x for p in parts for x in p.vectors)]

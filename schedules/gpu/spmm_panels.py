@@ -1,9 +1,10 @@
 """SpMM over panels of rows by pattern on a GPU: enumerate-and-sparse-coarsen as in its section 3.
 
 Rows go in panels of `rows` (UFi), in each the columns that hold the same of its rows together, with
-their values in the order of computation (:mod:`sparsetir.sparse_ir.schedule.patterns`). A thread
-has `coarsen` vectors of features (WarpTile = coarsen * vector), and for these loads the row of B
-once for all rows of a pattern. `unroll` entries (UFk) are in one straight piece of code.
+their values in the order of computation
+(:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`). A thread has `coarsen` vectors of
+features (WarpTile = coarsen * vector), and for these loads the row of B once for all rows of a
+pattern. `unroll` entries (UFk) are in one straight piece of code.
 
     atomics=False    A panel is one row of threads', and its sums stay in registers over all of its
                      patterns, one loop after the other: no atomics, each result is written once.
@@ -200,7 +201,9 @@ def apply(sch: Schedule, config: PanelThreads) -> None:
     over = {b.name: [a.name for a in b.axes or ()] for b in sch.func.buffers}
     elements = [found.rows.axes[0], found.columns[0].axes[0]]
     by = "count" if config.compact else "pattern"
-    panels, patterns, entries, rows = sch.patterns(found.rows, found.columns[0], config.rows, by=by)
+    panels, patterns, entries, rows = sch.group_columns_by_pattern(
+        found.rows, found.columns[0], config.rows, by=by
+    )
     counts = buffers_made_by(sch.func, pattern_counts)
     features = feature_loops(sch, found.features, config, tail="repeat")
     tiles, w, threads, lane = features

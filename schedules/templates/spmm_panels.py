@@ -1,10 +1,11 @@
 """Sparse times dense on a CPU, of matrices of which a fifth and more is stored: pruned weights.
 
 Rows go in panels of a few, in each the columns that hold the same of its rows together
-(:mod:`sparsetir.sparse_ir.schedule.patterns`): each pattern has a loop of its own, in which a row
-of B is loaded once for all its rows. The sums of a panel, its rows by some vectors of features,
-stay in registers over all patterns. (Albakri and Cheshmi, enumerate-and-sparse-coarsen, section 3:
-`rows` is their UFi, the vectors of a tile their WarpTile. A panel is one worker's: no atomics.)
+(:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`): each pattern has a loop of its own,
+in which a row of B is loaded once for all its rows. The sums of a panel, its rows by some vectors
+of features, stay in registers over all patterns. (Albakri and Cheshmi,
+enumerate-and-sparse-coarsen, section 3: `rows` is their UFi, the vectors of a tile their WarpTile.
+A panel is one worker's: no atomics.)
 """
 
 from __future__ import annotations
@@ -107,7 +108,9 @@ def apply(sch: Schedule, config: PanelRows) -> None:
         )
     values = register_tile.packed_values(sch, found) if config.packed else ()
     by = "count" if config.compact else "pattern"
-    panels, patterns, entries, rows = sch.patterns(found.rows, found.columns[0], config.rows, by=by)
+    panels, patterns, entries, rows = sch.group_columns_by_pattern(
+        found.rows, found.columns[0], config.rows, by=by
+    )
     tables = buffers_made_by(sch.func, pattern_counts)
     blocks, panels = register_tile.in_blocks(sch, panels, config, by="positions")
     # Of a panel are its own rows, also where a table says which of them.

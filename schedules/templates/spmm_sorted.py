@@ -1,8 +1,8 @@
 """Sparse times dense on a CPU, of matrices with many short rows and few features: graphs.
 
-Rows go in the order of their lengths (:mod:`sparsetir.sparse_ir.schedule.by_length`): where a
-processor has not foreseen the end of a row, it loses as much time as some elements take. For other
-matrices :class:`sparsetir.schedules.templates.spmm.RowBlocks` has less to read.
+Rows go in the order of their lengths (:mod:`sparsetir.sparse_ir.schedule.sort_rows_by_length`):
+where a processor has not foreseen the end of a row, it loses as much time as some elements take.
+For other matrices :class:`sparsetir.schedules.templates.spmm.RowBlocks` has less to read.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def apply(sch: Schedule, config: SortedRows) -> None:
     """
     found = row_reduction(sch, "SortedRows")
     values = register_tile.packed_values(sch, found) if config.packed else ()
-    rows, columns = sch.by_length(found.rows, found.columns[0], config.window)
+    rows, columns = sch.sort_rows_by_length(found.rows, found.columns[0], config.window)
     blocks, rows = register_tile.in_blocks(sch, rows, config, ahead="ahead")
     steps = register_tile.in_registers(
         sch, found, config, [rows], [columns], shared=[*found.heads, *blocks],

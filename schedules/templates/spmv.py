@@ -3,7 +3,7 @@
 Rows of a few elements leave no time for a loop of their own: each ends where no processor foresees
 it. So short rows lie side by side in slices, as many as a vector has lanes, one element of each at
 a time; long rows are summed in vectors along themselves
-(:mod:`sparsetir.sparse_ir.schedule.slices`).
+(:mod:`sparsetir.sparse_ir.schedule.sell_slices`).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def apply(sch: Schedule, config: SlicedRows) -> None:
         with T.sp_iter([I_left], "S", "spmv_left") as [i_left]: ...
     """
     found = row_sum(sch, "SlicedRows")
-    slices, _, lane, long, _, vector_lane, left, _ = sch.slices(
+    slices, _, lane, long, _, vector_lane, left, _ = sch.sell_slices(
         found.rows, found.columns, config.lanes, longest="long", window="window",
         filled=_filled(config),
     )  # fmt: skip

@@ -3,7 +3,8 @@
 A panel is some rows one after the other; its entries are the columns that store something in it.
 The pattern of an entry says which rows of the panel that is: bit r of a number from 1 on for row r.
 Patterns stand in the order of these numbers, or with by="count" those of fewer rows first. Groups
-are patterns of panels, counted through. See :mod:`sparsetir.sparse_ir.schedule.patterns`.
+are patterns of panels, counted through. See
+:mod:`sparsetir.sparse_ir.schedule.group_columns_by_pattern`.
 """
 
 from __future__ import annotations

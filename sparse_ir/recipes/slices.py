@@ -2,7 +2,7 @@
 
 Rows are parted in three: those of slices, `lanes` to each, one element of every row at a time; long
 ones, gone through in vectors of `lanes` elements; and what fills no slice, fewer than `lanes` rows.
-See :mod:`sparsetir.sparse_ir.schedule.slices`.
+See :mod:`sparsetir.sparse_ir.schedule.sell_slices`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def row_order(indptr: np.ndarray, lanes: int, longest: int, window: int, filled:
     filled : long rows are in slices too where elements are in this many percent of the slots
     """
     if window < 1:
-        raise ScheduleError(f"slices: argument 'window': expected 1 or more, got {window}")
+        raise ScheduleError(f"sell_slices: argument 'window': expected 1 or more, got {window}")
     lengths, short, long = _parted(indptr, lanes, longest)
     number = short // window
     # Lengths go up in one window and down in the next, for slices that reach over both.
@@ -171,7 +171,9 @@ def _parted(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How many elements each row has, the rows of fewer than `longest`, and the others."""
     if longest < lanes:
-        raise ScheduleError(f"slices: argument 'longest': expected {lanes} or more, got {longest}")
+        raise ScheduleError(
+            f"sell_slices: argument 'longest': expected {lanes} or more, got {longest}"
+        )
     lengths = np.diff(indptr)
     return lengths, np.flatnonzero(lengths < longest), np.flatnonzero(lengths >= longest)
 

@@ -2,7 +2,7 @@
 
 "atomics" : each update, of a sum, maximum or minimum, is atomic. Of a loop over chunks of the
     elements of all rows, rows in one chunk are written plainly
-    (:mod:`sparsetir.sparse_ir.schedule.meet`). Before::
+    (:mod:`sparsetir.sparse_ir.schedule.combine_row_pieces`). Before::
 
         with T.sp_iter([I, K], "SS", "spmm_init") as [i, k]:
             C[i, k] = 0.0
@@ -53,6 +53,7 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
+from sparsetir.sparse_ir.schedule.combine_row_pieces import combine_row_pieces
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -63,7 +64,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.schedule.meet import meet
 from sparsetir.sparse_ir.schedule.overwritten import set_before, with_plain_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
@@ -129,7 +129,7 @@ class _Meeting:
                 "one that is added to in place"
             )
         refs = [SparseIterationRef(n.name) for n in writes]
-        func, added = meet(self.func, refs, race="atomics")
+        func, added = combine_row_pieces(self.func, refs, race="atomics")
         return func, [*refs, *added]
 
     def _take_init_out(self) -> None:

@@ -1,6 +1,6 @@
 """Bring what an iteration reads into the order in which it is read.
 
-Before, after `slices`, where values are gathered::
+Before, after `sell_slices`, where values are gathered::
 
     C[..] = C[..] + T.Select(.., A[I_slots[s, w, l]] * B[J_slots[s, w, l]], 0.0)
 

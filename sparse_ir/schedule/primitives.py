@@ -9,7 +9,8 @@ A primitive gives another program that means the same, and what callers get::
 After that every `Schedule` has `innermost(loop)`. What the method takes, what it checks of its
 arguments, what it is documented by and what its trace says follow from the function alone. One that
 visits an iteration in another order is declared by `@primitive(reorders=True)`, and then refused
-where :func:`sparsetir.sparse_ir.legal.reorderable` finds a dependence.
+where :func:`sparsetir.sparse_ir.legal.reorderable` finds a dependence. `was=` keeps an older name
+as a method, for a release.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
@@ -50,9 +52,11 @@ F = TypeVar("F", bound=Callable[..., Any])
 PRIMITIVES: dict[str, Callable[..., Any]]
 
 @overload
-def primitive(function: F, *, reorders: bool = ...) -> F: ...
+def primitive(function: F, *, reorders: bool = ..., was: str = ...) -> F: ...
 @overload
-def primitive(function: None = ..., *, reorders: bool = ...) -> Callable[[F], F]: ...
+def primitive(
+    function: None = ..., *, reorders: bool = ..., was: str = ...
+) -> Callable[[F], F]: ...
 def stub() -> str: ...
 def arguments_of(
     function: Callable[..., Any], inputs: Sequence[Any], options: Mapping[str, Any]
@@ -73,19 +77,22 @@ class Primitives:
 
 
 @overload
-def primitive(function: F, *, reorders: bool = ...) -> F: ...
+def primitive(function: F, *, reorders: bool = ..., was: str = ...) -> F: ...
 @overload
-def primitive(function: None = ..., *, reorders: bool = ...) -> Callable[[F], F]: ...
-def primitive(function: Any = None, *, reorders: bool = False) -> Any:
+def primitive(
+    function: None = ..., *, reorders: bool = ..., was: str = ...
+) -> Callable[[F], F]: ...
+def primitive(function: Any = None, *, reorders: bool = False, was: str = "") -> Any:
     """Make a function (func, handles and options) -> (func, output) a method of every Schedule.
 
     reorders : whether it changes the order of visits of the iteration of its first handle, and is
         to be refused where that matters
+    was : its name before; a method of that name warns, and is this one
 
     Raises ValueError where schedules have another thing of that name.
     """
     if function is None:
-        return functools.partial(primitive, reorders=reorders)
+        return functools.partial(primitive, reorders=reorders, was=was)
     if reorders:
         function = _where_reorderable(function)
     name = function.__name__
@@ -110,7 +117,22 @@ def primitive(function: Any = None, *, reorders: bool = False) -> Any:
     method.__doc__, method.__module__ = _documented(function), function.__module__
     PRIMITIVES[name] = function
     setattr(Primitives, name, method)
+    if was:
+        setattr(Primitives, was, _renamed(was, name))
     return function
+
+
+def _renamed(was: str, name: str) -> Callable[..., Any]:
+    """The method by its older name."""
+
+    def method(self: Primitives, *inputs: Any, **options: Any) -> Any:
+        says = f"Schedule.{was} is now Schedule.{name}, and goes with version 0.3"
+        warnings.warn(says, DeprecationWarning, stacklevel=2)
+        return getattr(self, name)(*inputs, **options)
+
+    method.__name__, method.__qualname__ = was, f"Schedule.{was}"
+    method.__doc__ = f"Is now :meth:`{name}`."
+    return method
 
 
 def _where_reorderable(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -128,7 +128,10 @@ def test_ttm(name: str) -> None:
 def test_refusals() -> None:
     """Which algorithms are for one level of what rows store."""
     for config, error in (
-        (Groups(lanes=4, group=4), "steps: expected a reduction over .* under a dense one"),
+        (
+            Groups(lanes=4, group=4),
+            "strip_mine_rows: expected a reduction over .* under a dense one",
+        ),
         (Groups("non-zeros", work=4), "Groups: .* expected one loop over what rows store"),
     ):
         with pytest.raises(ScheduleError, match=error):

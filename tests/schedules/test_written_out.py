@@ -21,7 +21,7 @@ def in_panels(by: str) -> tuple[Any, Any, Any]:
     """A schedule of spmm with sums of a pattern in a workspace, gone on to stage II; its reduce."""
     sch, it, (i, j, k) = opened()
     sch.bound(k, 4, "exact")
-    panels, patterns, entries, rows = sch.patterns(i, j, 3, by=by)
+    panels, patterns, entries, rows = sch.group_columns_by_pattern(i, j, 3, by=by)
     k = sch.get_sp_iters(it)[-1]
     sch.sparse_reorder(it, [panels, patterns, entries, rows, k])
     _, reduce, _ = sch.precompute("C", patterns, [rows, k])

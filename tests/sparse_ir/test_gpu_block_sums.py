@@ -35,7 +35,7 @@ def by_block(threads: int, dtype: str | None = None, parts: int = 0) -> Callable
         it = sch.get_sparse_iteration(plain.name)
         i, j, *columns = sch.get_sp_iters(it)
         rows = sch.divide(i, parts) if parts else [i]
-        steps, lane = sch.steps(j, threads)
+        steps, lane = sch.strip_mine_rows(j, threads)
         sch.sparse_reorder(it, [*rows, lane, steps, *columns])
         for column in columns:
             sch.bound(column, 3, "exact")
@@ -141,7 +141,7 @@ def test_other_threads_beside_them_are_refused() -> None:
     sch = sparsetir.Schedule(program("spmv"))
     it = sch.get_sparse_iteration("spmv")
     i, j = sch.get_sp_iters(it)
-    steps, lane = sch.steps(j, 64)
+    steps, lane = sch.strip_mine_rows(j, 64)
     sch.sparse_reorder(it, [i, lane, steps])
     sch.precompute("Y", lane, [])
     sch.parallelize(i, "thread", per_block=2)

@@ -67,7 +67,7 @@ def by_rows(race: str, lanes: int, rows: int = 4) -> Apply:
     def apply(sch: Any) -> None:
         it, (i, j, *rest) = loops(sch)
         into = result(sch)
-        steps, lane = sch.steps(j, lanes)
+        steps, lane = sch.strip_mine_rows(j, lanes)
         columns = []
         if rest:
             tiles, last = sch.split(rest[-1], [None, 2])
@@ -264,7 +264,7 @@ def positioned(sch: Any, it: Any, i: Any, j: Any, k: Any) -> list[Any]:
 def part_lanes(sch: Any, it: Any, i: Any, j: Any, k: Any, lanes: int = 8) -> list[Any]:
     """[rows, lanes, columns] with sums of lanes in workspaces."""
     sch.bound(k, 2, "exact")
-    steps, lane = sch.steps(j, lanes)
+    steps, lane = sch.strip_mine_rows(j, lanes)
     sch.sparse_reorder(it, [i, lane, steps, k])
     sch.precompute("C", lane, [k])
     return [i, lane]
@@ -272,7 +272,7 @@ def part_lanes(sch: Any, it: Any, i: Any, j: Any, k: Any, lanes: int = 8) -> lis
 
 def lanes_outside(sch: Any, it: Any, i: Any, j: Any, k: Any) -> Any:
     """Lanes around the loop over their steps."""
-    steps, lane = sch.steps(j, 8)
+    steps, lane = sch.strip_mine_rows(j, 8)
     sch.sparse_reorder(it, [i, k, lane, steps])
     return lane
 

@@ -9,15 +9,15 @@ from schedule_common import opened
 from sparsetir import IllFormedError, ScheduleError, from_source
 from sparsetir.sparse_ir.legal import parallelizable, reorderable, writes_disjoint
 from sparsetir.sparse_ir.nodes import sparse_iterations
-from sparsetir.sparse_ir.schedule.by_length import by_length
+from sparsetir.sparse_ir.schedule.group_columns_by_pattern import group_columns_by_pattern
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
-from sparsetir.sparse_ir.schedule.patterns import patterns
 from sparsetir.sparse_ir.schedule.peel import peel
 from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.ranges import ranges
 from sparsetir.sparse_ir.schedule.reorder import sparse_reorder
-from sparsetir.sparse_ir.schedule.slices import slices
-from sparsetir.sparse_ir.schedule.steps import steps
+from sparsetir.sparse_ir.schedule.sell_slices import sell_slices
+from sparsetir.sparse_ir.schedule.sort_rows_by_length import sort_rows_by_length
+from sparsetir.sparse_ir.schedule.strip_mine_rows import strip_mine_rows
 from sparsetir.sparse_ir.verify import verify
 
 SOURCE = """
@@ -125,11 +125,11 @@ FUSED = RECURRENCE.replace("[I, J, K]", "[T.fuse(I, J), K]")
 # Primitives that change the order of visits, with loops i, j and k of the iteration "it".
 CHANGES = {
     "sparse_reorder": lambda f, i, j, k: sparse_reorder(f, SparseIterationRef("it"), [k, i, j]),
-    "by_length": lambda f, i, j, k: by_length(f, i, j, 8),
-    "slices": lambda f, i, j, k: slices(f, i, j, 4),
-    "patterns": lambda f, i, j, k: patterns(f, i, j, 2),
+    "sort_rows_by_length": lambda f, i, j, k: sort_rows_by_length(f, i, j, 8),
+    "sell_slices": lambda f, i, j, k: sell_slices(f, i, j, 4),
+    "group_columns_by_pattern": lambda f, i, j, k: group_columns_by_pattern(f, i, j, 2),
     "ranges": lambda f, i, j, k: ranges(f, j, 2, 4),
-    "steps": lambda f, i, j, k: steps(f, j, 4),
+    "strip_mine_rows": lambda f, i, j, k: strip_mine_rows(f, j, 4),
     "peel": lambda f, i, j, k: peel(f, k, 4),
     "positions": lambda f, i, j, k: positions(f, SpIter("it", ("I", "J")), parts=2),
 }
@@ -152,7 +152,7 @@ def test_what_follows_each_other_is_left_in_order() -> None:
     tiles, column = sch.split(k, [None, 2])
     outer, inner = sch.split(sch.positions(sch.sparse_fuse(it, [i, j])), [None, 8])
     sch.sparse_reorder(it, [tiles, outer, inner, column])
-    sch.runs(inner)
+    sch.segment_accumulate(inner)
     (each,) = [x for x in sparse_iterations(sch.func) if x.name == "spmm_each"]
     assert "its visits follow each other" in str(reorderable(sch.func, each))
     ref = sch.get_sparse_iteration("spmm_each")

@@ -66,7 +66,7 @@ def arguments(func: Any, problem: Spmm) -> dict[str, Any]:
 def test_it_means_the_same(reduce: str) -> None:
     problem = Spmm(reduce=reduce)
     sch, writes = scheduled(problem)
-    adds = sch.meet(writes, race="atomics")
+    adds = sch.combine_row_pieces(writes, race="atomics")
     args = arguments(sch.func, problem)
     sparsetir.interpret(sch.func, args)
     scale = args["row"][:, None] if reduce == "mean" else 1
@@ -78,7 +78,7 @@ def test_it_means_the_same(reduce: str) -> None:
 
 def test_text() -> None:
     sch, writes = scheduled()
-    sch.meet(writes, race="atomics")
+    sch.combine_row_pieces(writes, race="atomics")
     name = f"spmm_{FORMAT.rules(OPERAND)[0].name}_write"
     text = sch.func.script()
     at = text.index(f'"{name}")')
@@ -97,7 +97,7 @@ def test_text() -> None:
 def test_ignore() -> None:
     """The caller's word that no row is in several pieces: plain stores, and no flags."""
     sch, writes = scheduled(Spmm(reduce="max"))
-    assert sch.meet(writes, race="ignore") == []
+    assert sch.combine_row_pieces(writes, race="ignore") == []
     text = sch.func.script()
     assert "C_shared" not in text and "atomic" not in text
     assert text.count("C[ib, k0 * 2 + k1] = C_ws") == len(writes)
@@ -112,7 +112,7 @@ def test_shared_rows() -> None:
 
 def test_a_cpu_refuses() -> None:
     sch, writes = scheduled()
-    sch.meet(writes, race="atomics")
+    sch.combine_row_pieces(writes, race="atomics")
     with pytest.raises(ScheduleError, match="_write_add' adds atomically, which target llvm does"):
         lower(sch, target="llvm")
 
@@ -123,29 +123,29 @@ def _of_a_maximum() -> None:
 
 def _of_some() -> None:
     sch, writes = scheduled()
-    sch.meet(writes[1:], race="atomics")
+    sch.combine_row_pieces(writes[1:], race="atomics")
 
 
 def _of_reductions() -> None:
     sch = Schedule(decomposed(Spmm()))
     rule = FORMAT.rules(OPERAND)[0]
-    sch.meet([sch.get_sparse_iteration(f"spmm_{rule.name}")], race="atomics")
+    sch.combine_row_pieces([sch.get_sparse_iteration(f"spmm_{rule.name}")], race="atomics")
 
 
 def _of_nothing() -> None:
-    Schedule(decomposed(Spmm())).meet([], race="atomics")
+    Schedule(decomposed(Spmm())).combine_row_pieces([], race="atomics")
 
 
 def _otherwise() -> None:
     sch, writes = scheduled()
-    sch.meet(writes, race="temporary")
+    sch.combine_row_pieces(writes, race="temporary")
 
 
 def _without_init() -> None:
     sch, writes = scheduled()
     k = sch.get_sp_iters(sch.get_sparse_iteration("spmm_init"))[-1]
     sch.precompute("C", k, [])
-    sch.meet(writes, race="atomics")
+    sch.combine_row_pieces(writes, race="atomics")
 
 
 def _after_another_value() -> None:
@@ -165,7 +165,7 @@ def _written(text: str) -> None:
         *outer, columns, k = sch.get_sp_iters(it)
         sch.sparse_reorder(it, [*outer, k, columns])
         writes.append(sch.precompute("C", k, [])[-1])
-    sch.meet(writes, race="atomics")
+    sch.combine_row_pieces(writes, race="atomics")
 
 
 REFUSALS = [
@@ -182,7 +182,7 @@ REFUSALS = [
 
 @pytest.mark.parametrize(("use", "message"), REFUSALS)
 def test_refusals(use: Any, message: str) -> None:
-    with pytest.raises(ScheduleError, match=f"^meet: {message}"):
+    with pytest.raises(ScheduleError, match=f"^combine_row_pieces: {message}"):
         use()
 
 

@@ -32,7 +32,7 @@ def by_threads(rows: str, runs: bool = True, tail: str = "repeat") -> Callable[[
         tiles, column = sch.split(k, [None, 2])
         sch.sparse_reorder(it, [tiles, block, thread, element, column])
         if runs:
-            sch.runs(element)
+            sch.segment_accumulate(element)
         sch.parallelize(tiles, "block")
         sch.parallelize(block, "block", race="atomics")
         sch.parallelize(thread, "thread", race="atomics")
@@ -49,7 +49,7 @@ def test_on_a_cpu(rows: str, size: int | None) -> None:
     tiles, column = sch.split(k, [None, 2])
     before, last = ([], p) if size is None else sch.split(p, [None, size])
     sch.sparse_reorder(it, [tiles, *([before] if size else []), last, column])
-    steps = sch.runs(last, dtype="float64", name="sums")
+    steps = sch.segment_accumulate(last, dtype="float64", name="sums")
     assert [s.name for s in steps] == [
         f"spmm_{what}" for what in ("start", "reduce", "write", "again")
     ]
@@ -79,7 +79,7 @@ def test_visits_that_go_in_strides(rows: str, tail: str) -> None:
         outer, lane = sch.split(p, [None, 4], tail=tail)
         tiles, column = sch.split(k, [None, 2])
         sch.sparse_reorder(it, [tiles, outer, lane, column])
-        sch.runs(outer)
+        sch.segment_accumulate(outer)
         program = PROGRAMS["spmm"]
         args = program.inputs(np.random.default_rng(0), case, "float32", idtype)
         expected = program.oracle(args)["c"]
@@ -130,32 +130,32 @@ def test_one_atomic_for_each_run() -> None:
 
 
 def _of_rows(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    sch.runs(i)
+    sch.segment_accumulate(i)
 
 
 def _of_a_sparse_loop(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    sch.runs(j)
+    sch.segment_accumulate(j)
 
 
 def _of_any_length(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    sch.runs(sch.positions(sch.sparse_fuse(it, [i, j])))
+    sch.segment_accumulate(sch.positions(sch.sparse_fuse(it, [i, j])))
 
 
 def _of_a_workspace(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
     p = sch.positions(sch.sparse_fuse(it, [i, j]))
     sch.precompute("C", p, [k], scope="global")
-    sch.runs(p)
+    sch.segment_accumulate(p)
 
 
 def _of_threads(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
     p = sch.positions(sch.sparse_fuse(it, [i, j]))
     sch.sparse_reorder(it, [k, p])
     sch.parallelize(p, "thread", race="ignore", per_block=32)
-    sch.runs(p)
+    sch.segment_accumulate(p)
 
 
 def _of_columns(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
-    sch.runs(k)
+    sch.segment_accumulate(k)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def _of_columns(sch: Any, it: Any, i: Any, j: Any, k: Any) -> None:
 )
 def test_refused(change: Callable[..., Any], message: str) -> None:
     sch, it, loops = opened()
-    with pytest.raises(ScheduleError, match=f"runs: {message}"):
+    with pytest.raises(ScheduleError, match=f"segment_accumulate: {message}"):
         change(sch, it, *loops)
 
 
@@ -183,5 +183,7 @@ def test_refused_maxima() -> None:
     sch, it, (i, j, k) = opened(func)
     p = sch.positions(sch.sparse_fuse(it, [i, j]))
     sch.sparse_reorder(it, [k, p])
-    with pytest.raises(ScheduleError, match=r"runs: expected a body of the form X\[..\] = X\[..\]"):
-        sch.runs(p)
+    with pytest.raises(
+        ScheduleError, match=r"segment_accumulate: expected a body of the form X\[..\] = X\[..\]"
+    ):
+        sch.segment_accumulate(p)

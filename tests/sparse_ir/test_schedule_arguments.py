@@ -42,7 +42,7 @@ def _calls() -> list[Callable[[], Call]]:
 
     def pack() -> Call:
         sch, it, (i, j, _) = opened()
-        sch.slices(i, j, 2)
+        sch.sell_slices(i, j, 2)
         return sch, "pack", ("A", it), {}
 
     def tiles() -> Call:
@@ -56,7 +56,7 @@ def _calls() -> list[Callable[[], Call]]:
 
     def runs() -> Call:
         sch, _, loop, _ = _elements()
-        return sch, "runs", (loop,), {"dtype": "float64", "name": "w"}
+        return sch, "segment_accumulate", (loop,), {"dtype": "float64", "name": "w"}
 
     def of_relations(aggregated: bool) -> Callable[[], Call]:
         def call() -> Call:
@@ -93,14 +93,14 @@ def _calls() -> list[Callable[[], Call]]:
         of("parallelize", lambda s, it, i, j, k: (
             (i, "thread"), {"race": "none", "per_block": 32})),
         of("bound", lambda s, it, i, j, k: ((k, 4, "multiple"), {})),
-        of("meet", lambda s, it, i, j, k: (([it],), {"race": "atomics"})),
+        of("combine_row_pieces", lambda s, it, i, j, k: (([it],), {"race": "atomics"})),
         of("atomic", lambda s, it, i, j, k: ((it,), {})),
         of("annotate", lambda s, it, i, j, k: ((it, "key", 3), {})),
-        of("slices", lambda s, it, i, j, k: (
+        of("sell_slices", lambda s, it, i, j, k: (
             (i, j, 4), {"longest": "longest", "window": 8, "filled": 90})),
-        of("by_length", lambda s, it, i, j, k: ((i, j, 8), {})),
-        of("patterns", lambda s, it, i, j, k: ((i, j, 3), {"by": "count"})),
-        of("steps", lambda s, it, i, j, k: ((j, 4), {})),
+        of("sort_rows_by_length", lambda s, it, i, j, k: ((i, j, 8), {})),
+        of("group_columns_by_pattern", lambda s, it, i, j, k: ((i, j, 3), {"by": "count"})),
+        of("strip_mine_rows", lambda s, it, i, j, k: ((j, 4), {})),
         of("precompute", result),
         pack, tiles, assume, runs, of_relations(False), of_relations(True),
     ]  # fmt: skip
@@ -156,7 +156,8 @@ def test_odd_arguments(call: Callable[[], Call]) -> None:
     (lambda s, it, i, j, k: s.peel(s.split(k, [None, 300])[0], 2**24 - 1),
      "peel: expected sizes that the axis's type, int32, holds, got 5033164500; give smaller"),
     (lambda s, it, i, j, k: s.tiles("B", it, {"K": 4}, order=[]), "tiles: .*"),
-    (lambda s, it, i, j, k: s.meet([it], race=[]), r"meet: argument 'race': expected .*, got \[\]"),
+    (lambda s, it, i, j, k: s.combine_row_pieces([it], race=[]),
+     r"combine_row_pieces: argument 'race': expected .*, got \[\]"),
     (lambda s, it, i, j, k: s.get_sparse_iteration(["spmm"]),
      r"get_sparse_iteration: argument 'name': expected a string, got \['spmm'\]"),
 ])  # fmt: skip

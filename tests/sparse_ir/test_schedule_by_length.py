@@ -1,4 +1,4 @@
-"""by_length: what it makes, that it means the same, and what it refuses."""
+"""sort_rows_by_length: what it makes, that it means the same, and what it refuses."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def by_length(func, window=4):
     (it,) = sparse_iterations(func)
     ref = sch.get_sparse_iteration(it.name)
     rows, columns, *_ = sch.get_sp_iters(ref)
-    return sch, ref, sch.by_length(rows, columns, window)
+    return sch, ref, sch.sort_rows_by_length(rows, columns, window)
 
 
 @pytest.mark.parametrize("name", ["spmv", "spmm", "row_sum", "row_max"])
@@ -73,8 +73,8 @@ def test_refusals():
     rows, columns, features = sch.get_sp_iters(ref)
     for window in (0, 2.5, True):
         with pytest.raises(
-            ScheduleError, match="by_length: argument 'window': expected a positive"
+            ScheduleError, match="sort_rows_by_length: argument 'window': expected a positive"
         ):
-            sch.by_length(rows, columns, window)
-    with pytest.raises(ScheduleError, match="by_length: expected a spatial loop over"):
-        sch.by_length(rows, features)
+            sch.sort_rows_by_length(rows, columns, window)
+    with pytest.raises(ScheduleError, match="sort_rows_by_length: expected a spatial loop over"):
+        sch.sort_rows_by_length(rows, features)

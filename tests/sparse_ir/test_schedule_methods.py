@@ -54,6 +54,28 @@ def test_methods_say_what_functions_say(name):
     assert shown == taken and "func" not in dict(shown)
 
 
+@pytest.mark.parametrize("was, name", [
+    ("by_length", "sort_rows_by_length"), ("meet", "combine_row_pieces"),
+    ("patterns", "group_columns_by_pattern"), ("runs", "segment_accumulate"),
+    ("slices", "sell_slices"), ("steps", "strip_mine_rows"),
+])  # fmt: skip
+def test_older_names_warn_and_do_the_same(was, name):
+    said = rf"Schedule\.{was} is now Schedule\.{name}"
+    assert (
+        name in OURS and was not in PRIMITIVES and name in getattr(sparsetir.Schedule, was).__doc__
+    )
+    with pytest.warns(DeprecationWarning, match=said), pytest.raises(TypeError, match="missing"):
+        getattr(opened()[0], was)()
+
+
+def test_older_names_leave_the_same_trace():
+    (old, _, (i, j, _)), (new, _, (i2, j2, _)) = opened(), opened()
+    with pytest.warns(DeprecationWarning):
+        old.by_length(i, j, 8)
+    new.sort_rows_by_length(i2, j2, 8)
+    assert old.trace.as_python() == new.trace.as_python()
+
+
 def test_a_primitive_of_a_user_is_a_method(monkeypatch):
     def twice(func, loop: SpIter, times: int = 2, *, how: str = "so"):
         """Do nothing."""

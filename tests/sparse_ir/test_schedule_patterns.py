@@ -1,4 +1,4 @@
-"""patterns: what it makes, that it means the same, and what it refuses."""
+"""group_columns_by_pattern: what it makes, that it means the same, and what it refuses."""
 
 import re
 from typing import Any
@@ -27,7 +27,7 @@ def in_patterns(func: Any, size: int, by: str = "pattern") -> tuple[Any, Any, li
     (it,) = sparse_iterations(func)
     ref = sch.get_sparse_iteration(it.name)
     rows, columns, *_ = sch.get_sp_iters(ref)
-    return sch, ref, sch.patterns(rows, columns, size, by=by)
+    return sch, ref, sch.group_columns_by_pattern(rows, columns, size, by=by)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_refusals(name: str, size: Any, message: str) -> None:
         sch = sparsetir.Schedule(func)
         it = next(iter(sparse_iterations(func)))
         rows, columns, *_ = sch.get_sp_iters(sch.get_sparse_iteration(it.name))
-        sch.patterns(rows, columns, size)
+        sch.group_columns_by_pattern(rows, columns, size)
 
 
 def test_refuses_another_order() -> None:

@@ -71,7 +71,7 @@ SHOWN: dict[str, tuple[Callable[..., None], str, int]] = {
     "bound": (shown_bound, "bound", 0),
     "precompute_result": (shown_precompute, "precompute", 0),
     "precompute_operand": (shown_precompute_operand, "precompute", 1),
-    "steps": (lambda sch, it, i, j, k: sch.steps(j, 32), "steps", 0),
+    "steps": (lambda sch, it, i, j, k: sch.strip_mine_rows(j, 32), "steps", 0),
     "parallelize": (shown_parallelize, "parallelize", 0),
 }
 

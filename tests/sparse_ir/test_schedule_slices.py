@@ -36,7 +36,7 @@ def sliced(func: Any, lanes: int = 4, **options: Any) -> tuple[Any, list[Any]]:
     sch = sparsetir.Schedule(func)
     (it,) = sparse_iterations(func)
     handles = {h.name: h for h in sch.get_sp_iters(sch.get_sparse_iteration(it.name))}
-    return sch, sch.slices(handles["I"], handles["J"], lanes, **options)
+    return sch, sch.sell_slices(handles["I"], handles["J"], lanes, **options)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def _sliced_rows(name: str, lanes: int, options: dict[str, Any]) -> tuple[Any, A
     sch = sparsetir.Schedule(func)
     (it,) = sparse_iterations(func)
     rows, columns = sch.get_sp_iters(sch.get_sparse_iteration(it.name))[:2]
-    sch.slices(rows, columns, lanes, **options)
+    sch.sell_slices(rows, columns, lanes, **options)
     return func, sch
 
 
@@ -145,8 +145,8 @@ def test_long_rows_of_about_one_length_are_in_slices() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"longest": 3}, "slices: argument 'longest': expected 4 or more, got 3"),
-        ({"longest": 4, "window": 0}, "slices: argument 'window': expected 1 or more, got 0"),
+        ({"longest": 3}, "sell_slices: argument 'longest': expected 4 or more, got 3"),
+        ({"longest": 4, "window": 0}, "sell_slices: argument 'window': expected 1 or more, got 0"),
     ],
 )
 def test_numbers_that_cannot_be(options: dict[str, int], message: str) -> None:
@@ -179,20 +179,27 @@ def refused(make: Any, message: str) -> None:
 def test_what_slices_refuses() -> None:
     func = program("spmm")
     sch, _, (i, j, k) = opened(func)
-    refused(lambda: sch.slices(i, j, 0), "slices: argument 'lanes': expected a positive integer")
-    refused(lambda: sch.slices(i, j, 4, longest=0), "argument 'longest': expected a positive")
-    refused(lambda: sch.slices(i, j, 4, window="a b"), "argument 'window': expected a positive")
-    refused(lambda: sch.slices(i, k, 4), "expected a spatial loop over a dense axis and a reduct")
-    refused(lambda: sch.slices(j, i, 4), "got 'J' and 'I'")
+    refused(
+        lambda: sch.sell_slices(i, j, 0),
+        "sell_slices: argument 'lanes': expected a positive integer",
+    )
+    refused(lambda: sch.sell_slices(i, j, 4, longest=0), "argument 'longest': expected a positive")
+    refused(
+        lambda: sch.sell_slices(i, j, 4, window="a b"), "argument 'window': expected a positive"
+    )
+    refused(
+        lambda: sch.sell_slices(i, k, 4), "expected a spatial loop over a dense axis and a reduct"
+    )
+    refused(lambda: sch.sell_slices(j, i, 4), "got 'J' and 'I'")
     sch.annotate(sch.get_sparse_iteration("spmm"), "note", "kept")
-    refused(lambda: sch.slices(i, j, 4), "without nested ones and annotations")
+    refused(lambda: sch.sell_slices(i, j, 4), "without nested ones and annotations")
     sch, _, (i, j, k) = opened(func)
     blocks, i = sch.divide(i, 2)
-    refused(lambda: sch.slices(blocks, j, 4), "got 'I_parts' and 'J'")
+    refused(lambda: sch.sell_slices(blocks, j, 4), "got 'I_parts' and 'J'")
     sch, _, (k, _) = opened(scaled, "scaled")
-    refused(lambda: sch.slices(k, k, 4), "got 'K' and 'K'")
+    refused(lambda: sch.sell_slices(k, k, 4), "got 'K' and 'K'")
     sch, _, loops = opened(twice, "second")
-    refused(lambda: sch.slices(loops[0], loops[1], 4), "got 'I' and 'J'")
+    refused(lambda: sch.sell_slices(loops[0], loops[1], 4), "got 'I' and 'J'")
 
 
 # -- pack -------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ def tiles_longer_than_the_tile_they_cut(sch, it, i, j, k):
 @on_gpu("row_sum", "row_sum")
 def a_workspace_that_starts_in_tiles(sch, it, i, j):
     """It is not seen that visits have it for themselves, so that it lies outside of the kernel."""
-    _, lane = sch.steps(j, 32)
+    _, lane = sch.strip_mine_rows(j, 32)
     start, *_ = sch.precompute("Y", i, [], lanes=[lane])
     sch.split(sch.get_sp_iters(start)[0], [None, 3], tail="shift")
 

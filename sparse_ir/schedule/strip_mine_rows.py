@@ -7,8 +7,8 @@ Before::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `steps(j, 32)`, where each row has as many steps as it takes, and `T.Select` leaves out
-what is beyond the row in its last::
+After `strip_mine_rows(j, 32)`, where each row has as many steps as it takes, and `T.Select` leaves
+out what is beyond the row in its last::
 
     J_steps = T.dense_variable(I, (J_steps_count, J_steps_count), J_steps_ptr)
     J_lanes = T.dense_fixed(32)
@@ -38,11 +38,13 @@ from sparsetir.sparse_ir.schedule.loops import loops_of
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.visit_order import ElementOrder, VisitOrder, chosen_loops, load
 
-WHO = "steps"
+WHO = "strip_mine_rows"
 
 
-@primitive(reorders=True)
-def steps(func: SparseFunc, columns: SpIter, lanes: int) -> tuple[SparseFunc, list[SpIter]]:
+@primitive(reorders=True, was="steps")
+def strip_mine_rows(
+    func: SparseFunc, columns: SpIter, lanes: int
+) -> tuple[SparseFunc, list[SpIter]]:
     """Go through what each row stores in steps of so many elements side by side.
 
     Parameters

@@ -6,7 +6,8 @@ Before, where a thread adds each of its elements to memory::
         if T.tail(..):
             C[I_at[p], k] = C[I_at[p], k] + A[p] * B[J_at[p], k]
 
-After `runs(ij1)`, where J_ptr holds where rows begin, as `positions(.., rows="search")` binds it::
+After `segment_accumulate(ij1)`, where J_ptr holds where rows begin, as `positions(..,
+rows="search")` binds it::
 
     with T.sp_iter([I_J0], "S", "spmm") as [ij0]:
         with T.sp_iter([K], "S", "spmm_start") as [k]:
@@ -64,11 +65,11 @@ from sparsetir.sparse_ir.schedule.workspaces import init_apart, over_fresh_vars,
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
 from sparsetir.sparse_ir.workers import divided
 
-WHO = "runs"
+WHO = "segment_accumulate"
 
 
-@primitive
-def runs(
+@primitive(was="runs")
+def segment_accumulate(
     func: SparseFunc, loop: SpIter, *, dtype: str | None = None, name: str | None = None
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """Let visits of a loop add up elements of one row, and write where the row changes.

@@ -8,8 +8,8 @@ it. Before::
             C[i] = 0.0
         C[i] = C[i] + A[i, j] * B[j]
 
-After `slices(i, j, 16)`, rows sorted by length within windows lie side by side, a slice has as many
-steps as its longest row has elements, and `T.Select` leaves out what is beyond a row::
+After `sell_slices(i, j, 16)`, rows sorted by length within windows lie side by side, a slice has as
+many steps as its longest row has elements, and `T.Select` leaves out what is beyond a row::
 
     I_slices = T.dense_fixed(I_slices_count)
     I_steps = T.dense_variable(I_slices, (I_steps_count, I_steps_count), I_steps_ptr)
@@ -60,11 +60,11 @@ from sparsetir.sparse_ir.schedule.visit_order import (
 )
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 
-WHO = "slices"
+WHO = "sell_slices"
 
 
-@primitive(reorders=True)
-def slices(
+@primitive(reorders=True, was="slices")
+def sell_slices(
     func: SparseFunc, rows: SpIter, columns: SpIter, lanes: int, *,
     longest: int | str = 256, window: int | str = 4096, filled: int | str = 90,
 ) -> tuple[SparseFunc, list[SpIter]]:  # fmt: skip

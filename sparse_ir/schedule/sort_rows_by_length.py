@@ -8,8 +8,8 @@ the row. Before::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `by_length(i, j)`, where rows of one length follow each other, and what says where elements
-are, and their columns, lie in the order of the visits::
+After `sort_rows_by_length(i, j)`, where rows of one length follow each other, and what says where
+elements are, and their columns, lie in the order of the visits::
 
     I_sorted = T.dense_fixed(m)
     I_elements = T.dense_variable(I_sorted, (I_elements_count, I_elements_count), I_elements_ptr)
@@ -22,7 +22,7 @@ are, and their columns, lie in the order of the visits::
 Rows are sorted within windows, whose rows stay close to each other: lengths go up in one window and
 down in the next. Values are the arrays that they were: buffers over rows and columns lie over
 positions. `pack("A", ..)` brings values into the order of the visits. (SELL-C-sigma's sorting,
-:mod:`sparsetir.sparse_ir.schedule.slices`, for rows that are visited one by one.)
+:mod:`sparsetir.sparse_ir.schedule.sell_slices`, for rows that are visited one by one.)
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from sparsetir.sparse_ir.schedule.visit_order import (
     load,
 )
 
-WHO = "by_length"
+WHO = "sort_rows_by_length"
 
 
-@primitive(reorders=True)
-def by_length(
+@primitive(reorders=True, was="by_length")
+def sort_rows_by_length(
     func: SparseFunc, rows: SpIter, columns: SpIter, window: int = 4096
 ) -> tuple[SparseFunc, list[SpIter]]:
     """Go through rows in the order of their lengths, as one loop ends like the one before.

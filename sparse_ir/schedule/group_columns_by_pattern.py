@@ -8,8 +8,8 @@ GPUs", enumerate-and-sparse-coarsen, sections 3.2 and 3.3.) Before::
             C[i, k] = 0.0
         C[i, k] = C[i, k] + A[i, j] * B[j, k]
 
-After `patterns(i, j, 4)`, where the columns of a panel of four rows that hold the same of them come
-one after the other, as an entry each::
+After `group_columns_by_pattern(i, j, 4)`, where the columns of a panel of four rows that hold the
+same of them come one after the other, as an entry each::
 
     I_panels = T.dense_fixed((m + 3) // 4)
     I_patterns = T.sparse_fixed(I_panels, (15, 15), I_ids)
@@ -67,12 +67,12 @@ from sparsetir.sparse_ir.schedule.visit_order import (
     load,
 )
 
-WHO = "patterns"
+WHO = "group_columns_by_pattern"
 LARGEST = 8  # rows of a panel: 255 patterns
 
 
-@primitive(reorders=True)
-def patterns(
+@primitive(reorders=True, was="patterns")
+def group_columns_by_pattern(
     func: SparseFunc, rows: SpIter, columns: SpIter, size: int, *, by: str = "pattern"
 ) -> tuple[SparseFunc, list[SpIter]]:
     """Go through panels of rows, in each the columns that hold the same of its rows together.

@@ -10,7 +10,8 @@ rows have one piece. Before::
         with T.sp_iter([W, L], "SS", "spmm_b0_write") as [w, l]:
             C[ib, w * 4 + l] = C[ib, w * 4 + l] + C_ws[w, l]
 
-After `meet([write], race="atomics")`, with a flag for each row, which is computed of the pieces::
+After `combine_row_pieces([write], race="atomics")`, with a flag for each row, which is computed of
+the pieces::
 
         with T.sp_iter([W, L], "SS", "spmm_b0_write") as [w, l]:
             if C_shared[ib] == 0:
@@ -63,7 +64,7 @@ from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
 from sparsetir.sparse_ir.traversal import map_expr
 
-WHO = "meet"
+WHO = "combine_row_pieces"
 RACES = ("atomics", "ignore")
 
 
@@ -87,8 +88,8 @@ def atomic(func: SparseFunc, iteration: SparseIterationRef) -> tuple[SparseFunc,
     return replaced("atomic", func, it, marked), None
 
 
-@primitive
-def meet(
+@primitive(was="meet")
+def combine_row_pieces(
     func: SparseFunc, iterations: Sequence[SparseIterationRef], *, race: str
 ) -> tuple[SparseFunc, list[SparseIterationRef]]:
     """Say how pieces of a row meet that iterations add to.
