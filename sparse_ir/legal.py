@@ -37,23 +37,22 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.parallel import constant_length, has_own_place, written_accesses
 from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
-from sparsetir.sparse_ir.tail_limits import with_conditions
-from sparsetir.sparse_ir.tile_marks import as_if_unshifted
+from sparsetir.sparse_ir.tile_marks import with_conditions, without_tail_shifts
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
+from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 
 
-def plain_accesses(it: SparseIteration, func: SparseFunc) -> Any:
+def for_dependences(it: SparseIteration, func: SparseFunc) -> Any:
     """An iteration in which no tile begins earlier and elements are visited as they are stored.
 
     For what asks who writes what.
     """
-    return as_if_in_order(as_if_unshifted(it), permutations(func))
+    return without_permutations(without_tail_shifts(it), permutations(func))
 
 
 def parallelizable(func: SparseFunc, it: SparseIteration) -> list[str]:
     """The race fact of each loop of an iteration, :data:`FREE` for those that may run at once."""
-    return races_of(plain_accesses(it, func), private_buffers(func, it))
+    return races_of(for_dependences(it, func), private_buffers(func, it))
 
 
 def writes_disjoint(func: SparseFunc, it: SparseIteration, place: int) -> bool:
@@ -107,7 +106,7 @@ def reorderable(func: SparseFunc, it: SparseIteration) -> Dependence | None:
     """What stands against visiting an iteration in another order; None where nothing does."""
     if ORDERED in it.annotations:
         return Dependence("", "its visits follow each other", "reorder loops before")
-    plain = plain_accesses(it, func)
+    plain = for_dependences(it, func)
     written = written_accesses(plain)
     if not written:
         return None

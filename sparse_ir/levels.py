@@ -19,19 +19,19 @@ from tvm import tirx
 
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.nodes import substitute
+from sparsetir.sparse_ir.position_loops import PositionLoop
 from sparsetir.sparse_ir.translate import Scope, Search
-from sparsetir.sparse_ir.units import Unit
 
 
 @dataclass
 class Level:
     """Loops around one block, and the searches that its body starts with."""
 
-    units: list[Unit] = field(default_factory=list)
+    units: list[PositionLoop] = field(default_factory=list)
     searches: list[Search] = field(default_factory=list)
 
 
-def levels_of(units: list[Unit], scope: Scope) -> tuple[list[Level], list[Search]]:
+def levels_of(units: list[PositionLoop], scope: Scope) -> tuple[list[Level], list[Search]]:
     """Cut the loops of an iteration into levels; also the searches that need none of the loops."""
     defined_by: dict[Any, int] = {}
     at: dict[int, list[Search]] = {}
@@ -59,7 +59,7 @@ def levels_of(units: list[Unit], scope: Scope) -> tuple[list[Level], list[Search
     return levels, prelude
 
 
-def init_loops(init: tirx.Stmt, inner: list[Unit]) -> tirx.Stmt:
+def init_loops(init: tirx.Stmt, inner: list[PositionLoop]) -> tirx.Stmt:
     """Loops around an init for the spatial loops that lie inside the reduction's level."""
     used = free_vars(init)
     for unit in reversed(inner):

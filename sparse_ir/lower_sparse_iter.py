@@ -36,7 +36,7 @@ from sparsetir.sparse_ir.computed import COMPUTED
 from sparsetir.sparse_ir.errors import LoweringError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars
 from sparsetir.sparse_ir.groups import with_group_calls
-from sparsetir.sparse_ir.legal import plain_accesses, races
+from sparsetir.sparse_ir.legal import for_dependences, races
 from sparsetir.sparse_ir.levels import Level, init_loops, levels_of
 from sparsetir.sparse_ir.nodes import (
     SparseFunc,
@@ -45,6 +45,7 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     stores_of,
 )
+from sparsetir.sparse_ir.position_loops import PositionLoop, PositionLoops
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
 from sparsetir.sparse_ir.promises import ASSUMED, PROMISES
 from sparsetir.sparse_ir.races import FREE, RACES, private_buffers, races_of
@@ -52,10 +53,9 @@ from sparsetir.sparse_ir.row_search import RowSearch
 from sparsetir.sparse_ir.rows import ROWS
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.statements import as_one
-from sparsetir.sparse_ir.tails import settle_tails
+from sparsetir.sparse_ir.tail_predicates import resolve_tails
 from sparsetir.sparse_ir.translate import Around, Scope, Search, Translator
-from sparsetir.sparse_ir.units import Unit, Units
-from sparsetir.sparse_ir.value_domains import as_if_in_order, permutations
+from sparsetir.sparse_ir.value_domains import permutations, without_permutations
 from sparsetir.sparse_ir.workers import (
     entries_of,
     loops_around,
@@ -118,9 +118,9 @@ class _Lowering:
     def __init__(self, func: SparseFunc) -> None:
         # Who writes what is asked of a function in which no tile begins earlier, and all goes in
         # the order of storage.
-        self.plain = {it.name: plain_accesses(it, func) for it in sparse_iterations(func)}
+        self.plain = {it.name: for_dependences(it, func) for it in sparse_iterations(func)}
         self.orders = permutations(func)
-        func, self.in_turn = settle_tails(func)
+        func, self.in_turn = resolve_tails(func)
         self.tags = thread_tags(func)
         func = with_spatial_workers(with_atomic_calls(with_group_calls(func, self.tags)))
         self.func = func
@@ -128,7 +128,7 @@ class _Lowering:
         written = {store.buffer for store in stores_of(func.body)}
         self.translate = Translator(self.space, written)
         self.translate.rows = self.rows = RowSearch(func, self.translate)
-        self.units = Units(self.space, self.translate)
+        self.units = PositionLoops(self.space, self.translate)
         self.closed: set[Any] = set()  # locals of blocks that are finished
         self.placed: set[Any] = set()  # buffers that are allocated in a visit's block
 
@@ -263,7 +263,7 @@ class _Lowering:
         scope.around += [Around(u.name, u.var, u.coords, u.extent, scope) for u in units]
         scope.local = []
         init: tirx.Stmt | None = None
-        straight = as_if_in_order(it, self.orders)
+        straight = without_permutations(it, self.orders)
         if it.init is not None and init_runs_in_place(straight, self.func):
             spatial = [u for u in units if set(u.kinds) == {"S"}]
             pads = [cond for u in spatial for cond in u.pads]
@@ -333,7 +333,9 @@ class _Lowering:
             stmt = loops_around(stmt, level.units, workers)
         return stmt
 
-    def _refuse_races(self, it: SparseIteration, units: list[Unit], facts: list[str]) -> None:
+    def _refuse_races(
+        self, it: SparseIteration, units: list[PositionLoop], facts: list[str]
+    ) -> None:
         """Refuse loops that are said to be free of races, but are not proven so here.
 
         What schedules change after they divide loops, and text that is read back, may not be.
@@ -350,7 +352,7 @@ class _Lowering:
     def _block(
         self,
         name: str,
-        units: list[Unit],
+        units: list[PositionLoop],
         body: tirx.Stmt,
         init: tirx.Stmt | None,
         allocs: list[Any],

@@ -39,7 +39,7 @@ from sparsetir.sparse_ir.nodes import (
     visited_node,
     walk,
 )
-from sparsetir.sparse_ir.tail_limits import limits_of
+from sparsetir.sparse_ir.tile_marks import limits_of
 
 # An index as a sum: the coefficient of each coordinate, and a constant. A coefficient is a number,
 # or a variable that stands still. What else stands still has a coefficient too.

@@ -17,8 +17,8 @@ uses it is (:func:`sparsetir.schedules.passes.parallel_loops.run_in_parallel`).
 
 TVM's copies of a block have new variables of the same names, and primitives such as
 `decompose_reduction` and `reorder_block_iter_var` some of them, or in another order. So facts go by
-names, which the lowering makes different within an iteration (:mod:`sparsetir.sparse_ir.units`),
-and :func:`facts_of` is where they are read.
+names, which the lowering makes different within an iteration
+(:mod:`sparsetir.sparse_ir.position_loops`), and :func:`facts_of` is where they are read.
 
 A buffer that the function allocates is private to the visits of an iteration when nothing else
 uses it and each visit writes what it reads of it before. It is then allocated in the visit's block.

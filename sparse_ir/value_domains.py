@@ -75,7 +75,7 @@ def made_by_recipes(func: SparseFunc) -> tuple[set[str], set[Any]]:
     }
 
 
-def as_if_in_order(tree: Any, orders: set[Any]) -> Any:
+def without_permutations(tree: Any, orders: set[Any]) -> Any:
     """A statement or iteration that visits elements in the order of storage, for what asks who
 
     writes what: where all accesses of a buffer go through the same permutation, `Out[order[e]]`,

@@ -20,9 +20,9 @@ from sparsetir.sparse_ir.nodes import (
     sparse_iterations,
     substitute,
 )
+from sparsetir.sparse_ir.position_loops import PositionLoop
 from sparsetir.sparse_ir.statements import loop_over, loop_with
 from sparsetir.sparse_ir.traversal import map_expr
-from sparsetir.sparse_ir.units import Unit
 
 # Annotation of a loop of stage II: what it becomes when all else is done.
 KIND = "sparsetir.kind"
@@ -38,7 +38,7 @@ class Workers(NamedTuple):
         blocks and threads both
     """
 
-    units: list[Unit]
+    units: list[PositionLoop]
     kinds: list[str]
     per_block: int
 
@@ -157,7 +157,7 @@ def _dimension(it: SparseIteration, number: int) -> str:
 
 
 def workers_of(
-    it: SparseIteration, levels: list[list[Unit]], tags: dict[tuple[str, ...], list[str]]
+    it: SparseIteration, levels: list[list[PositionLoop]], tags: dict[tuple[str, ...], list[str]]
 ) -> list[Workers]:
     """The groups of loops that are one parallel loop each, outermost first.
 
@@ -184,7 +184,7 @@ def workers_of(
     return groups
 
 
-def loops_around(stmt: Any, units: list[Unit], workers: list[Workers]) -> tirx.Stmt:
+def loops_around(stmt: Any, units: list[PositionLoop], workers: list[Workers]) -> tirx.Stmt:
     """The loops of a level around its block."""
     done: set[int] = set()
     for unit in reversed(units):
@@ -228,7 +228,7 @@ def _under(stmt: Any, condition: Any) -> Any:
     return type(stmt)(stmt.iter_values, predicate, stmt.block)
 
 
-def _fused(stmt: Any, group: list[Unit]) -> tuple[Any, Any, Any]:
+def _fused(stmt: Any, group: list[PositionLoop]) -> tuple[Any, Any, Any]:
     """(variable, extent, what is inside) of one loop for several, over the product of extents."""
     if len(group) == 1:
         return group[0].loop, group[0].extent, stmt

@@ -47,6 +47,7 @@ from sparsetir.sparse_ir.nodes import (
     substitute,
 )
 from sparsetir.sparse_ir.races import FREE, private_buffers
+from sparsetir.sparse_ir.schedule.cut_space import without_choice
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
@@ -58,7 +59,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.schedule.pos import without_choice
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.traversal import map_expr
 

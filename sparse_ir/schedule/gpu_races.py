@@ -55,6 +55,7 @@ from sparsetir.sparse_ir.races import FREE, private_buffers
 from sparsetir.sparse_ir.reduction import Reduction, reduction_of
 from sparsetir.sparse_ir.schedule.combine_row_pieces import combine_row_pieces
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.init_elimination import set_before, with_plain_init
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
@@ -64,7 +65,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.schedule.overwritten import set_before, with_plain_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.workspaces import init_apart
 from sparsetir.sparse_ir.workers import WARP

@@ -22,10 +22,10 @@ After `precompute("C", at=i, axes=[k1])`::
 Where a visit does not see all terms of an element, as with a reduction among the loops up to `at`,
 the workspace begins with the operator's identity, an iteration `spmm_init` sets the result
 beforehand, and `spmm_write` combines both. Where the statement before sets all of the result, as in
-a decomposed program, it is taken for the init (:mod:`sparsetir.sparse_ir.schedule.overwritten`).
-Without axes the workspace is one element, `C_ws[()]`.
-Where nothing of the result is read, an iteration `spmm_value` stores to the workspace what
-`spmm_write` then writes.
+a decomposed program, it is taken for the init
+(:mod:`sparsetir.sparse_ir.schedule.init_elimination`). Without axes the workspace is one element,
+`C_ws[()]`. Where nothing of the result is read, an iteration `spmm_value` stores to the workspace
+what `spmm_write` then writes.
 
 An **operand** is copied where a visit of the loops up to `at` begins. After a further
 `precompute("B", at=k0, axes=["J_", k1], scope="global")`::

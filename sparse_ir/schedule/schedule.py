@@ -22,6 +22,7 @@ from sparsetir.sparse_ir.nodes import SparseFunc
 from sparsetir.sparse_ir.schedule import (  # noqa: F401, each has its primitives
     aggregate,
     combine_row_pieces,
+    cut_space,
     distribute,
     divide,
     facts,
@@ -29,7 +30,6 @@ from sparsetir.sparse_ir.schedule import (  # noqa: F401, each has its primitive
     pack,
     parallelize,
     peel,
-    pos,
     positions,
     precompute,
     ranges,

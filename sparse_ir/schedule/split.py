@@ -17,9 +17,9 @@ The last of the outermost loop's tiles may reach too far. `tail` says what happe
 "shift" : it begins earlier, and visits nothing twice: `at_most(k0 * 64, feat - 64)` for `k0 * 64`,
     under the condition that the coordinate was not in the tile before. The lowering drops the
     condition where to compute something twice does no harm, which
-    :func:`sparsetir.sparse_ir.tails.settle_tails` proves, and makes it a choice between a term and
-    the operator's identity in a reduction: vectors stay vectors. The axis must hold at least one
-    tile; where its length is no number, kernels check that when they are called.
+    :func:`sparsetir.sparse_ir.tail_predicates.resolve_tails` proves, and makes it a choice between
+    a term and the operator's identity in a reduction: vectors stay vectors. The axis must hold at
+    least one tile; where its length is no number, kernels check that when they are called.
 "repeat" : its coordinates beyond the axis visit the last again: `at_most(k0 * 64 + k1, feat - 1)`,
     under the condition that they do not. The lowering ends the condition as it does for "shift".
     Loads need no guards, whatever the length.
@@ -52,6 +52,7 @@ from sparsetir.sparse_ir.nodes import (
     stores_of,
     substitute,
 )
+from sparsetir.sparse_ir.schedule.cut_space import space_of, without_choice
 from sparsetir.sparse_ir.schedule.facts import promised
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import (
@@ -64,7 +65,6 @@ from sparsetir.sparse_ir.schedule.loops import (
     replaced,
     show,
 )
-from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 from sparsetir.sparse_ir.schedule.primitives import primitive
 from sparsetir.sparse_ir.schedule.split_positions import is_stored, split_positions
 from sparsetir.sparse_ir.schedule.visit_order import MOST

@@ -42,10 +42,10 @@ from sparsetir.sparse_ir.recipes.positions import (
     tile_ptr,
     tile_starts,
 )
+from sparsetir.sparse_ir.schedule.cut_space import space_of, without_choice
 from sparsetir.sparse_ir.schedule.handles import SpIter
 from sparsetir.sparse_ir.schedule.loops import Loop
 from sparsetir.sparse_ir.schedule.pieces import chunk_loops, has_rows_to_carry
-from sparsetir.sparse_ir.schedule.pos import space_of, without_choice
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder, is_path
 
 WHO = "split"

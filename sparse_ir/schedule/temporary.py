@@ -36,7 +36,7 @@ from typing import Any
 from tvm import tirx
 
 from sparsetir.sparse_ir.expressions import cast, free_vars
-from sparsetir.sparse_ir.legal import parallelizable, plain_accesses
+from sparsetir.sparse_ir.legal import for_dependences, parallelizable
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -53,8 +53,8 @@ from sparsetir.sparse_ir.races import FREE, private_buffers, races_of
 from sparsetir.sparse_ir.recipes.positions import piece_rest
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.init_elimination import without_init
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, loops_of
-from sparsetir.sparse_ir.schedule.overwritten import without_init
 from sparsetir.sparse_ir.schedule.pieces import pieces_under
 from sparsetir.sparse_ir.schedule.visit_order import VisitOrder
 from sparsetir.sparse_ir.schedule.workspaces import over_fresh_vars
@@ -293,7 +293,7 @@ class _Temporaries(VisitOrder):
 
     def _refuse_indices(self) -> None:
         """Refuse where a visit writes more than its row, or a piece an element several times."""
-        plain = plain_accesses(self.it, self.func)
+        plain = for_dependences(self.it, self.func)
         private = private_buffers(self.func, self.it)
         nests = [
             plain,

@@ -9,7 +9,7 @@ from tvm_ffi import structural_equal
 
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import cast, free_vars
-from sparsetir.sparse_ir.legal import plain_accesses
+from sparsetir.sparse_ir.legal import for_dependences
 from sparsetir.sparse_ir.names import fresh_name
 from sparsetir.sparse_ir.nodes import (
     Axis,
@@ -32,13 +32,13 @@ from sparsetir.sparse_ir.reduction import (
     widened,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef
+from sparsetir.sparse_ir.schedule.init_elimination import with_init_before
 from sparsetir.sparse_ir.schedule.loops import (
     Loop,
     changed,
     replaced,
     show,
 )
-from sparsetir.sparse_ir.schedule.overwritten import with_init_before
 from sparsetir.sparse_ir.separate_init import init_runs_in_place, separate_init
 from sparsetir.sparse_ir.tile_marks import is_tail
 from sparsetir.sparse_ir.traversal import map_expr
@@ -209,7 +209,7 @@ class _Result:
         """Whether each visit of the outer loops sees all terms of the elements it writes."""
         if self.it.init is None or any("R" in loop.kinds for loop in self.outer):
             return False
-        plain = plain_accesses(self.it, self.func)
+        plain = for_dependences(self.it, self.func)
         return init_runs_in_place(plain, self.func) and self._all_terms_inside()
 
     def _all_terms_inside(self) -> bool:

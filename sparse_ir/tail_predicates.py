@@ -48,12 +48,12 @@ from sparsetir.sparse_ir.nodes import (
 )
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart, under, where
 from sparsetir.sparse_ir.statements import as_one, loop_with
-from sparsetir.sparse_ir.tail_limits import with_conditions
 from sparsetir.sparse_ir.tile_marks import (
     contains,
     is_tail,
     repeats,
     start_of,
+    with_conditions,
     with_starts,
     without_marks,
 )
@@ -61,7 +61,7 @@ from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.workers import divided
 
 
-def settle_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
+def resolve_tails(func: SparseFunc) -> tuple[SparseFunc, set[Any]]:
     """The function with as few conditions of shifted tiles as give the same, no more marked.
 
     Also the coordinates of tiles that have to take turns now: what one of them sets and then

@@ -52,7 +52,7 @@ from sparsetir.sparse_ir.nodes import (
 from sparsetir.sparse_ir.promises import promises_of
 from sparsetir.sparse_ir.reduction import reduction_of, taken_apart
 from sparsetir.sparse_ir.schedule.loops import Loop, changed, find_iteration
-from sparsetir.sparse_ir.tile_marks import as_if_unshifted, is_tail
+from sparsetir.sparse_ir.tile_marks import is_tail, without_tail_shifts
 from sparsetir.sparse_ir.traversal import map_expr
 
 
@@ -211,7 +211,7 @@ def _is_whole(func: SparseFunc, var: Any, lengths: list[Any]) -> bool:
 
 def _reaches(func: SparseFunc, init: Any, spatial: dict[Any, Axis], lengths: list[Any]) -> bool:
     """Whether a store, run for all coordinates, writes to all of a box of these lengths."""
-    conditions, store = taken_apart(as_if_unshifted(init))
+    conditions, store = taken_apart(without_tail_shifts(init))
     limits = [_limit(c.args[0], list(spatial)) for c in conditions]
     with contextlib.ExitStack() as known:
         analyzer = Analyzer()

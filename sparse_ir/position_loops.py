@@ -29,7 +29,7 @@ from sparsetir.sparse_ir.translate import Scope, Search, Translator, Visit
 
 
 @dataclass
-class Unit:
+class PositionLoop:
     """One loop: an axis, a fused axis, an attached axis, or one of these by parts.
 
     coords : its coordinates of stage I
@@ -57,7 +57,7 @@ class Unit:
         return tirx.IterVar.CommReduce if set(self.kinds) == {"R"} else tirx.IterVar.Opaque
 
 
-class Units:
+class PositionLoops:
     """Makes the loops of the iterations of one function."""
 
     def __init__(self, space: PositionSpace, translate: Translator) -> None:
@@ -65,9 +65,9 @@ class Units:
         self.translate = translate
         self._taken: set[str] = set()  # names of the loops of the iteration at hand
 
-    def of(self, it: SparseIteration, scope: Scope) -> list[Unit]:
+    def of(self, it: SparseIteration, scope: Scope) -> list[PositionLoop]:
         """The loops of an iteration; `scope` learns where each axis stands."""
-        units: list[Unit] = []
+        units: list[PositionLoop] = []
         at, self._taken = 0, set()
         for entry in it.axes:
             node, by = visited_node(entry), entry.by if isinstance(entry, PartAxis) else None
@@ -82,7 +82,7 @@ class Units:
 
     def _axis_unit(
         self, node: Any, coord_var: Any, kind: str, scope: Scope, by: Axis | None
-    ) -> Unit:
+    ) -> PositionLoop:
         axis = node.axis if isinstance(node, AttachedAxis) else node
         parents = self._parents(node, scope)
         loop, var = self._variables(coord_var.name, axis.idtype)
@@ -98,7 +98,7 @@ class Units:
         coord = self.space.coordinate(axis, [*parents, pos])
         self._visit(axis, coord_var, pos, coord, parents, scope)
         pads = [coord >= 0] if self.space.has_padding(axis) else []
-        return Unit(node, [coord_var], kind, loop, var, extent, pads)
+        return PositionLoop(node, [coord_var], kind, loop, var, extent, pads)
 
     def _variables(self, wish: str, dtype: str) -> tuple[Any, Any]:
         """The loop's variable and the block's, of names that no other loop of the iteration has.
@@ -135,7 +135,7 @@ class Units:
 
     def _fused_unit(
         self, node: FusedAxis, coords: list[Any], kinds: str, scope: Scope, by: Axis | None
-    ) -> Unit:
+    ) -> PositionLoop:
         """One loop over the joint positions; each axis's own position is recovered from it.
 
         The axes fall into runs, each an axis and its descendants; a run that holds a variable axis
@@ -151,7 +151,7 @@ class Units:
             else:
                 runs.append([n])
         sizes = [self._run_size([axes[n] for n in run], scope, dtype) for run in runs]
-        unit = Unit(node, coords, kinds, loop, var, _product(sizes, dtype))
+        unit = PositionLoop(node, coords, kinds, loop, var, _product(sizes, dtype))
         rest: Any = var
         if by is not None:  # then the axes are one run, from a root: its joint positions are stored
             unit.extent, rest = self._in_part(by, var, scope)
@@ -192,7 +192,7 @@ class Units:
         return self.space.start(last, [*outer, *above])
 
     def _recover(
-        self, run: list[Axis], coords: list[Any], joint: Any, unit: Unit, scope: Scope
+        self, run: list[Axis], coords: list[Any], joint: Any, unit: PositionLoop, scope: Scope
     ) -> None:
         outer = self._parents(run[0], scope) if run[0].parent is not None else []
         variable = [n for n, a in enumerate(run) if a.is_variable]
@@ -219,7 +219,7 @@ class Units:
                 unit.pads.append(coord >= 0)
 
     def _recover_variable(
-        self, run: list[Axis], outer: list[Any], joint: Any, unit: Unit
+        self, run: list[Axis], outer: list[Any], joint: Any, unit: PositionLoop
     ) -> list[Any]:
         """Positions of a run that ends in a variable axis, from an offset into that axis."""
         last = run[-1]
