@@ -68,10 +68,10 @@ SHOWN: dict[str, tuple[Callable[..., None], str, int]] = {
     "split": (shown_split, "split", 0),
     "divide_work": (shown_divide, "divide", 0),
     "divide_coordinates": (shown_divide_coordinates, "divide", 1),
-    "bound": (shown_bound, "bound", 0),
+    "bound": (shown_bound, "facts", 0),
     "precompute_result": (shown_precompute, "precompute", 0),
     "precompute_operand": (shown_precompute_operand, "precompute", 1),
-    "steps": (lambda sch, it, i, j, k: sch.strip_mine_rows(j, 32), "steps", 0),
+    "steps": (lambda sch, it, i, j, k: sch.strip_mine_rows(j, 32), "strip_mine_rows", 0),
     "parallelize": (shown_parallelize, "parallelize", 0),
 }
 
