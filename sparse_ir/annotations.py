@@ -16,7 +16,7 @@ from sparsetir.sparse_ir.computed import computed_parameters
 from sparsetir.sparse_ir.nodes import SparseFunc, nodes_of, sparse_iterations
 from sparsetir.sparse_ir.recipes.ranges import range_tile_ptr, range_tile_starts
 from sparsetir.sparse_ir.tile_marks import is_bound, is_tail
-from sparsetir.sparse_ir.verify_sites import Broken, Found
+from sparsetir.sparse_ir.verify_sites import Broken, Found, Site
 
 # [{"loops": [names], "unit": "cpu", "race": ...}, ...], and "per_block", the visits that a block of
 # threads has of a loop over blocks and threads
@@ -56,23 +56,23 @@ def reserved_problem(key: str) -> str:
     return ""
 
 
-def range_problems(func: SparseFunc) -> Found:
+def range_problems(site: Site) -> Found:
     """The verifier's rule: ranges are those of the recipes that make them the same for all parents.
 
     Where tiles of rows begin within a parent's ranges, and the rows of each, are made of one and
     the same cut.
     """
-    for it in sparse_iterations(func):
-        for name in map(str, it.annotations.get(RANGES, [])):
-            tiles = _made(func, name, range_tile_ptr)
-            parts = [p for axis, how in tiles for p, of in _made(func, axis, range_tile_starts)
-                     if of == how]  # fmt: skip
-            if not parts:
-                yield Broken(
-                    it.span,
-                    f"sp_iter '{it.name}': annotation '{RANGES}': expected an axis whose tiles "
-                    f"recipes range_tile_ptr and range_tile_starts make, got '{name}'",
-                )
+    func, it = site.func, site.stmt
+    for name in map(str, it.annotations.get(RANGES, [])):
+        tiles = _made(func, name, range_tile_ptr)
+        parts = [p for axis, how in tiles for p, of in _made(func, axis, range_tile_starts)
+                 if of == how]  # fmt: skip
+        if not parts:
+            yield Broken(
+                it.span,
+                f"sp_iter '{it.name}': annotation '{RANGES}': expected an axis whose tiles "
+                f"recipes range_tile_ptr and range_tile_starts make, got '{name}'",
+            )
 
 
 def _made(func: SparseFunc, parent: str, recipe: Any) -> list[tuple[str, dict[str, Any]]]:

@@ -44,6 +44,7 @@ from sparsetir.sparse_ir.nodes import (
     make_func,
     sparse_iterations,
     stores_of,
+    variables_of,
 )
 from sparsetir.sparse_ir.position_loops import PositionLoop, PositionLoops
 from sparsetir.sparse_ir.position_space import LAYOUTS, SIGNATURE, PositionSpace
@@ -380,8 +381,14 @@ class _Lowering:
         self.closed.update(allocs)
         visible = [v for v in self.translate.locals if v not in self.closed]
         own = self.placed & set(allocs)
-        known = {v: v for v in [*self.space.all_buffers(), *visible] if v not in own}
-        reads, writes = s_tir.analysis.get_sblock_read_write_region(make([], []), known)
+        plain = make([], [])
+        there = {v.__chandle__() for v in variables_of(plain)}  # few of all
+        known = {
+            v: v
+            for v in [*self.space.all_buffers(), *visible]
+            if v.__chandle__() in there and v not in own
+        }
+        reads, writes = s_tir.analysis.get_sblock_read_write_region(plain, known)
         reads, writes = ([self._relax(r) for r in regions] for regions in (reads, writes))
         return s_tir.SBlockRealize([u.loop for u in units], True, make(reads, writes))
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -383,14 +384,38 @@ class Names(NamedTuple):
         return found if found is not None and found.var.same_as(var) else None
 
 
-@functools.lru_cache(maxsize=4)
+_LOCK = threading.Lock()
+_DECLARED: dict[Any, Names] = {}  # of the last functions that were asked for
+
+
 def declared(func: SparseFunc) -> Names:
     """What a function declares, read once: TVM's lists take long to go through."""
-    return Names(
-        {str(p.name): p for p in func.params},
-        {str(a.name): a for a in func.axes},
-        {str(b.name): b for b in func.buffers},
-    )
+    found = _DECLARED.get(func)
+    if found is not None:
+        return found
+    return _keep(func, _by_name(func.params, func.axes, func.buffers))
+
+
+def declare_more(
+    func: SparseFunc, before: SparseFunc, params: Any, axes: Any, buffers: Any
+) -> None:
+    """Note what a function declares that has so much more than another one."""
+    more = _by_name(params, axes, buffers)
+    both: list[Any] = [old | new for old, new in zip(declared(before), more, strict=True)]
+    _keep(func, Names(*both))
+
+
+def _by_name(*declarations: Any) -> Names:
+    found: list[Any] = [{str(x.name): x for x in each} for each in declarations]
+    return Names(*found)
+
+
+def _keep(func: SparseFunc, names: Names) -> Names:
+    with _LOCK:
+        while len(_DECLARED) >= 4:
+            del _DECLARED[next(iter(_DECLARED))]
+        _DECLARED[func] = names
+    return names
 
 
 def make_func(
@@ -515,13 +540,15 @@ def sparse_iterations(func: SparseFunc) -> tuple[SparseIteration, ...]:
     return tuple(nodes_of(SparseIteration, func.body))
 
 
+@functools.lru_cache(maxsize=1024)
+def names_inside(it: SparseIteration) -> frozenset[str]:
+    """The names of the iterations nested in one."""
+    return frozenset(str(n.name) for n in nodes_of(SparseIteration, it.init, it.body))
+
+
 def iterations_around(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
     """The iterations that one is nested in, outer ones first."""
-    return [
-        other
-        for other in sparse_iterations(func)
-        if any(n.name == it.name for n in nodes_of(SparseIteration, other.body))
-    ]
+    return [other for other in sparse_iterations(func) if it.name in names_inside(other)]
 
 
 def entry_name(node: Any) -> str:

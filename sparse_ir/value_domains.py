@@ -47,6 +47,8 @@ def permutations(func: SparseFunc) -> set[Any]:
         distinct = facts_of(how["recipe"]).distinct
         if str(how[distinct])[1:] in made if isinstance(distinct, str) else distinct:
             made.add(name)
+    if not made:
+        return set()
     return {b.var for b in func.buffers if b.handle is not None and str(b.handle.name) in made}
 
 

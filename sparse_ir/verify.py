@@ -14,7 +14,7 @@ import tvm_ffi
 from tvm import ir
 from tvm.sym import Analyzer
 
-from sparsetir.sparse_ir.annotations import is_scheduled, range_problems, written_by_hand_problems
+from sparsetir.sparse_ir.annotations import is_scheduled, written_by_hand_problems
 from sparsetir.sparse_ir.computed import computed_problems
 from sparsetir.sparse_ir.errors import IllFormedError
 from sparsetir.sparse_ir.legal import order_problem
@@ -456,5 +456,4 @@ ATTRIBUTES: tuple[Callable[[SparseFunc], Found], ...] = (
     promise_problems,
     assumption_problems,
     row_problems,
-    range_problems,
 )

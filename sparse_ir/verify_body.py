@@ -8,6 +8,7 @@ from typing import Any
 import tvm_ffi
 from tvm import ir, tirx
 
+from sparsetir.sparse_ir.annotations import range_problems
 from sparsetir.sparse_ir.nodes import (
     AttachedAxis,
     Axis,
@@ -17,9 +18,10 @@ from sparsetir.sparse_ir.nodes import (
     SparseIteration,
     declared,
     flat_axes,
-    sparse_iterations,
+    names_inside,
     visited_node,
 )
+from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, visit_nodes
 from sparsetir.sparse_ir.verify_parts import parts_problems
 from sparsetir.sparse_ir.verify_sites import (
     STATEMENTS,
@@ -47,15 +49,26 @@ def body_problems(func: SparseFunc, known: Sequence[Any] = ()) -> Found:
 
     known : iterations in it that are right, in a function that declares no more than this one
     """
-    seen: set[str] = set()
-    for iteration in sparse_iterations(func):
-        if iteration.name in seen:
-            yield Broken(
-                iteration.span,
-                f"two sparse iterations are named '{iteration.name}'; schedules find them by name",
-            )
-        seen.add(iteration.name)
-    for site in sites(Site(func, func.body, declared(func), known=frozenset(known))):
+    right, seen = frozenset(known), set[str]()
+    others: list[SparseIteration] = []
+
+    def visit(it: SparseIteration) -> Any:
+        if it in right:
+            return SKIP
+        others.append(it)
+        return ADVANCE
+
+    visit_nodes(func.body, [(SparseIteration, visit)])
+    named = [(it, [it.name, *names_inside(it)]) for it in known]
+    for it, all_names in [*named, *((it, [it.name]) for it in others)]:
+        for name in all_names:
+            if name in seen:
+                yield Broken(
+                    it.span,
+                    f"two sparse iterations are named '{name}'; schedules find them by name",
+                )
+            seen.add(name)
+    for site in sites(Site(func, func.body, declared(func), known=right)):
         for rule in ITERATION if isinstance(site.stmt, SparseIteration) else STATEMENT:
             yield from rule(site)
 
@@ -286,6 +299,7 @@ ITERATION: tuple[Rule, ...] = (
     _axis_order,
     _fused,
     parts_problems,
+    range_problems,
     _init_stores,
 )
 STATEMENT: tuple[Rule, ...] = (

@@ -125,7 +125,8 @@ def sites(site: Site) -> Iterator[Site]:
     yield site
     if isinstance(stmt, tirx.SeqStmt):
         for child in stmt.seq:
-            yield from sites(site.at(child))
+            if child not in site.known:
+                yield from sites(site.at(child))
     elif isinstance(stmt, tirx.stmt.Bind):
         site.defined.add(stmt.var)
         for reduced in (site.reduced[v] for v in used_variables(stmt.value) if v in site.reduced):

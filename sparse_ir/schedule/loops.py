@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tvm import tirx
+
 from sparsetir.sparse_ir.annotations import WORKERS
 from sparsetir.sparse_ir.errors import IllFormedError, ScheduleError
 from sparsetir.sparse_ir.nodes import (
@@ -15,13 +17,15 @@ from sparsetir.sparse_ir.nodes import (
     PartAxis,
     SparseFunc,
     SparseIteration,
+    declare_more,
     flat_axes,
     iteration_with,
+    names_inside,
     nodes_of,
     sparse_iterations,
 )
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
-from sparsetir.sparse_ir.traversal import ADVANCE, SKIP, map_expr, visit_nodes
+from sparsetir.sparse_ir.traversal import map_expr
 from sparsetir.sparse_ir.verify import verify
 from sparsetir.sparse_ir.workers import divided
 
@@ -176,15 +180,15 @@ def replaced(
                 f"{who}: {names} is divided among workers and has to stay as it is; expected "
                 f"{who} before parallelize\n{show(it)}"
             )
-    body = map_expr(
-        func.body, [(SparseIteration, lambda node: stmt if node.name == it.name else node)]
-    )
+    beside: list[SparseIteration] = []
+    body = _put(func.body, str(it.name), stmt, beside)
     more = {"params": params, "axes": axes, "buffers": buffers}
     grown = {name: [*getattr(func, name), *new] for name, new in more.items() if new}
     out = func.replace(**grown, body=body)
+    declare_more(out, func, **more)
     try:
         if trusted:
-            verify(out, _beside(func, it), func)
+            verify(out, beside, func)
         else:
             verify(out)
     except IllFormedError as err:
@@ -193,20 +197,26 @@ def replaced(
     return out
 
 
-def _beside(func: SparseFunc, it: SparseIteration) -> list[SparseIteration]:
-    """The outermost iterations that one is not nested in, and that are not nested in it."""
-    found: list[SparseIteration] = []
+def _put(tree: Any, name: str, stmt: Any, beside: list[SparseIteration]) -> Any:
+    """The tree with a statement for the iteration of a name.
 
-    def visit(node: SparseIteration) -> Any:
-        if node.name == it.name:
-            return SKIP
-        if any(n.name == it.name for n in inside(node)):
-            return ADVANCE
-        found.append(node)
-        return SKIP
-
-    visit_nodes(func.body, [(SparseIteration, visit)])
-    return found
+    beside : gets the outermost iterations that it is not nested in, and that are not nested in it
+    """
+    if isinstance(tree, tirx.SeqStmt):
+        parts = [*tree.seq]
+        put = [_put(part, name, stmt, beside) for part in parts]
+        return tree if put == parts else tirx.SeqStmt(put)
+    if not isinstance(tree, SparseIteration):
+        there = nodes_of(SparseIteration, tree, nested=False)
+        beside += [x for x in there if x.name != name and name not in names_inside(x)]
+        return map_expr(tree, [(SparseIteration, lambda x: stmt if x.name == name else x)])
+    if tree.name == name:
+        return stmt
+    if name not in names_inside(tree):
+        beside.append(tree)
+        return tree
+    init = None if tree.init is None else _put(tree.init, name, stmt, beside)
+    return iteration_with(tree, init=init, body=_put(tree.body, name, stmt, beside))
 
 
 def _run_of(names: list[str], all_names: list[str]) -> bool:
