@@ -7,10 +7,11 @@ from tvm.error import DiagnosticError
 
 from schedule_common import opened
 from sparsetir import IllFormedError, ScheduleError, from_source
-from sparsetir.sparse_ir.legal import parallelizable, reorderable, writes_disjoint
+from sparsetir.sparse_ir.legal import parallelizable, raced, races, reorderable, writes_disjoint
 from sparsetir.sparse_ir.nodes import sparse_iterations
 from sparsetir.sparse_ir.schedule.group_columns_by_pattern import group_columns_by_pattern
 from sparsetir.sparse_ir.schedule.handles import SparseIterationRef, SpIter
+from sparsetir.sparse_ir.schedule.loops import find_iteration
 from sparsetir.sparse_ir.schedule.peel import peel
 from sparsetir.sparse_ir.schedule.positions import positions
 from sparsetir.sparse_ir.schedule.ranges import ranges
@@ -144,6 +145,20 @@ def test_primitives_ask(name: str) -> None:
         match=f"^{name}: the order of visits of 'it' matters: visits that differ in 'j' read 'D'",
     ):
         CHANGES[name](func, *loops)
+
+
+def test_a_gpu_may_meet_at_what_is_updated_atomically() -> None:
+    """And at nothing else; threads of a CPU at nothing."""
+    body = 'with T.sp_iter([I, J], "SR", "it") as [i, j]:\n    C[i] = C[i] + A[i, j]\n'
+    sch, ref, _ = opened(from_source(source(body)), "it")
+    plain = find_iteration(sch.func, "it")
+    sch.atomic(ref)
+    atomic = find_iteration(sch.func, "it")
+    fact = parallelizable(sch.func, atomic)[1]
+    assert raced(fact) == {"C"}
+    assert not races(atomic, fact, "block") and not races(atomic, fact, "thread")
+    assert races(plain, fact, "block") and races(atomic, fact, "cpu")
+    assert races(atomic, f"{fact}, D", "block")
 
 
 def test_what_follows_each_other_is_left_in_order() -> None:
