@@ -111,8 +111,8 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
             ...
 
     Stage II parts the sum over JB from that over K
-    (:mod:`sparsetir.schedules.gpu.passes.inner_sums`), divides the steps among threads, and puts
-    the buckets on one grid. Raises ScheduleError for a program of another shape.
+    (:mod:`sparsetir.schedules.gpu.passes.atomic_products`), divides the steps among threads, and
+    puts the buckets on one grid. Raises ScheduleError for a program of another shape.
     """
 
     def multiply(product: str, steps: list[str]) -> None:

@@ -30,10 +30,9 @@ from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
 from sparsetir.schedules.gpu import rgms_tiles
+from sparsetir.schedules.gpu.passes.atomic_products import inner_products, inner_sums
 from sparsetir.schedules.gpu.passes.dots_together import dots_together
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
-from sparsetir.schedules.gpu.passes.inner_products import inner_products
-from sparsetir.schedules.gpu.passes.inner_sums import inner_sums
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
 from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
@@ -293,11 +292,10 @@ def apply(sch: Schedule, config: GradientTiles) -> None:
             T.sp_iter_attr({"atomic": 1})
             ...
 
-    Stage II parts the sum over JB from that over IB, some rows at a time
-    (:mod:`sparsetir.schedules.gpu.passes.inner_sums`), or, of the weights of edges, the product
-    with W from that with X (:mod:`sparsetir.schedules.gpu.passes.inner_products`), divides the
-    steps among threads, and puts the buckets on one grid. Raises ScheduleError for a program of
-    another shape.
+    Stage II parts the sum over JB from that over IB, some rows at a time, or, of the weights of
+    edges, the product with W from that with X
+    (:mod:`sparsetir.schedules.gpu.passes.atomic_products`), divides the steps among threads, and
+    puts the buckets on one grid. Raises ScheduleError for a program of another shape.
     """
     first, parts = _found(sch)
     edges, tiles = parts[0].edges, 1 if parts[0].edges else 2

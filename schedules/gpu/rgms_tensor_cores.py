@@ -9,8 +9,8 @@ beside those of X and W. Fragments of 16 bits as sums would be rounded with each
 beyond the range of float16 becomes an infinity. In bucket 0 without weights there is nothing to
 sum: rows are copied to shared memory asynchronously, and nothing is rounded.
 
-Padding meets no number (see :mod:`sparsetir.schedules.gpu.passes.inner_sums`): rows and columns of
-a tile that are padding are multiplied, and not written.
+Padding meets no number (see :mod:`sparsetir.schedules.gpu.passes.atomic_products`): rows and
+columns of a tile that are padding are multiplied, and not written.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect, expect_integers
+from sparsetir.schedules.gpu.passes.atomic_products import inner_sums
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
 from sparsetir.schedules.gpu.passes.gather_together import gather_together
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
-from sparsetir.schedules.gpu.passes.inner_sums import inner_sums
 from sparsetir.schedules.gpu.passes.software_pipeline import MAX_SHARED, software_pipeline
 from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern

@@ -1,6 +1,6 @@
 """Sums over rows of two operands, by neighbouring threads each (GPU).
 
-Before, the nest that :mod:`sparsetir.schedules.gpu.passes.inner_products` leaves::
+Before, the nest that :mod:`sparsetir.schedules.gpu.passes.atomic_products` leaves::
 
     for it, jb, k1 in T.grid(32, 4, 64):
         with T.sblock("rgms0_dots"):

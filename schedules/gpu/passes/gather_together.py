@@ -1,6 +1,6 @@
 """Sums of rows that are gathered, to shared memory by all threads of a block.
 
-Before, the nest of inner sums as :mod:`sparsetir.schedules.gpu.passes.inner_sums` makes it::
+Before, the nest of inner sums as :mod:`sparsetir.schedules.gpu.passes.atomic_products` makes it::
 
     for it, k1 in T.grid(32, 16):
         with T.sblock("rgms0_gather"):
