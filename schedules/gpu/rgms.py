@@ -23,8 +23,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
-from sparsetir.schedules.arguments import expect
-from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
 from sparsetir.schedules.gpu.rgms_tiles import (
     RelationalTiles,
     arrange,
@@ -50,24 +48,6 @@ class RelationalRows(RelationalTiles):
     """
 
     shape: tuple[int, int] = (4, 4)
-
-    def __post_init__(self) -> None:
-        self.check()
-        two = isinstance(self.shape, tuple) and len(self.shape) == 2 and min(self.shape) > 0
-        exact = two and self.rows % self.shape[0] == 0 == self.tile % self.shape[1]
-        fits = exact and 0 < self._threads <= 512 and self._threads % 32 == 0
-        expect(self, "shape", fits, (
-            f"two numbers that make {self.rows} by {self.tile} sums with a multiple of 32 threads, "
-            "at most 512"
-        ))  # fmt: skip
-
-    @property
-    def _threads(self) -> int:
-        return (self.rows // self.shape[0]) * (self.tile // self.shape[1])
-
-    @property
-    def warps(self) -> int:
-        return self._threads // 32
 
     @classmethod
     def for_features(
@@ -115,7 +95,4 @@ def apply(sch: Schedule, config: RelationalRows) -> None:
     puts the buckets on one grid. Raises ScheduleError for a program of another shape.
     """
 
-    def multiply(product: str, steps: list[str]) -> None:
-        sch.rewrite(register_tiles, product, steps, warps=config.warps, shape=config.shape)
-
-    in_tiles(sch, config, "RelationalRows", multiply)
+    in_tiles(sch, config)

@@ -15,14 +15,13 @@ columns of a tile that are padding are multiplied, and not written.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.gpu import rgms_tiles
-from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
+from sparsetir.schedules.gpu.passes.on_tensor_cores import ROWS
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
 from sparsetir.schedules.gpu.rgms_tiles import (
     RelationalTiles,
@@ -42,7 +41,6 @@ from sparsetir.sparse_ir.schedule import Schedule
 __all__ = ["RelationalTensorCores", "apply", "arrange", "configs", "program", "serves"]
 
 WHO = "RelationalTensorCores"
-MAX_WARPS = 16
 
 
 @dataclass(frozen=True)
@@ -58,21 +56,9 @@ class RelationalTensorCores(RelationalTiles):
     vectors: tuple[int, int] = (8, 8)
     shares: tuple[int, int] = (2, 2)
 
-    def __post_init__(self) -> None:
-        self.check()
+    def _check_tile(self) -> None:
+        super()._check_tile()
         expect(self, "depth", self.depth % ROWS == 0, f"a multiple of {ROWS}")
-        two = isinstance(self.shares, tuple) and len(self.shares) == 2 and min(self.shares) > 0
-        exact = two and math.prod(self.shares) <= MAX_WARPS and not (
-            self.rows % (self.shares[0] * ROWS) or self.tile % (self.shares[1] * COLUMNS)
-        )  # fmt: skip
-        expect(self, "shares", exact, (
-            f"two numbers, {MAX_WARPS} together, that leave each a multiple of {ROWS} of "
-            f"{self.rows} rows and of {COLUMNS} of {self.tile} features"
-        ))  # fmt: skip
-
-    @property
-    def warps(self) -> int:
-        return math.prod(self.shares)
 
     @classmethod
     def for_features(
@@ -132,7 +118,4 @@ def apply(sch: Schedule, config: RelationalTensorCores) -> None:
             f"'{sch.func.name}', got {sorted(dtypes)}"
         )
 
-    def multiply(product: str, steps: list[str]) -> None:
-        sch.rewrite(on_tensor_cores, product, steps, warps=config.shares)
-
-    in_tiles(sch, config, WHO, multiply, factors=dtypes.pop())
+    in_tiles(sch, config)
