@@ -32,7 +32,8 @@ from typing import Any, NoReturn
 from tvm import ir, tirx
 
 from sparsetir.schedules.gpu.passes.atomic_products import AtomicProduct, atomic_product
-from sparsetir.schedules.gpu.passes.gather_together import VECTOR_BYTES, in_vector
+from sparsetir.schedules.gpu.passes.copy_together import places_of
+from sparsetir.schedules.gpu.passes.gather_together import check_vector, in_vector
 from sparsetir.schedules.gpu.passes.tile_elements import from_lane
 from sparsetir.schedules.passes.nests import (
     WARP,
@@ -66,7 +67,7 @@ def dots_together(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) ->
     Raises ScheduleError for a block of another shape.
     """
     nest = find_nest(WHO, func, dots)
-    *_, last = nest.extents(WHO)
+    nest.extents(WHO)
     added = atomic_product(nest.body)
     along = nest.loops[-1].loop_var
     if added is None or along in set[Any]().union(*map(free_vars, added.place.indices)):
@@ -79,12 +80,7 @@ def dots_together(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) ->
         or along in free_vars(memory[0].indices[0])
     ):
         _refuse(nest)
-    size = element_bytes(memory[0].source)
-    if last % vector or vector * size > VECTOR_BYTES:
-        raise ScheduleError(
-            f"{WHO}: argument 'vector': expected a divisor of {last} neighbours, of at most "
-            f"{VECTOR_BYTES} bytes, got {vector} {dtype_of(memory[0])} in block '{dots}'"
-        )
+    check_vector(WHO, nest, memory[0], vector)
     work = _Threads(nest, added, memory[0], vector)
     code = for_threads(dots, warps, lambda w, l: work.code(warps, w, l))
     func = replaced(func, nest, tirx.SeqStmt([barrier(), code]))
@@ -119,12 +115,7 @@ class _Threads:
         visits = -(-count // groups)
         u = tirx.Var("u", "int32")
         number = u * groups + (warp * WARP + lane) // self.lanes
-        places: dict[Any, Any] = {}
-        left = number
-        for loop, extent in reversed([*zip(outer, extents, strict=True)]):
-            place = left % extent if loop is not outer[0] else left
-            left = left // extent
-            places[loop.loop_var] = as_dtype(place, dtype_of(loop.loop_var))
+        places = places_of(number, outer, extents)
         there = [] if count % groups == 0 else [number < count]
         return loop_over(u, visits, self._element(lane % self.lanes, places, there))
 

@@ -33,14 +33,12 @@ from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.gpu.passes.copy_together import padded
+from sparsetir.schedules.gpu.passes.copy_together import for_vectors, padded
 from sparsetir.schedules.passes.nests import (
-    WARP,
     Nest,
     allocated,
     element_bytes,
     find_nest,
-    for_threads,
     replaced,
     unrolled,
 )
@@ -86,25 +84,31 @@ def gather_together(func: tirx.PrimFunc, gather: str, *, warps: int, vector: int
     Raises ScheduleError for a block that makes no such sums.
     """
     nest = find_nest(WHO, func, gather)
-    *_, last = nest.extents(WHO)
+    nest.extents(WHO)
     found = _read(nest)
-    if last % vector or vector * element_bytes(found.row.source) > VECTOR_BYTES:
-        raise ScheduleError(
-            f"{WHO}: argument 'vector': expected a divisor of {last} neighbours, of at most "
-            f"{VECTOR_BYTES} bytes, got {vector} {dtype_of(found.row)} in block '{gather}'"
-        )
-    work = _Threads(nest, found, vector)
-    func = replaced(func, nest, for_threads(gather, warps, lambda w, l: work.code(warps, w, l)))
+    check_vector(WHO, nest, found.row, vector)
+    work = _Threads(nest.loops[1].loop_var, found, vector)
+    func = replaced(func, nest, for_vectors(nest, warps, vector, work.code))
     for buffer in work.locals:
         func = allocated(func, buffer)
     return padded(func, found.store.buffer, element_bytes(found.store.buffer))
 
 
+def check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
+    """Raise ScheduleError for a load of neighbours along the innermost loop that cannot be."""
+    last = int(nest.loops[-1].extent)
+    if last % vector or vector * element_bytes(load.source) > VECTOR_BYTES:
+        raise ScheduleError(
+            f"{who}: argument 'vector': expected a divisor of {last} neighbours, of at most "
+            f"{VECTOR_BYTES} bytes, got {vector} {dtype_of(load)} in block '{nest.name}'"
+        )
+
+
 class _Threads:
     """What threads do of an inner sum."""
 
-    def __init__(self, nest: Nest, found: _Sum, vector: int) -> None:
-        self.nest, self.found, self.vector = nest, found, vector
+    def __init__(self, along: Any, found: _Sum, vector: int) -> None:
+        self.along, self.found, self.vector = along, found, vector
         self.count = int(found.elements.extent) if found.elements is not None else 1
         self.ahead = math.gcd(self.count, AHEAD)
         name = found.store.buffer.name
@@ -119,29 +123,13 @@ class _Threads:
         if dtype_of(found.store.value) != found.dtype:
             self.locals.append(self.rounded)
 
-    def code(self, warps: int, warp: Any, lane: Any) -> Any:
-        row, along = self.nest.loops
-        groups = int(along.extent) // self.vector
-        count, threads = int(row.extent) * groups, warps * WARP
-
-        def step(u: Any) -> Any:
-            number = u * threads + warp * WARP + lane
-            at = {
-                row.loop_var: as_dtype(number // groups, dtype_of(row.loop_var)),
-                along.loop_var: as_dtype(number % groups * self.vector, dtype_of(along.loop_var)),
-            }
-            body = substitute(self._sum(along.loop_var), at)
-            return body if count % threads == 0 else tirx.IfThenElse(number < count, body, None)
-
-        return unrolled([-(-count // threads)], step)
-
-    def _sum(self, along: Any) -> Any:
-        """The sum of one vector, in terms of the loops' variables, and where it is stored."""
+    def code(self, places: dict[Any, Any]) -> Any:
+        """The sum of one vector, and where it is stored."""
         found = self.found
         chunk = tirx.Var("chunk", "int32")
         chunks = self.count // self.ahead
         parts = [
-            unrolled([self.ahead], lambda n: self._load(chunk, n, along)),
+            unrolled([self.ahead], lambda n: self._load(chunk, n)),
             unrolled([self.ahead, self.vector], self._add),
         ]
         if chunks > 1:
@@ -160,12 +148,15 @@ class _Threads:
             lambda e: tirx.BufferStore(
                 found.store.buffer,
                 tirx.BufferLoad(held, [e]),
-                [substitute(i, {along: _plus(along, e)}) for i in found.store.indices],
+                [substitute(i, self._at(e)) for i in found.store.indices],
             ),
         )
-        return tirx.SeqStmt([begin, summed, *end, store])
+        return substitute(tirx.SeqStmt([begin, summed, *end, store]), places)
 
-    def _load(self, chunk: Any, n: Any, along: Any) -> Any:
+    def _at(self, e: Any) -> dict[Any, Any]:
+        return {self.along: self.along + as_dtype(e, dtype_of(self.along))}
+
+    def _load(self, chunk: Any, n: Any) -> Any:
         found = self.found
         at: dict[Any, Any] = {}
         if found.elements is not None:
@@ -173,7 +164,7 @@ class _Threads:
             at[var] = as_dtype(chunk * self.ahead + n, dtype_of(var))
 
         def load(e: Any) -> Any:
-            value = substitute(found.row, {along: _plus(along, e)})
+            value = substitute(found.row, self._at(e))
             return tirx.BufferStore(self.rows, substitute(value, at), [n, e])
 
         def zero(e: Any) -> Any:
@@ -217,10 +208,6 @@ def in_vector(count: int, size: int, code: Any) -> Any:
         return loop_over(e, lanes, code(u * lanes + e), tirx.ForKind.VECTORIZED)
 
     return unrolled([count // lanes], vector)
-
-
-def _plus(var: Any, e: Any) -> Any:
-    return var + as_dtype(e, dtype_of(var))
 
 
 def _read(nest: Nest) -> _Sum:
