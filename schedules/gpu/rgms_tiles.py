@@ -21,13 +21,12 @@ from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import Config, expect, expect_integers
 from sparsetir.schedules.gpu.passes.atomic_products import inner_products, inner_sums
 from sparsetir.schedules.gpu.passes.copy_together import copy_together
-from sparsetir.schedules.gpu.passes.dots_together import dots_together
-from sparsetir.schedules.gpu.passes.gather_together import gather_together
 from sparsetir.schedules.gpu.passes.horizontal_fuse import horizontal_fuse
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS, on_tensor_cores
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
 from sparsetir.schedules.gpu.passes.register_tiles import register_tiles
 from sparsetir.schedules.gpu.passes.software_pipeline import MAX_SHARED, software_pipeline
+from sparsetir.schedules.gpu.passes.sums_together import dots_together, gather_together
 from sparsetir.schedules.operators.problems import Arranged
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms

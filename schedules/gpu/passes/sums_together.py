@@ -1,6 +1,6 @@
-"""Sums of rows that are gathered, to shared memory by all threads of a block.
+"""Sums that all threads of a block make of gathered rows (GPU).
 
-Before, the nest of inner sums as :mod:`sparsetir.schedules.gpu.passes.atomic_products` makes it::
+Before, the nest of inner sums as :func:`.atomic_products.inner_sums` makes it::
 
     for it, k1 in T.grid(32, 16):
         with T.sblock("rgms0_gather"):
@@ -24,6 +24,30 @@ After `gather_together(func, "rgms0_gather", warps=4, vector=4)`, where each thr
                 G[it, k1:k1 + 4] = total[0:4]
 
 Sums are in the type that the terms are in, and are rounded to that of G once.
+
+Sums over rows of two operands are made by neighbouring threads each. Before, the nest that
+:func:`.atomic_products.inner_products` leaves::
+
+    for it, jb, k1 in T.grid(32, 4, 64):
+        with T.sblock("rgms0_dots"):
+            if I[rt, it] >= 0 and J[rt, it, jb] >= 0 and k0 * 64 + k1 < feat_in:
+                atomicAdd(DA[E[rt, it, jb]], X[J[rt, it, jb], k0 * 64 + k1] * products[it, k1])
+
+After `dots_together(func, "rgms0_dots", warps=4, vector=4)`, where 16 threads share an element::
+
+    barrier                                                # products is written
+    for warp, lane in threads:
+        with T.sblock("rgms0_dots"):
+            for u0 in range(16):                           # elements of these 16 threads
+                total[0] = 0.0
+                for u1 in T.unroll(1):                     # vectors of a thread
+                    if ...: total[0] += sum of X[J[..], k:k + 4] * products[it, k1:k1 + 4]
+                for distance in (8, 4, 2, 1):
+                    total[0] += __shfl_xor_sync(total[0], distance)
+                if lane % 16 == 0 and I[rt, it] >= 0 and J[rt, it, jb] >= 0:
+                    atomicAdd(DA[E[rt, it, jb]], total[0])
+
+Who writes the rows in shared memory again waits for all threads before.
 """
 
 from __future__ import annotations
@@ -33,22 +57,26 @@ from typing import Any, NamedTuple, NoReturn
 
 from tvm import ir, tirx
 
-from sparsetir.schedules.gpu.passes.copy_together import for_vectors, padded
+from sparsetir.schedules.gpu.passes.atomic_products import AtomicProduct, atomic_product
+from sparsetir.schedules.gpu.passes.copy_together import for_vectors, padded, places_of
+from sparsetir.schedules.gpu.passes.tile_elements import from_lane
 from sparsetir.schedules.passes.nests import (
+    WARP,
     Nest,
     allocated,
     element_bytes,
     find_nest,
+    for_threads,
     replaced,
     unrolled,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
-from sparsetir.sparse_ir.reduction import factors_of, taken_apart
-from sparsetir.sparse_ir.statements import as_one, loop_over
+from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
+from sparsetir.sparse_ir.statements import as_one, barrier, loop_over
 
-WHO = "gather_together"
+GATHER, DOTS = "gather_together", "dots_together"
 VECTOR_BYTES = 16  # the widest load
 AHEAD = 4  # elements whose loads are under way together
 
@@ -83,11 +111,11 @@ def gather_together(func: tirx.PrimFunc, gather: str, *, warps: int, vector: int
 
     Raises ScheduleError for a block that makes no such sums.
     """
-    nest = find_nest(WHO, func, gather)
-    nest.extents(WHO)
+    nest = find_nest(GATHER, func, gather)
+    nest.extents(GATHER)
     found = _read(nest)
-    check_vector(WHO, nest, found.row, vector)
-    work = _Threads(nest.loops[1].loop_var, found, vector)
+    check_vector(GATHER, nest, found.row, vector)
+    work = _Gather(nest.loops[1].loop_var, found, vector)
     func = replaced(func, nest, for_vectors(nest, warps, vector, work.code))
     for buffer in work.locals:
         func = allocated(func, buffer)
@@ -104,7 +132,7 @@ def check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
         )
 
 
-class _Threads:
+class _Gather:
     """What threads do of an inner sum."""
 
     def __init__(self, along: Any, found: _Sum, vector: int) -> None:
@@ -213,25 +241,139 @@ def in_vector(count: int, size: int, code: Any) -> Any:
 def _read(nest: Nest) -> _Sum:
     parts = list(nest.body.seq) if isinstance(nest.body, tirx.SeqStmt) else []
     if len(nest.loops) != 2 or len(parts) != 2 or not isinstance(parts[0], tirx.BufferStore):
-        _refuse(nest)
+        _refuse_gather(nest)
     first, rest = parts
     loop = rest if isinstance(rest, tirx.For) else None
     conditions, store = taken_apart(rest if loop is None else loop.body)
     value = uncast(getattr(store, "value", None))
     if not isinstance(value, tirx.Add):
-        _refuse(nest)
+        _refuse_gather(nest)
     along = nest.loops[1].loop_var
     factors = factors_of(value.b)
     rows = [f for f in factors if along in free_vars(f)]
     row: Any = uncast(rows[0]) if len(rows) == 1 else None
     if not isinstance(row, ir.TensorLoad) or along not in free_vars(row.indices[-1]):
-        _refuse(nest)
+        _refuse_gather(nest)
     others = [f for f in factors if f is not rows[0]]
     return _Sum(first, loop, conditions, row, others, dtype_of(value))
 
 
-def _refuse(nest: Nest) -> NoReturn:
+def _refuse_gather(nest: Nest) -> NoReturn:
     raise ScheduleError(
-        f"{WHO}: argument 'gather': expected a block that sets a sum to zero and adds rows to it, "
-        f"each with factors, got '{nest.name}': {nest.body}"
+        f"{GATHER}: argument 'gather': expected a block that sets a sum to zero and adds rows to "
+        f"it, each with factors, got '{nest.name}': {nest.body}"
+    )
+
+
+def dots_together(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) -> tirx.PrimFunc:
+    """A stage-II function with sums for each element divided among the threads of a block.
+
+    dots : block that adds products to an element atomically, in loops of constant extents, the
+        innermost of which is along the sum
+    warps : of the block of threads
+    vector : neighbours of the operand in memory that are loaded at once, of at most 16 bytes; the
+        caller's word that they are neighbours from a multiple of their number on, and that
+        conditions hold for all of them or none
+
+    Raises ScheduleError for a block of another shape.
+    """
+    nest = find_nest(DOTS, func, dots)
+    nest.extents(DOTS)
+    added = atomic_product(nest.body)
+    along = nest.loops[-1].loop_var
+    if added is None or along in set[Any]().union(*map(free_vars, added.place.indices)):
+        _refuse_dots(nest)
+    rows = [uncast(f) for f in added.factors if along in free_vars(f)]
+    memory = [x for x in rows if isinstance(x, ir.TensorLoad) and not _is_shared(x)]
+    if (
+        len(memory) != 1
+        or len(rows) != len(added.factors)
+        or along in free_vars(memory[0].indices[0])
+    ):
+        _refuse_dots(nest)
+    check_vector(DOTS, nest, memory[0], vector)
+    work = _Dots(nest, added, memory[0], vector)
+    code = for_threads(dots, warps, lambda w, l: work.code(warps, w, l))
+    func = replaced(func, nest, tirx.SeqStmt([barrier(), code]))
+    for buffer in (work.total, work.row):
+        func = allocated(func, buffer)
+    return func
+
+
+def _is_shared(load: Any) -> bool:
+    return load.source.ty.storage_scope.startswith("shared")
+
+
+class _Dots:
+    """What threads do of the sums."""
+
+    def __init__(self, nest: Nest, added: AtomicProduct, row: Any, vector: int) -> None:
+        self.nest, self.added, self.load, self.vector = nest, added, row, vector
+        self.along = nest.loops[-1]
+        vectors = int(self.along.extent) // vector
+        # A power of two, as exchanges between lanes are by distances that are.
+        self.lanes = math.gcd(vectors, WARP)
+        self.steps = vectors // self.lanes
+        self.dtype = dtype_of(added.place)
+        self.total = buffer_var([1], self.dtype, "dot", "local")
+        self.row = buffer_var([vector], dtype_of(row), f"{row.source.name}_row", "local")
+
+    def code(self, warps: int, warp: Any, lane: Any) -> Any:
+        """All elements, of which some threads have one at a time."""
+        *outer, _ = self.nest.loops
+        extents = [int(x.extent) for x in outer]
+        count, groups = math.prod(extents), warps * WARP // self.lanes
+        visits = -(-count // groups)
+        u = tirx.Var("u", "int32")
+        number = u * groups + (warp * WARP + lane) // self.lanes
+        places = places_of(number, outer, extents)
+        there = [] if count % groups == 0 else [number < count]
+        return loop_over(u, visits, self._element(lane % self.lanes, places, there))
+
+    def _element(self, part: Any, places: dict[Any, Any], there: list[Any]) -> Any:
+        """One element's sum, by the threads that share it."""
+        var = self.along.loop_var
+        of_element = [c for c in self.added.conditions if var not in free_vars(c)]
+        total = tirx.BufferLoad(self.total, [0])
+
+        def vector(step: Any) -> Any:
+            first = (step * self.lanes + part) * self.vector
+
+            def at(e: Any) -> dict[Any, Any]:
+                return {**places, var: as_dtype(first + e, dtype_of(var))}
+
+            load = in_vector(self.vector, element_bytes(self.row), lambda e: tirx.BufferStore(
+                self.row, substitute(self.load, at(e)), [e]
+            ))  # fmt: skip
+
+            def add(e: Any) -> Any:
+                value: Any = as_dtype(tirx.BufferLoad(self.row, [e]), self.dtype)
+                for factor in self.added.factors:
+                    if not uncast(factor).same_as(self.load):
+                        value = value * substitute(factor, at(e))
+                return tirx.BufferStore(self.total, total + value, [0])
+
+            both = tirx.SeqStmt([load, unrolled([self.vector], add)])
+            known = [substitute(c, at(0)) for c in self.added.conditions]
+            return under([*there, *known], both)
+
+        parts: list[Any] = [
+            tirx.BufferStore(self.total, tirx.const(0, self.dtype), [0]),
+            unrolled([self.steps], vector),
+        ]
+        distance = self.lanes // 2
+        while distance:
+            parts.append(tirx.BufferStore(self.total, total + from_lane(total, distance), [0]))
+            distance //= 2
+        write = substitute(self.added.add(total), places)
+        known = [substitute(c, places) for c in of_element]
+        first = [part < as_dtype(1, "int32")]
+        return tirx.SeqStmt([*parts, under([*there, *first, *known], write)])
+
+
+def _refuse_dots(nest: Nest) -> NoReturn:
+    raise ScheduleError(
+        f"{DOTS}: argument 'dots': expected a block that adds products of rows, one of them in "
+        f"memory and the others in shared memory, to an element atomically, the innermost loop "
+        f"along these rows, got '{nest.name}': {nest.body}"
     )
