@@ -150,4 +150,4 @@ def padded(func: tirx.PrimFunc, old: Any, size: int) -> tirx.PrimFunc:
     if last * size % BANK_BYTES == 0 and last * size // BANK_BYTES % 2 == 0:
         last += BANK_BYTES // size
     new = buffer_var([*outer, last], str(old.ty.dtype), old.name, old.ty.storage_scope, align=64)
-    return with_buffer(func, old, new, lambda _, indices: indices)
+    return with_buffer(func, old, new, list)

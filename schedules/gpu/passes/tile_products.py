@@ -34,6 +34,7 @@ from sparsetir.schedules.passes.nests import (
     find_nest,
     for_threads,
     plain_nest,
+    redirected,
     replaced,
     unrolled,
     with_buffer,
@@ -176,7 +177,7 @@ def divided_product(
     name, held = intrinsic(division, sizes[2], dtypes, along, wide), old
     if _registers_of(wide) != wide:
         held = buffer_var(old.ty.shape, _registers_of(wide), old.name, "local")
-        func = with_buffer(func, old, held, lambda _, indices: indices)
+        func = with_buffer(func, old, held, list)
     body = _added(held, list(nest.body.indices), left, right, wide)
     plain = plain_nest(reduce, [(x.loop_var, x.extent) for x in nest.loops], body)
     sch = s_tir.Schedule(replaced(func, nest, plain))
@@ -239,7 +240,7 @@ def sums_by_thread(
             )
     new = buffer_var([math.prod(division.own)], dtype_of(sums), sums.name, "local")
     simplify, width = Analyzer().simplify, division.sizes[1]
-    func = with_buffer(func, sums, new, lambda _, at: [simplify(at[0] * width + at[1])])
+    func = with_buffer(func, sums, new, lambda at: [simplify(at[0] * width + at[1])])
     for buffer in registers:
         func = allocated(func, buffer)
     return func
@@ -262,7 +263,9 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
         def one(stmt: Any, *at: Any) -> Any:
             places = zip(indices, division.place(warp, lane, at), strict=True)
             own = {v: as_dtype(x, dtype_of(v)) for v, x in places}
-            return substitute(_held(stmt, sums, division.held(at)), own)
+            held = sums, division.held(at)
+            body = redirected(stmt, lambda b, _: held if b.same_as(sums) else None)
+            return substitute(body, own)
 
         def several(*at: Any) -> Any:
             n = tirx.Var("pair", "int32")
@@ -274,15 +277,3 @@ def _over_sums(nest: Nest, sums: Any, division: Division, pairs: bool) -> Any:
         return unrolled(division.own, lambda *at: one(nest.body, *at))
 
     return for_threads(nest.name, division.warps, code)
-
-
-def _held(body: Any, sums: Any, at: list[Any]) -> Any:
-    """A statement with the sums' element at a place for those that it takes."""
-
-    def load(node: Any) -> Any:
-        return tirx.BufferLoad(sums, at) if node.source.same_as(sums) else node
-
-    def store(node: Any) -> Any:
-        return tirx.BufferStore(sums, node.value, at) if node.buffer.same_as(sums) else node
-
-    return map_expr(body, [(ir.TensorLoad, load), (tirx.BufferStore, store)])
