@@ -26,7 +26,10 @@ from tvm import s_tir, tirx
 
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.gpu.features import (
+    MAX_SUMS,
+    MAX_THREADS,
     GpuTiled,
+    bound_rows,
     in_registers,
     occupy,
     reads_of_elements,
@@ -43,11 +46,6 @@ from sparsetir.sparse_ir.schedule import Schedule
 from sparsetir.sparse_ir.statements import block_with
 from sparsetir.sparse_ir.traversal import map_expr
 
-MAX_THREADS = 1024  # of a block
-MAX_OCCUPANCY = 2048
-MAX_ROWS = 2**31 - 1  # as many blocks as CUDA launches
-MAX_SUMS = 64  # sums of a thread: more would not stay in registers
-
 
 @dataclass(frozen=True)
 class RowSplit(GpuTiled):
@@ -55,9 +53,8 @@ class RowSplit(GpuTiled):
 
     threads : threads of a row
     rows_per_block : rows of a thread block
-    vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.gpu.features.GpuTiled`
     row_cache : stage column indices and values in shared memory; with one row per block
+    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     threads: int = 32
@@ -69,14 +66,9 @@ class RowSplit(GpuTiled):
     occupancy: int | None = 1024
 
     def __post_init__(self) -> None:
-        self.check("rows_per_block")
-        threads, sums = self.threads * self.rows_per_block, self.coarsen * self.vector
-        wanted = f"threads * rows_per_block to be at most {MAX_THREADS}"
-        expect(self, "rows_per_block", threads <= MAX_THREADS, wanted, threads)
-        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
-        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
-        wanted = f"coarsen * vector to be at most {MAX_SUMS}"
-        expect(self, "coarsen", sums <= MAX_SUMS, wanted, sums)
+        super().__post_init__()
+        self.check_product("rows_per_block", MAX_THREADS, "threads", "rows_per_block")
+        self.check_product("coarsen", MAX_SUMS, "coarsen", "vector")
         alone = not self.row_cache or self.rows_per_block == 1
         wanted = "rows_per_block = 1, since barriers lie in the loop over a row"
         expect(self, "row_cache", alone, wanted, self.rows_per_block)
@@ -103,8 +95,7 @@ def apply(sch: Schedule, config: RowSplit) -> None:
     """
     found = row_reduction(sch, "RowSplit")
     config.check_vector(found.dtype)
-    if sch.func.axis(found.rows.name).idtype == "int64":
-        sch.bound(found.rows, MAX_ROWS, "max")
+    bound_rows(sch, found)
     sums = row_sums(sch, found, config)
     loops = sch.lower()
     for step in sums.scalars + sums.vectors:

@@ -31,7 +31,10 @@ from typing import Any, NamedTuple
 
 from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
 from sparsetir.schedules.gpu.features import (
+    MAX_SUMS,
+    MAX_THREADS,
     GpuTiled,
+    bound_rows,
     feature_loops,
     gathered_vectors,
     in_registers,
@@ -42,6 +45,7 @@ from sparsetir.schedules.gpu.features import (
 )
 from sparsetir.schedules.gpu.passes.row_loops import in_one_piece
 from sparsetir.schedules.operators.problems import EXTREMA, Spmm, accumulator
+from sparsetir.schedules.passes.nests import WARP
 from sparsetir.schedules.templates.shapes import RowReduction, refuse_shape, row_reduction
 from sparsetir.sparse_ir.atomics import has_atomics
 from sparsetir.sparse_ir.errors import ScheduleError
@@ -49,11 +53,6 @@ from sparsetir.sparse_ir.rows import ROWS_FROM
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 
 SPLITS = ("rows", "non-zeros")
-WARP = 32
-MAX_THREADS = 1024  # of a block
-MAX_OCCUPANCY = 2048
-MAX_ROWS = 2**31 - 1  # which have numbers of 32 bits
-MAX_SUMS = 64  # sums of a thread: more would not stay in registers
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,8 @@ class Groups(GpuTiled):
     rows : where a thread finds the rows of its non-zeros: "table" of each, or of the pieces of rows
         in chunks; "search" in the offsets of rows; "blocks" there between the rows of two blocks,
         which are a table (TACO's way)
-    threads, vector, coarsen, feat, occupancy : as in
-        :class:`sparsetir.schedules.gpu.features.GpuTiled`
     block : threads of a block
+    The others as in :class:`sparsetir.schedules.gpu.features.GpuTiled`.
     """
 
     split: str = "rows"
@@ -87,7 +85,7 @@ class Groups(GpuTiled):
 
     def __post_init__(self) -> None:
         expect_one_of(self, split=SPLITS, rows=ROWS_FROM)
-        self.check("work", "lanes", "group", "block")
+        super().__post_init__()
         expect(self, "lanes", is_power_of_two(self.lanes), "a power of two")
         fits = is_power_of_two(self.group) and self.group <= WARP
         expect(self, "group", fits, f"a power of two up to {WARP}")
@@ -105,11 +103,7 @@ class Groups(GpuTiled):
         fits = self.block <= MAX_THREADS and self.block % side == 0
         wanted = f"a multiple of {side} threads that work together, at most {MAX_THREADS}"
         expect(self, "block", fits, wanted)
-        sums = self.coarsen * self.vector
-        wanted = f"coarsen * vector to be at most {MAX_SUMS}"
-        expect(self, "coarsen", sums <= MAX_SUMS, wanted, sums)
-        fits = (self.occupancy or 1) <= MAX_OCCUPANCY
-        expect(self, "occupancy", fits, f"at most {MAX_OCCUPANCY}")
+        self.check_product("coarsen", MAX_SUMS, "coarsen", "vector")
 
     @classmethod
     def for_features(cls, feat: int, dtype: str = "float32", **fields: Any) -> Groups:
@@ -185,8 +179,7 @@ def apply(sch: Schedule, config: Groups) -> None:
         )
     features = feature_loops(sch, found.features, config, tail="repeat")
     if config.split == "rows":
-        if sch.func.axis(found.rows.name).idtype == "int64":
-            sch.bound(found.rows, MAX_ROWS, "max")
+        bound_rows(sch, found)
         steps = _rows(sch, found, config, features)
     elif config.work > 1 and config.rows == "table":
         steps = _chunks(sch, found, config, features)
