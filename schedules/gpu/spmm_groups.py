@@ -159,8 +159,8 @@ class _Steps(NamedTuple):
 def apply(sch: Schedule, config: Groups) -> None:
     """Schedule a program that reduces over what rows store, by primitives of both stages.
 
-    Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements`,
-    :func:`_chunks` and :func:`_runs`::
+    Before (stage I), and what becomes of it is shown at :func:`_rows`, :func:`_elements` and
+    :func:`_chunks`::
 
         with T.sp_iter([I, J, K], "SRS", "spmm") as [i, j, k]: ...
 
@@ -183,8 +183,6 @@ def apply(sch: Schedule, config: Groups) -> None:
         steps = _rows(sch, found, config, features)
     elif config.work > 1 and config.rows == "table":
         steps = _chunks(sch, found, config, features)
-    elif config.work > 1:
-        steps = _runs(sch, found, config, features)
     else:
         steps = _elements(sch, found, config, features)
     if config.is_atomic:
@@ -231,31 +229,42 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
 
 
 def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
-    """{1 nnz, c col, r}.
+    """{1 nnz, c col, r}, and {g nnz, c col, 1} with rows that threads find and carry.
 
-    After::
+    After, with one non-zero::
 
         ...  # spmm_init, of all rows
         with T.sp_iter([K0, I_J0, I_J1, K2, I_J2], "SSSSS", "spmm"):  # I_J2, over a group
             ...  # spmm_start, B_ws_copy, spmm_reduce; spmm_write, of the runs of a group
+
+    and with several, whose first row is found where a thread begins::
+
+        with T.sp_iter([K0, I_J0, I_J1, K2], "SSSS", "spmm"):  # blocks, chunks
+            ...  # spmm_start
+            with T.sp_iter([I_J2], "S", "spmm_each"):  # elements of a chunk
+                ...  # B_ws_copy, spmm_reduce; spmm_write and spmm_again, where the row changes
     """
     tiles, w, threads, lane = features
     fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
-    factors = [None, config.workers, config.group]
-    blocks, groups, members = sch.split(
+    factors = [None, config.workers, max(config.group, config.work)]
+    blocks, workers, element = sch.split(
         sch.positions(fused, rows=config.rows), factors, tail="repeat"
     )
-    own = [blocks, groups, threads, members]
+    own = [blocks, workers, threads, element]
     sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
-    start, reduce, write = _in_workspace(sch, rows, members, [w, lane])
+    if config.work > 1:
+        start, reduce, *writes = sch.runs(element, dtype=accumulator(rows.dtype))
+    else:
+        start, reduce, *writes = _in_workspace(sch, rows, element, [w, lane])
     over_blocks(sch, rows.heads, tiles)
     sch.parallelize(blocks, "block", race="atomics")
-    sch.parallelize(groups, "thread", race="atomics")
+    sch.parallelize(workers, "thread", race="atomics")
     sch.parallelize(threads, "thread")
-    race = f"segment({config.group})" if config.group > 1 else "atomics"
-    sch.parallelize(members, "thread", race=race)
+    if config.work == 1:
+        race = f"segment({config.group})" if config.group > 1 else "atomics"
+        sch.parallelize(element, "thread", race=race)
     copies, rest = gathered_vectors(sch, rows, reduce, reduce)
-    return _Steps([start, rest, write], copies)
+    return _Steps([start, rest, *writes], copies)
 
 
 def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
@@ -286,33 +295,6 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
     write, add = met or []
     copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     return _Steps([start, rest, add], [*copies, write])
-
-
-def _runs(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
-    """{g nnz, c col, 1}, with rows that are found where a thread begins, and carried.
-
-    After::
-
-        ...  # spmm_init, of all rows
-        with T.sp_iter([K0, I_J0, I_J1, K2], "SSSS", "spmm"):  # blocks, chunks
-            ...  # spmm_start
-            with T.sp_iter([I_J2], "S", "spmm_each"):  # elements of a chunk
-                ...  # B_ws_copy, spmm_reduce; spmm_write and spmm_again, where the row changes
-    """
-    tiles, w, threads, lane = features
-    fused = sch.sparse_fuse(rows.iteration, [rows.rows, *rows.columns])
-    positions = sch.positions(fused, rows=config.rows)
-    factors = [None, config.workers, config.work]
-    blocks, chunks, element = sch.split(positions, factors, tail="repeat")
-    own = [blocks, chunks, threads, element]
-    sch.sparse_reorder(rows.iteration, [*rows.heads, tiles, *own, w, lane])
-    start, reduce, write, again = sch.runs(element, dtype=accumulator(rows.dtype))
-    over_blocks(sch, rows.heads, tiles)
-    sch.parallelize(blocks, "block", race="atomics")
-    sch.parallelize(chunks, "thread", race="atomics")
-    sch.parallelize(threads, "thread")
-    copies, rest = gathered_vectors(sch, rows, reduce, reduce)
-    return _Steps([start, rest, write, again], copies)
 
 
 def _in_workspace(
