@@ -149,12 +149,8 @@ def row_sums(sch: Schedule, rows: RowReduction, config: GpuTiled) -> RowSums:
     sch.sparse_reorder(rows.iteration, order)
     total = accumulator(rows.dtype)
     start, reduce, write = sch.precompute(rows.result, threads, lanes, dtype=total, hoist=True)
-    if rows.gathered is None:
-        return RowSums([start, reduce], [write], reduce, write)
-    *_, column, w, l = sch.get_sp_iters(reduce)
-    (copy,) = sch.precompute(rows.gathered, column, [w, l])
-    rest = sch.get_sparse_iteration(f"{reduce.name}_rest")
-    return RowSums([start, rest], [copy, write], reduce, write)
+    copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
+    return RowSums([start, rest], [*copies, write], reduce, write)
 
 
 def set_before(

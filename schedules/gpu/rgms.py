@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsetir.formats import Pattern
+from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.rgms_tiles import (
     RelationalTiles,
     arrange,
@@ -30,7 +31,6 @@ from sparsetir.schedules.gpu.rgms_tiles import (
     program,
     sizes_of,
     tile_of,
-    vectors_of,
 )
 from sparsetir.schedules.operators.relations import RelationPattern
 from sparsetir.schedules.operators.rgms import Rgms
@@ -61,7 +61,7 @@ class RelationalRows(RelationalTiles):
         tile = tile_of(feat)
         sums = rows * tile // max(128, rows * tile // 32)
         shape = sums // 2, 2
-        vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
+        vectors = vector_width(feat_in, dtype), vector_width(feat, dtype)
         return cls(k, rows, tile, 16, vectors, 2, feat_in, feat, shape)
 
 

@@ -30,6 +30,7 @@ from sparsetir.formats.decompose import decompose_format
 from sparsetir.formats.preprocess import extract_preprocess
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.gpu import rgms_tiles
+from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.passes.on_tensor_cores import COLUMNS, ROWS
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
 from sparsetir.schedules.gpu.rgms_tiles import (
@@ -40,7 +41,6 @@ from sparsetir.schedules.gpu.rgms_tiles import (
     is_pair,
     sizes_of,
     tile_of,
-    vectors_of,
 )
 from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
 from sparsetir.schedules.operators.problems import Arranged
@@ -95,7 +95,7 @@ class GradientTiles(RelationalTiles):
         tile = (rows, wide_in) if problem.edges else (wide_in, wide)
         terms = feat if problem.edges else rows
         depth = 16 if terms <= 16 or not cores else 32
-        vectors = vectors_of(feat_in, problem.dtype), vectors_of(feat, problem.dtype)
+        vectors = vector_width(feat_in, problem.dtype), vector_width(feat, problem.dtype)
         made = {"k": k, "rows": rows, "tile": tile, "depth": depth, "vectors": vectors}
         if cores:
             down = min(tile[0] // ROWS, 2)

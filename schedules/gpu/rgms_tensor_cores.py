@@ -21,6 +21,7 @@ from typing import Any
 from sparsetir.formats import Pattern
 from sparsetir.schedules.arguments import expect
 from sparsetir.schedules.gpu import rgms_tiles
+from sparsetir.schedules.gpu.features import vector_width
 from sparsetir.schedules.gpu.passes.on_tensor_cores import ROWS
 from sparsetir.schedules.gpu.passes.ptx import PRODUCTS
 from sparsetir.schedules.gpu.rgms_tiles import (
@@ -29,7 +30,6 @@ from sparsetir.schedules.gpu.rgms_tiles import (
     in_tiles,
     sizes_of,
     tile_of,
-    vectors_of,
 )
 from sparsetir.schedules.gpu.spmm_tensor_cores import has_instructions
 from sparsetir.schedules.operators.relations import RelationPattern
@@ -66,7 +66,7 @@ class RelationalTensorCores(RelationalTiles):
     ) -> RelationalTensorCores:
         """A configuration for numbers of features: four warps or more, of up to 32 by 32 sums."""
         tile = tile_of(feat)
-        vectors = vectors_of(feat_in, dtype), vectors_of(feat, dtype)
+        vectors = vector_width(feat_in, dtype), vector_width(feat, dtype)
         depth = 16 if feat_in <= 16 else 32
         by_rows = min(rows // ROWS, 4 if tile <= 32 else 2)
         shares = by_rows, max(tile // 32, min(4 // by_rows, tile // 16))

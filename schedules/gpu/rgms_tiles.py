@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from tvm import DataType, ir, tirx
+from tvm import ir, tirx
 
 from sparsetir.formats import Operand, Pattern, RelationalHyb
 from sparsetir.formats.decompose import decompose_format
@@ -41,7 +41,6 @@ from sparsetir.sparse_ir.nodes import SparseFunc, loads_of, sparse_iterations
 from sparsetir.sparse_ir.schedule import Schedule, SparseIterationRef, SpIter
 from sparsetir.sparse_ir.traversal import map_expr
 
-VECTORS = (8, 4, 2, 1)
 ROOTS = 1  # loops above those over tiles of rows
 FIRST = (8, 32)  # rows and features that a block of threads sets to zero
 MAX_WARPS = 16
@@ -162,12 +161,6 @@ def is_pair(given: Any) -> bool:
 def tile_of(feat: int) -> int:
     """Features of a tile: all, in steps of 16, 32, 64 and 128, or 128."""
     return next((t for t in (16, 32, 64) if feat <= t), 128)
-
-
-def vectors_of(feat: int, dtype: str) -> int:
-    """The most neighbours in a load of 16 bytes that divide a number of features."""
-    most = 16 // DataType(dtype).itemsize
-    return next(v for v in VECTORS if v <= most and feat % v == 0)
 
 
 def sizes_of(pattern: RelationPattern | Pattern) -> list[tuple[int, int]]:

@@ -27,7 +27,7 @@ Atomics add up in any order, so that results of those differ in the last bits be
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sparsetir.schedules.arguments import expect, expect_one_of, is_power_of_two
 from sparsetir.schedules.gpu.features import (
@@ -149,11 +149,8 @@ class Groups(GpuTiled):
         return has_atomics("sum", problem.dtype)
 
 
-class _Steps(NamedTuple):
-    """The iterations whose loops over a thread's columns are unrolled, and become vectors."""
-
-    scalars: list[SparseIterationRef]
-    vectors: list[SparseIterationRef]
+# Iterations whose loops over a thread's columns are unrolled, and those where they become vectors.
+_Steps = tuple[list[SparseIterationRef], list[SparseIterationRef]]
 
 
 def apply(sch: Schedule, config: Groups) -> None:
@@ -180,16 +177,16 @@ def apply(sch: Schedule, config: Groups) -> None:
     features = feature_loops(sch, found.features, config, tail="repeat")
     if config.split == "rows":
         bound_rows(sch, found)
-        steps = _rows(sch, found, config, features)
+        scalars, vectors = _rows(sch, found, config, features)
     elif config.work > 1 and config.rows == "table":
-        steps = _chunks(sch, found, config, features)
+        scalars, vectors = _chunks(sch, found, config, features)
     else:
-        steps = _elements(sch, found, config, features)
+        scalars, vectors = _elements(sch, found, config, features)
     if config.is_atomic:
-        steps.vectors.append(set_before(sch, found, config, features, config.block))
+        vectors.append(set_before(sch, found, config, features, config.block))
     loops = sch.lower()
-    for step in steps.scalars + steps.vectors:
-        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in steps.vectors)
+    for step in scalars + vectors:
+        in_registers(loops, loops.get_sblock(f"{step.name}0"), vectors=step in vectors)
     if config.split == "rows":
         sch.rewrite(in_one_piece, f"{found.iteration.name}0")
     occupy(sch, config, config.block)
@@ -224,8 +221,8 @@ def _rows(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIt
         sch.parallelize(loop, "thread", race=f"group({config.group})")
     copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
     if shared:
-        return _Steps([start, rest, write], copies)
-    return _Steps([start, rest], [*copies, write])
+        return [start, rest, write], copies
+    return [start, rest], [*copies, write]
 
 
 def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
@@ -264,7 +261,7 @@ def _elements(sch: Schedule, rows: RowReduction, config: Groups, features: list[
         race = f"segment({config.group})" if config.group > 1 else "atomics"
         sch.parallelize(element, "thread", race=race)
     copies, rest = gathered_vectors(sch, rows, reduce, reduce)
-    return _Steps([start, rest, *writes], copies)
+    return [start, rest, *writes], copies
 
 
 def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[SpIter]) -> _Steps:
@@ -294,7 +291,7 @@ def _chunks(sch: Schedule, rows: RowReduction, config: Groups, features: list[Sp
     met = sch.parallelize(chunks, "thread", race="atomics", per_block=config.workers)
     write, add = met or []
     copies, rest = gathered_vectors(sch, rows, reduce, sch.get_sp_iters(reduce)[-3])
-    return _Steps([start, rest, add], [*copies, write])
+    return [start, rest, add], [*copies, write]
 
 
 def _in_workspace(

@@ -119,10 +119,12 @@ def for_threads(name: str, warps: int, code: Callable[[Any, Any], Any]) -> Any:
     return body
 
 
-def is_choice(value: Any) -> bool:
-    """Whether an expression is one of two, of which the other one is not computed."""
+def guarded(value: Any) -> tuple[Any, Any]:
+    """The condition without which an expression is zero, and not computed, or None; what it is."""
     name = getattr(value.op, "name", "") if isinstance(value, ir.Call) else ""
-    return name.endswith(".if_then_else")
+    if not name.endswith(".if_then_else") or not is_zero(value.args[2]):
+        return None, value
+    return value.args[0], value.args[1]
 
 
 def is_zero(value: Any) -> bool:

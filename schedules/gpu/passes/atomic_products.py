@@ -66,7 +66,7 @@ from typing import Any, NamedTuple, NoReturn
 import tvm_ffi
 from tvm import ir, tirx
 
-from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, is_choice, is_zero, replaced
+from sparsetir.schedules.passes.nests import Nest, block_of, find_nest, guarded, replaced
 from sparsetir.sparse_ir.errors import ScheduleError
 from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, is_one, uncast
 from sparsetir.sparse_ir.nodes import buffer_var, nodes_of, substitute
@@ -136,10 +136,9 @@ def _without_choice(factor: Any) -> tuple[Any, list[Any]]:
     found: list[Any] = []
 
     def visit(call: Any) -> Any:
-        if not is_choice(call) or not is_zero(call.args[2]):
-            return call
-        found.extend(_each(call.args[0]))
-        return call.args[1]
+        condition, value = guarded(call)
+        found.extend(_each(condition) if condition is not None else [])
+        return value
 
     return map_expr(factor, [(ir.Call, visit)]), found
 

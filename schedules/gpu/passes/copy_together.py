@@ -35,8 +35,7 @@ from sparsetir.schedules.passes.nests import (
     element_bytes,
     find_nest,
     for_threads,
-    is_choice,
-    is_zero,
+    guarded,
     replaced,
     unrolled,
     with_buffer,
@@ -99,7 +98,7 @@ def for_vectors(nest: Nest, warps: int, vector: int, one: Callable[[dict[Any, An
     return for_threads(nest.name, warps, code)
 
 
-def places_of(number: Any, loops: list[Any], visits: list[int], vector: int = 1) -> dict[Any, Any]:
+def places_of(number: Any, loops: list[Any], visits: list[Any], vector: int = 1) -> dict[Any, Any]:
     """Where loops are in a visit of this number; the innermost goes on in steps of a vector."""
     places: dict[Any, Any] = {}
     for loop, extent in reversed([*zip(loops, visits, strict=True)]):
@@ -119,10 +118,7 @@ def _one(store: Any, condition: Any, source: Any, size: int) -> Any:
 
 def _taken_apart(body: Any, copy: str, vector: int) -> tuple[Any, Any]:
     """The condition of a copy, or None, and what is loaded; of one at a time, any value."""
-    value: Any = body.value if isinstance(body, tirx.BufferStore) else None
-    condition = None
-    if is_choice(value) and is_zero(value.args[2]):
-        condition, value, _ = value.args
+    condition, value = guarded(getattr(body, "value", None))
     shared = isinstance(body, tirx.BufferStore) and body.buffer.ty.storage_scope == "shared"
     if shared and vector == 1 and not isinstance(value, ir.TensorLoad):
         return None, body.value

@@ -37,6 +37,7 @@ from typing import Any
 
 from tvm import ir, s_tir, tirx
 
+from sparsetir.schedules.gpu.passes.copy_together import places_of
 from sparsetir.schedules.gpu.passes.ptx import commit_copies, wait_for_copies
 from sparsetir.schedules.passes.nests import (
     element_bytes,
@@ -132,12 +133,7 @@ class _Pipeline:
 
     def _visit(self, parts: list[Any], step: Any) -> list[Any]:
         """Statements of one visit, with its stage of the shared arrays."""
-        places: dict[Any, Any] = {}
-        left = step
-        for loop in reversed(self.loops):
-            outermost = loop is self.loops[0]
-            places[loop.loop_var] = left if outermost else tirx.floormod(left, loop.extent)
-            left = left if outermost else tirx.floordiv(left, loop.extent)
+        places = places_of(step, self.loops, [x.extent for x in self.loops])
         stage = as_dtype(tirx.floormod(step, as_dtype(self.stages, self.dtype)), "int32")
 
         def of_stage(buffer: Any, indices: list[Any]) -> Any:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from tvm import ir, s_tir, tirx
@@ -95,7 +96,7 @@ def intrinsic(
         return name
     shapes = [(n, terms) if a else (terms, n) for n, a in zip(division.sizes, along, strict=True)]
     made = []
-    makers: list[Any] = [_described, division.multiply]
+    makers: list[Any] = [partial(_described, sums), division.multiply]
     for of in makers:
         given = zip("AB", shapes, dtypes, strict=True)
         factors = [_argument(x, shape, dtype, "shared") for x, shape, dtype in given]
@@ -130,10 +131,9 @@ def _tile(buffer: Any, along: bool) -> Tile:
     return Tile(element, along, dtype_of(buffer))
 
 
-def _described(sums: Any, left: Tile, right: Tile, terms: int) -> Any:
+def _described(wide: str, sums: Any, left: Tile, right: Tile, terms: int) -> Any:
     """The loops that an intrinsic stands for."""
     i, j, k = (tirx.Var(x, "int32") for x in "ijk")
-    wide = {"uint32": "int32"}.get(dtype_of(sums), dtype_of(sums))
     body = _added(sums, [i, j], left.element(i, k), right.element(j, k), wide)
     loops = zip((i, j, k), (*sums.ty.shape, terms), strict=True)
     return plain_nest("product", [*loops], body)
