@@ -53,7 +53,7 @@ Who writes the rows in shared memory again waits for all threads before.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from tvm import ir, tirx
 
@@ -71,7 +71,7 @@ from sparsetir.schedules.passes.nests import (
     unrolled,
 )
 from sparsetir.sparse_ir.errors import ScheduleError
-from sparsetir.sparse_ir.expressions import as_dtype, dtype_of, free_vars, uncast
+from sparsetir.sparse_ir.expressions import as_dtype, cast, dtype_of, free_vars, uncast
 from sparsetir.sparse_ir.nodes import buffer_var, substitute
 from sparsetir.sparse_ir.reduction import factors_of, taken_apart, under
 from sparsetir.sparse_ir.statements import as_one, barrier, loop_over
@@ -79,25 +79,6 @@ from sparsetir.sparse_ir.statements import as_one, barrier, loop_over
 GATHER, DOTS = "gather_together", "dots_together"
 VECTOR_BYTES = 16  # the widest load
 AHEAD = 4  # elements whose loads are under way together
-
-
-class _Sum(NamedTuple):
-    """An inner sum.
-
-    store : of what it begins with
-    elements : the loop over what is summed, or None
-    conditions : that an element counts
-    row : the load that goes along the innermost loop
-    factors : the others
-    dtype : of the sum
-    """
-
-    store: Any
-    elements: Any
-    conditions: list[Any]
-    row: Any
-    factors: list[Any]
-    dtype: str
 
 
 def gather_together(func: tirx.PrimFunc, gather: str, *, warps: int, vector: int) -> tirx.PrimFunc:
@@ -113,16 +94,14 @@ def gather_together(func: tirx.PrimFunc, gather: str, *, warps: int, vector: int
     """
     nest = find_nest(GATHER, func, gather)
     nest.extents(GATHER)
-    found = _read(nest)
-    check_vector(GATHER, nest, found.row, vector)
-    work = _Gather(nest.loops[1].loop_var, found, vector)
+    work = _Gather(nest, vector)
     func = replaced(func, nest, for_vectors(nest, warps, vector, work.code))
     for buffer in work.locals:
         func = allocated(func, buffer)
-    return padded(func, found.store.buffer, element_bytes(found.store.buffer))
+    return padded(func, work.store.buffer, element_bytes(work.store.buffer))
 
 
-def check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
+def _check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
     """Raise ScheduleError for a load of neighbours along the innermost loop that cannot be."""
     last = int(nest.loops[-1].extent)
     if last % vector or vector * element_bytes(load.source) > VECTOR_BYTES:
@@ -133,27 +112,48 @@ def check_vector(who: str, nest: Nest, load: Any, vector: int) -> None:
 
 
 class _Gather:
-    """What threads do of an inner sum."""
+    """An inner sum, and what threads do of it.
 
-    def __init__(self, along: Any, found: _Sum, vector: int) -> None:
-        self.along, self.found, self.vector = along, found, vector
-        self.count = int(found.elements.extent) if found.elements is not None else 1
+    store : of what it begins with
+    elements : the loop over what is summed, or None
+    conditions : that an element counts
+    row : the load that goes along the innermost loop
+    factors : the others
+    dtype : of the sum
+    """
+
+    def __init__(self, nest: Nest, vector: int) -> None:
+        parts = list(nest.body.seq) if isinstance(nest.body, tirx.SeqStmt) else []
+        if len(nest.loops) != 2 or len(parts) != 2 or not isinstance(parts[0], tirx.BufferStore):
+            _refuse_gather(nest)
+        self.store, rest = parts
+        self.elements = rest if isinstance(rest, tirx.For) else None
+        inside = rest if self.elements is None else self.elements.body
+        self.conditions, store = taken_apart(inside)
+        value = uncast(getattr(store, "value", None))
+        if not isinstance(value, tirx.Add):
+            _refuse_gather(nest)
+        self.along, self.vector = nest.loops[1].loop_var, vector
+        factors = factors_of(value.b)
+        rows = [f for f in factors if self.along in free_vars(f)]
+        row: Any = uncast(rows[0]) if len(rows) == 1 else None
+        if not isinstance(row, ir.TensorLoad) or self.along not in free_vars(row.indices[-1]):
+            _refuse_gather(nest)
+        self.row, self.factors = row, [f for f in factors if f is not rows[0]]
+        _check_vector(GATHER, nest, row, vector)
+        self.dtype, held, name = dtype_of(value), dtype_of(parts[0].value), parts[0].buffer.name
+        self.count = 1 if self.elements is None else int(self.elements.extent)
         self.ahead = math.gcd(self.count, AHEAD)
-        name = found.store.buffer.name
-        self.total = buffer_var([vector], found.dtype, f"{name}_total", "local")
-        rows = [self.ahead, vector]
-        self.rows = buffer_var(rows, dtype_of(found.row), f"{name}_rows", "local")
-        self.factor = buffer_var([self.ahead], found.dtype, f"{name}_factor", "local")
-        self.rounded = buffer_var([vector], dtype_of(found.store.value), f"{name}_held", "local")
+        self.total = buffer_var([vector], self.dtype, f"{name}_total", "local")
+        self.rows = buffer_var([self.ahead, vector], dtype_of(row), f"{name}_rows", "local")
+        self.factor = buffer_var([self.ahead], self.dtype, f"{name}_factor", "local")
+        self.rounded = buffer_var([vector], held, f"{name}_held", "local")
         self.locals = [self.total, self.rows]
-        if found.factors:
-            self.locals.append(self.factor)
-        if dtype_of(found.store.value) != found.dtype:
-            self.locals.append(self.rounded)
+        self.locals += [self.factor] if self.factors else []
+        self.locals += [self.rounded] if held != self.dtype else []
 
     def code(self, places: dict[Any, Any]) -> Any:
         """The sum of one vector, and where it is stored."""
-        found = self.found
         chunk = tirx.Var("chunk", "int32")
         chunks = self.count // self.ahead
         parts = [
@@ -164,19 +164,18 @@ class _Gather:
             summed = loop_over(chunk, chunks, tirx.SeqStmt(parts))
         else:
             summed = substitute(tirx.SeqStmt(parts), {chunk: as_dtype(0, "int32")})
-        zero = tirx.const(0, found.dtype)
+        zero = tirx.const(0, self.dtype)
         begin = unrolled([self.vector], lambda e: tirx.BufferStore(self.total, zero, [e]))
         end, held = [], self.total
         if self.rounded in self.locals:
-            held = self.rounded
-            end.append(unrolled([self.vector], self._round))
+            end, held = [unrolled([self.vector], self._round)], self.rounded
         store = in_vector(
             self.vector,
             element_bytes(held),
             lambda e: tirx.BufferStore(
-                found.store.buffer,
+                self.store.buffer,
                 tirx.BufferLoad(held, [e]),
-                [substitute(i, self._at(e)) for i in found.store.indices],
+                [substitute(i, self._at(e)) for i in self.store.indices],
             ),
         )
         return substitute(tirx.SeqStmt([begin, summed, *end, store]), places)
@@ -185,38 +184,33 @@ class _Gather:
         return {self.along: self.along + as_dtype(e, dtype_of(self.along))}
 
     def _load(self, chunk: Any, n: Any) -> Any:
-        found = self.found
         at: dict[Any, Any] = {}
-        if found.elements is not None:
-            var = found.elements.loop_var
+        if self.elements is not None:
+            var = self.elements.loop_var
             at[var] = as_dtype(chunk * self.ahead + n, dtype_of(var))
 
         def load(e: Any) -> Any:
-            value = substitute(found.row, self._at(e))
+            value = substitute(self.row, self._at(e))
             return tirx.BufferStore(self.rows, substitute(value, at), [n, e])
 
         def zero(e: Any) -> Any:
-            return tirx.BufferStore(self.rows, tirx.const(0, dtype_of(found.row)), [n, e])
+            return tirx.BufferStore(self.rows, tirx.const(0, dtype_of(self.row)), [n, e])
 
         size = element_bytes(self.rows)
         there = [in_vector(self.vector, size, load)]
         none = [unrolled([self.vector], zero)]
-        if found.factors:
-            product = found.factors[0]
-            for factor in found.factors[1:]:
-                product = product * factor
+        if self.factors:
+            product = math.prod(self.factors[1:], start=self.factors[0])
             there.append(tirx.BufferStore(self.factor, substitute(product, at), [n]))
-            none.append(tirx.BufferStore(self.factor, tirx.const(0, found.dtype), [n]))
-        if not found.conditions:
+            none.append(tirx.BufferStore(self.factor, tirx.const(0, self.dtype), [n]))
+        if not self.conditions:
             return as_one(there)
-        condition = substitute(tirx.all(*found.conditions), at)
+        condition = substitute(tirx.all(*self.conditions), at)
         return tirx.IfThenElse(condition, as_one(there), as_one(none))
 
     def _add(self, n: Any, e: Any) -> Any:
-        dtype = self.found.dtype
-        value: Any = tirx.BufferLoad(self.rows, [n, e])
-        value = value if dtype_of(value) == dtype else tirx.Cast(dtype, value)
-        if self.found.factors:
+        value = cast(tirx.BufferLoad(self.rows, [n, e]), self.dtype)
+        if self.factors:
             value = tirx.BufferLoad(self.factor, [n]) * value
         return tirx.BufferStore(self.total, tirx.BufferLoad(self.total, [e]) + value, [e])
 
@@ -236,26 +230,6 @@ def in_vector(count: int, size: int, code: Any) -> Any:
         return loop_over(e, lanes, code(u * lanes + e), tirx.ForKind.VECTORIZED)
 
     return unrolled([count // lanes], vector)
-
-
-def _read(nest: Nest) -> _Sum:
-    parts = list(nest.body.seq) if isinstance(nest.body, tirx.SeqStmt) else []
-    if len(nest.loops) != 2 or len(parts) != 2 or not isinstance(parts[0], tirx.BufferStore):
-        _refuse_gather(nest)
-    first, rest = parts
-    loop = rest if isinstance(rest, tirx.For) else None
-    conditions, store = taken_apart(rest if loop is None else loop.body)
-    value = uncast(getattr(store, "value", None))
-    if not isinstance(value, tirx.Add):
-        _refuse_gather(nest)
-    along = nest.loops[1].loop_var
-    factors = factors_of(value.b)
-    rows = [f for f in factors if along in free_vars(f)]
-    row: Any = uncast(rows[0]) if len(rows) == 1 else None
-    if not isinstance(row, ir.TensorLoad) or along not in free_vars(row.indices[-1]):
-        _refuse_gather(nest)
-    others = [f for f in factors if f is not rows[0]]
-    return _Sum(first, loop, conditions, row, others, dtype_of(value))
 
 
 def _refuse_gather(nest: Nest) -> NoReturn:
@@ -291,7 +265,7 @@ def dots_together(func: tirx.PrimFunc, dots: str, *, warps: int, vector: int) ->
         or along in free_vars(memory[0].indices[0])
     ):
         _refuse_dots(nest)
-    check_vector(DOTS, nest, memory[0], vector)
+    _check_vector(DOTS, nest, memory[0], vector)
     work = _Dots(nest, added, memory[0], vector)
     code = for_threads(dots, warps, lambda w, l: work.code(warps, w, l))
     func = replaced(func, nest, tirx.SeqStmt([barrier(), code]))
